@@ -1,0 +1,110 @@
+"""KV caches: buffers that grow, with crop / take / select / fork. Nothing else imports cache_utils.
+
+A slot is one position of the buffer. All rows share the number of filled slots; which slot holds
+which token of which row is the session's business. Knows no tokens and no models.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GROW = 256  # slots added at least, whenever a buffer is full
+
+
+class Buffer:
+    """One growing tensor [B, heads, capacity, D] of which the first `length` slots are filled."""
+
+    def __init__(self) -> None:
+        self.data: Tensor | None = None
+        self.length = 0
+
+    def append(self, new: Tensor) -> Tensor:
+        """Write `new` [B, heads, T, D] behind the filled slots; a view of all filled slots."""
+        end = self.length + new.shape[2]
+        if self.data is None or self.data.shape[2] < end:
+            self._grow(new, end)
+        assert self.data is not None
+        self.data[:, :, self.length : end] = new
+        self.length = end
+        return self.data[:, :, :end]
+
+    def _grow(self, like: Tensor, needed: int) -> None:
+        capacity = max(needed + GROW, needed + needed // 4)
+        rows, heads, _, size = like.shape
+        grown = like.new_empty((rows, heads, capacity, size))
+        if self.data is not None and self.length:
+            grown[:, :, : self.length] = self.data[:, :, : self.length]
+        self.data = grown
+
+    def view(self) -> Tensor:
+        """The filled slots [B, heads, length, D]; a view, to be read only."""
+        if self.data is None:
+            raise ValueError("the cache is empty: nothing has been scored yet")
+        return self.data[:, :, : self.length]
+
+    def crop(self, length: int) -> None:
+        self.length = min(self.length, length)
+
+    def take(self, start: int, index: Tensor) -> None:
+        """Slots start…start+M-1 of row b become its slots index[b] [B, M]; the rest is dropped."""
+        if self.data is not None and index.shape[1]:
+            _, heads, _, size = self.data.shape
+            where = index.to(self.data.device)[:, None, :, None].expand(-1, heads, -1, size)
+            moved = self.data.gather(2, where)
+            self.data[:, :, start : start + index.shape[1]] = moved
+        self.length = start + index.shape[1]
+
+    def select(self, rows: Tensor) -> None:
+        if self.data is not None:
+            self.data = self.data.index_select(0, rows.to(self.data.device))
+
+    def fork(self) -> Buffer:
+        twin = Buffer()
+        if self.data is not None and self.length:
+            twin._grow(self.data, self.length)
+            assert twin.data is not None
+            twin.data[:, :, : self.length] = self.data[:, :, : self.length]
+        twin.length = self.length
+        return twin
+
+
+class SlotCache:
+    """K and V buffers of `layers` layers; satisfies :class:`sampling.types.KVCache`."""
+
+    def __init__(self, layers: int) -> None:
+        self.keys = [Buffer() for _ in range(layers)]
+        self.values = [Buffer() for _ in range(layers)]
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        return [*self.keys, *self.values]
+
+    @property
+    def length(self) -> int:
+        return self.keys[0].length
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write T new slots of one layer, [B, H_kv, T, D] each; views of all filled slots."""
+        return self.keys[layer].append(key), self.values[layer].append(value)
+
+    def crop(self, length: int) -> None:
+        for buffer in self.buffers:
+            buffer.crop(length)
+
+    def take(self, start: int, index: Tensor) -> None:
+        for buffer in self.buffers:
+            buffer.take(start, index)
+
+    def select(self, rows: Tensor) -> None:
+        for buffer in self.buffers:
+            buffer.select(rows)
+
+    def fork(self) -> SlotCache:
+        twin = SlotCache(0)
+        twin.keys = [buffer.fork() for buffer in self.keys]
+        twin.values = [buffer.fork() for buffer in self.values]
+        return twin
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.keys[index].view(), self.values[index].view()

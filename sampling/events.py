@@ -1,0 +1,124 @@
+"""What happened while decoding: frozen records of ints and floats.
+
+The loop yields these; the recorder, the figures and the screen only ever see these. Every record
+is JSON-able (:func:`to_json`, :func:`from_json`). Knows no text, no tensors and no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
+
+Reason = Literal["eos", "length", "interrupted"]
+
+
+class Call(NamedTuple):
+    """Forward passes of one model within a round; `seconds` is device-synchronised wall time."""
+
+    model: str
+    passes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A piece of the prompt was read: `done` of `total` tokens (of the longest row) are cached.
+
+    `seconds` is the compute of this piece alone.
+    """
+
+    done: int
+    total: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One round of one row. The first Step of a row is its prefill round: nothing drafted.
+
+    `drafted` are the proposed tokens in draft order and `parents[i]` the index of node i's parent
+    (-1: the committed prefix; a chain is -1, 0, 1 …). `path` indexes into `drafted`: the accepted
+    nodes. `token` is the target's own token (correction or bonus), or None when an accepted stop
+    token ended the row. `target_p` and `draft_p` are temperature-1 probabilities p(x) and q(x) of
+    the *examined* nodes in examination order: the accepted ones, then the refused one.
+    `top2_gap` is the gap of the target's two best logits where the round ended. All seconds are
+    shared out evenly over the rows that were active in the round.
+    """
+
+    row: int
+    gamma: int
+    drafted: tuple[int, ...]
+    parents: tuple[int, ...]
+    source: tuple[int, ...]
+    path: tuple[int, ...]
+    token: int | None
+    target_p: tuple[float, ...]
+    draft_p: tuple[float, ...]
+    top2_gap: float
+    calls: tuple[Call, ...]
+    draft_s: float
+    verify_s: float
+    sample_s: float
+    inner: tuple[Step, ...] = ()
+
+    @property
+    def accepted(self) -> tuple[int, ...]:
+        """The accepted draft tokens, in order."""
+        return tuple(self.drafted[i] for i in self.path)
+
+    @property
+    def emitted(self) -> tuple[int, ...]:
+        """Every token this round appended to the row: accepted drafts, then the target's own."""
+        return self.accepted if self.token is None else (*self.accepted, self.token)
+
+    @property
+    def rejected(self) -> tuple[int, ...]:
+        """Indices of refused nodes: of a chain at most one, of a tree the refused siblings."""
+        if self.token is None:
+            return ()
+        last = self.path[-1] if self.path else -1
+        return tuple(i for i, parent in enumerate(self.parents) if parent == last)
+
+    @property
+    def discarded(self) -> tuple[int, ...]:
+        """Indices of drafts that were never examined."""
+        seen = {*self.path, *self.rejected}
+        return tuple(i for i in range(len(self.drafted)) if i not in seen)
+
+    @property
+    def seconds(self) -> float:
+        """Compute of the whole round, in seconds."""
+        return self.draft_s + self.verify_s + self.sample_s
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A row ended: by a stop token, at its length or context limit, or by an interrupt."""
+
+    row: int
+    reason: Reason
+
+
+Event = Prefill | Step | Finished
+
+_KINDS: dict[str, type[Any]] = {"prefill": Prefill, "step": Step, "finished": Finished}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """A plain dict with the record's kind under `event`; tuples become lists in JSON."""
+    return {"event": type(event).__name__.lower(), **asdict(event)}
+
+
+def _step(data: dict[str, Any]) -> Step:
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    fields["calls"] = tuple(Call(*call) for call in data["calls"])
+    fields["inner"] = tuple(_step(inner) for inner in data.get("inner", ()))
+    return Step(**fields)
+
+
+def from_json(data: dict[str, Any]) -> Event:
+    """The inverse of :func:`to_json`, also after a round through JSON text."""
+    fields = {key: value for key, value in data.items() if key != "event"}
+    kind = _KINDS[data["event"]]
+    event: Event = _step(fields) if kind is Step else kind(**fields)
+    return event

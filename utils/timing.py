@@ -1,0 +1,35 @@
+"""A clock that waits for the device, so that seconds mean compute that has really happened."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+
+def synchronize(device: torch.device | None) -> None:
+    """Wait until everything queued on `device` is done; nothing to do on the CPU."""
+    if device is None or device.type == "cpu":
+        return
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+class Stopwatch:
+    """Laps of device-synchronised wall time, in seconds."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
+        self._last = self._now()
+
+    def _now(self) -> float:
+        synchronize(self._device)
+        return time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last lap (or since the start)."""
+        now = self._now()
+        seconds, self._last = now - self._last, now
+        return seconds
