@@ -42,7 +42,8 @@ class Step:
     token ended the row. `target_p` and `draft_p` are temperature-1 probabilities p(x) and q(x) of
     the *examined* nodes in examination order: the accepted ones, then the refused one.
     `top2_gap` is the gap of the target's two best logits where the round ended. All seconds are
-    shared out evenly over the rows that were active in the round.
+    shared out evenly over the rows that were active in the round; `overhead_s` is what the loop
+    itself took beside drafting, verifying and sampling.
     """
 
     row: int
@@ -60,6 +61,7 @@ class Step:
     verify_s: float
     sample_s: float
     inner: tuple[Step, ...] = ()
+    overhead_s: float = 0.0
 
     @property
     def accepted(self) -> tuple[int, ...]:
@@ -88,7 +90,7 @@ class Step:
     @property
     def seconds(self) -> float:
         """Compute of the whole round, in seconds."""
-        return self.draft_s + self.verify_s + self.sample_s
+        return self.draft_s + self.verify_s + self.sample_s + self.overhead_s
 
 
 @dataclass(frozen=True, slots=True)
