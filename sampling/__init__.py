@@ -1,0 +1,35 @@
+"""Decoding: token ids and tensors only. No text, no printing. Importing the package is cheap:
+torch is imported when one of the names below is first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sampling.api import (
+        autoregressive_generate,
+        ngram_assisted_speculative_generate,
+        speculative_generate,
+    )
+    from sampling.loop import generate
+
+_HOMES = {
+    "autoregressive_generate": "sampling.api",
+    "generate": "sampling.loop",
+    "ngram_assisted_speculative_generate": "sampling.api",
+    "speculative_generate": "sampling.api",
+}
+
+__all__ = [
+    "autoregressive_generate",
+    "generate",
+    "ngram_assisted_speculative_generate",
+    "speculative_generate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sampling' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

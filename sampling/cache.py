@@ -6,7 +6,8 @@ which token of which row is the session's business. Knows no tokens and no model
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
 GROW = 256  # slots added at least, whenever a buffer is full
@@ -108,3 +109,22 @@ class SlotCache:
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         return self.keys[index].view(), self.values[index].view()
+
+
+def as_transformers_cache(slots: SlotCache) -> Any:
+    """A transformers cache that writes into `slots`: every layer keeps every position, also layers
+    with a sliding window (their mask hides what is outside), so that any crop is possible."""
+    from transformers.cache_utils import Cache, DynamicLayer
+
+    class SlotLayer(DynamicLayer):
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            self.index = index
+
+        def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+            return slots.append(self.index, key_states, value_states)
+
+        def get_seq_length(self) -> int:
+            return slots.keys[self.index].length
+
+    return Cache(layers=[SlotLayer(index) for index in range(len(slots.keys))])

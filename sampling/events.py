@@ -112,7 +112,7 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def _step(data: dict[str, Any]) -> Step:
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
     fields["calls"] = tuple(Call(*call) for call in data["calls"])
     fields["inner"] = tuple(_step(inner) for inner in data.get("inner", ()))
     return Step(**fields)

@@ -18,6 +18,18 @@ Rows = list[list[int]]
 """B ragged committed sequences, on the host."""
 
 
+def common_prefix(cached: list[int], row: list[int]) -> int:
+    """Length of the common prefix; slices compare fast, and nearly always at once."""
+    limit = min(len(cached), len(row))
+    if cached[:limit] == row[:limit]:
+        return limit
+    low, high = 0, limit  # cached[:low] matches, cached[:high] does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cached[:middle] == row[:middle] else (low, middle)
+    return low
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """What a drafter proposes for one round. -1 marks an absent node; an empty draft has N = 0."""
@@ -58,8 +70,8 @@ class Limits:
 class KVCache(Protocol):
     """The keys and values of one model for B rows; every row has `length` slots."""
 
-    length: int
-
+    @property
+    def length(self) -> int: ...
     def crop(self, length: int) -> None: ...  # keep the first `length` slots
     def take(self, start: int, index: Tensor) -> None: ...  # [B, M]: slots start…start+M-1 := index
     def select(self, rows: Tensor) -> None: ...  # [B'] expand / reorder / drop rows
@@ -73,9 +85,11 @@ class Network(Protocol):
     vocab_size: int
     context: int
     layers: int
-    device: torch.device
-    dtype: torch.dtype
 
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
     def new_cache(self, rows: int) -> KVCache: ...
 
     def forward(
@@ -143,10 +157,17 @@ class Sampler(Protocol):
 
 
 class Drafter(Protocol):
-    """A way of drafting. `start` opens an answer; `propose` and `observe` alternate."""
+    """A way of drafting. `start` opens an answer; `propose` and `observe` alternate.
+
+    `start` opens the drafter's own sessions but reads no prompt: the loop feeds `sessions` in
+    pieces, so that an interrupt is heeded there too.
+    """
 
     @property
     def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def sessions(self) -> tuple[Session, ...]: ...  # its models' sessions; () if it has none
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None: ...
     def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft: ...  # depth ≤ k per row; may be empty

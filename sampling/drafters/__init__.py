@@ -1,0 +1,7 @@
+"""Ways of drafting, one file each; see :class:`sampling.types.Drafter`."""
+
+from sampling.drafters.model import ModelDrafter
+from sampling.drafters.ngram import NgramDrafter, NgramStore
+from sampling.drafters.none import NoDrafter
+
+__all__ = ["ModelDrafter", "NgramDrafter", "NgramStore", "NoDrafter"]

@@ -1,0 +1,147 @@
+"""N-gram drafting (NASD; with top_k_filler = 1 it is ANPD, Ou et al., arXiv 2404.08698): drafts
+from counts of what followed each context in this very conversation. Needs no model and knows none.
+"""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor
+
+from sampling.types import Draft, Rows, Sampler, Session, Verdict, common_prefix
+from utils.errors import UserError
+
+Context = tuple[int, ...]
+
+
+class NgramStore:
+    """Counts context → {token: count} and the best token of each context.
+
+    Args:
+        n: tokens of an n-gram, 2 or more; contexts have n − 1 tokens.
+        multi_level: also keep the shorter contexts, down to one token; look-ups take the longest known.
+    """
+
+    def __init__(self, n: int = 3, *, multi_level: bool = True) -> None:
+        if n < 2:
+            raise UserError(f"n must be at least 2, got {n}")
+        self.sizes = range(n - 1, 0, -1) if multi_level else range(n - 1, n - 2, -1)
+        self.counts: dict[Context, dict[int, int]] = {}
+        self.best: dict[Context, int] = {}
+
+    def add(self, before: list[int], token: int) -> None:
+        """Count `token` behind every context that `before` ends with."""
+        for size in self.sizes:
+            if size <= len(before):
+                self._count(tuple(before[-size:]), token)
+
+    def fill(self, sequence: list[int], start: int = 0) -> None:
+        """Count every token of `sequence` from index `start` on."""
+        for size in self.sizes:
+            for end in range(max(start, size), len(sequence)):
+                self._count(tuple(sequence[end - size : end]), sequence[end])
+
+    def _count(self, context: Context, token: int) -> None:
+        counts = self.counts.setdefault(context, {})
+        counts[token] = counts.get(token, 0) + 1
+        best = self.best.get(context)
+        if best is None or counts[token] > counts[best]:  # only a strictly greater count takes over
+            self.best[context] = token
+
+    def next(self, before: list[int]) -> int | None:
+        """The best token behind the longest known context; None if none is known."""
+        for size in self.sizes:
+            if size <= len(before):
+                found = self.best.get(tuple(before[-size:]))
+                if found is not None:
+                    return found
+        return None
+
+
+class NgramDrafter:
+    """Point-mass drafts from an :class:`NgramStore` for each row.
+
+    Args:
+        vocab_size: ids below it may be drawn for unknown contexts.
+        n, multi_level: see :class:`NgramStore`.
+        top_k_filler: above 1, the target's k best tokens at every examined position are counted too.
+        stop_if_unknown: end the draft at an unknown context; otherwise propose a random token there.
+        reset: forget between answers; otherwise only what is new in a prompt is added.
+        seed: of the random tokens.
+    """
+
+    names: tuple[str, ...] = ("ngram",)
+    sessions: tuple[Session, ...] = ()
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        n: int = 3,
+        multi_level: bool = True,
+        top_k_filler: int = 3,
+        stop_if_unknown: bool = True,
+        reset: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if top_k_filler < 1:
+            raise UserError(f"top_k_filler must be at least 1, got {top_k_filler}")
+        self.vocab_size, self.n, self.multi_level = vocab_size, n, multi_level
+        self.top_k_filler, self.stop_if_unknown, self.reset = top_k_filler, stop_if_unknown, reset
+        self._seed, self._random = seed, random.Random(seed)
+        self._stores: list[NgramStore] = [self._store()]
+        self._seen: Rows = [[]]
+
+    def _store(self) -> NgramStore:
+        return NgramStore(self.n, multi_level=self.multi_level)
+
+    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
+        """Fill the stores from the prompts."""
+        self._random.seed(self._seed)
+        if self.reset or len(self._stores) != len(prompt):
+            self._stores = [self._store() for _ in prompt]
+            self._seen = [[] for _ in prompt]
+        for store, row, seen in zip(self._stores, prompt, self._seen, strict=True):
+            store.fill(row, common_prefix(seen, row))
+        self._seen = [list(row) for row in prompt]
+
+    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+        """Chains of at most k[b] tokens."""
+        drafts = [self._chain(store, row, want) for store, row, want in zip(self._stores, rows, k, strict=True)]
+        width = max(map(len, drafts))
+        return Draft(torch.tensor([draft + [-1] * (width - len(draft)) for draft in drafts], dtype=torch.long))
+
+    def _chain(self, store: NgramStore, row: list[int], want: int) -> list[int]:
+        tail = row[-self.n :]
+        known = len(tail)
+        for _ in range(want):
+            token = store.next(tail)
+            if token is None:
+                if self.stop_if_unknown:
+                    break
+                token = self._random.randrange(self.vocab_size)
+            tail.append(token)
+        return tail[known:]
+
+    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
+        """Count what was emitted and, with a filler above 1, what the target held likely there."""
+        fillers: list[list[list[int]]] | None = None
+        if self.top_k_filler > 1:
+            count = min(self.top_k_filler, verdict.logits.shape[-1])
+            fillers = verdict.logits.topk(count, dim=-1).indices.tolist()
+        for place, (store, row) in enumerate(zip(self._stores, rows, strict=True)):
+            path = [node for node in verdict.path[place].tolist() if node >= 0]
+            gained = [*(int(draft.tokens[place, node]) for node in path), int(verdict.token[place])]
+            before = row[-self.n :]
+            for position, token in zip([0, *(node + 1 for node in path)], gained, strict=True):
+                store.add(before, token)
+                for likely in fillers[place][position] if fillers is not None else ():
+                    store.add(before, likely)
+                before = [*before, token]
+            self._seen[place] = [*row, *gained]
+
+    def select(self, rows: Tensor) -> None:
+        """Repeated rows share a store: whatever it proposes stays lossless."""
+        self._stores = [self._stores[row] for row in rows.tolist()]
+        self._seen = [self._seen[row] for row in rows.tolist()]

@@ -1,0 +1,200 @@
+"""The only decode loop. Autoregressive decoding is this loop with no drafter.
+
+A round: draft, score the draft with the target, verify, commit. Knows neither models nor drafters
+by name, and no text. It is a generator of events: nothing happens between two `next` calls, and
+closing it at any time leaves the caches consistent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from sampling.events import Call, Event, Finished, Prefill, Reason, Step
+from sampling.told import Told
+from sampling.types import LM, Draft, Drafter, FixedPace, Limits, Pace, Rows, Sampler, Session, Verdict
+from sampling.verify import verify
+from utils.errors import UserError
+from utils.timing import Stopwatch
+
+PIECE = 256  # prompt tokens read between two looks at the interrupt
+
+
+def never() -> bool:
+    """The interrupt that does not come."""
+    return False
+
+
+def generate(
+    lm: LM,
+    prompt: Rows,
+    drafter: Drafter,
+    sampler: Sampler,
+    limits: Limits,
+    *,
+    pace: Pace | None = None,
+    session: Session | None = None,
+    interrupt: Callable[[], bool] = never,
+) -> Iterator[Event]:
+    """Decode B prompts to their ends.
+
+    Args:
+        lm: the target.
+        prompt: B ragged rows of ids, at least one each.
+        drafter: where drafts come from; `NoDrafter()` for plain decoding.
+        sampler: processors, seed and coupling.
+        limits: new tokens, stop ids, context.
+        pace: chooses gamma; 4 by default.
+        session: an open session of `lm` whose cache is reused by common prefix.
+        interrupt: polled between rounds and prefill pieces, never inside a forward pass.
+
+    Yields:
+        Prefill for each piece of the prompt but its last token; then for each row Steps (the first
+        is its opening round, nothing drafted) and one Finished. Seconds exclude the consumer's time.
+
+    Raises:
+        UserError: a prompt that is empty, or that leaves the context no room.
+    """
+    room = min(limits.context, lm.context)
+    longest = max(map(len, prompt), default=0)
+    if longest >= room:
+        raise UserError(f"the prompt is {longest} tokens, the context holds {room} with room for one more")
+    if limits.max_new_tokens < 1:
+        raise UserError(f"max_new_tokens must be at least 1, got {limits.max_new_tokens}")
+    session = lm.open(prompt) if session is None else session
+    drafter.start(prompt, session, session)
+    yield from prefill(session, prompt, interrupt)
+    helping = [piece.seconds for helper in drafter.sessions for piece in prefill(helper, prompt, interrupt)]
+    run = _Run(lm, prompt, drafter, sampler, limits, room, pace or FixedPace(4), session)
+    waited = sum(helping)  # the drafters' own prefill belongs to the opening round
+    while run.rows:
+        if interrupt():
+            yield from (Finished(row, "interrupted") for row in run.ids)
+            return
+        yield from run.round(waited)
+        waited = 0.0
+
+
+def prefill(session: Session, rows: Rows, interrupt: Callable[[], bool] = never) -> Iterator[Prefill]:
+    """Feed all but the last token of each row in pieces of 256, each an event; the last token is
+    left to the opening round. Stops early when interrupted."""
+    total = max(map(len, rows)) - 1
+    done = min(session.sync(rows))
+    while done < total and not interrupt():
+        watch = Stopwatch(getattr(session, "device", None))
+        done = min(done + PIECE, total)
+        part = [row[:done] for row in rows]
+        session.score(part, Draft.empty(len(part)))
+        yield Prefill(done, total, watch.lap())
+
+
+class _Outcome(NamedTuple):
+    """What one row gained in a round: accepted nodes (cut at a stop), own token, why it ended."""
+
+    path: list[int]
+    token: int | None
+    reason: Reason | None
+
+
+class _Run:
+    """The rows still active: `ids[place]` is the caller's number of `rows[place]`."""
+
+    def __init__(
+        self,
+        lm: LM,
+        prompt: Rows,
+        drafter: Drafter,
+        sampler: Sampler,
+        limits: Limits,
+        room: int,
+        pace: Pace,
+        session: Session,
+    ) -> None:
+        self.name, self.drafter, self.sampler = lm.name, drafter, sampler
+        self.stop, self.pace, self.session = limits.stop, pace, session
+        self.device = getattr(lm, "device", None)
+        self.rows = [list(row) for row in prompt]
+        self.ids = list(range(len(prompt)))
+        self.ends = [min(len(row) + limits.max_new_tokens, room) for row in prompt]
+        self.opening = True
+
+    def round(self, waited: float) -> Iterator[Event]:
+        """Draft, score, verify, commit. One Step a row, and a Finished for each that ended."""
+        watch = Stopwatch(self.device)
+        gammas = [0] * len(self.rows) if self.opening else self.pace.gamma(self.ids)
+        draft = self._draft(gammas)
+        draft_s = watch.lap() + waited
+        logits = self.session.score(self.rows, draft)
+        verify_s = watch.lap()
+        keys = torch.tensor([[name, len(row)] for name, row in zip(self.ids, self.rows, strict=True)])
+        verdict = verify(logits, draft, self.rows, keys, self.sampler)
+        told = Told.of(verdict, draft)
+        sample_s = watch.lap()
+        self.drafter.observe(self.rows, draft, verdict)
+        draft_s += watch.lap()
+        self.session.keep(verdict.path)
+        outcomes = [self._commit(place, draft, verdict) for place in range(len(self.rows))]
+        share = len(self.rows)
+        calls = [*draft.calls, Call(self.name, 1, verify_s)]
+        shared = tuple(Call(name, passes, seconds / share) for name, passes, seconds in calls)
+        steps = [
+            Step(
+                row=self.ids[place],
+                gamma=gammas[place],
+                **told.row(place, outcome.path, outcome.token),
+                token=outcome.token,
+                calls=shared,
+                draft_s=draft_s / share,
+                verify_s=verify_s / share,
+                sample_s=sample_s / share,
+                inner=tuple(inner for inner in draft.trace if inner.row == self.ids[place]),
+            )
+            for place, outcome in enumerate(outcomes)
+        ]
+        if not self.opening:
+            for step in steps:
+                self.pace.observe(step)
+        self.opening = False
+        self._drop([place for place, outcome in enumerate(outcomes) if outcome.reason is None])
+        overhead_s = watch.lap() / share
+        for step, outcome in zip(steps, outcomes, strict=True):
+            yield replace(step, overhead_s=overhead_s)
+            if outcome.reason is not None:
+                yield Finished(step.row, outcome.reason)
+
+    def _draft(self, gammas: list[int]) -> Draft:
+        # Draft at most remaining − 1: the target's own token always has room.
+        room = [end - len(row) - 1 for end, row in zip(self.ends, self.rows, strict=True)]
+        depths = [min(gamma, left) for gamma, left in zip(gammas, room, strict=True)]
+        if not any(depth > 0 for depth in depths):
+            return Draft.empty(len(self.rows))
+        return self.drafter.propose(self.rows, depths, self.sampler.drafting())
+
+    def _commit(self, place: int, draft: Draft, verdict: Verdict) -> _Outcome:
+        """Append what row `place` gained. The earliest stop ends it; nothing behind a stop is emitted."""
+        row, drafted = self.rows[place], draft.tokens[place].tolist()
+        path = [node for node in verdict.path[place].tolist() if node >= 0]
+        for count, node in enumerate(path, start=1):
+            row.append(drafted[node])
+            if drafted[node] in self.stop:
+                return _Outcome(path[:count], None, "eos")
+        token = int(verdict.token[place])
+        row.append(token)
+        if token in self.stop:
+            return _Outcome(path, token, "eos")
+        return _Outcome(path, token, "length" if len(row) >= self.ends[place] else None)
+
+    def _drop(self, active: list[int]) -> None:
+        """Go on with the rows at these places only."""
+        if len(active) == len(self.rows):
+            return
+        self.rows = [self.rows[place] for place in active]
+        self.ids = [self.ids[place] for place in active]
+        self.ends = [self.ends[place] for place in active]
+        if active:
+            index = torch.tensor(active)
+            self.session.select(index)
+            self.drafter.select(index)

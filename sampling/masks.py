@@ -1,0 +1,52 @@
+"""Where fed tokens stand and what they may see, for ragged rows and trees. Knows shapes only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sampling.types import Network, Rows
+
+
+def ancestors(parents: Tensor | None, count: int) -> Tensor:
+    """[N, N] bool: column j is node i itself or one of its ancestors."""
+    if parents is None:
+        return torch.ones(count, count, dtype=torch.bool).tril()
+    seen = torch.eye(count, dtype=torch.bool)
+    for node, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            seen[node] |= seen[parent]
+    return seen
+
+
+def places(
+    lengths: list[int], feed: Rows, parents: Tensor | None, start: int, width: int, count: int
+) -> tuple[Tensor, Tensor]:
+    """Positions [B, T] of the fed columns, and which slots each may see [B, T, S+T] bool.
+
+    Columns: the missing committed tokens, padded on the left to `width`, then the nodes. A padding
+    column sees itself alone; nobody sees it.
+    """
+    rows = len(feed)
+    before = torch.tensor(lengths)[:, None]
+    pads = torch.tensor([width - len(new) for new in feed])[:, None]
+    column = torch.arange(width)[None]
+    seen = ancestors(parents, count)
+    depth = seen.sum(dim=1) - 1 if count else torch.empty(0, dtype=torch.long)
+    ends = torch.tensor([length + len(new) for length, new in zip(lengths, feed, strict=True)])[:, None]
+    positions = torch.cat([(before + column - pads).clamp(min=0), ends + depth[None]], dim=1)
+    mask = torch.zeros(rows, width + count, start + width + count, dtype=torch.bool)
+    mask[:, :, :start] = (torch.arange(start)[None] < before)[:, None]
+    real = column >= pads  # [B, width]
+    mask[:, :width, start : start + width] = torch.ones(width, width, dtype=torch.bool).tril()[None] & real[:, None]
+    mask[:, width:, start : start + width] = real[:, None]
+    mask[:, width:, start + width :] = seen[None]
+    mask[:, :width, :] &= real[..., None]
+    mask |= torch.eye(width + count, start + width + count, dtype=torch.bool).roll(start, dims=1)[None]
+    return positions, mask
+
+
+def additive(mask: Tensor, network: Network) -> Tensor:
+    """[B, T, S] bool → [B, 1, T, S] of 0 and the most negative number, in the model's dtype."""
+    zeros = torch.zeros(mask.shape, dtype=network.dtype)
+    return zeros.masked_fill_(~mask, torch.finfo(network.dtype).min)[:, None].to(network.device)

@@ -1,0 +1,171 @@
+"""The only source of randomness: seeded noise that depends on nothing but its key.
+
+A draw is the argmax of log p + Gumbel noise, computed as an exponential race (p / E is largest).
+The target's noise is keyed by (seed, row, position), so a token of a sequence does not depend on
+how many drafts were tried before it. Coins and the drafter's own draws come from other streams
+that never repeat. Knows no text, no models; never touches torch's global generator.
+
+The noise is a hash (the SplitMix64 generator, Steele et al. 2014, seeded by the key), the same on every device.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sampling.types import Rows
+from utils.errors import UserError
+from utils.logits_processors import LogitsProcessor
+
+Coupling = Literal["rejection", "gumbel"]
+DraftSampling = Literal["law", "greedy"]
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
+_TARGET, _COIN, _DRAFT = 1, 2, 3  # the streams
+
+
+def _mix(word: int) -> int:
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
+    return word ^ (word >> 31)
+
+
+def _signed(word: int) -> int:
+    word &= _WORD
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _shifted(words: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64 words."""
+    return (words >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+
+
+_offsets: dict[tuple[int, torch.device], Tensor] = {}
+
+
+def _steps(count: int, device: torch.device) -> Tensor:
+    """(i + 1) × golden ratio, the SplitMix64 increments [count], wrapped to int64; made once."""
+    key = (count, device)
+    if key not in _offsets:
+        _offsets[key] = torch.arange(1, count + 1, device=device) * _signed(_GOLDEN)
+    return _offsets[key]
+
+
+def uniforms(keys: list[int], count: int, device: torch.device) -> Tensor:
+    """[len(keys), count] float64 in (0, 1): `count` numbers from the SplitMix64 stream of each key."""
+    states = torch.tensor([_signed(key) for key in keys], dtype=torch.long, device=device)
+    words = states[:, None] + _steps(count, device)
+    words = (words ^ _shifted(words, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
+    words = (words ^ _shifted(words, 27)).mul_(_signed(0x94D049BB133111EB))
+    words = words ^ _shifted(words, 31)
+    return _shifted(words, 11).double().add_(0.5).mul_(2.0**-53)
+
+
+def stream_key(seed: int, stream: int, row: int, index: int) -> int:
+    """A 64-bit key for one (seed, stream, row, index); every part is mixed in by itself."""
+    word = _mix((seed + _GOLDEN) & _WORD)
+    for part in (stream, row, index):
+        word = _mix((word + (part + 1) * _GOLDEN) & _WORD)
+    return word
+
+
+class KeyedSampler:
+    """Processors, seed and coupling of one answer; satisfies :class:`sampling.types.Sampler`.
+
+    Args:
+        processor: logits → law.
+        seed: any integer; the same seed gives the same answer.
+        coupling: "rejection" draws drafts with noise of their own, "gumbel" with the target's.
+        draft_sampling: "greedy" makes every draft of a model a point mass.
+    """
+
+    def __init__(
+        self,
+        processor: LogitsProcessor,
+        seed: int = 0,
+        *,
+        coupling: Coupling = "rejection",
+        draft_sampling: DraftSampling = "law",
+    ) -> None:
+        if coupling not in ("rejection", "gumbel"):
+            raise UserError(f"coupling must be rejection or gumbel, got {coupling!r}")
+        if draft_sampling not in ("law", "greedy"):
+            raise UserError(f"draft_sampling must be law or greedy, got {draft_sampling!r}")
+        self.processor, self.seed = processor, seed
+        self.coupling, self.draft_sampling = coupling, draft_sampling
+        self._ticks = 0
+
+    @property
+    def needs_prefixes(self) -> bool:
+        return self.processor.needs_prefixes
+
+    @property
+    def point_mass(self) -> bool:
+        return self.processor.greedy or self.coupling == "gumbel" or self.draft_sampling == "greedy"
+
+    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
+        """[..., V] logits → [..., V] probabilities after every processor."""
+        return self.processor(logits)
+
+    def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
+        """One id a row: [M, V] probabilities, [M, 2] keys (row, position) → [M] long."""
+        return self._race(probs, keys, _TARGET)
+
+    def coin(self, prob: Tensor) -> Tensor:
+        """[M] probabilities → [M] bool: u < prob with u in (0, 1), so 0 is never and 1 always accepted."""
+        key = stream_key(self.seed, _COIN, 0, self._tick())
+        return uniforms([key], prob.shape[0], prob.device)[0] < prob.double()
+
+    def drafting(self) -> DraftingSampler:
+        """What a drafter draws with."""
+        return DraftingSampler(self)
+
+    def _tick(self) -> int:
+        self._ticks += 1
+        return self._ticks
+
+    def _race(self, probs: Tensor, keys: Tensor, stream: int) -> Tensor:
+        if self.processor.greedy:
+            return probs.argmax(dim=-1)
+        words = [stream_key(self.seed, stream, row, position) for row, position in keys.tolist()]
+        noise = uniforms(words, probs.shape[-1], probs.device).to(probs.dtype)
+        noise.clamp_(max=1 - torch.finfo(probs.dtype).eps)
+        return (probs / noise.neg_().log1p_().neg_()).argmax(dim=-1)
+
+
+class DraftingSampler:
+    """The drafter's view of a :class:`KeyedSampler`: the same law, other noise unless coupled."""
+
+    def __init__(self, sampler: KeyedSampler) -> None:
+        self._sampler = sampler
+
+    @property
+    def needs_prefixes(self) -> bool:
+        return self._sampler.needs_prefixes
+
+    @property
+    def point_mass(self) -> bool:
+        return self._sampler.point_mass
+
+    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
+        return self._sampler.law(logits, prefixes)
+
+    def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
+        """Greedy drafts: the argmax. Gumbel coupling: the target's noise. Else noise that never repeats."""
+        sampler = self._sampler
+        if sampler.draft_sampling == "greedy":
+            return probs.argmax(dim=-1)
+        if sampler.coupling == "gumbel":
+            return sampler.draw(probs, keys)
+        ticked = keys.clone()
+        ticked[:, 1] = sampler._tick()
+        return sampler._race(probs, ticked, _DRAFT)
+
+    def coin(self, prob: Tensor) -> Tensor:
+        return self._sampler.coin(prob)
+
+    def drafting(self) -> DraftingSampler:
+        return self
