@@ -74,7 +74,7 @@ class LlamaNetwork:
         """An empty cache; it takes the number of rows from what is first fed."""
         return SlotCache(self.layers)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference mode: what the cache holds stays usable anywhere
     def forward(
         self,
         ids: Tensor,

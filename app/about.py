@@ -1,0 +1,116 @@
+"""What the console says about itself: the header, /info, /stats. Knows how to describe, not how to decode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from app.answering import Answered
+from app.live import judged, look_of
+from app.settings import Settings
+from app.view import Header, PaneData, StatsLines, Summary
+from sampling.metrics import Stats, merge, speedup
+
+if TYPE_CHECKING:
+    from app.conversation import Conversation
+    from app.lanes import Engine
+    from utils.loading import LoadedModel
+
+_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
+
+
+def header(engine: Engine, settings: Settings, console: Console) -> Header:
+    """The line over everything: models, place and settings."""
+    target = engine.loaded.target
+    return Header(
+        target.name,
+        drafter_name(engine),
+        look_of(console, settings),
+        where=f"{_dtype(target)} {target.device}",
+        gamma=settings.gamma,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        min_p=settings.min_p,
+        seed=settings.seed,
+    )
+
+
+def drafter_name(engine: Engine) -> str:
+    """How the pair drafts, in a word or two."""
+    loaded = engine.loaded
+    if loaded.drafter is not None:
+        return loaded.drafter.name
+    return {"ngram": "n-gram drafter", "none": "no drafter"}.get(loaded.drafter_kind, loaded.drafter_kind)
+
+
+def _dtype(model: LoadedModel) -> str:
+    name = str(model.dtype).removeprefix("torch.")
+    return name if model.quantization == "none" else f"{model.quantization} ({name})"
+
+
+def _count(number: float) -> str:
+    return next((f"{number / size:.3g}{unit}" for size, unit in _UNITS if number >= size), f"{number:.0f}")
+
+
+def _model(model: LoadedModel) -> str:
+    return (
+        f"{model.name}: {_count(model.parameters)} parameters, {model.bytes / 1e6:,.0f} MB, {_dtype(model)} "
+        f"on {model.device}, context {model.context:,}, loaded in {model.seconds:.1f} s"
+    )
+
+
+def info(engine: Engine, chat: Conversation) -> str:
+    """/info: pair, models, context."""
+    loaded = engine.loaded
+    used = len(chat.ids)
+    return "\n".join(
+        [
+            f"pair     {loaded.spec.name}",
+            f"target   {_model(loaded.target)}",
+            f"drafter  {_model(loaded.drafter) if loaded.drafter is not None else drafter_name(engine)}",
+            f"vocabulary {engine.target.vocab_size:,} ids, stop ids {', '.join(map(str, sorted(engine.stop_ids)))}",
+            f"prompts  {'chat template' if chat.templated else 'plain text'}",
+            f"context  {used:,} of {engine.context:,} tokens used, {engine.context - used:,} left",
+        ]
+    )
+
+
+def last_stats(answered: Answered, console: Console, settings: Settings) -> RenderableType:
+    """/stats last: the figures and the verdict of the last answer, with where the time went."""
+    look = look_of(console, settings).sized(height=None)
+    panes = [track.pane() for track in answered.tracks]
+    times = [f"{pane.label}: {_times(pane.stats)}" for pane in panes if pane.stats]
+    return Group(Summary(panes, look, judged(answered.answers), legend=False), Text("\n".join(times), style="dim"))
+
+
+def _times(stats: Stats) -> str:
+    parts = [("draft", stats.draft_ms), ("verify", stats.verify_ms), ("sample", stats.sample_ms)]
+    shown = ", ".join(f"{name} {ms:.0f} ms" for name, ms in [*parts, ("other", stats.overhead_ms)])
+    return f"{shown}; {stats.draft_n} drafted, {stats.draft_n_discarded} of them discarded"
+
+
+def session_stats(answers: Sequence[Answered], console: Console, settings: Settings) -> RenderableType:
+    """/stats session: every lane over all answers of this run; the speed-up is the ratio of their rates."""
+    lanes: dict[str, list[Stats]] = {}
+    for answered in answers:
+        for track in answered.tracks:
+            lanes.setdefault(track.lane.name, []).append(track.meter.stats)
+    merged = {name: merge(stats) for name, stats in lanes.items()}
+    panes = [PaneData(name, (), stats, "done") for name, stats in merged.items()]
+    look = look_of(console, settings).sized(height=None)
+    lines = [f"{len(answers)} answer{'s' if len(answers) != 1 else ''}"]
+    for name, stats in merged.items():
+        ratio = speedup(merged["ar"], stats) if name != "ar" and "ar" in merged else None
+        lines += [f"{name}: {ratio:.2f}x the rate of plain decoding"] if ratio else []
+    return Group(StatsLines(panes, look), Text("\n".join(lines), style="dim"))
+
+
+def stats_json(answered: Answered) -> str:
+    """/stats json: what `run --json` would print."""
+    data: dict[str, Any] = answered.to_json()
+    return json.dumps(data, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,168 @@
+"""What each command of the console does; satisfies :class:`app.commands.ConsoleActions`.
+
+Errors that a user can mend are raised as UserError and shown by whoever dispatched the command.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from app.desk import Desk
+from app.save import as_json, as_text, local_clipboard, osc52, write_whole
+from app.terminal import quiet_keys
+from utils.errors import UserError
+
+_CLIPBOARD_LIMIT = 74_994  # bytes that terminals take by control sequence
+
+
+class Actions(Desk):
+    """The desk with everything that commands ask for."""
+
+    # -- models -------------------------------------------------------------------------------
+
+    def load_pair(self, name: str | None) -> None:
+        from app.pairing import choose_pair
+
+        if name is None:
+            state = "loading" if self.pairs.job else "loaded" if self.pairs.engine else "not loaded"
+            return self.say(f"pair = {self.pairs.name} ({state}); there are {', '.join(self.pair_names())}")
+        spec = choose_pair(self.options, name)
+        layers = self.layers.resolve(spec.defaults)
+        return self._switch(name, lambda *job: self.pairs.loader(spec, self.options, *job), spec=spec, layers=layers)
+
+    def load_drafter(self, name: str | None) -> None:
+        from app.pairs import load_another_drafter
+
+        if name is None:
+            spec = self.pairs.engine.loaded.spec if self.pairs.engine else self.pairs.spec
+            return self.say(f"drafter = {spec.drafter_name if spec else 'none is loaded'}")
+        engine = self.engine()
+        return self._switch(name, lambda *job: load_another_drafter(engine, name, self.options, *job))
+
+    def _switch(self, label: str, work: Any, *, spec: Any = None, layers: Any = None) -> None:
+        """Load and take over; whatever goes wrong, the old pair and its settings stay."""
+        old = (self.pairs.engine, self.pairs.spec, self.layers)
+        engine = self._quietly(label, work)
+        self.pairs.spec, self.layers = spec or engine.loaded.spec, layers or self.layers
+        try:
+            self.adopt(engine)
+        except UserError:
+            self.pairs.engine, self.pairs.spec, self.layers = old
+            raise
+
+    def _quietly(self, label: str, work: Any) -> Any:
+        with quiet_keys():
+            return self.pairs.switch(label, work, self.out, self.stop, live=self.live)
+
+    def info(self) -> None:
+        from app.about import info
+
+        if self.pairs.engine is None and self.pairs.job is not None:
+            return self.say(f"{self.pairs.name}: {self.pairs.job.status}")
+        engine = self.engine()
+        assert self.chat is not None
+        return self.say(info(engine, self.chat))
+
+    # -- the conversation ---------------------------------------------------------------------
+
+    def system(self, text: str | None) -> None:
+        if text is not None:
+            self.change(system=text)
+        self.say(f"system = {self.settings.system or '(none)'}")
+
+    def clear(self) -> None:
+        if self.chat is not None:
+            self.chat.clear()
+        if self.pairs.engine is not None:
+            self.pairs.engine.forget()
+        self.say("conversation cleared")
+
+    def undo(self) -> None:
+        self.kept = self.talk().undo().user
+        self.say("the last message is taken back, it is in the input line")
+
+    def regen(self) -> None:
+        self.decode(self.talk().plan_regen())
+
+    def continue_(self) -> None:
+        self.decode(self.talk().plan_continue())
+
+    def edit(self, text: str) -> None:
+        chat = self.talk()
+        last, editor = chat.turns[-1].user, os.environ.get("VISUAL") or os.environ.get("EDITOR")
+        if not text and not (editor and self.live):
+            self.kept, self.editing = last, True
+            self.hint("Enter sends it in place of the last message")
+            return
+        new = text or edited(last, editor or "")
+        if new.strip() in ("", last.strip()):
+            self.say("the message is as it was: nothing was sent")
+            return
+        self.decode(chat.plan_edit(new))
+
+    def copy(self) -> None:
+        text = self.talk().turns[-1].text
+        sequence = osc52(text)
+        sent = self.live and len(sequence) <= _CLIPBOARD_LIMIT
+        if sent:
+            self.out.file.write(sequence)
+            self.out.file.flush()
+        if not (local_clipboard(text) or sent):
+            raise UserError("no clipboard here: the answer is above, or /save FILE.txt")
+        self.say(f"copied the last answer, {len(text):,} characters")
+
+    def save(self, path: Path) -> None:
+        chat = self.talk()
+        if path.suffix.lower() == ".json":
+            spec = self.pairs.spec
+            about = {"pair": self.pairs.name, "drafter": spec.drafter_name if spec else None, "system": chat.system}
+            text = as_json(chat.turns, about)
+        else:
+            text = as_text(chat.turns, chat.system)
+        write_whole(path, text)
+        self.say(f"saved {len(chat.turns)} turn{'s' if len(chat.turns) != 1 else ''} to {path}")
+
+    # -- looking back -------------------------------------------------------------------------
+
+    def _last(self) -> Any:
+        if not self.answers:
+            raise UserError("no answer yet")
+        return self.answers[-1]
+
+    def stats(self, which: str) -> None:
+        from app.about import last_stats, session_stats, stats_json
+
+        last = self._last()
+        if which == "json":
+            self.out.print(Text(stats_json(last)), soft_wrap=True)
+        elif which == "session":
+            self.say(session_stats(self.answers, self.out, self.settings))
+        else:
+            self.say(last_stats(last, self.out, self.settings))
+
+    def trace(self, rounds: int | None) -> None:
+        from app.answering import traced
+
+        self.say(traced(self._last(), self.out, self.settings, rounds))
+
+    def exit(self) -> None:
+        self.leaving = True
+
+
+def edited(text: str, editor: str) -> str:
+    """`text` as the user left it in the editor. UserError if that cannot be run or fails."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "message.txt"
+            file.write_text(text, encoding="utf-8")
+            subprocess.run([*shlex.split(editor), str(file)], check=True)
+            return file.read_text(encoding="utf-8", errors="replace").rstrip("\n")
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        raise UserError(f"the editor {editor!r} failed: {error} (nothing was sent)") from None

@@ -1,0 +1,141 @@
+"""One answer: a plan is decoded by every lane, entered into the conversation, and printed for good.
+
+Knows neither commands nor keys. What is printed at the end stays in the scrollback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from app.answers import Answer, compared, shown_settings
+from app.conversation import Conversation, Plan, Turn
+from app.live import Track, frame, judged, look_of, play, play_live
+from app.race import Race
+from app.settings import Settings
+from app.terminal import Interrupts
+from app.view import StatsLine, note
+
+if TYPE_CHECKING:
+    from app.lanes import Engine
+    from sampling.types import Session
+
+
+class Place(Protocol):
+    """Where an answer is shown."""
+
+    out: Console
+    live: bool
+    stop: Interrupts
+
+    @property
+    def settings(self) -> Settings: ...
+    def say(self, what: Any) -> None: ...
+    def hint(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A finished answer with everything that is known about it."""
+
+    pair: str
+    settings: Settings
+    turn: Turn
+    tracks: list[Track]
+
+    @property
+    def answers(self) -> list[Answer]:
+        return [track.answer() for track in self.tracks]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `run --json` prints."""
+        answers = self.answers
+        return {
+            "pair": self.pair,
+            "prompt": self.turn.user,
+            "settings": shown_settings(self.settings),
+            "results": [one.to_json() for one in answers],
+            **compared(answers),
+        }
+
+
+def answer(
+    plan: Plan, chat: Conversation, engine: Engine, previous: Session | None, place: Place
+) -> tuple[Answered | None, Session | None]:
+    """Decode `plan` and show it; the conversation goes on from the last lane.
+
+    Returns the answer, None if it was stopped before its first token, and the target's session for
+    the next turn. `previous` must not be used again. Raises what decoding raises; the conversation
+    is unchanged then.
+    """
+    settings = _seeded(place.settings, plan)
+    lanes = engine.lanes(settings)
+    tracks = [Track(lane, chat.text, len(plan.prompt), settings.max_new_tokens, plan.answer) for lane in lanes]
+    if plan.regenerated and not plan.answer:
+        still = "temperature 0: the same answer again" if settings.temperature == 0 else f"seed {settings.seed}"
+        place.hint(still)
+    race = Race(lanes, engine, plan.prompt, previous, place.stop)
+    if place.live and not settings.quiet:
+        play_live(race, tracks, place.out, settings, place.stop)
+    else:
+        play(race, tracks)
+    last = tracks[-1]
+    if not last.meter.ids:
+        return None, race.session
+    earlier = chat.turns[plan.keep].record.get("decodings", []) if plan.answer else []
+    decoding = {"settings": shown_settings(settings), "lanes": [track.record() for track in tracks]}
+    turn = chat.commit(plan, last.meter.ids, last.reason, seed=settings.seed, decodings=[*earlier, decoding])
+    answered = Answered(engine.loaded.spec.name, settings, turn, tracks)
+    show(answered, place)
+    return answered, race.session
+
+
+def _seeded(settings: Settings, plan: Plan) -> Settings:
+    """A continuation keeps its seed; answering anew takes the next one."""
+    seed = settings.seed + plan.regenerated if plan.seed is None else plan.seed
+    return settings.changed(seed=seed % (2**63 - 1))
+
+
+def show(answered: Answered, place: Place) -> None:
+    """The final print: panes, figures, verdict and legend, then the text alone, to be copied."""
+    settings = place.settings
+    look = look_of(place.out, settings).sized(height=None)
+    last = answered.tracks[-1].pane()
+    if settings.quiet:
+        place.out.print(plain(answered.turn.text), soft_wrap=True)
+        place.say(StatsLine(last, look))
+        if note(last):
+            place.say(note(last))
+        return
+    place.say(panes(answered, place.out, settings))
+    place.out.print()
+    place.out.print(plain(answered.turn.text), soft_wrap=True)
+
+
+def panes(answered: Answered, console: Console, settings: Settings) -> RenderableType:
+    """All lanes in full with verdict and legend."""
+    look = look_of(console, settings).sized(height=None)
+    decided = judged(answered.answers)
+    return frame(answered.tracks, look, settings.view, verdict=decided, show_discarded=settings.debug)
+
+
+def plain(text: str) -> Text:
+    """Text that leaves the terminal alone: no control characters but line ends and tabs."""
+    return Text("".join(c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f")))
+
+
+def traced(answered: Answered, console: Console, settings: Settings, rounds: int | None) -> RenderableType:
+    """The last lane that drafted, round by round (the last lane, if none did)."""
+    from app.trace import Trace, rule_of
+
+    track = next((one for one in reversed(answered.tracks) if one.meter.stats.draft_n), answered.tracks[-1])
+    used = track.lane.settings
+    exact = used.temperature == 1 and (used.top_k, used.top_p, used.min_p) == (0, 1.0, 0.0)
+    rule = rule_of(
+        used.temperature, sampled=track.lane.law_drafts, coupling=used.coupling, draft_sampling=used.draft_sampling
+    )
+    look = look_of(console, settings).sized(height=None)
+    return Trace(track.steps, track.decode, look, track.lane.source_names, rule=rule, last=rounds, exact=exact)

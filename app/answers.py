@@ -1,0 +1,105 @@
+"""One answer of one lane with its figures, and what `run --json` and `bench --out` say about it.
+
+Knows lanes by name and ids, not how they decode, and nothing of terminals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sampling.metrics import Meter, Stats, speedup
+
+if TYPE_CHECKING:
+    from app.lanes import Lane
+    from app.settings import Settings
+    from sampling.events import Event
+
+_SHOWN = (
+    *("gamma", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed"),
+    *("coupling", "draft_sampling", "verify", "system", "chat"),
+    *("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset"),
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a lane made of a prompt. `ids` holds every emitted id, a closing stop id included."""
+
+    method: str
+    ids: tuple[int, ...]
+    text: str
+    stats: Stats
+    may_differ: bool = False  # from `ar`, rightly
+
+    @property
+    def interrupted(self) -> bool:
+        return self.stats.stop_reason == "interrupted"
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of `results`: exactly the keys of `run --json`."""
+        return {"method": self.method, "text": self.text, "ids": list(self.ids), **self.stats.to_json()}
+
+
+def run_lane(
+    lane: Lane,
+    prompt: list[int],
+    decode: Callable[[list[int]], str],
+    *,
+    interrupt: Callable[[], bool],
+    show: Callable[[Event], None] | None = None,
+) -> Answer:
+    """Decode one prompt to its end. The lane reads the prompt itself; `show` sees every event."""
+    from app.lanes import may_differ
+
+    meter = Meter(prompt_n=len(prompt))
+    for event in lane.run(prompt, interrupt=interrupt):
+        meter.add(event)
+        if show is not None:
+            show(event)
+    text = decode(meter.ids)
+    return Answer(lane.name, tuple(meter.ids), text, meter.stats, may_differ(lane, lane.settings))
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The first position at which two answers differ, the end of the shorter included; None if equal."""
+    for position, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return position
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
+def agrees(plain: Answer, other: Answer) -> bool | None:
+    """Whether `other` is the text of plain decoding; None where it may rightly differ or cannot be told.
+
+    An interrupted answer can only be told to differ: as far as it goes it may be the same.
+    """
+    if other.may_differ:
+        return None
+    at = first_difference(plain.ids, other.ids)
+    if plain.interrupted or other.interrupted:
+        return False if at is not None and at < min(len(plain.ids), len(other.ids)) else None
+    return at is None
+
+
+def plain_answer(answers: Sequence[Answer]) -> Answer | None:
+    """The answer of `ar`, if it is there."""
+    return next((answer for answer in answers if answer.method == "ar"), None)
+
+
+def compared(answers: Sequence[Answer]) -> dict[str, Any]:
+    """`speedup` (the last lane's rate over ar's) and `same_output` (of every lane that must equal ar)."""
+    plain = plain_answer(answers)
+    if plain is None or len(answers) < 2:
+        return {"speedup": None, "same_output": None}
+    last = answers[-1]
+    ratio = None if last is plain else speedup(plain.stats, last.stats)
+    told = [agrees(plain, answer) for answer in answers if answer is not plain]
+    same = False if False in told else (True if True in told else None)
+    return {"speedup": None if ratio is None else round(ratio, 4), "same_output": same}
+
+
+def shown_settings(settings: Settings) -> dict[str, Any]:
+    """The settings that an answer depends on."""
+    return {name: getattr(settings, name) for name in _SHOWN}

@@ -1,0 +1,150 @@
+"""`pairs` and `check`: what the catalogue holds, and whether a pair fits and how it would run here.
+
+Prints tables to stdout. Knows no decoding; the catalogue is listed without torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from app.pairing import catalogue, choose_pair, load_options
+from app.settings import ModelOptions, Settings
+
+if TYPE_CHECKING:
+    from utils.catalogue import ModelSpec, PairSpec
+    from utils.loading import LoadedModel, LoadedPair
+
+_WIDE = 200  # columns for a table that goes into a file or a pipe
+
+
+def list_pairs(options: ModelOptions) -> int:
+    """Print the catalogue as a table; 0. Raises UsageError if it is wrong."""
+    known = catalogue(options)
+    table = _table("pair", "target", "drafter", "method", "state", "notes")
+    for pair in known.pairs.values():
+        name = Text(pair.name, style="bold" if pair.name == known.default else "")
+        if pair.name == known.default:
+            name.append(" (default)")
+        table.add_row(name, pair.target.name, _drafting(pair), pair.method, _state(pair), pair.notes)
+    _console("auto").print(table)
+    return 0
+
+
+def check_pair(name: str | None, settings: Settings, options: ModelOptions, speed: bool) -> int:
+    """Load the pair and print what it is made of and that it fits; 0.
+
+    With `speed` also the time of passes over 1 … 16 tokens. Raises UserError (exit code 1) with the
+    reason where the pair cannot be loaded or does not fit.
+    """
+    spec = choose_pair(options, name)
+    loaded = _load(spec, settings, options)
+    console = _console(settings.color)
+    console.print(_models(loaded))
+    for line in _shared(loaded):
+        console.print(Text(line), soft_wrap=True)
+    for note in loaded.notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
+    if speed:
+        from app.speed import speed_table
+
+        console.print(speed_table(loaded))
+    return 0
+
+
+def _load(spec: PairSpec, settings: Settings, options: ModelOptions) -> LoadedPair:
+    from app.oneshot import LoadProgress
+    from app.terminal import Interrupts
+    from utils.loading import load_pair
+
+    progress = LoadProgress(sys.stderr, quiet=settings.quiet)
+    try:
+        with Interrupts() as interrupted:
+            return load_pair(spec, load_options(options), progress, interrupted)
+    finally:
+        progress.close()
+
+
+def _console(color: str) -> Console:
+    """The console for stdout; --color outranks the environment, which rich honours itself."""
+    forced = {"always": True, "never": False}.get(color)
+    width = None if sys.stdout.isatty() else _WIDE
+    return Console(
+        force_terminal=True if forced else None,
+        no_color=None if forced is None else not forced,
+        highlight=False,
+        width=width,
+    )
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _drafting(pair: PairSpec) -> str:
+    """The drafter, and behind it what drafts for it."""
+    if pair.inner is None:
+        return pair.drafter_name
+    return f"{pair.drafter_name} < {pair.inner if isinstance(pair.inner, str) else pair.inner.name}"
+
+
+def _state(pair: PairSpec) -> str:
+    """Whether the pair can be loaded: now, after fetching, or not by this version. Asks no network."""
+    from utils.sources import is_here
+
+    if pair.lacking is not None:
+        return f"needs {pair.lacking}"
+    models: list[ModelSpec] = [pair.target] if isinstance(pair.drafter, str) else [pair.target, pair.drafter]
+    return "ready" if all(is_here(model) for model in models) else "to be fetched"
+
+
+def _models(loaded: LoadedPair) -> Table:
+    """One column a model, one row a property."""
+    models = [("target", loaded.target, loaded.spec.target)]
+    if loaded.drafter is not None:
+        assert not isinstance(loaded.spec.drafter, str)
+        models.append(("drafter", loaded.drafter, loaded.spec.drafter))
+    table = _table(loaded.spec.name, *[role for role, _, _ in models])
+    columns = [_properties(model, spec) for _, model, spec in models]
+    for row in zip(*columns, strict=True):
+        table.add_row(row[0][0], *[value for _, value in row])
+    return table
+
+
+def _properties(model: LoadedModel, spec: ModelSpec) -> list[tuple[str, str]]:
+    return [
+        ("model", model.name),
+        ("source", spec.source),
+        ("parameters", f"{model.parameters:,}"),
+        ("memory", f"{model.bytes / 1e6:,.0f} MB"),
+        ("dtype", str(model.dtype).removeprefix("torch.")),
+        ("quantization", model.quantization),
+        ("device", str(model.device)),
+        ("context", f"{model.context:,} tokens"),
+        ("vocabulary", f"{model.vocab_size:,} ids"),
+        ("loaded in", f"{model.seconds:.1f} s"),
+    ]
+
+
+def _shared(loaded: LoadedPair) -> list[str]:
+    """What both models have in common, in sentences."""
+    stops = ", ".join(f"{loaded.tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(loaded.stop_ids))
+    lines = [
+        f"drafter: {loaded.drafter.name if loaded.drafter is not None else loaded.drafter_kind}",
+        f"tokenizer: {len(loaded.tokenizer.get_vocab()):,} tokens, "
+        f"chat template: {'yes' if loaded.tokenizer.chat_template else 'none, prompts are completed as they are'}",
+        f"stops at: {stops or 'nothing, answers end at their length'}",
+        f"context of the pair: {loaded.context:,} tokens",
+    ]
+    if loaded.drafter is not None:
+        lines.append(f"the pair fits: {loaded.vocab_size:,} ids mean the same in both models")
+    else:
+        lines.append(f"the pair fits: {loaded.drafter_kind} drafts in the target's own vocabulary")
+    return lines

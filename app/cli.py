@@ -1,0 +1,154 @@
+"""The command line: layers the settings, hands over, and turns what goes wrong into one line and an exit code.
+
+0 done, 1 failed at run time, 2 usage or configuration, 130 interrupted. Answers go to stdout, errors to stderr.
+Knows no models; whatever imports torch is imported only after the command line has been understood.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+from app.arguments import BenchArgs, Request, build_parser, read_request
+from app.settings import Layers, Settings, misspelt_variables
+from utils.errors import UsageError, UserError
+
+__all__ = ["BenchArgs", "build_parser", "main", "want_color"]
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code; raises nothing and leaves no noise for the interpreter's end."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or replaced by something plainer
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    code = 0
+    try:
+        code = _guarded(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has had enough
+        _silence(sys.stdout)
+    except OSError as error:
+        _silence(sys.stdout)
+        if code == 0:  # else it has been told
+            _complain(f"error: {_system_error(error)}\n")
+            code = 1
+    return code
+
+
+def _guarded(arguments: list[str]) -> int:
+    verbose = "--verbose" in arguments or os.environ.get("SPEC_VERBOSE", "").lower() in ("on", "yes", "true", "1")
+    try:
+        return _run(read_request(arguments, os.environ))
+    except SystemExit as leaving:  # --help and --version
+        return leaving.code if isinstance(leaving.code, int) else 0
+    except (BrokenPipeError, KeyboardInterrupt):
+        raise
+    except UserError as error:
+        _report(" ".join(str(error).split()), verbose)
+        return error.exit_code
+    except Exception as error:
+        system = isinstance(error, OSError) and error.errno is not None
+        _report(_system_error(error) if system else _internal(error, verbose), verbose)  # type: ignore[arg-type]
+        return 1
+
+
+def _report(text: str, verbose: bool) -> None:
+    """The error in hand in one line; before it its traceback, if asked for."""
+    _complain(f"{traceback.format_exc() if verbose else ''}error: {text}\n")
+
+
+def _system_error(error: OSError) -> str:
+    """What the operating system refused, and on which file if it says so."""
+    place = f" {error.filename}" if error.filename else ""
+    return f"cannot read or write{place}: {error.strerror}"
+
+
+def _internal(error: Exception, verbose: bool) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    told = f"internal: {type(error).__name__}" + (f": {first}" if first else "")
+    return told if verbose else f"{told} (run with --verbose for the traceback)"
+
+
+def _complain(text: str) -> None:
+    """To stderr; where that is closed there is nobody to tell."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _silence(stream: TextIO | None) -> None:
+    """Point a broken stream at nothing, so that the interpreter's last flush says nothing."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # type: ignore[union-attr]
+
+
+def _run(request: Request) -> int:
+    """Hand over to the sub-command; the exit code."""
+    for warning in misspelt_variables(request.environ):
+        _complain(f"warning: {warning}\n")
+    options = request.options
+    if request.command == "pairs":
+        from app.check import list_pairs
+
+        return list_pairs(options)
+    layers = _layers(request)
+    if request.command == "check":
+        from app.check import check_pair
+
+        # The name stands for --pair, so that --target and --drafter hold beside it.
+        return check_pair(None, layers.settings, options, speed=request.speed)
+    if request.command == "bench":
+        from app.bench import run_bench
+
+        return run_bench(layers.settings, options, request.bench)
+    if request.command == "run" or not _terminal(sys.stdin):
+        from app.oneshot import run_once
+
+        return run_once(layers.settings, options, _prompt(request.prompt), request.as_json)
+    from app.repl import run_console
+
+    return run_console(layers.settings, options, layers)
+
+
+def _layers(request: Request) -> Layers:
+    """All layers but /set; the flags first, so that a wrong one is told even if the catalogue is wrong too."""
+    flags_alone = Layers.of(environ=request.environ, flags=request.flags)
+    if request.command == "check":
+        return flags_alone
+    from app.pairing import choose_pair
+
+    return flags_alone.resolve(choose_pair(request.options).defaults)
+
+
+def _terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def _prompt(given: str | None) -> str | None:
+    """The prompt of `run`; None stands for everything that comes through the pipe."""
+    if given not in (None, "-"):
+        return given
+    if sys.stdin is None or sys.stdin.closed:
+        raise UsageError("no prompt: stdin is closed")
+    return None
+
+
+def want_color(settings: Settings, stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether to colour `stream`: --color, else NO_COLOR, else FORCE_COLOR, else whether it is a capable terminal."""
+    if settings.color != "auto":
+        return settings.color == "always"
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return environ["FORCE_COLOR"] != "0"
+    return _terminal(stream) and environ.get("TERM") != "dumb"

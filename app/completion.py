@@ -1,0 +1,114 @@
+"""What Tab offers: commands, and behind a command its values, from the same table as everything else.
+
+:func:`completions` is plain data; app/repl.py makes a prompt_toolkit completer of it. Touches the disk only to
+list the folder of a path that is being typed. No torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from app.command_actions import PROCESSORS, SAVED, processor_usage
+from app.commands import Complete, Completion, ConsoleActions
+from app.fields import SETTING_FIELDS
+from app.kinds import LANES
+
+LANE_HELP = {
+    "ar": "the target alone",
+    "spec": "the pair's drafter",
+    "draft": "the drafter alone",
+    "ngram": "drafts from n-grams",
+}
+
+
+def completions(line: str, cursor: int, console: ConsoleActions) -> list[Completion]:
+    """What may stand at column `cursor` of `line`; empty when the line is a message."""
+    from app.command_table import COMMANDS
+
+    typed = line[:cursor]
+    start = len(typed) - len(typed.lstrip())
+    text = typed[start:]
+    if not text.startswith("/") or text.startswith("//"):
+        return []
+    word, space, argument = text.partition(" ")
+    if not space:
+        return [Completion(name, start, c.help) for name, c in COMMANDS.items() if name.startswith(word)]
+    command = COMMANDS.get(word)
+    if command is None or command.complete is None:
+        return []
+    argument = argument.lstrip()
+    so_far = argument.rpartition(" ")[2] if command.many else argument
+    if " " in so_far and not command.spaces:
+        return []
+    offered = command.complete(console, so_far)
+    return [Completion(value, cursor - len(so_far), note) for value, note in offered if value.startswith(so_far)]
+
+
+def choices(*values: str) -> Complete:
+    """A fixed list of words."""
+    return lambda console, word: [(value, "") for value in values]
+
+
+def setting_values(name: str) -> Complete:
+    """The values that the kind of a setting lists."""
+
+    def complete(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
+        return [(value, f"now {console.settings.show(name)}") for value in SETTING_FIELDS[name].kind.choices]
+
+    return lane_list if name == "compare" else complete
+
+
+def lane_list(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
+    """The next lane of a comma list; none twice."""
+    done = word.split(",")[:-1]
+    return [(",".join([*done, lane]), LANE_HELP[lane]) for lane in LANES if lane not in done]
+
+
+def pairs(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
+    """The pairs of the catalogue."""
+    return [(name, "") for name in console.pair_names()]
+
+
+def drafters(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
+    """The drafters with a name of their own, then folders."""
+    folders = [(name, note) for name, note in paths(console, word) if name.endswith("/")] if word else []
+    return [("ngram", "n-gram store"), ("none", "no drafter"), *folders]
+
+
+def assignments(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
+    """NAME= of every setting, then NAME=VALUE."""
+    name, equals, value = word.partition("=")
+    if not equals or name not in SETTING_FIELDS:
+        return [(f"{f.name}=", f"{f.kind.metavar}: {f.help}") for f in SETTING_FIELDS.values()]
+    return [(f"{name}={text}", note) for text, note in setting_values(name)(console, value)]
+
+
+def setting_names(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
+    """Every setting, with its default."""
+    return [(f.name, f"default {console.defaults.show(f.name)}") for f in SETTING_FIELDS.values()]
+
+
+def command_names(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
+    """Every command, with or without its slash."""
+    from app.command_table import TABLE
+
+    slash = "/" if word.startswith("/") else ""
+    return [(slash + command.name.removeprefix("/"), command.help) for command in TABLE]
+
+
+def processors(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
+    """The named processors, with what they take."""
+    return [(name, processor_usage(name)) for name in PROCESSORS]
+
+
+def paths(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
+    """Folders and savable files beginning with what is typed; hidden ones only behind a dot."""
+    folder, name = os.path.split(word)
+    try:
+        entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name)
+    except (OSError, ValueError):  # ValueError: no path at all, such as one with a null in it
+        return []
+    shown = [entry for entry in entries if entry.name.startswith(".") <= name.startswith(".")]
+    found = [(os.path.join(folder, entry.name), entry.is_dir()) for entry in shown]
+    return [(f"{path}/" if is_dir else path, "") for path, is_dir in found if is_dir or path.endswith(SAVED)]

@@ -1,0 +1,259 @@
+"""The history of one chat, by token ids: which prompt goes to the model next, and what came back.
+
+An answer's ids are kept as they were decoded and never tokenised again; only the *tail* that the
+chat template puts behind an answer is. Every change is planned first (:class:`Plan`) and made by
+:meth:`Conversation.commit`, so an error or an interrupt leaves the conversation as it was.
+Knows no models, no sampling and no screen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from sampling.events import Reason
+from utils.errors import UserError
+
+Message = dict[str, str]
+
+
+class Tokenizer(Protocol):
+    """The part of a transformers tokenizer that a conversation uses."""
+
+    chat_template: Any
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True) -> Any: ...
+    def decode(self, ids: list[int], **options: bool) -> str: ...
+    def apply_chat_template(self, messages: list[Message], *, tokenize: bool, add_generation_prompt: bool) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message and its answer. `answer` holds the emitted ids, a closing stop id included."""
+
+    user: str
+    prompt: tuple[int, ...]  # everything the model read before the answer
+    answer: tuple[int, ...]
+    text: str
+    reason: Reason
+    regenerated: int = 0  # how often this turn was answered anew
+    seed: int | None = None
+    record: dict[str, Any] = field(default_factory=dict)  # settings and lanes, for /save
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A turn about to be answered: `prompt` is what to decode from, `keep` the turns before it.
+
+    `answer` are ids that the answer has already (a continuation); they are part of `prompt`.
+    """
+
+    user: str
+    prompt: list[int]
+    keep: int
+    answer: tuple[int, ...] = ()
+    regenerated: int = 0
+    seed: int | None = None  # the seed the answer began with; None = the current one
+
+
+def clean(text: str) -> str:
+    """Text that every tokenizer takes: lone surrogates become U+FFFD, NUL bytes go."""
+    return text.replace("\x00", "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+class Template:
+    """A tokenizer's chat template as text: the head of a chat and the tail behind an answer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.present = bool(getattr(tokenizer, "chat_template", None))
+        self.folds_system = False  # the template refuses a system role: it goes into the first message
+
+    def render(self, system: str, messages: list[Message]) -> str:
+        """The chat as the model reads it, up to where its answer begins."""
+        first: list[Message] = [{"role": "system", "content": system}] if system else []
+        if not self.folds_system:
+            try:
+                return self._apply([*first, *messages])
+            except Exception as error:
+                if not system:
+                    raise UserError(
+                        f"the chat template refuses this chat ({error}); /chat off goes without it"
+                    ) from None
+                self.folds_system = True
+        opening = {"role": "user", "content": f"{system}\n\n{messages[0]['content']}"} if system else messages[0]
+        return self._apply([opening, *messages[1:]])
+
+    def _apply(self, messages: list[Message]) -> str:
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return str(text)
+
+    def tail(self, system: str, messages: list[Message], text: str) -> str | None:
+        """What follows the last message's answer when `text` is the next; None if it cannot be told.
+
+        `messages` ends with the user's message whose answer is already there, by its ids.
+        """
+        mark = "answer-0"
+        everything = text + system + "".join(message["content"] for message in messages)
+        while mark in everything:
+            mark += "0"
+        chat = [*messages, {"role": "assistant", "content": mark}, {"role": "user", "content": text}]
+        _, found, tail = self.render(system, chat).rpartition(mark)
+        return tail if found else None
+
+
+class Conversation:
+    """Turns by their ids. `stop_ids` end an answer; `context` is the most the model can read."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int, *, system: str = "", chat: bool = True
+    ) -> None:
+        self.turns: list[Turn] = []
+        self.system = system
+        self.chat = chat
+        self._take(tokenizer, stop_ids, context)
+
+    def _take(self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int) -> None:
+        self.tokenizer, self.stop_ids, self.context = tokenizer, stop_ids, context
+        self.template = Template(tokenizer)
+
+    @property
+    def templated(self) -> bool:
+        """Whether messages go through a chat template; otherwise the text is simply continued."""
+        return self.chat and self.template.present
+
+    @property
+    def ids(self) -> list[int]:
+        """Everything said so far, as the model has it."""
+        return [*self.turns[-1].prompt, *self.turns[-1].answer] if self.turns else []
+
+    # -- plans --------------------------------------------------------------------------------
+
+    def plan(self, text: str) -> Plan:
+        """A new turn. Raises UserError if it does not fit the context."""
+        return self._fitting(Plan(text, self._prompt(self.turns, text), keep=len(self.turns)))
+
+    def plan_edit(self, text: str) -> Plan:
+        """The last message replaced by `text`."""
+        before = self.turns[:-1] if self._last("/edit") else []
+        return self._fitting(Plan(text, self._prompt(before, text), keep=len(before)))
+
+    def plan_regen(self) -> Plan:
+        """The last message answered anew; `regenerated` counts up, so that a seed can follow it."""
+        last = self._last("/regen")
+        return Plan(last.user, list(last.prompt), len(self.turns) - 1, regenerated=last.regenerated + 1)
+
+    def plan_continue(self) -> Plan:
+        """The last answer goes on from its ids."""
+        last = self._last("/continue")
+        if last.reason == "eos":
+            raise UserError("nothing to continue: the last answer ended by itself (cut or stopped answers go on)")
+        plan = Plan(last.user, self.ids, len(self.turns) - 1, last.answer, last.regenerated, last.seed)
+        return self._fitting(plan)
+
+    def _last(self, command: str) -> Turn:
+        if not self.turns:
+            raise UserError(f"{command}: no message yet")
+        return self.turns[-1]
+
+    def _fitting(self, plan: Plan) -> Plan:
+        count = len(plan.prompt)
+        if count == 0:
+            raise UserError("the message has no tokens: nothing was sent")
+        if count >= self.context:
+            room = "" if count > self.context else " and an answer needs one more"
+            raise UserError(
+                f"the prompt is {count:,} tokens, the context holds {self.context:,}{room}: nothing was sent; "
+                "the conversation is unchanged"
+            )
+        return plan
+
+    # -- changes ------------------------------------------------------------------------------
+
+    def commit(self, plan: Plan, ids: list[int], reason: Reason, *, seed: int | None = None, **record: Any) -> Turn:
+        """Enter the answer of a plan: `ids` are the newly emitted ones."""
+        answer = (*plan.answer, *ids)
+        prompt = tuple(plan.prompt[: len(plan.prompt) - len(plan.answer)])
+        text = self.text(answer)
+        turn = Turn(plan.user, prompt, answer, text, reason, plan.regenerated, seed, record)
+        self.turns[plan.keep :] = [turn]
+        return turn
+
+    def undo(self) -> Turn:
+        """Take the last turn back."""
+        self._last("/undo")
+        return self.turns.pop()
+
+    def clear(self) -> None:
+        self.turns.clear()
+
+    def set_system(self, system: str) -> None:
+        """Another system prompt, for the turns already there as well; answers keep their ids."""
+        old, self.system = self.system, system
+        try:
+            self.turns[:] = self._rebuilt(lambda turn: turn.answer)
+        except UserError:
+            self.system = old
+            raise
+
+    def adopt(self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int) -> bool:
+        """Go on with another model. True if the history had to be tokenised anew, from its texts."""
+        same = tokenizer is self.tokenizer or self._same_ids(tokenizer)
+        before = (self.tokenizer, self.stop_ids, self.context)
+        self._take(tokenizer, stop_ids, context)
+        if same or not self.turns:
+            return False
+        try:
+            self.turns[:] = self._rebuilt(lambda turn: tuple(self._encode(turn.text)))
+        except UserError:
+            self._take(*before)
+            raise
+        return True
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def text(self, ids: tuple[int, ...] | list[int]) -> str:
+        """The answer's text: without the stop token that closed it."""
+        end = -1 if ids and ids[-1] in self.stop_ids else None
+        return self.tokenizer.decode(list(ids[:end]), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _encode(self, text: str, special: bool = False) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    def _same_ids(self, tokenizer: Tokenizer) -> bool:
+        vocabularies = [getattr(one, "get_vocab", None) for one in (tokenizer, self.tokenizer)]
+        return all(vocabularies) and vocabularies[0]() == vocabularies[1]()  # type: ignore[misc]
+
+    def _rebuilt(self, answer: Any) -> list[Turn]:
+        turns: list[Turn] = []
+        for turn in self.turns:
+            prompt = tuple(self._prompt(turns, turn.user))
+            turns.append(replace(turn, prompt=prompt, answer=tuple(answer(turn))))
+        return turns
+
+    def _prompt(self, turns: list[Turn], text: str) -> list[int]:
+        """The ids of the next prompt: everything before, the closing of the last turn, the new message."""
+        if not turns:
+            if self.templated:
+                return self._encode(self.template.render(self.system, [{"role": "user", "content": text}]))
+            return self._encode(text, special=True)
+        said = [*turns[-1].prompt, *turns[-1].answer]
+        tail = self._tail(turns, text)
+        if said[-1] in self.stop_ids:
+            end = self.tokenizer.decode([said[-1]])
+            if tail.lstrip().startswith(end):  # the answer closed the turn itself, as the template does
+                tail = tail.lstrip()[len(end) :]
+            else:
+                said.pop()
+        return said + self._encode(tail)
+
+    def _tail(self, turns: list[Turn], text: str) -> str:
+        if not self.templated:
+            return f"\n{text}"
+        messages: list[Message] = []
+        for turn in turns:
+            messages += [{"role": "user", "content": turn.user}, {"role": "assistant", "content": turn.text}]
+        tail = self.template.tail(self.system, messages[:-1], text)
+        if tail is None:
+            raise UserError("the model's chat template leaves out earlier answers; /clear or /chat off goes on")
+        return tail

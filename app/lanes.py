@@ -1,0 +1,172 @@
+"""Lanes: a loaded pair and the settings bound to the one decode loop, by the names of `--compare`.
+
+`ar` is the target alone, `spec` the target with the pair's drafter, `ngram` the target with an n-gram
+drafter, `draft` the drafter model alone. Drafters are kept from answer to answer and made anew when
+their settings change. Knows no text and no screen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sampling.causal import CausalLM
+from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from sampling.events import Event
+from sampling.loop import generate, never
+from sampling.sampler import KeyedSampler
+from sampling.types import Drafter, FixedPace, Limits, Session
+from utils.errors import UsageError
+from utils.logits_processors import make_processor
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+    from utils.loading import LoadedPair
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One way of answering a prompt. `shares_target`: it runs on a session of the target.
+
+    `law_drafts`: its drafts may be drawn from a model's law, so that sampled text may rightly be
+    another draw of the same distribution.
+    """
+
+    name: str
+    lm: CausalLM
+    drafter: Drafter
+    settings: Settings
+    limits: Limits
+    shares_target: bool = True
+    law_drafts: bool = False
+    reopen: Callable[[list[int]], Session] | None = None  # where the lane keeps a session of its own
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """What `Step.source` indexes into."""
+        return self.drafter.names
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is ever drafted, so that gamma matters."""
+        return not isinstance(self.drafter, NoDrafter)
+
+    @property
+    def context(self) -> int:
+        """The most tokens that prompt and answer may have together."""
+        return min(self.limits.context, self.lm.context)
+
+    def run(
+        self, prompt: list[int], *, session: Session | None = None, interrupt: Callable[[], bool] = never
+    ) -> Iterator[Event]:
+        """Decode one prompt. `session` is an open session of the target; without one the lane reads the prompt."""
+        if session is None and self.reopen is not None:
+            session = self.reopen(prompt)
+        gamma = self.settings.gamma if self.drafts else 0
+        sampler = make_sampler(self.settings)
+        return generate(
+            self.lm,
+            [prompt],
+            self.drafter,
+            sampler,
+            self.limits,
+            pace=FixedPace(gamma),
+            session=session,
+            interrupt=interrupt,
+        )
+
+
+def make_sampler(settings: Settings) -> KeyedSampler:
+    """The sampler of one answer."""
+    processor = make_processor(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    return KeyedSampler(
+        processor,
+        settings.seed,
+        coupling=settings.coupling,  # type: ignore[arg-type]
+        draft_sampling=settings.draft_sampling,  # type: ignore[arg-type]
+    )
+
+
+def may_differ(lane: Lane, settings: Settings) -> bool:
+    """Whether the lane's text may rightly differ from that of `ar` with the same seed."""
+    sampled = settings.temperature > 0 and settings.coupling == "rejection" and settings.draft_sampling == "law"
+    return lane.name == "draft" or (lane.law_drafts and sampled)
+
+
+class Engine:
+    """A loaded pair, ready to decode: its models as LMs and the drafters that outlive an answer."""
+
+    def __init__(self, loaded: LoadedPair) -> None:
+        self.loaded = loaded
+        self.tokenizer: Any = loaded.tokenizer
+        self.stop_ids = frozenset(loaded.stop_ids)
+        self.context = int(loaded.context)
+        self.target = CausalLM(loaded.target.model, "target", loaded.vocab_size)
+        self.drafter: CausalLM | None = None
+        if loaded.drafter is not None and loaded.drafter_kind == "model":
+            self.drafter = CausalLM(loaded.drafter.model, "drafter", loaded.vocab_size)
+        self._kept: dict[str, tuple[Any, Drafter]] = {}
+        self._own: Session | None = None  # the draft lane's session
+
+    def lanes(self, settings: Settings) -> list[Lane]:
+        """The lanes of `settings.compare`, in order. UsageError names a lane that this pair cannot run."""
+        return [self.lane(name, settings) for name in settings.compare]
+
+    def lane(self, name: str, settings: Settings) -> Lane:
+        """One lane by name."""
+        limits = self.limits(settings)
+        if name == "draft":
+            if self.drafter is None:
+                kind = self.loaded.drafter_kind
+                raise UsageError(f"lane draft needs a drafter model, got drafter {kind} (--drafter sets one)")
+            return Lane(name, self.drafter, NoDrafter(), settings, limits, shares_target=False, reopen=self._reopen)
+        drafter = self._drafter(name, settings)
+        return Lane(name, self.target, drafter, settings, limits, law_drafts=isinstance(drafter, ModelDrafter))
+
+    def limits(self, settings: Settings) -> Limits:
+        """When an answer ends."""
+        return Limits(settings.max_new_tokens, self.stop_ids, self.context)
+
+    def open(self, prompt: list[int], previous: Session | None = None) -> Session:
+        """A session of the target, going on from the cache of `previous` (which must not be used again)."""
+        return self.target.open([prompt], previous=previous)
+
+    def forget(self) -> None:
+        """Drop everything kept from earlier answers: n-gram stores and the drafters' caches."""
+        self._kept.clear()
+        self._own = None
+
+    def _reopen(self, prompt: list[int]) -> Session:
+        assert self.drafter is not None
+        previous, self._own = self._own, None
+        self._own = self.drafter.open([prompt], previous=previous)
+        return self._own
+
+    def _drafter(self, name: str, settings: Settings) -> Drafter:
+        """The lane's drafter; the one of the last answer unless its settings have changed."""
+        kind = {"ar": "none", "ngram": "ngram", "spec": self.loaded.drafter_kind}.get(name)
+        if kind is None:
+            raise UsageError(f"lane {name!r} is unknown; lanes are ar, spec, draft, ngram")
+        key = (kind, *_ngram_settings(settings).items()) if kind == "ngram" else (kind,)
+        found = self._kept.get(name)
+        if found is None or found[0] != key:
+            found = self._kept[name] = (key, self._new_drafter(kind, settings))
+        return found[1]
+
+    def _new_drafter(self, kind: str, settings: Settings) -> Drafter:
+        if kind == "ngram":
+            return NgramDrafter(self.target.vocab_size, **_ngram_settings(settings))
+        if kind == "model" and self.drafter is not None:
+            return ModelDrafter(self.drafter)
+        return NoDrafter()
+
+
+def _ngram_settings(settings: Settings) -> dict[str, Any]:
+    return {
+        "n": settings.ngram_n,
+        "multi_level": settings.ngram_multi_level,
+        "top_k_filler": max(1, settings.ngram_filler),  # 1 stores nothing beside the emitted tokens, as 0 does
+        "stop_if_unknown": settings.ngram_stop_if_unknown,
+        "reset": settings.ngram_reset,
+    }

@@ -1,0 +1,141 @@
+"""A race on the screen: every lane's events become text and figures, drawn between rounds.
+
+Drawing happens while no lane computes, so it is on no lane's clock. Knows no models; whether there
+is a terminal at all its caller decides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from app.answers import Answer, plain_answer
+from app.figures import PaneData, State
+from app.palette import Look
+from app.spans import Spanner
+from app.terminal import InPlace, Interrupts
+from app.verdict import Verdict, verdict
+from app.view import Frame, Layout
+from sampling.events import Event, Finished, Prefill, Reason, Step, to_json
+from sampling.metrics import Meter
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+FRAMES_A_SECOND = 12
+_STATES: dict[str, State] = {"interrupted": "stopped"}
+
+
+def look_of(console: Console, settings: Settings) -> Look:
+    """The screen as it is now, with what the settings and the terminal allow to be drawn."""
+    width, height = console.size
+    encoding = (console.encoding or "").lower().replace("-", "")
+    color = console.color_system is not None and not console.no_color
+    plain = settings.ascii or not encoding.startswith("utf")
+    return Look(width=width, height=max(2, height - 1), color=color, ascii=plain, palette=settings.palette)
+
+
+class Track:
+    """What one lane has made so far: events, figures and coloured text.
+
+    `before` are ids of the answer that are on the screen already (a continuation).
+    """
+
+    def __init__(
+        self, lane: Any, decode: Callable[[list[int]], str], prompt_n: int, limit: int, before: Sequence[int] = ()
+    ) -> None:
+        self.lane, self.limit = lane, limit
+        self.events: list[Event] = []
+        self.meter = Meter(prompt_n=prompt_n)
+        self.spanner = Spanner(decode, bool(getattr(lane, "drafts", False)), context=before)
+        self.decode = decode
+        self._state: State = "waiting"
+        self._progress = ""
+
+    def feed(self, event: Event) -> None:
+        """Take in an event of this lane."""
+        self.events.append(event)
+        self.meter.add(event)
+        self.spanner.feed(event)
+        if isinstance(event, Prefill):
+            self._state, self._progress = "prefill", f"reading {event.done:,} / {event.total:,} tokens"
+        else:
+            self._state = "running" if isinstance(event, Step) else _STATES.get(event.reason, "done")
+
+    @property
+    def steps(self) -> list[Step]:
+        return [event for event in self.events if isinstance(event, Step)]
+
+    @property
+    def reason(self) -> Reason:
+        """Why the lane ended; "interrupted" if it has not."""
+        last = self.events[-1] if self.events else None
+        return last.reason if isinstance(last, Finished) else "interrupted"
+
+    def pane(self) -> PaneData:
+        """The lane as it stands, for the screen."""
+        stats = self.meter.stats
+        return PaneData(self.lane.name, self.spanner.spans, stats, self._state, self._progress, self.limit)
+
+    def answer(self) -> Answer:
+        """The lane's result with its figures."""
+        from app.lanes import may_differ
+
+        ids = tuple(self.meter.ids)
+        differs = may_differ(self.lane, self.lane.settings)
+        return Answer(self.lane.name, ids, self.decode(list(ids)), self.meter.stats, differs)
+
+    def record(self) -> dict[str, Any]:
+        """The lane with its events, for /save."""
+        return {**self.answer().to_json(), "events": [to_json(event) for event in self.events]}
+
+
+def judged(answers: Sequence[Answer]) -> Verdict | None:
+    """The verdict on the last lane against plain decoding, where both ran."""
+    plain, last = plain_answer(answers), answers[-1]
+    if plain is None or plain is last:
+        return None
+    label = last.method if len(answers) > 2 else ""
+    return verdict(plain.stats, last.stats, plain.ids, last.ids, may_differ=last.may_differ, label=label)
+
+
+def frame(tracks: Sequence[Track], look: Look, layout: str, **more: Any) -> Frame:
+    """The lanes as they stand."""
+    kind: Layout = layout  # type: ignore[assignment]
+    return Frame([track.pane() for track in tracks], look, layout=kind, **more)
+
+
+def play(
+    race: Iterable[tuple[int, Event]],
+    tracks: Sequence[Track],
+    draw: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Run a race to its end, drawing between rounds at most 12 times a second."""
+    draw()
+    last = clock()
+    for index, event in race:
+        tracks[index].feed(event)
+        if clock() - last >= 1 / FRAMES_A_SECOND:
+            draw()
+            last = clock()
+
+
+def play_live(
+    race: Iterable[tuple[int, Event]],
+    tracks: Sequence[Track],
+    console: Console,
+    settings: Settings,
+    interrupts: Interrupts,
+) -> None:
+    """The same on a terminal: the lanes stream in place, and the place is clean again afterwards."""
+    with InPlace(console) as place:
+
+        def draw() -> None:
+            with interrupts.whole():
+                place.draw(frame(tracks, look_of(console, settings), settings.view, show_discarded=settings.debug))
+
+        play(race, tracks, draw)

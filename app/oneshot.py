@@ -1,0 +1,208 @@
+"""`run`: one prompt, one answer (or one JSON object) on standard output, everything else on standard error.
+
+The lanes of `--compare` run one after another, each reading the prompt itself, so that every time
+is the lane's own. The last lane's text is written as it is produced. Knows no decoding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING
+
+from app.answers import Answer, compared, plain_answer, run_lane, shown_settings
+from app.prompts import fitting, given_prompt
+from app.terminal import Interrupts
+
+if TYPE_CHECKING:
+    from app.lanes import Engine, Lane
+    from app.settings import ModelOptions, Settings
+    from sampling.events import Event
+
+INTERRUPTED = 130
+_WIDTH = 120  # columns of figures that go to no terminal
+
+
+def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_json: bool) -> int:
+    """Answer one prompt; the exit code. None reads standard input as one prompt.
+
+    Raises UsageError for an empty prompt, one longer than the context, or a lane that cannot run.
+    """
+    text = given_prompt(prompt, sys.stdin)
+    with Interrupts() as interrupt:
+        engine = load_engine(settings, options, interrupt)
+        shot = OneShot(engine, settings, text, interrupt)
+        return shot.as_json() if as_json else shot.as_text()
+
+
+def load_engine(settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]) -> Engine:
+    """Load the pair that the options name, with its progress on standard error."""
+    from app.pairing import choose_pair, load_options
+
+    spec = choose_pair(options)
+    progress = LoadProgress(sys.stderr, quiet=settings.quiet)
+    from app.lanes import Engine
+    from utils.loading import load_pair
+
+    try:
+        loaded = load_pair(spec, load_options(options), progress, cancelled)
+    finally:
+        progress.close()
+    if not settings.quiet:
+        for note in loaded.notes:
+            sys.stderr.write(f"{note}\n")
+    return Engine(loaded)
+
+
+class LoadProgress:
+    """One line on a terminal that shows what is being loaded; elsewhere only long work is named, once."""
+
+    def __init__(self, stream: IO[str], *, quiet: bool) -> None:
+        self._stream, self._quiet = stream, quiet
+        self._live = stream.isatty()
+        self._stage = ""
+
+    def __call__(self, stage: str, fraction: float | None) -> None:
+        if self._quiet:
+            return
+        if self._live:
+            share = "" if fraction is None else f" {100 * fraction:.0f}%"
+            self._write(f"\r\x1b[K{stage}{share}")
+        elif fraction is not None and stage != self._stage:
+            self._write(f"{stage}\n")
+        self._stage = stage
+
+    def close(self) -> None:
+        """Take the line off the terminal."""
+        if self._live and self._stage and not self._quiet:
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+class OneShot:
+    """One prompt under the lanes of `settings.compare`."""
+
+    def __init__(self, engine: Engine, settings: Settings, text: str, interrupt: Callable[[], bool]) -> None:
+        from app.prompts import conversation
+
+        self.engine, self.settings, self.text, self.interrupt = engine, settings, text, interrupt
+        self.lanes = engine.lanes(settings)
+        chat = conversation(engine, settings)
+        self.decode: Callable[[list[int]], str] = chat.text
+        self.prompt = fitting(chat.plan(text).prompt, min(lane.context for lane in self.lanes))
+
+    def as_json(self) -> int:
+        """One JSON object on standard output, nothing else."""
+        answers = self._answers(lambda lane: None)
+        result = {
+            "pair": self.engine.loaded.spec.name,
+            "prompt": self.text,
+            "settings": shown_settings(self.settings),
+            "results": [answer.to_json() for answer in answers],
+            **compared(answers),
+        }
+        plain = (sys.stdout.encoding or "").lower().replace("-", "") not in ("utf8", "utf8sig")
+        sys.stdout.write(json.dumps(result, ensure_ascii=plain, allow_nan=False) + "\n")
+        sys.stdout.flush()
+        return INTERRUPTED if answers[-1].interrupted else 0
+
+    def as_text(self) -> int:
+        """The last lane's text on standard output; figures and verdict on standard error."""
+        writer = Writer(sys.stdout, self.decode)
+        last = self.lanes[-1]
+        answers = self._answers(lambda lane: writer.feed if lane is last else None)
+        writer.finish(answers[-1].text)
+        if not self.settings.quiet:
+            report(answers, self.lanes, self.settings)
+        return INTERRUPTED if answers[-1].interrupted else 0
+
+    def _answers(self, show: Callable[[Lane], Callable[[Event], None] | None]) -> list[Answer]:
+        """Run the lanes in order; after an interrupt the rest are skipped. At least one answer."""
+        answers: list[Answer] = []
+        for lane in self.lanes:
+            answers.append(run_lane(lane, self.prompt, self.decode, interrupt=self.interrupt, show=show(lane)))
+            if answers[-1].interrupted:
+                break
+        return answers
+
+
+class Writer:
+    """Writes an answer's text as its ids arrive; characters split over tokens wait until they are whole.
+
+    On a terminal control characters of the answer are left out: a model must not move the cursor.
+    """
+
+    def __init__(self, stream: IO[str], decode: Callable[[list[int]], str]) -> None:
+        self._stream, self._decode = stream, decode
+        self._ids: list[int] = []
+        self._written = ""
+        self._safe = not stream.isatty()
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+
+    def feed(self, event: Event) -> None:
+        """Take in an event and write what it added."""
+        emitted = getattr(event, "emitted", ())
+        if emitted:
+            self._ids += emitted
+            self._write(self._decode(self._ids).rstrip("\ufffd"))
+
+    def finish(self, text: str) -> None:
+        """Write what is missing of the whole text, and a closing newline."""
+        self._write(text)
+        self._put("" if self._written.endswith("\n") else "\n")
+
+    def _write(self, text: str) -> None:
+        if text.startswith(self._written):
+            self._put(text[len(self._written) :])
+            self._written = text
+
+    def _put(self, text: str) -> None:
+        if text:
+            self._stream.write(text if self._safe else printable(text))
+            self._stream.flush()
+
+
+def printable(text: str) -> str:
+    """Text without control characters, newlines and tabs excepted."""
+    return "".join(letter for letter in text if letter in "\n\t" or (letter >= " " and not "\x7f" <= letter <= "\x9f"))
+
+
+def report(answers: list[Answer], lanes: list[Lane], settings: Settings) -> None:
+    """The lines of figures and the verdict, on standard error."""
+    from rich.console import Console
+
+    from app.cli import want_color
+    from app.figures import PaneData, StatsLines, note
+    from app.palette import Look
+    from app.verdict import verdict
+
+    color = want_color(settings, sys.stderr, os.environ)
+    width = None if sys.stderr.isatty() else int(os.environ.get("COLUMNS") or _WIDTH)
+    console = Console(file=sys.stderr, width=width, force_terminal=color, no_color=not color, highlight=False)
+    look = Look(width=console.width, color=color, ascii=settings.ascii, palette=settings.palette)
+    panes = [
+        PaneData(
+            answer.method,
+            stats=answer.stats,
+            state="stopped" if answer.interrupted else "done",
+            limit=min(settings.max_new_tokens, lane.context - answer.stats.prompt_n),
+        )
+        for answer, lane in zip(answers, lanes, strict=False)
+    ]
+    console.print(StatsLines(panes, look), end="")
+    plain, last = plain_answer(answers), answers[-1]
+    if plain is not None and plain is not last:
+        label = last.method if len(answers) > 2 else ""
+        found = verdict(plain.stats, last.stats, plain.ids, last.ids, may_differ=last.may_differ, label=label)
+        if found is not None:
+            console.print(found.text, style=look.style(found.style) or "", markup=False)
+    told = note(panes[-1]).removesuffix(", /continue")
+    if told:
+        console.print(told, markup=False)

@@ -1,0 +1,56 @@
+"""From options to what is to be loaded: which pair of which catalogue, with which models put in their places.
+
+Touches no model and no torch; :func:`load_options` alone imports the loader's record, when called.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.settings import ModelOptions
+
+if TYPE_CHECKING:
+    from utils.catalogue import Catalogue, PairSpec
+    from utils.loading import LoadOptions
+
+CATALOGUE = Path(__file__).resolve().parent.parent / "models.yaml"
+
+
+def catalogue(options: ModelOptions) -> Catalogue:
+    """The catalogue of --models, or the program's own; UsageError in one line when it is wrong."""
+    from utils.catalogue import load_catalogue
+
+    return load_catalogue(Path(options.models) if options.models else CATALOGUE)
+
+
+def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
+    """The pair called `name` (else --pair, else the catalogue's default) with --target and --drafter put in.
+
+    A --target without --pair takes no other value from the catalogue's default pair but its settings for every
+    pair, and the n-gram drafter unless --drafter names one. A pair named here (by /pair) is taken as it stands.
+    """
+    from utils.catalogue import PairSpec, spec_from_argument
+
+    known = catalogue(options)
+    if name is not None:
+        return known.pair(name)
+    model: Any = options.drafter
+    if model not in (None, "ngram", "none"):
+        model = spec_from_argument(model)
+    if options.target is None:
+        pair = known.pair(options.pair)
+        return pair if model is None else pair.model_copy(update={"drafter": model, "method": "spec"})
+    target = spec_from_argument(options.target)
+    if options.pair is not None:
+        pair = known.pair(options.pair)
+        return pair.model_copy(update={"target": target, "drafter": model or pair.drafter})
+    return PairSpec(name=target.name, target=target, drafter=model or "ngram", defaults=known.defaults)
+
+
+def load_options(options: ModelOptions) -> LoadOptions:
+    """The loader's half of the options. Imports the loader (and with it torch)."""
+    from utils.loading import LoadOptions
+
+    names = set(LoadOptions.__dataclass_fields__)
+    return LoadOptions(**{name: value for name, value in options.model_dump().items() if name in names})

@@ -1,0 +1,106 @@
+"""Several lanes answer one prompt, taking turns in one process: who is behind goes next.
+
+Each lane's clock counts only its own compute, so the lanes advance at their true relative speed
+although one process runs them all. The prompt is read once and its cost put on every clock. Knows
+no text and no screen; the time its consumer takes is on no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from sampling.events import Event, Finished, Prefill, Step
+
+if TYPE_CHECKING:
+    from sampling.types import Session
+
+
+class Lane(Protocol):
+    """One way of decoding. `shares_target`: it runs on the target's session."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shares_target(self) -> bool: ...
+    def run(self, prompt: list[int], *, session: Session | None, interrupt: Callable[[], bool]) -> Iterator[Event]: ...
+
+
+class Opener(Protocol):
+    """Opens the target on a prompt, taking over the cache of an earlier session."""
+
+    def open(self, prompt: list[int], previous: Session | None = None) -> Session: ...
+
+
+def seconds(event: Event) -> float:
+    """The compute that an event puts on its lane's clock."""
+    return 0.0 if isinstance(event, Finished) else event.seconds
+
+
+class Race:
+    """Iterates over (lane index, event). Each lane ends with its `Finished`, an interrupt included.
+
+    `previous` is taken over and must not be used again. After the end (or after closing the
+    iterator) `session` is the last sharing lane's, for the next turn; after an error it is None.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        engine: Opener,
+        prompt: list[int],
+        previous: Session | None = None,
+        interrupt: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.lanes, self.engine, self.prompt = lanes, engine, prompt
+        self.interrupt = interrupt
+        self.clocks = [0.0] * len(lanes)
+        self.session = previous
+        self._sharing = [index for index, lane in enumerate(lanes) if lane.shares_target]
+
+    def __iter__(self) -> Iterator[tuple[int, Event]]:
+        running: dict[int, Iterator[Event]] = {}
+        try:
+            sessions = yield from self._read_prompt()
+            if self.interrupt():
+                yield from ((index, Finished(0, "interrupted")) for index in range(len(self.lanes)))
+                return
+            for index, lane in enumerate(self.lanes):
+                running[index] = lane.run(self.prompt, session=sessions.get(index), interrupt=self.interrupt)
+            yield from self._take_turns(running)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self.session = None  # a cache left in the middle of a pass is not worth keeping
+            raise
+        finally:
+            for events in running.values():
+                getattr(events, "close", lambda: None)()
+
+    def _read_prompt(self) -> Generator[tuple[int, Event], None, dict[int, Session]]:
+        """Read the prompt once; every sharing lane but the last gets a fork of that session."""
+        from sampling.loop import prefill
+
+        if not self._sharing:
+            return {}
+        base = self.engine.open(self.prompt, self.session)
+        self.session = base
+        for event in prefill(base, [self.prompt], self.interrupt):
+            for index in self._sharing:
+                yield self._count(index, event)
+        *others, last = self._sharing
+        return {last: base} | ({} if self.interrupt() else {index: base.fork() for index in others})
+
+    def _take_turns(self, running: dict[int, Iterator[Event]]) -> Iterator[tuple[int, Event]]:
+        while running:
+            index = min(running, key=lambda lane: (self.clocks[lane], lane))
+            event = next(running[index], None)
+            if event is None:
+                del running[index]
+            else:
+                yield self._count(index, event)
+
+    def _count(self, index: int, event: Event) -> tuple[int, Event]:
+        assert isinstance(event, Prefill | Step | Finished)
+        self.clocks[index] += seconds(event)
+        return index, event

@@ -1,0 +1,149 @@
+"""Where lines come from: a prompt with history and completion on a terminal, else a plain stream.
+Knows no commands and no models.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from app.keys import key_bindings, open_block, unblocked
+
+
+class Reader(Protocol):
+    """Gives the user's lines. `read` raises EOFError at the end."""
+
+    def read(self, default: str = "") -> str: ...
+    def refresh(self) -> None: ...  # the status line may have changed; called from any thread
+
+
+class StreamReader:
+    """Lines of a stream that is no terminal; a block in three quotes is one message."""
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        self._stream = stream or sys.stdin
+
+    def read(self, default: str = "") -> str:
+        text = self._stream.readline()
+        while text and open_block(text):
+            more = self._stream.readline()
+            if not more:
+                break
+            text += more
+        if not text:
+            raise EOFError
+        return unblocked(text).rstrip("\r\n")
+
+    def refresh(self) -> None:
+        """There is no status line."""
+
+
+def history_path(environ: Any = os.environ) -> Path:
+    """Where typed lines are kept between runs."""
+    state = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "speculative-console" / "history"
+
+
+class PromptReader:
+    """A prompt_toolkit prompt with `status` in its bottom line.
+
+    `ascii` and `color` choose how it looks; `note` takes a line that the user should read once.
+    """
+
+    def __init__(
+        self,
+        offer: Callable[[str], Iterable[Any]],
+        status: Callable[[], str],
+        note: Callable[[str], None],
+        *,
+        ascii: bool = False,
+        color: bool = True,
+        **session: Any,
+    ) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.application import get_app
+        from prompt_toolkit.filters import Condition, to_filter
+        from prompt_toolkit.output import ColorDepth
+        from prompt_toolkit.styles import Style
+
+        from app.completer import CommandCompleter
+
+        self._status, self._hint = status, ""
+        self._more = ".. " if ascii else "… "
+        style = {"bottom-toolbar": "noreverse" + (" fg:ansibrightblack" if color else ""), "prompt": "bold"}
+        self.session: PromptSession[str] = PromptSession(
+            "> " if ascii else "› ",
+            multiline=True,
+            prompt_continuation=lambda width, line, wrapped: "" if wrapped else self._more,
+            history=_history(note),
+            completer=CommandCompleter(offer),
+            complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
+            key_bindings=key_bindings(self._show_hint),
+            bottom_toolbar=self._toolbar,
+            style=Style.from_dict(style),
+            color_depth=None if color else ColorDepth.DEPTH_1_BIT,
+            enable_open_in_editor=True,
+            reserve_space_for_menu=5,
+            tempfile_suffix=".txt",
+            **session,
+        )
+        self.session.default_buffer.on_text_changed += lambda _: self._show_hint("")
+        for window in self.session.layout.find_all_windows():
+            window.dont_extend_height = to_filter(True)  # the status line right below the input
+
+    def _show_hint(self, text: str) -> None:
+        self._hint = text
+
+    def _toolbar(self) -> str:
+        from prompt_toolkit.utils import get_cwidth
+
+        width = self.session.app.output.get_size().columns - 1
+        text = self._hint or self._status()
+        while get_cwidth(text) > width:
+            text = text[:-1]
+        return text
+
+    def read(self, default: str = "") -> str:
+        """One message; raises EOFError when the user leaves with Ctrl-D."""
+        from prompt_toolkit.patch_stdout import patch_stdout
+
+        self._hint = ""
+        while True:
+            try:
+                with patch_stdout(raw=True):
+                    return unblocked(self.session.prompt(default=default))
+            except KeyboardInterrupt:
+                default = ""
+
+    def refresh(self) -> None:
+        """Redraw the status line; may be called from any thread."""
+        if self.session.app.is_running:
+            self.session.app.invalidate()
+
+
+def _history(note: Callable[[str], None]) -> Any:
+    """The history between runs, or one for this run where it cannot be kept."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    class KeptHistory(FileHistory):
+        """A file history that gives up quietly when the file can no longer be written."""
+
+        def store_string(self, string: str) -> None:
+            try:
+                super().store_string(string.encode("utf-8", "replace").decode("utf-8"))
+            except OSError as error:
+                note(f"the line was not kept in the history: {error.strerror or error}")
+
+    path = history_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(path, "ab"):
+            path.chmod(0o600)
+        path.read_bytes()[:1]
+    except OSError as error:
+        note(f"no history between runs: {path}: {error.strerror or error}")
+        return InMemoryHistory()
+    return KeptHistory(str(path))

@@ -1,0 +1,172 @@
+"""How long a pass over n tokens takes here: the table behind `check --speed`.
+
+Times passes over 1 … 16 tokens of the target and of a model drafter, against plain transformers' own
+one-token pass in the same run. Everything is measured in turns, so that a machine that slows down
+slows all of it down, and the medians are compared. Knows no texts: the tokens are random.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sampling.causal import CausalLM
+from sampling.drafters import NgramDrafter
+from sampling.sampler import KeyedSampler
+from sampling.types import Network
+from utils.logits_processors import GreedyProcessor
+from utils.packed_linear import unpacked_copy
+from utils.timing import Stopwatch
+
+if TYPE_CHECKING:
+    from utils.loading import LoadedModel, LoadedPair
+
+COUNTS = range(1, 17)
+BUDGET = 60.0  # seconds after which no further repeat is begun
+SECOND_COPY = 4e9  # bytes of weights up to which a plain copy is made to compare with
+Pass = Callable[[], object]
+
+
+def measure_costs(
+    model: Network | CausalLM, counts: Iterable[int] = COUNTS, context: int = 256, repeats: int = 15
+) -> dict[int, float]:
+    """Seconds of one pass over n new tokens behind `context` cached ones, logits of all n included.
+
+    The median of `repeats`, taken in turns over all `counts` after a warm-up.
+    """
+    network = model.network if isinstance(model, CausalLM) else model
+    return _medians(passes(network, counts, context), repeats, network.device)
+
+
+def passes(network: Network, counts: Iterable[int], context: int) -> dict[int, Pass]:
+    """For each n a pass over n tokens that leaves the cache as it found it."""
+    counts = sorted(set(counts))
+    context = max(1, min(context, network.context - counts[-1]))
+    ids, positions = _tokens(network.vocab_size, context + counts[-1], network.device)
+    cache = network.new_cache(1)
+    with torch.inference_mode():
+        network.forward(ids[:, :context], positions[:, :context], None, cache, 1)
+
+    def one(count: int) -> Pass:
+        new, places = ids[:, context : context + count], positions[:, context : context + count]
+
+        def run() -> None:
+            with torch.inference_mode():
+                network.forward(new, places, None, cache, count)
+                cache.crop(context)
+
+        return run
+
+    return {count: one(count) for count in counts}
+
+
+def plain_pass(model: Any, context: int) -> Pass:
+    """The one-token pass of transformers' own forward, with its own cache, behind `context` tokens."""
+    ids, positions = _tokens(model.config.vocab_size, context + 1, model.device)
+    with torch.inference_mode():
+        cache = model(ids[:, :context], use_cache=True, logits_to_keep=1).past_key_values
+    new, places = ids[:, context:], positions[:, context:]
+
+    def run() -> None:
+        with torch.inference_mode():
+            model(new, position_ids=places, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache.crop(-1)
+
+    return run
+
+
+def ngram_seconds(vocab_size: int, context: int = 256, tokens: int = 4) -> float:
+    """Seconds per token that the n-gram store proposes, the rounds' upkeep of the store left out."""
+    prompt = [place % 7 % vocab_size for place in range(context)]  # repeats itself: every context is known
+    drafter, sampler = NgramDrafter(vocab_size), KeyedSampler(GreedyProcessor())
+    drafter.start([prompt], None, None)  # type: ignore[arg-type]  # it asks neither session anything
+    watch, laps = Stopwatch(), []
+    for _ in range(200):
+        watch.lap()
+        draft = drafter.propose([prompt], [tokens], sampler)
+        laps.append(watch.lap() / draft.tokens.shape[1])
+    return statistics.median(laps)
+
+
+def speed_table(loaded: LoadedPair, context: int = 256, repeats: int = 15) -> RenderableType:
+    """Measure a pair and lay it out: milliseconds and v(n) = T(n) / T(1), then what drafting costs.
+
+    Takes up to a minute of compute per repeat-budget; prints nothing.
+    """
+    models = {"target": loaded.target} | ({"drafter": loaded.drafter} if loaded.drafter is not None else {})
+    turns: dict[tuple[str, int], Pass] = {}
+    for role, model in models.items():
+        network = CausalLM(model.model, role).network
+        turns |= {(role, count): run for count, run in passes(network, COUNTS, context).items()}
+    if (plain := _plain_twin(loaded.target)) is not None:
+        turns["plain", 1] = plain_pass(plain, context)
+    costs = _medians(turns, repeats, loaded.target.device)
+    return Group(_table(costs, list(models)), *(Text(line) for line in _lines(costs, loaded, context)))
+
+
+def _table(costs: dict[tuple[str, int], float], roles: list[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("n", justify="right")
+    for role in roles:
+        table.add_column(f"{role} ms", justify="right")
+        table.add_column("v(n)", justify="right")
+    for count in COUNTS:
+        row = [str(count)]
+        for role in roles:
+            seconds = costs[role, count]
+            row += [f"{seconds * 1e3:.1f}", f"{seconds / costs[role, 1]:.2f}"]
+        table.add_row(*row)
+    return table
+
+
+def _lines(costs: dict[tuple[str, int], float], loaded: LoadedPair, context: int) -> list[str]:
+    own = costs["target", 1]
+    lines = [f"a pass over n tokens behind {context} cached ones; v(8) = {costs['target', 8] / own:.2f}"]
+    if ("plain", 1) in costs:
+        plain = costs["plain", 1]
+        lines.append(
+            f"one-token pass: {own * 1e3:.1f} ms, {own / plain:.2f}x plain transformers' ({plain * 1e3:.1f} ms)"
+        )
+    if ("drafter", 1) in costs:
+        lines.append(f"a drafted token costs c = {costs['drafter', 1] / own:.3f} of a one-token pass of the target")
+    if loaded.drafter_kind == "ngram":
+        seconds = ngram_seconds(loaded.vocab_size, context)
+        lines.append(f"a token drafted by n-gram: {seconds * 1e3:.3f} ms, c = {seconds / own:.5f}")
+    return lines
+
+
+def _medians(turns: dict[Any, Pass], repeats: int, device: torch.device) -> dict[Any, float]:
+    """Median seconds of each pass: all in turn, `repeats` times or as often as the budget allows, at least three."""
+    laps: dict[Any, list[float]] = {key: [] for key in turns}
+    begun = time.monotonic()
+    for run in turns.values():
+        run()
+    for repeat in range(max(1, repeats)):
+        if repeat >= 3 and time.monotonic() - begun > BUDGET:
+            break
+        for key, run in turns.items():
+            watch = Stopwatch(device)
+            run()
+            laps[key].append(watch.lap())
+    return {key: statistics.median(seconds) for key, seconds in laps.items()}
+
+
+def _plain_twin(target: LoadedModel) -> Any | None:
+    """The target as plain transformers runs it: itself if nothing in it was packed, else an unpacked copy.
+
+    None where a second copy of the weights would be too large.
+    """
+    return unpacked_copy(target.model) if target.bytes <= SECOND_COPY else None
+
+
+def _tokens(vocab_size: int, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """`count` random ids [1, count], always the same ones, and their positions."""
+    ids = torch.randint(0, vocab_size, (1, count), generator=torch.Generator().manual_seed(0))
+    return ids.to(device), torch.arange(count, device=device)[None]

@@ -1,0 +1,157 @@
+"""The terminal while the program works: keys typed early stay unseen and unspoilt, Ctrl-C becomes
+a flag, and frames are redrawn in place. Knows no models and no prompt.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+try:
+    import termios
+except ImportError:  # no POSIX terminal
+    termios = None  # type: ignore[assignment]
+
+SECOND_WITHIN = 2.0  # seconds in which a second Ctrl-C leaves the program
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\]8;[^\x1b]*\x1b\\")
+_HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # one update, shown at once where the terminal knows how
+
+
+@contextmanager
+def quiet_keys(stream: IO[str] | None = None) -> Iterator[None]:
+    """Keys typed meanwhile are not echoed; they wait, as typed, for whoever reads next."""
+    stream = stream or sys.stdin
+    try:
+        descriptor = stream.fileno()
+        if termios is None or not stream.isatty():
+            raise OSError
+        before = termios.tcgetattr(descriptor)
+    except (OSError, ValueError, AttributeError):
+        yield
+        return
+    quiet = termios.tcgetattr(descriptor)
+    quiet[0] &= ~(termios.ICRNL | termios.INLCR)
+    quiet[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+
+class Interrupts:
+    """A context in which Ctrl-C sets `stopped`; a second one within 2 s leaves with 130.
+
+    Leaving waits until a drawing (:meth:`whole`) is complete. Outside the main thread Ctrl-C
+    keeps its meaning.
+    """
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._last = -SECOND_WITHIN
+        self._drawing = self._leave = False
+        self._before: Any = None
+
+    def __call__(self) -> bool:
+        return self.stopped
+
+    def __enter__(self) -> Interrupts:
+        try:
+            self._before = signal.signal(signal.SIGINT, self._on_signal)
+        except ValueError:
+            self._before = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _on_signal(self, *_: object) -> None:
+        now = time.monotonic()
+        self._leave = self._leave or (self.stopped and now - self._last < SECOND_WITHIN)
+        self.stopped, self._last = True, now
+        if self._leave and not self._drawing:
+            raise SystemExit(130)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What happens in here is not torn apart by a second Ctrl-C."""
+        self._drawing = True
+        try:
+            yield
+        finally:
+            self._drawing = False
+        if self._leave:
+            raise SystemExit(130)
+
+
+class InPlace:
+    """Lines at the bottom of the screen that are redrawn in place, only where they changed.
+
+    A context: the cursor is hidden inside and always comes back. Never higher than the screen;
+    after a resize it starts over below what the terminal made of the old lines.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._lines: list[str] = []
+        self._width = console.size.width
+
+    def __enter__(self) -> InPlace:
+        self._write(_HIDE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+        self._write(_SHOW)
+
+    def _write(self, text: str) -> None:
+        self.console.file.write(text)
+        self.console.file.flush()
+
+    def draw(self, content: RenderableType) -> None:
+        """Show `content` in place of what was shown."""
+        width, height = self.console.size
+        with self.console.capture() as capture:
+            self.console.print(content)
+        lines = capture.get().split("\n")
+        lines = (lines[:-1] if not lines[-1] else lines)[: max(1, height - 1)]
+        out = [_BEGIN]
+        if width != self._width:
+            out.append(self._erase(width))
+            self._width, self._lines = width, []
+        elif self._lines:
+            out.append(f"\x1b[{len(self._lines)}A\r")
+        for index, line in enumerate(lines):
+            changed = index >= len(self._lines) or self._lines[index] != line
+            out.append(f"{self._filled(line, width)}\n" if changed else "\n")
+        out += ["\x1b[J" if len(lines) < len(self._lines) else "", _END]
+        self._lines = lines
+        self._write("".join(out))
+
+    def _filled(self, line: str, width: int) -> str:
+        # Behind a full line the cursor hangs on the last column: erasing there would take a character.
+        return line if _cells(line) >= width else f"{line}\x1b[K"
+
+    def _erase(self, width: int) -> str:
+        """Go to where the frame began and erase it; on `width` columns its lines may have wrapped."""
+        rows = sum(max(1, -(-_cells(line) // max(1, width))) for line in self._lines)
+        return f"\x1b[{rows}A\r\x1b[J" if rows else ""
+
+    def clear(self) -> None:
+        """Take the frame off the screen."""
+        self._write(self._erase(self.console.size.width))
+        self._lines, self._width = [], self.console.size.width
+
+
+def _cells(line: str) -> int:
+    return cell_len(_ESCAPES.sub("", line))

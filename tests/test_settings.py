@@ -1,0 +1,227 @@
+"""Settings: ranges, one-line errors, and which layer wins."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from app.fields import FIELDS, MODEL_FIELDS, SETTING_FIELDS
+from app.settings import LANES, Layers, ModelOptions, Settings, misspelt_variables, model_options, resolve
+from utils.errors import UsageError
+
+
+def test_the_records_and_the_table_name_the_same_settings_with_the_same_defaults() -> None:
+    assert set(Settings.model_fields) == set(SETTING_FIELDS)
+    assert set(ModelOptions.model_fields) == set(MODEL_FIELDS)
+    for record in (Settings(), ModelOptions()):
+        for name, value in record.model_dump().items():
+            assert value == FIELDS[name].default, name
+
+
+@pytest.mark.parametrize("name", sorted(SETTING_FIELDS))
+def test_every_default_is_read_back_from_the_way_it_is_shown(name: str) -> None:
+    field = SETTING_FIELDS[name]
+    if field.default != "":
+        assert field.read(field.show(field.default)) == field.default
+
+
+@pytest.mark.parametrize("name", sorted(FIELDS))
+def test_every_value_offered_on_tab_is_accepted(name: str) -> None:
+    for choice in FIELDS[name].kind.choices:
+        FIELDS[name].read(choice)
+
+
+REFUSED: list[tuple[str, Any, str]] = [
+    ("top_p", "1.5", "top_p must be above 0 and at most 1, got 1.5 (still 0.9)"),
+    ("top_p", "0", "top_p must be above 0 and at most 1, got 0 (still 0.9)"),
+    ("top_p", "x", "top_p must be a number above 0 and at most 1, got 'x' (still 0.9)"),
+    ("top_p", "nan", "top_p must be a number above 0 and at most 1, got 'nan' (still 0.9)"),
+    ("top_p", float("nan"), "top_p must be a number above 0 and at most 1, got nan (still 0.9)"),
+    ("temperature", "1e400", "temperature must be from 0 to 5, got 1e400 (still 0)"),
+    ("temperature", "inf", "temperature must be a number from 0 to 5, got 'inf' (still 0)"),
+    ("temperature", float("inf"), "temperature must be from 0 to 5, got inf (still 0)"),
+    ("temperature", 10**400, f"temperature must be from 0 to 5, got 1{'0' * 38}… (still 0)"),
+    ("temperature", "-0.1", "temperature must be from 0 to 5, got -0.1 (still 0)"),
+    ("temperature", "", "temperature must be a number from 0 to 5, got '' (still 0)"),
+    ("temperature", "0,8", "temperature must be a number from 0 to 5, got '0,8' (still 0)"),
+    ("temperature", "1_0", "temperature must be a number from 0 to 5, got '1_0' (still 0)"),
+    ("temperature", True, "temperature must be a number from 0 to 5, got True (still 0)"),
+    ("min_p", "1", "min_p must be at least 0 and below 1, got 1 (still 0)"),
+    ("gamma", "x", "gamma must be a whole number from 1 to 64, got 'x' (still 4)"),
+    ("gamma", "auto", "gamma must be a whole number from 1 to 64, got 'auto' (still 4)"),
+    ("gamma", "0", "gamma must be a whole number from 1 to 64, got 0 (still 4)"),
+    ("gamma", "65", "gamma must be a whole number from 1 to 64, got 65 (still 4)"),
+    ("gamma", "4.0", "gamma must be a whole number from 1 to 64, got 4.0 (still 4)"),
+    ("gamma", 4.0, "gamma must be a whole number from 1 to 64, got 4.0 (still 4)"),
+    ("gamma", True, "gamma must be a whole number from 1 to 64, got True (still 4)"),
+    ("gamma", "４", "gamma must be a whole number from 1 to 64, got '４' (still 4)"),
+    ("gamma", "٤", "gamma must be a whole number from 1 to 64, got '٤' (still 4)"),
+    ("gamma", "9" * 9000, f"gamma must be a whole number from 1 to 64, got {'9' * 39}… (still 4)"),
+    ("gamma", "4\n5", "gamma must be a whole number from 1 to 64, got '4\\n5' (still 4)"),
+    ("top_k", "-1", "top_k must be a whole number from 0 to 1000000, got -1 (still 0)"),
+    ("max_new_tokens", "0", "max_new_tokens must be a whole number from 1 to 1000000, got 0 (still 128)"),
+    ("seed", str(2**63), f"seed must be a whole number from 0 to {2**63 - 1} or random, got {2**63} (still 42)"),
+    ("seed", "Random", f"seed must be a whole number from 0 to {2**63 - 1} or random, got 'Random' (still 42)"),
+    ("verify", "block", "verify must be token, got 'block' (still token)"),
+    ("view", "Side", "view must be auto, side, stack or trace, got 'Side' (still auto)"),
+    ("chat", "maybe", "chat must be on or off, got 'maybe' (still on)"),
+    ("compare", "", "compare must be a comma list of ar, spec, draft, ngram, each once, got '' (still ar,spec)"),
+    (
+        "compare",
+        "ar,ar",
+        "compare must be a comma list of ar, spec, draft, ngram, each once, got 'ar,ar' (still ar,spec)",
+    ),
+    (
+        "compare",
+        "ar,sp",
+        "compare must be a comma list of ar, spec, draft, ngram, each once, got 'ar,sp' (still ar,spec)",
+    ),
+    ("compare", "ar,", "compare must be a comma list of ar, spec, draft, ngram, each once, got 'ar,' (still ar,spec)"),
+    ("system", "\udcff", "system must be text, got '\\udcff' (still (none))"),
+    ("tempreature", "1", "unknown setting 'tempreature' (did you mean temperature?)"),
+    ("top-p", "1", "unknown setting 'top-p' (did you mean top_p?)"),
+    ("zzz", "1", "unknown setting 'zzz'"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), REFUSED, ids=lambda value: str(value)[:24])
+def test_a_refused_value_changes_nothing_and_says_what_holds(name: str, value: Any, message: str) -> None:
+    settings = Settings(top_p=0.9)
+    with pytest.raises(UsageError) as caught:
+        settings.changed(**{name: value})
+    assert str(caught.value) == message
+    assert "\n" not in str(caught.value)
+    assert settings == Settings(top_p=0.9)
+
+
+ACCEPTED: list[tuple[str, Any, Any]] = [
+    ("gamma", "64", 64),
+    ("gamma", "+1", 1),
+    ("temperature", ".5", 0.5),
+    ("temperature", "1e-3", 0.001),
+    ("temperature", 1, 1.0),
+    ("top_p", "1", 1.0),
+    ("min_p", "0", 0.0),
+    ("seed", "0", 0),
+    ("seed", str(2**63 - 1), 2**63 - 1),
+    ("chat", "OFF", False),
+    ("chat", "1", True),
+    ("compare", "ngram, ar", ("ngram", "ar")),
+    ("compare", ["spec"], ("spec",)),
+    ("length", "7", 7),
+    ("system", "two\nlines", "two\nlines"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "read"), ACCEPTED)
+def test_an_accepted_value_is_read_as_a_plain_one(name: str, value: Any, read: Any) -> None:
+    after = Settings().changed(**{name: value})
+    found = after.max_new_tokens if name == "length" else getattr(after, name)
+    assert found == read
+    assert type(found) is type(read)
+
+
+def test_minus_zero_is_shown_as_zero() -> None:
+    assert Settings(temperature="-0.0").show("temperature") == "0"
+
+
+def test_several_changes_are_all_or_nothing() -> None:
+    settings = Settings()
+    with pytest.raises(UsageError, match=r"top_p must be above 0 and at most 1, got 7 \(still 1\)"):
+        settings.changed(gamma=8, top_p=7)
+    assert settings.changed(gamma=8, top_p=0.5).model_dump(include={"gamma", "top_p"}) == {"gamma": 8, "top_p": 0.5}
+
+
+def test_the_constructor_refuses_too_and_the_record_is_frozen() -> None:
+    with pytest.raises(UsageError, match="gamma must be a whole number from 1 to 64, got 99"):
+        Settings(gamma=99)
+    with pytest.raises(UsageError, match="unknown setting 'gama'"):
+        Settings(gama=4)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().gamma = 5  # type: ignore[misc]
+
+
+def test_a_random_seed_is_drawn_once_and_stays() -> None:
+    layers = Layers.of(flags={"seed": "random"})
+    assert layers.settings.seed == layers.resolve({"gamma": 2}).settings.seed
+    assert len({Settings().changed(seed="random").seed for _ in range(8)}) > 1
+
+
+def test_each_layer_goes_over_the_one_below() -> None:
+    catalogue, pair = {"gamma": 1, "top_k": 1, "min_p": 0.1, "seed": 1}, {"top_k": 2, "min_p": 0.2, "seed": 2}
+    environ, flags = {"SPEC_MIN_P": "0.3", "SPEC_SEED": "3"}, {"seed": "4"}
+    settings = resolve(catalogue, pair, environ, flags)
+    assert (settings.max_new_tokens, settings.gamma, settings.top_k) == (128, 1, 2)
+    assert (settings.min_p, settings.seed) == (0.3, 4)
+    layers = Layers.of(catalogue, pair, environ, flags).with_set(seed="5")
+    assert layers.settings.seed == 5
+    sources = [layers.source(name) for name in ("max_new_tokens", "gamma", "top_k", "min_p", "seed")]
+    assert sources == ["built in", "catalogue", "pair", "environment", "/set"]
+
+
+def test_another_pair_brings_its_defaults_below_flags_and_set() -> None:
+    layers = Layers.of({}, {"gamma": 2, "top_k": 20, "temperature": 0.2}, {}, {"top_k": "9"}).with_set(temperature="1")
+    other = layers.resolve({"gamma": 7, "top_k": 70, "temperature": 0.7})
+    assert (other.settings.gamma, other.settings.top_k, other.settings.temperature) == (7, 9, 1.0)
+    assert other.resolve({}).settings.gamma == 4
+    assert other.without_set().settings.temperature == 0.7
+
+
+def test_reset_takes_the_console_layer_away_by_name_or_whole() -> None:
+    layers = Layers.of(flags={"gamma": "8"}).with_set(gamma="2", length="5", top_k=3)
+    assert layers.without_set("length").settings.max_new_tokens == 128
+    assert layers.without_set("length").settings.gamma == 2
+    assert layers.without_set().settings == layers.defaults == Settings(gamma=8)
+    with pytest.raises(UsageError, match="unknown setting 'gama'"):
+        layers.without_set("gama")
+
+
+def test_a_refused_set_leaves_the_layers_alone_and_says_what_holds() -> None:
+    layers = Layers.of(pair_defaults={"gamma": 6})
+    with pytest.raises(UsageError, match=r"gamma must be .*, got 0 \(still 6\)"):
+        layers.with_set(top_k=3, gamma=0)
+    assert layers.settings == Settings(gamma=6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (({}, {}, {"SPEC_TOP_P": "1.5"}, {}), "SPEC_TOP_P must be above 0 and at most 1, got 1.5"),
+        (({}, {}, {}, {"top_p": "1.5"}), "--top-p must be above 0 and at most 1, got 1.5"),
+        (({"gama": 1}, {}, {}, {}), "defaults of the catalogue: unknown setting 'gama' (did you mean gamma?)"),
+        (({}, {"gamma": 0}, {}, {}), "defaults of the pair: gamma must be a whole number from 1 to 64, got 0"),
+    ],
+)
+def test_a_bad_value_names_where_it_stands(arguments: Any, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve(*arguments)
+    assert str(caught.value) == message
+
+
+def test_model_options_come_from_environment_and_flags() -> None:
+    options = model_options({"SPEC_PAIR": "a", "SPEC_DEVICE": "cuda:1", "SPEC_OFFLINE": ""}, {"pair": "b"})
+    assert (options.pair, options.device, options.offline) == ("b", "cuda:1", False)
+    assert model_options({"HF_HUB_OFFLINE": "1"}, {}).offline
+    assert not model_options({"HF_HUB_OFFLINE": "0"}, {}).offline
+    assert not model_options({"HF_HUB_OFFLINE": "1", "SPEC_OFFLINE": "off"}, {}).offline
+    for variable, value in (("SPEC_DEVICE", "gpu"), ("SPEC_QUANTIZATION", "int4"), ("SPEC_DTYPE", "fp16")):
+        with pytest.raises(UsageError, match=f"^{variable} must be "):
+            model_options({variable: value}, {})
+
+
+def test_a_nearly_named_variable_is_told_and_a_foreign_one_is_not() -> None:
+    environ = {"SPEC_GAMA": "3", "SPEC_FILE": "x", "SPEC_GAMMA": "3", "OTHER_GAMA": "1"}
+    assert misspelt_variables(environ) == ["SPEC_GAMA is not a setting (did you mean SPEC_GAMMA?)"]
+
+
+def test_nothing_here_imports_torch() -> None:
+    modules = "app.settings, app.commands, app.command_table, app.command_help, app.completion, app.cli, app.pairing"
+    program = f"import sys, {modules}; sys.exit(bool({{'torch', 'transformers', 'rich'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_lanes_are_one_list() -> None:
+    assert FIELDS["compare"].kind.choices == LANES == ("ar", "spec", "draft", "ngram")

@@ -1,0 +1,195 @@
+"""models.yaml → validated pairs; an error names file, line, key and, where it can, the key meant.
+
+Knows neither what the settings do that a catalogue may preset, nor how models are loaded. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from utils.errors import UsageError
+from utils.specs import (
+    FROZEN,
+    LATER_MODELLESS,
+    MODELLESS,
+    ModelSpec,
+    PairSpec,
+    PresetSettings,
+    resolved,
+    source_of,
+    spec_from_argument,
+)
+from utils.yaml_lines import Tree, YamlError, read_yaml
+
+__all__ = ["MODELLESS", "Catalogue", "ModelSpec", "PairSpec", "load_catalogue", "spec_from_argument"]
+
+
+class Catalogue(BaseModel):
+    """All pairs of a file, `default` among them. `defaults` presets settings for every pair.
+
+    Each pair's own `defaults` already include these.
+    """
+
+    model_config = FROZEN
+
+    default: str
+    pairs: dict[str, PairSpec]
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    file: str = ""
+
+    def pair(self, name: str | None = None) -> PairSpec:
+        """The pair `name`, or the default one; UsageError for an unknown name."""
+        wanted = self.default if name is None else name
+        if wanted in self.pairs:
+            return self.pairs[wanted]
+        raise UsageError(f"{self.file}: no pair '{wanted}'{_meant(wanted, self.pairs)}: have {', '.join(self.pairs)}")
+
+
+def load_catalogue(path: str | Path) -> Catalogue:
+    """Read and validate a catalogue; relative paths in it start at its folder.
+
+    Raises UsageError in one line: `FILE:LINE: pair 'x': what is wrong`.
+    """
+    file = Path(path).expanduser()
+    try:
+        tree = read_yaml(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"no catalogue {file}: name an existing file with --models") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the catalogue {file}: {' '.join(str(error).split())}") from error
+    except YamlError as problem:
+        raise UsageError(f"{file}:{problem.line}: {problem.text}") from problem
+    return _Reader(file, tree).catalogue()
+
+
+class _Reader:
+    """Turns one parsed file into a Catalogue; knows its lines."""
+
+    _TOP = ("default", "defaults", "pairs")
+
+    def __init__(self, file: Path, tree: Tree) -> None:
+        self.file = file
+        self.tree = tree
+
+    def catalogue(self) -> Catalogue:
+        data = self.tree.data
+        if data is None:
+            self.fail((), "the file is empty: a catalogue needs `pairs`")
+        if not isinstance(data, dict):
+            self.fail((), f"a catalogue is a mapping with `pairs`, got {_shown(data)}")
+        for key in data:
+            if key not in self._TOP:
+                self.fail((key,), f"unknown key '{key}'{_meant(key, self._TOP)}")
+        listed = data.get("pairs")
+        if not isinstance(listed, dict) or not listed:
+            self.fail(("pairs",), f"`pairs` must map names to pairs, got {_shown(listed)}")
+        defaults = self.settings(("defaults",), data.get("defaults"), "defaults")
+        pairs = {name: self.pair(name, listed[name], defaults) for name in listed}
+        default = data.get("default", next(iter(pairs)))
+        if default not in pairs:
+            self.fail(("default",), f"default: no pair '{default}'{_meant(str(default), pairs)}")
+        return Catalogue(default=default, pairs=pairs, defaults=defaults, file=str(self.file))
+
+    def pair(self, name: str, data: Any, defaults: dict[str, Any]) -> PairSpec:
+        path, label = ("pairs", name), f"pair '{name}'"
+        if not isinstance(data, dict):
+            self.fail(path, f"{label} must be a mapping with a target, got {_shown(data)}")
+        if "name" in data:
+            self.fail((*path, "name"), f"{label}: unknown key 'name' (the pair's key is its name)")
+        own = self.settings((*path, "defaults"), data.get("defaults"), label)
+        models = {key: self.model(data[key]) for key in ("target", "drafter", "inner") if key in data}
+        try:
+            return PairSpec.model_validate({**data, **models, "name": name, "defaults": {**defaults, **own}})
+        except ValidationError as error:
+            self.refuse(path, label, error, PairSpec)
+
+    def settings(self, path: tuple[str | int, ...], data: Any, label: str) -> dict[str, Any]:
+        """The settings preset under `path`, their names and types checked."""
+        if data is None:
+            return {}
+        if not isinstance(data, dict):
+            self.fail(path, f"{label}: defaults must map settings to values, got {_shown(data)}")
+        try:
+            PresetSettings.model_validate(data)
+        except ValidationError as error:
+            self.refuse(path, label, error, PresetSettings)
+        for key, value in data.items():
+            if value is None:
+                self.fail((*path, key), f"{label}: {key} has no value")
+        return dict(data)
+
+    def model(self, value: Any) -> Any:
+        """A short form made long, and a relative path made absolute."""
+        if isinstance(value, str):
+            if value in (*MODELLESS, *LATER_MODELLESS):
+                return value
+            value = source_of(value, self.file.parent)
+        if not isinstance(value, dict):
+            return value
+        moved = {
+            key: str(resolved(value[key], self.file.parent))
+            for key in ("path", "gguf")
+            if isinstance(value.get(key), str)
+        }
+        return {**value, **moved}
+
+    def refuse(
+        self, path: tuple[str | int, ...], label: str, error: ValidationError, kind: type[BaseModel]
+    ) -> NoReturn:
+        """Fail with the first thing pydantic found, at its line."""
+        first = error.errors()[0]
+        where = path
+        for part in first["loc"]:  # union tags are no keys
+            if (*where, part) in self.tree.lines or first["type"] == "missing":
+                where = (*where, part)
+        self.fail(where, f"{label}: {_told(first, where[len(path) :], kind)}")
+
+    def fail(self, path: tuple[str | int, ...], text: str) -> NoReturn:
+        raise UsageError(f"{self.file}:{self.tree.line(path)}: {text}")
+
+
+_MODEL = "a model (id, folder, file or mapping)"
+_KINDS = {
+    "model_type": _MODEL,
+    "model_attributes_type": _MODEL,
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+}
+
+
+def _told(error: ErrorDetails, where: tuple[str | int, ...], kind: type[BaseModel]) -> str:
+    """One pydantic error in the house's words."""
+    key = ".".join(str(part) for part in where if part not in ("model", "word"))
+    last = str(where[-1]) if where else ""
+    if error["type"] == "extra_forbidden":
+        names = ModelSpec.model_fields if len(where) > 1 else kind.model_fields
+        return f"unknown key '{last}'{_meant(last, names)}"
+    if error["type"] == "missing":
+        return f"needs a {last}"
+    if error["type"] == "value_error":
+        return f"{key}: {error['ctx']['error']!s}" if key else str(error["ctx"]["error"])
+    if error["type"] in _KINDS:
+        said = _KINDS[error["type"]]
+    else:
+        said = error["msg"].removeprefix("Input should be ").replace("a valid ", "a ")
+    return f"{key} must be {said}, got {_shown(error['input'])}"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _meant(key: str, names: Any) -> str:
+    close = difflib.get_close_matches(key, list(names), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""

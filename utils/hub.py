@@ -1,0 +1,125 @@
+"""A model of the hub → its folder in the hub's own cache. HF_HOME, HF_TOKEN, HF_ENDPOINT are honoured.
+
+Says in one line why a model cannot be had; knows nothing of what is in its files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from utils.errors import UserError
+from utils.progress import Progress, check
+
+_SMALL = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken"]
+_WEIGHTS = ("*.safetensors", "*.bin")  # the first kind a repository has is the one wanted
+_UNWANTED = ["*/*", "consolidated*", "training_args.bin"]  # other formats, and the same weights once more
+
+
+def hub_folder(
+    name: str, revision: str | None, offline: bool, progress: Progress, cancelled: Callable[[], bool]
+) -> Path:
+    """The snapshot of `name` at `revision`, fetched if it is not cached. Raises UserError or Cancelled.
+
+    Without a connection the cached snapshot is taken, as it is with `offline`.
+    """
+    from huggingface_hub import constants, errors
+
+    offline = offline or constants.HF_HUB_OFFLINE
+    at = f" at revision {revision}" if revision else ""
+    progress(f"looking up {name}{at}", None)
+    try:
+        kinds, total = (_WEIGHTS, 0) if offline else _kinds(name, revision)
+        bar = _bar(f"fetching {name}", total, progress, cancelled)
+        return _snapshot(name, revision, offline, kinds, bar)
+    except errors.GatedRepoError as error:
+        raise UserError(f"{name} is gated: accept its terms on the hub and set HF_TOKEN") from error
+    except errors.RevisionNotFoundError as error:
+        raise UserError(f"the hub's {name} has no revision '{revision}'") from error
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(f"the hub has no model {name}, or it is private: check the name, or set HF_TOKEN") from error
+    except errors.LocalEntryNotFoundError as error:
+        why = "and offline mode forbids fetching it" if offline else "and the hub cannot be reached"
+        raise UserError(f"{name}{at} is not in the hub's cache {why}: name a folder or connect once") from error
+    except UserError:
+        raise
+    except Exception as error:  # connection libraries have errors of their own; all end here as one line
+        if "No space left" in str(error):
+            raise UserError(f"no space left for {name} in {constants.HF_HUB_CACHE}: set HF_HOME elsewhere") from error
+        told = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"cannot fetch {name}: {told}") from error
+
+
+def is_cached(name: str, revision: str | None) -> bool:
+    """Whether a snapshot of `name` has been begun in the hub's cache. Asks no network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+
+
+def _snapshot(name: str, revision: str | None, offline: bool, kinds: tuple[str, ...], bar: Any) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    for kind in kinds:
+        try:
+            folder = snapshot_download(
+                name,
+                revision=revision,
+                local_files_only=offline,
+                allow_patterns=[*_SMALL, kind],
+                ignore_patterns=_UNWANTED,
+                tqdm_class=bar,
+            )
+        except LocalEntryNotFoundError:
+            if kind == kinds[-1]:
+                raise
+            continue
+        if any(Path(folder).glob(kind)) or kind == kinds[-1]:
+            return Path(folder)
+    raise AssertionError("there is at least one kind of weights")
+
+
+def _kinds(name: str, revision: str | None) -> tuple[tuple[str, ...], int]:
+    """The kind of weights to fetch and the bytes to come; all kinds and 0 if the hub cannot be reached."""
+    from fnmatch import fnmatch
+
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        listed = HfApi().model_info(name, revision=revision, files_metadata=True).siblings or []
+    except HfHubHTTPError:
+        raise
+    except Exception:  # no connection: the cache may still have it
+        return _WEIGHTS, 0
+    files = [file for file in listed if not any(fnmatch(file.rfilename, pattern) for pattern in _UNWANTED)]
+    kind = next((kind for kind in _WEIGHTS if any(fnmatch(file.rfilename, kind) for file in files)), _WEIGHTS[-1])
+    wanted = [file.size or 0 for file in files if any(fnmatch(file.rfilename, p) for p in (*_SMALL, kind))]
+    return (kind,), sum(wanted)
+
+
+def _bar(stage: str, total: int, progress: Progress, cancelled: Callable[[], bool]) -> Any:
+    """A progress bar class for the hub's downloads that reports bytes instead of drawing; cancelling raises in it."""
+    from tqdm.auto import tqdm
+
+    most = 0.0  # of the two bars of bytes, received and written, the one that is ahead
+
+    class Reporting(tqdm):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **{**named, "disable": False, "file": nowhere})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            nonlocal most
+            check(cancelled)
+            shown = super().update(n)
+            whole = total or self.total
+            if self.unit == "B" and whole:
+                most = max(most, min(1.0, self.n / whole))
+                progress(stage, most)
+            return shown
+
+    nowhere = open(os.devnull, "w")  # noqa: SIM115  # closed with the last bar that holds it
+    return Reporting

@@ -1,0 +1,184 @@
+"""Linear layers whose float32 weights are laid out once for the CPU's matrix kernels.
+
+A plain `nn.Linear` brings its weight into the kernel's layout on every call, which makes a pass
+over 4 or 8 tokens cost a multiple of a pass over one. `PackedLinear` does it once (oneDNN, through
+the operators the inductor uses when it freezes a graph), so that a pass over 8 tokens costs little
+more than a pass over one; the packed weight is the only copy that is kept. Same numbers up to
+float32 rounding. Knows no models beyond "a module with `nn.Linear` children", and no gradients: where a
+gradient, another dtype or another device is asked for, it unpacks its weight and works as `F.linear`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import MutableMapping
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROWS_HINT = 8  # token count that the layout is chosen for; 8 is as good as any at 1 … 256, a hint of 1 is not
+
+
+def available() -> bool:
+    """Whether this build of torch and this machine can pack float32 weights."""
+    operators = torch.ops.mkldnn
+    return (
+        torch.backends.mkldnn.is_available()
+        and hasattr(operators, "_linear_pointwise")
+        and hasattr(operators, "_reorder_linear_weight")
+    )
+
+
+def packable(module: nn.Module) -> bool:
+    """Whether `module` is a float32 `nn.Linear` on the CPU: no subclass (those own their layout), no hooks."""
+    if type(module) is not nn.Linear:
+        return False
+    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+        return False
+    weight = module.weight
+    return weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.numel() > 0
+
+
+class PackedLinear(nn.Module):
+    """y = x Wᵀ + b with W [out, in] packed; x [..., in] → y [..., out].
+
+    `weight` unpacks a fresh dense copy (not a Parameter: writing to it changes nothing). `state_dict`,
+    `load_state_dict`, `copy.deepcopy` and pickling speak of the dense weight, so checkpoints look like
+    `nn.Linear`'s. `.to(...)` leaves the packed weight where it is; the bias follows.
+    """
+
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Pack `weight` [out, in] (float32, CPU) and keep a copy of `bias` [out].
+
+        Raises ValueError for another dtype or device, or where `available()` is False.
+        """
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self._packed = _pack(weight)
+        self.register_buffer("bias", None if bias is None else bias.detach().clone())
+
+    @property
+    def weight(self) -> Tensor:
+        """A dense copy of the weight [out, in], unpacked anew at every access."""
+        return self._packed.to_dense()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x Wᵀ + b."""
+        if not self._fits(x):
+            return self._plain(x)
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], ""))
+
+    def silu(self, x: Tensor) -> Tensor:
+        """silu(x Wᵀ + b), the activation done while the product is still in registers."""
+        if not self._fits(x):
+            return F.silu(self._plain(x))
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "swish", [], ""))
+
+    def times(self, x: Tensor, other: Tensor) -> Tensor:
+        """(x Wᵀ + b) · other, with `other` of the result's shape."""
+        if not self._fits(x):
+            return self._plain(x) * other
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, other, self._packed, self.bias, "mul"))
+
+    def plus(self, x: Tensor, other: Tensor) -> Tensor:
+        """(x Wᵀ + b) + other, with `other` of the result's shape."""
+        if not self._fits(x):
+            return self._plain(x) + other
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, other, self._packed, self.bias, "add"))
+
+    def unpacked(self) -> nn.Linear:
+        """The plain layer with the same numbers; its weight is a dense copy without gradient."""
+        with torch.device("meta"):
+            linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
+        linear.weight = nn.Parameter(self.weight, requires_grad=False)
+        if self.bias is not None:
+            linear.bias = nn.Parameter(self.bias, requires_grad=False)
+        return linear.train(self.training)
+
+    def _fits(self, x: Tensor) -> bool:
+        wants_gradient = torch.is_grad_enabled() and x.requires_grad
+        return x.dtype == torch.float32 and x.device.type == "cpu" and not wants_gradient
+
+    def _plain(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x)
+        return F.linear(x, self.weight.to(x), bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.weight
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        weight = state_dict.pop(prefix + "weight", None)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        missing_keys, error_msgs = rest[2], rest[4]
+        if weight is None:
+            missing_keys.append(prefix + "weight")
+        elif weight.shape != (self.out_features, self.in_features):
+            error_msgs.append(f"{prefix}weight is {tuple(weight.shape)}, not {(self.out_features, self.in_features)}")
+        else:
+            self._packed = _pack(weight.detach())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": self.weight}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_packed": _pack(state["_packed"])})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
+        bias = None if self.bias is None else copy.deepcopy(self.bias, memo)
+        twin = PackedLinear(self.weight, bias)
+        twin.train(self.training)
+        return twin
+
+
+def pack(model: nn.Module) -> int:
+    """Replace every float32 CPU `nn.Linear` inside `model` by a `PackedLinear`; how many were replaced.
+
+    In place, and final: the model can no longer be trained. Dense weights are freed unless someone
+    else holds them: a head tied to the embedding is packed for itself while the embedding keeps its
+    own weight for look-up. A layer used in several places stays one layer. Packing again replaces
+    nothing more; 0 where this build cannot pack (the model is left as it was).
+    """
+    if not available():
+        return 0
+    count = 0
+    packed: MutableMapping[nn.Module, PackedLinear] = WeakKeyDictionary()  # weak: each dense weight goes at once
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if isinstance(child, nn.Linear) and child not in packed and packable(child):
+                packed[child] = PackedLinear(child.weight.detach(), child.bias).train(child.training)
+                count += 1
+            if child is not None and child in packed:
+                setattr(parent, name, packed[child])
+    return count
+
+
+def unpacked_copy(model: nn.Module) -> nn.Module:
+    """A plain model to compare a packed one with: its `PackedLinear`s are `nn.Linear`s again.
+
+    Everything else (embeddings, norms, buffers) is shared with `model`, so only the linear weights take
+    memory a second time. Returns `model` itself if nothing in it is packed.
+    """
+    packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    if not packed:
+        return model
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    memo.update({id(module): module.unpacked() for module in packed})
+    return copy.deepcopy(model, memo)
+
+
+def _pack(weight: Tensor) -> Tensor:
+    if not available():
+        raise ValueError("this build of torch cannot pack weights (no oneDNN)")
+    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+        raise ValueError(f"only float32 weights on the CPU can be packed, got {weight.dtype} on {weight.device}")
+    with torch.no_grad():
+        return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT))

@@ -1,0 +1,154 @@
+"""What a model and a pair are, as plain validated records. Knows no files of pairs and no torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model, model_validator
+
+from utils.errors import UsageError
+
+Quantization = Literal["none", "int8", "nf4", "fp4"]
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+Method = Literal["spec", "glide", "feature", "cascade", "chain", "tables", "maxgram"]
+
+RUNNABLE_METHODS = ("spec",)
+MODELLESS = ("ngram", "none")  # drafters that are no model and run here
+LATER_MODELLESS = ("maxgram", "tables")
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!]+")
+FROZEN = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelSpec(BaseModel):
+    """One model and where it comes from: exactly one of `id`, `path`, `gguf` and `package`."""
+
+    model_config = FROZEN
+
+    name: str = ""  # how it is shown; made from the source if not given
+    id: str | None = None  # on the hub
+    path: str | None = None  # a folder
+    gguf: str | None = None  # a GGUF file
+    package: str | None = None  # name==version, with `file` and `sha256`
+    file: str | None = None
+    sha256: str | None = None
+    revision: str | None = None
+    dtype: Dtype = "auto"
+    quantization: Quantization = "none"
+    attn_implementation: str | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSpec:
+        given = [key for key in ("id", "path", "gguf", "package") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise ValueError(f"a model needs exactly one of id, path, gguf, package, got {', '.join(given) or 'none'}")
+        if self.package is not None:
+            if self.file is None or self.sha256 is None:
+                raise ValueError("a package needs file and sha256 beside it")
+            if not _PACKAGE.fullmatch(self.package):
+                raise ValueError(f"package must be name==version, got '{self.package}'")
+            if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
+                raise ValueError(f"sha256 must be 64 hexadecimal digits, got '{self.sha256}'")
+        elif self.file is not None or self.sha256 is not None:
+            raise ValueError("file and sha256 belong to a package only")
+        if self.id is not None and not _HUB_ID.fullmatch(self.id):
+            raise ValueError(f"id must be a hub id like org/name, got '{self.id}'")
+        if not self.name:
+            object.__setattr__(self, "name", self._source_name())
+        return self
+
+    def _source_name(self) -> str:
+        if self.id is not None:
+            return self.id.rsplit("/", 1)[-1]
+        path = Path(self.path or self.gguf or self.file or "")
+        return path.stem if path.suffix == ".gguf" else path.resolve().name
+
+    @property
+    def source(self) -> str:
+        """Where it comes from, in a word: the id, path or package with its file."""
+        return self.id or self.path or self.gguf or f"{self.package}:{self.file}"
+
+
+def _kind(value: Any) -> str:
+    return "word" if isinstance(value, str) else "model"
+
+
+Drafter = Annotated[
+    Annotated[ModelSpec, Tag("model")] | Annotated[Literal["ngram", "none", "maxgram", "tables"], Tag("word")],
+    Discriminator(_kind),
+]
+
+_SETTINGS: dict[str, Any] = {
+    **dict.fromkeys(("gamma", "top_k", "max_new_tokens", "seed", "ngram_n", "ngram_filler"), int),
+    **dict.fromkeys(("temperature", "top_p", "min_p"), float),
+    **dict.fromkeys(("chat", "ngram_multi_level", "ngram_stop_if_unknown", "ngram_reset"), bool),
+    **dict.fromkeys(("ascii", "quiet", "verbose", "debug"), bool),
+    **dict.fromkeys(("system", "coupling", "draft_sampling", "verify", "view", "color", "palette"), str),
+    "compare": str | list[str],
+}
+
+PresetSettings = create_model(  # type: ignore[call-overload]
+    "PresetSettings", __config__=FROZEN, **{name: (kind | None, None) for name, kind in _SETTINGS.items()}
+)
+
+
+class PairSpec(BaseModel):
+    """A target and how it is drafted for. `defaults` holds the settings it presets, by name."""
+
+    model_config = FROZEN
+
+    name: str
+    target: ModelSpec
+    drafter: Drafter = "ngram"
+    inner: Drafter | None = None  # cascade: what drafts for the drafter
+    arch: Literal["causal", "seq2seq"] = "causal"
+    method: Method = "spec"
+    k_matrix: list[list[int]] | None = None
+    lenience: float | None = None
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    notes: str = ""
+
+    @property
+    def lacking(self) -> str | None:
+        """What the pair needs that this version does not have; None if it can run."""
+        if self.arch == "seq2seq":
+            return "encoder-decoder models"
+        if self.method not in RUNNABLE_METHODS:
+            return f"the {self.method} method"
+        if self.drafter in LATER_MODELLESS:
+            return f"the {self.drafter} drafter"
+        return None
+
+    @property
+    def drafter_name(self) -> str:
+        return self.drafter if isinstance(self.drafter, str) else self.drafter.name
+
+
+def spec_from_argument(text: str) -> ModelSpec:
+    """A model named on the command line: a folder, a GGUF file, or else a hub id. Touches no network.
+
+    Raises UsageError if it can be none of them.
+    """
+    try:
+        return ModelSpec.model_validate(source_of(text.strip(), Path()))
+    except ValidationError as error:
+        raise UsageError(f"'{text}' is no model: expected a folder, a .gguf file or a hub id like org/name") from error
+
+
+def source_of(text: str, folder: Path) -> dict[str, str]:
+    """The short form of a model as ModelSpec fields; relative paths start at `folder`."""
+    path = resolved(text, folder) if text else folder / "?"
+    if text.endswith(".gguf"):
+        return {"gguf": str(path)}
+    if text.startswith(("/", "./", "../", "~", ".\\")) or text in (".", "..") or (text and path.is_dir()):
+        return {"path": str(path)}
+    return {"id": text}
+
+
+def resolved(text: str, folder: Path) -> Path:
+    """`text` as an absolute path; a relative one starts at `folder`."""
+    path = Path(text).expanduser()
+    return path if path.is_absolute() else (folder / path).resolve()
