@@ -8,16 +8,14 @@ same prompts. Knows how to run lanes, not what the figures mean (app/bench_table
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.answers import Answer, compared, run_lane, shown_settings
+from app.bench_file import machine, writable, write_json
 from app.oneshot import INTERRUPTED, load_engine
 from app.prompts import Question, conversation, fitting, read_questions, stratified
 from app.terminal import Interrupts
@@ -68,15 +66,6 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
             return check_identity(bench, options)
         bench.run()
     return bench.show()
-
-
-def writable(path: Path) -> None:
-    """UsageError, before hours of work, if a file cannot be written there."""
-    folder = path.expanduser().absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"--out {path}: the folder {folder} is not there or cannot be written to")
-    if path.expanduser().is_dir():
-        raise UsageError(f"--out {path} is a folder: name a file")
 
 
 def order(variants: Sequence[Variant], turn: int) -> list[Variant]:
@@ -247,38 +236,3 @@ class Bench:
     def _against(self, row: dict[Variant, Answer], answer: Answer) -> dict[str, Any]:
         plain = row.get(self.reference) if self.reference.method == "ar" else None
         return compared([answer] if plain is None or plain is answer else [plain, answer])
-
-
-def machine(loaded: Any) -> dict[str, Any]:
-    """The facts a figure needs beside it to be quoted."""
-    import platform
-
-    import torch
-    import transformers
-
-    device = loaded.target.device
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": str(device),
-        "gpu": gpu,
-        "cpu_count": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "dtype": str(loaded.target.dtype).removeprefix("torch."),
-        "quantization": loaded.target.quantization,
-    }
-
-
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write all of it or nothing: a file of this name is replaced only by a complete one."""
-    path = path.expanduser()
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

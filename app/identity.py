@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.answers import Answer, first_difference, run_lane
+from app.bench_file import write_json
 from app.lanes import may_differ
 from app.oneshot import INTERRUPTED
 from app.prompts import conversation, fitting
@@ -200,8 +201,6 @@ def transformers_reference(engine: Engine, options: ModelOptions) -> Reference:
 
 
 def _write(bench: Bench, report: Report) -> None:
-    from app.bench import write_json
-
     identity = {
         "prompts": report.prompts,
         "tokens": report.tokens,

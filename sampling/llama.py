@@ -3,12 +3,14 @@
 Same arithmetic as transformers' own forward (Llama, Mistral without sliding window, Qwen2 without
 sliding layers), with less around it: grouped-query attention without expanding K and V, a cache of
 preallocated slots, only the logits asked for. It reads the model's own modules and copies no
-weights; where `utils.packed_linear.pack` has packed them, activation, product and residual sum are
-done inside the matrix kernels. Knows no tokens' meaning and keeps no state between passes.
+weights; where `utils.packed_linear.pack` has packed them, those that read the same input become one
+product. Knows no tokens' meaning and keeps no state between passes.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 
 from sampling.cache import SlotCache
 from sampling.types import KVCache
-from utils.packed_linear import PackedLinear
+from utils.packed_linear import PackedLinear, merge
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 DYNAMIC_ROPE = ("dynamic", "longrope")  # their frequencies change with the length: not a function of the position
@@ -49,9 +51,10 @@ def supports(model: object) -> bool:
 class LlamaNetwork:
     """A Llama-like transformers model as a function of new tokens and a `SlotCache`.
 
-    The model's modules are used where they lie (nothing is copied, nothing replaced), so the model
-    itself keeps working, and later changes of its weights are seen. Raises ValueError for a model that
-    `supports` refuses.
+    The model's modules are used where they lie, so the model itself keeps working and nothing is held
+    twice. Pack the model first (`utils.packed_linear.pack`) for speed on the CPU: then q, k, v and gate, up
+    are merged, in place too, and its weights must not change any more. Changes in an unpacked model are seen.
+    Raises ValueError for a model that `supports` refuses.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -60,15 +63,21 @@ class LlamaNetwork:
         trunk: Any = model.model
         config: Any = model.config
         self._embed = cast(nn.Embedding, trunk.embed_tokens)
-        self._rotary: Any = trunk.rotary_emb
-        self._norm = _Norm.of(trunk.norm)
+        self._rotary = trunk.rotary_emb
         self._head = cast(nn.Module, model.lm_head)
+        self._norm = _norm(trunk.norm, isinstance(self._head, PackedLinear))
         self.layers = int(config.num_hidden_layers)
-        self._layers = [_Layer.of(layer, config) for layer in trunk.layers[: self.layers]]
+        self._layers = [_Layer.of(layer) for layer in trunk.layers[: self.layers]]
         self.vocab_size = int(config.vocab_size)
         self.context = int(config.max_position_embeddings)
-        self.device = self._embed.weight.device
-        self.dtype = self._embed.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embed.weight.dtype
 
     def new_cache(self, rows: int) -> SlotCache:
         """An empty cache; it takes the number of rows from what is first fed."""
@@ -86,22 +95,28 @@ class LlamaNetwork:
     ) -> tuple[Tensor, Tensor | None]:
         """Feed ids [B, T] at positions [B, T]; append T slots to `cache`.
 
-        mask [B, 1, T, S+T] additive, or None = every token sees all S slots and its predecessors.
-        Returns logits [B, keep, V] of the last `keep` columns and, if `hidden`, the last hidden states
-        [B, T, H]: the states *after* the final norm, i.e. exactly what the head is applied to
-        (transformers' `hidden_states[-1]`).
+        mask [B, 1, T, S+T] additive, with something open for every token, or None = every token sees all
+        S slots, its predecessors and itself. Returns logits [B, keep, V] of the last `keep` columns and, if
+        `hidden`, the last hidden states [B, T, H]: the states *after* the final norm, i.e. exactly what the
+        head is applied to (transformers' `hidden_states[-1]`).
         """
         assert isinstance(cache, SlotCache)
+        new = ids.shape[1]
         x = self._embed(ids)
-        cos, sin = self._rotary(x, positions)
-        rotation = cos[:, :, None], sin[:, :, None]
-        bias = causal_bias(ids.shape[1], cache.length, x) if mask is None else mask
+        rotation = self._rotation(positions, x.dtype)
+        bias = causal_bias(new, cache.length, x) if mask is None else mask
         for index, layer in enumerate(self._layers):
             x = layer(x, rotation, bias, cache, index)
-        if hidden:
-            x = self._norm(x)
-            return self._head(x[:, x.shape[1] - keep :]), x
-        return self._head(self._norm(x[:, x.shape[1] - keep :])), None
+        x = self._norm(x if hidden else x[:, new - keep :])
+        return self._head(x[:, x.shape[1] - keep :]), x if hidden else None
+
+    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and signed sin [B, T, 1, D] of the positions; the first half of sin is negative, see `rotate`."""
+        angle = positions[:, :, None, None].float() * self._rotary.inv_freq
+        cos, sin = angle.cos(), angle.sin()
+        scaling = self._rotary.attention_scaling
+        both = torch.cat((cos, cos), dim=-1) * scaling, torch.cat((-sin, sin), dim=-1) * scaling
+        return both[0].to(dtype), both[1].to(dtype)
 
 
 def causal_bias(new: int, cached: int, like: Tensor) -> Tensor | None:
@@ -113,50 +128,60 @@ def causal_bias(new: int, cached: int, like: Tensor) -> Tensor | None:
     return bias[None, None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Norm:
-    """RMS norm: x / rms(x) · weight."""
+Map = Callable[[Tensor], Tensor]
 
-    weight: Tensor
-    eps: float
 
-    @staticmethod
-    def of(module: Any) -> _Norm:
-        return _Norm(module.weight, module.variance_epsilon)
+def _norm(module: Any, frozen: bool) -> Map:
+    """x / rms(x) · weight over the last dimension, from a module with a weight and an epsilon.
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+    Of a frozen module in fewer operations: rms(x) = hypot(‖x‖, √(εH)) / √H, with √H taken into the weight.
+    """
+    eps = float(module.variance_epsilon)
+    if not frozen:
+        return lambda x: F.rms_norm(x, module.weight.shape, module.weight, eps)
+    size = module.weight.numel()
+    weight = module.weight.detach() * math.sqrt(size)
+    least = torch.tensor(math.sqrt(eps * size), dtype=weight.dtype)
+    return lambda x: (x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot(least)).mul_(weight)
+
+
+def _side_by_side(linears: list[nn.Module]) -> Map:
+    """x → the outputs of `linears`, concatenated: one product where all of them are packed."""
+    packed = [linear for linear in linears if isinstance(linear, PackedLinear)]
+    if len(packed) == len(linears):
+        return merge(packed)
+    return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     """One decoder layer: x + attention(norm(x)), then + mlp(norm(x))."""
 
-    before: _Norm
-    after: _Norm
-    q: nn.Module
-    k: nn.Module
-    v: nn.Module
+    before: Map
+    qkv: Map
     o: nn.Module
-    gate: nn.Module
-    up: nn.Module
+    after: Map
+    gate_up: Map
     down: nn.Module
+    heads: int
+    shared: int  # heads of K and V
     size: int  # D, of one head
     scale: float
 
     @staticmethod
-    def of(module: Any, config: Any) -> _Layer:
+    def of(module: Any) -> _Layer:
         attention, mlp = module.self_attn, module.mlp
+        shared = attention.k_proj.out_features // attention.head_dim
+        frozen = isinstance(attention.q_proj, PackedLinear)
         return _Layer(
-            before=_Norm.of(module.input_layernorm),
-            after=_Norm.of(module.post_attention_layernorm),
-            q=attention.q_proj,
-            k=attention.k_proj,
-            v=attention.v_proj,
+            before=_norm(module.input_layernorm, frozen),
+            qkv=_side_by_side([attention.q_proj, attention.k_proj, attention.v_proj]),
             o=attention.o_proj,
-            gate=mlp.gate_proj,
-            up=mlp.up_proj,
+            after=_norm(module.post_attention_layernorm, frozen),
+            gate_up=_side_by_side([mlp.gate_proj, mlp.up_proj]),
             down=mlp.down_proj,
+            heads=shared * attention.num_key_value_groups,
+            shared=shared,
             size=attention.head_dim,
             scale=attention.scaling,
         )
@@ -164,48 +189,25 @@ class _Layer:
     def __call__(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], bias: Tensor | None, cache: SlotCache, index: int
     ) -> Tensor:
-        h = self.before(x)
-        split = (*x.shape[:2], -1, self.size)  # [B, T, heads, D]
-        query = rotate(self.q(h).view(split), rotation)
-        key = rotate(self.k(h).view(split), rotation)
-        keys, values = cache.append(index, key.transpose(1, 2), self.v(h).view(split).transpose(1, 2))
-        mixed = attend(query, keys, values, bias, self.scale)
-        x = plus(self.o, mixed, x)
-        h = self.after(x)
-        return plus(self.down, gated(self.gate, self.up, h), x)
+        rows, new, _ = x.shape
+        qkv = self.qkv(self.before(x)).view(rows, new, -1, self.size)
+        turned = rotate(qkv[:, :, : self.heads + self.shared], rotation).transpose(1, 2)  # q and k [B, heads, T, D]
+        fresh = qkv[:, :, self.heads + self.shared :].transpose(1, 2)
+        keys, values = cache.append(index, turned[:, self.heads :], fresh)
+        mixed = F.scaled_dot_product_attention(
+            turned[:, : self.heads], keys, values, attn_mask=bias, scale=self.scale, enable_gqa=True
+        )
+        x = plus(self.o, mixed.transpose(1, 2).reshape(rows, new, -1), x)
+        gate, up = self.gate_up(self.after(x)).chunk(2, dim=-1)
+        return plus(self.down, F.silu(gate).mul_(up), x)
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding of heads [B, T, heads, D] by (cos, sin) [B, T, 1, D]."""
-    cos, sin = rotation
-    half = x.shape[-1] // 2
-    return torch.addcmul(x * cos, torch.cat((-x[..., half:], x[..., :half]), dim=-1), sin)
-
-
-def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Grouped-query attention: query [B, T, H, D], keys and values [B, H_kv, S+T, D] → [B, T, H·D].
-
-    The G = H / H_kv query heads of a group are laid out as G·T rows against the one K and V they share.
-    """
-    rows, new, heads, size = query.shape
-    shared = keys.shape[1]
-    group = heads // shared
-    grouped = query.view(rows, new, shared, group, size).permute(0, 2, 3, 1, 4).reshape(rows, shared, group * new, size)
-    scores = torch.matmul(grouped, keys.transpose(2, 3)).mul_(scale)  # [B, H_kv, G·T, S+T]
-    if bias is not None:
-        scores.view(rows, shared, group, new, -1).add_(bias[:, :, None])
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    mixed = torch.matmul(weights, values).view(rows, shared, group, new, size)
-    return mixed.permute(0, 3, 1, 2, 4).reshape(rows, new, heads * size)
+    """Rotary embedding of heads [B, T, heads, D]: (a, b) → (a·cos − b·sin, b·cos + a·sin) for the halves a, b."""
+    cos, signed_sin = rotation
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), signed_sin)
 
 
 def plus(linear: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
     """linear(x) + residual."""
     return linear.plus(x, residual) if isinstance(linear, PackedLinear) else cast(Tensor, linear(x) + residual)
-
-
-def gated(gate: nn.Module, up: nn.Module, x: Tensor) -> Tensor:
-    """silu(gate(x)) · up(x)."""
-    if isinstance(gate, PackedLinear) and isinstance(up, PackedLinear):
-        return up.times(x, gate.silu(x))
-    return cast(Tensor, F.silu(gate(x)) * up(x))

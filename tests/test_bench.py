@@ -14,7 +14,8 @@ import app.bench
 import app.identity
 from app.answers import Answer, first_difference, run_lane
 from app.arguments import BenchArgs
-from app.bench import Item, Variant, order, run_bench, write_json
+from app.bench import Item, Variant, order, run_bench
+from app.bench_file import write_json
 from app.bench_table import summarise
 from app.identity import Difference, Report
 from app.prompts import BUILT_IN, Question, read_questions, stratified
@@ -246,11 +247,11 @@ def test_a_whole_benchmark(
 
 
 def test_answers_start_from_nothing(options: ModelOptions, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drafted: list[int] = []
+    accepted: list[int] = []
 
     def watched(lane: Any, *given: Any, **named: Any) -> Answer:
         answer = run_lane(lane, *given, **named)
-        drafted.append(answer.stats.draft_n_accepted)
+        accepted.append(answer.stats.draft_n_accepted)
         return answer
 
     monkeypatch.setattr(app.bench, "run_lane", watched)
@@ -258,8 +259,8 @@ def test_answers_start_from_nothing(options: ModelOptions, prompts: Path, monkey
     args = BenchArgs(prompts, methods=("ngram",), gammas=(4,), repeat=3, limit=1)
     assert run_bench(settings, options, args) == 0
     # The warm-up and three repeats of one prompt: a store that remembered would have more accepted after the first.
-    assert len(drafted) == 1 + 3 * 2
-    assert len(set(drafted[:4])) == 1
+    assert len(accepted) == 1 + 3 * 2
+    assert len(set(accepted[:4])) == 1
 
 
 class StopAfter:

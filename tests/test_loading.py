@@ -173,7 +173,7 @@ def test_an_encoder_decoder_model_is_refused_by_that_name(tmp_path, tiny):
     (folder / "model.safetensors").write_bytes(b"")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((tiny.target / name).read_bytes())
-    with pytest.raises(UserError, match="^t5 is an encoder-decoder model, which this version does not have$"):
+    with pytest.raises(UserError, match=r"^t5 is an encoder-decoder model, which this version does not have$"):
         load_pair(PairSpec(name="x", target=spec_from_argument(str(folder))), CPU)
 
 

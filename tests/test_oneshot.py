@@ -169,6 +169,17 @@ def test_the_template_and_the_system_prompt_are_in_what_the_model_reads(options:
     assert engine.tokenizer.decode(prompt_ids(engine, "hi", Settings(chat=False))) == "hi"
 
 
+def test_a_model_without_a_template_says_that_it_continues_the_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = tiny_pair(tmp_path, chat=False)
+    options = ModelOptions(target=str(plain.target), drafter="ngram", device="cpu")
+    assert run_once(Settings(max_new_tokens=3), options, "x", as_json=True) == 0
+    out, err = capsys.readouterr()
+    assert "target has no chat template: the text is simply continued" in err
+    assert json.loads(out)["results"][0]["prompt_n"] == 1
+
+
 # -- interrupts ---------------------------------------------------------------------------------
 
 

@@ -148,6 +148,7 @@ def _watch(gguf: Any, legacy: Any, source: Path, report: Callable[[float], None]
     The loader parses the file once for the configuration and once for the tensors, each time with
     every token and merge as a Python object: most of its time, for lists that only count here.
     """
+    import numpy as np
     from transformers.integrations.gguf.reader import GgufHeader
 
     try:
@@ -166,9 +167,15 @@ def _watch(gguf: Any, legacy: Any, source: Path, report: Callable[[float], None]
 
         def __init__(self, path: Any, *rest: Any, **named: Any) -> None:
             super().__init__(path, *rest, **named)
-            if any(key.endswith(".vocab_size") for key in self.fields):
-                for name in ("tokens", "merges", "scores", "token_type"):
-                    self.fields.pop(f"tokenizer.ggml.{name}", None)
+            tokens = self.fields.pop("tokenizer.ggml.tokens", None)
+            for name in ("merges", "scores", "token_type"):
+                self.fields.pop(f"tokenizer.ggml.{name}", None)
+            architecture = self.fields["general.architecture"].contents()
+            size = f"{architecture}.vocab_size"
+            if tokens is not None and size not in self.fields:
+                count = np.array([len(tokens.data)], dtype=np.uint32)
+                kinds = [gguf.GGUFValueType.UINT32]
+                self.fields[size] = gguf.ReaderField(0, size, [count], [0], kinds)
 
     readers: dict[str, Any] = {}
 

@@ -11,7 +11,7 @@ gradient, another dtype or another device is asked for, it unpacks its weight an
 from __future__ import annotations
 
 import copy
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -32,22 +32,12 @@ def available() -> bool:
     )
 
 
-def packable(module: nn.Module) -> bool:
-    """Whether `module` is a float32 `nn.Linear` on the CPU: no subclass (those own their layout), no hooks."""
-    if type(module) is not nn.Linear:
-        return False
-    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
-        return False
-    weight = module.weight
-    return weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.numel() > 0
-
-
 class PackedLinear(nn.Module):
     """y = x Wᵀ + b with W [out, in] packed; x [..., in] → y [..., out].
 
-    `weight` unpacks a fresh dense copy (not a Parameter: writing to it changes nothing). `state_dict`,
-    `load_state_dict`, `copy.deepcopy` and pickling speak of the dense weight, so checkpoints look like
-    `nn.Linear`'s. `.to(...)` leaves the packed weight where it is; the bias follows.
+    `weight` unpacks a fresh dense copy at every access (not a Parameter: writing to it changes nothing).
+    `state_dict`, `load_state_dict`, `copy.deepcopy` and pickling speak of the dense weight, so checkpoints
+    look like `nn.Linear`'s. `.to(...)` leaves the packed weight where it is; the bias follows.
     """
 
     bias: Tensor | None
@@ -57,38 +47,39 @@ class PackedLinear(nn.Module):
 
         Raises ValueError for another dtype or device, or where `available()` is False.
         """
+        self._hold(_pack(weight), weight.shape[0], None if bias is None else bias.detach().clone())
+
+    def _hold(self, packed: Tensor, rows: int, bias: Tensor | None) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self._packed = _pack(weight)
-        self.register_buffer("bias", None if bias is None else bias.detach().clone())
+        self._packed = packed
+        self._start = 0  # this layer's first row in `_packed`, which may hold other layers' rows as well
+        self.out_features, self.in_features = rows, packed.shape[1]
+        self.register_buffer("bias", bias)
 
     @property
     def weight(self) -> Tensor:
         """A dense copy of the weight [out, in], unpacked anew at every access."""
-        return self._packed.to_dense()
+        dense = self._packed.to_dense()
+        return dense[self._start : self._start + self.out_features].clone() if self._shares else dense
+
+    @property
+    def _shares(self) -> bool:
+        return self._packed.shape[0] != self.out_features
 
     def forward(self, x: Tensor) -> Tensor:
         """x Wᵀ + b."""
         if not self._fits(x):
             return self._plain(x)
+        if self._shares:
+            whole = torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
+            part = whole[..., self._start : self._start + self.out_features]
+            return cast(Tensor, part if self.bias is None else part + self.bias)
         return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], ""))
 
-    def silu(self, x: Tensor) -> Tensor:
-        """silu(x Wᵀ + b), the activation done while the product is still in registers."""
-        if not self._fits(x):
-            return F.silu(self._plain(x))
-        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "swish", [], ""))
-
-    def times(self, x: Tensor, other: Tensor) -> Tensor:
-        """(x Wᵀ + b) · other, with `other` of the result's shape."""
-        if not self._fits(x):
-            return self._plain(x) * other
-        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, other, self._packed, self.bias, "mul"))
-
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """(x Wᵀ + b) + other, with `other` of the result's shape."""
-        if not self._fits(x):
-            return self._plain(x) + other
+        """(x Wᵀ + b) + other, with `other` of the result's shape, added while the product is in registers."""
+        if self._shares or not self._fits(x):
+            return self(x) + other
         return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, other, self._packed, self.bias, "add"))
 
     def unpacked(self) -> nn.Linear:
@@ -124,19 +115,26 @@ class PackedLinear(nn.Module):
         elif weight.shape != (self.out_features, self.in_features):
             error_msgs.append(f"{prefix}weight is {tuple(weight.shape)}, not {(self.out_features, self.in_features)}")
         else:
-            self._packed = _pack(weight.detach())
+            self._packed, self._start = _pack(weight.detach()), 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed": self.weight}
+        return {**self.__dict__, "_packed": self.weight, "_start": 0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_packed": _pack(state["_packed"])})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
-        bias = None if self.bias is None else copy.deepcopy(self.bias, memo)
-        twin = PackedLinear(self.weight, bias)
-        twin.train(self.training)
-        return twin
+        return PackedLinear(self.weight, self.bias).train(self.training)
+
+
+def packable(module: nn.Module) -> bool:
+    """Whether `module` is a float32 `nn.Linear` on the CPU: no subclass (those own their layout), no hooks."""
+    if type(module) is not nn.Linear:
+        return False
+    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+        return False
+    weight = module.weight
+    return weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.numel() > 0
 
 
 def pack(model: nn.Module) -> int:
@@ -159,6 +157,27 @@ def pack(model: nn.Module) -> int:
             if child is not None and child in packed:
                 setattr(parent, name, packed[child])
     return count
+
+
+def merge(parts: Sequence[PackedLinear]) -> PackedLinear:
+    """One layer whose output is that of `parts`, which all read the same input, side by side.
+
+    The parts go on working, on the same memory: each computes the whole product and takes its share,
+    which costs time, not space. Merging the same parts again costs nothing. Loading other weights into
+    a part afterwards parts it from the merged layer.
+    """
+    rows = [part.out_features for part in parts]
+    starts = [sum(rows[:index]) for index in range(len(rows))]
+    first = parts[0]._packed
+    together = all(part._packed is first and part._start == start for part, start in zip(parts, starts, strict=True))
+    if not (together and first.shape[0] == sum(rows)):
+        first = _pack(torch.cat([part.weight for part in parts]))
+    biases = [torch.zeros(part.out_features) if part.bias is None else part.bias for part in parts]
+    merged = PackedLinear.__new__(PackedLinear)
+    merged._hold(first, sum(rows), None if all(part.bias is None for part in parts) else torch.cat(biases))
+    for part, start in zip(parts, starts, strict=True):
+        part._packed, part._start = first, start
+    return merged.train(parts[0].training)
 
 
 def unpacked_copy(model: nn.Module) -> nn.Module:
