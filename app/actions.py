@@ -16,7 +16,7 @@ from rich.text import Text
 
 from app.desk import Desk
 from app.save import as_json, as_text, local_clipboard, osc52, write_whole
-from app.terminal import quiet_keys
+from app.terminal import usual_keys
 from utils.errors import UserError
 
 _CLIPBOARD_LIMIT = 74_994  # bytes that terminals take by control sequence
@@ -49,17 +49,13 @@ class Actions(Desk):
     def _switch(self, label: str, work: Any, *, spec: Any = None, layers: Any = None) -> None:
         """Load and take over; whatever goes wrong, the old pair and its settings stay."""
         old = (self.pairs.engine, self.pairs.spec, self.layers)
-        engine = self._quietly(label, work)
+        engine = self.pairs.switch(label, work, self.out, self.stop, live=self.live)
         self.pairs.spec, self.layers = spec or engine.loaded.spec, layers or self.layers
         try:
             self.adopt(engine)
         except UserError:
             self.pairs.engine, self.pairs.spec, self.layers = old
             raise
-
-    def _quietly(self, label: str, work: Any) -> Any:
-        with quiet_keys():
-            return self.pairs.switch(label, work, self.out, self.stop, live=self.live)
 
     def info(self) -> None:
         from app.about import info
@@ -162,7 +158,8 @@ def edited(text: str, editor: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "message.txt"
             file.write_text(text, encoding="utf-8")
-            subprocess.run([*shlex.split(editor), str(file)], check=True)
+            with usual_keys():
+                subprocess.run([*shlex.split(editor), str(file)], check=True)
             return file.read_text(encoding="utf-8", errors="replace").rstrip("\n")
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         raise UserError(f"the editor {editor!r} failed: {error} (nothing was sent)") from None

@@ -68,9 +68,9 @@ BENCH_FIELDS = {
     "methods": Field("methods", Names(LANES), (), "lanes to time (default: those of --compare)", "bench"),
     "gammas": Field("gammas", WholeList(1, 64), (1, 2, 4, 8), "gammas to time", "bench"),
     "repeat": Field("repeat", Whole(1, 1000), 3, "times each prompt is answered", "bench"),
-    "limit": Field("limit", Whole(1), None, "take only the first N prompts", "bench"),
+    "limit": Field("limit", Whole(1), None, "take N prompts, spread over the categories", "bench"),
     "out": Field("out", _PATH, None, "write every figure to this JSON file", "bench"),
-    "check_identity": Field("check_identity", Switch(), False, "compare every output with plain decoding", "bench"),
+    "check_identity": Field("check_identity", Switch(), False, "compare every output with plain decoding and transformers", "bench"),
 }
 
 

@@ -158,7 +158,8 @@ def _table(settings: Settings, title: str) -> Any:
 def _methods(summary: Sequence[dict[str, Any]], settings: Settings) -> Any:
     answers = max(row["answers"] for row in summary)
     prompts = max(row["prompts"] for row in summary)
-    table = _table(settings, f"{prompts} prompts, {answers} answers a method; rates leave prefill out")
+    counted = f"{prompts} prompt{'s' * (prompts != 1)}"
+    table = _table(settings, f"{counted}, {answers} answers a method; rates leave prefill out")
     table.add_column("method")
     for name in (
         "gamma",

@@ -17,7 +17,7 @@ from app.conversation import Conversation, Plan
 from app.pairing import catalogue
 from app.pairs import Loader, Pairs, watch
 from app.settings import Layers, ModelOptions, Settings
-from app.terminal import Interrupts, quiet_keys
+from app.terminal import Interrupts
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -137,10 +137,8 @@ class Desk:
         self.collect()
         job = self.pairs.job
         if job is not None:
-            with quiet_keys():
-                hint = "Ctrl-C: back to the prompt"
-                done = watch(job, self.pairs.name, self.out, self.stop, live=self.live, hint=hint)
-            if not done:
+            hint = "Ctrl-C: back to the prompt"
+            if not watch(job, self.pairs.name, self.out, self.stop, live=self.live, hint=hint):
                 raise KeptError("not sent: loading goes on, the message is back in the input line")
             self.collect()
         if self.pairs.engine is None:
@@ -176,8 +174,7 @@ class Desk:
         engine = self.engine()
         assert self.chat is not None
         previous, self.session = self.session, None
-        with quiet_keys():
-            answered, self.session = answer(plan, self.chat, engine, previous, self)
+        answered, self.session = answer(plan, self.chat, engine, previous, self)
         if answered is None:
             self.hint("stopped before the first token: the conversation is unchanged")
             return False

@@ -166,7 +166,7 @@ def _ngram_settings(settings: Settings) -> dict[str, Any]:
     return {
         "n": settings.ngram_n,
         "multi_level": settings.ngram_multi_level,
-        "top_k_filler": max(1, settings.ngram_filler),  # 1 stores nothing beside the emitted tokens, as 0 does
+        "top_k_filler": settings.ngram_filler,
         "stop_if_unknown": settings.ngram_stop_if_unknown,
         "reset": settings.ngram_reset,
     }

@@ -1,16 +1,15 @@
-"""Where lines come from: a prompt with history and completion on a terminal, else a plain stream.
-Knows no commands and no models.
-"""
+"""Where lines come from: a prompt with history, completion and a status line. Knows no commands and no models."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
-from app.keys import key_bindings, open_block, unblocked
+from app.keys import key_bindings, unblocked
 
 
 class Reader(Protocol):
@@ -18,27 +17,6 @@ class Reader(Protocol):
 
     def read(self, default: str = "") -> str: ...
     def refresh(self) -> None: ...  # the status line may have changed; called from any thread
-
-
-class StreamReader:
-    """Lines of a stream that is no terminal; a block in three quotes is one message."""
-
-    def __init__(self, stream: IO[str] | None = None) -> None:
-        self._stream = stream or sys.stdin
-
-    def read(self, default: str = "") -> str:
-        text = self._stream.readline()
-        while text and open_block(text):
-            more = self._stream.readline()
-            if not more:
-                break
-            text += more
-        if not text:
-            raise EOFError
-        return unblocked(text).rstrip("\r\n")
-
-    def refresh(self) -> None:
-        """There is no status line."""
 
 
 def history_path(environ: Any = os.environ) -> Path:
@@ -66,7 +44,7 @@ class PromptReader:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.application import get_app
         from prompt_toolkit.filters import Condition, to_filter
-        from prompt_toolkit.output import ColorDepth
+        from prompt_toolkit.output import ColorDepth, create_output
         from prompt_toolkit.styles import Style
 
         from app.completer import CommandCompleter
@@ -88,7 +66,7 @@ class PromptReader:
             enable_open_in_editor=True,
             reserve_space_for_menu=5,
             tempfile_suffix=".txt",
-            **session,
+            **{"output": create_output(always_prefer_tty=True), **session},
         )
         self.session.default_buffer.on_text_changed += lambda _: self._show_hint("")
         for window in self.session.layout.find_all_windows():
@@ -113,7 +91,8 @@ class PromptReader:
         self._hint = ""
         while True:
             try:
-                with patch_stdout(raw=True):
+                # Where standard output goes to a file, it must not be turned to the terminal.
+                with patch_stdout(raw=True) if sys.stdout.isatty() else nullcontext():
                     return unblocked(self.session.prompt(default=default))
             except KeyboardInterrupt:
                 default = ""

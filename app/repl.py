@@ -20,7 +20,7 @@ from app.conversation import clean
 from app.pairs import Loader, load_engine, one_line
 from app.reader import PromptReader, Reader
 from app.settings import Layers, ModelOptions, Settings
-from app.terminal import Interrupts
+from app.terminal import Interrupts, quiet_keys
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def run_console(
     actions.refresh = reader.refresh
     actions.pairs.begin(spec)
     try:
-        code = loop(actions, reader)
+        with quiet_keys():  # what is typed while something is printed waits for the next prompt
+            code = loop(actions, reader)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 0
     if actions.pairs.leave() and out is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from rich.console import Group, RenderableType
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 COUNTS = range(1, 17)
 BUDGET = 60.0  # seconds after which no further repeat is begun
 SECOND_COPY = 4e9  # bytes of weights up to which a plain copy is made to compare with
+BUSY = 1.4  # median over minimum, above which the repeats were disturbed
 Pass = Callable[[], object]
+Key = TypeVar("Key")
 
 
 def measure_costs(
@@ -42,7 +44,8 @@ def measure_costs(
     The median of `repeats`, taken in turns over all `counts` after a warm-up.
     """
     network = model.network if isinstance(model, CausalLM) else model
-    return _medians(passes(network, counts, context), repeats, network.device)
+    laps = _laps(passes(network, counts, context), repeats, network.device)
+    return {count: statistics.median(seconds) for count, seconds in laps.items()}
 
 
 def passes(network: Network, counts: Iterable[int], context: int) -> dict[int, Pass]:
@@ -98,7 +101,7 @@ def ngram_seconds(vocab_size: int, context: int = 256, tokens: int = 4) -> float
 def speed_table(loaded: LoadedPair, context: int = 256, repeats: int = 15) -> RenderableType:
     """Measure a pair and lay it out: milliseconds and v(n) = T(n) / T(1), then what drafting costs.
 
-    Takes up to a minute of compute per repeat-budget; prints nothing.
+    Takes some 15 s for the default pair, a minute for slow ones; prints nothing.
     """
     models = {"target": loaded.target} | ({"drafter": loaded.drafter} if loaded.drafter is not None else {})
     turns: dict[tuple[str, int], Pass] = {}
@@ -107,8 +110,10 @@ def speed_table(loaded: LoadedPair, context: int = 256, repeats: int = 15) -> Re
         turns |= {(role, count): run for count, run in passes(network, COUNTS, context).items()}
     if (plain := _plain_twin(loaded.target)) is not None:
         turns["plain", 1] = plain_pass(plain, context)
-    costs = _medians(turns, repeats, loaded.target.device)
-    return Group(_table(costs, list(models)), *(Text(line) for line in _lines(costs, loaded, context)))
+    laps = _laps(turns, repeats, loaded.target.device)
+    costs = {key: statistics.median(seconds) for key, seconds in laps.items()}
+    lines = [*_lines(costs, loaded, context), *_doubts(laps)]
+    return Group(_table(costs, list(models)), *(Text(line) for line in lines))
 
 
 def _table(costs: dict[tuple[str, int], float], roles: list[str]) -> Table:
@@ -138,13 +143,21 @@ def _lines(costs: dict[tuple[str, int], float], loaded: LoadedPair, context: int
         lines.append(f"a drafted token costs c = {costs['drafter', 1] / own:.3f} of a one-token pass of the target")
     if loaded.drafter_kind == "ngram":
         seconds = ngram_seconds(loaded.vocab_size, context)
-        lines.append(f"a token drafted by n-gram: {seconds * 1e3:.3f} ms, c = {seconds / own:.5f}")
+        lines.append(f"a token drafted by n-gram: {seconds * 1e3:.3f} ms, c = {seconds / own:.1g}")
     return lines
 
 
-def _medians(turns: dict[Any, Pass], repeats: int, device: torch.device) -> dict[Any, float]:
-    """Median seconds of each pass: all in turn, `repeats` times or as often as the budget allows, at least three."""
-    laps: dict[Any, list[float]] = {key: [] for key in turns}
+def _doubts(laps: dict[tuple[str, int], list[float]]) -> list[str]:
+    """A warning where the repeats scatter so much that something else must have been running."""
+    scatter = statistics.median(statistics.median(seconds) / min(seconds) for seconds in laps.values())
+    if scatter <= BUSY:
+        return []
+    return [f"the machine is busy: a pass takes {scatter:.1f}x its best time, so these figures say little"]
+
+
+def _laps(turns: dict[Key, Pass], repeats: int, device: torch.device) -> dict[Key, list[float]]:
+    """Seconds of each pass: all in turn, `repeats` times or as often as the budget allows, at least three."""
+    laps: dict[Key, list[float]] = {key: [] for key in turns}
     begun = time.monotonic()
     for run in turns.values():
         run()
@@ -155,7 +168,7 @@ def _medians(turns: dict[Any, Pass], repeats: int, device: torch.device) -> dict
             watch = Stopwatch(device)
             run()
             laps[key].append(watch.lap())
-    return {key: statistics.median(seconds) for key, seconds in laps.items()}
+    return laps
 
 
 def _plain_twin(target: LoadedModel) -> Any | None:

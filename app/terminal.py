@@ -4,13 +4,14 @@ a flag, and frames are redrawn in place. Knows no models and no prompt.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import IO, Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
@@ -27,25 +28,38 @@ _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # one update, shown at once where t
 
 
 @contextmanager
-def quiet_keys(stream: IO[str] | None = None) -> Iterator[None]:
-    """Keys typed meanwhile are not echoed; they wait, as typed, for whoever reads next."""
-    stream = stream or sys.stdin
+def _keys(echo: bool) -> Iterator[None]:
+    """Set how the terminal of standard input takes keys, and set it back afterwards."""
     try:
-        descriptor = stream.fileno()
-        if termios is None or not stream.isatty():
+        if termios is None or not sys.stdin.isatty():
             raise OSError
+        descriptor = sys.stdin.fileno()
         before = termios.tcgetattr(descriptor)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError):  # no terminal, or no standard input at all
         yield
         return
-    quiet = termios.tcgetattr(descriptor)
-    quiet[0] &= ~(termios.ICRNL | termios.INLCR)
-    quiet[3] &= ~(termios.ECHO | termios.ICANON)
-    termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
+    now = termios.tcgetattr(descriptor)
+    if echo:
+        now[0] |= termios.ICRNL
+        now[3] |= termios.ECHO | termios.ICANON
+    else:
+        now[0] &= ~(termios.ICRNL | termios.INLCR)
+        now[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(descriptor, termios.TCSANOW, now)
     try:
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+
+def quiet_keys() -> AbstractContextManager[None]:
+    """Keys typed meanwhile are not echoed; they wait, as typed, for whoever reads next."""
+    return _keys(echo=False)
+
+
+def usual_keys() -> AbstractContextManager[None]:
+    """The usual terminal, for another program that is run from inside :func:`quiet_keys`."""
+    return _keys(echo=True)
 
 
 class Interrupts:
@@ -60,6 +74,8 @@ class Interrupts:
         self._last = -SECOND_WITHIN
         self._drawing = self._leave = False
         self._before: Any = None
+        self._pipe: tuple[int, int] | None = None
+        self._wakeup = -1
 
     def __call__(self) -> bool:
         return self.stopped
@@ -68,16 +84,33 @@ class Interrupts:
         try:
             self._before = signal.signal(signal.SIGINT, self._on_signal)
         except ValueError:
-            self._before = None
+            return self
+        self._pipe = os.pipe()
+        for end in self._pipe:
+            os.set_blocking(end, False)
+        self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        if self._pipe is None:
+            return
+        signal.set_wakeup_fd(self._wakeup)
+        signal.signal(signal.SIGINT, self._before)
+        for end in self._pipe:
+            os.close(end)
+        self._pipe = None
+
+    def _presses(self) -> int:
+        """How often it was pressed. Python calls the handler once for all that came during a long pass."""
+        try:
+            return os.read(self._pipe[0], 64).count(signal.SIGINT) if self._pipe else 1
+        except BlockingIOError:
+            return 0  # counted with the one before
 
     def _on_signal(self, *_: object) -> None:
-        now = time.monotonic()
-        self._leave = self._leave or (self.stopped and now - self._last < SECOND_WITHIN)
+        now, presses = time.monotonic(), self._presses()
+        second = self.stopped and presses > 0 and now - self._last < SECOND_WITHIN
+        self._leave = self._leave or second or presses > 1
         self.stopped, self._last = True, now
         if self._leave and not self._drawing:
             raise SystemExit(130)

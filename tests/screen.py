@@ -22,6 +22,19 @@ class Answering(pyte.HistoryScreen):
 
     reply: Callable[[str], Any] = staticmethod(lambda text: None)
 
+    def resize(self, lines: int | None = None, columns: int | None = None) -> None:
+        """As terminals do it: rows go at the bottom as far as they are below the cursor, then at the top."""
+        above = max(0, self.cursor.y - (lines or self.lines) + 1)
+        for row in range(self.lines):
+            line = self.buffer.pop(row + above, None)  # type: ignore[arg-type]
+            if line is not None:
+                self.buffer[row] = line
+        self.cursor.y -= above
+        for row in range(lines or self.lines, self.lines):
+            self.buffer.pop(row, None)
+        self.lines = min(self.lines, lines or self.lines)
+        super().resize(lines, columns)
+
     def write_process_input(self, data: str) -> None:
         self.reply(data)
 

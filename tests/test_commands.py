@@ -436,7 +436,7 @@ def test_help_on_a_setting_tells_range_and_values() -> None:
         "  setting gamma: a whole number from 1 to 64",
         "  now 2, default 8",
         "/set ngram_n=VALUE",
-        "  setting ngram_n: a whole number from 1 to 16",
+        "  setting ngram_n: a whole number from 2 to 16",
         "  longest n-gram looked up",
         "  now 3, default 3",
         "error: no help on 'gama' (did you mean gamma?)",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -149,7 +150,7 @@ def test_closing_and_resuming_elsewhere_leaves_the_seeded_text_alone() -> None:
         generate(target(), PROMPTS, LawDrafter(near_drafter()), sampler(2, coupling="gumbel"), Limits(LENGTH)),
     ]
     seen: list[list[Any]] = [[], []]
-    while any(event is not None for event in (turn := [next(lane, None) for lane in lanes])):
+    for turn in zip_longest(*lanes):
         for events, event in zip(seen, turn, strict=True):
             events += [event] if event is not None else []
     assert [emitted(events, len(PROMPTS)) for events in seen] == [plain, plain]

@@ -79,7 +79,7 @@ class PackedLinear(nn.Module):
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
         """(x Wᵀ + b) + other, with `other` of the result's shape, added while the product is in registers."""
         if self._shares or not self._fits(x):
-            return self(x) + other
+            return self.forward(x) + other
         return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, other, self._packed, self.bias, "add"))
 
     def unpacked(self) -> nn.Linear:

@@ -1,0 +1,133 @@
+"""The speed table measures what it says: passes of every length, in turns, that leave the cache alone."""
+
+from __future__ import annotations
+
+import copy
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from app import speed
+from sampling.causal import CausalLM
+from sampling.llama import LlamaNetwork
+from tests.tiny import VOCAB, tiny_model
+from utils.packed_linear import PackedLinear, available, pack
+
+
+class Slow:
+    """A network whose pass over n tokens moves a fake clock by 2 + n seconds."""
+
+    def __init__(self, inner: Any, clock: list[float]) -> None:
+        self.inner, self.clock, self.fed = inner, clock, []
+        self.vocab_size, self.context, self.layers = inner.vocab_size, inner.context, inner.layers
+        self.device, self.dtype = inner.device, inner.dtype
+
+    def new_cache(self, rows: int) -> Any:
+        return self.inner.new_cache(rows)
+
+    def forward(self, ids: Any, positions: Any, mask: Any, cache: Any, keep: int, hidden: bool = False) -> Any:
+        self.fed.append((ids.shape[1], int(positions[0, 0]), cache.length, keep))
+        self.clock[0] += 2 + ids.shape[1]
+        return self.inner.forward(ids, positions, mask, cache, keep, hidden)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr("utils.timing.time.perf_counter", lambda: now[0])
+    return now
+
+
+def loaded(model: Any, kind: str = "none", drafter: Any = None) -> Any:
+    def entry(inner: Any) -> Any:
+        return SimpleNamespace(model=inner, bytes=1e6, device=torch.device("cpu"))
+
+    return SimpleNamespace(
+        target=entry(model),
+        drafter=None if drafter is None else entry(drafter),
+        drafter_kind=kind,
+        vocab_size=VOCAB,
+    )
+
+
+def shown(renderable: Any) -> str:
+    console = Console(width=100, file=io.StringIO())
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_costs_are_the_seconds_of_passes_over_n_tokens_behind_the_context(clock: list[float]) -> None:
+    network = Slow(LlamaNetwork(tiny_model()), clock)
+    costs = speed.measure_costs(network, counts=(1, 4, 8), context=20, repeats=3)  # type: ignore[arg-type]
+    assert costs == {1: 3.0, 4: 6.0, 8: 10.0}
+    assert network.fed[0] == (20, 0, 0, 1)
+    assert set(network.fed[1:]) == {(1, 20, 20, 1), (4, 20, 20, 4), (8, 20, 20, 8)}
+    turns = [count for count, *_ in network.fed[1:]]
+    assert turns == [1, 4, 8] * 4  # a warm-up and three repeats, never one length several times in a row
+
+
+def test_a_context_longer_than_the_model_is_cut(clock: list[float]) -> None:
+    network = Slow(LlamaNetwork(tiny_model(context=64)), clock)
+    speed.measure_costs(network, counts=(1, 16), context=256, repeats=1)  # type: ignore[arg-type]
+    assert network.fed[0][0] == 48
+
+
+def test_an_lm_is_measured_through_its_network() -> None:
+    costs = speed.measure_costs(CausalLM(tiny_model()), counts=(1, 2), context=8, repeats=2)
+    assert set(costs) == {1, 2}
+    assert min(costs.values()) > 0
+
+
+def test_the_plain_pass_leaves_its_cache_as_it_was() -> None:
+    model, lengths = tiny_model(), []
+    run = speed.plain_pass(model, context=12)
+    model.register_forward_pre_hook(
+        lambda _module, _args, more: lengths.append(more["past_key_values"].get_seq_length()), with_kwargs=True
+    )
+    run()
+    run()
+    assert lengths == [12, 12]
+
+
+@pytest.mark.skipif(not available(), reason="this build of torch cannot pack")
+def test_plain_transformers_is_measured_on_an_unpacked_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, measured = tiny_model(), []
+    pack(model)
+    real = speed.plain_pass
+    monkeypatch.setattr(speed, "plain_pass", lambda plain, context: measured.append(plain) or real(plain, context))
+    text = shown(speed.speed_table(loaded(model), context=16, repeats=1))
+    assert "plain transformers'" in text
+    (plain,) = measured
+    assert not any(isinstance(module, PackedLinear) for module in plain.modules())
+    assert any(isinstance(module, PackedLinear) for module in model.modules())
+
+
+def test_a_second_copy_is_not_made_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "SECOND_COPY", 10)
+    assert "plain transformers'" not in shown(speed.speed_table(loaded(tiny_model()), context=16, repeats=1))
+
+
+def test_the_table_shows_every_length_for_target_and_drafter() -> None:
+    model = tiny_model()
+    text = shown(speed.speed_table(loaded(model, "model", copy.deepcopy(model)), context=16, repeats=1))
+    lines = text.splitlines()
+    assert lines[0].split() == ["n", "target", "ms", "v(n)", "drafter", "ms", "v(n)"]
+    assert [int(line.split()[0]) for line in lines[1:17]] == list(range(1, 17))
+    assert lines[1].split()[2] == lines[1].split()[4] == "1.00"
+    assert "v(8) = " in text
+    assert "a drafted token costs c = " in text
+
+
+def test_an_ngram_drafter_is_measured_by_the_token() -> None:
+    text = shown(speed.speed_table(loaded(tiny_model(), "ngram"), context=16, repeats=1))
+    assert "a token drafted by n-gram: " in text
+    assert 0 < speed.ngram_seconds(VOCAB) < 0.01
+
+
+@pytest.mark.parametrize(("seconds", "busy"), [([1.0, 1.1, 1.2], False), ([1.0, 3.0, 9.0], True)])
+def test_scattered_repeats_are_doubted(seconds: list[float], busy: bool) -> None:
+    assert bool(speed._doubts({("target", 1): seconds})) is busy
