@@ -7,6 +7,7 @@ keys; app/actions.py makes commands of it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from app.conversation import Conversation, Plan
 from app.pairing import catalogue
 from app.pairs import Loader, Pairs, watch
 from app.settings import Layers, ModelOptions, Settings
-from app.terminal import Interrupts
+from app.terminal import SECOND_WITHIN, Interrupts
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Desk:
         self.leaving = False
         self.reading = False  # the prompt is waiting for keys
         self.stop = Interrupts()  # of the command that is running
+        self._stopped_at = -SECOND_WITHIN  # when Ctrl-C last stopped an answer
         self.refresh: Callable[[], None] = lambda: None
         self._collecting = threading.Lock()
 
@@ -167,6 +169,10 @@ class Desk:
         if not sent:
             self.kept, self.editing = text, editing
 
+    def just_stopped(self) -> bool:
+        """Whether Ctrl-C stopped an answer so lately that another one means to leave."""
+        return time.monotonic() - self._stopped_at < SECOND_WITHIN
+
     def decode(self, plan: Plan) -> bool:
         """Answer a plan and enter the answer; False, and nothing changed, if no token came."""
         from app.answering import answer
@@ -175,6 +181,8 @@ class Desk:
         assert self.chat is not None
         previous, self.session = self.session, None
         answered, self.session = answer(plan, self.chat, engine, previous, self)
+        if self.stop():
+            self._stopped_at = time.monotonic()
         if answered is None:
             self.hint("stopped before the first token: the conversation is unchanged")
             return False

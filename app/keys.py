@@ -48,8 +48,15 @@ def complete(buffer: Buffer) -> None:
         buffer.start_completion()
 
 
-def key_bindings(hint: Callable[[str], None]) -> KeyBindings:
-    """Enter sends, Alt-Enter and Ctrl-J begin a line, Ctrl-C clears; `hint` shows one line for a moment."""
+class LeaveError(Exception):
+    """Ctrl-C for the second time: leave at once."""
+
+
+def key_bindings(hint: Callable[[str], None], second: Callable[[], bool]) -> KeyBindings:
+    """Enter sends, Alt-Enter and Ctrl-J begin a line, Ctrl-C clears; `hint` shows one line for a moment.
+
+    `second` tells whether another Ctrl-C has just stopped an answer: then this one leaves.
+    """
     keys = KeyBindings()
 
     @keys.add("enter")
@@ -72,6 +79,9 @@ def key_bindings(hint: Callable[[str], None]) -> KeyBindings:
     @keys.add("c-c", filter=~is_searching)
     @keys.add("<sigint>", filter=~is_searching)
     def _(event: KeyPressEvent) -> None:
+        if second():
+            event.app.exit(exception=LeaveError())
+            return
         was_empty = not event.current_buffer.text
         event.current_buffer.reset()
         if was_empty:

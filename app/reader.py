@@ -28,7 +28,8 @@ def history_path(environ: Any = os.environ) -> Path:
 class PromptReader:
     """A prompt_toolkit prompt with `status` in its bottom line.
 
-    `ascii` and `color` choose how it looks; `note` takes a line that the user should read once.
+    `ascii` and `color` choose how it looks; `note` takes a line that the user should read once; while
+    `second` holds, Ctrl-C raises LeaveError.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class PromptReader:
         status: Callable[[], str],
         note: Callable[[str], None],
         *,
+        second: Callable[[], bool] = lambda: False,
         ascii: bool = False,
         color: bool = True,
         **session: Any,
@@ -59,7 +61,7 @@ class PromptReader:
             history=_history(note),
             completer=CommandCompleter(offer),
             complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
-            key_bindings=key_bindings(self._show_hint),
+            key_bindings=key_bindings(self._show_hint, second),
             bottom_toolbar=self._toolbar,
             style=Style.from_dict(style),
             color_depth=None if color else ColorDepth.DEPTH_1_BIT,

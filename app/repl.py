@@ -17,6 +17,7 @@ from rich.console import Console
 from app.actions import Actions
 from app.commands import dispatch
 from app.conversation import clean
+from app.keys import LeaveError
 from app.pairs import Loader, load_engine, one_line
 from app.reader import PromptReader, Reader
 from app.settings import Layers, ModelOptions, Settings
@@ -91,7 +92,9 @@ def prompt_reader(actions: Actions) -> Reader:
 
     plain = actions.settings.ascii or not (actions.out.encoding or "").lower().startswith("utf")
     color = actions.out.color_system is not None and not actions.out.no_color
-    return PromptReader(offer, lambda: status(actions), actions.hint, ascii=plain, color=color)
+    return PromptReader(
+        offer, lambda: status(actions), actions.hint, second=actions.just_stopped, ascii=plain, color=color
+    )
 
 
 def status(actions: Actions) -> str:
@@ -112,6 +115,8 @@ def loop(actions: Actions, reader: Reader) -> int:
             line = reader.read(default)
         except EOFError:
             break
+        except LeaveError:
+            return INTERRUPTED
         except KeyboardInterrupt:
             continue
         finally:

@@ -34,7 +34,9 @@ class TransformersNetwork:
                 f"{type(model).__name__} has {', '.join(sorted(kinds - _CROPPABLE))} layers; "
                 "speculative decoding needs a cache that can be cropped"
             )
-        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        head = model.get_output_embeddings()
+        size = getattr(head, "out_features", None)  # a packed head would unpack its weight to show its shape
+        self.vocab_size: int = head.weight.shape[0] if size is None else size
         self.context: int = _context(config)
         self.layers: int = config.num_hidden_layers
         self._window = _window(config)

@@ -26,7 +26,7 @@ class Answering(pyte.HistoryScreen):
         """As terminals do it: rows go at the bottom as far as they are below the cursor, then at the top."""
         above = max(0, self.cursor.y - (lines or self.lines) + 1)
         for row in range(self.lines):
-            line = self.buffer.pop(row + above, None)  # type: ignore[arg-type]
+            line = self.buffer.pop(row + above, None)
             if line is not None:
                 self.buffer[row] = line
         self.cursor.y -= above

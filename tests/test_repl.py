@@ -576,3 +576,27 @@ def test_blocks_in_three_quotes() -> None:
     assert unblocked('"""\none\n  two\n"""') == "one\n  two"
     assert unblocked('"""/not a command"""') == "//not a command"
     assert unblocked("plain") == "plain"
+
+
+def test_a_second_ctrl_c_waits_for_the_drawing_to_be_whole() -> None:
+    from app.terminal import Interrupts
+
+    done: list[str] = []
+    with pytest.raises(SystemExit) as leaving, Interrupts() as stop, stop.whole():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append("drawn")
+    assert (done, leaving.value.code, stop()) == (["drawn"], 130, True)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_long_after_the_first_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    from app.terminal import SECOND_WITHIN, Interrupts
+
+    now = [100.0]
+    monkeypatch.setattr("app.terminal.time.monotonic", lambda: now[0])
+    with Interrupts() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        now[0] += SECOND_WITHIN + 0.1
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop()

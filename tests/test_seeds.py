@@ -57,7 +57,7 @@ def test_the_text_is_plain_decodings_for_every_seed_and_gamma(name: str, tempera
     make, options = KEEPING[name]
     for seed in range(6):
         plain = answers(target(), PROMPTS, None, sampler(seed, temperature), length=LENGTH)
-        for gamma in (1, 2, 3, 5, 8) if seed else range(1, 9):
+        for gamma in (2, 5) if seed else range(1, 9):
             found = answers(
                 target(), PROMPTS, make(), sampler(seed, temperature, **options), length=LENGTH, gamma=gamma
             )
