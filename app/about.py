@@ -10,10 +10,12 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from app.answering import Answered
-from app.live import judged, look_of
+from app.answers import judged
+from app.live import look_of
 from app.settings import Settings
 from app.view import Header, PaneData, StatsLines, Summary
-from sampling.metrics import Stats, merge, speedup
+from sampling.metrics import Stats, merge
+from sampling.ratios import speedup
 
 if TYPE_CHECKING:
     from app.conversation import Conversation

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from app.answers import Answer, compared, shown_settings
+from app.answers import Answer, compared, judged, plain_answer, shown_settings
 from app.conversation import Conversation, Plan, Turn
-from app.live import Track, frame, judged, look_of, play, play_live
+from app.live import Track, frame, look_of, play, play_live
 from app.race import Race
 from app.settings import Settings
 from app.terminal import Interrupts
 from app.view import StatsLine, note
+from app.wrap import visible
+from sampling.ratios import modelled
 
 if TYPE_CHECKING:
     from app.lanes import Engine
@@ -105,26 +107,25 @@ def show(answered: Answered, place: Place) -> None:
     look = look_of(place.out, settings).sized(height=None)
     last = answered.tracks[-1].pane()
     if settings.quiet:
-        place.out.print(plain(answered.turn.text), soft_wrap=True)
+        place.out.print(Text(visible(answered.turn.text)), soft_wrap=True)
         place.say(StatsLine(last, look))
         if note(last):
             place.say(note(last))
         return
     place.say(panes(answered, place.out, settings))
     place.out.print()
-    place.out.print(plain(answered.turn.text), soft_wrap=True)
+    place.out.print(Text(visible(answered.turn.text)))
 
 
 def panes(answered: Answered, console: Console, settings: Settings) -> RenderableType:
     """All lanes in full with verdict and legend."""
     look = look_of(console, settings).sized(height=None)
-    decided = judged(answered.answers)
-    return frame(answered.tracks, look, settings.view, verdict=decided, show_discarded=settings.debug)
-
-
-def plain(text: str) -> Text:
-    """Text that leaves the terminal alone: no control characters but line ends and tabs."""
-    return Text("".join(c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f")))
+    answers = answered.answers
+    plain = plain_answer(answers)
+    if plain is not None:
+        for track in answered.tracks:
+            track.expected = modelled(track.meter.stats, plain.stats, track.lane.settings.gamma)
+    return frame(answered.tracks, look, settings.view, verdict=judged(answers), show_discarded=settings.debug)
 
 
 def traced(answered: Answered, console: Console, settings: Settings, rounds: int | None) -> RenderableType:

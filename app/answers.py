@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sampling.metrics import Meter, Stats, speedup
+from app.verdict import Verdict, verdict
+from sampling.metrics import Meter, Stats
+from sampling.ratios import speedup
 
 if TYPE_CHECKING:
     from app.lanes import Lane
@@ -86,6 +88,15 @@ def agrees(plain: Answer, other: Answer) -> bool | None:
 def plain_answer(answers: Sequence[Answer]) -> Answer | None:
     """The answer of `ar`, if it is there."""
     return next((answer for answer in answers if answer.method == "ar"), None)
+
+
+def judged(answers: Sequence[Answer]) -> Verdict | None:
+    """The verdict on the last lane against plain decoding, where both ran."""
+    plain, last = plain_answer(answers), answers[-1]
+    if plain is None or plain is last:
+        return None
+    label = last.method if len(answers) > 2 else ""
+    return verdict(plain.stats, last.stats, plain.ids, last.ids, may_differ=last.may_differ, label=label)
 
 
 def compared(answers: Sequence[Answer]) -> dict[str, Any]:

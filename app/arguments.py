@@ -70,7 +70,9 @@ BENCH_FIELDS = {
     "repeat": Field("repeat", Whole(1, 1000), 3, "times each prompt is answered", "bench"),
     "limit": Field("limit", Whole(1), None, "take N prompts, spread over the categories", "bench"),
     "out": Field("out", _PATH, None, "write every figure to this JSON file", "bench"),
-    "check_identity": Field("check_identity", Switch(), False, "compare every output with plain decoding and transformers", "bench"),
+    "check_identity": Field(
+        "check_identity", Switch(), False, "compare every output with plain decoding and transformers", "bench"
+    ),
 }
 
 

@@ -13,7 +13,8 @@ from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any, TextIO
 
 from app.answers import Answer, agrees
-from sampling.metrics import Stats, cost_ratio, expected_speedup, merge, speedup, verify_ratio
+from sampling.metrics import Stats, merge
+from sampling.ratios import cost_ratio, modelled, speedup, verify_ratio
 
 if TYPE_CHECKING:
     from app.bench import Item, Variant
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 _WIDTH = 120  # columns of a table that goes to no terminal
 _COLUMNS = ("gamma", "tok/s", "speed-up", "expected", "tok/pass", "accepted", "alpha", "c", "v", "TTFT", "differs")
-_FULL = 0.9  # share of gamma a drafter must fill for the expected speed-up to describe it
 
 
 def summarise(items: Sequence[Item], variants: Sequence[Variant]) -> list[dict[str, Any]]:
@@ -104,15 +104,11 @@ def _spread(rates: Sequence[float]) -> dict[str, Any]:
 
 def _model(variant: Variant, total: Stats, plain: Stats) -> dict[str, Any]:
     """c and v as measured in these very runs, and the speed-up they let expect."""
-    c, v = cost_ratio(total, plain), verify_ratio(total, plain)
-    expected, gamma = None, variant.gamma or 0
-    full = gamma > 0 and total.draft_n >= _FULL * gamma * total.target_passes
-    if full and total.alpha is not None and c is not None and v is not None:
-        expected = expected_speedup(total.alpha, gamma, c, v)
+    c, v, gamma = cost_ratio(total, plain), verify_ratio(total, plain), variant.gamma or 0
     return {
         "c": _short(c) if gamma else None,
         "v": _short(v) if gamma else None,
-        "expected_speedup": _short(expected),
+        "expected_speedup": _short(modelled(total, plain, gamma)),
     }
 
 

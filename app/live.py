@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from app.answers import Answer, plain_answer
+from app.answers import Answer
 from app.figures import PaneData, State
 from app.palette import Look
 from app.spans import Spanner
 from app.terminal import InPlace, Interrupts
-from app.verdict import Verdict, verdict
 from app.view import Frame, Layout
 from sampling.events import Event, Finished, Prefill, Reason, Step, to_json
 from sampling.metrics import Meter
@@ -54,6 +53,7 @@ class Track:
         self.decode = decode
         self._state: State = "waiting"
         self._progress = ""
+        self.expected: float | None = None  # the speed-up that the measured alpha, c and v let expect
 
     def feed(self, event: Event) -> None:
         """Take in an event of this lane."""
@@ -78,7 +78,8 @@ class Track:
     def pane(self) -> PaneData:
         """The lane as it stands, for the screen."""
         stats = self.meter.stats
-        return PaneData(self.lane.name, self.spanner.spans, stats, self._state, self._progress, self.limit)
+        name, spans = self.lane.name, self.spanner.spans
+        return PaneData(name, spans, stats, self._state, self._progress, self.limit, self.expected)
 
     def answer(self) -> Answer:
         """The lane's result with its figures."""
@@ -91,15 +92,6 @@ class Track:
     def record(self) -> dict[str, Any]:
         """The lane with its events, for /save."""
         return {**self.answer().to_json(), "events": [to_json(event) for event in self.events]}
-
-
-def judged(answers: Sequence[Answer]) -> Verdict | None:
-    """The verdict on the last lane against plain decoding, where both ran."""
-    plain, last = plain_answer(answers), answers[-1]
-    if plain is None or plain is last:
-        return None
-    label = last.method if len(answers) > 2 else ""
-    return verdict(plain.stats, last.stats, plain.ids, last.ids, may_differ=last.may_differ, label=label)
 
 
 def frame(tracks: Sequence[Track], look: Look, layout: str, **more: Any) -> Frame:

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING
 
-from app.answers import Answer, compared, plain_answer, run_lane, shown_settings
+from app.answers import Answer, compared, judged, run_lane, shown_settings
 from app.prompts import fitting, given_prompt
 from app.terminal import Interrupts
+from app.wrap import visible
 
 if TYPE_CHECKING:
     from app.lanes import Engine, Lane
@@ -120,7 +121,7 @@ class OneShot:
         answers = self._answers(lambda lane: writer.feed if lane is last else None)
         writer.finish(answers[-1].text)
         if not self.settings.quiet:
-            report(answers, self.lanes, self.settings)
+            report(answers, self.settings)
         return INTERRUPTED if answers[-1].interrupted else 0
 
     def _answers(self, show: Callable[[Lane], Callable[[Event], None] | None]) -> list[Answer]:
@@ -167,23 +168,17 @@ class Writer:
 
     def _put(self, text: str) -> None:
         if text:
-            self._stream.write(text if self._safe else printable(text))
+            self._stream.write(text if self._safe else visible(text))
             self._stream.flush()
 
 
-def printable(text: str) -> str:
-    """Text without control characters, newlines and tabs excepted."""
-    return "".join(letter for letter in text if letter in "\n\t" or (letter >= " " and not "\x7f" <= letter <= "\x9f"))
-
-
-def report(answers: list[Answer], lanes: list[Lane], settings: Settings) -> None:
+def report(answers: list[Answer], settings: Settings) -> None:
     """The lines of figures and the verdict, on standard error."""
     from rich.console import Console
 
     from app.cli import want_color
     from app.figures import PaneData, StatsLines, note
     from app.palette import Look
-    from app.verdict import verdict
 
     color = want_color(settings, sys.stderr, os.environ)
     width = None if sys.stderr.isatty() else int(os.environ.get("COLUMNS") or _WIDTH)
@@ -194,17 +189,14 @@ def report(answers: list[Answer], lanes: list[Lane], settings: Settings) -> None
             answer.method,
             stats=answer.stats,
             state="stopped" if answer.interrupted else "done",
-            limit=min(settings.max_new_tokens, lane.context - answer.stats.prompt_n),
+            limit=settings.max_new_tokens,
         )
-        for answer, lane in zip(answers, lanes, strict=False)
+        for answer in answers
     ]
     console.print(StatsLines(panes, look), end="")
-    plain, last = plain_answer(answers), answers[-1]
-    if plain is not None and plain is not last:
-        label = last.method if len(answers) > 2 else ""
-        found = verdict(plain.stats, last.stats, plain.ids, last.ids, may_differ=last.may_differ, label=label)
-        if found is not None:
-            console.print(found.text, style=look.style(found.style) or "", markup=False)
+    found = judged(answers)
+    if found is not None:
+        console.print(found.text, style=look.style(found.style) or "", markup=False)
     told = note(panes[-1]).removesuffix(", /continue")
     if told:
         console.print(told, markup=False)

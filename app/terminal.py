@@ -178,7 +178,8 @@ class InPlace:
     def _erase(self, width: int) -> str:
         """Go to where the frame began and erase it; on `width` columns its lines may have wrapped."""
         rows = sum(max(1, -(-_cells(line) // max(1, width))) for line in self._lines)
-        return f"\x1b[{rows}A\r\x1b[J" if rows else ""
+        # The first line by itself: some terminals keep a screen in the scrollback that is erased from its very top.
+        return f"\x1b[{rows}A\r\x1b[2K\n\x1b[J\x1b[A" if rows else ""
 
     def clear(self) -> None:
         """Take the frame off the screen."""

@@ -15,23 +15,9 @@ from itertools import zip_longest
 from typing import Any
 
 from sampling.events import Event, Finished, Prefill, Reason, Step
-from sampling.theory import best_gamma, efficiency, expected_speedup
-
-__all__ = [
-    "Meter",
-    "Stats",
-    "best_gamma",
-    "cost_ratio",
-    "efficiency",
-    "expected_speedup",
-    "measure",
-    "merge",
-    "speedup",
-    "verify_ratio",
-]
 
 
-def _ratio(part: float, whole: float) -> float | None:
+def ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
@@ -79,27 +65,27 @@ class Stats:
     @property
     def predicted_per_second(self) -> float | None:
         """Tokens a second after the first token; None before a round has been timed."""
-        return _ratio(1000.0 * (self.predicted_n - self.openings), self.predicted_ms)
+        return ratio(1000.0 * (self.predicted_n - self.openings), self.predicted_ms)
 
     @property
     def tokens_per_pass(self) -> float | None:
         """Block efficiency: tokens emitted a target pass, the target's own token included."""
-        return _ratio(self.predicted_n - self.openings, self.target_passes)
+        return ratio(self.predicted_n - self.openings, self.target_passes)
 
     @property
     def acceptance_rate(self) -> float | None:
         """Accepted / drafted."""
-        return _ratio(self.draft_n_accepted, self.draft_n)
+        return ratio(self.draft_n_accepted, self.draft_n)
 
     @property
     def alpha(self) -> float | None:
         """Accepted / examined: the chance that an examined draft is accepted."""
-        return _ratio(self.draft_n_accepted, self.draft_n_accepted + self.draft_n_rejected)
+        return ratio(self.draft_n_accepted, self.draft_n_accepted + self.draft_n_rejected)
 
     @property
     def alpha_per_position(self) -> tuple[float | None, ...]:
         """Accepted at j / examined at j for every draft position up to gamma."""
-        return tuple(_ratio(a, e) for a, e in zip(self.accepted_at, self.examined_at, strict=True))
+        return tuple(ratio(a, e) for a, e in zip(self.accepted_at, self.examined_at, strict=True))
 
     @property
     def last_top2_gap(self) -> float | None:
@@ -286,25 +272,7 @@ def merge(stats: Iterable[Stats]) -> Stats:
     return Stats(
         **fields,
         stop_reason=reasons.pop() if len(reasons) == 1 else None,
-        ttft_ms=_ratio(sum((part.ttft_ms or 0.0) * part.openings for part in begun), openings),
+        ttft_ms=ratio(sum((part.ttft_ms or 0.0) * part.openings for part in begun), openings),
         calls=dict(calls),
         top2_gaps=tuple(gap for part in parts for gap in part.top2_gaps),
     )
-
-
-def speedup(plain: Stats, other: Stats) -> float | None:
-    """How many times faster `other` emits tokens than `plain`; None where either has no rate."""
-    mine, theirs = other.predicted_per_second, plain.predicted_per_second
-    return None if mine is None or theirs is None else _ratio(mine, theirs)
-
-
-def cost_ratio(drafted: Stats, plain: Stats) -> float | None:
-    """c: seconds a drafted token / seconds of a one-token target pass; `plain` is a run of `ar`."""
-    token, one = _ratio(drafted.draft_ms, drafted.draft_n), _ratio(plain.verify_ms, plain.target_passes)
-    return None if token is None or one is None else _ratio(token, one)
-
-
-def verify_ratio(drafted: Stats, plain: Stats) -> float | None:
-    """v: seconds of a target pass over drafts / seconds of a one-token pass; `plain` is a run of `ar`."""
-    many, one = _ratio(drafted.verify_ms, drafted.target_passes), _ratio(plain.verify_ms, plain.target_passes)
-    return None if many is None or one is None else _ratio(many, one)

@@ -64,9 +64,7 @@ class BranchingSampler:
 
     needs_prefixes = False
 
-    def __init__(
-        self, script: Script, law: Law = softmax, drafts: Drafting = "law", is_drafting: bool = False
-    ) -> None:
+    def __init__(self, script: Script, law: Law = softmax, drafts: Drafting = "law", is_drafting: bool = False) -> None:
         self.script, self._law, self._drafts, self._is_drafting = script, law, drafts, is_drafting
 
     def law(self, logits: Tensor, prefixes: Rows) -> Tensor:

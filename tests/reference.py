@@ -142,7 +142,7 @@ def top2_gap(logits: Tensor) -> float:
 
 
 def same_or_tied(ids: Sequence[int], reference: GreedyRun, bound: float = 1e-3) -> str:
-    """"same", "tied" (first different where the top-2 gap is below `bound`) or "different"."""
+    """ "same", "tied" (first different where the top-2 gap is below `bound`) or "different"."""
     if list(ids) == reference.ids:
         return "same"
     common = 0

@@ -14,15 +14,11 @@ from sampling.events import Call, Event, Finished, Prefill, Step
 from sampling.metrics import (
     Meter,
     Stats,
-    best_gamma,
-    cost_ratio,
-    efficiency,
-    expected_speedup,
     measure,
     merge,
-    speedup,
-    verify_ratio,
 )
+from sampling.ratios import cost_ratio, modelled, speedup, verify_ratio
+from sampling.theory import best_gamma, efficiency, expected_speedup
 
 KEYS = (
     *("stop_reason", "prompt_n", "prompt_ms", "ttft_ms", "predicted_n", "predicted_ms", "predicted_per_second"),
@@ -294,6 +290,9 @@ def test_measured_cost_ratios_explain_the_measured_speedup() -> None:
     assert cost_ratio(drafted, plain) == pytest.approx(0.1)
     assert verify_ratio(drafted, plain) == pytest.approx(1.2)
     assert speedup(plain, drafted) == pytest.approx(4 / (4 * 0.1 + 1.2))
+    assert modelled(drafted, plain, 4) == pytest.approx(expected_speedup(0.75, 4, 0.1, 1.2))
+    assert modelled(drafted, plain, 5) is None  # the drafter often fell short of this gamma
+    assert modelled(plain, plain, 4) is None
     assert cost_ratio(plain, plain) is None
     assert speedup(plain, Stats()) is None
     assert not math.isnan(speedup(plain, plain) or 0)

@@ -137,10 +137,9 @@ def test_a_drafter_with_less_context_falls_silent_and_the_answer_goes_on() -> No
 
 def test_prompts_that_cannot_be_answered_are_one_line_errors() -> None:
     lm = chain_lm(V, PROMPT, SCRIPT, context=3)
-    for prompt, length in (([PROMPT], 4), ([[]], 4)):
-        with pytest.raises((UserError, AssertionError)) as error:
-            decode(lm, prompt, None, greedy(), length=length)
-        assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="context") as error:
+        decode(lm, [PROMPT], None, greedy(), length=4)
+    assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="max_new_tokens"):
         decode(says(), [PROMPT], None, greedy(), length=0)
 
