@@ -1,6 +1,11 @@
 """The one entry: `python infer.py [chat|run|bench|pairs|check] …`. Everything else is in app/."""
 
+import os
 import sys
+
+# OpenMP's threads wait for each other by spinning. Without a bound a pass takes many times longer as soon as
+# another program wants the cores; with this one it costs nothing measurable on a quiet machine (docs/notes.md).
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if __name__ == "__main__":
     try:

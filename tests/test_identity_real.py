@@ -1,7 +1,7 @@
 """Greedy identity with a real model (ALGORITHMS 8.4): the default target on six real prompts.
 
 Every way of drafting against plain decoding and against transformers' own `generate(do_sample=False)`
-run on plain transformers code. Equal, or first different where the reference's two best logits
+run on plain transformers code; some one prompt at a time as the console does, some as one ragged batch. Equal, or first different where the reference's two best logits
 lie closer than 1e-3; one such prompt in a test at most.
 """
 
@@ -16,7 +16,7 @@ import torch
 from sampling.causal import CausalLM
 from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from sampling.sampler import KeyedSampler
-from sampling.types import Drafter, Rows
+from sampling.types import Draft, Drafter, Rows
 from tests.reference import GreedyRun, same_or_tied, transformers_greedy
 from tests.runs import decode, emitted, reasons
 from tests.toy_drafters import PointDrafter
@@ -35,7 +35,7 @@ ARTICLE = (
 PROMPTS = {
     "long": f"Summarize the following text in two sentences.\n\n{ARTICLE}{ARTICLE[:300]}",
     "early stop": "Answer with one word only: what is the capital of France?",
-    "repetitive": "Repeat this line exactly four times: red fish, blue fish, red fish, blue fish.",
+    "repetitive": "red fish, blue fish, " * 4,  # no chat turn: a text to go on with
     "code": "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
     "list": "List the days of the week, one a line.",
     "prose": "Tell me a short story about a lighthouse keeper and a storm.",
@@ -50,7 +50,10 @@ def lm(default_pair: Any) -> CausalLM:
 @pytest.fixture(scope="module")
 def prompts(default_pair: Any) -> Rows:
     found = []
-    for content in PROMPTS.values():
+    for name, content in PROMPTS.items():
+        if name == "repetitive":
+            found.append(list(default_pair.tokenizer(content.strip()).input_ids))
+            continue
         messages = [{"role": "user", "content": content}]
         ids = default_pair.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         found.append(list(ids))
@@ -75,19 +78,27 @@ def sessions(lm: CausalLM, prompts: Rows) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
+def batch(lm: CausalLM, prompts: Rows) -> Any:
+    """A session of all prompts as rows, read already."""
+    session = lm.open([list(prompt) for prompt in prompts])
+    session.score(prompts, Draft.empty(len(prompts)))
+    return session
+
+
+@pytest.fixture(scope="module")
 def plain(lm: CausalLM, prompts: Rows, stop: frozenset[int], sessions: list[Any]) -> Rows:
-    return run_all(lm, prompts, NoDrafter, greedy, sessions, stop, 4)
+    return run_all(lm, prompts, NoDrafter, greedy(), sessions, stop, 4)
 
 
 @pytest.fixture(scope="module")
 def shallow(reference_model: Any) -> CausalLM:
-    """A drafter that is sometimes right: the target's first eight layers under its own head."""
+    """A drafter that is sometimes right: the target's first six layers under its own head."""
     import copy
 
     from transformers import LlamaForCausalLM
 
     config = copy.deepcopy(reference_model.config)
-    config.num_hidden_layers = 8
+    config.num_hidden_layers = 6
     with torch.random.fork_rng():
         model = LlamaForCausalLM(config).float().eval()
     model.load_state_dict(reference_model.state_dict(), strict=False)
@@ -122,16 +133,25 @@ def run_all(
     lm: CausalLM,
     prompts: Rows,
     make_drafter: Callable[[], Drafter],
-    make_sampler: Callable[[int], KeyedSampler],
+    sampler: KeyedSampler,
     sessions: list[Any],
     stop: frozenset[int],
     gamma: int,
 ) -> Rows:
+    """One prompt after the other, each on its own session."""
     found = []
-    for seed, (prompt, session) in enumerate(zip(prompts, sessions, strict=True)):
+    for prompt, session in zip(prompts, sessions, strict=True):
         options = {"length": LENGTH, "gamma": gamma, "stop": stop, "session": session}
-        found.append(emitted(decode(lm, [prompt], make_drafter(), make_sampler(seed), **options))[0])
+        found.append(emitted(decode(lm, [prompt], make_drafter(), sampler, **options))[0])
     return found
+
+
+def run_batch(
+    lm: CausalLM, prompts: Rows, drafter: Drafter, sampler: KeyedSampler, batch: Any, stop: frozenset[int], gamma: int
+) -> Rows:
+    """All prompts as rows of one batch, on a fork of a session that has read them."""
+    options = {"length": LENGTH, "gamma": gamma, "stop": stop, "session": batch.fork()}
+    return emitted(decode(lm, prompts, drafter, sampler, **options), len(prompts))
 
 
 def agree(found: Rows, references: list[GreedyRun]) -> None:
@@ -154,17 +174,25 @@ def test_plain_decoding_equals_transformers(plain: Rows, references: list[Greedy
     agree(plain, references)
 
 
-@pytest.mark.parametrize("gamma", [1, 4, 8])
+ALONE = [("ngram", 1), ("ngram", 4), ("ngram", 8), ("shallow", 4), ("always wrong", 4)]
+BATCHED = [
+    *(("always wrong", 1), ("always wrong", 8), ("shallow", 1), ("shallow", 8)),
+    *(("stranger", 1), ("stranger", 4), ("stranger", 8), ("ngram, one level", 4), ("ngram, random fill", 8)),
+]
+
+
 @pytest.mark.parametrize(
-    "name", ["ngram", "ngram, one level", "ngram, random fill", "always wrong", "shallow", "stranger"]
+    ("name", "gamma", "together"), [(*case, False) for case in ALONE] + [(*case, True) for case in BATCHED]
 )
 def test_greedy_identity(
     name: str,
     gamma: int,
+    together: bool,
     lm: CausalLM,
     prompts: Rows,
     stop: frozenset[int],
     sessions: list[Any],
+    batch: Any,
     plain: Rows,
     references: list[GreedyRun],
     request: pytest.FixtureRequest,
@@ -177,44 +205,43 @@ def test_greedy_identity(
         "shallow": lambda: ModelDrafter(request.getfixturevalue("shallow")),
         "stranger": lambda: ModelDrafter(request.getfixturevalue("stranger")),
     }
-    found = run_all(lm, prompts, makers[name], greedy, sessions, stop, gamma)
+    if together:
+        found = run_batch(lm, prompts, makers[name](), greedy(), batch, stop, gamma)
+    else:
+        found = run_all(lm, prompts, makers[name], greedy(), sessions, stop, gamma)
     agree(found, references)
-    gapped = [GreedyRun(ids, reference.gaps) for ids, reference in zip(plain, references, strict=True)]
-    agree(found, gapped)
+    agree(found, [GreedyRun(ids, reference.gaps) for ids, reference in zip(plain, references, strict=True)])
 
 
-def sampled(seed: int, **options: Any) -> KeyedSampler:
-    return KeyedSampler(make_processor(0.8), 100 + seed, **options)
+def sampled(**options: Any) -> KeyedSampler:
+    return KeyedSampler(make_processor(0.8), 100, **options)
 
 
 @pytest.fixture(scope="module")
-def plain_sampled(lm: CausalLM, prompts: Rows, stop: frozenset[int], sessions: list[Any]) -> Rows:
-    return run_all(lm, prompts, NoDrafter, sampled, sessions, stop, 4)
+def plain_sampled(lm: CausalLM, prompts: Rows, stop: frozenset[int], batch: Any) -> Rows:
+    return run_batch(lm, prompts, NoDrafter(), sampled(), batch, stop, 4)
 
 
-@pytest.mark.parametrize("gamma", [1, 4, 8])
-@pytest.mark.parametrize("name", ["ngram", "gumbel", "greedy drafts"])
+@pytest.mark.parametrize(
+    ("name", "gamma"), [("ngram", 1), ("ngram", 4), ("ngram", 8), ("gumbel", 4), ("greedy drafts", 4)]
+)
 def test_at_temperature_0_8_the_text_is_plain_decodings(
     name: str,
     gamma: int,
     lm: CausalLM,
     prompts: Rows,
     stop: frozenset[int],
-    sessions: list[Any],
+    batch: Any,
     plain_sampled: Rows,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Same seed, same noise by position. A draw within rounding of a tie may differ: one prompt at most."""
+    """Same seed, same noise by row and position. A draw within rounding of a tie may differ: one prompt at most."""
     options = {"gumbel": {"coupling": "gumbel"}, "greedy drafts": {"draft_sampling": "greedy"}}.get(name, {})
-
-    def make() -> Drafter:
-        if name == "ngram":
-            return NgramDrafter(lm.vocab_size)
-        return ModelDrafter(request.getfixturevalue("shallow"))
-
-    found = run_all(lm, prompts, make, lambda seed: sampled(seed, **options), sessions, stop, gamma)
+    drafter = NgramDrafter(lm.vocab_size) if name == "ngram" else ModelDrafter(request.getfixturevalue("shallow"))
+    found = run_batch(lm, prompts, drafter, sampled(**options), batch, stop, gamma)
     same = [ids == other for ids, other in zip(found, plain_sampled, strict=True)]
     assert sum(same) >= len(same) - 1, same
+    assert len({tuple(ids) for ids in found}) == len(prompts)
 
 
 def test_rejection_at_temperature_0_8_draws_a_real_answer(
@@ -225,15 +252,8 @@ def test_rejection_at_temperature_0_8_draws_a_real_answer(
 
     def once() -> list[Any]:
         options = {"length": LENGTH, "stop": stop, "session": sessions[-1]}
-        return decode(lm, [prompts[-1]], ModelDrafter(shallow_lm), sampled(0), **options)
+        return decode(lm, [prompts[-1]], ModelDrafter(shallow_lm), sampled(), **options)
 
     events = once()
     assert emitted(events) == emitted(once())
     assert set(reasons(events).values()) <= {"length", "eos"}
-
-
-def test_a_ragged_batch_of_all_prompts_equals_the_prompts_alone(
-    lm: CausalLM, prompts: Rows, stop: frozenset[int], references: list[GreedyRun]
-) -> None:
-    events = decode(lm, prompts, NgramDrafter(lm.vocab_size), greedy(), length=LENGTH, gamma=4, stop=stop)
-    agree(emitted(events, len(prompts)), references)
