@@ -18,7 +18,7 @@ from sampling.drafters.table_keys import grown, keys_of
 
 Array = np.ndarray[Any, Any]
 PRIOR = 8.0
-"""k: how many sightings the shorter context's law is worth; at 8 the confidence is what is then seen (docs/notes.md)."""
+"""k: how many sightings the shorter context's law is worth; at 8 the confidence is what is then seen."""
 
 
 @dataclass(frozen=True)

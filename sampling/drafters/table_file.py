@@ -64,8 +64,8 @@ class StaticTables:
         none = np.zeros(0, dtype=np.uint32)
         ordered = [sizes.get(size, TableArrays(size, none, none, none)) for size in range(1, self.max_n + 1)]
         # memoryviews: bisect reads single entries far faster through them than through arrays
-        self._levels = [
-            (memoryview(level.keys), memoryview(level.tokens), memoryview(level.confidence)) for level in ordered
+        self._levels: list[tuple[memoryview, memoryview, memoryview]] = [
+            (level.keys.data, level.tokens.data, level.confidence.data) for level in ordered
         ]
 
     def __len__(self) -> int:

@@ -28,7 +28,8 @@ def suffix_keys(tail: list[int], sizes: int) -> list[int]:
 def grown(states: np.ndarray[Any, Any], tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Hash states [N] uint64 of contexts made one token longer at their front: tokens [N]."""
     states = (states + tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_PRIME)
-    return states ^ (states >> np.uint64(32))
+    mixed: np.ndarray[Any, Any] = states ^ (states >> np.uint64(32))
+    return mixed
 
 
 def keys_of(states: np.ndarray[Any, Any], tokens: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
