@@ -79,6 +79,7 @@ class TablesDrafter:
 
     Args:
         tables: None drafts from the conversation alone.
+        longest: tokens of the longest match looked for, 0 … 5; 0 drafts from the tables alone.
         least: a chain stops before the product of its tokens' chances falls below this; 0 never does.
         sure_match: matches of so many tokens and more come before the tables.
     """
@@ -87,18 +88,25 @@ class TablesDrafter:
     sessions: tuple[Session, ...] = ()
 
     def __init__(
-        self, tables: StaticTables | None = None, *, least: float = LEAST, sure_match: int = SURE_MATCH
+        self,
+        tables: StaticTables | None = None,
+        *,
+        longest: int = LONGEST,
+        sure_match: int = SURE_MATCH,
+        least: float = LEAST,
     ) -> None:
         if not 0 <= least <= 1:
             raise UserError(f"least must be from 0 to 1, got {least}")
-        self.tables, self.least, self.sure_match = tables, least, sure_match
-        self._reach = max(LONGEST, tables.max_n if tables is not None else 0)
+        if not 0 <= longest <= LONGEST:
+            raise UserError(f"longest must be from 0 to {LONGEST}, got {longest}")
+        self.tables, self.longest, self.least, self.sure_match = tables, longest, least, sure_match
+        self._reach = max(1, longest, tables.max_n if tables is not None else 0)
         self._indices: list[MatchIndex] = []
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         """Index the prompts; what the last answer left is kept as far as it is still the beginning."""
         if len(self._indices) != len(prompt):
-            self._indices = [MatchIndex() for _ in prompt]
+            self._indices = [MatchIndex(self.longest) for _ in prompt]
         for index, row in zip(self._indices, prompt, strict=True):
             index.follow(row)
 
