@@ -68,7 +68,11 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("verify", "block", "verify must be token, got 'block' (still token)"),
     ("view", "Side", "view must be auto, side, stack or trace, got 'Side' (still auto)"),
     ("chat", "maybe", "chat must be on or off, got 'maybe' (still on)"),
-    ("compare", "", "compare must be a comma list of ar, spec, draft, ngram, tables, each once, got '' (still ar,spec)"),
+    (
+        "compare",
+        "",
+        "compare must be a comma list of ar, spec, draft, ngram, tables, each once, got '' (still ar,spec)",
+    ),
     (
         "compare",
         "ar,ar",
@@ -79,7 +83,11 @@ REFUSED: list[tuple[str, Any, str]] = [
         "ar,sp",
         "compare must be a comma list of ar, spec, draft, ngram, tables, each once, got 'ar,sp' (still ar,spec)",
     ),
-    ("compare", "ar,", "compare must be a comma list of ar, spec, draft, ngram, tables, each once, got 'ar,' (still ar,spec)"),
+    (
+        "compare",
+        "ar,",
+        "compare must be a comma list of ar, spec, draft, ngram, tables, each once, got 'ar,' (still ar,spec)",
+    ),
     ("system", "\udcff", "system must be text, got '\\udcff' (still (none))"),
     ("tempreature", "1", "unknown setting 'tempreature' (did you mean temperature?)"),
     ("top-p", "1", "unknown setting 'top-p' (did you mean top_p?)"),

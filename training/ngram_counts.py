@@ -54,7 +54,7 @@ def count_levels(passages: Iterable[Passage], max_n: int, prior: float = PRIOR) 
     follows = flat[at]
     unigrams = np.bincount(follows)
     below = unigrams[follows] / len(follows)  # P of the shorter context, for each counted token
-    likely = np.full(len(at), unigrams.argmax())  # and that context's best token
+    likely = np.full(len(at), -1)  # and that context's best token; the tables have no empty context
     states = np.zeros(len(at), dtype=np.uint64)
     levels: list[Level] = []
     for size in range(1, max_n + 1):

@@ -135,7 +135,7 @@ def build(
         "contexts_found": found,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-    arrays = [TableArrays(one.size, one.keys, one.tokens, _in_255ths(one.confidence)) for one in levels]
+    arrays = [arrays_of(level) for level in levels]
     try:
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         size = write_tables(out, arrays, about)
@@ -144,5 +144,7 @@ def build(
     return {**about, "contexts": [len(level.keys) for level in levels], "bytes": size}
 
 
-def _in_255ths(confidence: Any) -> Any:
-    return np.clip(np.rint(confidence * 255), 1, 255).astype(np.uint8)
+def arrays_of(level: Level) -> TableArrays:
+    """A level as it is looked up: confidence in 255ths, never 0."""
+    confidence = np.clip(np.rint(level.confidence * 255), 1, 255).astype(np.uint8)
+    return TableArrays(level.size, level.keys, level.tokens.astype(np.uint32), confidence)
