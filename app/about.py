@@ -47,7 +47,8 @@ def drafter_name(engine: Engine) -> str:
     loaded = engine.loaded
     if loaded.drafter is not None:
         return loaded.drafter.name
-    return {"ngram": "n-gram drafter", "none": "no drafter"}.get(loaded.drafter_kind, loaded.drafter_kind)
+    names = {"ngram": "n-gram drafter", "tables": "n-gram tables", "none": "no drafter"}
+    return names.get(loaded.drafter_kind, loaded.drafter_kind)
 
 
 def _dtype(model: LoadedModel) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from app.build_tables import TABLES_FIELDS, TablesArgs, tables_args
 from app.fields import FIELDS, MODELS, Field
 from app.kinds import LANES, Names, Switch, Text, Whole, WholeList, did_you_mean, got, named
 from app.settings import ModelOptions, model_options
@@ -25,10 +26,12 @@ COMMANDS = {
     "chat": ("[chat] [options]", "talk in the terminal (without a terminal: as run)"),
     "run": ("run [PROMPT|-] [--json] [options]", "answer one prompt; - or a pipe is one prompt"),
     "bench": ("bench [--prompts F.jsonl] [options]", "time many prompts, methods and gammas"),
+    "tables": ("tables --from self|FILES --out FILE [options]", "build n-gram tables for a target"),
     "pairs": ("pairs [options]", "list the catalogue"),
     "check": ("check [NAME] [--speed] [options]", "verify that a pair fits and say why not"),
 }
 ALIASES = {"--load-in-8bit": "int8", "--load-in-4bit": "nf4"}
+_ALSO = {"tables": ("seed",)}
 _PAIRS_TAKES = ("models", "color", "ascii", "quiet", "verbose")
 
 
@@ -60,6 +63,7 @@ class Request:
     as_json: bool = False
     speed: bool = False
     bench: BenchArgs = field(default_factory=BenchArgs)
+    tables: TablesArgs = field(default_factory=TablesArgs)
 
 
 _PATH = Text(metavar="FILE", allowed="a file", optional=True)
@@ -84,7 +88,7 @@ class _Parser(argparse.ArgumentParser):
         surplus = re.fullmatch(r"argument (\S+): ignored explicit argument (.*)", message)
         if lacking:
             name = lacking[1].removeprefix("--").replace("-", "_")
-            known = FIELDS.get(name) or BENCH_FIELDS.get(name)
+            known = FIELDS.get(name) or BENCH_FIELDS.get(name) or TABLES_FIELDS.get(name)
             raise UsageError(f"{lacking[1]} needs a value" + (f": {known.kind.allowed}" if known else ""))
         raise UsageError(f"{surplus[1]} takes no value, got {surplus[2]}" if surplus else message)
 
@@ -133,7 +137,8 @@ def _overview() -> str:
 def _takes(command: str, known: Field) -> bool:
     if command == "pairs":
         return known.name in _PAIRS_TAKES
-    return command != "check" or known.group == MODELS or known.name in _PAIRS_TAKES
+    narrow = command in ("check", "tables")
+    return not narrow or known.group == MODELS or known.name in (*_PAIRS_TAKES, *_ALSO.get(command, ()))
 
 
 def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
@@ -150,9 +155,12 @@ def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
     elif command == "bench":
         for known in BENCH_FIELDS.values():
             _add(section, known)
+    elif command == "tables":
+        for known in TABLES_FIELDS.values():
+            _add(section, known, nargs="+" if known.name == "from" else None)
 
 
-def _add(section: Any, known: Field) -> None:
+def _add(section: Any, known: Field, **more: Any) -> None:
     """One flag; of a switch both forms, of which help shows the one that changes something."""
     text = known.help.replace("%", "%%")
     if isinstance(known.kind, Switch):
@@ -165,7 +173,9 @@ def _add(section: Any, known: Field) -> None:
         return
     if known.default not in (None, "", ()):
         text += f" (default {known.show(known.default)})"
-    section.add_argument(known.flag, dest=known.name, metavar=known.kind.metavar, default=argparse.SUPPRESS, help=text)
+    section.add_argument(
+        known.flag, dest=known.name, metavar=known.kind.metavar, default=argparse.SUPPRESS, help=text, **more
+    )
 
 
 def version() -> str:
@@ -201,6 +211,7 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
         as_json=given.get("json", False),
         speed=given.get("speed", False),
         bench=_bench_args(given) if command == "bench" else BenchArgs(),
+        tables=tables_args(given) if command == "tables" else TablesArgs(),
     )
 
 

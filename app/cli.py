@@ -107,6 +107,10 @@ def _run(request: Request) -> int:
 
         # The name stands for --pair, so that --target and --drafter hold beside it.
         return check_pair(None, layers.settings, options, speed=request.speed)
+    if request.command == "tables":
+        from app.build_tables import build_tables
+
+        return build_tables(layers.settings, options, request.tables)
     if request.command == "bench":
         from app.bench import run_bench
 
@@ -123,7 +127,7 @@ def _run(request: Request) -> int:
 def _layers(request: Request) -> Layers:
     """All layers but /set; the flags first, so that a wrong one is told even if the catalogue is wrong too."""
     flags_alone = Layers.of(environ=request.environ, flags=request.flags)
-    if request.command == "check":
+    if request.command in ("check", "tables"):
         return flags_alone
     from app.pairing import choose_pair
 

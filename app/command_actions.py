@@ -30,8 +30,8 @@ PROCESSORS: Mapping[str, tuple[str, ...]] = {
 _NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 _LETTERS = {"temperature": "T", "top_k": "K", "top_p": "P", "min_p": "P"}
 # A lane that a toggle adds comes before those right of it here, so that the lane that carries the chat on stays last.
-_TOGGLE_ORDER = ("ar", "draft", "ngram", "spec")
-LANE_WORDS = {"spec": "speculative", "ar": "target", "draft": "draft", "ngram": "ngram"}
+_TOGGLE_ORDER = ("ar", "draft", "ngram", "tables", "spec")
+LANE_WORDS = {"spec": "speculative", "ar": "target", "draft": "draft", "ngram": "ngram", "tables": "tables"}
 
 
 def _say_values(console: ConsoleActions, names: Iterable[str]) -> None:

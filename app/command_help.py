@@ -42,7 +42,7 @@ def help_of(name: str, console: ConsoleActions) -> str:
     elif command.name == "/processor":
         more += ["NAME ARGS is one of", *(f"  {processor_usage(name)}" for name in PROCESSORS)]
         more += [f"now {processor_text(console.settings)}"]
-    elif command.name in ("/speculative", "/target", "/draft", "/ngram"):
+    elif command.name in ("/speculative", "/target", "/draft", "/ngram", "/tables"):
         more += [f"lanes now {console.settings.show('compare')}"]
     return "\n".join(_wrapped(command.usage, command.help, *more))
 

@@ -68,6 +68,7 @@ TABLE: tuple[Command, ...] = (
     _lane("ar"),
     _lane("draft"),
     _lane("ngram"),
+    _lane("tables"),
     Command("/pair", "/pair [NAME]", "load another pair", MODEL, act.pair, (), tab.pairs),
     Command("/drafter", "/drafter [NAME]", "take another drafter", MODEL, act.drafter, (), tab.drafters, spaces=True),
     _plain("info", "the models: size, memory, device", lambda console: console.info(), MODEL),

@@ -19,6 +19,7 @@ LANE_HELP = {
     "spec": "the pair's drafter",
     "draft": "the drafter alone",
     "ngram": "drafts from n-grams",
+    "tables": "matches, then n-gram tables",
 }
 
 
@@ -73,7 +74,7 @@ def pairs(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
 def drafters(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
     """The drafters with a name of their own, then folders."""
     folders = [(name, note) for name, note in paths(console, word) if name.endswith("/")] if word else []
-    return [("ngram", "n-gram store"), ("none", "no drafter"), *folders]
+    return [("ngram", "n-gram store"), ("tables", "n-gram tables"), ("none", "no drafter"), *folders]
 
 
 def assignments(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:

@@ -73,7 +73,12 @@ _TABLE: tuple[Field, ...] = (
     ),
     Field(
         "drafter",
-        Text("ID|DIR|ngram|none", "a hub id, a folder, ngram or none", ("ngram", "none"), optional=True),
+        Text(
+            "ID|DIR|ngram|tables|none",
+            "a hub id, a folder, ngram, tables, tables:FILE or none",
+            ("ngram", "tables", "none"),
+            optional=True,
+        ),
         None,
         "drafter instead of the pair's",
         MODELS,

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 State = Literal["waiting", "prefill", "running", "done", "stopped"]
 
-TITLES = {"ar": "autoregressive", "spec": "speculative", "draft": "drafter alone", "ngram": "n-gram drafts"}
+TITLES = {
+    "ar": "autoregressive",
+    "spec": "speculative",
+    "draft": "drafter alone",
+    "ngram": "n-gram drafts",
+    "tables": "n-gram tables",
+}
 LABELS = {"ar": "AR"}
 RATES_NOTE = "seconds and rates leave prefill out"
 _BAR_MIN = 8

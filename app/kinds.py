@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-LANES: tuple[str, ...] = ("ar", "spec", "draft", "ngram")
+LANES: tuple[str, ...] = ("ar", "spec", "draft", "ngram", "tables")
 SEED_LIMIT = 2**63 - 1
 
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)

@@ -1,8 +1,9 @@
 """Lanes: a loaded pair and the settings bound to the one decode loop, by the names of `--compare`.
 
 `ar` is the target alone, `spec` the target with the pair's drafter, `ngram` the target with an n-gram
-drafter, `draft` the drafter model alone. Drafters are kept from answer to answer and made anew when
-their settings change. Knows no text and no screen.
+drafter, `tables` with static n-gram tables behind the conversation's own matches, `draft` the drafter model
+alone. Drafters are kept from answer to answer and made anew when their settings change. Knows no text and no
+screen.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from app.kinds import LANES
 from sampling.causal import CausalLM
-from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter, StaticTables, TablesDrafter
 from sampling.events import Event
 from sampling.loop import generate, never
 from sampling.sampler import KeyedSampler
 from sampling.types import Drafter, FixedPace, Limits, Session
-from utils.errors import UsageError
+from utils.errors import UsageError, UserError
+from utils.fit import fingerprint
 from utils.logits_processors import make_processor
 
 if TYPE_CHECKING:
@@ -108,6 +111,9 @@ class Engine:
             self.drafter = CausalLM(loaded.drafter.model, "drafter", loaded.vocab_size)
         self._kept: dict[str, tuple[Any, Drafter]] = {}
         self._own: Session | None = None  # the draft lane's session
+        self._tables: StaticTables | None = None
+        if loaded.drafter_kind == "tables":
+            self.tables()  # a file that does not fit is told now
 
     def lanes(self, settings: Settings) -> list[Lane]:
         """The lanes of `settings.compare`, in order. UsageError names a lane that this pair cannot run."""
@@ -123,6 +129,18 @@ class Engine:
             return Lane(name, self.drafter, NoDrafter(), settings, limits, shares_target=False, reopen=self._reopen)
         drafter = self._drafter(name, settings)
         return Lane(name, self.target, drafter, settings, limits, law_drafts=isinstance(drafter, ModelDrafter))
+
+    def tables(self) -> StaticTables | None:
+        """The pair's static tables; None if it names none. UserError if the file cannot be used."""
+        file = self.loaded.spec.tables
+        if self._tables is None and file is not None:
+            try:
+                self._tables = StaticTables.open(
+                    file, vocab_size=self.target.vocab_size, fingerprint=fingerprint(self.tokenizer)
+                )
+            except UserError as error:
+                raise UserError(f"{error} (--drafter ngram goes without)") from error
+        return self._tables
 
     def limits(self, settings: Settings) -> Limits:
         """When an answer ends."""
@@ -145,9 +163,9 @@ class Engine:
 
     def _drafter(self, name: str, settings: Settings) -> Drafter:
         """The lane's drafter; the one of the last answer unless its settings have changed."""
-        kind = {"ar": "none", "ngram": "ngram", "spec": self.loaded.drafter_kind}.get(name)
+        kind = {"ar": "none", "ngram": "ngram", "tables": "tables", "spec": self.loaded.drafter_kind}.get(name)
         if kind is None:
-            raise UsageError(f"lane {name!r} is unknown; lanes are ar, spec, draft, ngram")
+            raise UsageError(f"lane {name!r} is unknown; lanes are {', '.join(LANES)}")
         key = (kind, *_ngram_settings(settings).items()) if kind == "ngram" else (kind,)
         found = self._kept.get(name)
         if found is None or found[0] != key:
@@ -157,6 +175,8 @@ class Engine:
     def _new_drafter(self, kind: str, settings: Settings) -> Drafter:
         if kind == "ngram":
             return NgramDrafter(self.target.vocab_size, **_ngram_settings(settings))
+        if kind == "tables":
+            return TablesDrafter(self.tables())
         if kind == "model" and self.drafter is not None:
             return ModelDrafter(self.drafter)
         return NoDrafter()

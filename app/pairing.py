@@ -30,22 +30,25 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
     A --target without --pair takes no other value from the catalogue's default pair but its settings for every
     pair, and the n-gram drafter unless --drafter names one. A pair named here (by /pair) is taken as it stands.
     """
-    from utils.catalogue import PairSpec, spec_from_argument
+    from utils.catalogue import MODELLESS, PairSpec, named_tables, spec_from_argument
 
     known = catalogue(options)
     if name is not None:
         return known.pair(name)
     model: Any = options.drafter
-    if model not in (None, "ngram", "none"):
+    more: dict[str, Any] = {}
+    if model is not None and (file := named_tables(model)) is not None:
+        model, more = "tables", {"tables": file}
+    if model not in (None, *MODELLESS):
         model = spec_from_argument(model)
     if options.target is None:
         pair = known.pair(options.pair)
-        return pair if model is None else pair.model_copy(update={"drafter": model, "method": "spec"})
+        return pair if model is None else pair.model_copy(update={"drafter": model, "method": "spec", **more})
     target = spec_from_argument(options.target)
     if options.pair is not None:
         pair = known.pair(options.pair)
-        return pair.model_copy(update={"target": target, "drafter": model or pair.drafter})
-    return PairSpec(name=target.name, target=target, drafter=model or "ngram", defaults=known.defaults)
+        return pair.model_copy(update={"target": target, "drafter": model or pair.drafter, **more})
+    return PairSpec(name=target.name, target=target, drafter=model or "ngram", defaults=known.defaults, **more)
 
 
 def load_options(options: ModelOptions) -> LoadOptions:

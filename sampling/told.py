@@ -18,7 +18,7 @@ class Told:
 
     tokens: list[list[int]]
     parents: list[int]
-    source: list[int]
+    source: list[list[int]]
     target_p: list[list[float]]
     draft_p: list[list[float]]
     gaps: list[list[float]]
@@ -29,7 +29,7 @@ class Told:
         logits, tokens = verdict.logits, draft.tokens
         rows, count = tokens.shape
         parents = list(range(-1, count - 1)) if draft.parents is None else draft.parents.tolist()
-        source = [0] * count if draft.source is None else draft.source.tolist()
+        source = [[0] * count] * rows if draft.source is None else draft.source.expand(rows, count).tolist()
         best = logits.topk(min(2, logits.shape[-1]), dim=-1).values.float()
         gaps = (best[..., 0] - best[..., -1]).tolist()
         if not count:
@@ -53,7 +53,7 @@ class Told:
         return {
             "drafted": tuple(self.tokens[place][node] for node in present),
             "parents": tuple(number.get(self.parents[node], -1) for node in present),
-            "source": tuple(self.source[node] for node in present),
+            "source": tuple(self.source[place][node] for node in present),
             "path": tuple(number[node] for node in path),
             "target_p": tuple(self.target_p[place][node] for node in examined),
             "draft_p": tuple(self.draft_p[place][node] for node in examined),

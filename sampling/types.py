@@ -38,7 +38,7 @@ class Draft:
     probs: Tensor | None = None  # [B, N, V] float: the law each node was really drawn from; None = point masses
     raw: Tensor | None = None  # [B, N] the drafter's temperature-1 probability of each node
     parents: Tensor | None = None  # [N] long, -1 = root; None = a chain
-    source: Tensor | None = None  # [N] index into the drafter's `names`
+    source: Tensor | None = None  # [N] or [B, N] index into the drafter's `names`
     calls: tuple[Call, ...] = ()
     trace: tuple[Step, ...] = ()
 

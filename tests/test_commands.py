@@ -196,7 +196,7 @@ error: /target must be on or off, got 'maybe' (still off)
 > /compare spec,ar
 compare = spec,ar
 > /compare ar,ar
-error: compare must be a comma list of ar, spec, draft, ngram, each once, got 'ar,ar' (still spec,ar)
+error: compare must be a comma list of ar, spec, draft, ngram, tables, each once, got 'ar,ar' (still spec,ar)
 """,
         """
 > /chat
@@ -474,7 +474,12 @@ def test_completion_goes_word_by_word_through_set_and_compare() -> None:
     assert offered("/set gam") == ["/set gamma="]
     assert offered("/set gamma=8 view=si") == ["/set gamma=8 view=side"]
     assert offered("/set compare=ar,n") == ["/set compare=ar,ngram"]
-    assert offered("/compare ar,") == ["/compare ar,spec", "/compare ar,draft", "/compare ar,ngram"]
+    assert offered("/compare ar,") == [
+        "/compare ar,spec",
+        "/compare ar,draft",
+        "/compare ar,ngram",
+        "/compare ar,tables",
+    ]
     assert offered("/reset gamma top_") == ["/reset gamma top_p", "/reset gamma top_k"]
 
 

@@ -68,18 +68,26 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("verify", "block", "verify must be token, got 'block' (still token)"),
     ("view", "Side", "view must be auto, side, stack or trace, got 'Side' (still auto)"),
     ("chat", "maybe", "chat must be on or off, got 'maybe' (still on)"),
-    ("compare", "", "compare must be a comma list of ar, spec, draft, ngram, each once, got '' (still ar,spec)"),
+    (
+        "compare",
+        "",
+        "compare must be a comma list of ar, spec, draft, ngram, tables, each once, got '' (still ar,spec)",
+    ),
     (
         "compare",
         "ar,ar",
-        "compare must be a comma list of ar, spec, draft, ngram, each once, got 'ar,ar' (still ar,spec)",
+        "compare must be a comma list of ar, spec, draft, ngram, tables, each once, got 'ar,ar' (still ar,spec)",
     ),
     (
         "compare",
         "ar,sp",
-        "compare must be a comma list of ar, spec, draft, ngram, each once, got 'ar,sp' (still ar,spec)",
+        "compare must be a comma list of ar, spec, draft, ngram, tables, each once, got 'ar,sp' (still ar,spec)",
     ),
-    ("compare", "ar,", "compare must be a comma list of ar, spec, draft, ngram, each once, got 'ar,' (still ar,spec)"),
+    (
+        "compare",
+        "ar,",
+        "compare must be a comma list of ar, spec, draft, ngram, tables, each once, got 'ar,' (still ar,spec)",
+    ),
     ("system", "\udcff", "system must be text, got '\\udcff' (still (none))"),
     ("tempreature", "1", "unknown setting 'tempreature' (did you mean temperature?)"),
     ("top-p", "1", "unknown setting 'top-p' (did you mean top_p?)"),
@@ -224,4 +232,4 @@ def test_nothing_here_imports_torch() -> None:
 
 
 def test_lanes_are_one_list() -> None:
-    assert FIELDS["compare"].kind.choices == LANES == ("ar", "spec", "draft", "ngram")
+    assert FIELDS["compare"].kind.choices == LANES == ("ar", "spec", "draft", "ngram", "tables")

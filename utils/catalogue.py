@@ -20,13 +20,14 @@ from utils.specs import (
     ModelSpec,
     PairSpec,
     PresetSettings,
+    named_tables,
     resolved,
     source_of,
     spec_from_argument,
 )
 from utils.yaml_lines import Tree, YamlError, read_yaml
 
-__all__ = ["MODELLESS", "Catalogue", "ModelSpec", "PairSpec", "load_catalogue", "spec_from_argument"]
+__all__ = ["MODELLESS", "Catalogue", "ModelSpec", "PairSpec", "load_catalogue", "named_tables", "spec_from_argument"]
 
 
 class Catalogue(BaseModel):
@@ -103,6 +104,8 @@ class _Reader:
             self.fail((*path, "name"), f"{label}: unknown key 'name' (the pair's key is its name)")
         own = self.settings((*path, "defaults"), data.get("defaults"), label)
         models = {key: self.model(data[key]) for key in ("target", "drafter", "inner") if key in data}
+        if isinstance(data.get("tables"), str):
+            models["tables"] = str(resolved(data["tables"], self.file.parent))
         try:
             return PairSpec.model_validate({**data, **models, "name": name, "defaults": {**defaults, **own}})
         except ValidationError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -67,6 +69,12 @@ def fit_notes(
         bare = target.name if tokenizers[0] is None else drafter.name
         notes.append(f"{bare} has no tokenizer files: assumed to use the other model's, as the sizes agree")
     return notes
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """Sixteen hexadecimal digits that differ between tokenizers whose ids mean different tokens."""
+    listed = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(listed).encode("ascii")).hexdigest()[:16]
 
 
 def _by_id(tokenizer: Tokenizer) -> dict[int, str]:

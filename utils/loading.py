@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.catalogue import MODELLESS, ModelSpec, PairSpec, spec_from_argument
+from utils.catalogue import MODELLESS, ModelSpec, PairSpec, named_tables, spec_from_argument
 from utils.errors import UsageError, UserError
 from utils.fit import check_fit, fit_notes, shared_vocabulary
 from utils.progress import Cancelled, Progress, check, never, silent
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["Cancelled", "LoadOptions", "LoadedModel", "LoadedPair", "Progress", "load_drafter", "load_pair"]
+
+
+NO_TABLES = "this pair has no n-gram tables: drafts come from the conversation alone (infer.py tables builds some)"
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class LoadedPair:
     spec: PairSpec
     target: LoadedModel
     drafter: LoadedModel | None
-    drafter_kind: str  # "model" | "ngram" | "none"
+    drafter_kind: str  # "model" | "ngram" | "tables" | "none"
     tokenizer: Any
     stop_ids: frozenset[int]
     vocab_size: int
@@ -111,10 +114,14 @@ def load_drafter(
     progress: Progress = silent,
     cancelled: Callable[[], bool] = never,
 ) -> LoadedPair:
-    """The same target with another drafter: "ngram", "none", a hub id, a folder or a GGUF file.
+    """The same target with another drafter: "ngram", "tables", "tables:FILE", "none", or a model.
+
+    A model is a hub id, a folder or a GGUF file.
 
     Raises as :func:`load_pair`; `pair` itself stays usable whatever happens.
     """
+    if (file := named_tables(drafter)) is not None:
+        drafter, pair = "tables", replace(pair, spec=pair.spec.model_copy(update={"tables": file}))
     wanted: ModelSpec | str = drafter if drafter in MODELLESS else spec_from_argument(drafter)
     return _with_drafter(pair, wanted, options, progress, cancelled)
 
@@ -138,7 +145,7 @@ def _with_drafter(
             drafter_kind=drafter,
             vocab_size=target.vocab_size,
             context=target.context,
-            notes=(),
+            notes=(NO_TABLES,) if drafter == "tables" and spec.tables is None else (),
         )
     options = replace(options, revision=None)  # the flag speaks of the target's repository
     device = options.drafter_device or options.device

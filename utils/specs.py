@@ -15,8 +15,8 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Method = Literal["spec", "glide", "feature", "cascade", "chain", "tables", "maxgram"]
 
 RUNNABLE_METHODS = ("spec",)
-MODELLESS = ("ngram", "none")  # drafters that are no model and run here
-LATER_MODELLESS = ("maxgram", "tables")
+MODELLESS = ("ngram", "tables", "none")  # drafters that are no model and run here
+LATER_MODELLESS = ("maxgram",)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!]+")
@@ -103,6 +103,7 @@ class PairSpec(BaseModel):
     name: str
     target: ModelSpec
     drafter: Drafter = "ngram"
+    tables: str | None = None  # the file that the drafter `tables` looks up in
     inner: Drafter | None = None  # cascade: what drafts for the drafter
     arch: Literal["causal", "seq2seq"] = "causal"
     method: Method = "spec"
@@ -125,6 +126,12 @@ class PairSpec(BaseModel):
     @property
     def drafter_name(self) -> str:
         return self.drafter if isinstance(self.drafter, str) else self.drafter.name
+
+
+def named_tables(text: str) -> str | None:
+    """The file in a drafter's name `tables:FILE`; None for any other name."""
+    word, colon, file = text.partition(":")
+    return str(Path(file).expanduser()) if word == "tables" and colon and file else None
 
 
 def spec_from_argument(text: str) -> ModelSpec:

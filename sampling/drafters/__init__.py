@@ -3,5 +3,6 @@
 from sampling.drafters.model import ModelDrafter
 from sampling.drafters.ngram import NgramDrafter, NgramStore
 from sampling.drafters.none import NoDrafter
+from sampling.drafters.tables import StaticTables, TablesDrafter
 
-__all__ = ["ModelDrafter", "NgramDrafter", "NgramStore", "NoDrafter"]
+__all__ = ["ModelDrafter", "NgramDrafter", "NgramStore", "NoDrafter", "StaticTables", "TablesDrafter"]

@@ -1,0 +1,156 @@
+"""Drafts from what was already said: the conversation's own matches first, static tables behind.
+
+Point-mass chains. Each token follows the longest match of the last tokens in prompt + answer so far,
+if it is at least two tokens long; else the longest known context of the static tables; else a match
+of one token; else the bigram. A chain ends where nothing is known, or before the chance that the
+whole chain holds falls below `least`. Needs no model and knows none.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampling.drafters.table_file import StaticTables
+from sampling.types import Draft, Rows, Sampler, Session, Verdict
+from utils.errors import UserError
+
+__all__ = ["MatchIndex", "StaticTables", "TablesDrafter"]
+
+MATCH, TABLES = 0, 1  # indices into TablesDrafter.names
+LONGEST = 5
+SURE_MATCH = 2
+"""A match this long is followed before the tables are asked (docs/notes.md has the comparison)."""
+LEAST = 0.06
+_CHANCE = (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
+"""How often a match of so many tokens held on recorded answers that no table had seen."""
+
+
+class Found(NamedTuple):
+    """A proposed token, who proposes it and how likely it is."""
+
+    token: int
+    source: int
+    chance: float
+
+
+class MatchIndex:
+    """What followed each context of 1 … `longest` tokens the last time it occurred in a growing sequence."""
+
+    def __init__(self, longest: int = LONGEST) -> None:
+        self.longest = longest
+        self._row: list[int] = []
+        self._next: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest + 1)]  # by context size
+
+    def follow(self, row: list[int]) -> None:
+        """Make this the index of `row`. Only what is new is read; begins anew where the past has changed."""
+        known = len(self._row)
+        if known > len(row) or row[:known] != self._row:
+            self.__init__(self.longest)  # type: ignore[misc]
+            known = 0
+        if known == len(row):
+            return
+        for size in range(1, self.longest + 1):
+            following = self._next[size]
+            for end in range(max(known, size), len(row)):
+                following[tuple(row[end - size : end])] = row[end]
+        self._row += row[known:]
+
+    def next(self, tail: list[int], least: int = 1, most: int | None = None) -> tuple[int, int] | None:
+        """(size, token): the longest suffix of `tail` of `least` … `most` tokens that occurred before."""
+        for size in range(min(self.longest if most is None else most, len(tail)), least - 1, -1):
+            token = self._next[size].get(tuple(tail[-size:]))
+            if token is not None:
+                return size, token
+        return None
+
+    def copy(self) -> MatchIndex:
+        """An independent index of the same sequence."""
+        twin = MatchIndex(self.longest)
+        twin._row = list(self._row)
+        twin._next = [dict(following) for following in self._next]
+        return twin
+
+
+class TablesDrafter:
+    """Point-mass chains from matches in the conversation and from static tables.
+
+    Args:
+        tables: None drafts from the conversation alone.
+        longest: tokens of the longest match looked for, 0 … 5; 0 drafts from the tables alone.
+        least: a chain stops before the product of its tokens' chances falls below this; 0 never does.
+        sure_match: matches of so many tokens and more come before the tables.
+    """
+
+    names: tuple[str, ...] = ("match", "tables")
+    sessions: tuple[Session, ...] = ()
+
+    def __init__(
+        self,
+        tables: StaticTables | None = None,
+        *,
+        longest: int = LONGEST,
+        sure_match: int = SURE_MATCH,
+        least: float = LEAST,
+    ) -> None:
+        if not 0 <= least <= 1:
+            raise UserError(f"least must be from 0 to 1, got {least}")
+        if not 0 <= longest <= LONGEST:
+            raise UserError(f"longest must be from 0 to {LONGEST}, got {longest}")
+        self.tables, self.longest, self.least, self.sure_match = tables, longest, least, sure_match
+        self._reach = max(1, longest, tables.max_n if tables is not None else 0)
+        self._indices: list[MatchIndex] = []
+
+    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
+        """Index the prompts; what the last answer left is kept as far as it is still the beginning."""
+        if len(self._indices) != len(prompt):
+            self._indices = [MatchIndex(self.longest) for _ in prompt]
+        for index, row in zip(self._indices, prompt, strict=True):
+            index.follow(row)
+
+    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+        """Chains of at most k[b] tokens; `source` is [B, N]."""
+        chains = []
+        for index, row, want in zip(self._indices, rows, k, strict=True):
+            index.follow(row)
+            chains.append(self._chain(index, row, want))
+        width = max(map(len, chains))
+        tokens = [[one.token for one in chain] + [-1] * (width - len(chain)) for chain in chains]
+        source = [[one.source for one in chain] + [0] * (width - len(chain)) for chain in chains]
+        return Draft(torch.tensor(tokens, dtype=torch.long), source=torch.tensor(source, dtype=torch.long))
+
+    def _chain(self, index: MatchIndex, row: list[int], want: int) -> list[Found]:
+        tail, chance, chain = row[-self._reach :], 1.0, []
+        for _ in range(want):
+            found = self._next(index, tail)
+            if found is None:
+                break
+            chance *= found.chance
+            if chance < self.least:
+                break
+            chain.append(found)
+            tail = [*tail[1 - self._reach :], found.token]
+        return chain
+
+    def _next(self, index: MatchIndex, tail: list[int]) -> Found | None:
+        """One token: sure match, table context of two tokens or more, any match, bigram."""
+        match = index.next(tail)
+        if match is None or match[0] < self.sure_match:
+            known = self.tables.next(tail) if self.tables is not None else None
+            if known is not None and (match is None or known.size > 1):
+                return Found(known.token, TABLES, known.confidence)
+        return None if match is None else Found(match[1], MATCH, _CHANCE[match[0]])
+
+    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
+        return None  # the index follows the rows it is shown
+
+    def select(self, rows: Tensor) -> None:
+        """Follow rows that are reordered, repeated or dropped; repeated ones part ways."""
+        taken: set[int] = set()
+        chosen = []
+        for row in rows.tolist():
+            chosen.append(self._indices[row].copy() if row in taken else self._indices[row])
+            taken.add(row)
+        self._indices = chosen
