@@ -13,6 +13,7 @@ from app.answering import Answered
 from app.answers import judged
 from app.live import look_of
 from app.settings import Settings
+from app.toolbar import gamma_text
 from app.view import Header, PaneData, StatsLines, Summary
 from sampling.metrics import Stats, merge
 from sampling.ratios import speedup
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from app.lanes import Engine
     from utils.loading import LoadedModel
 
+_POSITIONS, _WIDTHS = 6, (2, 4, 8, 16)  # what /gamma shows of alpha and v(n)
 _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
@@ -33,7 +35,7 @@ def header(engine: Engine, settings: Settings, console: Console) -> Header:
         drafter_name(engine),
         look_of(console, settings),
         where=f"{_dtype(target)} {target.device}",
-        gamma=settings.gamma,
+        gamma=gamma_text(settings, engine.last_gamma(settings)),
         temperature=settings.temperature,
         top_p=settings.top_p,
         top_k=settings.top_k,
@@ -80,6 +82,22 @@ def info(engine: Engine, chat: Conversation) -> str:
             f"prompts  {'chat template' if chat.templated else 'plain text'}",
             f"context  {used:,} of {engine.context:,} tokens used, {engine.context - used:,} left",
         ]
+    )
+
+
+def pace_text(engine: Engine, settings: Settings) -> str:
+    """/gamma under `auto`: of each lane that has one, the state of its choice; "" before any round."""
+    found = {name: engine.pace(name) for name in settings.compare}
+    return "\n".join(_pace(name, pace.summary()) for name, pace in found.items() if pace is not None and pace.rounds)
+
+
+def _pace(name: str, state: dict[str, Any]) -> str:
+    alphas = " ".join(f"{alpha:.2f}"[1 if alpha < 1 else 0 :] for alpha in state["alpha"][:_POSITIONS])
+    v = ", ".join(f"v({n}) {state['v'][n - 1]:.2f}" for n in _WIDTHS if n <= len(state["v"]))
+    guessed = "" if state["measured"] else " (guessed)"
+    return (
+        f"{name}: gamma {state['gamma']} in the last of {state['rounds']} rounds, {state['probes']} probes\n"
+        f"  alpha {alphas} …   c {state['c']:.3f}{guessed}   {v}"
     )
 
 

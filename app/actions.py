@@ -66,6 +66,12 @@ class Actions(Desk):
         assert self.chat is not None
         return self.say(info(engine, self.chat))
 
+    def paces(self) -> str:
+        from app.about import pace_text
+
+        engine = self.pairs.engine
+        return pace_text(engine, self.settings) if engine is not None else ""
+
     # -- the conversation ---------------------------------------------------------------------
 
     def system(self, text: str | None) -> None:

@@ -124,7 +124,8 @@ def panes(answered: Answered, console: Console, settings: Settings) -> Renderabl
     plain = plain_answer(answers)
     if plain is not None:
         for track in answered.tracks:
-            track.expected = modelled(track.meter.stats, plain.stats, track.lane.settings.gamma)
+            gamma = track.lane.settings.gamma
+            track.expected = modelled(track.meter.stats, plain.stats, gamma) if isinstance(gamma, int) else None
     return frame(answered.tracks, look, settings.view, verdict=judged(answers), show_discarded=settings.debug)
 
 

@@ -34,6 +34,7 @@ class Answer:
     text: str
     stats: Stats
     may_differ: bool = False  # from `ar`, rightly
+    asked: int = 0  # gammas of all rounds together
 
     @property
     def interrupted(self) -> bool:
@@ -55,13 +56,14 @@ def run_lane(
     """Decode one prompt to its end. The lane reads the prompt itself; `show` sees every event."""
     from app.lanes import may_differ
 
-    meter = Meter(prompt_n=len(prompt))
+    meter, asked = Meter(prompt_n=len(prompt)), 0
     for event in lane.run(prompt, interrupt=interrupt):
         meter.add(event)
+        asked += getattr(event, "gamma", 0)
         if show is not None:
             show(event)
     text = decode(meter.ids)
-    return Answer(lane.name, tuple(meter.ids), text, meter.stats, may_differ(lane, lane.settings))
+    return Answer(lane.name, tuple(meter.ids), text, meter.stats, may_differ(lane, lane.settings), asked)
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:

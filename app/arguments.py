@@ -41,7 +41,7 @@ class BenchArgs:
 
     prompts: Path | None = None
     methods: tuple[str, ...] = ()
-    gammas: tuple[int, ...] = (1, 2, 4, 8)
+    gammas: tuple[int | str, ...] = (1, 2, 4, 8)
     repeat: int = 3
     limit: int | None = None
     out: Path | None = None
@@ -70,7 +70,7 @@ _PATH = Text(metavar="FILE", allowed="a file", optional=True)
 BENCH_FIELDS = {
     "prompts": Field("prompts", _PATH, None, "one JSON object a line, with prompt or turns", "bench"),
     "methods": Field("methods", Names(LANES), (), "lanes to time (default: those of --compare)", "bench"),
-    "gammas": Field("gammas", WholeList(1, 64), (1, 2, 4, 8), "gammas to time", "bench"),
+    "gammas": Field("gammas", WholeList(1, 64, "auto"), (1, 2, 4, 8), "gammas to time; auto may be one", "bench"),
     "repeat": Field("repeat", Whole(1, 1000), 3, "times each prompt is answered", "bench"),
     "limit": Field("limit", Whole(1), None, "take N prompts, spread over the categories", "bench"),
     "out": Field("out", _PATH, None, "write every figure to this JSON file", "bench"),

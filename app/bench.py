@@ -34,7 +34,7 @@ class Variant:
     """One thing to time: a method, at one gamma where it drafts."""
 
     method: str
-    gamma: int | None = None
+    gamma: int | str | None = None
 
     @property
     def label(self) -> str:
@@ -101,7 +101,7 @@ class Bench:
         found: list[Variant] = []
         for method in self.args.methods or self.settings.compare:
             drafts = self.engine.lane(method, self.settings).drafts
-            gammas: Sequence[int | None] = dict.fromkeys(self.args.gammas) if drafts else [None]  # type: ignore[assignment]
+            gammas: Sequence[int | str | None] = dict.fromkeys(self.args.gammas) if drafts else [None]  # type: ignore[assignment]
             found += [Variant(method, gamma) for gamma in gammas]
         return found
 

@@ -38,6 +38,7 @@ def _row(items: Sequence[Item], variant: Variant, plain: Variant | None) -> dict
     return {
         "method": variant.method,
         "gamma": variant.gamma,
+        "mean_gamma": _mean_gamma(answers, variant),
         "prompts": sum(any(variant in row for row in item.answers) for item in items),
         "answers": len(answers),
         "predicted_n": total.predicted_n,
@@ -104,12 +105,21 @@ def _spread(rates: Sequence[float]) -> dict[str, Any]:
 
 def _model(variant: Variant, total: Stats, plain: Stats) -> dict[str, Any]:
     """c and v as measured in these very runs, and the speed-up they let expect."""
-    c, v, gamma = cost_ratio(total, plain), verify_ratio(total, plain), variant.gamma or 0
+    c, v = cost_ratio(total, plain), verify_ratio(total, plain)
+    gamma = variant.gamma if isinstance(variant.gamma, int) else 0
     return {
-        "c": _short(c) if gamma else None,
-        "v": _short(v) if gamma else None,
+        "c": _short(c) if variant.gamma else None,
+        "v": _short(v) if gamma else None,  # of passes over gamma + 1 tokens, where gamma is one number
         "expected_speedup": _short(modelled(total, plain, gamma)),
     }
+
+
+def _mean_gamma(answers: Sequence[Answer], variant: Variant) -> float | None:
+    """Tokens asked of the drafter a round; the gamma itself where it is fixed."""
+    if variant.gamma != "auto":
+        return None if variant.gamma is None else float(variant.gamma)
+    rounds = sum(answer.stats.target_passes for answer in answers)
+    return _short(sum(answer.asked for answer in answers) / rounds) if rounds else None
 
 
 def _differences(both: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
@@ -178,7 +188,7 @@ def _methods(summary: Sequence[dict[str, Any]], settings: Settings) -> Any:
         differs = "-" if row["differs"] is None else f"{row['differs']}/{row['compared']}"
         table.add_row(
             row["method"],
-            _shown(row["gamma"], "d"),
+            _gamma(row),
             _shown(rate["mean"], ".1f") + spread,
             _times(row["speedup"]),
             _times(row["expected_speedup"]),
@@ -203,8 +213,14 @@ def _by_category(summary: Sequence[dict[str, Any]], settings: Settings) -> Any:
     for row in summary:
         if row["method"] != "ar":
             cells = [_times(row["categories"].get(name, {}).get("speedup")) for name in names]
-            table.add_row(row["method"], _shown(row["gamma"], "d"), *cells)
+            table.add_row(row["method"], _gamma(row), *cells)
     return table
+
+
+def _gamma(row: dict[str, Any]) -> str:
+    """4, or auto(2.7): what it asked for on average."""
+    mean = row["mean_gamma"]
+    return f"auto({mean:.1f})" if row["gamma"] == "auto" and mean is not None else str(row["gamma"] or "-")
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -51,6 +51,14 @@ def value_of(name: str) -> Apply:
     return apply
 
 
+def gamma(console: ConsoleActions, args: list[str], rest: str) -> None:
+    """/gamma: the value, and what `auto` knows so far."""
+    value_of("gamma")(console, args, rest)
+    learned = console.paces() if console.settings.gamma == "auto" else ""
+    if learned:
+        console.say(learned)
+
+
 def toggle_of(name: str) -> Apply:
     def apply(console: ConsoleActions, args: list[str], rest: str) -> None:
         console.change(**{name: rest or not getattr(console.settings, name)})

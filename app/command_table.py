@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping
 
 from app import command_actions as act
 from app import completion as tab
-from app.commands import Command, ConsoleActions
+from app.commands import Apply, Command, ConsoleActions
 from app.fields import SETTING_FIELDS
 
 CHAT, DECODING, LANE, MODEL, LOOK, SETTING = "Chat", "Decoding", "Lanes", "Models", "Figures and looks", "Settings"
 
 
-def _value(word: str, group: str = DECODING, name: str = "") -> Command:
+def _value(word: str, group: str = DECODING, name: str = "", apply: Apply | None = None) -> Command:
     field = SETTING_FIELDS[name or word]
     usage = f"/{word} [{field.kind.metavar if len(field.kind.metavar) <= 12 else 'NAME'}]"
     complete = tab.setting_values(field.name)
-    return Command(f"/{word}", usage, field.help, group, act.value_of(field.name), (), complete, field.name)
+    return Command(f"/{word}", usage, field.help, group, apply or act.value_of(field.name), (), complete, field.name)
 
 
 def _switch(word: str, group: str) -> Command:
@@ -52,7 +52,7 @@ TABLE: tuple[Command, ...] = (
     ),
     _switch("chat", CHAT),
     _plain("exit", "leave (also Ctrl-D)", lambda console: console.exit(), aliases=("/quit", "/bye")),
-    _value("gamma"),
+    _value("gamma", apply=act.gamma),
     _value("temperature"),
     _value("top_p"),
     _value("top_k"),

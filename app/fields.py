@@ -10,7 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.kinds import LANES, Choice, Kind, Names, Number, RefusedError, Seed, Switch, Text, Whole, did_you_mean, got
+from app.kinds import (
+    LANES,
+    Choice,
+    Kind,
+    Names,
+    Number,
+    RefusedError,
+    Seed,
+    Switch,
+    Text,
+    Whole,
+    WholeOr,
+    did_you_mean,
+    got,
+)
 from utils.errors import UsageError
 
 MODELS, DECODING, NGRAM, OUTPUT = "Models", "Decoding", "N-gram drafter", "Output"
@@ -92,7 +106,7 @@ _TABLE: tuple[Field, ...] = (
     Field("revision", _name("R", "a branch, tag or commit"), None, "revision of the target on the hub", MODELS),
     Field("trust_remote_code", Switch(), False, "run code that comes with a model", MODELS),
     Field("offline", Switch(), False, "never use the network", MODELS),
-    Field("gamma", Whole(1, 64), 4, "tokens to draft a round", DECODING),
+    Field("gamma", WholeOr(1, 64, "auto"), 4, "tokens to draft a round; auto: what is fastest", DECODING),
     Field("temperature", Number(0, 5), 0.0, "randomness; 0: the likeliest token", DECODING),
     Field("top_p", Number(0, 1, without_low=True), 1.0, "sample from this share; 1: all", DECODING),
     Field("top_k", Whole(0, _MANY), 0, "sample from the k best; 0: all", DECODING),

@@ -97,6 +97,38 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class WholeOr:
+    """A whole number from `low` to `high`, or the one word that leaves the number to the program."""
+
+    low: int
+    high: int
+    word: str
+
+    @property
+    def allowed(self) -> str:
+        return f"a whole number from {self.low} to {self.high} or {self.word}"
+
+    @property
+    def metavar(self) -> str:
+        return f"N|{self.word}"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return (self.word,)
+
+    def read(self, value: object) -> int | str:
+        if value == self.word:
+            return self.word
+        try:
+            return Whole(self.low, self.high).read(value)
+        except RefusedError:
+            raise RefusedError(self.allowed) from None
+
+    def show(self, value: Any) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True)
 class Number:
     """A finite number between `low` and `high`; either end may be left out."""
 
@@ -247,22 +279,24 @@ class Names:
 
 @dataclass(frozen=True)
 class WholeList:
-    """A comma list of different whole numbers from `low` to `high`, in the order given."""
+    """A comma list of different whole numbers from `low` to `high`, in the order given; `word` may stand among them."""
 
     low: int
     high: int
+    word: str = ""
     metavar: str = "LIST"
     choices: tuple[str, ...] = ()
 
     @property
     def allowed(self) -> str:
-        return f"a comma list of whole numbers from {self.low} to {self.high}, each once"
+        word = f" or {self.word}" if self.word else ""
+        return f"a comma list of whole numbers from {self.low} to {self.high}{word}, each once"
 
-    def read(self, value: object) -> tuple[int, ...]:
+    def read(self, value: object) -> tuple[int | str, ...]:
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, list | tuple) or not parts:
             raise RefusedError(self.allowed)
-        one = Whole(self.low, self.high)
+        one: Kind = WholeOr(self.low, self.high, self.word) if self.word else Whole(self.low, self.high)
         try:
             numbers = tuple(one.read(part.strip() if isinstance(part, str) else part) for part in parts)
         except RefusedError:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from app.kinds import LANES
 from sampling.causal import CausalLM
+from sampling.costs import Costs
 from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter, StaticTables, TablesDrafter
 from sampling.events import Event
 from sampling.loop import generate, never
+from sampling.pace import GoodputPace
 from sampling.sampler import KeyedSampler
 from sampling.types import Drafter, FixedPace, Limits, Session
 from utils.errors import UsageError, UserError
@@ -44,6 +46,7 @@ class Lane:
     shares_target: bool = True
     law_drafts: bool = False
     reopen: Callable[[list[int]], Session] | None = None  # where the lane keeps a session of its own
+    pace: GoodputPace | None = None  # `gamma auto`
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -66,7 +69,8 @@ class Lane:
         """Decode one prompt. `session` is an open session of the target; without one the lane reads the prompt."""
         if session is None and self.reopen is not None:
             session = self.reopen(prompt)
-        gamma = self.settings.gamma if self.drafts else 0
+        if self.pace is not None:
+            self.pace.begin()
         sampler = make_sampler(self.settings)
         return generate(
             self.lm,
@@ -74,7 +78,7 @@ class Lane:
             self.drafter,
             sampler,
             self.limits,
-            pace=FixedPace(gamma),
+            pace=self.pace or FixedPace(int(self.settings.gamma) if self.drafts else 0),
             session=session,
             interrupt=interrupt,
         )
@@ -110,6 +114,8 @@ class Engine:
         if loaded.drafter is not None and loaded.drafter_kind == "model":
             self.drafter = CausalLM(loaded.drafter.model, "drafter", loaded.vocab_size)
         self._kept: dict[str, tuple[Any, Drafter]] = {}
+        self._paces: dict[str, tuple[Drafter, GoodputPace]] = {}
+        self._costs: dict[tuple[str, Any], Costs] = {}
         self._own: Session | None = None  # the draft lane's session
         self._tables: StaticTables | None = None
         if loaded.drafter_kind == "tables":
@@ -128,7 +134,17 @@ class Engine:
                 raise UsageError(f"lane draft needs a drafter model, got drafter {kind} (--drafter sets one)")
             return Lane(name, self.drafter, NoDrafter(), settings, limits, shares_target=False, reopen=self._reopen)
         drafter = self._drafter(name, settings)
-        return Lane(name, self.target, drafter, settings, limits, law_drafts=isinstance(drafter, ModelDrafter))
+        law_drafts, pace = isinstance(drafter, ModelDrafter), self._pace(name, drafter, settings)
+        return Lane(name, self.target, drafter, settings, limits, law_drafts=law_drafts, pace=pace)
+
+    def pace(self, name: str) -> GoodputPace | None:
+        """What chooses gamma in this lane under `gamma auto`; None before it has run so."""
+        return self._paces[name][1] if name in self._paces else None
+
+    def last_gamma(self, settings: Settings) -> int | None:
+        """What `gamma auto` chose for the last round of the last lane that has one; None before."""
+        paces = [self.pace(name) for name in reversed(settings.compare)]
+        return next((pace.last for pace in paces if pace is not None), None)
 
     def tables(self) -> StaticTables | None:
         """The pair's static tables; None if it names none. UserError if the file cannot be used."""
@@ -151,8 +167,12 @@ class Engine:
         return self.target.open([prompt], previous=previous)
 
     def forget(self) -> None:
-        """Drop everything kept from earlier answers: n-gram stores and the drafters' caches."""
+        """Drop everything kept from earlier answers: n-gram stores, the drafters' caches, acceptances.
+
+        How long passes take here is no answer's and stays known.
+        """
         self._kept.clear()
+        self._paces.clear()
         self._own = None
 
     def _reopen(self, prompt: list[int]) -> Session:
@@ -170,6 +190,16 @@ class Engine:
         found = self._kept.get(name)
         if found is None or found[0] != key:
             found = self._kept[name] = (key, self._new_drafter(kind, settings))
+        return found[1]
+
+    def _pace(self, name: str, drafter: Drafter, settings: Settings) -> GoodputPace | None:
+        """Under `gamma auto` the lane's pace: it lives as long as its drafter does."""
+        if settings.gamma != "auto" or isinstance(drafter, NoDrafter):
+            return None
+        found = self._paces.get(name)
+        if found is None or found[0] is not drafter:
+            costs = self._costs.setdefault((name, self._kept[name][0]), Costs())
+            found = self._paces[name] = (drafter, GoodputPace(costs=costs))
         return found[1]
 
     def _new_drafter(self, kind: str, settings: Settings) -> Drafter:

@@ -103,7 +103,9 @@ def status(actions: Actions) -> str:
 
     job, chat = actions.pairs.job, actions.chat
     used, context = (len(chat.ids), chat.context) if chat else (0, 0)
-    return toolbar(actions.pairs.name, actions.settings, job.status if job else "", used, context)
+    engine = actions.pairs.engine
+    last = engine.last_gamma(actions.settings) if engine is not None else None
+    return toolbar(actions.pairs.name, actions.settings, job.status if job else "", used, context, last)
 
 
 def loop(actions: Actions, reader: Reader) -> int:

@@ -44,7 +44,7 @@ class _Record(BaseModel):
 class Settings(_Record):
     """How to decode and what to show; see app/fields.py for ranges."""
 
-    gamma: int = default("gamma")
+    gamma: int | str = default("gamma")
     temperature: float = default("temperature")
     top_p: float = default("top_p")
     top_k: int = default("top_k")

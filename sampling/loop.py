@@ -125,7 +125,10 @@ class _Run:
         """Draft, score, verify, commit. One Step a row, and a Finished for each that ended."""
         watch = Stopwatch(self.device)
         gammas = [0] * len(self.rows) if self.opening else self.pace.gamma(self.ids)
-        draft = self._draft(gammas)
+        # Draft at most remaining − 1: the target's own token always has room.
+        room = [end - len(row) - 1 for end, row in zip(self.ends, self.rows, strict=True)]
+        depths = [min(gamma, left) for gamma, left in zip(gammas, room, strict=True)]
+        draft = self._draft(depths)
         draft_s = watch.lap() + waited
         logits = self.session.score(self.rows, draft)
         verify_s = watch.lap()
@@ -155,8 +158,8 @@ class _Run:
             for place, outcome in enumerate(outcomes)
         ]
         if not self.opening:
-            for step in steps:
-                self.pace.observe(step)
+            for step, depth in zip(steps, depths, strict=True):
+                self.pace.observe(replace(step, gamma=depth))  # what was asked for: a limit is not silence
         self.opening = False
         self._drop([place for place, outcome in enumerate(outcomes) if outcome.reason is None])
         overhead_s = watch.lap() / share
@@ -165,10 +168,7 @@ class _Run:
             if outcome.reason is not None:
                 yield Finished(step.row, outcome.reason)
 
-    def _draft(self, gammas: list[int]) -> Draft:
-        # Draft at most remaining − 1: the target's own token always has room.
-        room = [end - len(row) - 1 for end, row in zip(self.ends, self.rows, strict=True)]
-        depths = [min(gamma, left) for gamma, left in zip(gammas, room, strict=True)]
+    def _draft(self, depths: list[int]) -> Draft:
         if not any(depth > 0 for depth in depths):
             return Draft.empty(len(self.rows))
         return self.drafter.propose(self.rows, depths, self.sampler.drafting())

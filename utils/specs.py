@@ -82,7 +82,8 @@ Drafter = Annotated[
 ]
 
 _SETTINGS: dict[str, Any] = {
-    **dict.fromkeys(("gamma", "top_k", "max_new_tokens", "seed", "ngram_n", "ngram_filler"), int),
+    "gamma": int | Literal["auto"],
+    **dict.fromkeys(("top_k", "max_new_tokens", "seed", "ngram_n", "ngram_filler"), int),
     **dict.fromkeys(("temperature", "top_p", "min_p"), float),
     **dict.fromkeys(("chat", "ngram_multi_level", "ngram_stop_if_unknown", "ngram_reset"), bool),
     **dict.fromkeys(("ascii", "quiet", "verbose", "debug"), bool),

@@ -1,0 +1,131 @@
+"""What rounds cost here, learned from the rounds themselves: c and v(n) of DESIGN section 7.
+
+c = seconds a drafted token / seconds of a 1-token target pass, v(n) = T_target(n) / T_target(1).
+Machines are shared and disturbances only make a pass slower, so every figure is the lower third of
+the latest samples (of two and three the least), a width counts as measured only after two passes, a
+narrow pass is never dearer than a wider one, and one over n tokens never than n passes. Knows no
+tokens and no acceptance.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from itertools import accumulate
+
+KEPT = 15  # latest samples of each figure
+TWICE = 2  # samples that make a measurement: of two the faster one counts
+SLOPE = 0.03  # v(n) − 1 per further token, before it is measured
+DRAFT_COST = 0.1  # c, before it is measured
+IDLE = 2  # undrafted rounds after which a drafter has catching up to do
+
+
+class Costs:
+    """Running estimates of c and v(n); `table` (n → v(n)) and `c` seed them with earlier measurements.
+
+    A measured `table` stands for passes not seen yet. Raises ValueError for a cost that is not positive.
+    """
+
+    def __init__(self, c: float | None = None, table: Mapping[int, float] | None = None) -> None:
+        seeds = {n: value for n, value in sorted((table or {}).items()) if n > 1}
+        if any(value <= 0 for value in seeds.values()) or (c is not None and c < 0):
+            raise ValueError(f"costs must be positive, got c {c} and v {dict(seeds)}")
+        self._seeded_c, self._seeds = c, seeds
+        self._passes: dict[int, deque[float]] = {}  # width n → seconds of the latest passes
+        self._drafting: deque[float] = deque(maxlen=KEPT)  # seconds a drafted token
+        self._waking: deque[float] = deque(maxlen=KEPT)  # seconds a drafted token of a drafter that was idle
+        self._prior = _Curve({1: 1.0, **seeds})
+        self._v: list[float] = []  # what v() found since the last round
+
+    def add(self, width: int, drafted: int, idle: int, draft_s: float, verify_s: float) -> None:
+        """One round: the pass scored `width` positions; `drafted` counts the tokens paid for (0: nothing was asked).
+
+        `idle` counts the rounds just before in which nothing was asked of the drafter. Seconds are of
+        the whole round, all rows together; rounds without a duration teach nothing.
+        """
+        self._v = []
+        if verify_s > 0:
+            self._passes.setdefault(width, deque(maxlen=KEPT)).append(verify_s)
+        if drafted and draft_s >= 0:
+            (self._waking if idle >= IDLE else self._drafting).append(draft_s / drafted)
+
+    @property
+    def plain(self) -> float | None:
+        """Seconds of a 1-token target pass; None before any pass was timed.
+
+        A wider pass is never faster, so a wider pass that was faster tells that the narrow ones were disturbed.
+        """
+        if not self._passes:
+            return None
+        known = [_low(laps) for n, laps in self._passes.items() if n == 1 or len(laps) >= TWICE]
+        return min(known) if 1 in self._passes else min(_low(laps) / self._prior(n) for n, laps in self._passes.items())
+
+    @property
+    def references(self) -> int:
+        """How many 1-token passes were timed."""
+        return len(self._passes.get(1, ()))
+
+    @property
+    def c(self) -> float:
+        """Of a drafted token; the seed, or a guess, before two were timed."""
+        return self._relative(self._drafting, DRAFT_COST if self._seeded_c is None else self._seeded_c)
+
+    @property
+    def waking(self) -> float:
+        """Of a drafted token after idle rounds: c and the catching up."""
+        return max(self.c, self._relative(self._waking, self.c))
+
+    @property
+    def drafting_known(self) -> bool:
+        """Whether c was measured (or given) rather than guessed."""
+        return self._seeded_c is not None or (len(self._drafting) >= TWICE and self.plain is not None)
+
+    @property
+    def reach(self) -> int:
+        """The widest pass that was measured or given; 1 at first."""
+        measured = [n for n, laps in self._passes.items() if len(laps) >= TWICE and self.references]
+        return max([1, *self._seeds, *measured])
+
+    def v(self, limit: int) -> list[float]:
+        """v(1) … v(`limit`): measured widths, straight lines between them, the seed's or a guessed slope beyond."""
+        if len(self._v) < limit:
+            self._v = self._table(limit)
+        return self._v[:limit]
+
+    def _table(self, limit: int) -> list[float]:
+        plain = self.plain
+        anchors = {1: 1.0}
+        if plain:
+            for n, laps in sorted(self._passes.items()):
+                if n > 1 and len(laps) >= TWICE:
+                    anchors[n] = min(float(n), _low(laps) / plain)
+        found = _Curve(anchors, self._prior)
+        widest = max(limit, *anchors)
+        return list(accumulate((found(n) for n in range(widest, 0, -1)), min))[::-1]
+
+    def _relative(self, samples: deque[float], unknown: float) -> float:
+        plain = self.plain
+        return _low(samples) / plain if plain and len(samples) >= TWICE else unknown
+
+
+def _low(samples: deque[float]) -> float:
+    """The lower third: of two and three samples the least, of 15 the fifth."""
+    return sorted(samples)[(len(samples) - 1) // 3]
+
+
+class _Curve:
+    """A curve through points: straight between them; beyond the last, parallel to `shape` (or with SLOPE)."""
+
+    def __init__(self, points: Mapping[int, float], shape: _Curve | None = None) -> None:
+        self.points, self.shape = dict(sorted(points.items())), shape
+
+    def __call__(self, n: int) -> float:
+        left = max(known for known in self.points if known <= n)
+        if left == n:
+            return self.points[n]
+        right = min((known for known in self.points if known > n), default=None)
+        if right is not None:
+            share = (n - left) / (right - left)
+            return self.points[left] * (1 - share) + self.points[right] * share
+        rise = SLOPE * (n - left) if self.shape is None else self.shape(n) - self.shape(left)
+        return self.points[left] + rise
