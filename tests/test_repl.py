@@ -153,6 +153,8 @@ SHOWN = {
     "/target off": "compare = ngram,spec",
     "/draft on": "draft",
     "/ngram off": "compare = draft,spec",
+    "/tables": "compare = draft,tables,spec",
+    "/tables off": "compare = draft,spec",
     "/debug on": "debug = on",
     "/view stack": "view = stack",
     "/palette cb": "palette = cb",

@@ -18,6 +18,7 @@ from app.settings import ModelOptions, Settings
 from sampling.drafters import StaticTables, TablesDrafter
 from sampling.drafters.table_file import MAGIC
 from sampling.loop import never
+from tests.scripted import run_lines
 from tests.tiny import VOCAB, TinyPair, tiny_pair
 from training.ngram_counts import Passage
 from training.self_text import Writer, passages, write_self, written
@@ -313,3 +314,16 @@ def test_the_shipped_tables_fit_the_default_target(default_pair: Any) -> None:
     found = known.next(ids)
     assert found is not None
     assert found.size > 1
+
+
+def test_the_console_takes_tables_and_refuses_damaged_ones(pair: TinyPair, built: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.bin"
+    broken.write_bytes(built.read_bytes()[:-1])
+    (tmp_path / "m.yaml").write_text(f"pairs: {{p: {{target: {pair.target}, drafter: ngram, tables: {built}}}}}")
+    ran = run_lines(tmp_path / "m.yaml", "one", "/drafter tables", "/info", "two", f"/drafter tables:{broken}", "three")
+    assert "drafter  n-gram tables" in ran.after("/info")
+    text = " ".join(ran.text.split())
+    assert text.count("error:") == 1
+    assert "damaged" in text
+    assert "(--drafter ngram goes without)" in text
+    assert len(ran.actions.chat.turns) == 3
