@@ -101,7 +101,7 @@ def _run(request: Request) -> int:
         from app.check import list_pairs
 
         return list_pairs(options)
-    layers = _layers(request)
+    layers = layers_of(request)
     if request.command == "check":
         from app.check import check_pair
 
@@ -124,7 +124,7 @@ def _run(request: Request) -> int:
     return run_console(layers.settings, options, layers)
 
 
-def _layers(request: Request) -> Layers:
+def layers_of(request: Request) -> Layers:
     """All layers but /set; the flags first, so that a wrong one is told even if the catalogue is wrong too."""
     flags_alone = Layers.of(environ=request.environ, flags=request.flags)
     if request.command in ("check", "tables"):

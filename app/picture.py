@@ -1,0 +1,86 @@
+"""A picture of the console from a real run: `python -m app.picture FILE.svg "MESSAGE" [FLAGS …]`.
+
+The message is answered as in the console, by the same code; what the console would print is drawn
+as an SVG of 100 columns. Knows nothing of its own about decoding or drawing.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from app.settings import Settings
+from app.terminal import Interrupts
+from utils.errors import UsageError, UserError
+
+WIDTH = 100
+
+
+@dataclass
+class Canvas:
+    """Where an answer is drawn instead of a terminal."""
+
+    settings: Settings
+    out: Console
+    live: bool = False
+    stop: Interrupts = field(default_factory=Interrupts)
+
+    def say(self, what: Any) -> None:
+        self.out.print(Text(what) if isinstance(what, str) else what)
+
+    def hint(self, text: str) -> None:
+        self.out.print(Text(text, style="dim"))
+
+
+def draw(message: str, flags: Sequence[str]) -> str:
+    """The console after one message, as SVG."""
+    from app.about import header
+    from app.answering import answer
+    from app.arguments import read_request
+    from app.cli import layers_of
+    from app.oneshot import load_engine
+    from app.prompts import conversation
+    from sampling.loop import never
+
+    request = read_request(["chat", *flags], os.environ)
+    settings = layers_of(request).settings
+    out = Console(
+        file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, color_system="truecolor", highlight=False
+    )
+    canvas = Canvas(settings, out)
+    engine = load_engine(settings, request.options, never)
+    chat = conversation(engine, settings)
+    for warm_up in (True, False):  # the first answer of a process pays for memory that is touched first
+        if not warm_up:
+            canvas.say(header(engine, settings, out))
+            canvas.say(Text(f"› {message}", style="bold magenta"))
+        answer(chat.plan(message), chat, engine, None, canvas)
+        if warm_up:
+            chat.undo()
+            engine.forget()
+            out.export_text(clear=True)
+    return out.export_svg(title="python infer.py")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 when the picture is written."""
+    try:
+        if len(arguments) < 2 or arguments[0].startswith("-"):
+            raise UsageError('usage: python -m app.picture FILE.svg "MESSAGE" [FLAGS …]')
+        Path(arguments[0]).write_text(draw(arguments[1], arguments[2:]), encoding="utf-8")
+    except (UserError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return getattr(error, "exit_code", 1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
