@@ -111,9 +111,9 @@ gamma = 4
 > /gamma 8
 gamma = 8
 > /gamma 0
-error: gamma must be a whole number from 1 to 64, got 0 (still 8)
+error: gamma must be a whole number from 1 to 64 or auto, got 0 (still 8)
 > /gamma 4 5
-error: gamma must be a whole number from 1 to 64, got '4 5' (still 8)
+error: gamma must be a whole number from 1 to 64 or auto, got '4 5' (still 8)
 > /gama 3
 error: unknown command /gama (did you mean /gamma?)
 > /gam 3
@@ -433,7 +433,7 @@ def test_help_on_a_setting_tells_range_and_values() -> None:
     assert console.lines[1:] == [
         "/gamma [N]",
         "  tokens to draft a round",
-        "  setting gamma: a whole number from 1 to 64",
+        "  setting gamma: a whole number from 1 to 64 or auto",
         "  now 2, default 8",
         "/set ngram_n=VALUE",
         "  setting ngram_n: a whole number from 1 to 16",
