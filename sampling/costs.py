@@ -17,6 +17,8 @@ KEPT = 15  # latest samples of each figure
 TWICE = 2  # samples that make a measurement: of two the faster one counts
 SLOPE = 0.03  # v(n) − 1 per further token, before it is measured
 DRAFT_COST = 0.1  # c, before it is measured
+DISTURBED = 1.15  # T(1) over the least T(n) from which on T(1) is not believed
+ENOUGH = 4  # measured up to this width, the measured slope replaces the guessed one
 IDLE = 2  # undrafted rounds after which a drafter has catching up to do
 
 
@@ -53,12 +55,15 @@ class Costs:
     def plain(self) -> float | None:
         """Seconds of a 1-token target pass; None before any pass was timed.
 
-        A wider pass is never faster, so a wider pass that was faster tells that the narrow ones were disturbed.
+        A wider pass is never faster: where wider ones were faster by far, the narrow ones were disturbed.
         """
         if not self._passes:
             return None
-        known = [_low(laps) for n, laps in self._passes.items() if n == 1 or len(laps) >= TWICE]
-        return min(known) if 1 in self._passes else min(_low(laps) / self._prior(n) for n, laps in self._passes.items())
+        if 1 not in self._passes:
+            return min(_low(laps) / self._prior(n) for n, laps in self._passes.items())
+        own = _low(self._passes[1])
+        least = min((_low(laps) for laps in self._passes.values() if len(laps) >= TWICE), default=own)
+        return own if own <= DISTURBED * least else least
 
     @property
     def references(self) -> int:
@@ -98,7 +103,7 @@ class Costs:
         if plain:
             for n, laps in sorted(self._passes.items()):
                 if n > 1 and len(laps) >= TWICE:
-                    anchors[n] = min(float(n), _low(laps) / plain)
+                    anchors[n] = min(float(n), max(1.0, _low(laps) / plain))
         found = _Curve(anchors, self._prior)
         widest = max(limit, *anchors)
         return list(accumulate((found(n) for n in range(widest, 0, -1)), min))[::-1]
@@ -114,7 +119,8 @@ def _low(samples: deque[float]) -> float:
 
 
 class _Curve:
-    """A curve through points: straight between them; beyond the last, parallel to `shape` (or with SLOPE)."""
+    """A curve through points: straight between them; beyond the last one parallel to `shape` as far as that
+    has points, then as steep as the way there (before ENOUGH is known: or as `shape`, whichever is steeper)."""
 
     def __init__(self, points: Mapping[int, float], shape: _Curve | None = None) -> None:
         self.points, self.shape = dict(sorted(points.items())), shape
@@ -127,5 +133,11 @@ class _Curve:
         if right is not None:
             share = (n - left) / (right - left)
             return self.points[left] * (1 - share) + self.points[right] * share
-        rise = SLOPE * (n - left) if self.shape is None else self.shape(n) - self.shape(left)
-        return self.points[left] + rise
+        if self.shape is None:
+            return self.points[left] + SLOPE * (n - left)
+        shaped = self.shape(n) - self.shape(left)
+        if n <= max(self.shape.points):
+            return self.points[left] + shaped
+        # Measured curves bend down, if at all: going on as steeply as they came errs on the dear side.
+        chord = (n - left) * (self.points[left] - 1) / (left - 1) if left > 1 else 0.0
+        return self.points[left] + (chord if left >= ENOUGH else max(shaped, chord))

@@ -29,7 +29,8 @@ from sampling.events import Step
 
 GAMMA_MAX = 16
 COOLDOWN = 2  # rounds that keep a gamma after a change to it
-LOOK = 2  # gamma while c and v are unknown
+LOOK = 1  # gamma while c and v are unknown
+GROWTH = 3  # how much further than the widest pass measured a draft may reach
 PROBE = 1  # gamma of a probe
 PROBE_EVERY, PROBE_SELDOM = 8, 64  # plain rounds between probes: doubled by each that fails
 ALLOWANCE, SLACK = 1.0, 0.015  # passes an answer may cost beyond plain decoding's: 1 and 1.5% of its tokens
@@ -78,8 +79,8 @@ class _Account:
 class GoodputPace:
     """Satisfies :class:`sampling.types.Pace`. One object a drafter and conversation; `begin()` opens an answer.
 
-    *First rounds*: two plain passes (T(1)), two looks at gamma 2 (c, v(3)), then gamma up to twice
-    the widest pass measured. Seeded `costs` save them. *Later*: the best gamma, kept for at least two
+    *First rounds*: two plain passes (T(1)), two looks at gamma 1 (c, v(2)), then gamma up to three
+    times what was measured. Seeded `costs` save them. *Later*: the best gamma, kept for at least two
     more rounds after a change. *Where drafting does not pay*: gamma 0 and a probe of gamma 1 after 8, 16, 32,
     64 … plain rounds; an accepted probe is followed by another. *Whatever comes*: no draft is begun whose loss, should
     all of it be refused, would bring the answer above 1.015 × plain decoding + 1 pass: at most 3% from 67 tokens on.
@@ -142,8 +143,8 @@ class GoodputPace:
     @property
     def rates(self) -> list[float]:
         """Expected tokens per plain pass for each gamma that may be taken now, from 0."""
-        # Nothing is known of much wider passes than those measured: double at most.
-        limit = min(self.gamma_max, max(LOOK, 2 * (self.costs.reach - 1)))
+        # Little is known of much wider passes than those measured.
+        limit = min(self.gamma_max, max(LOOK, GROWTH * (self.costs.reach - 1)))
         acceptance = self.acceptance
         return goodput(acceptance.alphas[:limit], self.costs.c, self.costs.v(limit + 1), acceptance.given[:limit])
 

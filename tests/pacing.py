@@ -85,12 +85,16 @@ class World:
         slow = 8.0 if self.random.random() < self.slow else 1.0
         return PLAIN * passes * slow * self.random.lognormvariate(0, self.noise)
 
+    def asking(self, gamma: int) -> float:
+        """Passes that drafting costs; finding nothing costs as much as one draft."""
+        return self.c * max(min(gamma, self.reach), 1) if gamma else 0.0
+
     def round(self, gamma: int, at: int) -> Step:
         drafted = min(gamma, self.reach)
         accepted = 0
         while accepted < drafted and self.random.random() < self.chance(at + accepted):
             accepted += 1
-        return make_step(gamma, drafted, accepted, self.seconds(drafted * self.c), self.seconds(self.v(drafted + 1)))
+        return make_step(gamma, drafted, accepted, self.seconds(self.asking(gamma)), self.seconds(self.v(drafted + 1)))
 
 
 def simulate(pace: Pace, world: World, tokens: int) -> Simulated:
@@ -102,7 +106,7 @@ def simulate(pace: Pace, world: World, tokens: int) -> Simulated:
         pace.observe(step)
         run.gammas.append(gamma)
         run.tokens += len(step.emitted)
-        run.cost += world.c * len(step.drafted) + world.v(len(step.drafted) + 1)
+        run.cost += world.asking(gamma) + world.v(len(step.drafted) + 1)
     return run
 
 

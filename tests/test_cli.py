@@ -168,12 +168,12 @@ def test_both_forms_of_a_switch_are_known_so_that_a_flag_can_undo_a_variable() -
 
 
 USAGE_ERRORS = [
-    (["--gamma", "0"], "error: --gamma must be a whole number from 1 to 64, got 0"),
-    (["--gamma", "auto"], "error: --gamma must be a whole number from 1 to 64, got 'auto'"),
+    (["--gamma", "0"], "error: --gamma must be a whole number from 1 to 64 or auto, got 0"),
+    (["--gamma", "Auto"], "error: --gamma must be a whole number from 1 to 64 or auto, got 'Auto'"),
     (["--top-p", "1.5"], "error: --top-p must be above 0 and at most 1, got 1.5"),
     (["--temperature", "-1"], "error: --temperature must be from 0 to 5, got -1"),
     (["--temperature=nan"], "error: --temperature must be a number from 0 to 5, got 'nan'"),
-    (["--gamma"], "error: --gamma needs a value: a whole number from 1 to 64"),
+    (["--gamma"], "error: --gamma needs a value: a whole number from 1 to 64 or auto"),
     (["--no-chat=x"], "error: --no-chat takes no value, got 'x'"),
     (["--gama", "3"], "error: unknown flag --gama (did you mean --gamma?)"),
     (["--max-new", "3"], "error: unknown flag --max-new (did you mean --max-new-tokens?)"),
@@ -198,7 +198,7 @@ USAGE_ERRORS = [
     (["--pair", ""], "error: --pair must be the name of a pair, got ''"),
     (
         ["bench", "--gammas", "1,0"],
-        "error: --gammas must be a comma list of whole numbers from 1 to 64, each once, got '1,0'",
+        "error: --gammas must be a comma list of whole numbers from 1 to 64 or auto, each once, got '1,0'",
     ),
     (
         ["bench", "--methods", "arr"],
@@ -238,7 +238,7 @@ def test_an_unknown_pair_and_a_wrong_catalogue_are_usage_errors(
     assert "did you mean 'small'?" in capsys.readouterr().err
     (tmp_path / "bad.yaml").write_text("pairs:\n  a: {target: org/x, defaults: {gamma: 99}}\n")
     assert main(["--models", str(tmp_path / "bad.yaml")]) == 2
-    assert "gamma must be a whole number from 1 to 64, got 99" in capsys.readouterr().err
+    assert "gamma must be a whole number from 1 to 64 or auto, got 99" in capsys.readouterr().err
     assert main(["--models", str(tmp_path / "none.yaml")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -444,9 +444,9 @@ def test_readme_tables_are_written_checked_and_go_stale(tmp_path: Path, capsys: 
     assert text.startswith("# Title\n")
     assert text.count("\ntext") == 3
     assert "old" not in text.splitlines()
-    for expected in ("`--gamma N`", "`SPEC_TOP_P`", "`/exit`, `/quit`, `/bye`", "`/view [NAME]`"):
+    for expected in ("`--gamma N\\|auto`", "`SPEC_TOP_P`", "`/exit`, `/quit`, `/bye`", "`/view [NAME]`"):
         assert expected in text
-    readme.write_text(text.replace("`--gamma N`", "`--gama N`"))
+    readme.write_text(text.replace("`--gamma N\\|auto`", "`--gama N`"))
     assert readme_tables.main(["--check", str(readme)]) == 1
 
 

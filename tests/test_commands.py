@@ -69,6 +69,9 @@ class ScriptedConsole:
     def trace(self, rounds: int | None) -> None:
         self.lines.append(f"[trace {rounds}]")
 
+    def paces(self) -> str:
+        return "spec: gamma 3"
+
     def info(self) -> None:
         self.lines.append("[info]")
 
@@ -111,9 +114,9 @@ gamma = 4
 > /gamma 8
 gamma = 8
 > /gamma 0
-error: gamma must be a whole number from 1 to 64, got 0 (still 8)
+error: gamma must be a whole number from 1 to 64 or auto, got 0 (still 8)
 > /gamma 4 5
-error: gamma must be a whole number from 1 to 64, got '4 5' (still 8)
+error: gamma must be a whole number from 1 to 64 or auto, got '4 5' (still 8)
 > /gama 3
 error: unknown command /gama (did you mean /gamma?)
 > /gam 3
@@ -431,9 +434,9 @@ def test_help_on_a_setting_tells_range_and_values() -> None:
     for line in ("/gamma 2", "/help gamma", "/help ngram_n", "/help gama"):
         dispatch(line, console)
     assert console.lines[1:] == [
-        "/gamma [N]",
-        "  tokens to draft a round",
-        "  setting gamma: a whole number from 1 to 64",
+        "/gamma [N|auto]",
+        "  tokens to draft a round; auto: what is fastest",
+        "  setting gamma: a whole number from 1 to 64 or auto",
         "  now 2, default 8",
         "/set ngram_n=VALUE",
         "  setting ngram_n: a whole number from 2 to 16",
@@ -518,3 +521,10 @@ def test_usage_errors_have_the_usage_exit_code() -> None:
     with pytest.raises(UsageError) as caught:
         parse("/nothing")
     assert caught.value.exit_code == 2
+
+
+def test_gamma_prints_what_auto_knows_and_nothing_of_it_otherwise() -> None:
+    console = ScriptedConsole()
+    for line in ("/gamma", "/gamma auto", "/gamma", "/gamma 2"):
+        dispatch(line, console)
+    assert console.lines == ["gamma = 4", "gamma = auto", "spec: gamma 3", "gamma = auto", "spec: gamma 3", "gamma = 2"]

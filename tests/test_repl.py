@@ -76,7 +76,7 @@ def test_what_is_printed_is_what_the_model_said(catalogue: Path) -> None:
 
 
 BAD = {
-    "/gamma 0": "gamma must be a whole number from 1 to 64, got 0 (still 4)",
+    "/gamma 0": "gamma must be a whole number from 1 to 64 or auto, got 0 (still 4)",
     "/gamma x": "gamma must be",
     "/temperature -1": "temperature must be",
     "/top_p 1.5": "top_p must be above 0 and at most 1, got 1.5 (still 1)",

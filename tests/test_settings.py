@@ -50,17 +50,17 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("temperature", "1_0", "temperature must be a number from 0 to 5, got '1_0' (still 0)"),
     ("temperature", True, "temperature must be a number from 0 to 5, got True (still 0)"),
     ("min_p", "1", "min_p must be at least 0 and below 1, got 1 (still 0)"),
-    ("gamma", "x", "gamma must be a whole number from 1 to 64, got 'x' (still 4)"),
-    ("gamma", "auto", "gamma must be a whole number from 1 to 64, got 'auto' (still 4)"),
-    ("gamma", "0", "gamma must be a whole number from 1 to 64, got 0 (still 4)"),
-    ("gamma", "65", "gamma must be a whole number from 1 to 64, got 65 (still 4)"),
-    ("gamma", "4.0", "gamma must be a whole number from 1 to 64, got 4.0 (still 4)"),
-    ("gamma", 4.0, "gamma must be a whole number from 1 to 64, got 4.0 (still 4)"),
-    ("gamma", True, "gamma must be a whole number from 1 to 64, got True (still 4)"),
-    ("gamma", "４", "gamma must be a whole number from 1 to 64, got '４' (still 4)"),
-    ("gamma", "٤", "gamma must be a whole number from 1 to 64, got '٤' (still 4)"),
-    ("gamma", "9" * 9000, f"gamma must be a whole number from 1 to 64, got {'9' * 39}… (still 4)"),
-    ("gamma", "4\n5", "gamma must be a whole number from 1 to 64, got '4\\n5' (still 4)"),
+    ("gamma", "x", "gamma must be a whole number from 1 to 64 or auto, got 'x' (still 4)"),
+    ("gamma", "Auto", "gamma must be a whole number from 1 to 64 or auto, got 'Auto' (still 4)"),
+    ("gamma", "0", "gamma must be a whole number from 1 to 64 or auto, got 0 (still 4)"),
+    ("gamma", "65", "gamma must be a whole number from 1 to 64 or auto, got 65 (still 4)"),
+    ("gamma", "4.0", "gamma must be a whole number from 1 to 64 or auto, got 4.0 (still 4)"),
+    ("gamma", 4.0, "gamma must be a whole number from 1 to 64 or auto, got 4.0 (still 4)"),
+    ("gamma", True, "gamma must be a whole number from 1 to 64 or auto, got True (still 4)"),
+    ("gamma", "４", "gamma must be a whole number from 1 to 64 or auto, got '４' (still 4)"),
+    ("gamma", "٤", "gamma must be a whole number from 1 to 64 or auto, got '٤' (still 4)"),
+    ("gamma", "9" * 9000, f"gamma must be a whole number from 1 to 64 or auto, got {'9' * 39}… (still 4)"),
+    ("gamma", "4\n5", "gamma must be a whole number from 1 to 64 or auto, got '4\\n5' (still 4)"),
     ("top_k", "-1", "top_k must be a whole number from 0 to 1000000, got -1 (still 0)"),
     ("max_new_tokens", "0", "max_new_tokens must be a whole number from 1 to 1000000, got 0 (still 128)"),
     ("seed", str(2**63), f"seed must be a whole number from 0 to {2**63 - 1} or random, got {2**63} (still 42)"),
@@ -144,7 +144,7 @@ def test_several_changes_are_all_or_nothing() -> None:
 
 
 def test_the_constructor_refuses_too_and_the_record_is_frozen() -> None:
-    with pytest.raises(UsageError, match="gamma must be a whole number from 1 to 64, got 99"):
+    with pytest.raises(UsageError, match="gamma must be a whole number from 1 to 64 or auto, got 99"):
         Settings(gamma=99)
     with pytest.raises(UsageError, match="unknown setting 'gama'"):
         Settings(gama=4)  # type: ignore[call-arg]
@@ -200,7 +200,7 @@ def test_a_refused_set_leaves_the_layers_alone_and_says_what_holds() -> None:
         (({}, {}, {"SPEC_TOP_P": "1.5"}, {}), "SPEC_TOP_P must be above 0 and at most 1, got 1.5"),
         (({}, {}, {}, {"top_p": "1.5"}), "--top-p must be above 0 and at most 1, got 1.5"),
         (({"gama": 1}, {}, {}, {}), "defaults of the catalogue: unknown setting 'gama' (did you mean gamma?)"),
-        (({}, {"gamma": 0}, {}, {}), "defaults of the pair: gamma must be a whole number from 1 to 64, got 0"),
+        (({}, {"gamma": 0}, {}, {}), "defaults of the pair: gamma must be a whole number from 1 to 64 or auto, got 0"),
     ],
 )
 def test_a_bad_value_names_where_it_stands(arguments: Any, message: str) -> None:

@@ -91,7 +91,7 @@ def test_three_turns(chat: Terminal) -> None:
     [
         ("/gamma 2", "gamma = 2"),
         ("/gamma", "gamma = 2"),
-        ("/gamma 99", "error: gamma must be a whole number from 1 to 64, got 99 (still 2)"),
+        ("/gamma 99", "error: gamma must be a whole number from 1 to 64 or auto, got 99 (still 2)"),
         ("/temperature hot", "error: temperature must be"),
         ("/nothing", "error: unknown command /nothing"),
         ("/pair nobody", "error: unknown pair 'nobody'"),
