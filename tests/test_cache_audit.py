@@ -153,7 +153,7 @@ def test_turns_undo_and_regen(name: str) -> None:
         row = row + answers(lm, [row], drafting[way], sampler(turn), length=11, session=session)[0]
         audit(session, model, [row])
         texts.append(row)
-    for shorter in (texts[3], texts[1], texts[0][:4], texts[4], texts[2][:-1] + [7, 8, 9]):
+    for shorter in (texts[3], texts[1], texts[0][:4], texts[4], [*texts[2][:-1], 7, 8, 9]):
         again = answers(lm, [shorter], drafting["itself"], sampler(9), length=5, session=session)[0]
         audit(session, model, [shorter + again])
         plain = answers(lm, [shorter], None, sampler(9), length=5)[0]
@@ -167,7 +167,7 @@ def test_handing_a_session_on_to_the_next_prompt(name: str) -> None:
     lm = CausalLM(model)
     session = lm.open([text(4, 30)])
     session.score([text(4, 30)], Draft.empty(1))
-    for prompt in (text(4, 30) + [5, 6], text(4, 17), text(5, 8)):
+    for prompt in ([*text(4, 30), 5, 6], text(4, 17), text(5, 8)):
         session = lm.open([prompt], previous=session)
         audit(session, model, [prompt])
 
@@ -211,8 +211,8 @@ def test_an_error_inside_a_pass_leaves_a_usable_session(monkeypatch: pytest.Monk
 
         broken.setattr(network, "forward", fail)
         with pytest.raises(KeyboardInterrupt):
-            session.score([text(7, 10) + [3]], Draft(torch.tensor([[4, 5]])))
-    audit(session, model, [text(7, 10) + [3]])
+            session.score([[*text(7, 10), 3]], Draft(torch.tensor([[4, 5]])))
+    audit(session, model, [[*text(7, 10), 3]])
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -348,7 +348,7 @@ def test_hidden_states_of_committed_tokens(name: str) -> None:
     session.score([row], Draft(torch.tensor([[3, 4, 5]])))
     session.keep(torch.tensor([[0, 1, -1]]))
     states = session.hidden()
-    expected = model(input_ids=torch.tensor([row + [3, 4]]), output_hidden_states=True).hidden_states[-1]
+    expected = model(input_ids=torch.tensor([[*row, 3, 4]]), output_hidden_states=True).hidden_states[-1]
     assert states.shape == expected.shape == (1, 8, 32)
     assert torch.allclose(states, expected, atol=CLOSE)
     twin = session.fork()

@@ -7,6 +7,7 @@ lie closer than 1e-3; one such prompt in a test at most.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -166,7 +167,7 @@ def test_the_prompts_are_what_they_are_called(prompts: Rows, references: list[Gr
     assert len(by_name["long"][0]) > 250
     assert len(by_name["early stop"][1].ids) < LENGTH
     repeated = by_name["repetitive"][1].ids
-    pairs = list(zip(repeated, repeated[1:], strict=False))
+    pairs = list(itertools.pairwise(repeated))
     assert len(set(pairs)) < 0.7 * len(pairs)
 
 

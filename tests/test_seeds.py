@@ -277,5 +277,5 @@ def test_events_of_the_same_seed_are_the_same_but_for_the_clock() -> None:
         timeless = {"calls": (), "draft_s": 0.0, "verify_s": 0.0, "sample_s": 0.0, "overhead_s": 0.0}
         return [replace(event, **timeless) if isinstance(event, Step) else event for event in events]
 
-    first = [event for event in trace() if not type(event).__name__ == "Prefill"]
-    assert first == [event for event in trace() if not type(event).__name__ == "Prefill"]
+    first = [event for event in trace() if type(event).__name__ != "Prefill"]
+    assert first == [event for event in trace() if type(event).__name__ != "Prefill"]

@@ -18,13 +18,13 @@ Prefix = tuple[int, ...]
 PEAK = 30.0  # logit of the one scripted token: every other one has probability ~1e-13
 
 
-class ProtocolMisuse(AssertionError):
+class ProtocolMisuseError(AssertionError):
     """The caller did what the protocol of `sampling.types` does not allow."""
 
 
 def require(condition: bool, what: str) -> None:
     if not condition:
-        raise ProtocolMisuse(what)
+        raise ProtocolMisuseError(what)
 
 
 class ToyLM:
