@@ -1,21 +1,22 @@
 """Greedy identity with a real model (ALGORITHMS 8.4): the default target on six real prompts.
 
 Every way of drafting against plain decoding and against transformers' own `generate(do_sample=False)`
-run on plain transformers code; some one prompt at a time as the console does, some as one ragged batch. Equal, or first different where the reference's two best logits
-lie closer than 1e-3; one such prompt in a test at most.
+run on plain transformers code, some alone, some as one ragged batch. Equal, or first different where
+the reference's two best logits lie closer than 1e-3; one such prompt in a test at most.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from sampling.causal import CausalLM
-from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter, StaticTables, TablesDrafter
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, Rows
 from tests.reference import GreedyRun, same_or_tied, transformers_greedy
@@ -24,6 +25,7 @@ from tests.toy_drafters import PointDrafter
 from utils.logits_processors import make_processor
 
 LENGTH = 48
+TABLES = Path(__file__).parent.parent / "weights" / "smollm2-135m-tables" / "tables.bin"
 ARTICLE = (
     "The tide mill stands where the creek narrows. Twice a day the sea fills the pond behind its wall; twice a day "
     "the miller opens the gate and lets the water out through the wheel. Unlike a river mill it never suffers from "
@@ -93,13 +95,13 @@ def plain(lm: CausalLM, prompts: Rows, stop: frozenset[int], sessions: list[Any]
 
 @pytest.fixture(scope="module")
 def shallow(reference_model: Any) -> CausalLM:
-    """A drafter that is sometimes right: the target's first six layers under its own head."""
+    """A drafter that is sometimes right: the target's first four layers under its own head."""
     import copy
 
     from transformers import LlamaForCausalLM
 
     config = copy.deepcopy(reference_model.config)
-    config.num_hidden_layers = 6
+    config.num_hidden_layers = 4
     with torch.random.fork_rng():
         model = LlamaForCausalLM(config).float().eval()
     model.load_state_dict(reference_model.state_dict(), strict=False)
@@ -178,6 +180,7 @@ def test_plain_decoding_equals_transformers(plain: Rows, references: list[Greedy
 ALONE = [("ngram", 1), ("ngram", 4), ("ngram", 8), ("shallow", 4), ("always wrong", 4)]
 BATCHED = [
     *(("always wrong", 1), ("always wrong", 8), ("shallow", 1), ("shallow", 8)),
+    *(("tables", 1), ("tables", 4), ("tables", 8)),
     *(("stranger", 1), ("stranger", 4), ("stranger", 8), ("ngram, one level", 4), ("ngram, random fill", 8)),
 ]
 
@@ -202,6 +205,7 @@ def test_greedy_identity(
         "ngram": lambda: NgramDrafter(lm.vocab_size),
         "ngram, one level": lambda: NgramDrafter(lm.vocab_size, n=2, multi_level=False, top_k_filler=1),
         "ngram, random fill": lambda: NgramDrafter(lm.vocab_size, stop_if_unknown=False),
+        "tables": lambda: TablesDrafter(StaticTables.open(TABLES, vocab_size=lm.vocab_size)),
         "always wrong": lambda: PointDrafter(lm.vocab_size, lambda row: (row[-1] * 7 + 11) % 1000),
         "shallow": lambda: ModelDrafter(request.getfixturevalue("shallow")),
         "stranger": lambda: ModelDrafter(request.getfixturevalue("stranger")),
