@@ -134,7 +134,7 @@ class CausalSession:
     def _note(self, feed: Rows, nodes: Rows, end: int, chain: bool) -> None:
         """Remember which slots the pass has filled: fed tokens end at slot `end`, nodes follow."""
         self._fed = [list(range(end - len(new), end)) for new in feed]
-        self._nodes = [[(t, end + place) for place, t in enumerate(row) if t >= 0] for row in nodes]
+        self._nodes = [[(t, end + place) for place, t in enumerate(row)] for row in nodes]
         self._chain = chain
         for tokens, new in zip(self._tokens, feed, strict=True):
             tokens.extend(new)
@@ -153,7 +153,7 @@ class CausalSession:
         if self._nodes is None:
             return
         if kept is None:
-            kept = self._nodes if self._chain else [[] for _ in self._nodes]
+            kept = [[node for node in nodes if node[0] >= 0 and self._chain] for nodes in self._nodes]
         bases = [len(tokens) - len(fed) for tokens, fed in zip(self._tokens, self._fed, strict=True)]
         tails = [fed + [slot for _, slot in nodes] for fed, nodes in zip(self._fed, kept, strict=True)]
         for tokens, nodes in zip(self._tokens, kept, strict=True):

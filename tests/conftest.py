@@ -15,7 +15,7 @@ import torch
 
 @pytest.fixture(scope="session")
 def default_pair() -> Any:
-    """The default pair of models.yaml in float32 on the CPU (drafting by n-grams)."""
+    """The default pair of models.yaml in float32 on the CPU."""
     from utils.catalogue import load_catalogue
     from utils.loading import LoadOptions, load_pair
 

