@@ -43,6 +43,8 @@ def _marked(text: str, role: str, look: Look) -> list[Piece]:
             pieces.append(("\n", role))
         head, core, tail = _WORDS.fullmatch(line).groups()  # type: ignore[union-attr]
         pieces += [(head, role), (f"{before}{core}{after}", role), (tail, role)] if core else [(line, role)]
+    if not text.strip() and "\n" not in text and role == "target":
+        return [(text, role)]  # a mark around a mere space would be torn apart at the line's end
     if not text.strip():
         shown = _off_record(text, look) if "\n" in text else text
         pieces = [(f"{before}{shown}{after}", role)]

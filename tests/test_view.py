@@ -240,7 +240,7 @@ def test_no_meaning_rests_on_colour_alone(palette: str) -> None:
         ([Span(" down", "rejected"), Span(" up", "target")], " [-down-] {+up+}"),
         ([Span(".\nThe", "target")], "{+.+}\n{+The+}"),
         ([Span("\n\n", "target")], "{+↵↵+}\n\n"),
-        ([Span(" ", "target")], "{+ +}"),
+        ([Span(" ", "target")], " "),
         ([Span("\n  x", "rejected")], "[-↵  x-]"),
         ([Span("x", "discarded")], ""),
     ],
