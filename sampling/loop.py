@@ -126,8 +126,7 @@ class _Run:
         watch = Stopwatch(self.device)
         gammas = [0] * len(self.rows) if self.opening else self.pace.gamma(self.ids)
         # Draft at most remaining − 1: the target's own token always has room.
-        room = [end - len(row) - 1 for end, row in zip(self.ends, self.rows, strict=True)]
-        depths = [min(gamma, left) for gamma, left in zip(gammas, room, strict=True)]
+        depths = [min(g, end - len(row) - 1) for g, end, row in zip(gammas, self.ends, self.rows, strict=True)]
         draft = self._draft(depths)
         draft_s = watch.lap() + waited
         logits = self.session.score(self.rows, draft)
@@ -141,22 +140,9 @@ class _Run:
         self.session.keep(verdict.path)
         outcomes = [self._commit(place, draft, verdict) for place in range(len(self.rows))]
         share = len(self.rows)
+        shared = [seconds / share for seconds in (draft_s, verify_s, sample_s)]
         calls = [*draft.calls, Call(self.name, 1, verify_s)]
-        shared = tuple(Call(name, passes, seconds / share) for name, passes, seconds in calls)
-        steps = [
-            Step(
-                row=self.ids[place],
-                gamma=gammas[place],
-                **told.row(place, outcome.path, outcome.token),
-                token=outcome.token,
-                calls=shared,
-                draft_s=draft_s / share,
-                verify_s=verify_s / share,
-                sample_s=sample_s / share,
-                inner=tuple(inner for inner in draft.trace if inner.row == self.ids[place]),
-            )
-            for place, outcome in enumerate(outcomes)
-        ]
+        steps = self._steps(gammas, draft, told, outcomes, calls, shared)
         if not self.opening:
             for step, depth in zip(steps, depths, strict=True):
                 self.pace.observe(replace(step, gamma=depth))  # what was asked for: a limit is not silence
@@ -167,6 +153,33 @@ class _Run:
             yield replace(step, overhead_s=overhead_s)
             if outcome.reason is not None:
                 yield Finished(step.row, outcome.reason)
+
+    def _steps(
+        self,
+        gammas: list[int],
+        draft: Draft,
+        told: Told,
+        outcomes: list[_Outcome],
+        calls: list[Call],
+        shared: list[float],
+    ) -> list[Step]:
+        """The records of a round; `shared` are each row's seconds of drafting, verifying and sampling."""
+        draft_s, verify_s, sample_s = shared
+        each = tuple(Call(name, passes, seconds / len(outcomes)) for name, passes, seconds in calls)
+        return [
+            Step(
+                row=self.ids[place],
+                gamma=gammas[place],
+                **told.row(place, outcome.path, outcome.token),
+                token=outcome.token,
+                calls=each,
+                draft_s=draft_s,
+                verify_s=verify_s,
+                sample_s=sample_s,
+                inner=tuple(inner for inner in draft.trace if inner.row == self.ids[place]),
+            )
+            for place, outcome in enumerate(outcomes)
+        ]
 
     def _draft(self, depths: list[int]) -> Draft:
         if not any(depth > 0 for depth in depths):
