@@ -134,7 +134,7 @@ def test_bench_rows_of_auto_carry_the_mean_gamma(
     assert run_bench(Settings(max_new_tokens=30, quiet=True), options, args) == 0
     rows = {str(row["gamma"]): row for row in json.loads(out.read_text())["summary"]}
     assert (rows["None"]["mean_gamma"], rows["2"]["mean_gamma"]) == (None, 2.0)
-    assert 0 < rows["auto"]["mean_gamma"] <= 16
+    assert 0 <= rows["auto"]["mean_gamma"] <= 16  # 0 where drafting did not pay at all
     assert rows["auto"]["differs"] == 0
     assert f"auto({rows['auto']['mean_gamma']:.1f})" in capsys.readouterr().out
 
