@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.verdict import Verdict, verdict
+from app.verdict import Verdict, difference, verdict
 from sampling.metrics import Meter, Stats
 from sampling.ratios import speedup
 
@@ -66,14 +66,6 @@ def run_lane(
     return Answer(lane.name, tuple(meter.ids), text, meter.stats, may_differ(lane, lane.settings), asked)
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first position at which two answers differ, the end of the shorter included; None if equal."""
-    for position, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return position
-    return None if len(one) == len(other) else min(len(one), len(other))
-
-
 def agrees(plain: Answer, other: Answer) -> bool | None:
     """Whether `other` is the text of plain decoding; None where it may rightly differ or cannot be told.
 
@@ -81,7 +73,7 @@ def agrees(plain: Answer, other: Answer) -> bool | None:
     """
     if other.may_differ:
         return None
-    at = first_difference(plain.ids, other.ids)
+    at = difference(plain.ids, other.ids)
     if plain.interrupted or other.interrupted:
         return False if at is not None and at < min(len(plain.ids), len(other.ids)) else None
     return at is None

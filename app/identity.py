@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.answers import Answer, first_difference, run_lane
+from app.answers import Answer, run_lane
 from app.bench_file import write_json
 from app.lanes import may_differ
 from app.oneshot import INTERRUPTED
 from app.prompts import conversation, fitting
+from app.verdict import difference
 from utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def compare(
         for label, answer in [("ar", plain), *answers]:
             if label == against:
                 continue
-            at = first_difference(ids, answer.ids)
+            at = difference(ids, answer.ids)
             if at is not None:
                 gap = next((gap for one in (plain, answer) if (gap := one.stats.gap_at(at)) is not None), None)
                 found.append(Difference(number, label, against, at, gap))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -14,17 +13,14 @@ from sampling.causal import CausalLM
 from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from sampling.events import Step
 from sampling.loop import generate
-from sampling.network import network_of
 from sampling.sampler import Coupling, DraftSampling, KeyedSampler
-from sampling.types import LM, Drafter, FixedPace, Limits, Network, Sampler
+from sampling.types import LM, Drafter, FixedPace, Limits, Sampler
 from utils.errors import UserError
 from utils.logits_processors import GreedyProcessor, LogitsProcessor
 
 Ids = list[int]
 Stop = int | Iterable[int] | None
 Seed = int | torch.Generator
-
-_networks: WeakKeyDictionary[Any, Network] = WeakKeyDictionary()
 
 
 def autoregressive_generate(
@@ -54,7 +50,7 @@ def autoregressive_generate(
     Returns:
         The new ids, the stop id included.
     """
-    lm = CausalLM(_network(target))
+    lm = CausalLM(target)
     stop = _stop_ids(end_tokens_id, eos_tokens_id, target, tokenizer)
     return _drain(lm, input_ids, NoDrafter(), _sampler(logits_processor, seed), max_gen_len, stop, 0)[0]
 
@@ -83,10 +79,9 @@ def speculative_generate(
     Returns:
         The new ids, and accepted / drafted (0.0 if nothing was drafted).
     """
-    networks = _network(drafter), _network(target)
-    shared = min(network.vocab_size for network in networks)
-    lm = CausalLM(networks[1], vocab_size=shared)
-    way = ModelDrafter(CausalLM(networks[0], "drafter", vocab_size=shared))
+    lm, small = CausalLM(target), CausalLM(drafter, "drafter")
+    lm.vocab_size = small.vocab_size = min(lm.vocab_size, small.vocab_size)
+    way = ModelDrafter(small)
     stop = _stop_ids(end_tokens_id, eos_tokens_id, target, tokenizer)
     sampler = _sampler(logits_processor, seed, coupling, draft_sampling)
     return _drain(lm, input_ids, way, sampler, max_gen_len, stop, gamma)
@@ -114,17 +109,10 @@ def ngram_assisted_speculative_generate(
     Args as in :func:`speculative_generate`; `ngram` is a drafter to go on with (its own settings
     hold), or None for a fresh one of `n`, `filler_top_k` and `stop_if_unknown`.
     """
-    lm = CausalLM(_network(target))
+    lm = CausalLM(target)
     way = ngram or NgramDrafter(lm.vocab_size, n=n, top_k_filler=filler_top_k, stop_if_unknown=stop_if_unknown)
     stop = _stop_ids(end_tokens_id, eos_tokens_id, target, tokenizer)
     return _drain(lm, input_ids, way, _sampler(logits_processor, seed), max_gen_len, stop, gamma)
-
-
-def _network(model: Any) -> Network:
-    """The model's Network, made once per model."""
-    if model not in _networks:
-        _networks[model] = network_of(model)
-    return _networks[model]
 
 
 def _sampler(

@@ -15,7 +15,8 @@ from torch import Tensor
 from sampling.cache import Buffer
 from sampling.masks import additive, places
 from sampling.network import network_of
-from sampling.types import Draft, KVCache, Network, Rows, Session, common_prefix
+from sampling.rows import common_prefix
+from sampling.types import Draft, KVCache, Network, Rows, Session
 from utils.errors import UserError
 
 

@@ -18,18 +18,6 @@ Rows = list[list[int]]
 """B ragged committed sequences, on the host."""
 
 
-def common_prefix(cached: list[int], row: list[int]) -> int:
-    """Length of the common prefix; slices compare fast, and nearly always at once."""
-    limit = min(len(cached), len(row))
-    if cached[:limit] == row[:limit]:
-        return limit
-    low, high = 0, limit  # cached[:low] matches, cached[:high] does not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if cached[:middle] == row[:middle] else (low, middle)
-    return low
-
-
 @dataclass(frozen=True, slots=True)
 class Draft:
     """What a drafter proposes for one round. -1 marks an absent node; an empty draft has N = 0."""

@@ -12,7 +12,7 @@ import pytest
 
 import app.bench
 import app.identity
-from app.answers import Answer, first_difference, run_lane
+from app.answers import Answer, run_lane
 from app.arguments import BenchArgs
 from app.bench import Item, Variant, order, run_bench
 from app.bench_file import write_json
@@ -20,6 +20,7 @@ from app.bench_table import summarise
 from app.identity import Difference, Report
 from app.prompts import BUILT_IN, Question, read_questions, stratified
 from app.settings import ModelOptions, Settings
+from app.verdict import difference as first_difference
 from sampling.events import Step
 from sampling.metrics import Stats
 from tests.tiny import TinyPair, tiny_pair, write_prompts

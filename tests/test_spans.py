@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -223,25 +223,17 @@ def test_a_tokenizer_that_strips_the_first_space_and_falls_back_to_bytes_is_read
     assert spanner.text == sentence(ids)
 
 
-@cache
-def default_tokenizer() -> object | None:
-    """The default model's tokenizer, if this machine has converted it."""
-    found = sorted((Path.home() / ".cache" / "speculative-console").rglob("tokenizer.json"))
-    if not found:
-        return None
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(found[0]))
+@pytest.fixture(scope="module")
+def default_tokenizer(default_pair: Any) -> Any:
+    """The default model's tokenizer as its library has it."""
+    return default_pair.tokenizer.backend_tokenizer
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_the_default_models_tokenizer_is_read_exactly(data: st.DataObject) -> None:
-    tokenizer = default_tokenizer()
-    if tokenizer is None:
-        pytest.skip("the default model has not been converted here")
+@given(data=st.data())
+def test_the_default_models_tokenizer_is_read_exactly(default_tokenizer: Any, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, 49_151), min_size=1, max_size=50))
-    check_exact(data, ids, 49_152, lambda some: tokenizer.decode(some, skip_special_tokens=True))  # type: ignore[attr-defined]
+    check_exact(data, ids, 49_152, lambda some: default_tokenizer.decode(some, skip_special_tokens=True))
 
 
 STREAMS = {

@@ -9,7 +9,8 @@ import random
 import torch
 from torch import Tensor
 
-from sampling.types import Draft, Rows, Sampler, Session, Verdict, common_prefix
+from sampling.rows import common_prefix
+from sampling.types import Draft, Rows, Sampler, Session, Verdict
 from utils.errors import UserError
 
 Context = tuple[int, ...]
