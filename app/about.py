@@ -17,6 +17,7 @@ from app.toolbar import gamma_text
 from app.view import Header, PaneData, StatsLines, Summary
 from sampling.metrics import Stats, merge
 from sampling.ratios import speedup
+from utils.specs import BEHIND
 
 if TYPE_CHECKING:
     from app.conversation import Conversation
@@ -50,7 +51,8 @@ def drafter_name(engine: Engine) -> str:
     if loaded.drafter is not None:
         return loaded.drafter.name
     names = {"ngram": "n-gram drafter", "tables": "n-gram tables", "none": "no drafter"}
-    return names.get(loaded.drafter_kind, loaded.drafter_kind)
+    names |= {word: f"n-gram tables, else {kind} drafter" for word, kind in BEHIND.items()}
+    return names.get(loaded.drafter_kind, f"{loaded.drafter_kind} drafter")
 
 
 def _dtype(model: LoadedModel) -> str:

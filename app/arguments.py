@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from app.build_tables import TABLES_FIELDS, TablesArgs, tables_args
+from app.distill_fields import DISTILL_FIELDS, DistillArgs, distill_args
 from app.fields import FIELDS, MODELS, Field
 from app.kinds import LANES, Names, Switch, Text, Whole, WholeList, did_you_mean, got, named
 from app.settings import ModelOptions, model_options
@@ -27,11 +28,13 @@ COMMANDS = {
     "run": ("run [PROMPT|-] [--json] [options]", "answer one prompt; - or a pipe is one prompt"),
     "bench": ("bench [--prompts F.jsonl] [options]", "time many prompts, methods and gammas"),
     "tables": ("tables --from self|FILES --out FILE [options]", "build n-gram tables for a target"),
+    "distill": ("distill --out DIR [--student KIND] [options]", "train a drafter for a target"),
     "pairs": ("pairs [options]", "list the catalogue"),
     "check": ("check [NAME] [--speed] [options]", "verify that a pair fits and say why not"),
 }
 ALIASES = {"--load-in-8bit": "int8", "--load-in-4bit": "nf4"}
-_ALSO = {"tables": ("seed",)}
+_ALSO = {"tables": ("seed",), "distill": ("seed",)}
+_MANY = ("from", "data")  # flags that take several values
 _PAIRS_TAKES = ("models", "color", "ascii", "quiet", "verbose")
 
 
@@ -46,6 +49,9 @@ class BenchArgs:
     limit: int | None = None
     out: Path | None = None
     check_identity: bool = False
+    ids: Path | None = None
+    turns: int | None = None
+    against: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,19 +70,35 @@ class Request:
     speed: bool = False
     bench: BenchArgs = field(default_factory=BenchArgs)
     tables: TablesArgs = field(default_factory=TablesArgs)
+    distill: DistillArgs = field(default_factory=DistillArgs)
 
 
 _PATH = Text(metavar="FILE", allowed="a file", optional=True)
+_AGAINST = r"transformers(:\S.*)?"
 BENCH_FIELDS = {
     "prompts": Field("prompts", _PATH, None, "one JSON object a line, with prompt or turns", "bench"),
+    "ids": Field("ids", _PATH, None, "only the prompts whose question_id this file lists, one a line", "bench"),
+    "turns": Field("turns", Whole(1), None, "ask only the first N turns of each prompt", "bench"),
     "methods": Field("methods", Names(LANES), (), "lanes to time (default: those of --compare)", "bench"),
     "gammas": Field("gammas", WholeList(1, 64, "auto"), (1, 2, 4, 8), "gammas to time; auto may be one", "bench"),
     "repeat": Field("repeat", Whole(1, 1000), 3, "times each prompt is answered", "bench"),
     "limit": Field("limit", Whole(1), None, "take N prompts, spread over the categories", "bench"),
     "out": Field("out", _PATH, None, "write every figure to this JSON file", "bench"),
+    "against": Field(
+        "against",
+        Text("transformers[:DRAFTER]", "transformers or transformers:DRAFTER", optional=True, pattern=_AGAINST),
+        None,
+        "time transformers' own generate too: plain, prompt lookup, assisted",
+        "bench",
+    ),
     "check_identity": Field(
         "check_identity", Switch(), False, "compare every output with plain decoding and transformers", "bench"
     ),
+}
+OWN_FIELDS: Mapping[str, Mapping[str, Field]] = {
+    "bench": BENCH_FIELDS,
+    "tables": TABLES_FIELDS,
+    "distill": DISTILL_FIELDS,
 }
 
 
@@ -88,7 +110,8 @@ class _Parser(argparse.ArgumentParser):
         surplus = re.fullmatch(r"argument (\S+): ignored explicit argument (.*)", message)
         if lacking:
             name = lacking[1].removeprefix("--").replace("-", "_")
-            known = FIELDS.get(name) or BENCH_FIELDS.get(name) or TABLES_FIELDS.get(name)
+            tables = (FIELDS, *(OWN_FIELDS.values()))
+            known = next((table[name] for table in tables if name in table), None)
             raise UsageError(f"{lacking[1]} needs a value" + (f": {known.kind.allowed}" if known else ""))
         raise UsageError(f"{surplus[1]} takes no value, got {surplus[2]}" if surplus else message)
 
@@ -130,14 +153,14 @@ def build_parser(command: str = "chat") -> argparse.ArgumentParser:
 
 
 def _overview() -> str:
-    rows = "\n".join(f"  {name:<6} {about}" for name, (_, about) in COMMANDS.items())
+    rows = "\n".join(f"  {name:<7} {about}" for name, (_, about) in COMMANDS.items())
     return f"Plain and speculative decoding side by side.\n\n{rows}"
 
 
 def _takes(command: str, known: Field) -> bool:
     if command == "pairs":
         return known.name in _PAIRS_TAKES
-    narrow = command in ("check", "tables")
+    narrow = command in ("check", "tables", "distill")
     return not narrow or known.group == MODELS or known.name in (*_PAIRS_TAKES, *_ALSO.get(command, ()))
 
 
@@ -152,12 +175,8 @@ def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
     elif command == "check":
         section.add_argument("name", nargs="?", metavar="NAME", help="a pair of the catalogue")
         section.add_argument("--speed", action="store_true", help="also time passes over 1 to 16 tokens")
-    elif command == "bench":
-        for known in BENCH_FIELDS.values():
-            _add(section, known)
-    elif command == "tables":
-        for known in TABLES_FIELDS.values():
-            _add(section, known, nargs="+" if known.name == "from" else None)
+    for known in OWN_FIELDS.get(command, {}).values():
+        _add(section, known, **({"nargs": "+"} if known.name in _MANY else {}))
 
 
 def _add(section: Any, known: Field, **more: Any) -> None:
@@ -173,9 +192,8 @@ def _add(section: Any, known: Field, **more: Any) -> None:
         return
     if known.default not in (None, "", ()):
         text += f" (default {known.show(known.default)})"
-    section.add_argument(
-        known.flag, dest=known.name, metavar=known.kind.metavar, default=argparse.SUPPRESS, help=text, **more
-    )
+    metavar = (known.kind.metavar, "…") if more.get("nargs") == "+" else known.kind.metavar
+    section.add_argument(known.flag, dest=known.name, metavar=metavar, default=argparse.SUPPRESS, help=text, **more)
 
 
 def version() -> str:
@@ -212,6 +230,7 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
         speed=given.get("speed", False),
         bench=_bench_args(given) if command == "bench" else BenchArgs(),
         tables=tables_args(given) if command == "tables" else TablesArgs(),
+        distill=distill_args(given, arguments) if command == "distill" else DistillArgs(),
     )
 
 
@@ -253,5 +272,5 @@ def _aliases(given: Mapping[str, Any]) -> dict[str, str]:
 def _bench_args(given: Mapping[str, Any]) -> BenchArgs:
     texts = {name: given[name] for name in BENCH_FIELDS if name in given}
     values = {name: BENCH_FIELDS[name].read(text, label=f"--{name.replace('_', '-')}") for name, text in texts.items()}
-    paths = {name: Path(os.path.expanduser(values[name])) for name in ("prompts", "out") if values.get(name)}
+    paths = {name: Path(os.path.expanduser(values[name])) for name in ("prompts", "out", "ids") if values.get(name)}
     return BenchArgs(**{**values, **paths})

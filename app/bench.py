@@ -3,25 +3,26 @@
 Every answer starts from nothing (no cache, no n-grams of an earlier one); the order of the methods
 rotates and reverses from round to round; a warm-up is not counted. An interrupt keeps what was
 measured. Later turns of a chat continue from the reference's answer, so that all methods read the
-same prompts. Knows how to run lanes, not what the figures mean (app/bench_table.py).
+same prompts. Knows how to run lanes (and the rivals of --against), not what the figures mean (app/bench_figures.py).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.answers import Answer, compared, run_lane, shown_settings
-from app.bench_file import machine, writable, write_json
+from app.answers import Answer, run_lane, shown_settings
+from app.bench_file import machine, prompt_rows, writable, write_json
 from app.oneshot import INTERRUPTED, load_engine
-from app.prompts import Question, conversation, fitting, read_questions, stratified
+from app.prompts import Question, chosen, conversation, cut, fitting, read_questions, stratified
 from app.terminal import Interrupts
 from utils.errors import UsageError
 
 if TYPE_CHECKING:
+    from app.against import Rival
     from app.arguments import BenchArgs
     from app.lanes import Engine, Lane
     from app.settings import ModelOptions, Settings
@@ -54,18 +55,37 @@ class Item:
 
 def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int:
     """Run the benchmark (or the identity check); the exit code."""
-    questions = stratified(read_questions(args.prompts), args.limit)
+    if args.check_identity and args.against is not None:
+        raise UsageError("--check-identity compares with transformers by itself: leave --against out")
+    known = read_questions(args.prompts)
+    listed = known if args.ids is None else chosen(known, args.ids)
+    questions = cut(stratified(listed, args.limit), args.turns)
     if args.out is not None:
         writable(Path(args.out))
     with Interrupts() as interrupt:
         engine = load_engine(settings, options, interrupt)
-        bench = Bench(engine, settings, args, questions, interrupt)
+        rivals, notes = _rivals(engine, settings, options, args)
+        bench = Bench(engine, settings, args, questions, interrupt, rivals, notes)
         if args.check_identity:
             from app.identity import check_identity
 
             return check_identity(bench, options)
         bench.run()
     return bench.show()
+
+
+def _rivals(
+    engine: Engine, settings: Settings, options: ModelOptions, args: BenchArgs
+) -> tuple[Mapping[str, Rival], Sequence[str]]:
+    """What --against names, and notes on what is left out of it, which are told at once."""
+    if args.against is None:
+        return {}, ()
+    from app.against import make_rivals
+
+    rivals, notes = make_rivals(engine, options, args.against)
+    if not settings.quiet:
+        sys.stderr.write("".join(f"{note}\n" for note in notes))
+    return rivals, notes
 
 
 def order(variants: Sequence[Variant], turn: int) -> list[Variant]:
@@ -85,9 +105,12 @@ class Bench:
         args: BenchArgs,
         questions: Sequence[Question],
         interrupt: Callable[[], bool],
+        rivals: Mapping[str, Rival] | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         self.engine, self.settings, self.args = engine, settings, args
         self.questions, self.interrupt = questions, interrupt
+        self.rivals, self.notes = rivals or {}, list(notes)
         self.items: list[Item] = []
         self.skipped: list[str] = []
         self.interrupted = False
@@ -97,13 +120,13 @@ class Bench:
         self.decode = conversation(engine, settings).text
 
     def _variants(self) -> list[Variant]:
-        """Methods × gammas; a method that drafts nothing appears once."""
+        """Methods × gammas, then the rivals; a method that drafts nothing appears once."""
         found: list[Variant] = []
         for method in self.args.methods or self.settings.compare:
             drafts = self.engine.lane(method, self.settings).drafts
             gammas: Sequence[int | str | None] = dict.fromkeys(self.args.gammas) if drafts else [None]  # type: ignore[assignment]
             found += [Variant(method, gamma) for gamma in gammas]
-        return found
+        return [*found, *map(Variant, self.rivals)]
 
     def lane(self, variant: Variant, **changes: Any) -> Lane:
         """A lane that remembers nothing of earlier answers."""
@@ -111,6 +134,13 @@ class Bench:
         if variant.gamma is not None:
             changes["gamma"] = variant.gamma
         return self.engine.lane(variant.method, self.settings.changed(**changes))
+
+    def answer(self, variant: Variant, prompt: list[int], **changes: Any) -> Answer:
+        """One answer of a lane or a rival, from nothing."""
+        rival = self.rivals.get(variant.method)
+        if rival is None:
+            return run_lane(self.lane(variant, **changes), prompt, self.decode, interrupt=self.interrupt)
+        return rival.answer(prompt, self.settings.changed(**changes), self.decode, self.interrupt)
 
     # -- measuring ----------------------------------------------------------------------------
 
@@ -143,8 +173,7 @@ class Bench:
         bar.set_description("warming up", refresh=False)
         item, prompt = next(self._turns(self.questions[0]), (None, None))
         for variant in self.variants if item is not None and prompt is not None else ():
-            lane = self.lane(variant, max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
-            run_lane(lane, prompt or [], self.decode, interrupt=self.interrupt)
+            self.answer(variant, prompt or [], max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
 
     def _turns(self, question: Question) -> Iterator[tuple[Item, list[int]]]:
         """The prompts of a question; the next one is planned when the last has been answered."""
@@ -170,7 +199,7 @@ class Bench:
             turn = sum(len(before.answers) for before in self.items) - 1
             for variant in order(self.variants, turn):
                 bar.set_description(variant.label, refresh=False)
-                answer = run_lane(self.lane(variant), prompt, self.decode, interrupt=self.interrupt)
+                answer = self.answer(variant, prompt)
                 if answer.interrupted:
                     return False
                 row[variant] = answer
@@ -181,18 +210,21 @@ class Bench:
 
     def show(self) -> int:
         """Print the table and write the file; the exit code."""
-        from app.bench_table import print_tables, summarise
+        from app.bench_figures import loops, summarise
+        from app.bench_table import print_tables
 
-        summary = summarise(self.items, self.variants)
+        summary = summarise(self.items, self.variants, self.reference)
+        looping = loops(self.items, self.reference)
         for line in self.skipped:
             sys.stderr.write(f"{line}\n")
         if any(any(item.answers) for item in self.items):
-            print_tables(summary, self.settings, sys.stdout)
+            print_tables(summary, looping, self.settings, sys.stdout)
         if self.interrupted:
             done = sum(len(row) for item in self.items for row in item.answers)
             sys.stderr.write(f"interrupted after {done} answers\n")
         if self.args.out is not None:
-            write_json(Path(self.args.out), {**self.facts(), "summary": summary, "prompts": self._prompts()})
+            figures = {"loops": looping, "summary": summary, "prompts": prompt_rows(self)}
+            write_json(Path(self.args.out), {**self.facts(), **figures})
         return INTERRUPTED if self.interrupted else 0
 
     def facts(self) -> dict[str, Any]:
@@ -209,30 +241,10 @@ class Bench:
             "gammas": list(self.args.gammas),
             "repeat": self.args.repeat,
             "limit": self.args.limit,
+            "ids_file": None if self.args.ids is None else str(self.args.ids),
+            "turns": self.args.turns,
+            "against": self.args.against,
+            "notes": self.notes,
             "complete": not self.interrupted,
             "skipped": self.skipped,
         }
-
-    def _prompts(self) -> list[dict[str, Any]]:
-        return [self._prompt(item) for item in self.items if any(item.answers)]
-
-    def _prompt(self, item: Item) -> dict[str, Any]:
-        return {
-            "question_id": item.question.question_id,
-            "category": item.question.category,
-            "turn": item.turn,
-            "pair": self.engine.loaded.spec.name,
-            "prompt": item.prompt,
-            "settings": shown_settings(self.settings),
-            "results": [
-                {**replace(answer, method=variant.method).to_json(), "gamma": variant.gamma, "repeat": repeat}
-                | self._against(row, answer)
-                for repeat, row in enumerate(item.answers)
-                for variant in self.variants
-                if (answer := row.get(variant)) is not None
-            ],
-        }
-
-    def _against(self, row: dict[Variant, Answer], answer: Answer) -> dict[str, Any]:
-        plain = row.get(self.reference) if self.reference.method == "ar" else None
-        return compared([answer] if plain is None or plain is answer else [plain, answer])

@@ -1,6 +1,6 @@
-"""The file of `bench --out`: written whole or not at all, with the facts of the machine beside the figures.
+"""The file of `bench --out`: every answer and the facts of the machine; written whole or not at all.
 
-Knows no methods and no prompts.
+Knows no methods, and no figures over more than one answer (app/bench_figures.py).
 """
 
 from __future__ import annotations
@@ -8,11 +8,17 @@ from __future__ import annotations
 import json
 import os
 import platform
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from app.answers import Answer, compared, shown_settings
+from app.loops import looping_share
 from utils.errors import UsageError
+
+if TYPE_CHECKING:
+    from app.bench import Bench, Item, Variant
 
 
 def writable(path: Path) -> None:
@@ -44,6 +50,35 @@ def machine(loaded: Any) -> dict[str, Any]:
         "dtype": str(loaded.target.dtype).removeprefix("torch."),
         "quantization": loaded.target.quantization,
     }
+
+
+def prompt_rows(bench: Bench) -> list[dict[str, Any]]:
+    """Of every prompt that was answered all answers, as `run --json` tells them, with gamma and repeat."""
+    return [_prompt(bench, item) for item in bench.items if any(item.answers)]
+
+
+def _prompt(bench: Bench, item: Item) -> dict[str, Any]:
+    return {
+        "question_id": item.question.question_id,
+        "category": item.question.category,
+        "turn": item.turn,
+        "pair": bench.engine.loaded.spec.name,
+        "prompt": item.prompt,
+        "settings": shown_settings(bench.settings),
+        "results": [
+            {**replace(answer, method=variant.method).to_json(), "gamma": variant.gamma, "repeat": repeat}
+            | {"looping": round(looping_share(answer.ids), 4)}
+            | _against(row, answer, bench.reference)
+            for repeat, row in enumerate(item.answers)
+            for variant in bench.variants
+            if (answer := row.get(variant)) is not None
+        ],
+    }
+
+
+def _against(row: dict[Variant, Answer], answer: Answer, reference: Variant) -> dict[str, Any]:
+    plain = row.get(reference) if reference.method == "ar" else None
+    return compared([answer] if plain is None or plain is answer else [plain, answer])
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

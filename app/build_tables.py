@@ -146,11 +146,14 @@ def _write_self(
 ) -> tuple[Any, int, bool]:
     """Let the target write; its tokenizer, its vocabulary's size, and whether there is enough text."""
     from app.oneshot import LoadProgress, load_engine
-    from training.self_text import Writer, write_self
+    from training.dialogues import OwnChats
+    from training.self_text import write_self
+    from training.synthesize import Writer
 
     engine = load_engine(settings, options.changed(drafter="none"), interrupt)
+    source = OwnChats(engine.tokenizer, engine.stop_ids)
+    writer = Writer(engine.target.network, engine.target.vocab_size, engine.stop_ids, source, settings.seed)
     progress = LoadProgress(sys.stderr, quiet=settings.quiet)
-    writer = Writer(engine.target, engine.tokenizer, engine.stop_ids, settings.seed)
     try:
         count = write_self(
             writer, file, args.tokens, lambda done: progress("writing text", min(1.0, done / args.tokens)), interrupt

@@ -6,6 +6,7 @@ Prints tables to stdout. Knows no decoding; the catalogue is listed without torc
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -14,8 +15,10 @@ from rich.text import Text
 
 from app.pairing import catalogue, choose_pair, load_options
 from app.settings import ModelOptions, Settings
+from utils.errors import UserError
 
 if TYPE_CHECKING:
+    from app.lanes import Engine
     from utils.catalogue import ModelSpec, PairSpec
     from utils.loading import LoadedModel, LoadedPair
 
@@ -38,21 +41,25 @@ def list_pairs(options: ModelOptions) -> int:
 def check_pair(name: str | None, settings: Settings, options: ModelOptions, speed: bool) -> int:
     """Load the pair and print what it is made of and that it fits; 0.
 
-    With `speed` also the time of passes over 1 … 16 tokens. Raises UserError (exit code 1) with the
-    reason where the pair cannot be loaded or does not fit.
+    With `speed` also the time of passes over 1 … 16 tokens, the cost of drafting and the parts of a round. Raises
+    UserError (exit code 1) with the reason where the pair cannot be loaded or does not fit, its own tables or
+    trained drafter included; others that the pair names are told in a line each.
     """
+    from app.lanes import Engine
+
     spec = choose_pair(options, name)
     loaded = _load(spec, settings, options)
+    engine = Engine(loaded)
     console = _console(settings.color)
     console.print(_models(loaded))
-    for line in _shared(loaded):
+    for line in [*_shared(loaded), *_students(engine)]:
         console.print(Text(line), soft_wrap=True)
     for note in loaded.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
     if speed:
         from app.speed import speed_table
 
-        console.print(speed_table(loaded))
+        console.print(speed_table(engine, settings))
     return 0
 
 
@@ -98,10 +105,15 @@ def _drafting(pair: PairSpec) -> str:
 def _state(pair: PairSpec) -> str:
     """Whether the pair can be loaded: now, after fetching, or not by this version. Asks no network."""
     from utils.sources import is_here
+    from utils.specs import trained_kind
 
     if pair.lacking is not None:
         return f"needs {pair.lacking}"
     models: list[ModelSpec] = [pair.target] if isinstance(pair.drafter, str) else [pair.target, pair.drafter]
+    if (kind := trained_kind(pair.drafter)) is not None:
+        folder = getattr(pair.students, kind)
+        if not Path(folder).is_dir():
+            return f"needs {folder}"
     return "ready" if all(is_here(model) for model in models) else "to be fetched"
 
 
@@ -147,4 +159,22 @@ def _shared(loaded: LoadedPair) -> list[str]:
         lines.append(f"the pair fits: {loaded.vocab_size:,} ids mean the same in both models")
     else:
         lines.append(f"the pair fits: {loaded.drafter_kind} drafts in the target's own vocabulary")
+    return lines
+
+
+def _students(engine: Engine) -> list[str]:
+    """A line for each trained drafter: the pair's own first, then those it names beside, built to see that they fit."""
+    from app.students import described
+    from utils.specs import STUDENTS, trained_kind
+
+    loaded, lines = engine.loaded, []
+    own = trained_kind(loaded.drafter_kind)
+    named = [kind for kind in STUDENTS if kind != own and getattr(loaded.spec.students, kind) is not None]
+    for kind in filter(None, [own, *named]):
+        try:
+            folder = engine.students.folder(kind)
+            engine.students.drafter(kind)
+            lines.append(described(kind, folder))
+        except UserError as error:
+            lines.append(f"{kind}: not usable: {error}")
     return lines

@@ -111,6 +111,10 @@ def _run(request: Request) -> int:
         from app.build_tables import build_tables
 
         return build_tables(layers.settings, options, request.tables)
+    if request.command == "distill":
+        from app.distill import distill
+
+        return distill(layers.settings, options, request.distill)
     if request.command == "bench":
         from app.bench import run_bench
 
@@ -127,7 +131,7 @@ def _run(request: Request) -> int:
 def layers_of(request: Request) -> Layers:
     """All layers but /set; the flags first, so that a wrong one is told even if the catalogue is wrong too."""
     flags_alone = Layers.of(environ=request.environ, flags=request.flags)
-    if request.command in ("check", "tables"):
+    if request.command in ("check", "tables", "distill"):
         return flags_alone
     from app.pairing import choose_pair
 

@@ -13,6 +13,7 @@ from app.command_actions import PROCESSORS, SAVED, processor_usage
 from app.commands import Complete, Completion, ConsoleActions
 from app.fields import SETTING_FIELDS
 from app.kinds import LANES
+from utils.specs import BEHIND
 
 LANE_HELP = {
     "ar": "the target alone",
@@ -20,6 +21,17 @@ LANE_HELP = {
     "draft": "the drafter alone",
     "ngram": "drafts from n-grams",
     "tables": "matches, then n-gram tables",
+    "plain": "a small model trained for the target",
+    "glide": "reads the target's keys and values",
+    "feature": "reads the target's last hidden state",
+    **{name: f"tables, and {kind} where they are silent" for name, kind in BEHIND.items()},
+}
+DRAFTER_HELP = {
+    "ngram": "n-gram store",
+    "tables": "n-gram tables",
+    **{kind: f"the pair's {kind} drafter" for kind in ("plain", "glide", "feature")},
+    **{name: f"tables, and {kind} where they are silent" for name, kind in BEHIND.items()},
+    "none": "no drafter",
 }
 
 
@@ -74,7 +86,7 @@ def pairs(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
 def drafters(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
     """The drafters with a name of their own, then folders."""
     folders = [(name, note) for name, note in paths(console, word) if name.endswith("/")] if word else []
-    return [("ngram", "n-gram store"), ("tables", "n-gram tables"), ("none", "no drafter"), *folders]
+    return [*DRAFTER_HELP.items(), *folders]
 
 
 def assignments(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:

@@ -26,6 +26,7 @@ from app.kinds import (
     got,
 )
 from utils.errors import UsageError
+from utils.specs import BEHIND
 
 MODELS, DECODING, NGRAM, OUTPUT = "Models", "Decoding", "N-gram drafter", "Output"
 
@@ -88,13 +89,13 @@ _TABLE: tuple[Field, ...] = (
     Field(
         "drafter",
         Text(
-            "ID|DIR|ngram|tables|none",
-            "a hub id, a folder, ngram, tables, tables:FILE or none",
-            ("ngram", "tables", "none"),
+            "ID|DIR|NAME",
+            "a hub id, a folder, ngram, tables, tables:FILE, plain, glide, feature, tables+feature (…) or none",
+            ("ngram", "tables", "plain", "glide", "feature", *BEHIND, "none"),
             optional=True,
         ),
         None,
-        "drafter instead of the pair's",
+        "drafter instead of the pair's: a model, or ngram, tables, plain, glide, feature, tables+feature, none",
         MODELS,
     ),
     Field("device", _device(False), "auto", "where the target runs: auto, cpu, mps, cuda[:N]", MODELS),

@@ -26,6 +26,9 @@ TITLES = {
     "draft": "drafter alone",
     "ngram": "n-gram drafts",
     "tables": "n-gram tables",
+    "plain": "plain drafter",
+    "glide": "GLIDE drafter",
+    "feature": "feature drafter",
 }
 LABELS = {"ar": "AR"}
 RATES_NOTE = "seconds and rates leave prefill out"
@@ -38,7 +41,8 @@ class PaneData:
     """One lane as it stands. `title` is the lane's name (ar, spec …) or any other words.
 
     `progress` is shown while waiting or reading the prompt ("reading prompt 256 of 3000"); `limit`
-    is the most tokens the answer may have; `expected` the expected speed-up, if it is known.
+    is the most tokens the answer may have; `expected` the expected speed-up, if it is known; `gamma` that of
+    the last round, where it changes from round to round.
     """
 
     title: str
@@ -48,6 +52,7 @@ class PaneData:
     progress: str = ""
     limit: int | None = None
     expected: float | None = None
+    gamma: int | None = None
 
     @property
     def heading(self) -> str:
@@ -75,7 +80,8 @@ class PaneData:
         if self.state in ("waiting", "prefill"):
             return self.progress or ("waiting" if self.state == "waiting" else "reading prompt")
         if self.state == "running":
-            return f"{self.tokens} of {self.limit} tok" if self.limit else f"{self.tokens} tok"
+            tokens = f"{self.tokens} of {self.limit} tok" if self.limit else f"{self.tokens} tok"
+            return tokens if self.gamma is None else f"{tokens}, gamma {self.gamma}"
         if self.state == "stopped":
             return f"stopped, {self.tokens} tok"
         cut = self.stats is not None and self.stats.stop_reason == "length"

@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-LANES: tuple[str, ...] = ("ar", "spec", "draft", "ngram", "tables")
+from utils.specs import BEHIND
+
+LANES: tuple[str, ...] = ("ar", "spec", "draft", "ngram", "tables", "plain", "glide", "feature", *BEHIND)
 SEED_LIMIT = 2**63 - 1
 
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)

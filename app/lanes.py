@@ -1,8 +1,9 @@
 """Lanes: a loaded pair and the settings bound to the one decode loop, by the names of `--compare`.
 
 `ar` is the target alone, `spec` the target with the pair's drafter, `ngram` the target with an n-gram
-drafter, `tables` with static n-gram tables behind the conversation's own matches, `draft` the drafter model
-alone. Drafters are kept from answer to answer and made anew when their settings change. Knows no text and no
+drafter, `tables` with static n-gram tables behind the conversation's own matches, `plain`, `glide` and `feature` with
+one of the pair's trained drafters, `tables+…` with one of them where the tables are silent, `draft` the drafter
+model alone. Drafters are kept from answer to answer and made anew when their settings change. Knows no text and no
 screen.
 """
 
@@ -13,21 +14,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.kinds import LANES
+from app.students import Students, UnusableDrafterError
 from sampling.causal import CausalLM
 from sampling.costs import Costs
 from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter, StaticTables, TablesDrafter
+from sampling.drafters.takeover import TakeOverDrafter
 from sampling.events import Event
 from sampling.loop import generate, never
 from sampling.pace import GoodputPace
 from sampling.sampler import KeyedSampler
-from sampling.types import Drafter, FixedPace, Limits, Session
+from sampling.types import LM, Drafter, FixedPace, Limits, Session
 from utils.errors import UsageError, UserError
 from utils.fit import fingerprint
 from utils.logits_processors import make_processor
+from utils.specs import BEHIND, STUDENTS, trained_kind
 
 if TYPE_CHECKING:
     from app.settings import Settings
     from utils.loading import LoadedPair
+
+
+SURE = 0.3
+"""How likely the tables must hold their whole chain, for a trained drafter not to take over (docs/notes.md)."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class Lane:
     """
 
     name: str
-    lm: CausalLM
+    lm: LM
     drafter: Drafter
     settings: Settings
     limits: Limits
@@ -57,6 +65,11 @@ class Lane:
     def drafts(self) -> bool:
         """Whether anything is ever drafted, so that gamma matters."""
         return not isinstance(self.drafter, NoDrafter)
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether its target session must keep the target's hidden states."""
+        return bool(getattr(self.drafter, "needs_hidden", False))
 
     @property
     def context(self) -> int:
@@ -102,7 +115,10 @@ def may_differ(lane: Lane, settings: Settings) -> bool:
 
 
 class Engine:
-    """A loaded pair, ready to decode: its models as LMs and the drafters that outlive an answer."""
+    """A loaded pair, ready to decode: its models as LMs and the drafters that outlive an answer.
+
+    Raises UnusableDrafterError if the pair's own tables or trained drafter are damaged or made for another target.
+    """
 
     def __init__(self, loaded: LoadedPair) -> None:
         self.loaded = loaded
@@ -110,16 +126,28 @@ class Engine:
         self.stop_ids = frozenset(loaded.stop_ids)
         self.context = int(loaded.context)
         self.target = CausalLM(loaded.target.model, "target", loaded.vocab_size)
-        self.drafter: CausalLM | None = None
-        if loaded.drafter is not None and loaded.drafter_kind == "model":
-            self.drafter = CausalLM(loaded.drafter.model, "drafter", loaded.vocab_size)
+        self.students = Students(loaded, self.target)
         self._kept: dict[str, tuple[Any, Drafter]] = {}
         self._paces: dict[str, tuple[Drafter, GoodputPace]] = {}
         self._costs: dict[tuple[str, Any], Costs] = {}
         self._own: Session | None = None  # the draft lane's session
         self._tables: StaticTables | None = None
-        if loaded.drafter_kind == "tables":
-            self.tables()  # a file that does not fit is told now
+        self.drafter: LM | None = None  # the pair's drafter, where it is a model that runs alone
+        try:
+            self._prepare(loaded)
+        except UserError as error:
+            raise UnusableDrafterError(str(error)) from error
+
+    def _prepare(self, loaded: LoadedPair) -> None:
+        """Build what the pair drafts with: a file that does not fit is told now."""
+        kind = loaded.drafter_kind
+        if kind == "model" and loaded.drafter is not None:
+            self.drafter = CausalLM(loaded.drafter.model, "drafter", loaded.vocab_size)
+        elif kind == "tables" or kind in BEHIND:
+            self.tables()
+        if (trained := trained_kind(kind)) is not None:
+            lm = self.students.lm(trained)
+            self.drafter = lm if trained == "plain" else None
 
     def lanes(self, settings: Settings) -> list[Lane]:
         """The lanes of `settings.compare`, in order. UsageError names a lane that this pair cannot run."""
@@ -131,10 +159,12 @@ class Engine:
         if name == "draft":
             if self.drafter is None:
                 kind = self.loaded.drafter_kind
+                if trained_kind(kind) is not None:
+                    raise UsageError(f"lane draft: a {kind} drafter reads the target's states and cannot run alone")
                 raise UsageError(f"lane draft needs a drafter model, got drafter {kind} (--drafter sets one)")
             return Lane(name, self.drafter, NoDrafter(), settings, limits, shares_target=False, reopen=self._reopen)
         drafter = self._drafter(name, settings)
-        law_drafts, pace = isinstance(drafter, ModelDrafter), self._pace(name, drafter, settings)
+        law_drafts, pace = self._kept[name][0][0] in ("model", *STUDENTS, *BEHIND), self._pace(name, drafter, settings)
         return Lane(name, self.target, drafter, settings, limits, law_drafts=law_drafts, pace=pace)
 
     def pace(self, name: str) -> GoodputPace | None:
@@ -150,21 +180,21 @@ class Engine:
         """The pair's static tables; None if it names none. UserError if the file cannot be used."""
         file = self.loaded.spec.tables
         if self._tables is None and file is not None:
-            try:
-                self._tables = StaticTables.open(
-                    file, vocab_size=self.target.vocab_size, fingerprint=fingerprint(self.tokenizer)
-                )
-            except UserError as error:
-                raise UserError(f"{error} (--drafter ngram goes without)") from error
+            self._tables = StaticTables.open(
+                file, vocab_size=self.target.vocab_size, fingerprint=fingerprint(self.tokenizer)
+            )
         return self._tables
 
     def limits(self, settings: Settings) -> Limits:
         """When an answer ends."""
         return Limits(settings.max_new_tokens, self.stop_ids, self.context)
 
-    def open(self, prompt: list[int], previous: Session | None = None) -> Session:
-        """A session of the target, going on from the cache of `previous` (which must not be used again)."""
-        return self.target.open([prompt], previous=previous)
+    def open(self, prompt: list[int], previous: Session | None = None, *, hidden: bool = False) -> Session:
+        """A session of the target, going on from the cache of `previous` (which must not be used again).
+
+        `hidden`: it keeps hidden states; a cache without them is read anew then, one with them serves either way.
+        """
+        return self.target.open([prompt], previous=previous, hidden=hidden)
 
     def forget(self) -> None:
         """Drop everything kept from earlier answers: n-gram stores, the drafters' caches, acceptances.
@@ -183,9 +213,9 @@ class Engine:
 
     def _drafter(self, name: str, settings: Settings) -> Drafter:
         """The lane's drafter; the one of the last answer unless its settings have changed."""
-        kind = {"ar": "none", "ngram": "ngram", "tables": "tables", "spec": self.loaded.drafter_kind}.get(name)
-        if kind is None:
+        if name not in LANES:
             raise UsageError(f"lane {name!r} is unknown; lanes are {', '.join(LANES)}")
+        kind = {"ar": "none", "spec": self.loaded.drafter_kind}.get(name, name)
         key = (kind, *_ngram_settings(settings).items()) if kind == "ngram" else (kind,)
         found = self._kept.get(name)
         if found is None or found[0] != key:
@@ -209,6 +239,10 @@ class Engine:
             return TablesDrafter(self.tables())
         if kind == "model" and self.drafter is not None:
             return ModelDrafter(self.drafter)
+        if kind in BEHIND:
+            return TakeOverDrafter(TablesDrafter(self.tables(), least=SURE), self.students.drafter(BEHIND[kind]))
+        if kind in STUDENTS:
+            return self.students.drafter(kind)
         return NoDrafter()
 
 

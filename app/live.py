@@ -79,7 +79,12 @@ class Track:
         """The lane as it stands, for the screen."""
         stats = self.meter.stats
         name, spans = self.lane.name, self.spanner.spans
-        return PaneData(name, spans, stats, self._state, self._progress, self.limit, self.expected)
+        return PaneData(name, spans, stats, self._state, self._progress, self.limit, self.expected, self._gamma())
+
+    def _gamma(self) -> int | None:
+        """What `gamma auto` chose for the last round; None where gamma is fixed."""
+        last = self.events[-1] if self.events and getattr(self.lane, "pace", None) is not None else None
+        return last.gamma if isinstance(last, Step) else None
 
     def answer(self) -> Answer:
         """The lane's result with its figures."""

@@ -30,7 +30,7 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
     A --target without --pair takes no other value from the catalogue's default pair but its settings for every
     pair, and the n-gram drafter unless --drafter names one. A pair named here (by /pair) is taken as it stands.
     """
-    from utils.catalogue import MODELLESS, PairSpec, named_tables, spec_from_argument
+    from utils.catalogue import BEHIND, MODELLESS, STUDENTS, PairSpec, named_tables, spec_from_argument
 
     known = catalogue(options)
     if name is not None:
@@ -39,16 +39,26 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
     more: dict[str, Any] = {}
     if model is not None and (file := named_tables(model)) is not None:
         model, more = "tables", {"tables": file}
-    if model not in (None, *MODELLESS):
+    if model not in (None, *MODELLESS, *STUDENTS, *BEHIND):
         model = spec_from_argument(model)
+    if model is not None:
+        more = {**more, "drafter": model, "method": "spec"}
+    pair = known.pair(options.pair)
     if options.target is None:
-        pair = known.pair(options.pair)
-        return pair if model is None else pair.model_copy(update={"drafter": model, "method": "spec", **more})
+        return pair if model in (None, pair.method) else _trained(pair.model_copy(update=more))
     target = spec_from_argument(options.target)
     if options.pair is not None:
-        pair = known.pair(options.pair)
-        return pair.model_copy(update={"target": target, "drafter": model or pair.drafter, **more})
-    return PairSpec(name=target.name, target=target, drafter=model or "ngram", defaults=known.defaults, **more)
+        return _trained(pair.model_copy(update={"target": target, **more}))
+    return _trained(PairSpec(**{"name": target.name, "target": target, "defaults": known.defaults, **more}))
+
+
+def _trained(pair: PairSpec) -> PairSpec:
+    """The pair; UsageError if its drafter is a word for a trained one that it does not have."""
+    from utils.specs import trained_kind
+
+    if (kind := trained_kind(pair.drafter)) is not None:
+        pair.student(kind)
+    return pair
 
 
 def load_options(options: ModelOptions) -> LoadOptions:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -27,13 +28,25 @@ Loader = Callable[["PairSpec", "ModelOptions", Progress, Cancelled], "Engine"]
 
 
 def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cancelled: Cancelled) -> Engine:
-    """Load a pair and make it ready to decode: one pass is run, so that the first answer's figures are fair."""
+    """Load a pair and make it ready to decode: one pass is run, so that the first answer's figures are fair.
+
+    Where the pair's tables or trained drafter cannot be used, n-grams of the conversation draft instead and a
+    note says why: the console is of use without them.
+    """
     progress("starting", None)
     from app.lanes import Engine
     from app.pairing import load_options
-    from utils.loading import load_pair
+    from app.students import UnusableDrafterError
+    from utils.loading import load_drafter, load_pair
 
-    return warm(Engine(load_pair(spec, load_options(options), progress, cancelled)), progress)
+    given = load_options(options)
+    loaded = load_pair(spec, given, progress, cancelled)
+    try:
+        engine = Engine(loaded)
+    except UnusableDrafterError as error:
+        note = f"{error.why}: drafting by n-gram instead"
+        engine = Engine(replace(load_drafter(loaded, "ngram", given), notes=(note,)))
+    return warm(engine, progress)
 
 
 def load_another_drafter(
@@ -48,13 +61,18 @@ def load_another_drafter(
 
 
 def warm(engine: Engine, progress: Progress) -> Engine:
-    """Run two small passes: the first ones of a process are slower than any after them."""
+    """Run two small passes, and a trained drafter's: the first ones of a process are slower than any after them."""
+    from app.settings import Settings
     from sampling.types import Draft
 
     progress("warming up", None)
     for width in (8, 9):
         ids = [0] * width
         engine.open(ids).score([ids], Draft.empty(1))
+    if engine.loaded.student is not None:
+        for _ in engine.lane("spec", Settings(max_new_tokens=4)).run(ids):
+            pass
+        engine.forget()
     return engine
 
 
@@ -117,6 +135,7 @@ class Pairs:
             name = self.name
             self.spec = None
             raise UserError(f"{name} could not be loaded: {one_line(error)} (/pair NAME loads another)") from error
+        self.spec = self.engine.loaded.spec  # another drafter may have taken the place of one that cannot be used
         return self.engine
 
     def switch(self, label: str, work: Work[Engine], console: Console, stop: Interrupts, *, live: bool) -> Engine:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -112,6 +112,40 @@ def read_questions(path: str | Path | None) -> list[Question]:
     if not questions:
         raise UsageError(f"{file} holds no prompts")
     return questions
+
+
+def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
+    """The questions whose ids `file` lists, one a line (# begins a comment), in its order. UsageError names a line."""
+    path = Path(file).expanduser()
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the question ids in {path}: {' '.join(str(error).split())}") from None
+    known: dict[str, list[Question]] = {}
+    for question in questions:
+        if question.question_id is not None:
+            known.setdefault(str(question.question_id), []).append(question)
+    found: dict[str, Question] = {}
+    for number, line in enumerate(lines, start=1):
+        name = line.partition("#")[0].strip()
+        same = known.get(name, [])
+        if name in found:
+            raise UsageError(f"{path}:{number}: question id {_short(name)} stands there twice")
+        if name and len(same) != 1:
+            have = f"{len(same) or 'none'} of the {len(questions)} prompts"
+            raise UsageError(
+                f"{path}:{number}: {have} have question id {_short(name)}, not one (--prompts names their file)"
+            )
+        if name:
+            found[name] = same[0]
+    if not found:
+        raise UsageError(f"{path} holds no question ids")
+    return list(found.values())
+
+
+def cut(questions: Sequence[Question], turns: int | None) -> list[Question]:
+    """The questions with their first `turns` turns; None keeps all."""
+    return list(questions) if turns is None else [replace(one, turns=one.turns[:turns]) for one in questions]
 
 
 def _question(line: str, where: str, number: int) -> Question:

@@ -17,19 +17,21 @@ if TYPE_CHECKING:
 
 
 class Lane(Protocol):
-    """One way of decoding. `shares_target`: it runs on the target's session."""
+    """One way of decoding. `shares_target`: it runs on the target's session; `needs_hidden`: and reads its states."""
 
     @property
     def name(self) -> str: ...
     @property
     def shares_target(self) -> bool: ...
+    @property
+    def needs_hidden(self) -> bool: ...
     def run(self, prompt: list[int], *, session: Session | None, interrupt: Callable[[], bool]) -> Iterator[Event]: ...
 
 
 class Opener(Protocol):
     """Opens the target on a prompt, taking over the cache of an earlier session."""
 
-    def open(self, prompt: list[int], previous: Session | None = None) -> Session: ...
+    def open(self, prompt: list[int], previous: Session | None = None, *, hidden: bool = False) -> Session: ...
 
 
 def seconds(event: Event) -> float:
@@ -83,7 +85,8 @@ class Race:
 
         if not self._sharing:
             return {}
-        base = self.engine.open(self.prompt, self.session)
+        hidden = any(self.lanes[index].needs_hidden for index in self._sharing)
+        base = self.engine.open(self.prompt, self.session, hidden=hidden)
         self.session = base
         for event in prefill(base, [self.prompt], self.interrupt):
             for index in self._sharing:

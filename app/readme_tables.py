@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from app.arguments import ALIASES, BENCH_FIELDS
-from app.build_tables import TABLES_FIELDS
+from app.arguments import ALIASES, OWN_FIELDS
 from app.command_table import TABLE
 from app.fields import FIELDS, SETTING_FIELDS, Field
 from app.kinds import Switch
@@ -42,8 +41,8 @@ def flags() -> str:
     """Every flag, by group."""
     rows = [_flag_row(known.group, known) for known in FIELDS.values()]
     rows += [["Models", _code(flag), "", f"the same as `--quantization {meant}`"] for flag, meant in ALIASES.items()]
-    rows += [_flag_row("`bench`", known) for known in BENCH_FIELDS.values()]
-    rows += [_flag_row("`tables`", known) for known in TABLES_FIELDS.values()]
+    for command, fields in OWN_FIELDS.items():
+        rows += [_flag_row(f"`{command}`", known) for known in fields.values()]
     rows += [["`run`", "`--json`", "", "every figure, as one JSON object"]]
     rows += [["`check`", "`--speed`", "", "also time passes over 1 to 16 tokens"]]
     order = list(dict.fromkeys(row[0] for row in rows))

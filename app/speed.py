@@ -1,15 +1,16 @@
-"""How long a pass over n tokens takes here: the table behind `check --speed`.
+"""How long a pass over n tokens takes here, what drafting costs and where a round's time goes: `check --speed`.
 
-Times passes over 1 … 16 tokens of the target and of a model drafter, against plain transformers' own
-one-token pass in the same run. Everything is measured in turns, so that a machine that slows down
-slows all of it down, and the medians are compared. Knows no texts: the tokens are random.
+Times passes over 1 … 16 tokens of the target and of a drafter that runs alone, against plain transformers'
+own one-token pass, and the drafter's own `propose`. Everything is measured in turns, so that a machine that
+slows down slows all of it down, and the medians are compared; then some rounds of the real loop
+(app/round_speed.py). Knows no texts: the tokens are random.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -17,22 +18,21 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from app.lanes import Engine, Lane
+from app.round_speed import ROUNDS, Pass, Round, drafting_lane, measure_rounds, proposals
+from app.settings import Settings
 from sampling.causal import CausalLM
-from sampling.drafters import NgramDrafter
-from sampling.sampler import KeyedSampler
 from sampling.types import Network
-from utils.logits_processors import GreedyProcessor
 from utils.packed_linear import unpacked_copy
 from utils.timing import Stopwatch
 
 if TYPE_CHECKING:
-    from utils.loading import LoadedModel, LoadedPair
+    from utils.loading import LoadedModel
 
 COUNTS = range(1, 17)
 BUDGET = 60.0  # seconds after which no further repeat is begun
 SECOND_COPY = 4e9  # bytes of weights up to which a plain copy is made to compare with
 BUSY = 1.4  # median over minimum, above which the repeats were disturbed
-Pass = Callable[[], object]
 Key = TypeVar("Key")
 
 
@@ -85,35 +85,30 @@ def plain_pass(model: Any, context: int) -> Pass:
     return run
 
 
-def ngram_seconds(vocab_size: int, context: int = 256, tokens: int = 4) -> float:
-    """Seconds per token that the n-gram store proposes, the rounds' upkeep of the store left out."""
-    prompt = [place % 7 % vocab_size for place in range(context)]  # repeats itself: every context is known
-    drafter, sampler = NgramDrafter(vocab_size), KeyedSampler(GreedyProcessor())
-    drafter.start([prompt], None, None)  # type: ignore[arg-type]  # it asks neither session anything
-    watch, laps = Stopwatch(), []
-    for _ in range(200):
-        watch.lap()
-        draft = drafter.propose([prompt], [tokens], sampler)
-        laps.append(watch.lap() / draft.tokens.shape[1])
-    return statistics.median(laps)
+def speed_table(
+    engine: Engine, settings: Settings | None = None, context: int = 256, repeats: int = 15, rounds: int = ROUNDS
+) -> RenderableType:
+    """Measure a pair and lay it out: milliseconds and v(n) = T(n) / T(1), what drafting costs, a round's parts.
 
-
-def speed_table(loaded: LoadedPair, context: int = 256, repeats: int = 15) -> RenderableType:
-    """Measure a pair and lay it out: milliseconds and v(n) = T(n) / T(1), then what drafting costs.
-
-    Takes some 15 s for the default pair, a minute for slow ones; prints nothing.
+    Takes some 20 s for the default pair, a minute for slow ones; prints nothing.
     """
-    models = {"target": loaded.target} | ({"drafter": loaded.drafter} if loaded.drafter is not None else {})
+    networks = {"target": engine.target.network}
+    if isinstance(engine.drafter, CausalLM):
+        networks["drafter"] = engine.drafter.network
     turns: dict[tuple[str, int], Pass] = {}
-    for role, model in models.items():
-        network = CausalLM(model.model, role).network
+    for role, network in networks.items():
         turns |= {(role, count): run for count, run in passes(network, COUNTS, context).items()}
-    if (plain := _plain_twin(loaded.target)) is not None:
+    if (plain := _plain_twin(engine.loaded.target)) is not None:
         turns["plain", 1] = plain_pass(plain, context)
-    laps = _laps(turns, repeats, loaded.target.device)
+    lane, prompt = drafting_lane(engine, settings or Settings(), context, rounds)
+    turns |= {("drafts", count): run for count, run in proposals(lane, prompt).items()}
+    laps = _laps(turns, repeats, engine.loaded.target.device)
     costs = {key: statistics.median(seconds) for key, seconds in laps.items()}
-    lines = [*_lines(costs, loaded, context), *_doubts(laps)]
-    return Group(_table(costs, list(models)), *(Text(line) for line in lines))
+    engine.forget()  # what was measured is no conversation
+    around = measure_rounds(*drafting_lane(engine, settings or Settings(), context, rounds), rounds)
+    engine.forget()
+    lines = [*_lines(costs, context), *_drafting(costs, lane, around), str(around), *_doubts(laps)]
+    return Group(_table(costs, list(networks)), *(Text(line) for line in lines))
 
 
 def _table(costs: dict[tuple[str, int], float], roles: list[str]) -> Table:
@@ -131,7 +126,7 @@ def _table(costs: dict[tuple[str, int], float], roles: list[str]) -> Table:
     return table
 
 
-def _lines(costs: dict[tuple[str, int], float], loaded: LoadedPair, context: int) -> list[str]:
+def _lines(costs: dict[tuple[str, int], float], context: int) -> list[str]:
     own = costs["target", 1]
     lines = [f"a pass over n tokens behind {context} cached ones; v(8) = {costs['target', 8] / own:.2f}"]
     if ("plain", 1) in costs:
@@ -139,11 +134,25 @@ def _lines(costs: dict[tuple[str, int], float], loaded: LoadedPair, context: int
         lines.append(
             f"one-token pass: {own * 1e3:.1f} ms, {own / plain:.2f}x plain transformers' ({plain * 1e3:.1f} ms)"
         )
-    if ("drafter", 1) in costs:
-        lines.append(f"a drafted token costs c = {costs['drafter', 1] / own:.3f} of a one-token pass of the target")
-    if loaded.drafter_kind == "ngram":
-        seconds = ngram_seconds(loaded.vocab_size, context)
-        lines.append(f"a token drafted by n-gram: {seconds * 1e3:.3f} ms, c = {seconds / own:.1g}")
+    return lines
+
+
+def _drafting(costs: dict[tuple[str, int], float], lane: Lane, around: Round) -> list[str]:
+    """c by the drafter's own `propose` and by the loop, and what each position adds."""
+    own, counts = costs["target", 1], sorted(count for role, count in costs if role == "drafts")
+    if not lane.drafts:
+        return []
+    if not counts:
+        return ["the drafter proposed nothing here: its cost is unknown"]
+    seconds = costs["drafts", counts[-1]] / counts[-1]
+    steps = [costs["drafts", count] - costs.get(("drafts", count - 1), 0.0) for count in counts]
+    by_position = ", ".join(f"{max(0.0, step) * 1e3:.3g}" for step in steps)
+    lines = [
+        f"a drafted token costs c = {seconds / own:.2g} of a one-token pass of the target: {seconds * 1e3:.3g} ms, "
+        f"by position {by_position} ms"
+    ]
+    if around.drafted is not None:
+        lines.append(f"in the loop, what is to be caught up included, c = {around.drafted / own:.2g}")
     return lines
 
 

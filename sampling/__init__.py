@@ -12,9 +12,15 @@ if TYPE_CHECKING:
         ngram_assisted_speculative_generate,
         speculative_generate,
     )
+    from sampling.drafters.feature import FeatureDrafter
+    from sampling.drafters.glide import GlideLM
     from sampling.loop import generate
+    from sampling.student_network import StudentNetwork
 
 _HOMES = {
+    "FeatureDrafter": "sampling.drafters.feature",
+    "GlideLM": "sampling.drafters.glide",
+    "StudentNetwork": "sampling.student_network",
     "autoregressive_generate": "sampling.api",
     "generate": "sampling.loop",
     "ngram_assisted_speculative_generate": "sampling.api",
@@ -22,6 +28,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "FeatureDrafter",
+    "GlideLM",
+    "StudentNetwork",
     "autoregressive_generate",
     "generate",
     "ngram_assisted_speculative_generate",

@@ -16,6 +16,7 @@ from sampling.cache import Buffer
 from sampling.masks import additive, places
 from sampling.network import network_of
 from sampling.rows import common_prefix
+from sampling.short_list import spread
 from sampling.types import Draft, KVCache, Network, Rows, Session
 from utils.errors import UserError
 
@@ -42,25 +43,37 @@ class CausalLM:
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
     ) -> CausalSession:
-        """A session for `prompt`; it takes over the cache of `previous`, which must not be used again."""
-        if not prompt or not all(prompt):
-            raise UserError("the prompt is empty: give at least one token")
-        highest, lowest = max(map(max, prompt)), min(map(min, prompt))
-        if lowest < 0 or highest >= self.vocab_size:
-            wrong = lowest if lowest < 0 else highest
-            raise UserError(f"id {wrong} is outside the vocabulary of {self.name} (0 … {self.vocab_size - 1})")
+        """A session for `prompt`; it takes over the cache of `previous`, which must not be used again.
+
+        A previous session that keeps hidden states serves where none are asked for, not the other way round.
+        """
+        self.check(prompt)
         if isinstance(previous, CausalSession) and previous.reusable(self.network, len(prompt), hidden):
             previous.initial = prompt
             previous.sync(prompt)
             return previous
         return CausalSession(self.network, prompt, self.vocab_size, hidden)
 
+    def check(self, prompt: Rows) -> None:
+        """UserError for a prompt without tokens or with ids outside the vocabulary."""
+        if not prompt or not all(prompt):
+            raise UserError("the prompt is empty: give at least one token")
+        highest, lowest = max(map(max, prompt)), min(map(min, prompt))
+        if lowest < 0 or highest >= self.vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise UserError(f"id {wrong} is outside the vocabulary of {self.name} (0 … {self.vocab_size - 1})")
+
 
 class CausalSession:
-    """B rows of one causal model; satisfies :class:`sampling.types.Session`."""
+    """B rows of one causal model; satisfies :class:`sampling.types.Session`.
+
+    `short_list` [n] holds the ids, ascending, that the model's head covers; None = all of them.
+    """
 
     def __init__(self, network: Network, prompt: Rows, vocab_size: int, hidden: bool) -> None:
         self.network, self.initial, self.vocab_size = network, prompt, vocab_size
+        ids = getattr(network, "short_list", None)
+        self.short_list: Tensor | None = None if ids is None else ids[: int((ids < vocab_size).sum())]
         self._hidden: Buffer | None = Buffer() if hidden else None
         self._reset(len(prompt))
 
@@ -75,7 +88,17 @@ class CausalSession:
 
     def reusable(self, network: Network, rows: int, hidden: bool) -> bool:
         """Whether a session of `network` can go on from this one's cache."""
-        return network is self.network and rows == len(self._tokens) and hidden == (self._hidden is not None)
+        return network is self.network and rows == len(self._tokens) and hidden <= self.keeps_hidden
+
+    @property
+    def keeps_hidden(self) -> bool:
+        """Whether `hidden` can be asked."""
+        return self._hidden is not None
+
+    def held(self) -> list[int]:
+        """The number of cached tokens of each row, as it stands: nothing is cropped."""
+        self._settle()
+        return [len(tokens) for tokens in self._tokens]
 
     # -- following the rows ------------------------------------------------------------------
 
@@ -86,12 +109,20 @@ class CausalSession:
         self._crop(lengths)
         return lengths
 
-    @torch.inference_mode()
     def score(self, rows: Rows, draft: Draft) -> Tensor:
         """[B, N+1, V] logits behind each row and behind each of its N nodes; feeds what is missing.
 
         At least the last token of each row is fed. An error in the pass leaves an empty cache.
         """
+        return self.widen(self.score_short(rows, draft))
+
+    def widen(self, short: Tensor) -> Tensor:
+        """Logits of the short list's ids [..., n] → of all ids [..., V], -inf elsewhere."""
+        return spread(short, self.short_list, self.vocab_size, float("-inf"))
+
+    @torch.inference_mode()
+    def score_short(self, rows: Rows, draft: Draft) -> Tensor:
+        """`score` with the logits of the short list's ids alone, [B, N+1, n]; of all ids if there is none."""
         cached = self.sync(rows)
         cached = [min(length, len(row) - 1) for length, row in zip(cached, rows, strict=True)]
         self._crop(cached)
@@ -103,10 +134,10 @@ class CausalSession:
         except BaseException:
             self._reset(len(rows))
             raise
-        return logits[..., : self.vocab_size]
+        return logits[..., : self.vocab_size if self.short_list is None else len(self.short_list)]
 
     def _forward(self, feed: Rows, nodes: Rows, parents: Tensor | None, width: int) -> Tensor:
-        network, start, count = self.network, self._cache.length, len(nodes[0])
+        start, count = self._cache.length, len(nodes[0])
         lengths = [len(tokens) for tokens in self._tokens]
         uniform = len(set(lengths)) == 1 and len(set(map(len, feed))) == 1
         plain = uniform and parents is None and not any(token < 0 for row in nodes for token in row)
@@ -118,19 +149,20 @@ class CausalSession:
             positions = torch.arange(start, start + width + count).expand(len(feed), -1)
         else:
             positions, seen = places(lengths, feed, parents, start, width, count)
-            mask = additive(seen, network)
-        logits, hidden = network.forward(
-            torch.tensor(padded, device=network.device),
-            positions.to(network.device),
-            mask,
-            self._cache,
-            count + 1,
-            self._hidden is not None,
-        )
+            mask = additive(seen, self.network)
+        device = self.network.device
+        logits, hidden = self._run(torch.tensor(padded, device=device), positions.to(device), mask, count + 1)
         if self._hidden is not None and hidden is not None:
             self._hidden.append(hidden[:, None])
         self._note(feed, nodes, start + width, parents is None)
         return logits
+
+    def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
+        """The pass itself: logits [B, keep, n or V] and, if kept, states [B, T, H] of ids [B, T]."""
+        network: Any = self.network
+        forward = network.forward if self.short_list is None else network.forward_short
+        logits, hidden = forward(ids, positions, mask, self._cache, keep, self._hidden is not None)
+        return logits, hidden
 
     def _note(self, feed: Rows, nodes: Rows, end: int, chain: bool) -> None:
         """Remember which slots the pass has filled: fed tokens end at slot `end`, nodes follow."""
@@ -200,11 +232,15 @@ class CausalSession:
     def fork(self) -> CausalSession:
         """An independent session with a copy of the cache."""
         self._settle()
-        twin = CausalSession(self.network, self.initial, self.vocab_size, hidden=False)
+        twin = self._blank()
         twin._cache = self._cache.fork()
         twin._hidden = self._hidden.fork() if self._hidden is not None else None
         twin._tokens = [list(tokens) for tokens in self._tokens]
         return twin
+
+    def _blank(self) -> CausalSession:
+        """A session of the same kind with nothing in its cache, for `fork`."""
+        return CausalSession(self.network, self.initial, self.vocab_size, self._hidden is not None)
 
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """K, V [B, H_kv, S, D] of one layer and the valid length of each row [B]; read only."""

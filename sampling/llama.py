@@ -4,7 +4,8 @@ Same arithmetic as transformers' own forward (Llama, Mistral without sliding win
 sliding layers), with less around it: grouped-query attention without expanding K and V, a cache of
 preallocated slots, only the logits asked for. It reads the model's own modules and copies no
 weights; where `utils.packed_linear.pack` has packed them, those that read the same input become one
-product. Knows no tokens' meaning and keeps no state between passes.
+product. Knows no tokens' meaning and keeps no state between passes. Its parts serve the students' pass as well
+(sampling/student_network.py).
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ class LlamaNetwork:
         self._embed = cast(nn.Embedding, trunk.embed_tokens)
         self._rotary = trunk.rotary_emb
         self._head = cast(nn.Module, model.lm_head)
-        self._norm = _norm(trunk.norm, isinstance(self._head, PackedLinear))
+        self._norm = norm_of(trunk.norm, isinstance(self._head, PackedLinear))
         self.layers = int(config.num_hidden_layers)
-        self._layers = [_Layer.of(layer) for layer in trunk.layers[: self.layers]]
+        self._layers = [Layer.of(layer) for layer in trunk.layers[: self.layers]]
         self.vocab_size = int(config.vocab_size)
         self.context = int(config.max_position_embeddings)
 
@@ -131,7 +132,7 @@ def causal_bias(new: int, cached: int, like: Tensor) -> Tensor | None:
 Map = Callable[[Tensor], Tensor]
 
 
-def _norm(module: Any, frozen: bool) -> Map:
+def norm_of(module: Any, frozen: bool) -> Map:
     """x / rms(x) · weight over the last dimension, from a module with a weight and an epsilon.
 
     Of a frozen module in fewer operations: rms(x) = hypot(‖x‖, √(εH)) / √H, with √H taken into the weight.
@@ -153,8 +154,12 @@ def _side_by_side(linears: list[nn.Module]) -> Map:
     return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
 
 
+def as_it_is(linear: nn.Module) -> nn.Module:
+    return linear
+
+
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Layer:
     """One decoder layer: x + attention(norm(x)), then + mlp(norm(x))."""
 
     before: Map
@@ -169,17 +174,19 @@ class _Layer:
     scale: float
 
     @staticmethod
-    def of(module: Any) -> _Layer:
+    def of(module: Any, take: Callable[[nn.Module], nn.Module] = as_it_is) -> Layer:
+        """The layer of a model's module. `take` gives the linear to use for each of the module's, e.g. a packed one."""
         attention, mlp = module.self_attn, module.mlp
         shared = attention.k_proj.out_features // attention.head_dim
-        frozen = isinstance(attention.q_proj, PackedLinear)
-        return _Layer(
-            before=_norm(module.input_layernorm, frozen),
-            qkv=_side_by_side([attention.q_proj, attention.k_proj, attention.v_proj]),
-            o=attention.o_proj,
-            after=_norm(module.post_attention_layernorm, frozen),
-            gate_up=_side_by_side([mlp.gate_proj, mlp.up_proj]),
-            down=mlp.down_proj,
+        reading = [take(linear) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        frozen = isinstance(reading[0], PackedLinear)
+        return Layer(
+            before=norm_of(module.input_layernorm, frozen),
+            qkv=_side_by_side(reading),
+            o=take(attention.o_proj),
+            after=norm_of(module.post_attention_layernorm, frozen),
+            gate_up=_side_by_side([take(mlp.gate_proj), take(mlp.up_proj)]),
+            down=take(mlp.down_proj),
             heads=shared * attention.num_key_value_groups,
             shared=shared,
             size=attention.head_dim,
@@ -189,6 +196,12 @@ class _Layer:
     def __call__(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], bias: Tensor | None, cache: SlotCache, index: int
     ) -> Tensor:
+        return self.think(self.attend(x, rotation, bias, cache, index))
+
+    def attend(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], bias: Tensor | None, cache: SlotCache, index: int
+    ) -> Tensor:
+        """x + self-attention; appends x's keys and values to layer `index` of `cache`."""
         rows, new, _ = x.shape
         qkv = self.qkv(self.before(x)).view(rows, new, -1, self.size)
         turned = rotate(qkv[:, :, : self.heads + self.shared], rotation).transpose(1, 2)  # q and k [B, heads, T, D]
@@ -197,7 +210,10 @@ class _Layer:
         mixed = F.scaled_dot_product_attention(
             turned[:, : self.heads], keys, values, attn_mask=bias, scale=self.scale, enable_gqa=True
         )
-        x = plus(self.o, mixed.transpose(1, 2).reshape(rows, new, -1), x)
+        return plus(self.o, mixed.transpose(1, 2).reshape(rows, new, -1), x)
+
+    def think(self, x: Tensor) -> Tensor:
+        """x + MLP."""
         gate, up = self.gate_up(self.after(x)).chunk(2, dim=-1)
         return plus(self.down, F.silu(gate).mul_(up), x)
 

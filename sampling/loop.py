@@ -48,7 +48,8 @@ def generate(
         sampler: processors, seed and coupling.
         limits: new tokens, stop ids, context.
         pace: chooses gamma; 4 by default.
-        session: an open session of `lm` whose cache is reused by common prefix.
+        session: an open session of `lm` whose cache is reused by common prefix; it must keep hidden states
+            if the drafter's `needs_hidden` says so.
         interrupt: polled between rounds and prefill pieces, never inside a forward pass.
 
     Yields:
@@ -64,7 +65,8 @@ def generate(
         raise UserError(f"the prompt is {longest} tokens, the context holds {room} with room for one more")
     if limits.max_new_tokens < 1:
         raise UserError(f"max_new_tokens must be at least 1, got {limits.max_new_tokens}")
-    session = lm.open(prompt) if session is None else session
+    if session is None:
+        session = lm.open(prompt, hidden=getattr(drafter, "needs_hidden", False))
     drafter.start(prompt, session, session)
     yield from prefill(session, prompt, interrupt)
     helping = [piece.seconds for helper in drafter.sessions for piece in prefill(helper, prompt, interrupt)]

@@ -217,6 +217,11 @@ class Student(nn.Module):
             self.cross_rotary = Rotary(config.large_head_dim, config.rope_theta, inverse)
             self.cross_rotary.attention_scaling = float(getattr(target_rotary, "attention_scaling", 1.0))
 
+    @property
+    def ids(self) -> Tensor:
+        """The short list [N] long, the head's rows in order; empty = all ids."""
+        return cast(Tensor, self.short_list)
+
     def target_layers(self, count: int) -> list[int]:
         """Which of the target's `count` layers each layer of a glide student reads; [] for the others."""
         if self.config.kind != "glide":
@@ -231,6 +236,7 @@ class Student(nn.Module):
         kv: list[tuple[Tensor, Tensor]] | None = None,
         offset: int = 0,
         steps: int = 1,
+        lag: int | None = None,
     ) -> list[Tensor]:
         """What the head is applied to, [B, T, H], for each of `steps` drafted steps (1 but for feature students).
 
@@ -239,6 +245,7 @@ class Student(nn.Module):
             hidden: feature: the target's last hidden states [B, T, G].
             kv: glide: the target's keys and values of each layer read, [B, H_kv, T, D].
             offset: glide: where the first block of the mask begins, 0 … block_size − 1.
+            lag: glide: instead of blocks every position misses its last `lag` tokens, as the draft at that depth does.
         """
         embedded = self.model.embed_tokens(ids)
         length = ids.shape[1]
@@ -246,7 +253,9 @@ class Student(nn.Module):
         rotation = self.rotary(positions)
         cross = None
         if self.cross_rotary is not None and kv is not None:
-            cross = (kv, self.cross_rotary(positions), block_mask(length, self.config.block_size, offset, ids.device))
+            block = self.config.block_size
+            seen = block_mask(length, block, offset, ids.device) if lag is None else lag_mask(length, lag, ids.device)
+            cross = (kv, self.cross_rotary(positions), seen)
         earlier: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.model.layers]
         found, own = [], None
         for step in range(steps):
@@ -306,3 +315,9 @@ def block_mask(length: int, block: int, offset: int, device: torch.device) -> Te
     number = (place + offset) // block
     seen = number[None] < number[:, None]
     return seen | ((number == 0)[:, None] & (place[None] <= place[:, None]))
+
+
+def lag_mask(length: int, lag: int, device: torch.device) -> Tensor:
+    """[T, T] bool: query i sees target keys j < i − lag, and key 0 if none: what drafts at depth lag + 1 see."""
+    place = torch.arange(length, device=device)
+    return (place[None] < place[:, None] - lag) | (place[None] == 0).expand(length, -1)

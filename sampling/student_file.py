@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -65,18 +65,25 @@ def save_student(folder: str | Path, student: Student, about: dict[str, Any] | N
         "bytes": len(data),
         "crc32": zlib.crc32(data),
     }
-    for name, content in ((WEIGHTS, data), (CONFIG, (json.dumps(told, indent=2) + "\n").encode("utf-8"))):
-        temporary = place / f"{name}.partial"
-        try:
-            with temporary.open("wb") as out:
+    _write(place, {WEIGHTS: data, CONFIG: (json.dumps(told, indent=2) + "\n").encode("utf-8")})
+    return len(data)
+
+
+def _write(place: Path, contents: dict[str, bytes]) -> None:
+    """All files are on the disk before the first one takes its name: they belong together."""
+    temporaries = {name: place / f"{name}.partial" for name in contents}
+    try:
+        for name, content in contents.items():
+            with temporaries[name].open("wb") as out:
                 out.write(content)
                 out.flush()
                 os.fsync(out.fileno())
+        for name, temporary in temporaries.items():
             os.replace(temporary, place / name)
-        except OSError:
+    except OSError:
+        for temporary in temporaries.values():
             temporary.unlink(missing_ok=True)
-            raise
-    return len(data)
+        raise
 
 
 def load_student(folder: str | Path, target: nn.Module | None = None, fingerprint: str | None = None) -> Student:
@@ -97,9 +104,12 @@ def load_student(folder: str | Path, target: nn.Module | None = None, fingerprin
     if target is not None:
         check_target(config, target, place)
     tensors = _tensors(place, told)
+    ids = _ids(tensors.pop(IDS, None), config, place)
     with torch.device("meta"):  # no memory for parameters that are replaced
-        student = Student(config, tensors.get(IDS))
-    student.adopt(tensors.pop(IDS, None), target_rotary(target))
+        student = Student(config, ids)
+    student.adopt(ids, target_rotary(target))
+    # Older Llama checkpoints store the rotary frequencies as well; they follow from the configuration.
+    tensors = {name: value for name, value in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
     shared = _shared(config, student, target, place)
     wanted = student.state_dict()
     for name, value in (tensors | shared).items():
@@ -133,21 +143,47 @@ def _config(told: dict[str, Any], place: Path) -> StudentConfig:
     known = {field.name for field in fields(StudentConfig)}
     values = {name: value for name, value in told.items() if name in known and value is not None}
     values.setdefault("kind", "glide" if "large_num_attention_heads" in told else "plain")
-    heads = told.get("num_attention_heads")
-    if isinstance(heads, int) and heads:
-        values.setdefault("num_key_value_heads", heads)
-        values.setdefault("head_dim", told.get("hidden_size", 0) // heads)
-    if told.get("large_num_attention_heads") and told.get("large_hidden_size"):
-        values.setdefault("large_head_dim", told["large_hidden_size"] // told["large_num_attention_heads"])
-    theta = (told.get("rope_parameters") or {}).get("rope_theta")
-    if theta is not None:
-        values.setdefault("rope_theta", theta)
+    for prefix in ("", "large_"):
+        size, heads = (told.get(prefix + name, 0) for name in ("hidden_size", "num_attention_heads"))
+        if _whole(size, 1) and _whole(heads, 1):
+            values.setdefault(f"{prefix}head_dim", size // heads)
+    if "num_attention_heads" in values:
+        values.setdefault("num_key_value_heads", values["num_attention_heads"])
+    rope = told.get("rope_parameters")
+    if isinstance(rope, dict) and rope.get("rope_theta") is not None:
+        values.setdefault("rope_theta", rope["rope_theta"])
+    for field in fields(StudentConfig):
+        value = values.get(field.name, field.default)
+        wrong = field.type == "int" and not _whole(value, 0 if field.default == 0 else 1)
+        wrong |= field.type == "float" and not (isinstance(value, int | float) and value > 0)
+        if wrong and value is not MISSING:
+            raise UserError(f"the drafter's {place / CONFIG} is damaged: {field.name} is {value!r}")
     try:
         return StudentConfig(**values)
     except TypeError as error:
         raise UserError(
             f"the drafter's {place / CONFIG} is incomplete: {str(error).split('missing')[-1].strip()}"
         ) from None
+    except UserError as error:
+        raise UserError(f"the drafter's {place / CONFIG} is no student's: {error}") from None
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _ids(ids: Tensor | None, config: StudentConfig, place: Path) -> Tensor | None:
+    """The short list as stored, if it is one: ascending ids of the vocabulary, as many as the head has rows."""
+    stored = 0 if ids is None else ids.numel()
+    if stored != config.short_list:
+        told = f"{stored} ids in the short list, {CONFIG} says {config.short_list}"
+        raise UserError(f"the drafter {place / WEIGHTS} does not fit its config.json: {told}")
+    if ids is None:
+        return None
+    ids = ids.flatten().long()
+    if bool((ids.diff() <= 0).any()) or not 0 <= int(ids[0]) <= int(ids[-1]) < config.vocab_size:
+        raise UserError(f"the drafter's weights {place / WEIGHTS} are damaged: {IDS} is no ascending list of ids")
+    return ids
 
 
 def check_target(config: StudentConfig, target: nn.Module, place: str | Path) -> None:
@@ -194,7 +230,10 @@ def _pytorch(place: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise UserError(f"the drafter {place} has no {WEIGHTS}")
     try:
-        return dict(torch.load(file, map_location="cpu", weights_only=True))
+        tensors = dict(torch.load(file, map_location="cpu", weights_only=True))
+        if not all(isinstance(value, Tensor) for value in tensors.values()):
+            raise ValueError("it holds other things than tensors")
+        return tensors
     except Exception as error:  # pickle's kinds of failure are many
         raise UserError(f"the drafter's weights {file} are damaged: {' '.join(str(error).split())[:100]}") from None
 

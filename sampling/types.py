@@ -138,7 +138,7 @@ class Sampler(Protocol):
     def drafting(self) -> Sampler: ...  # the drafter's view: own noise, or the target's under gumbel coupling
 
     @property
-    def needs_prefixes(self) -> bool: ...
+    def needs_prefixes(self) -> bool: ...  # the law depends on the tokens before, or on which id a logit is of
 
     @property
     def point_mass(self) -> bool: ...  # drafts are point masses (greedy drafts, gumbel coupling)
@@ -148,7 +148,8 @@ class Drafter(Protocol):
     """A way of drafting. `start` opens an answer; `propose` and `observe` alternate.
 
     `start` opens the drafter's own sessions but reads no prompt: the loop feeds `sessions` in
-    pieces, so that an interrupt is heeded there too.
+    pieces, so that an interrupt is heeded there too. A drafter that reads the target's hidden states
+    has an attribute `needs_hidden = True`: the target's session is then opened with `hidden=True`.
     """
 
     @property

@@ -49,6 +49,11 @@ def make_step(
     )  # fmt: skip
 
 
+def rising(n: int) -> float:
+    """Every further token costs 5% of a pass."""
+    return 1.0 + 0.05 * (n - 1)
+
+
 @dataclass
 class Simulated:
     """What a simulated answer did."""
@@ -65,7 +70,10 @@ class Simulated:
 
 @dataclass
 class World:
-    """What is planted: acceptance by token index, c, v, the drafter's own reach and the clock's noise."""
+    """What is planted: acceptance by token index, c, v, the drafter's own reach and the clock's noise.
+
+    `wake`: passes that a drafter's first draft costs more for each plain round before it (it has to read those tokens).
+    """
 
     alpha: Callable[[int], float] | float
     c: float = 0.05
@@ -74,9 +82,11 @@ class World:
     noise: float = 0.1  # sigma of the seconds' logarithm
     slow: float = 0.03  # chance of a pass that takes 8 times as long
     seed: int = 0
+    wake: float = 0.0
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        self.idle = 0
 
     def chance(self, at: int) -> float:
         return self.alpha(at) if callable(self.alpha) else self.alpha
@@ -87,14 +97,16 @@ class World:
 
     def asking(self, gamma: int) -> float:
         """Passes that drafting costs; finding nothing costs as much as one draft."""
-        return self.c * max(min(gamma, self.reach), 1) if gamma else 0.0
+        return self.c * max(min(gamma, self.reach), 1) + self.wake * self.idle if gamma else 0.0
 
     def round(self, gamma: int, at: int) -> Step:
         drafted = min(gamma, self.reach)
         accepted = 0
         while accepted < drafted and self.random.random() < self.chance(at + accepted):
             accepted += 1
-        return make_step(gamma, drafted, accepted, self.seconds(self.asking(gamma)), self.seconds(self.v(drafted + 1)))
+        drafting = self.seconds(self.asking(gamma))
+        self.idle = 0 if gamma else self.idle + 1
+        return make_step(gamma, drafted, accepted, drafting, self.seconds(self.v(drafted + 1)))
 
 
 def simulate(pace: Pace, world: World, tokens: int) -> Simulated:
@@ -102,11 +114,12 @@ def simulate(pace: Pace, world: World, tokens: int) -> Simulated:
     run = Simulated()
     while run.tokens < tokens:
         (gamma,) = pace.gamma([0])
+        asked = world.asking(gamma)
         step = world.round(gamma, run.tokens)
         pace.observe(step)
         run.gammas.append(gamma)
         run.tokens += len(step.emitted)
-        run.cost += world.asking(gamma) + world.v(len(step.drafted) + 1)
+        run.cost += asked + world.v(len(step.drafted) + 1)
     return run
 
 

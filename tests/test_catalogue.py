@@ -75,7 +75,7 @@ def test_the_default_pair_is_the_package_file_with_the_tables():
 
 def test_pairs_this_version_cannot_run_say_what_they_lack():
     pairs = load_catalogue(SHIPPED).pairs
-    assert pairs["vicuna-7b-glide"].lacking == "the glide method"
+    assert pairs["vicuna-7b-glide"].lacking is None
     assert pairs["llama-2-7b-cascade"].lacking == "the cascade method"
     assert pairs["llama-2-7b-cascade"].k_matrix == [[13, 10], [0, 10]]
     assert pairs["llama-2-7b-cascade"].lenience == 3
@@ -104,6 +104,22 @@ def test_relative_folders_start_at_the_catalogue(write):
     assert (target.name, target.quantization) == ("b", "nf4")
 
 
+def test_trained_drafters_are_folders_beside_the_catalogue_chosen_by_their_kind(write):
+    text = GOOD.replace("drafter: none", "drafter: glide\n    students: {glide: w/g, plain: ~/p}")
+    file = write(text)
+    pair = load_catalogue(file).pair("b")
+    assert (pair.drafter, pair.students.feature, pair.lacking) == ("glide", None, None)
+    assert (pair.students.glide, pair.students.plain) == (str(file.parent / "w/g"), str(Path("~/p").expanduser()))
+    with pytest.raises(UsageError, match=rf"^no glide drafter: pair 'b' names {file.parent}/w/g, which is not there"):
+        pair.student("glide")
+    with pytest.raises(
+        UsageError, match=r"^no feature drafter: pair 'b' names none \(infer.py distill --student feature makes one\)$"
+    ):
+        pair.student("feature")
+    (file.parent / "w" / "g").mkdir(parents=True)
+    assert pair.student("glide") == file.parent / "w" / "g"
+
+
 MISTAKES = """\
 temperature: 1 -> tempreature: 1
     :8: pair 'a': unknown key 'tempreature' (did you mean 'temperature'?)
@@ -121,6 +137,18 @@ quantization: nf4 -> quantisation: nf4
     :10: pair 'b': unknown key 'quantisation' (did you mean 'quantization'?)
 quantization: nf4 -> quantization: nf5
     :10: pair 'b': target.quantization must be 'none', 'int8', 'nf4' or 'fp4', got 'nf5'
+drafter: none -> drafter: glide
+    :11: pair 'b': drafter glide needs its folder in students, as glide: DIR
+drafter: none -> students: {plane: x}
+    :11: pair 'b': unknown key 'plane' (did you mean 'plain'?)
+drafter: none -> students: {plain: 5}
+    :11: pair 'b': students.plain must be text, got 5
+drafter: none -> students: {plain: }
+    :11: pair 'b': students.plain has no value
+drafter: none -> students: weights
+    :11: pair 'b': students must map plain, glide, feature to folders, got 'weights'
+drafter: none -> method: glide
+    :11: pair 'b': method glide needs a glide drafter, got ngram
 target: org/big -> notes: x
     :5: pair 'a': needs a target
 target: org/big -> target: [1]

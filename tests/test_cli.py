@@ -182,7 +182,7 @@ USAGE_ERRORS = [
     (["rnu", "hi"], "error: unknown sub-command 'rnu' (did you mean run?); one answer: python infer.py run PROMPT"),
     (
         ["What is a river?"],
-        "error: unknown sub-command 'What is a river?': have chat, run, bench, tables, pairs, check; "
+        "error: unknown sub-command 'What is a river?': have chat, run, bench, tables, distill, pairs, check; "
         "one answer: python infer.py run PROMPT",
     ),
     (["--gamma", "4", "run", "hi"], "error: the sub-command comes first: python infer.py run …"),
@@ -202,7 +202,8 @@ USAGE_ERRORS = [
     ),
     (
         ["bench", "--methods", "arr"],
-        "error: --methods must be a comma list of ar, spec, draft, ngram, tables, each once, got 'arr'",
+        "error: --methods must be a comma list of ar, spec, draft, ngram, tables, plain, glide, feature, tables+plain, "
+        "tables+glide, tables+feature, each once, got 'arr'",
     ),
     (["bench", "--repeat", "0"], "error: --repeat must be a whole number from 1 to 1000, got 0"),
     (["bench", "--limit", "0"], "error: --limit must be a whole number, 1 or more, got 0"),

@@ -199,8 +199,8 @@ error: /target must be on or off, got 'maybe' (still off)
 > /compare spec,ar
 compare = spec,ar
 > /compare ar,ar
-error: compare must be a comma list of ar, spec, draft, ngram, tables, each once, got 'ar,ar' (still spec,ar)
-""",
+error: compare must be a comma list of ar, spec, draft, ngram, tables, plain, glide, feature, tables+plain, tables+glide, tables+feature, each once, got 'ar,ar' (still spec,ar)
+""",  # noqa: E501
         """
 > /chat
 chat = off
@@ -482,6 +482,12 @@ def test_completion_goes_word_by_word_through_set_and_compare() -> None:
         "/compare ar,draft",
         "/compare ar,ngram",
         "/compare ar,tables",
+        "/compare ar,plain",
+        "/compare ar,glide",
+        "/compare ar,feature",
+        "/compare ar,tables+plain",
+        "/compare ar,tables+glide",
+        "/compare ar,tables+feature",
     ]
     assert offered("/reset gamma top_") == ["/reset gamma top_p", "/reset gamma top_k"]
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from sampling.drafters.takeover import TakeOverDrafter
 from sampling.types import Drafter
 from tests.reference import NaiveLaw
 from tests.runs import enumeration_error
@@ -34,6 +35,11 @@ def always(token: int) -> Callable[[list[int]], int]:
     return lambda row: token
 
 
+def sometimes(token: int) -> PointDrafter:
+    """Speaks of every other row length."""
+    return PointDrafter(3, lambda row: token if len(row) % 2 else None)
+
+
 MAKERS: dict[str, Callable[[], Drafter]] = {
     "none": NoDrafter,
     "model": lambda: ModelDrafter(TableLM(3, seed=7)),
@@ -48,6 +54,11 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     "always 0": lambda: PointDrafter(3, always(0)),
     "always 2": lambda: PointDrafter(3, always(2)),
     "points, short": lambda: PointDrafter(3, lambda row: (row[-1] + 1) % 3 if len(row) % 2 else None),
+    "points, else a model": lambda: TakeOverDrafter(sometimes(0), ModelDrafter(TableLM(3, seed=7))),
+    "points, else ngrams": lambda: TakeOverDrafter(sometimes(1), NgramDrafter(3)),
+    "a sure law, else a model": lambda: TakeOverDrafter(
+        LawDrafter(TableLM(3, seed=9), least_top=0.55), ModelDrafter(TableLM(3, seed=7))
+    ),
     "certain 1": lambda: FixedLawDrafter([0.0, 1.0, 0.0]),
     "never 2": lambda: FixedLawDrafter([0.5, 0.5, 0.0]),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -12,8 +12,9 @@ import pytest
 
 from sampling.acceptance import expected_tokens
 from sampling.costs import Costs
+from sampling.events import Step
 from sampling.pace import COOLDOWN, GAMMA_MAX, GoodputPace, best
-from tests.pacing import PLAIN, World, flat, make_step, packed, planted_rates, simulate, unpacked
+from tests.pacing import PLAIN, World, flat, make_step, packed, planted_rates, rising, simulate, unpacked
 
 WORLDS = [(flat, 0.05), (packed, 0.02), (packed, 0.05), (packed, 0.2), (unpacked, 0.05), (unpacked, 0.2)]
 KNOWN = dict.fromkeys(range(2, GAMMA_MAX + 2), 1.0)  # a measured flat table: no first looks
@@ -48,6 +49,41 @@ def test_the_worst_prompt_costs_at_most_3_percent_more_than_plain_decoding(
     for seed in range(8):
         run = simulate(GoodputPace(), World(alpha, c, v, noise=0.0, slow=0.0, seed=seed), 128)
         assert run.slowdown <= 1.03, (seed, run.slowdown, run.gammas)
+
+
+@dataclass
+class Trap(World):
+    """Accepts single drafts, so that longer ones look worth their while, and refuses all of those."""
+
+    def round(self, gamma: int, at: int) -> Step:
+        return replace(super().round(gamma, at), path=(0,) if gamma == 1 else ())
+
+
+@pytest.mark.parametrize(("wake", "tokens"), [(0.0, 67), (0.0, 128), (0.0, 512), (0.01, 96), (0.01, 128), (0.01, 512)])
+@pytest.mark.parametrize("kind", [World, Trap])
+def test_a_trained_drafter_that_is_always_wrong_costs_at_most_3_percent(
+    kind: type[World], wake: float, tokens: int
+) -> None:
+    """c = 0.07, every further token of a pass 5%: the worst prompt in counted passes, alone or after a good answer.
+
+    `wake`: 64 tokens to catch up with cost most of a pass of the target.
+    """
+    for before in (0, 400):
+        pace = GoodputPace()
+        if before:
+            simulate(pace, World(0.9, 0.07, rising, noise=0.0, slow=0.0, wake=wake), before)
+            pace.begin()
+        run = simulate(pace, kind(0.0, 0.07, rising, noise=0.0, slow=0.0, wake=wake), tokens)
+        assert run.slowdown <= 1.03, (before, run.slowdown, run.gammas)
+        assert kind is Trap or run.gammas.count(0) > 0.75 * len(run.gammas)
+
+
+@pytest.mark.parametrize("right", range(1, 60, 7))
+def test_a_trained_drafter_that_turns_wrong_costs_at_most_3_percent(right: int) -> None:
+    """Always right up to some token, always wrong from there on."""
+    world = World(lambda at: 1.0 if at < right else 0.0, 0.07, rising, noise=0.0, slow=0.0, wake=0.01)
+    run = simulate(GoodputPace(), world, 128)
+    assert run.slowdown <= 1.03, (run.slowdown, run.gammas)
 
 
 @pytest.mark.parametrize(("v", "c"), WORLDS)

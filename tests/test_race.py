@@ -47,7 +47,7 @@ class Fake:
 class Toy:
     """A lane of the real loop over a toy target; `engine` opens the target."""
 
-    shares_target = True
+    shares_target, needs_hidden = True, False
 
     def __init__(self, lm: TableLM, drafter: Any = None, length: int = 12) -> None:
         self.name, self.lm, self.drafter, self.length = "toy", lm, drafter or NoDrafter(), length
@@ -64,8 +64,8 @@ class Engine:
     def __init__(self, lm: TableLM) -> None:
         self.lm = lm
 
-    def open(self, prompt: list[int], previous: Any = None) -> Any:
-        return self.lm.open([prompt], previous=previous)
+    def open(self, prompt: list[int], previous: Any = None, *, hidden: bool = False) -> Any:
+        return self.lm.open([prompt], previous=previous, hidden=hidden)
 
 
 def ids(events: list[tuple[int, Event]], lane: int) -> list[int]:

@@ -34,6 +34,7 @@ def test_every_value_offered_on_tab_is_accepted(name: str) -> None:
         FIELDS[name].read(choice)
 
 
+A_LIST = "a comma list of ar, spec, draft, ngram, tables, plain, glide, feature, tables+plain, tables+glide, tables+feature, each once"
 REFUSED: list[tuple[str, Any, str]] = [
     ("top_p", "1.5", "top_p must be above 0 and at most 1, got 1.5 (still 0.9)"),
     ("top_p", "0", "top_p must be above 0 and at most 1, got 0 (still 0.9)"),
@@ -71,22 +72,22 @@ REFUSED: list[tuple[str, Any, str]] = [
     (
         "compare",
         "",
-        "compare must be a comma list of ar, spec, draft, ngram, tables, each once, got '' (still ar,spec)",
+        f"compare must be {A_LIST}, got '' (still ar,spec)",
     ),
     (
         "compare",
         "ar,ar",
-        "compare must be a comma list of ar, spec, draft, ngram, tables, each once, got 'ar,ar' (still ar,spec)",
+        f"compare must be {A_LIST}, got 'ar,ar' (still ar,spec)",
     ),
     (
         "compare",
         "ar,sp",
-        "compare must be a comma list of ar, spec, draft, ngram, tables, each once, got 'ar,sp' (still ar,spec)",
+        f"compare must be {A_LIST}, got 'ar,sp' (still ar,spec)",
     ),
     (
         "compare",
         "ar,",
-        "compare must be a comma list of ar, spec, draft, ngram, tables, each once, got 'ar,' (still ar,spec)",
+        f"compare must be {A_LIST}, got 'ar,' (still ar,spec)",
     ),
     ("system", "\udcff", "system must be text, got '\\udcff' (still (none))"),
     ("tempreature", "1", "unknown setting 'tempreature' (did you mean temperature?)"),
@@ -232,4 +233,6 @@ def test_nothing_here_imports_torch() -> None:
 
 
 def test_lanes_are_one_list() -> None:
-    assert FIELDS["compare"].kind.choices == LANES == ("ar", "spec", "draft", "ngram", "tables")
+    assert FIELDS["compare"].kind.choices == LANES
+    trained = ("plain", "glide", "feature")
+    assert LANES == ("ar", "spec", "draft", "ngram", "tables", *trained, *(f"tables+{kind}" for kind in trained))

@@ -11,9 +11,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from app import speed
+from app import round_speed, speed
+from app.lanes import Engine
+from app.settings import Settings
 from sampling.causal import CausalLM
 from sampling.llama import LlamaNetwork
+from sampling.types import Draft
 from tests.tiny import VOCAB, tiny_model
 from utils.packed_linear import PackedLinear, available, pack
 
@@ -42,16 +45,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def loaded(model: Any, kind: str = "none", drafter: Any = None) -> Any:
+def engine(model: Any, kind: str = "none", drafter: Any = None) -> Engine:
     def entry(inner: Any) -> Any:
         return SimpleNamespace(model=inner, bytes=1e6, device=torch.device("cpu"))
 
-    return SimpleNamespace(
+    loaded = SimpleNamespace(
         target=entry(model),
         drafter=None if drafter is None else entry(drafter),
         drafter_kind=kind,
+        student=None,
+        tokenizer=None,
+        stop_ids=frozenset(),
+        context=512,
         vocab_size=VOCAB,
     )
+    return Engine(loaded)  # type: ignore[arg-type]
+
+
+def table(given: Engine) -> str:
+    return shown(speed.speed_table(given, context=16, repeats=1, rounds=3))
 
 
 def shown(renderable: Any) -> str:
@@ -99,7 +111,7 @@ def test_plain_transformers_is_measured_on_an_unpacked_copy(monkeypatch: pytest.
     pack(model)
     real = speed.plain_pass
     monkeypatch.setattr(speed, "plain_pass", lambda plain, context: measured.append(plain) or real(plain, context))
-    text = shown(speed.speed_table(loaded(model), context=16, repeats=1))
+    text = table(engine(model))
     assert "plain transformers'" in text
     (plain,) = measured
     assert not any(isinstance(module, PackedLinear) for module in plain.modules())
@@ -108,12 +120,12 @@ def test_plain_transformers_is_measured_on_an_unpacked_copy(monkeypatch: pytest.
 
 def test_a_second_copy_is_not_made_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "SECOND_COPY", 10)
-    assert "plain transformers'" not in shown(speed.speed_table(loaded(tiny_model()), context=16, repeats=1))
+    assert "plain transformers'" not in table(engine(tiny_model()))
 
 
 def test_the_table_shows_every_length_for_target_and_drafter() -> None:
     model = tiny_model()
-    text = shown(speed.speed_table(loaded(model, "model", copy.deepcopy(model)), context=16, repeats=1))
+    text = table(engine(model, "model", copy.deepcopy(model)))
     lines = text.splitlines()
     assert lines[0].split() == ["n", "target", "ms", "v(n)", "drafter", "ms", "v(n)"]
     assert [int(line.split()[0]) for line in lines[1:17]] == list(range(1, 17))
@@ -122,10 +134,42 @@ def test_the_table_shows_every_length_for_target_and_drafter() -> None:
     assert "a drafted token costs c = " in text
 
 
-def test_an_ngram_drafter_is_measured_by_the_token() -> None:
-    text = shown(speed.speed_table(loaded(tiny_model(), "ngram"), context=16, repeats=1))
-    assert "a token drafted by n-gram: " in text
-    assert 0 < speed.ngram_seconds(VOCAB) < 0.01
+def test_drafting_is_measured_through_the_drafters_own_proposals() -> None:
+    for kind, model in (("ngram", None), ("model", tiny_model())):
+        lane, prompt = round_speed.drafting_lane(engine(tiny_model(), kind, model), Settings(gamma=9), 40)
+        asked: list[tuple[int, list[int]]] = []
+        runs = round_speed.proposals(lane, prompt)
+        real = lane.drafter.propose
+        lane.drafter.propose = lambda rows, k, sampler, real=real, asked=asked: (  # type: ignore[method-assign]
+            asked.append((len(rows[0]), k)) or real(rows, k, sampler)
+        )
+        assert list(runs) == [1, 2, 3, 4]
+        for run in runs.values():
+            run()
+        assert asked == [(41, [1]), (41, [2]), (41, [3]), (41, [4])]
+
+
+def test_a_drafter_that_says_nothing_is_told_and_plain_decoding_has_rounds_too() -> None:
+    given = engine(tiny_model(), "ngram")
+    lane, prompt = round_speed.drafting_lane(given, Settings(), 16)
+    lane.drafter.propose = lambda rows, k, sampler: Draft.empty(1)  # type: ignore[method-assign]
+    assert round_speed.proposals(lane, prompt) == {}
+    around = round_speed.measure_rounds(lane, prompt, 3)
+    assert speed._drafting({("target", 1): 1.0}, lane, around) == [
+        "the drafter proposed nothing here: its cost is unknown"
+    ]
+    text = table(engine(tiny_model()))
+    assert "a drafted token" not in text
+    assert "a round: verifying " in text
+    assert "(3 rounds, gamma 4)" in " ".join(text.split())
+
+
+def test_a_short_context_still_leaves_rounds() -> None:
+    lane, prompt = round_speed.drafting_lane(
+        engine(tiny_model(context=64), "model", tiny_model(context=64)), Settings(), 256
+    )
+    assert len(prompt) == 32
+    assert 0 < round_speed.measure_rounds(lane, prompt).rounds < round_speed.ROUNDS
 
 
 @pytest.mark.parametrize(("seconds", "busy"), [([1.0, 1.1, 1.2], False), ([1.0, 3.0, 9.0], True)])

@@ -20,9 +20,11 @@ from sampling.drafters.table_file import MAGIC
 from sampling.loop import never
 from tests.scripted import run_lines
 from tests.tiny import VOCAB, TinyPair, tiny_pair
+from training.dialogues import OwnChats
 from training.ngram_counts import Passage
-from training.self_text import Writer, passages, write_self, written
+from training.self_text import passages, write_self, written
 from training.simulate import figures, play
+from training.synthesize import Writer
 from training.tables import build, read_passages
 from utils.catalogue import load_catalogue
 from utils.errors import UserError
@@ -224,7 +226,8 @@ def test_self_written_tables_draft_for_their_target(pair: TinyPair, built: Path)
 
 def test_self_written_text_goes_on_where_it_stopped(pair: TinyPair, tmp_path: Path) -> None:
     engine, file, told = engine_of(pair, "none"), tmp_path / "self.jsonl", []
-    writer = Writer(engine.target, engine.tokenizer, engine.stop_ids, seed=5, batch=4, answer_tokens=16)
+    source = OwnChats(engine.tokenizer, engine.stop_ids, answer_tokens=16)
+    writer = Writer(engine.target.network, VOCAB, engine.stop_ids, source, seed=5, batch=4)
     first = write_self(writer, file, 40, told.append)
     text = file.read_text()
     assert first >= 40

@@ -1,119 +1,39 @@
-"""The target writes its own training text: user turns sampled from its chat template, then answers.
+"""What a target has written, in a file: one answer a line, taken up again where an earlier run stopped.
 
-Fed only the template up to the user's turn, a chat model samples plausible user messages (Magpie,
-arXiv 2406.08464); it then answers them, at a temperature of each batch's own. Everything goes through
-the one decode loop. Knows no screen; says how far it is through a callable.
+How it is written is training/synthesize.py's business. Knows no models; says how far it is through a callable.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sampling.drafters.none import NoDrafter
-from sampling.events import Step
-from sampling.loop import generate, never
-from sampling.sampler import KeyedSampler
-from sampling.types import LM, Limits, Rows
+from sampling.loop import never
+from training.dialogues import Line
 from training.ngram_counts import Passage
+from training.synthesize import Writer
 from utils.errors import UserError
-from utils.logits_processors import make_processor
-
-_MARK = "user-turn-0"
-TEMPERATURES = (0.0, 0.7, 1.0)  # of the answers, batch by batch
-USER_TOKENS = 96  # a longer user turn is thrown away
-_FRUITLESS = 20  # batches in a row that came to nothing
 
 
-@dataclass(frozen=True)
-class Writer:
-    """A chat model that writes to itself.
-
-    `lm` and `tokenizer` are the target's, `stop_ids` end a turn, `batch` rows are decoded at once,
-    answers have at most `answer_tokens` tokens.
-    """
-
-    lm: LM
-    tokenizer: Any
-    stop_ids: frozenset[int]
-    seed: int = 42
-    batch: int = 8
-    answer_tokens: int = 384
-
-    def conversations(self, first: int, interrupt: Callable[[], bool] = never) -> Iterator[dict[str, Any]]:
-        """Conversations without end (but an interrupt): `ids`, `start`, `temperature`, `batch`, from batch `first` on.
-
-        Raises UserError for a tokenizer without a chat template, or if no user turn ever ends.
-        """
-        head = self._encode(self._opening())
-        number, fruitless = first, 0
-        while not interrupt():
-            turns = self._decode([head] * self.batch, 1.0, 2 * number, USER_TOKENS, interrupt)
-            texts = [self._text(turn) for turn in turns if turn and turn[-1] in self.stop_ids]
-            prompts = [self._encode(self._template(text)) for text in texts if text]
-            fruitless = 0 if prompts else fruitless + 1
-            if fruitless >= _FRUITLESS:
-                raise UserError("the target's user turns do not end: give it files with --from")
-            temperature = TEMPERATURES[number % len(TEMPERATURES)]
-            answers = (
-                self._decode(prompts, temperature, 2 * number + 1, self.answer_tokens, interrupt) if prompts else []
-            )
-            if interrupt():
-                return
-            for prompt, answer in zip(prompts, answers, strict=True):
-                yield {"ids": [*prompt, *answer], "start": len(prompt), "temperature": temperature, "batch": number}
-            number += 1
-
-    def _decode(
-        self, prompts: Rows, temperature: float, stream: int, length: int, interrupt: Callable[[], bool]
-    ) -> Rows:
-        sampler = KeyedSampler(make_processor(temperature), self.seed + stream)
-        limits = Limits(length, self.stop_ids)
-        emitted: Rows = [[] for _ in prompts]
-        for event in generate(self.lm, prompts, NoDrafter(), sampler, limits, interrupt=interrupt):
-            if isinstance(event, Step):
-                emitted[event.row] += event.emitted
-        return emitted
-
-    def _template(self, text: str) -> str:
-        messages = [{"role": "user", "content": text}]
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-
-    def _opening(self) -> str:
-        """The template up to where the user's turn begins."""
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise UserError("the target has no chat template to write to itself with: give files with --from")
-        head, found, _ = self._template(_MARK).partition(_MARK)
-        if not found:
-            raise UserError("the target's chat template changes the user's turn: give files with --from")
-        return head
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _text(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids[:-1], skip_special_tokens=True)).strip()
-
-
-def written(file: Path) -> tuple[int, int]:
-    """(answer tokens, next batch number) of a file begun earlier; a line cut off at its end is taken away."""
+def written(file: Path) -> tuple[int, set[int]]:
+    """(answer tokens, numbers of the chats) of a file begun earlier; a line cut off at its end is taken away."""
     if not file.is_file():
-        return 0, 0
-    text = file.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        file.write_text(whole, encoding="utf-8")
-    rows = [_row(line, file) for line in whole.splitlines()]
-    return sum(len(row["ids"]) - row["start"] for row in rows), max((row["batch"] + 1 for row in rows), default=0)
+        return 0, set()
+    data = file.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole != data:
+        with file.open("r+b") as out:
+            out.truncate(len(whole))
+    rows = [_row(line, file) for line in whole.decode("utf-8", errors="replace").splitlines()]
+    return sum(len(row["ids"]) - row["start"] for row in rows), {row["number"] for row in rows}
 
 
-def _row(line: str, file: Path) -> dict[str, Any]:
+def _row(line: str, file: Path) -> Line:
     try:
         row = json.loads(line)
-        if isinstance(row["ids"], list) and isinstance(row["start"], int) and isinstance(row["batch"], int):
+        if isinstance(row["ids"], list) and isinstance(row["start"], int) and isinstance(row["number"], int):
             return dict(row)
     except (ValueError, KeyError, TypeError):
         pass
@@ -124,30 +44,43 @@ def write_self(
     writer: Writer,
     file: Path,
     tokens: int,
-    told: Callable[[int], None],
+    told: Callable[[int], Any],
     interrupt: Callable[[], bool] = never,
 ) -> int:
-    """Append conversations to `file` (jsonl) until it holds `tokens` answer tokens; returns how many it holds.
+    """Append answers to `file` (jsonl) until it holds `tokens` answer tokens; returns how many it holds.
 
-    Goes on where an earlier run stopped. `told` hears the tokens so far. Less than asked for comes
-    back only when interrupted.
+    Goes on where an earlier run stopped; chats that came to nothing leave a line without ids. `told` hears the
+    tokens so far. Less than asked for comes back only when interrupted or when the source ends. Raises OSError (a
+    full disk) with the whole lines written so far intact.
     """
-    count, batch = written(file)
+    count, done = written(file)
     if count >= tokens:
         return count
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a", encoding="utf-8") as out:
-        for row in writer.conversations(batch, interrupt):
-            out.write(json.dumps(row, separators=(",", ":")) + "\n")
-            out.flush()
-            count += len(row["ids"]) - row["start"]
+    with file.open("ab", buffering=0) as out:
+        for number, lines in writer.chats(done, interrupt):
+            kept = lines or [{"ids": [], "start": 0, "number": number}]
+            text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept)
+            _append(out, text.encode("ascii"), file)
+            count += sum(len(line["ids"]) - line["start"] for line in lines)
             told(count)
             if count >= tokens:
                 break
     return count
 
 
+def _append(out: Any, data: bytes, file: Path) -> None:
+    """All of `data`, or nothing of it and an OSError that names the file."""
+    before = out.seek(0, 2)
+    try:
+        while data:
+            data = data[out.write(data) :]
+    except OSError as error:
+        out.truncate(before)
+        raise OSError(error.errno, error.strerror, str(file)) from error
+
+
 def passages(file: Path) -> list[Passage]:
     """What :func:`write_self` wrote, its answers to be counted."""
     rows = [_row(line, file) for line in file.read_text(encoding="utf-8").splitlines()]
-    return [Passage(row["ids"], row["start"]) for row in rows]
+    return [Passage(row["ids"], row["start"]) for row in rows if row["ids"]]

@@ -14,20 +14,35 @@ from pydantic_core import ErrorDetails
 
 from utils.errors import UsageError
 from utils.specs import (
+    BEHIND,
     FROZEN,
     LATER_MODELLESS,
     MODELLESS,
+    STUDENTS,
+    TRAINED_METHODS,
     ModelSpec,
     PairSpec,
     PresetSettings,
+    Students,
     named_tables,
     resolved,
     source_of,
     spec_from_argument,
+    trained_kind,
 )
 from utils.yaml_lines import Tree, YamlError, read_yaml
 
-__all__ = ["MODELLESS", "Catalogue", "ModelSpec", "PairSpec", "load_catalogue", "named_tables", "spec_from_argument"]
+__all__ = [
+    "BEHIND",
+    "MODELLESS",
+    "STUDENTS",
+    "Catalogue",
+    "ModelSpec",
+    "PairSpec",
+    "load_catalogue",
+    "named_tables",
+    "spec_from_argument",
+]
 
 
 class Catalogue(BaseModel):
@@ -106,10 +121,33 @@ class _Reader:
         models = {key: self.model(data[key]) for key in ("target", "drafter", "inner") if key in data}
         if isinstance(data.get("tables"), str):
             models["tables"] = str(resolved(data["tables"], self.file.parent))
+        if "students" in data:
+            models["students"] = self.students((*path, "students"), data["students"], label)
         try:
-            return PairSpec.model_validate({**data, **models, "name": name, "defaults": {**defaults, **own}})
+            pair = PairSpec.model_validate({**data, **models, "name": name, "defaults": {**defaults, **own}})
         except ValidationError as error:
             self.refuse(path, label, error, PairSpec)
+        self.check_drafter(path, label, pair)
+        return pair
+
+    def students(self, path: tuple[str | int, ...], data: Any, label: str) -> dict[str, Any]:
+        """The folders of trained drafters by kind, made absolute; their kinds and types are checked later."""
+        if not isinstance(data, dict):
+            self.fail(path, f"{label}: students must map {', '.join(STUDENTS)} to folders, got {_shown(data)}")
+        for key, value in data.items():
+            if value is None:
+                self.fail((*path, key), f"{label}: students.{key} has no value")
+        folder = self.file.parent
+        return {key: str(resolved(value, folder)) if isinstance(value, str) else value for key, value in data.items()}
+
+    def check_drafter(self, path: tuple[str | int, ...], label: str, pair: PairSpec) -> None:
+        """A word for a trained drafter needs its folder; a trained drafter's method needs a fitting drafter."""
+        drafter = pair.drafter
+        kind = trained_kind(drafter)
+        if kind is not None and getattr(pair.students, kind) is None:
+            self.fail((*path, "drafter"), f"{label}: drafter {drafter} needs its folder in students, as {kind}: DIR")
+        if pair.method in TRAINED_METHODS and isinstance(drafter, str) and kind != pair.method:
+            self.fail((*path, "method"), f"{label}: method {pair.method} needs a {pair.method} drafter, got {drafter}")
 
     def settings(self, path: tuple[str | int, ...], data: Any, label: str) -> dict[str, Any]:
         """The settings preset under `path`, their names and types checked."""
@@ -129,7 +167,7 @@ class _Reader:
     def model(self, value: Any) -> Any:
         """A short form made long, and a relative path made absolute."""
         if isinstance(value, str):
-            if value in (*MODELLESS, *LATER_MODELLESS):
+            if value in (*MODELLESS, *LATER_MODELLESS, *STUDENTS, *BEHIND):
                 return value
             value = source_of(value, self.file.parent)
         if not isinstance(value, dict):
@@ -173,7 +211,8 @@ def _told(error: ErrorDetails, where: tuple[str | int, ...], kind: type[BaseMode
     key = ".".join(str(part) for part in where if part not in ("model", "word"))
     last = str(where[-1]) if where else ""
     if error["type"] == "extra_forbidden":
-        names = ModelSpec.model_fields if len(where) > 1 else kind.model_fields
+        inside: type[BaseModel] = Students if where[0] == "students" else ModelSpec
+        names = inside.model_fields if len(where) > 1 else kind.model_fields
         return f"unknown key '{last}'{_meant(last, names)}"
     if error["type"] == "missing":
         return f"needs a {last}"

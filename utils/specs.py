@@ -14,9 +14,12 @@ Quantization = Literal["none", "int8", "nf4", "fp4"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Method = Literal["spec", "glide", "feature", "cascade", "chain", "tables", "maxgram"]
 
-RUNNABLE_METHODS = ("spec",)
+RUNNABLE_METHODS = ("spec", "glide", "feature")
 MODELLESS = ("ngram", "tables", "none")  # drafters that are no model and run here
 LATER_MODELLESS = ("maxgram",)
+STUDENTS = ("plain", "glide", "feature")  # drafters trained for one target: words for those in the pair's `students`
+BEHIND = {f"tables+{kind}": kind for kind in STUDENTS}  # tables first, a trained drafter where they are silent
+TRAINED_METHODS = ("glide", "feature")  # methods whose drafter cannot be a model of its own
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!]+")
@@ -77,9 +80,35 @@ def _kind(value: Any) -> str:
 
 
 Drafter = Annotated[
-    Annotated[ModelSpec, Tag("model")] | Annotated[Literal["ngram", "none", "maxgram", "tables"], Tag("word")],
+    Annotated[ModelSpec, Tag("model")]
+    | Annotated[
+        Literal[
+            "ngram",
+            "none",
+            "maxgram",
+            "tables",
+            "plain",
+            "glide",
+            "feature",
+            "tables+plain",
+            "tables+glide",
+            "tables+feature",
+        ],
+        Tag("word"),
+    ],
     Discriminator(_kind),
 ]
+
+
+class Students(BaseModel):
+    """The folders of a pair's trained drafters, by kind."""
+
+    model_config = FROZEN
+
+    plain: str | None = None
+    glide: str | None = None
+    feature: str | None = None
+
 
 _SETTINGS: dict[str, Any] = {
     "gamma": int | Literal["auto"],
@@ -105,6 +134,7 @@ class PairSpec(BaseModel):
     target: ModelSpec
     drafter: Drafter = "ngram"
     tables: str | None = None  # the file that the drafter `tables` looks up in
+    students: Students = Students()
     inner: Drafter | None = None  # cascade: what drafts for the drafter
     arch: Literal["causal", "seq2seq"] = "causal"
     method: Method = "spec"
@@ -127,6 +157,19 @@ class PairSpec(BaseModel):
     @property
     def drafter_name(self) -> str:
         return self.drafter if isinstance(self.drafter, str) else self.drafter.name
+
+    def student(self, kind: str) -> Path:
+        """The folder of the trained drafter of this kind; UsageError if the pair has none."""
+        folder: str | None = getattr(self.students, kind)
+        if folder is not None and Path(folder).is_dir():
+            return Path(folder)
+        why = "names none" if folder is None else f"names {folder}, which is not there"
+        raise UsageError(f"no {kind} drafter: pair '{self.name}' {why} (infer.py distill --student {kind} makes one)")
+
+
+def trained_kind(drafter: object) -> str | None:
+    """The kind of trained drafter that a drafter's word asks for, alone or behind the tables; None for the others."""
+    return BEHIND.get(drafter, drafter if drafter in STUDENTS else None) if isinstance(drafter, str) else None
 
 
 def named_tables(text: str) -> str | None:

@@ -1,8 +1,19 @@
 """Ways of drafting, one file each; see :class:`sampling.types.Drafter`."""
 
+from sampling.drafters.feature import FeatureDrafter
+from sampling.drafters.glide import GlideLM
 from sampling.drafters.model import ModelDrafter
 from sampling.drafters.ngram import NgramDrafter, NgramStore
 from sampling.drafters.none import NoDrafter
 from sampling.drafters.tables import StaticTables, TablesDrafter
 
-__all__ = ["ModelDrafter", "NgramDrafter", "NgramStore", "NoDrafter", "StaticTables", "TablesDrafter"]
+__all__ = [
+    "FeatureDrafter",
+    "GlideLM",
+    "ModelDrafter",
+    "NgramDrafter",
+    "NgramStore",
+    "NoDrafter",
+    "StaticTables",
+    "TablesDrafter",
+]

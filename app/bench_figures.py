@@ -1,0 +1,204 @@
+"""A benchmark's answers → one summary row per method and gamma, and what lies in repeating loops.
+
+A rate is Σ tokens / Σ seconds over all prompts of a repeat, a speed-up the ratio of two rates over
+the same prompts: with equal texts that is Σ time_ar / Σ time_method. Over repeats: mean and spread
+(standard deviation) of rates, median of speed-ups. Knows no models and no screen (app/bench_table.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median, stdev
+from typing import TYPE_CHECKING, Any
+
+from app.answers import Answer, agrees
+from app.loops import LOOPS, PERIOD, REPEATS, looping_share, looping_tokens
+from sampling.metrics import Stats, merge
+from sampling.ratios import cost_ratio, modelled, speedup, verify_ratio
+
+if TYPE_CHECKING:
+    from app.bench import Item, Variant
+
+RIVALS = "hf-"  # how the names of --against begin
+
+
+def summarise(
+    items: Sequence[Item], variants: Sequence[Variant], reference: Variant | None = None
+) -> list[dict[str, Any]]:
+    """One row per variant, JSON-able; figures that are undefined are None.
+
+    `reference` is the variant whose answers say which prompts loop (default: `ar`, else the first).
+    """
+    plain = next((variant for variant in variants if variant.method == "ar"), None)
+    judge = reference or plain or variants[0]
+    calm = [item for item in items if not _loops(item, judge)]
+    rows = [_row(items, variant, plain) for variant in variants]
+    for row, variant in zip(rows, variants, strict=True):
+        row["speedup_without_loops"] = _median(_speedups(calm, variant, plain))
+        row["over_rivals"] = _over_rivals(items, variant, rows, variants)
+    return rows
+
+
+def loops(items: Sequence[Item], reference: Variant) -> dict[str, Any]:
+    """How much of the reference's first answers lies in loops (app/loops.py), and which prompts loop.
+
+    A prompt does if more than a quarter of its answer's tokens lie in loops.
+    """
+    answers = [answer.ids for item in items if (answer := _first(item, reference)) is not None]
+    tokens = sum(map(len, answers))
+    looping = [item for item in items if _loops(item, reference)]
+    return {
+        "method": reference.method,
+        "period": PERIOD,
+        "repeats": REPEATS,
+        "above": LOOPS,
+        "share": _short(sum(map(looping_tokens, answers)) / tokens) if tokens else None,
+        "prompts": len(answers),
+        "looping": len(looping),
+        "looping_prompts": [{"question_id": item.question.question_id, "turn": item.turn} for item in looping],
+    }
+
+
+def _first(item: Item, reference: Variant) -> Answer | None:
+    return next((row[reference] for row in item.answers if reference in row), None)
+
+
+def _loops(item: Item, reference: Variant) -> bool:
+    answer = _first(item, reference)
+    return answer is not None and looping_share(answer.ids) > LOOPS
+
+
+def _over_rivals(
+    items: Sequence[Item], variant: Variant, rows: Sequence[dict[str, Any]], variants: Sequence[Variant]
+) -> dict[str, Any] | None:
+    """The speed-up over the fastest rival of --against; None for rivals and where there are none."""
+    rates = [row["predicted_per_second"]["mean"] for row in rows]
+    rivals = [pair for pair in zip(rates, variants, strict=True) if _rival(pair[1]) and pair[0] is not None]
+    if _rival(variant) or not rivals:
+        return None
+    fastest = max(rivals, key=lambda pair: pair[0])[1]
+    return {"rival": fastest.method, "speedup": _median(_speedups(items, variant, fastest))}
+
+
+def _rival(variant: Variant) -> bool:
+    return variant.method.startswith(RIVALS)
+
+
+def _row(items: Sequence[Item], variant: Variant, plain: Variant | None) -> dict[str, Any]:
+    answers = [row[variant] for item in items for row in item.answers if variant in row]
+    both = list(_pairs(items, variant, plain))
+    total = merge(answer.stats for answer in answers)
+    names = sorted({item.question.category for item in items if item.question.category is not None})
+    categories = {name: _category(items, name, variant, plain) for name in names}
+    return {
+        "method": variant.method,
+        "gamma": variant.gamma,
+        "mean_gamma": _mean_gamma(answers, variant),
+        "prompts": sum(any(variant in row for row in item.answers) for item in items),
+        "answers": len(answers),
+        "predicted_n": total.predicted_n,
+        "predicted_per_second": _spread(_rates(items, variant)),
+        "ttft_ms": _mean([answer.stats.ttft_ms for answer in answers]),
+        "speedup": _median(_speedups(items, variant, plain)),
+        "speedup_per_repeat": [_short(value) for value in _speedups(items, variant, plain)],
+        "tokens_per_pass": _short(total.tokens_per_pass),
+        "acceptance_rate": _short(total.acceptance_rate),
+        "alpha": _short(total.alpha),
+        "alpha_per_position": [_short(value) for value in total.alpha_per_position],
+        **_model(variant, total, merge(one.stats for one, _ in both)),
+        **_differences(both if variant != plain else []),
+        "categories": categories,
+        "worst_category": _worst(categories),
+    }
+
+
+def _category(items: Sequence[Item], name: str, variant: Variant, plain: Variant | None) -> dict[str, Any]:
+    within = [item for item in items if item.question.category == name]
+    return {
+        "prompts": sum(any(variant in row for row in item.answers) for item in within),
+        "predicted_per_second": _spread(_rates(within, variant))["mean"],
+        "speedup": _median(_speedups(within, variant, plain)),
+    }
+
+
+def _worst(categories: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """The category of the smallest speed-up."""
+    known = [(told["speedup"], name) for name, told in categories.items() if told["speedup"] is not None]
+    return {"name": min(known)[1], "speedup": min(known)[0]} if known else None
+
+
+def _repeats(items: Iterable[Item]) -> list[list[dict[Variant, Answer]]]:
+    """What was measured, by repeat: of each prompt the answers of that repeat."""
+    rows = [item.answers for item in items]
+    return [[row[repeat] for row in rows if repeat < len(row)] for repeat in range(max(map(len, rows), default=0))]
+
+
+def _pairs(items: Iterable[Item], variant: Variant, plain: Variant | None) -> list[tuple[Answer, Answer]]:
+    """(ar's answer, the variant's answer) of every round that has both."""
+    if plain is None:
+        return []
+    rows = [row for item in items for row in item.answers]
+    return [(row[plain], row[variant]) for row in rows if plain in row and variant in row]
+
+
+def _rates(items: Iterable[Item], variant: Variant) -> list[float]:
+    merged = [merge(row[variant].stats for row in rows if variant in row) for rows in _repeats(items)]
+    return [stats.predicted_per_second for stats in merged if stats.predicted_per_second is not None]
+
+
+def _speedups(items: Iterable[Item], variant: Variant, plain: Variant | None) -> list[float]:
+    """One per repeat, over the prompts that both answered in it."""
+    if plain is None or variant == plain:
+        return []
+    found = []
+    for rows in _repeats(items):
+        both = [row for row in rows if plain in row and variant in row]
+        found.append(speedup(merge(row[plain].stats for row in both), merge(row[variant].stats for row in both)))
+    return [value for value in found if value is not None]
+
+
+def _spread(rates: Sequence[float]) -> dict[str, Any]:
+    return {
+        "mean": _short(fmean(rates)) if rates else None,
+        "spread": _short(stdev(rates)) if len(rates) > 1 else None,
+        "repeats": [_short(rate) for rate in rates],
+    }
+
+
+def _model(variant: Variant, total: Stats, plain: Stats) -> dict[str, Any]:
+    """c and v as measured in these very runs, and the speed-up they let expect."""
+    c, v = cost_ratio(total, plain), verify_ratio(total, plain)
+    gamma = variant.gamma if isinstance(variant.gamma, int) else 0
+    return {
+        "c": _short(c) if variant.gamma else None,
+        "v": _short(v) if gamma else None,  # of passes over gamma + 1 tokens, where gamma is one number
+        "expected_speedup": _short(modelled(total, plain, gamma)),
+    }
+
+
+def _mean_gamma(answers: Sequence[Answer], variant: Variant) -> float | None:
+    """Tokens asked of the drafter a round; the gamma itself where it is fixed."""
+    if variant.gamma != "auto":
+        return None if variant.gamma is None else float(variant.gamma)
+    rounds = sum(answer.stats.target_passes for answer in answers)
+    return _short(sum(answer.asked for answer in answers) / rounds) if rounds else None
+
+
+def _differences(both: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
+    """How many answers differ from ar's; None where they may rightly."""
+    told = [agrees(one, other) for one, other in both]
+    known = [same for same in told if same is not None]
+    return {"compared": len(known), "differs": known.count(False) if known else None}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _short(fmean(known)) if known else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return _short(median(values)) if values else None
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

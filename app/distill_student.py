@@ -1,0 +1,77 @@
+"""The new student of `distill`: its shape from the flags and the target, and what it starts from."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from utils.errors import UsageError, UserError
+
+if TYPE_CHECKING:
+    from app.distill_fields import DistillArgs
+    from app.lanes import Engine
+    from sampling.student import Student, StudentConfig
+    from training.texts import Text
+
+
+def check_target(engine: Engine, args: DistillArgs) -> None:
+    """Refuse, before any work, a target that no student of this kind can be made for, or a shape that is none."""
+    from sampling.student_file import target_rotary
+
+    model = engine.loaded.target.model
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UserError(f"{engine.loaded.target.name} is an encoder-decoder: distill takes decoder-only targets")
+    if args.student == "glide" and target_rotary(model) is None:
+        raise UserError(
+            f"{engine.loaded.target.name} has no rotary keys that a glide drafter could read: "
+            "--student plain or feature goes without"
+        )
+    config = config_for(engine, args, args.short_list)
+    layers = engine.target.network.layers
+    for layer in args.init_layers:
+        if layer >= layers:
+            raise UsageError(f"--init-layers {layer}: the target has layers 0 to {layers - 1}")
+    width = model.config.get_text_config().hidden_size
+    if args.init_layers and config.hidden_size != width:
+        raise UsageError(f"--init-layers needs the target's width {width}, the student's is {config.hidden_size}")
+    if args.head != "trained" and config.hidden_size != width:
+        raise UsageError(f"--head {args.head} needs the target's width {width}, the student's is {config.hidden_size}")
+
+
+def config_for(engine: Engine, args: DistillArgs, listed: int) -> StudentConfig:
+    """The student's shape. UsageError for numbers that do not go together."""
+    from training.build import shape_for
+
+    model = engine.loaded.target.model
+    changes: dict[str, Any] = {
+        "num_hidden_layers": args.layers,
+        "hidden_size": args.hidden,
+        "intermediate_size": args.intermediate,
+        "num_attention_heads": args.heads,
+        "short_list": 0 if listed >= engine.loaded.target.vocab_size else listed,
+        "shared_head": args.head != "trained",
+        "project": args.head == "projected",
+        "block_size": args.lag,
+    }
+    plain = shape_for(model, args.student)
+    if args.heads is not None:
+        width = args.hidden or plain.hidden_size
+        if width % args.heads or (width // args.heads) % 2:
+            raise UsageError(f"--heads {args.heads} does not divide the width {width} into heads of even size")
+        changes["num_key_value_heads"] = math.gcd(args.heads, plain.num_key_value_heads)
+    return shape_for(model, args.student, **changes)
+
+
+def student_for(engine: Engine, args: DistillArgs, learned: list[Text], seed: int) -> Student:
+    """A new student; its layers and head may start as the target's."""
+    from training.build import new_student
+    from training.texts import short_list
+    from utils.packed_linear import unpacked_copy
+
+    listed: list[int] = []
+    if 0 < args.short_list < engine.loaded.target.vocab_size:
+        listed = short_list(learned, args.short_list, sorted(engine.stop_ids))
+    config = config_for(engine, args, len(listed))
+    target = unpacked_copy(engine.loaded.target.model)  # packed weights cannot be copied from
+    student = new_student(config, target, listed, list(args.init_layers), seed)
+    return student.to(engine.target.device)

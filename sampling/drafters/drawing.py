@@ -1,0 +1,89 @@
+"""Drawing drafts: logits of one position of all rows → one token for each row that goes on, and its law.
+
+Logits may cover a short list of ids only: the law is then made of those alone (the processors see the same
+numbers as in the full vocabulary, where all others are -inf), which is cheaper, and is laid out in full only
+where somebody needs it. The sampler stays the only source of randomness and of processors. Knows no models.
+
+Shapes: B rows, n ids covered (V without a short list), N drafted positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sampling.events import Call
+from sampling.short_list import spread
+from sampling.types import Draft, Rows, Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One drafted position of all rows: tokens [B] (-1 = none), the law over the ids covered [B, n], raw [B]."""
+
+    tokens: Tensor
+    law: Tensor
+    raw: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Draws the columns of one draft.
+
+    `numbers` are the caller's numbers of the rows, which key the noise; `short_list` [n] the ids that the
+    logits cover, ascending, None = all `vocab_size` of them.
+    """
+
+    sampler: Sampler
+    numbers: list[int]
+    vocab_size: int
+    short_list: Tensor | None = None
+
+    def column(self, logits: Tensor, rows: Rows, going: list[bool]) -> Column:
+        """Draw for each row with `going`; logits [B, n], at temperature 1 before any processor."""
+        sampler = self.sampler
+        law = sampler.law(logits, rows if sampler.needs_prefixes else [])
+        places = [place for place, goes in enumerate(going) if goes]
+        keys = torch.tensor([[self.numbers[place], len(rows[place])] for place in places])
+        if len(places) == len(rows):
+            at = self._draw(law, keys)
+            tokens = at if self.short_list is None else self.short_list.index_select(0, at)
+        else:
+            where = torch.tensor(places, device=law.device)
+            drawn = self._draw(law[where], keys)
+            at = torch.zeros(len(rows), dtype=torch.long, device=law.device).index_copy_(0, where, drawn)
+            ids = drawn if self.short_list is None else self.short_list.index_select(0, drawn)
+            tokens = torch.full_like(at, -1).index_copy_(0, where, ids)
+        raw = (logits.gather(1, at[:, None])[:, 0].float() - logits.float().logsumexp(dim=-1)).exp()
+        return Column(tokens.cpu(), law, raw.cpu())
+
+    def _draw(self, law: Tensor, keys: Tensor) -> Tensor:
+        """One index into the ids covered for each law [M, n].
+
+        A draw with noise of its own may be made among the ids covered. A point mass is drawn with noise that
+        belongs to the ids (the target's under gumbel coupling), hence over the full vocabulary, unless nothing
+        is left to chance.
+        """
+        ids = self.short_list
+        if ids is None or not self.sampler.point_mass:
+            return self.sampler.draw(law, keys)
+        top, index = law.max(dim=-1)
+        if bool((top == 1).all()):
+            return index
+        drawn = self.sampler.draw(spread(law, ids, self.vocab_size, 0.0), keys)
+        return torch.searchsorted(ids, drawn)
+
+    def draft(self, columns: list[Column], call: Call) -> Draft:
+        """The draft made of `columns`, N ≥ 1: its laws [B, N, V] travel with it unless they are point masses."""
+        probs = None
+        if not self.sampler.point_mass:
+            law = torch.stack([column.law for column in columns], dim=1)
+            probs = spread(law, self.short_list, self.vocab_size, 0.0)
+        return Draft(
+            tokens=torch.stack([column.tokens for column in columns], dim=1),
+            probs=probs,
+            raw=torch.stack([column.raw for column in columns], dim=1),
+            calls=(call,),
+        )

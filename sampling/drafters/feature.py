@@ -1,0 +1,126 @@
+"""A feature drafter: each token enters with its target's last hidden state one position before
+(EAGLE, Li et al., arXiv 2401.15077).
+
+Where the target's state is not there yet, the student's own state stands in: after a round one pass
+reads all newly committed tokens with their true features and gives the first draft, then each pass reads the
+draft before it. What was computed with stand-ins is dropped when the target has moved (following.py).
+The prompt is read as any model's is: the loop feeds the session in pieces. It drafts only: its own states are
+no target's, so it reviews nothing. Knows nothing of how the target computes its states.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sampling.drafters.following import FollowingLM, FollowingSession
+from sampling.drafters.model import ModelDrafter
+from sampling.student import Student
+from sampling.student_network import StudentNetwork
+from sampling.types import Draft, Rows, Session
+from utils.errors import UserError
+
+
+class FeatureDrafter(ModelDrafter):
+    """Draft chains from a feature student. The target's session must be opened with `hidden=True`.
+
+    Drafts, laws and limits are those of :class:`ModelDrafter`. Raises UserError for a student of another kind and,
+    in `start`, for a target's session that keeps no hidden states. `vocab_size`: use only the first so many ids.
+    """
+
+    needs_hidden = True
+
+    def __init__(self, student: Student, name: str = "feature", vocab_size: int | None = None) -> None:
+        super().__init__(FeatureLM(student, name, vocab_size))
+
+
+class FeatureLM(FollowingLM):
+    """What `FeatureDrafter` drafts from: opens sessions that feed tokens with states."""
+
+    kind = "feature"
+
+    def open(
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
+    ) -> FeatureSession:
+        """A session beside `target`; it takes over the cache of `previous`, which must not be used again."""
+        self.check(prompt)
+        beside = self.readable(target)
+        if not beside.keeps_hidden:
+            raise UserError(f"{self.name} reads its target's hidden states: open the target with hidden=True")
+        if (
+            isinstance(previous, FeatureSession)
+            and previous.network is self.network
+            and previous.follow(beside, prompt)
+        ):
+            return previous
+        assert isinstance(self.network, StudentNetwork)
+        return FeatureSession(self.network, prompt, self.vocab_size, True, beside)
+
+
+class FeatureSession(FollowingSession):
+    """B rows of a feature student. The states it keeps are its own, before the final norm."""
+
+    def settled(self, view: int) -> int:
+        """Position p reads state p − 1, which the target has if p ≤ view."""
+        return view + 1
+
+    def score_short(self, rows: Rows, draft: Draft) -> Tensor:
+        """[B, 1, n] logits behind each row. Takes more than one pass if a row is over a token ahead of its target.
+
+        Raises UserError for a draft: there is nothing to review with.
+        """
+        if draft.tokens.shape[1]:
+            raise UserError("a feature drafter cannot review drafts: it has no states but its target's")
+        cached, valid = self.sync(rows), self.target.held()
+        # Each pass may read its own states only as far as earlier passes made them.
+        done = [min(length, len(row) - 1) for length, row in zip(cached, rows, strict=True)]
+        ends = [max(count, held) + 1 for count, held in zip(done, valid, strict=True)]
+        while True:
+            logits = super().score_short([row[:end] for row, end in zip(rows, ends, strict=True)], draft)
+            if all(end >= len(row) for row, end in zip(rows, ends, strict=True)):
+                return logits
+            ends = [end + 1 for end in ends]
+
+    def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
+        network = self.network
+        own = network.run(self._joined(network.embed(ids), positions), positions, mask, self._cache)
+        return network.answer(own, keep)[0], own
+
+    def _joined(self, embedded: Tensor, positions: Tensor) -> Tensor:
+        """Tokens [B, T, H] at positions [B, T] with the state one position before each of them."""
+        valid = self.target.held()
+        if len(valid) == 1:
+            return self._joined_row(embedded, int(positions[0, 0]), valid[0])
+        before = positions - 1
+        device = positions.device
+        theirs = before < torch.tensor(valid, device=device)[:, None]
+        x = self.network.join_none(embedded)
+        if bool((theirs & (before >= 0)).any()):
+            joined = self.network.join_target(embedded, _at(self.target.hidden(), before))
+            x = torch.where((theirs & (before >= 0))[..., None], joined, x)
+        if not bool(theirs.all()):
+            joined = self.network.join_own(embedded, _at(self.hidden(), before))
+            x = torch.where(theirs[..., None], x, joined)
+        return x
+
+    def _joined_row(self, embedded: Tensor, start: int, valid: int) -> Tensor:
+        """The same for one row, whose tokens stand at `start`, start + 1 …: one of three cases each."""
+        network, count = self.network, embedded.shape[1]
+        if start > valid:
+            return network.join_own(embedded, self.hidden()[:, start - 1 : start])
+        if start:
+            return network.join_target(embedded, self.target.hidden()[:, start - 1 : start - 1 + count])
+        first = network.join_none(embedded[:, :1])
+        if count == 1:
+            return first
+        rest = network.join_target(embedded[:, 1:], self.target.hidden()[:, : count - 1])
+        return torch.cat((first, rest), dim=1)
+
+    def _blank(self) -> FeatureSession:
+        return FeatureSession(self.network, self.initial, self.vocab_size, True, self.target)
+
+
+def _at(states: Tensor, places: Tensor) -> Tensor:
+    """states [B, S, D] at places [B, T], clamped to what is there: [B, T, D]."""
+    index = places.clamp(0, states.shape[1] - 1).to(states.device)
+    return states.gather(1, index[..., None].expand(-1, -1, states.shape[-1]))

@@ -1,0 +1,165 @@
+"""What `bench` says of its figures: prompts that loop, the worst category, the fastest rival; and the tables."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from app.answers import Answer
+from app.bench import Item, Variant
+from app.bench_figures import loops, summarise
+from app.bench_table import print_tables
+from app.prompts import Question
+from app.settings import Settings
+from sampling.metrics import Stats
+
+PLAIN, FOUR, AUTO = Variant("ar"), Variant("spec", 4), Variant("ngram", "auto")
+LOOKUP, RIVAL = Variant("hf-lookup"), Variant("hf-assisted")
+CALM = tuple(range(50, 70))
+LOOPING = (1, 2) * 3 + CALM[:14]  # 6 of 20
+EDGE = (1,) * 5 + CALM[:15]  # 5 of 20: not more than a quarter
+
+
+def answer(
+    variant: Variant, seconds: float, ids: tuple[int, ...] = CALM, ttft: float = 10.0, openings: int = 1
+) -> Answer:
+    stats = Stats(
+        stop_reason="length",
+        ttft_ms=ttft,
+        predicted_n=len(ids) + openings - 1,
+        openings=openings,
+        predicted_ms=1000 * seconds,
+        target_passes=len(ids) - 1,
+    )
+    return Answer(variant.method, ids, "", stats)
+
+
+def item(category: str | None, number: int, *rounds: dict[Variant, Answer]) -> Item:
+    return Item(Question(("x",), category, number), 0, "x", 5, list(rounds))
+
+
+def both(plain: float, other: float, ids: tuple[int, ...] = CALM) -> dict[Variant, Answer]:
+    return {PLAIN: answer(PLAIN, plain, ids), FOUR: answer(FOUR, other, ids)}
+
+
+ITEMS = [
+    item("qa", 1, both(10, 5), both(10, 4)),
+    item("rag", 2, both(10, 1, LOOPING), both(10, 1, LOOPING)),
+    item("rag", 3, both(10, 9, EDGE), both(10, 9, EDGE)),
+]
+
+
+def test_speedups_without_the_prompts_that_loop() -> None:
+    plain, spec = summarise(ITEMS, [PLAIN, FOUR])
+    assert spec["speedup"] == pytest.approx((30 / 15 + 30 / 14) / 2, abs=1e-4)
+    assert spec["speedup_without_loops"] == pytest.approx((20 / 14 + 20 / 13) / 2, abs=1e-4)
+    assert plain["speedup_without_loops"] is None
+
+
+def test_loops_are_those_of_the_reference() -> None:
+    told = loops(ITEMS, PLAIN)
+    assert told["share"] == pytest.approx((6 + 5) / 60, abs=1e-4)
+    assert (told["prompts"], told["looping"], told["above"]) == (3, 1, 0.25)
+    assert told["looping_prompts"] == [{"question_id": 2, "turn": 0}]
+    other = [item(None, 1, {PLAIN: answer(PLAIN, 1), FOUR: answer(FOUR, 1, LOOPING)})]
+    assert loops(other, PLAIN)["looping"] == 0
+    assert loops(other, FOUR)["looping"] == 1
+    assert loops([item(None, 1, {FOUR: answer(FOUR, 1)})], PLAIN)["share"] is None
+
+
+def test_all_prompts_may_loop() -> None:
+    _, spec = summarise([ITEMS[1]], [PLAIN, FOUR])
+    assert (spec["speedup"], spec["speedup_without_loops"]) == (10, None)
+
+
+def test_the_worst_category_is_named() -> None:
+    plain, spec = summarise(ITEMS, [PLAIN, FOUR])
+    assert spec["categories"]["rag"]["speedup"] == 2.0
+    assert spec["worst_category"] == {"name": "rag", "speedup": 2.0}
+    assert plain["worst_category"] is None
+    assert summarise([item(None, 1, both(2, 1))], [PLAIN, FOUR])[1]["worst_category"] is None
+
+
+def test_our_lanes_are_compared_with_the_fastest_rival_on_the_same_prompts() -> None:
+    rows = [
+        {**both(10, 5), LOOKUP: answer(LOOKUP, 8), RIVAL: answer(RIVAL, 20)},
+        {**both(10, 5), LOOKUP: answer(LOOKUP, 7), RIVAL: answer(RIVAL, 20)},
+    ]
+    plain, spec, lookup, rival = summarise([item(None, 1, *rows)], [PLAIN, FOUR, LOOKUP, RIVAL])
+    assert spec["over_rivals"] == {"rival": "hf-lookup", "speedup": pytest.approx((8 / 5 + 7 / 5) / 2)}
+    assert plain["over_rivals"]["speedup"] == pytest.approx((8 / 10 + 7 / 10) / 2)
+    assert lookup["over_rivals"] is rival["over_rivals"] is None
+    assert summarise([item(None, 1, *rows)], [PLAIN, FOUR])[1]["over_rivals"] is None
+
+
+def test_the_time_to_first_token_is_the_mean_of_the_answers() -> None:
+    rows = [{RIVAL: answer(RIVAL, 1, ttft=10, openings=1)}, {RIVAL: answer(RIVAL, 1, ttft=40, openings=5)}]
+    assert summarise([item(None, 1, *rows)], [RIVAL])[0]["ttft_ms"] == 25
+
+
+# -- the screen ---------------------------------------------------------------------------------
+
+
+def shown(items: list[Item], variants: list[Variant], **settings: Any) -> list[str]:
+    stream = io.StringIO()
+    summary = summarise(items, variants)
+    print_tables(summary, loops(items, variants[0]), Settings(color="never", **settings), stream)
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+def test_the_tables_as_they_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    first = item("qa", 1, *({**row, LOOKUP: answer(LOOKUP, 8)} for row in ITEMS[0].answers))
+    assert shown([first, *ITEMS[1:]], [PLAIN, FOUR, LOOKUP], ascii=True) == EXPECTED.strip("\n").split("\n")
+
+
+EXPECTED = """
+3 prompts, 6 answers a method; rates leave prefill out
+method   |     tok/s| speed-up| tok/pass| accepted| alpha| c| v|  TTFT| differs
+---------+----------+---------+---------+---------+------+--+--+------+--------
+ar       | 1.9 +-0.0|        -|     1.00|        -|     -| -| -| 10 ms|       -
+spec 4   | 3.9 +-0.2|    2.07x|     1.00|        -|     -| -| -| 10 ms|     0/6
+hf-lookup| 2.4 +-0.0|    1.25x|     1.00|        -|     -| -| -| 10 ms|     0/2
+
+speed-up over ar, median of 2 repeats
+method   | median|      range| expected| no loops| worst category| over hf-lookup
+---------+-------+-----------+---------+---------+---------------+---------------
+spec 4   |  2.07x| 2.00-2.14x|        -|    1.48x|      rag 2.00x|          1.80x
+hf-lookup|  1.25x| 1.25-1.25x|        -|    1.25x|       qa 1.25x|              -
+
+speed-up by category
+method   |    qa|   rag
+---------+------+------
+spec 4   | 2.25x| 2.00x
+hf-lookup| 1.25x|     -
+
+loops: 18% of ar's tokens lie in one (period <= 20, 3 times or more);
+1 of 3 prompts loop (more than 25% of the tokens), "no loops" is without them
+"""
+
+NAMES = ("writing", "coding", "extraction", "translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+def test_the_widest_tables_fit_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    variants = [PLAIN, FOUR, AUTO, Variant("tables", "auto"), Variant("hf-plain"), LOOKUP, RIVAL]
+
+    def row(ids: tuple[int, ...]) -> dict[Variant, Answer]:
+        return {variant: answer(variant, 0.01 * (2 + index), ids, 1234.5) for index, variant in enumerate(variants)}
+
+    items = [item(name, index, *[row(LOOPING if index else CALM)] * 3) for index, name in enumerate(NAMES)]
+    lines = shown(items, variants)
+    assert max(map(len, lines)) <= 100
+    assert not any("…" in line for line in lines)
+    assert [line.split()[0] for line in lines if line.startswith(NAMES)] == sorted(NAMES)  # rows: eight are too wide
+    few = shown(items[:4], variants)
+    assert not any(line.startswith(NAMES) for line in few)
+    assert max(map(len, few)) <= 100
+
+
+def test_without_ar_there_are_no_speedups_to_show() -> None:
+    lines = shown([item("qa", 1, {FOUR: answer(FOUR, 1)})], [FOUR])
+    assert not any("speed-up over" in line or "by category" in line for line in lines)
+    assert any(line.startswith("loops: 0% of spec's tokens") for line in lines)

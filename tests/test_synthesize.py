@@ -1,0 +1,202 @@
+"""Self-writing: what a chat says is its own, whatever stands beside it; its file survives kills and full disks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sampling.causal import CausalLM
+from sampling.drafters.none import NoDrafter
+from sampling.events import Step
+from sampling.loop import generate
+from sampling.network import TransformersNetwork
+from sampling.sampler import KeyedSampler
+from sampling.types import Limits
+from tests.tiny import VOCAB, tiny_model, tiny_tokenizer
+from training.dialogues import Ask, Chat, GivenPrompts, OwnChats
+from training.self_text import passages, write_self, written
+from training.synthesize import Writer, draw
+from utils.errors import UserError
+from utils.logits_processors import make_processor
+from utils.packed_linear import pack
+
+STOP = frozenset([2])
+PROMPTS = [["hello there"], ["one", "two and three"], ["a"]]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tiny_tokenizer()
+
+
+def own(model: Any, tokenizer: Any, batch: int = 8, seed: int = 3) -> Writer:
+    return Writer(model, VOCAB, STOP, OwnChats(tokenizer, STOP, 24), seed, batch)
+
+
+def given(model: Any, tokenizer: Any, batch: int = 4, **more: Any) -> Writer:
+    return Writer(model, VOCAB, STOP, GivenPrompts(tokenizer, PROMPTS, 12, **more), 3, batch)
+
+
+def first(writer: Writer, count: int, done: Any = ()) -> dict[int, Any]:
+    chats = writer.chats(done)
+    return dict(next(chats) for _ in range(count))
+
+
+def test_a_chat_does_not_depend_on_its_neighbours_or_on_where_the_run_began(model: Any, tokenizer: Any) -> None:
+    alone = first(own(model, tokenizer, batch=1), 10)
+    together = first(own(model, tokenizer, batch=8), 24)
+    later = first(own(model, tokenizer, batch=5), 14, done=set(range(7)))
+    assert set(alone) == set(range(10))
+    assert sum(bool(lines) for lines in together.values()) >= 3
+    assert all(together[number] == lines for number, lines in alone.items() if number in together)
+    assert all(together[number] == lines for number, lines in later.items() if number in together)
+    assert not set(later) & set(range(7))
+    other = first(own(model, tokenizer, batch=8, seed=4), 24)
+    assert any(other[number] != lines for number, lines in together.items() if number in other)
+
+
+def test_greedy_answers_are_those_of_the_decode_loop(model: Any, tokenizer: Any) -> None:
+    chats = dict(given(model, tokenizer, temperatures=(0.0,)).chats())
+    lines = [line for lines in chats.values() for line in lines]
+    assert len(lines) == 4  # one of the prompts has two turns
+    for line in lines:
+        prompt = line["ids"][: line["start"]]
+        events = generate(CausalLM(model), [prompt], NoDrafter(), KeyedSampler(make_processor(0.0)), Limits(12, STOP))
+        expected = [token for event in events if isinstance(event, Step) for token in event.emitted]
+        assert line["ids"][line["start"] :] == expected
+
+
+@pytest.mark.parametrize("how", ["transformers", "packed", "bfloat16"])
+def test_any_network_writes(model: Any, tokenizer: Any, how: str) -> None:
+    if how == "transformers":
+        assert dict(given(TransformersNetwork(model), tokenizer).chats()) == dict(given(model, tokenizer).chats())
+        return
+    twin = tiny_model()
+    if how == "packed":
+        pack(twin)
+        assert dict(given(twin, tokenizer).chats()) == dict(given(model, tokenizer).chats())
+        return
+    half: Any = twin.to(dtype=torch.bfloat16)
+    assert all(lines for lines in dict(given(half, tokenizer).chats()).values())
+
+
+def test_every_prompt_is_answered_at_every_temperature(model: Any, tokenizer: Any) -> None:
+    chats = dict(given(model, tokenizer, temperatures=(0.0, 0.7)).chats())
+    assert sorted(chats) == list(range(6))
+    assert [line["temperature"] for number in range(6) for line in chats[number]] == [0.0] * 4 + [0.7] * 4
+    one, two = chats[1]
+    text = tokenizer.decode(two["ids"][: two["start"]])
+    assert "two and three" in text
+    assert tokenizer.decode(one["ids"][one["start"] :], skip_special_tokens=True).strip() in text
+    assert all(line["number"] == number for number, lines in chats.items() for line in lines)
+
+
+def test_a_prompt_without_room_for_an_answer_is_left_out(model: Any, tokenizer: Any) -> None:
+    chats = dict(given(model, tokenizer, temperatures=(0.0,), most=60).chats())
+    assert [len(chats[number]) for number in range(3)] == [1, 1, 1]  # the second turn of the second has no room
+    assert all(len(line["ids"]) <= 60 for lines in chats.values() for line in lines)
+    assert dict(given(model, tokenizer, temperatures=(0.0,), most=5).chats()) == {0: [], 1: [], 2: []}
+
+
+def test_draws_follow_their_law_and_never_meet_probability_0() -> None:
+    logits = torch.tensor([[0.0, 1.0, -torch.inf, 2.0]]).expand(20_000, -1)
+    law = torch.tensor([0.0, 1.0, -torch.inf, 2.0]).div(0.7).softmax(dim=-1)
+    drawn = torch.tensor(draw(logits, [0.7] * 20_000, list(range(20_000))))
+    seen = torch.bincount(drawn, minlength=4) / 20_000
+    assert seen[2] == 0
+    assert (seen - law).abs().max() < 0.015
+    assert draw(logits[:3], [0.0, 0.0, 0.0], [1, 2, 3]) == [3, 3, 3]
+
+
+def test_an_interrupt_ends_at_the_next_token(model: Any, tokenizer: Any) -> None:
+    calls = iter([False] * 20 + [True] * 100)
+    list(own(model, tokenizer).chats((), lambda: next(calls)))
+    assert len(list(calls)) == 99
+
+
+def test_user_turns_that_never_end_are_told(tokenizer: Any) -> None:
+    class Endless:
+        longest = 40
+
+        def chat(self, number: int) -> Chat:
+            yield Ask([5, 6], 1.0, 1)
+            return []
+
+    with pytest.raises(UserError, match="user turns do not end"):
+        list(Writer(tiny_model(), VOCAB, STOP, Endless()).chats())
+
+
+def test_a_tokenizer_without_a_template_cannot_write_to_itself() -> None:
+    with pytest.raises(UserError, match="has no chat template"):
+        OwnChats(tiny_tokenizer(chat=False), STOP)
+    chats = dict(given(tiny_model(), tiny_tokenizer(chat=False), temperatures=(0.0,)).chats())
+    assert [len(lines) for lines in chats.values()] == [1, 1, 1]  # the text itself is continued
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+def by_number(file: Path) -> dict[int, Any]:
+    return {row["number"]: row for row in map(json.loads, file.read_text().splitlines())}
+
+
+def test_a_file_killed_while_it_was_written_goes_on(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    file, whole = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    told: list[int] = []
+    write_self(own(model, tokenizer), whole, 120, told.append)
+    first_half = write_self(own(model, tokenizer), file, 50, told.append)
+    kept = file.read_bytes()
+    file.write_bytes(kept + b'{"ids": [1,')
+    assert written(file)[0] == first_half
+    assert file.read_bytes() == kept  # the cut line is gone
+    count = write_self(own(model, tokenizer), file, 120, told.append)
+    assert file.read_bytes().startswith(kept)
+    numbers = [json.loads(line)["number"] for line in file.read_text().splitlines()]
+    assert len(set(numbers)) == len(numbers)  # nothing twice, also of what came to nothing
+    again, before = by_number(file), by_number(whole)
+    assert all(again[number] == before[number] for number in set(again) & set(before))
+    assert count == sum(len(one.ids) - one.start for one in passages(file)) >= 120
+
+
+@contextlib.contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond `size` bytes: writing more is an OSError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_whole_lines(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    with largest_file(1000), pytest.raises(OSError, match=r"a\.jsonl") as caught:
+        write_self(own(model, tokenizer), file, 1000, lambda count: None)
+    assert caught.value.filename == str(file)
+    text = file.read_text()
+    assert 0 < len(text) <= 1000
+    assert text.endswith("\n")
+    count, numbers = written(file)
+    assert len(numbers) == len(text.splitlines())
+    assert write_self(own(model, tokenizer), file, count + 20, lambda count: None) >= count + 20
+    assert file.read_text().startswith(text)
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"ids": [1], "start": 0}\n')
+    with pytest.raises(UserError, match="is no file of self-written text"):
+        written(file)

@@ -1,0 +1,96 @@
+"""One drafter where it speaks, another where it does not: who drafts which row, and with which law."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sampling.drafters import ModelDrafter
+from sampling.drafters.takeover import TakeOverDrafter
+from sampling.sampler import KeyedSampler
+from sampling.types import Draft, Verdict
+from tests.toy_drafters import PointDrafter
+from tests.toys import TableLM
+from utils.logits_processors import make_processor
+
+V = 5
+
+
+def first_row_only() -> PointDrafter:
+    return PointDrafter(V, lambda row: 3 if row[0] == 0 else None)
+
+
+def started(rows: list[list[int]]) -> TakeOverDrafter:
+    drafter = TakeOverDrafter(first_row_only(), ModelDrafter(TableLM(V, seed=3)))
+    session = TableLM(V, seed=1).open(rows)
+    drafter.start(rows, session, session)
+    return drafter
+
+
+def sampler(temperature: float) -> KeyedSampler:
+    return KeyedSampler(make_processor(temperature), 7)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_second_is_not_asked_where_the_first_speaks(temperature: float) -> None:
+    draft = started([[0, 1]]).propose([[0, 1]], [3], sampler(temperature).drafting())
+    assert draft.tokens.tolist() == [[3, 3, 3]]
+    assert draft.calls == ()
+
+
+def test_the_second_drafts_alone_where_the_first_is_silent() -> None:
+    rows = [[1, 2]]
+    drafter = started(rows)
+    draft = drafter.propose(rows, [3], sampler(1.0).drafting())
+    alone = ModelDrafter(TableLM(V, seed=3))
+    alone.start(rows, drafter.then._session, drafter.then._session)  # type: ignore[attr-defined]  # any session will do
+    expected = alone.propose(rows, [3], sampler(1.0).drafting())
+    assert torch.equal(draft.tokens, expected.tokens)
+    assert torch.equal(draft.probs, expected.probs)  # type: ignore[arg-type]
+    assert draft.source is not None and draft.source.tolist() == [[1, 1, 1]]
+    assert len(drafter.names) == 2
+    assert [call.passes for call in draft.calls] == [3]
+
+
+def test_rows_of_one_batch_are_drafted_by_either_and_each_keeps_its_law() -> None:
+    rows = [[0, 1], [1, 2], [0, 4]]
+    draft = started(rows).propose(rows, [2, 3, 1], sampler(1.0).drafting())
+    assert draft.tokens[0].tolist() == [3, 3, -1] and draft.tokens[2].tolist() == [3, -1, -1]
+    assert (draft.tokens[1] >= 0).all()
+    assert draft.source is not None and draft.source[1].tolist() == [1, 1, 1] and draft.source[0, 0] == 0
+    assert draft.probs is not None
+    assert draft.probs[0, 0].tolist() == [0, 0, 0, 1, 0]
+    assert draft.probs[1].sum(dim=-1).tolist() == pytest.approx([1, 1, 1])
+    assert draft.raw is not None and draft.raw[0, 0] == 1 and draft.raw[1, 0] < 1
+
+
+def test_a_row_that_may_not_draft_gets_nothing() -> None:
+    rows = [[0, 1], [1, 2]]
+    draft = started(rows).propose(rows, [2, 0], sampler(0.0).drafting())
+    assert draft.tokens.tolist() == [[3, 3], [-1, -1]]
+
+
+def test_it_needs_hidden_states_where_one_of_its_drafters_does() -> None:
+    class Reader(PointDrafter):
+        needs_hidden = True
+
+    points = first_row_only()
+    assert not TakeOverDrafter(points, points).needs_hidden
+    assert TakeOverDrafter(points, Reader(V, lambda row: None)).needs_hidden
+
+
+def test_both_hear_of_every_round_and_follow_the_rows() -> None:
+    heard: list[str] = []
+
+    class Ear(PointDrafter):
+        def observe(self, rows: list[list[int]], draft: Draft, verdict: Verdict) -> None:
+            heard.append("observe")
+
+        def select(self, rows: torch.Tensor) -> None:
+            heard.append("select")
+
+    ears = TakeOverDrafter(Ear(V, lambda row: None), Ear(V, lambda row: 1))
+    nothing = torch.empty((1, 0), dtype=torch.long)
+    ears.observe([[0]], Draft.empty(1), Verdict(nothing, torch.tensor([1]), torch.empty(1, 1, V), torch.empty(1, 1, V)))
+    ears.select(torch.tensor([0]))
+    assert heard == ["observe", "observe", "select", "select"]
