@@ -66,9 +66,10 @@ class Students:
     def _build(self, kind: str) -> ModelDrafter:
         student = self._load(kind)  # released here: what decodes keeps packed weights of its own
         if kind == "feature":
-            return FeatureDrafter(student)
+            return FeatureDrafter(student, vocab_size=self._target.vocab_size)
         if kind == "glide":
-            return ModelDrafter(GlideLM(student, self._target.network.layers))
+            layers = self._target.network.layers
+            return ModelDrafter(GlideLM(student, layers, vocab_size=self._target.vocab_size))
         return ModelDrafter(CausalLM(StudentNetwork(student), kind, self._target.vocab_size))
 
     def _load(self, kind: str) -> Student:

@@ -103,6 +103,8 @@ def _start_layers(student: Student, target: Any, chosen: list[int]) -> None:
             raise UsageError(f"the target has layers 0 … {len(layers) - 1}, got {index}")
         theirs = dict(layers[index].named_parameters())
         for name, parameter in cast(Layer, own).named_parameters():
+            if name not in theirs and not name.startswith("cross_attn"):
+                raise UsageError(f"layer {index} of the target cannot start a student's: it has no {name}")
             if name in theirs:
                 if theirs[name].shape != parameter.shape:
                     raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import zlib
 from pathlib import Path
@@ -16,8 +17,6 @@ NAME = "checkpoint.pt"
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Write the state, whole or not at all. Raises OSError (a full disk) with the last one intact."""
-    import io
-
     held = io.BytesIO()
     torch.save(state, held)
     data = held.getvalue()
@@ -28,15 +27,13 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
             out.flush()
             os.fsync(out.fileno())
         os.replace(temporary, folder / NAME)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise
+        raise OSError(error.errno, error.strerror, str(folder / NAME)) from error  # a failed write names no file
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     """The state last saved; None if there is none. UserError if it is damaged."""
-    import io
-
     file = folder / NAME
     try:
         content = file.read_bytes()
