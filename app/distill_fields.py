@@ -149,6 +149,8 @@ class DistillArgs:
 
     def matters(self, name: str) -> bool:
         """Whether a setting says anything about this drafter."""
+        if name in ("tokens", "temperatures") and not (self.writes or (name == "tokens" and self.limited)):
+            return False  # of text that is there already
         given = getattr(self, name, "") is not None
         return given and _ONLY_FOR.get(name, self.student) == self.student
 

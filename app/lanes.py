@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from utils.loading import LoadedPair
 
 
+LEAST = 0.12
+"""Under `gamma auto` a trained drafter's chain ends where it has become less likely than this (docs/notes.md)."""
 SURE = 0.3
 """How likely the tables must hold their whole chain, for a trained drafter not to take over (docs/notes.md)."""
 
@@ -216,7 +218,11 @@ class Engine:
         if name not in LANES:
             raise UsageError(f"lane {name!r} is unknown; lanes are {', '.join(LANES)}")
         kind = {"ar": "none", "spec": self.loaded.drafter_kind}.get(name, name)
-        key = (kind, *_ngram_settings(settings).items()) if kind == "ngram" else (kind,)
+        key: tuple[Any, ...] = (kind,)
+        if kind == "ngram":
+            key = (kind, *_ngram_settings(settings).items())
+        elif trained_kind(kind) is not None:
+            key = (kind, settings.gamma == "auto")
         found = self._kept.get(name)
         if found is None or found[0] != key:
             found = self._kept[name] = (key, self._new_drafter(kind, settings))
@@ -232,6 +238,9 @@ class Engine:
             found = self._paces[name] = (drafter, GoodputPace(costs=costs))
         return found[1]
 
+    def _trained(self, kind: str, settings: Settings) -> Drafter:
+        return self.students.drafter(kind, LEAST if settings.gamma == "auto" else 0.0)
+
     def _new_drafter(self, kind: str, settings: Settings) -> Drafter:
         if kind == "ngram":
             return NgramDrafter(self.target.vocab_size, **_ngram_settings(settings))
@@ -240,9 +249,10 @@ class Engine:
         if kind == "model" and self.drafter is not None:
             return ModelDrafter(self.drafter)
         if kind in BEHIND:
-            return TakeOverDrafter(TablesDrafter(self.tables(), least=SURE), self.students.drafter(BEHIND[kind]))
+            first = TablesDrafter(self.tables(), least=SURE)
+            return TakeOverDrafter(first, self._trained(BEHIND[kind], settings))
         if kind in STUDENTS:
-            return self.students.drafter(kind)
+            return self._trained(kind, settings)
         return NoDrafter()
 
 

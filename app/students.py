@@ -58,10 +58,15 @@ class Students:
             self._fresh[kind] = self._build(kind)
         return self._fresh[kind].lm
 
-    def drafter(self, kind: str) -> Drafter:
-        """A new drafter of this kind, on the weights of those before it; UserError as :meth:`lm`."""
+    def drafter(self, kind: str, least: float = 0.0) -> Drafter:
+        """A new drafter of this kind, on the weights of those before it; UserError as :meth:`lm`.
+
+        `least` as in :class:`ModelDrafter`.
+        """
         self.lm(kind)
-        return copy.copy(self._fresh[kind])
+        made = copy.copy(self._fresh[kind])
+        made.least = least
+        return made
 
     def _build(self, kind: str) -> ModelDrafter:
         student = self._load(kind)  # released here: what decodes keeps packed weights of its own

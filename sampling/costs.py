@@ -35,20 +35,26 @@ class Costs:
         self._seeded_c, self._seeds = c, seeds
         self._passes: dict[int, deque[float]] = {}  # width n → seconds of the latest passes
         self._drafting: deque[float] = deque(maxlen=KEPT)  # seconds a drafted token
+        self._calling = False  # whether those are of rounds in which the drafter ran a model
         self._waking: deque[float] = deque(maxlen=KEPT)  # seconds a drafted token of a drafter that was idle
         self._prior = _Curve({1: 1.0, **seeds})
         self._v: list[float] = []  # what v() found since the last round
 
-    def add(self, width: int, drafted: int, idle: int, draft_s: float, verify_s: float) -> None:
+    def add(self, width: int, drafted: int, idle: int, draft_s: float, verify_s: float, called: bool = False) -> None:
         """One round: the pass scored `width` positions; `drafted` counts the tokens paid for (0: nothing was asked).
 
         `idle` counts the rounds just before in which nothing was asked of the drafter. Seconds are of
-        the whole round, all rows together; rounds without a duration teach nothing.
+        the whole round, all rows together; rounds without a duration teach nothing. `called`: the drafter ran
+        a model; where it sometimes does (tables with a trained drafter behind them), c is that of those rounds.
         """
+        if called and not self._calling:
+            self._calling = True
+            self._drafting.clear()
+            self._waking.clear()
         self._v = []
         if verify_s > 0:
             self._passes.setdefault(width, deque(maxlen=KEPT)).append(verify_s)
-        if drafted and draft_s >= 0:
+        if drafted and draft_s >= 0 and called >= self._calling:
             (self._waking if idle >= IDLE else self._drafting).append(draft_s / drafted)
 
     @property

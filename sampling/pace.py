@@ -34,6 +34,7 @@ GROWTH = 3  # how much further than the widest pass measured a draft may reach
 PROBE = 1  # gamma of a probe
 PROBE_EVERY, PROBE_SELDOM = 8, 64  # plain rounds between probes: doubled by each that fails
 ALLOWANCE, SLACK = 1.0, 0.015  # passes an answer may cost beyond plain decoding's: 1 and 1.5% of its tokens
+CALLS = 0.1  # weight of a round in the share of rounds that run the drafter's model
 REFERENCE = (0, 0, 32, 64, 128)  # rounds until the next plain pass, by how many were timed: T(1) must be known
 
 
@@ -105,6 +106,8 @@ class GoodputPace:
         self._unreferenced = 0  # rounds since a plain pass was timed
         self._patience = PROBE_EVERY
         self._again = False  # the last probe was accepted
+        self._calls = 1.0  # share of the drafting rounds in which the drafter runs a model; 1 where it has none
+        self._called = False  # whether it ever ran one
         self.begin()
 
     def begin(self) -> None:
@@ -146,7 +149,8 @@ class GoodputPace:
         # Little is known of much wider passes than those measured.
         limit = min(self.gamma_max, max(LOOK, GROWTH * (self.costs.reach - 1)))
         acceptance = self.acceptance
-        return goodput(acceptance.alphas[:limit], self.costs.c, self.costs.v(limit + 1), acceptance.given[:limit])
+        c = self._calls * self.costs.c
+        return goodput(acceptance.alphas[:limit], c, self.costs.v(limit + 1), acceptance.given[:limit])
 
     def _affordable(self, wanted: int) -> int:
         """The largest gamma up to `wanted` whose loss, should all of it be refused, the answer can bear."""
@@ -167,9 +171,10 @@ class GoodputPace:
 
     def _learn(self, steps: list[Step]) -> None:
         asked, given = max(step.gamma for step in steps), max(len(step.drafted) for step in steps)
-        paid = max(given, 1) if asked else 0
+        called = any(len(step.calls) > 1 for step in steps)  # the target's own call is always there
+        paid = self._paid(max(given, 1), called) if asked else 0
         draft_s, verify_s = sum(step.draft_s for step in steps), sum(step.verify_s for step in steps)
-        self.costs.add(given + 1, paid, self._idle, draft_s, verify_s)
+        self.costs.add(given + 1, paid, self._idle, draft_s, verify_s, called)
         self._enter(steps, given + 1, paid)
         self.rounds += 1
         self._unreferenced = 0 if given == 0 else self._unreferenced + 1
@@ -183,6 +188,14 @@ class GoodputPace:
         if self.chosen == 0 and self.costs.drafting_known:
             self._probed(any(accepted for _, accepted, _ in outcomes))
         self._idle = 0
+
+    def _paid(self, drafted: int, called: bool) -> int:
+        """Of so many drafted tokens those that cost c: none where a drafter with a model has not run it."""
+        self._called = self._called or called
+        if not self._called:
+            return drafted
+        self._calls += CALLS * (called - self._calls)
+        return drafted if called else 0
 
     def _enter(self, steps: list[Step], width: int, paid: int) -> None:
         self._account.tokens += sum(len(step.emitted) for step in steps) / len(steps)

@@ -156,7 +156,9 @@ def test_a_killed_training_goes_on_and_ends_where_it_would_have(
     with largest_file(len(weights) // 2):
         assert main(line) == 1
     error = capsys.readouterr().err
-    assert re.search(r"^error: cannot write .*killed.checkpoint.pt: File too large; .* the same command goes on from there$", error)
+    assert re.search(
+        r"^error: cannot write .*killed.checkpoint.pt: File too large; .* the same command goes on from there$", error
+    )
     assert (tmp_path / "killed" / "checkpoint.pt").read_bytes() == weights
     assert not list((tmp_path / "killed").glob("*.partial"))
     # The same command goes on, and comes to what one run comes to.

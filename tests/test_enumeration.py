@@ -54,6 +54,7 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     "always 0": lambda: PointDrafter(3, always(0)),
     "always 2": lambda: PointDrafter(3, always(2)),
     "points, short": lambda: PointDrafter(3, lambda row: (row[-1] + 1) % 3 if len(row) % 2 else None),
+    "model, stops behind an unlikely token": lambda: ModelDrafter(TableLM(3, seed=7), least=0.4),
     "points, else a model": lambda: TakeOverDrafter(sometimes(0), ModelDrafter(TableLM(3, seed=7))),
     "points, else ngrams": lambda: TakeOverDrafter(sometimes(1), NgramDrafter(3)),
     "a sure law, else a model": lambda: TakeOverDrafter(

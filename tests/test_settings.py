@@ -34,7 +34,10 @@ def test_every_value_offered_on_tab_is_accepted(name: str) -> None:
         FIELDS[name].read(choice)
 
 
-A_LIST = "a comma list of ar, spec, draft, ngram, tables, plain, glide, feature, tables+plain, tables+glide, tables+feature, each once"
+A_LIST = (
+    "a comma list of ar, spec, draft, ngram, tables, plain, glide, feature, tables+plain, tables+glide, "
+    "tables+feature, each once"
+)
 REFUSED: list[tuple[str, Any, str]] = [
     ("top_p", "1.5", "top_p must be above 0 and at most 1, got 1.5 (still 0.9)"),
     ("top_p", "0", "top_p must be above 0 and at most 1, got 0 (still 0.9)"),
@@ -235,4 +238,4 @@ def test_nothing_here_imports_torch() -> None:
 def test_lanes_are_one_list() -> None:
     assert FIELDS["compare"].kind.choices == LANES
     trained = ("plain", "glide", "feature")
-    assert LANES == ("ar", "spec", "draft", "ngram", "tables", *trained, *(f"tables+{kind}" for kind in trained))
+    assert ("ar", "spec", "draft", "ngram", "tables", *trained, *(f"tables+{kind}" for kind in trained)) == LANES

@@ -7,6 +7,8 @@ import torch
 
 from sampling.drafters import ModelDrafter
 from sampling.drafters.takeover import TakeOverDrafter
+from sampling.events import Call, Step
+from sampling.pace import GoodputPace
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Verdict
 from tests.toy_drafters import PointDrafter
@@ -47,7 +49,8 @@ def test_the_second_drafts_alone_where_the_first_is_silent() -> None:
     expected = alone.propose(rows, [3], sampler(1.0).drafting())
     assert torch.equal(draft.tokens, expected.tokens)
     assert torch.equal(draft.probs, expected.probs)  # type: ignore[arg-type]
-    assert draft.source is not None and draft.source.tolist() == [[1, 1, 1]]
+    assert draft.source is not None
+    assert draft.source.tolist() == [[1, 1, 1]]
     assert len(drafter.names) == 2
     assert [call.passes for call in draft.calls] == [3]
 
@@ -55,13 +58,18 @@ def test_the_second_drafts_alone_where_the_first_is_silent() -> None:
 def test_rows_of_one_batch_are_drafted_by_either_and_each_keeps_its_law() -> None:
     rows = [[0, 1], [1, 2], [0, 4]]
     draft = started(rows).propose(rows, [2, 3, 1], sampler(1.0).drafting())
-    assert draft.tokens[0].tolist() == [3, 3, -1] and draft.tokens[2].tolist() == [3, -1, -1]
+    assert draft.tokens[0].tolist() == [3, 3, -1]
+    assert draft.tokens[2].tolist() == [3, -1, -1]
     assert (draft.tokens[1] >= 0).all()
-    assert draft.source is not None and draft.source[1].tolist() == [1, 1, 1] and draft.source[0, 0] == 0
+    assert draft.source is not None
+    assert draft.source[1].tolist() == [1, 1, 1]
+    assert draft.source[0, 0] == 0
     assert draft.probs is not None
     assert draft.probs[0, 0].tolist() == [0, 0, 0, 1, 0]
     assert draft.probs[1].sum(dim=-1).tolist() == pytest.approx([1, 1, 1])
-    assert draft.raw is not None and draft.raw[0, 0] == 1 and draft.raw[1, 0] < 1
+    assert draft.raw is not None
+    assert draft.raw[0, 0] == 1
+    assert draft.raw[1, 0] < 1
 
 
 def test_a_row_that_may_not_draft_gets_nothing() -> None:
@@ -94,3 +102,75 @@ def test_both_hear_of_every_round_and_follow_the_rows() -> None:
     ears.observe([[0]], Draft.empty(1), Verdict(nothing, torch.tensor([1]), torch.empty(1, 1, V), torch.empty(1, 1, V)))
     ears.select(torch.tensor([0]))
     assert heard == ["observe", "observe", "select", "select"]
+
+
+# -- under `gamma auto` ---------------------------------------------------------------------------
+
+
+def test_a_chain_ends_behind_the_token_that_makes_it_unlikely() -> None:
+    """The token stays; the next one is not drawn. Each row for itself."""
+    rows = [[0, 1], [1, 2], [2, 3]]
+    session = TableLM(V, seed=1).open(rows)
+    whole, cut = (ModelDrafter(TableLM(V, seed=3, sharpness=2.0), least) for least in (0.0, 0.4))
+    for drafter in (whole, cut):
+        drafter.start(rows, session, session)
+    long, short = (drafter.propose(rows, [4, 4, 4], sampler(0.0).drafting()) for drafter in (whole, cut))
+    assert long.raw is not None
+    lengths = []
+    for row in range(3):
+        chances = long.raw[row].cumprod(dim=0).tolist()
+        length = next((place for place, chance in enumerate(chances, start=1) if chance < 0.4), 4)
+        kept = [token for token in short.tokens[row].tolist() if token >= 0]
+        assert kept == long.tokens[row, :length].tolist()
+        lengths.append(length)
+    assert len(set(lengths)) > 1, "the rows are to end at different places"
+    assert short.calls[0].passes == short.tokens.shape[1] == max(lengths)
+
+
+def rounds(pace: GoodputPace, count: int, calls: bool, accepted: int, seconds: float) -> None:
+    """So many rounds of a drafter that ran its model or did not; a pass of the target takes a second."""
+    for _ in range(count):
+        gamma = pace.gamma([0])[0]
+        path = tuple(range(min(accepted, gamma)))
+        target, drafter = Call("target", 1, 1.0), Call("drafter", gamma, seconds * gamma)
+        pace.observe(
+            Step(
+                row=0,
+                gamma=gamma,
+                drafted=(1,) * gamma,
+                parents=tuple(range(-1, gamma - 1)),
+                source=(0,) * gamma,
+                path=path,
+                token=1,
+                target_p=(),
+                draft_p=(),
+                top2_gap=1.0,
+                calls=(drafter, target) if calls and gamma else (target,),
+                draft_s=seconds * gamma if calls else 0.0,
+                verify_s=1.0,
+                sample_s=0.0,
+            )
+        )
+
+
+def test_the_cost_of_a_draft_is_that_of_the_rounds_which_ran_the_model() -> None:
+    pace = GoodputPace()
+    pace.begin()
+    rounds(pace, 12, calls=False, accepted=1, seconds=0.0)
+    assert pace.costs.c < 0.01
+    for _ in range(8):
+        rounds(pace, 3, calls=False, accepted=1, seconds=0.0)
+        rounds(pace, 1, calls=True, accepted=1, seconds=0.2)
+    assert pace.costs.c == pytest.approx(0.2)  # not the lower third of all rounds, which is 0
+
+
+def test_drafts_that_cost_nothing_are_not_charged_against_the_answer() -> None:
+    """Free rounds among dear ones: they leave the account what dear ones would have used up."""
+    spare = []
+    for calls in (False, True):
+        pace = GoodputPace()
+        pace.begin()
+        rounds(pace, 6, calls=True, accepted=0, seconds=0.2)
+        rounds(pace, 4, calls=calls, accepted=0, seconds=0.2)
+        spare.append(pace._account.drafted)
+    assert spare[0] < spare[1]

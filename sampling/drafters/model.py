@@ -20,10 +20,13 @@ class ModelDrafter:
 
     Drafts are drawn from the processed law, which travels with them; they are point masses when
     the sampler says so (greedy, gumbel coupling). A row that would outgrow `lm.context` gets no draft.
+
+    `least`: a chain ends *behind* the token with which the product of its tokens' own probabilities (temperature 1)
+    falls below this; 0 = never. The token stays, so nothing is chosen by its fate (a dropped one would bias the rest).
     """
 
-    def __init__(self, lm: LM) -> None:
-        self.lm = lm
+    def __init__(self, lm: LM, least: float = 0.0) -> None:
+        self.lm, self.least = lm, least
         self._session: Session | None = None
         self._ids: list[int] = []  # the caller's numbers of the rows: they key the noise
 
@@ -46,8 +49,7 @@ class ModelDrafter:
         """Chains of at most k[b] tokens; tokens [B, N], probs [B, N, V] unless point masses."""
         session: Any = self._session
         fits = [min(want, self.lm.context - len(row)) for want, row in zip(k, rows, strict=True)]
-        steps = max(0, *fits) if session is not None else 0
-        if steps == 0:
+        if session is None or max(fits) <= 0:
             return Draft.empty(len(rows))
         watch = Stopwatch(getattr(self.lm, "device", None))
         short = None if sampler.needs_prefixes else getattr(session, "short_list", None)
@@ -56,13 +58,18 @@ class ModelDrafter:
         active = [list(row) for row in rows]
         nothing = Draft.empty(len(rows))
         columns: list[Column] = []
-        for depth in range(steps):
+        chances = [1.0] * len(rows)
+        while any(fit > len(columns) for fit in fits):
             logits = score(active, nothing)[:, 0]
-            columns.append(drawing.column(logits, active, [fit > depth for fit in fits]))
-            for row, token in zip(active, columns[-1].tokens.tolist(), strict=True):
+            columns.append(drawing.column(logits, active, [fit > len(columns) for fit in fits]))
+            tokens, raw = columns[-1].tokens.tolist(), columns[-1].raw.tolist()
+            for place, token in enumerate(tokens):
                 if token >= 0:
-                    row.append(token)
-        return drawing.draft(columns, Call(self.lm.name, steps, watch.lap()))
+                    active[place].append(token)
+                    chances[place] *= raw[place]
+                    if chances[place] < self.least:
+                        fits[place] = len(columns)
+        return drawing.draft(columns, Call(self.lm.name, len(columns), watch.lap()))
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         return None  # the cache follows by common prefix
