@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from utils.errors import UsageError, UserError
@@ -71,7 +72,8 @@ def student_for(engine: Engine, args: DistillArgs, learned: list[Text], seed: in
     listed: list[int] = []
     if 0 < args.short_list < engine.loaded.target.vocab_size:
         listed = short_list(learned, args.short_list, sorted(engine.stop_ids))
-    config = config_for(engine, args, len(listed))
+    seen = max(len(text.ids) for text in learned)  # what it never saw it cannot use
+    config = replace(config_for(engine, args, len(listed)), window=seen)
     target = unpacked_copy(engine.loaded.target.model)  # packed weights cannot be copied from
     student = new_student(config, target, listed, list(args.init_layers), seed)
     return student.to(engine.target.device)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 LEAST = 0.12
 """Under `gamma auto` a trained drafter's chain ends where it has become less likely than this (docs/notes.md)."""
-SURE = 0.3
-"""How likely the tables must hold their whole chain, for a trained drafter not to take over (docs/notes.md)."""
+SURE = 0.35
+"""How likely the first token of the tables must be, for a trained drafter not to take over (docs/notes.md)."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class Engine:
         if kind == "model" and self.drafter is not None:
             return ModelDrafter(self.drafter)
         if kind in BEHIND:
-            first = TablesDrafter(self.tables(), least=SURE)
+            first = TablesDrafter(self.tables(), first=SURE)
             return TakeOverDrafter(first, self._trained(BEHIND[kind], settings))
         if kind in STUDENTS:
             return self._trained(kind, settings)

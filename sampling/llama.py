@@ -172,9 +172,10 @@ class Layer:
     shared: int  # heads of K and V
     size: int  # D, of one head
     scale: float
+    window: int = 0  # how far back its attention looks; 0 = to the beginning
 
     @staticmethod
-    def of(module: Any, take: Callable[[nn.Module], nn.Module] = as_it_is) -> Layer:
+    def of(module: Any, take: Callable[[nn.Module], nn.Module] = as_it_is, window: int = 0) -> Layer:
         """The layer of a model's module. `take` gives the linear to use for each of the module's, e.g. a packed one."""
         attention, mlp = module.self_attn, module.mlp
         shared = attention.k_proj.out_features // attention.head_dim
@@ -191,6 +192,7 @@ class Layer:
             shared=shared,
             size=attention.head_dim,
             scale=attention.scaling,
+            window=window,
         )
 
     def __call__(
@@ -207,6 +209,8 @@ class Layer:
         turned = rotate(qkv[:, :, : self.heads + self.shared], rotation).transpose(1, 2)  # q and k [B, heads, T, D]
         fresh = qkv[:, :, self.heads + self.shared :].transpose(1, 2)
         keys, values = cache.append(index, turned[:, self.heads :], fresh)
+        if self.window and keys.shape[2] >= self.window + new:
+            keys, values, bias = latest(self.window + new - 1, keys, values, bias)
         mixed = F.scaled_dot_product_attention(
             turned[:, : self.heads], keys, values, attn_mask=bias, scale=self.scale, enable_gqa=True
         )
@@ -216,6 +220,11 @@ class Layer:
         """x + MLP."""
         gate, up = self.gate_up(self.after(x)).chunk(2, dim=-1)
         return plus(self.down, F.silu(gate).mul_(up), x)
+
+
+def latest(count: int, keys: Tensor, values: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The last `count` slots of keys and values [B, heads, S, D] and of a bias [.., T, S]; views."""
+    return keys[:, :, -count:], values[:, :, -count:], None if bias is None else bias[..., -count:]
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -50,6 +50,7 @@ class StudentConfig:
     shared_embedding: bool = False  # the embedding is the target's and not stored
     shared_head: bool = False  # the head's rows are the target's and not stored
     project: bool = False  # a square matrix before the head
+    window: int = 0  # while drafting it looks back so far only, as far as it has learned to; 0 = to the beginning
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

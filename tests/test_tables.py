@@ -98,6 +98,17 @@ def test_a_weak_chain_is_cut_before_the_token_that_weakens_it() -> None:
     assert drafted(TablesDrafter(tables, least=1), [1]) == []
 
 
+def test_a_chain_with_an_unlikely_beginning_is_not_begun_and_a_likely_one_goes_on_as_ever() -> None:
+    tables = tables_of(*[[1, 2, 3]] * 4, [1, 5], [1, 6], [1, 7])
+    whole = drafted(TablesDrafter(tables, least=0.1), [1])
+    chance = tables.next([1])
+    assert chance is not None
+    assert drafted(TablesDrafter(tables, least=0.1, first=chance.confidence - 0.01), [1]) == whole != []
+    assert drafted(TablesDrafter(tables, least=0.1, first=chance.confidence + 0.01), [1]) == []
+    with pytest.raises(UserError, match="first must be from 0 to 1, got 2"):
+        TablesDrafter(None, first=2)
+
+
 @pytest.mark.parametrize("wrong", [{"least": -0.1}, {"least": 1.1}, {"longest": 6}, {"longest": -1}])
 def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
