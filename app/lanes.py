@@ -249,8 +249,8 @@ class Engine:
         if kind == "model" and self.drafter is not None:
             return ModelDrafter(self.drafter)
         if kind in BEHIND:
-            first = TablesDrafter(self.tables(), first=SURE)
-            return TakeOverDrafter(first, self._trained(BEHIND[kind], settings))
+            then = self._trained(BEHIND[kind], settings)
+            return TakeOverDrafter(TablesDrafter(self.tables()), then, sure=SURE, learn=settings.gamma == "auto")
         if kind in STUDENTS:
             return self._trained(kind, settings)
         return NoDrafter()

@@ -98,15 +98,19 @@ def test_a_weak_chain_is_cut_before_the_token_that_weakens_it() -> None:
     assert drafted(TablesDrafter(tables, least=1), [1]) == []
 
 
-def test_a_chain_with_an_unlikely_beginning_is_not_begun_and_a_likely_one_goes_on_as_ever() -> None:
+def test_chances_are_those_of_the_first_tokens_that_would_be_drafted() -> None:
     tables = tables_of(*[[1, 2, 3]] * 4, [1, 5], [1, 6], [1, 7])
-    whole = drafted(TablesDrafter(tables, least=0.1), [1])
-    chance = tables.next([1])
-    assert chance is not None
-    assert drafted(TablesDrafter(tables, least=0.1, first=chance.confidence - 0.01), [1]) == whole != []
-    assert drafted(TablesDrafter(tables, least=0.1, first=chance.confidence + 0.01), [1]) == []
-    with pytest.raises(UserError, match="first must be from 0 to 1, got 2"):
-        TablesDrafter(None, first=2)
+    drafter, known = TablesDrafter(tables, least=0.1), tables.next([1])
+    assert known is not None
+    rows = [[1], [9], [4, 8, 4, 8]]
+    drafter.start(rows, None, None)  # type: ignore[arg-type]  # it asks no session anything
+    chances = drafter.chances(rows)
+    assert chances[0] == pytest.approx(known.confidence)
+    assert chances[1] == 0.0
+    assert chances[2] > 0.0
+    sure = TablesDrafter(tables, least=known.confidence + 0.01)
+    sure.start([[1]], None, None)  # type: ignore[arg-type]
+    assert sure.chances([[1]]) == [0.0]
 
 
 @pytest.mark.parametrize("wrong", [{"least": -0.1}, {"least": 1.1}, {"longest": 6}, {"longest": -1}])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from sampling.drafters.takeover import TakeOverDrafter
 from sampling.events import Call, Step
 from sampling.pace import GoodputPace
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, Verdict
+from sampling.types import Draft, Sampler, Verdict
 from tests.toy_drafters import PointDrafter
 from tests.toys import TableLM
 from utils.logits_processors import make_processor
@@ -174,3 +176,93 @@ def test_drafts_that_cost_nothing_are_not_charged_against_the_answer() -> None:
         rounds(pace, 4, calls=calls, accepted=0, seconds=0.2)
         spare.append(pace._account.drafted)
     assert spare[0] < spare[1]
+
+
+# -- who is asked ---------------------------------------------------------------------------------
+
+
+class Guess(PointDrafter):
+    """Always drafts 1, and says how sure it is."""
+
+    chance = 0.2
+
+    def __init__(self) -> None:
+        super().__init__(V, lambda row: 1)
+
+    def chances(self, rows: list[list[int]]) -> list[float]:
+        return [self.chance] * len(rows)
+
+
+class Timed(PointDrafter):
+    """Drafts `token`; each chain takes as long as is said."""
+
+    def __init__(self, token: int, seconds: float) -> None:
+        super().__init__(V, lambda row: token)
+        self.seconds, self.asked = seconds, 0
+
+    def propose(self, rows: list[list[int]], k: list[int], sampler: Sampler) -> Draft:
+        self.asked += 1
+        return replace(super().propose(rows, k, sampler), calls=(Call("timed", 1, self.seconds),))
+
+
+def play(drafter: TakeOverDrafter, text: int, count: int, clock: list[float], gamma: int = 2) -> list[int]:
+    """So many rounds of a text that is one token for ever, a pass of the target taking a second; who drafted."""
+    row, who = [0], []
+    drafter.start([row], None, None)  # type: ignore[arg-type]  # these ask no session anything
+    for _ in range(count):
+        draft = drafter.propose([row], [gamma], sampler(0.0).drafting())
+        who.append(-1 if draft.source is None else int(draft.source[0, 0]))
+        clock[0] += 1.0
+        right = 0
+        while right < draft.tokens.shape[1] and draft.tokens[0, right] == text:
+            right += 1
+        path = torch.arange(right)[None]
+        empty = torch.empty(1, draft.tokens.shape[1] + 1, V)
+        drafter.observe([row], draft, Verdict(path, torch.tensor([text]), empty, empty))
+        row = [*row, *[text] * (right + 1)]
+    return who
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr("utils.timing.time.perf_counter", lambda: now[0])
+    return now
+
+
+def test_the_second_drafts_where_the_first_is_unsure(clock: list[float]) -> None:
+    for chance, expected in ((0.2, 1), (0.5, -1)):
+        first = Guess()
+        first.chance = chance
+        assert play(TakeOverDrafter(first, Timed(2, 0.1), sure=0.35), 2, 4, clock) == [expected] * 4
+
+
+def test_a_second_that_brings_nothing_is_only_asked_now_and_then(clock: list[float]) -> None:
+    wrong = Timed(3, 0.1)
+    who = play(TakeOverDrafter(Guess(), wrong, sure=0.35, learn=True), 2, 120, clock)
+    assert sum(one == 1 for one in who[40:]) <= 80 // 9 + 1
+    assert wrong.asked >= 10, "it is asked again every so often"
+
+
+def test_a_second_that_is_right_and_cheap_is_asked_always(clock: list[float]) -> None:
+    who = play(TakeOverDrafter(Guess(), Timed(2, 0.1), sure=0.35, learn=True), 2, 60, clock)
+    assert who == [1] * 60
+
+
+def test_a_second_that_is_right_but_too_dear_is_not(clock: list[float]) -> None:
+    """Two tokens more a round for three seconds, where a pass of a second brings one."""
+    who = play(TakeOverDrafter(Guess(), Timed(2, 3.0), sure=0.35, learn=True), 2, 120, clock)
+    assert sum(one == 1 for one in who[40:]) <= 80 // 9 + 1
+
+
+def test_a_first_that_is_right_though_unsure_keeps_its_drafts(clock: list[float]) -> None:
+    """Both draft what comes, one of them for nothing."""
+    who = play(TakeOverDrafter(Guess(), Timed(1, 0.1), sure=0.35, learn=True), 1, 120, clock)
+    assert sum(one == 1 for one in who[60:]) <= 60 // 9 + 1
+
+
+def test_a_second_that_has_nothing_to_say_leaves_the_drafts_to_the_first(clock: list[float]) -> None:
+    silent = PointDrafter(V, lambda row: None)
+    draft = TakeOverDrafter(Guess(), silent, sure=0.35)
+    draft.start([[0]], None, None)  # type: ignore[arg-type]
+    assert draft.propose([[0]], [2], sampler(0.0).drafting()).tokens.tolist() == [[1, 1]]

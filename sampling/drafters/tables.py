@@ -82,7 +82,6 @@ class TablesDrafter:
         longest: tokens of the longest match looked for, 0 … 5; 0 drafts from the tables alone.
         least: a chain stops before the product of its tokens' chances falls below this; 0 never does.
         sure_match: matches of so many tokens and more come before the tables.
-        first: no chain is begun whose first token is less likely than this; 0 begins any.
     """
 
     names: tuple[str, ...] = ("match", "tables")
@@ -95,16 +94,12 @@ class TablesDrafter:
         longest: int = LONGEST,
         sure_match: int = SURE_MATCH,
         least: float = LEAST,
-        first: float = 0.0,
     ) -> None:
         if not 0 <= least <= 1:
             raise UserError(f"least must be from 0 to 1, got {least}")
-        if not 0 <= first <= 1:
-            raise UserError(f"first must be from 0 to 1, got {first}")
         if not 0 <= longest <= LONGEST:
             raise UserError(f"longest must be from 0 to {LONGEST}, got {longest}")
         self.tables, self.longest, self.least, self.sure_match = tables, longest, least, sure_match
-        self.first = first
         self._reach = max(1, longest, tables.max_n if tables is not None else 0)
         self._indices: list[MatchIndex] = []
 
@@ -126,6 +121,15 @@ class TablesDrafter:
         source = [[one.source for one in chain] + [0] * (width - len(chain)) for chain in chains]
         return Draft(torch.tensor(tokens, dtype=torch.long), source=torch.tensor(source, dtype=torch.long))
 
+    def chances(self, rows: Rows) -> list[float]:
+        """How likely the first token of each row's chain is; 0 where there would be none."""
+        found = []
+        for index, row in zip(self._indices, rows, strict=True):
+            index.follow(row)
+            first = self._next(index, row[-self._reach :])
+            found.append(first.chance if first is not None and first.chance >= self.least else 0.0)
+        return found
+
     def _chain(self, index: MatchIndex, row: list[int], want: int) -> list[Found]:
         chain: list[Found] = []
         tail, chance = row[-self._reach :], 1.0
@@ -134,7 +138,7 @@ class TablesDrafter:
             if found is None:
                 break
             chance *= found.chance
-            if chance < (self.least if chain else max(self.least, self.first)):
+            if chance < self.least:
                 break
             chain.append(found)
             tail = [*tail[1 - self._reach :], found.token]
