@@ -83,6 +83,7 @@ class Students:
         if student.config.kind != kind:
             raise UserError(f"the drafter {place} is a {student.config.kind} drafter, not a {kind} one")
         network = self._target.network
+        student.rounded = True
         if network.device.type == "cpu":
             return student  # float32, which is what can be packed
         return moved(student, network.device, network.dtype, loaded.target.model)

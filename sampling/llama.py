@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sampling.cache import SlotCache
 from sampling.types import KVCache
-from utils.packed_linear import PackedLinear, merge
+from utils.packed_linear import HalfLinear, PackedLinear, merge
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 DYNAMIC_ROPE = ("dynamic", "longrope")  # their frequencies change with the length: not a function of the position
@@ -151,6 +151,9 @@ def _side_by_side(linears: list[nn.Module]) -> Map:
     packed = [linear for linear in linears if isinstance(linear, PackedLinear)]
     if len(packed) == len(linears):
         return merge(packed)
+    halves = [linear.weight for linear in linears if isinstance(linear, HalfLinear)]
+    if len(halves) == len(linears):
+        return HalfLinear(torch.cat(halves))
     return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
 
 
@@ -180,7 +183,7 @@ class Layer:
         attention, mlp = module.self_attn, module.mlp
         shared = attention.k_proj.out_features // attention.head_dim
         reading = [take(linear) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
-        frozen = isinstance(reading[0], PackedLinear)
+        frozen = isinstance(reading[0], PackedLinear | HalfLinear)
         return Layer(
             before=norm_of(module.input_layernorm, frozen),
             qkv=_side_by_side(reading),

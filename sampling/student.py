@@ -193,12 +193,13 @@ class Trunk(nn.Module):
 class Student(nn.Module):
     """A student's parameters and its pass over whole sequences.
 
-    `short_list` [N] long holds the ids of the head's rows, ascending; empty = all ids.
+    `short_list` [N] long holds the ids of the head's rows, ascending; empty = all ids. `rounded`: while drafting its
+    products may be taken in bfloat16 (its weights come from 16 bit); drafts need no more, the target judges them.
     """
 
     def __init__(self, config: StudentConfig, short_list: Tensor | None = None) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.rounded = config, False
         ids = torch.empty(0, dtype=torch.long) if short_list is None else short_list.long()
         if len(ids) != config.short_list:
             raise UserError(f"the short list has {len(ids)} ids, the configuration says {config.short_list}")

@@ -24,7 +24,7 @@ from sampling.llama import Layer, Map, as_it_is, causal_bias, latest, norm_of, p
 from sampling.short_list import spread
 from sampling.student import CrossAttention, Rotary, Student
 from sampling.types import KVCache
-from utils.packed_linear import PackedLinear, available, packable
+from utils.packed_linear import HalfLinear, PackedLinear, available, half_available, packable
 
 TABLE = 1024  # positions by which a table of angles grows
 
@@ -47,9 +47,10 @@ class Seen:
 class StudentNetwork:
     """A student as a function of new tokens and a `SlotCache`.
 
-    With `pack`, and float32 weights on the CPU, the linear layers are packed copies: the caller may release the
-    student, and later changes of its weights are not seen. Otherwise the student's own modules are used where
-    they lie, on whatever device. The embedding is never copied: it may be the target's.
+    With `pack`, and float32 weights on the CPU, the linear layers are packed copies (in 16 bit if
+    `student.rounded`): the caller may release the student, and later changes of its weights are not seen.
+    Otherwise the student's own modules are used where they lie, on whatever device. The embedding is never
+    copied: it may be the target's.
 
     Attributes:
         short_list: [n] long, the ids of the head's rows, ascending; None = all ids.
@@ -57,8 +58,10 @@ class StudentNetwork:
 
     def __init__(self, student: Student, pack: bool = True) -> None:
         config, trunk = student.config, student.model
-        take = _packed if pack and available() and packable(student.lm_head) else as_it_is
-        frozen = take is _packed
+        take = as_it_is
+        if pack and available() and packable(student.lm_head):
+            take = _halved if student.rounded and half_available() else _packed
+        frozen = take is not as_it_is
         self.kind = config.kind
         self.vocab_size, self.context = config.vocab_size, config.max_position_embeddings
         self.layers = config.num_hidden_layers
@@ -174,6 +177,11 @@ class _Packed(PackedLinear):
 def _packed(linear: nn.Module) -> nn.Module:
     assert isinstance(linear, nn.Linear)
     return _Packed(linear.weight.detach(), linear.bias)
+
+
+def _halved(linear: nn.Module) -> nn.Module:
+    assert isinstance(linear, nn.Linear)
+    return HalfLinear(linear.weight)
 
 
 def _alike(one: Rotary, other: Rotary) -> bool:

@@ -115,6 +115,12 @@ def answer(engine: Engine, name: str, settings: Settings, text: str = "tell me")
 # -- lanes ----------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some students here are copies of their target: they agree with it everywhere only if nothing is rounded."""
+    monkeypatch.setattr("sampling.student_network.half_available", lambda: False)
+
+
 @pytest.mark.parametrize("name", [*KINDS, "spec"])
 def test_greedy_text_is_plain_decodings_with_every_trained_drafter(engine: Engine, name: str) -> None:
     settings = Settings(**SHORT)
