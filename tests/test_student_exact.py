@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from sampling.causal import CausalLM
 from sampling.drafters import FeatureDrafter, GlideLM, ModelDrafter
@@ -63,34 +64,37 @@ def test_the_emitted_law_is_the_targets_to_the_last_digit(kind: str, drafts: str
     assert enumerated(kind, itself, drafts, NaiveLaw(top_k=2)) < EXACT
 
 
-class OffByOne(ModelDrafter):
+class WrongLaw(ModelDrafter):
+    """Drafts as `drafter` does and passes up another law than the one drawn from."""
+
+    def __init__(self, drafter: ModelDrafter) -> None:
+        super().__init__(drafter.lm)
+        self.needs_hidden = getattr(drafter, "needs_hidden", False)
+
+    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+        draft = super().propose(rows, k, sampler)
+        if draft.probs is None:
+            return draft
+        wrong = self.wrong(draft.probs)
+        return replace(draft, probs=wrong / wrong.sum(dim=-1, keepdim=True))
+
+    def wrong(self, probs: Tensor) -> Tensor:
+        """Weights [B, N, V] in the place of the laws."""
+        raise NotImplementedError
+
+
+class OffByOne(WrongLaw):
     """A mutant: each law is passed up one position late."""
 
-    def __init__(self, drafter: ModelDrafter) -> None:
-        super().__init__(drafter.lm)
-        self.needs_hidden = getattr(drafter, "needs_hidden", False)
-
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        draft = super().propose(rows, k, sampler)
-        if draft.probs is None:
-            return draft
-        late = draft.probs.roll(1, dims=1).clamp(min=1e-3)
-        return replace(draft, probs=late / late.sum(dim=-1, keepdim=True))
+    def wrong(self, probs: Tensor) -> Tensor:
+        return probs.roll(1, dims=1).clamp(min=1e-3)
 
 
-class RawLaw(ModelDrafter):
+class RawLaw(WrongLaw):
     """A mutant: the law passed up is not the processed one that the draft was drawn from."""
 
-    def __init__(self, drafter: ModelDrafter) -> None:
-        super().__init__(drafter.lm)
-        self.needs_hidden = getattr(drafter, "needs_hidden", False)
-
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        draft = super().propose(rows, k, sampler)
-        if draft.probs is None:
-            return draft
-        flat = (draft.probs + 1e-3).sqrt()
-        return replace(draft, probs=flat / flat.sum(dim=-1, keepdim=True))
+    def wrong(self, probs: Tensor) -> Tensor:
+        return (probs + 1e-3).sqrt()
 
 
 @pytest.mark.parametrize("mutant", [OffByOne, RawLaw])

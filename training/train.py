@@ -139,6 +139,7 @@ class _Run:
         self.curve: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
         self.worse = 0
+        self._orders: dict[int, list[list[int]]] = {}
         self._resume()
 
     # -- where it was stopped --------------------------------------------------------------------
@@ -197,7 +198,8 @@ class _Run:
             if self.interrupt():
                 self._save()
                 return Result(self.curve, self.best, False, self.step, self.seconds)
-            shown = self._learn(self._batch()) if shown == 0.0 else 0.95 * shown + 0.05 * self._learn(self._batch())
+            learned = self._learn(self._batch())
+            shown = learned if shown == 0.0 else 0.95 * shown + 0.05 * learned
             self.step += 1
             self.seconds = time.monotonic() - begun
             self.told(f"training, loss {shown:.2f}", min(1.0, self._progress()))
@@ -233,9 +235,10 @@ class _Run:
             epoch, place = epoch + 1, place - len(order)
 
     def _order(self, epoch: int) -> list[list[int]]:
-        if getattr(self, "_known", (None, None))[0] != epoch:
-            self._known = (epoch, grouped(self.examples, self.job.batch_tokens, self.job.seed + epoch))
-        return self._known[1]
+        """The batches of an epoch; earlier epochs are asked for at every step, so none is made twice."""
+        if epoch not in self._orders:
+            self._orders[epoch] = grouped(self.examples, self.job.batch_tokens, self.job.seed + epoch)
+        return self._orders[epoch]
 
     def _learn(self, batch: Batch) -> float:
         job, done = self.job, self._progress()
