@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from app.answering import Answered
-from app.answers import judged
+from app.answers import Answer, judged, plain_answer
+from app.costs import Terms, cost_lines
 from app.live import look_of
 from app.settings import Settings
 from app.toolbar import gamma_text
@@ -106,9 +108,15 @@ def _pace(name: str, state: dict[str, Any]) -> str:
 def last_stats(answered: Answered, console: Console, settings: Settings) -> RenderableType:
     """/stats last: the figures and the verdict of the last answer, with where the time went."""
     look = look_of(console, settings).sized(height=None)
-    panes = [track.pane() for track in answered.tracks]
-    times = [f"{pane.label}: {_times(pane.stats)}" for pane in panes if pane.stats]
-    return Group(Summary(panes, look, judged(answered.answers), legend=False), Text("\n".join(times), style="dim"))
+    answers = answered.answers
+    plain = plain_answer(answers)
+    panes, lines = [], []
+    for track, answer in zip(answered.tracks, answers, strict=True):
+        pane = replace(track.pane(), expected=answer.expected(plain))
+        panes.append(pane)
+        lines += [f"{pane.label}: {_times(answer.stats)}"]
+        lines += [f"{' ' * len(pane.label)}  {line}" for line in cost_lines(answer.stats, answer.terms)]
+    return Group(Summary(panes, look, judged(answers), legend=False), Text("\n".join(lines), style="dim"))
 
 
 def _times(stats: Stats) -> str:
@@ -119,18 +127,26 @@ def _times(stats: Stats) -> str:
 
 def session_stats(answers: Sequence[Answered], console: Console, settings: Settings) -> RenderableType:
     """/stats session: every lane over all answers of this run; the speed-up is the ratio of their rates."""
-    lanes: dict[str, list[Stats]] = {}
+    lanes: dict[str, list[Answer]] = {}
     for answered in answers:
-        for track in answered.tracks:
-            lanes.setdefault(track.lane.name, []).append(track.meter.stats)
-    merged = {name: merge(stats) for name, stats in lanes.items()}
+        for answer in answered.answers:
+            lanes.setdefault(answer.method, []).append(answer)
+    merged = {name: merge(answer.stats for answer in found) for name, found in lanes.items()}
     panes = [PaneData(name, (), stats, "done") for name, stats in merged.items()]
     look = look_of(console, settings).sized(height=None)
     lines = [f"{len(answers)} answer{'s' if len(answers) != 1 else ''}"]
     for name, stats in merged.items():
         ratio = speedup(merged["ar"], stats) if name != "ar" and "ar" in merged else None
         lines += [f"{name}: {ratio:.2f}x the rate of plain decoding"] if ratio else []
+        lines += [f"{name}: {line}" for line in cost_lines(stats, _shared(lanes[name]))]
     return Group(StatsLines(panes, look), Text("\n".join(lines), style="dim"))
+
+
+def _shared(answers: Sequence[Answer]) -> Terms:
+    """The terms of all these answers, or none where they differ: other models under the same names."""
+    first = answers[0].terms
+    same = all((one.terms.models, one.terms.sources) == (first.models, first.sources) for one in answers)
+    return first if same else Terms()
 
 
 def stats_json(answered: Answered) -> str:

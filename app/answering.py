@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from app.answers import Answer, compared, judged, plain_answer, shown_settings
+from app.answers import Answer, compared, judged, plain_answer, results, shown_settings
 from app.conversation import Conversation, Plan, Turn
+from app.costs import terms_of
 from app.live import Track, frame, look_of, play, play_live
 from app.race import Race
 from app.settings import Settings
 from app.terminal import Interrupts
 from app.view import StatsLine, note
 from app.wrap import visible
-from sampling.ratios import modelled
 
 if TYPE_CHECKING:
-    from app.lanes import Engine
+    from app.lanes import Engine, Lane
     from sampling.types import Session
 
 
@@ -59,7 +59,7 @@ class Answered:
             "pair": self.pair,
             "prompt": self.turn.user,
             "settings": shown_settings(self.settings),
-            "results": [one.to_json() for one in answers],
+            "results": results(answers),
             **compared(answers),
         }
 
@@ -75,7 +75,8 @@ def answer(
     """
     settings = _seeded(place.settings, plan)
     lanes = engine.lanes(settings)
-    tracks = [Track(lane, chat.text, len(plan.prompt), settings.max_new_tokens, plan.answer) for lane in lanes]
+    size, most = len(plan.prompt), settings.max_new_tokens
+    tracks = [Track(lane, chat.text, size, most, plan.answer, terms_of(lane, engine)) for lane in lanes]
     if plan.regenerated and not plan.answer:
         still = "temperature 0: the same answer again" if settings.temperature == 0 else f"seed {settings.seed}"
         place.hint(still)
@@ -123,9 +124,8 @@ def panes(answered: Answered, console: Console, settings: Settings) -> Renderabl
     answers = answered.answers
     plain = plain_answer(answers)
     if plain is not None:
-        for track in answered.tracks:
-            gamma = track.lane.settings.gamma
-            track.expected = modelled(track.meter.stats, plain.stats, gamma) if isinstance(gamma, int) else None
+        for track, found in zip(answered.tracks, answers, strict=True):
+            track.expected = found.expected(plain)
     return frame(answered.tracks, look, settings.view, verdict=judged(answers), show_discarded=settings.debug)
 
 
@@ -140,4 +140,11 @@ def traced(answered: Answered, console: Console, settings: Settings, rounds: int
         used.temperature, sampled=track.lane.law_drafts, coupling=used.coupling, draft_sampling=used.draft_sampling
     )
     look = look_of(console, settings).sized(height=None)
-    return Trace(track.steps, track.decode, look, track.lane.source_names, rule=rule, last=rounds, exact=exact)
+    names, lenience = track.lane.source_names, _lenience(track.lane)
+    return Trace(track.steps, track.decode, look, names, rule=rule, last=rounds, exact=exact, lenience=lenience)
+
+
+def _lenience(lane: Lane) -> float | None:
+    """That of the reviews inside the lane's cascade; None if it has none."""
+    links = getattr(lane.drafter, "links", ())
+    return next((link.drafter.lenience for link in links if hasattr(link.drafter, "lenience")), None)

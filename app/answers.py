@@ -6,12 +6,13 @@ Knows lanes by name and ids, not how they decode, and nothing of terminals.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from app.costs import Terms, swi_of
 from app.verdict import Verdict, difference, verdict
 from sampling.metrics import Meter, Stats
-from sampling.ratios import speedup
+from sampling.ratios import expected, speedup
 
 if TYPE_CHECKING:
     from app.lanes import Lane
@@ -22,6 +23,7 @@ _SHOWN = (
     *("gamma", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed"),
     *("coupling", "draft_sampling", "verify", "system", "chat"),
     *("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset"),
+    *("cascade", "k_matrix", "lenience"),
 )
 
 
@@ -35,14 +37,22 @@ class Answer:
     stats: Stats
     may_differ: bool = False  # from `ar`, rightly
     asked: int = 0  # gammas of all rounds together
+    terms: Terms = field(default_factory=Terms)
 
     @property
     def interrupted(self) -> bool:
         return self.stats.stop_reason == "interrupted"
 
     def to_json(self) -> dict[str, Any]:
-        """One entry of `results`: exactly the keys of `run --json`."""
-        return {"method": self.method, "text": self.text, "ids": list(self.ids), **self.stats.to_json()}
+        """One entry of `results`, without what takes two answers (:func:`results`)."""
+        told = {"method": self.method, "text": self.text, "ids": list(self.ids), **self.stats.to_json()}
+        return {**told, "swi": swi_of(self.stats, self.terms)}
+
+    def expected(self, plain: Answer | None) -> float | None:
+        """The speed-up over `plain` to expect at what both measured; None where no formula describes the lane."""
+        if plain is None or not self.terms.drafts:
+            return None
+        return expected(self.stats, plain.stats, self.terms.gamma)
 
 
 def run_lane(
@@ -52,8 +62,12 @@ def run_lane(
     *,
     interrupt: Callable[[], bool],
     show: Callable[[Event], None] | None = None,
+    terms: Terms | None = None,
 ) -> Answer:
-    """Decode one prompt to its end. The lane reads the prompt itself; `show` sees every event."""
+    """Decode one prompt to its end. The lane reads the prompt itself; `show` sees every event.
+
+    `terms` go with the answer; without them it has no figures that need them.
+    """
     from app.lanes import may_differ
 
     meter, asked = Meter(prompt_n=len(prompt)), 0
@@ -62,8 +76,8 @@ def run_lane(
         asked += getattr(event, "gamma", 0)
         if show is not None:
             show(event)
-    text = decode(meter.ids)
-    return Answer(lane.name, tuple(meter.ids), text, meter.stats, may_differ(lane, lane.settings), asked)
+    text, differs = decode(meter.ids), may_differ(lane, lane.settings)
+    return Answer(lane.name, tuple(meter.ids), text, meter.stats, differs, asked, terms or Terms())
 
 
 def agrees(plain: Answer, other: Answer) -> bool | None:
@@ -103,6 +117,16 @@ def compared(answers: Sequence[Answer]) -> dict[str, Any]:
     told = [agrees(plain, answer) for answer in answers if answer is not plain]
     same = False if False in told else (True if True in told else None)
     return {"speedup": None if ratio is None else round(ratio, 4), "same_output": same}
+
+
+def results(answers: Sequence[Answer], plain: Answer | None = None) -> list[dict[str, Any]]:
+    """The entries of `results`, exactly the keys of `run --json`; `plain` is ar's answer if it is not among them."""
+    plain = plain or plain_answer(answers)
+    told = [(answer, answer.expected(plain)) for answer in answers]
+    return [
+        {**answer.to_json(), "expected_speedup": None if factor is None else round(factor, 4)}
+        for answer, factor in told
+    ]
 
 
 def shown_settings(settings: Settings) -> dict[str, Any]:

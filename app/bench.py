@@ -9,13 +9,14 @@ same prompts. Knows how to run lanes (and the rivals of --against), not what the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.answers import Answer, run_lane, shown_settings
-from app.bench_file import machine, prompt_rows, writable, write_json
+from app.answers import Answer, run_lane
+from app.bench_file import facts, prompt_rows, writable, write_json
+from app.costs import ignores_gamma, terms_of
 from app.oneshot import INTERRUPTED, load_engine
 from app.prompts import Question, chosen, conversation, cut, fitting, read_questions, stratified
 from app.terminal import Interrupts
@@ -114,32 +115,41 @@ class Bench:
         self.items: list[Item] = []
         self.skipped: list[str] = []
         self.interrupted = False
+        # Where a lane's gamma is None it must not be auto all the same.
+        self._fixed = next((gamma for gamma in args.gammas if gamma != "auto"), None)
         self.variants = self._variants()
         names = [variant.method for variant in self.variants]
         self.reference = self.variants[names.index("ar") if "ar" in names else 0]
         self.decode = conversation(engine, settings).text
 
     def _variants(self) -> list[Variant]:
-        """Methods × gammas, then the rivals; a method that drafts nothing appears once."""
+        """Methods × gammas, then the rivals; a method that drafts nothing appears once.
+
+        One that ignores gamma appears once for all numbers (its gamma is None) and once for auto.
+        """
         found: list[Variant] = []
         for method in self.args.methods or self.settings.compare:
-            drafts = self.engine.lane(method, self.settings).drafts
-            gammas: Sequence[int | str | None] = dict.fromkeys(self.args.gammas) if drafts else [None]  # type: ignore[assignment]
+            lane = self.engine.lane(method, self.settings)
+            gammas: Iterable[int | str | None] = dict.fromkeys(self.args.gammas) if lane.drafts else [None]
+            if ignores_gamma(lane):
+                gammas = dict.fromkeys(gamma if gamma == "auto" else None for gamma in gammas)
             found += [Variant(method, gamma) for gamma in gammas]
         return [*found, *map(Variant, self.rivals)]
 
     def lane(self, variant: Variant, **changes: Any) -> Lane:
         """A lane that remembers nothing of earlier answers."""
         self.engine.forget()
-        if variant.gamma is not None:
-            changes["gamma"] = variant.gamma
+        gamma = self._fixed if variant.gamma is None else variant.gamma
+        if gamma is not None:
+            changes["gamma"] = gamma
         return self.engine.lane(variant.method, self.settings.changed(**changes))
 
     def answer(self, variant: Variant, prompt: list[int], **changes: Any) -> Answer:
         """One answer of a lane or a rival, from nothing."""
         rival = self.rivals.get(variant.method)
         if rival is None:
-            return run_lane(self.lane(variant, **changes), prompt, self.decode, interrupt=self.interrupt)
+            lane = self.lane(variant, **changes)
+            return run_lane(lane, prompt, self.decode, interrupt=self.interrupt, terms=terms_of(lane, self.engine))
         return rival.answer(prompt, self.settings.changed(**changes), self.decode, self.interrupt)
 
     # -- measuring ----------------------------------------------------------------------------
@@ -229,22 +239,4 @@ class Bench:
 
     def facts(self) -> dict[str, Any]:
         """What was measured, on what machine, when."""
-        loaded = self.engine.loaded
-        return {
-            "pair": loaded.spec.name,
-            "target": loaded.target.name,
-            "drafter": loaded.drafter.name if loaded.drafter is not None else loaded.drafter_kind,
-            "machine": machine(loaded),
-            "settings": shown_settings(self.settings),
-            "prompts_file": None if self.args.prompts is None else str(self.args.prompts),
-            "methods": list(dict.fromkeys(variant.method for variant in self.variants)),
-            "gammas": list(self.args.gammas),
-            "repeat": self.args.repeat,
-            "limit": self.args.limit,
-            "ids_file": None if self.args.ids is None else str(self.args.ids),
-            "turns": self.args.turns,
-            "against": self.args.against,
-            "notes": self.notes,
-            "complete": not self.interrupted,
-            "skipped": self.skipped,
-        }
+        return facts(self)

@@ -12,9 +12,10 @@ from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
 
 from app.answers import Answer, agrees
+from app.costs import swi_of
 from app.loops import LOOPS, PERIOD, REPEATS, looping_share, looping_tokens
-from sampling.metrics import Stats, merge
-from sampling.ratios import cost_ratio, modelled, speedup, verify_ratio
+from sampling.metrics import Stats, merge, ratio
+from sampling.ratios import cost_ratio, expected, speedup, verify_ratio
 
 if TYPE_CHECKING:
     from app.bench import Item, Variant
@@ -109,6 +110,18 @@ def _row(items: Sequence[Item], variant: Variant, plain: Variant | None) -> dict
         **_differences(both if variant != plain else []),
         "categories": categories,
         "worst_category": _worst(categories),
+        **_costs(answers, total),
+    }
+
+
+def _costs(answers: Sequence[Answer], total: Stats) -> dict[str, Any]:
+    """Calls of each model a target pass and milliseconds a call; (accepted, examined) of each reviewer; SWI."""
+    passes = total.target_passes
+    return {
+        "calls_per_pass": {model: _short(ratio(calls, passes)) for model, calls in total.calls.items()},
+        "ms_per_call": {model: _short(ratio(total.call_ms.get(model, 0.0), n)) for model, n in total.calls.items()},
+        "reviews": total.to_json().get("reviews", {}),
+        "swi": swi_of(total, answers[0].terms) if answers else None,
     }
 
 
@@ -168,11 +181,11 @@ def _spread(rates: Sequence[float]) -> dict[str, Any]:
 def _model(variant: Variant, total: Stats, plain: Stats) -> dict[str, Any]:
     """c and v as measured in these very runs, and the speed-up they let expect."""
     c, v = cost_ratio(total, plain), verify_ratio(total, plain)
-    gamma = variant.gamma if isinstance(variant.gamma, int) else 0
+    planned = isinstance(variant.gamma, int) or (variant.gamma is None and total.draft_n > 0)
     return {
-        "c": _short(c) if variant.gamma else None,
-        "v": _short(v) if gamma else None,  # of passes over gamma + 1 tokens, where gamma is one number
-        "expected_speedup": _short(modelled(total, plain, gamma)),
+        "c": _short(c) if variant.gamma or planned else None,
+        "v": _short(v) if planned else None,  # of passes that are planned to be of one width
+        "expected_speedup": _short(expected(total, plain, variant.gamma)),
     }
 
 

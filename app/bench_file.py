@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.answers import Answer, compared, shown_settings
+from app.answers import Answer, compared, results, shown_settings
 from app.loops import looping_share
 from utils.errors import UsageError
 
@@ -52,6 +52,29 @@ def machine(loaded: Any) -> dict[str, Any]:
     }
 
 
+def facts(bench: Bench) -> dict[str, Any]:
+    """What was measured, on what machine, when."""
+    loaded = bench.engine.loaded
+    return {
+        "pair": loaded.spec.name,
+        "target": loaded.target.name,
+        "drafter": loaded.drafter.name if loaded.drafter is not None else loaded.drafter_kind,
+        "machine": machine(loaded),
+        "settings": shown_settings(bench.settings),
+        "prompts_file": None if bench.args.prompts is None else str(bench.args.prompts),
+        "methods": list(dict.fromkeys(variant.method for variant in bench.variants)),
+        "gammas": list(bench.args.gammas),
+        "repeat": bench.args.repeat,
+        "limit": bench.args.limit,
+        "ids_file": None if bench.args.ids is None else str(bench.args.ids),
+        "turns": bench.args.turns,
+        "against": bench.args.against,
+        "notes": bench.notes,
+        "complete": not bench.interrupted,
+        "skipped": bench.skipped,
+    }
+
+
 def prompt_rows(bench: Bench) -> list[dict[str, Any]]:
     """Of every prompt that was answered all answers, as `run --json` tells them, with gamma and repeat."""
     return [_prompt(bench, item) for item in bench.items if any(item.answers)]
@@ -66,19 +89,24 @@ def _prompt(bench: Bench, item: Item) -> dict[str, Any]:
         "prompt": item.prompt,
         "settings": shown_settings(bench.settings),
         "results": [
-            {**replace(answer, method=variant.method).to_json(), "gamma": variant.gamma, "repeat": repeat}
-            | {"looping": round(looping_share(answer.ids), 4)}
-            | _against(row, answer, bench.reference)
+            _result(variant, repeat, row, bench.reference)
             for repeat, row in enumerate(item.answers)
             for variant in bench.variants
-            if (answer := row.get(variant)) is not None
+            if variant in row
         ],
     }
 
 
-def _against(row: dict[Variant, Answer], answer: Answer, reference: Variant) -> dict[str, Any]:
+def _result(variant: Variant, repeat: int, row: dict[Variant, Answer], reference: Variant) -> dict[str, Any]:
+    answer = replace(row[variant], method=variant.method)
     plain = row.get(reference) if reference.method == "ar" else None
-    return compared([answer] if plain is None or plain is answer else [plain, answer])
+    return {
+        **results([answer], plain)[0],
+        "gamma": variant.gamma,
+        "repeat": repeat,
+        "looping": round(looping_share(answer.ids), 4),
+        **compared([answer] if plain is None or variant == reference else [plain, answer]),
+    }
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

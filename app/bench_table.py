@@ -9,6 +9,9 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from app.costs import BY, applying
+from sampling.stats import TARGET
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -22,7 +25,8 @@ Rows = Sequence[dict[str, Any]]
 
 
 def print_tables(summary: Rows, loops: dict[str, Any], settings: Settings, stream: TextIO) -> None:
-    """The table of methods; where something was compared with `ar` the speed-ups, in all and by category; loops."""
+    """The table of methods; where something was compared with `ar` the speed-ups, in all and by category; where
+    drafters call models what they cost; loops."""
     from rich.console import Console
 
     from app.cli import want_color
@@ -40,6 +44,10 @@ def print_tables(summary: Rows, loops: dict[str, Any], settings: Settings, strea
         _print(console, title, _speedups(compared, loops, settings))
     if any(row["categories"] for row in compared):
         _print(console, "\nspeed-up by category", _by_category(compared, settings, console))
+    modelled = [row for row in summary if _others(row)]
+    if modelled:
+        title = "\nmodel calls a target pass; standardised walltime improvement by what calls cost"
+        _print(console, title, _costs(modelled, settings))
     console.print(f"\n{_loops_line(loops, settings)}", markup=False)
 
 
@@ -105,6 +113,32 @@ def _speedups(summary: Rows, loops: dict[str, Any], settings: Settings) -> Table
         if rivals:
             cells.append(_times((row["over_rivals"] or {}).get("speedup")))
         table.add_row(_named(row), *cells)
+    return table
+
+
+def _others(row: dict[str, Any]) -> dict[str, float]:
+    """Of a lane that drafts, the calls a pass of every model but the target."""
+    return {model: calls for model, calls in row["calls_per_pass"].items() if model != TARGET} if row["swi"] else {}
+
+
+def _costs(summary: Rows, settings: Settings) -> Table:
+    """What the models of drafting lanes are called for and let pass, and SWI by every table that applies."""
+    table = _table(settings)
+    table.add_column("method", no_wrap=True)
+    table.add_column("calls a pass")
+    reviewed = any(row["reviews"] for row in summary)
+    if reviewed:
+        table.add_column("reviews passed")
+    known = {name for row in summary for name in applying(row["swi"])}
+    tables = [name for name in BY if name in known]
+    for name in tables:
+        table.add_column(f"by {BY[name]}", justify="right")
+    for row in summary:
+        cells = [", ".join(f"{model} {calls:.2f}" for model, calls in _others(row).items())]
+        if reviewed:
+            shares = [f"{model} {one['accepted']}/{one['examined']}" for model, one in row["reviews"].items()]
+            cells.append(", ".join(shares) or "-")
+        table.add_row(_named(row), *cells, *(_times(row["swi"][name]) for name in tables))
     return table
 
 

@@ -96,25 +96,26 @@ def _table(*columns: str) -> Table:
 
 
 def _drafting(pair: PairSpec) -> str:
-    """The drafter, and behind it what drafts for it."""
-    if pair.inner is None:
-        return pair.drafter_name
-    return f"{pair.drafter_name} < {pair.inner if isinstance(pair.inner, str) else pair.inner.name}"
+    """The drafter; of a cascade its drafters, large to small, of a chain in their order."""
+    between = {"cascade": " < ", "chain": " + "}.get(pair.drafter_name)
+    return between.join(pair.cascade_names) if between else pair.drafter_name
 
 
 def _state(pair: PairSpec) -> str:
     """Whether the pair can be loaded: now, after fetching, or not by this version. Asks no network."""
     from utils.sources import is_here
-    from utils.specs import trained_kind
+    from utils.specs import CASCADES, trained_kind
 
     if pair.lacking is not None:
         return f"needs {pair.lacking}"
-    models: list[ModelSpec] = [pair.target] if isinstance(pair.drafter, str) else [pair.target, pair.drafter]
-    if (kind := trained_kind(pair.drafter)) is not None:
+    cascading = pair.drafter in CASCADES
+    models: list[ModelSpec] = [] if isinstance(pair.drafter, str) else [pair.drafter]
+    models += pair.cascade_models if cascading else ()
+    for kind in filter(None, map(trained_kind, pair.cascade_names if cascading else (pair.drafter,))):
         folder = getattr(pair.students, kind)
         if not Path(folder).is_dir():
             return f"needs {folder}"
-    return "ready" if all(is_here(model) for model in models) else "to be fetched"
+    return "ready" if all(is_here(model) for model in (pair.target, *models)) else "to be fetched"
 
 
 def _models(loaded: LoadedPair) -> Table:
@@ -123,11 +124,19 @@ def _models(loaded: LoadedPair) -> Table:
     if loaded.drafter is not None:
         assert not isinstance(loaded.spec.drafter, str)
         models.append(("drafter", loaded.drafter, loaded.spec.drafter))
+    specs = {spec.name: spec for spec in loaded.spec.cascade_models}
+    models += [(f"drafter {place}", loaded.cascade_models[name], specs[name]) for place, name in _placed(loaded)]
     table = _table(loaded.spec.name, *[role for role, _, _ in models])
     columns = [_properties(model, spec) for _, model, spec in models]
     for row in zip(*columns, strict=True):
         table.add_row(row[0][0], *[value for _, value in row])
     return table
+
+
+def _placed(loaded: LoadedPair) -> list[tuple[int, str]]:
+    """The models of the cascade with their places in it, from 1."""
+    names = enumerate(loaded.spec.cascade_names, start=1)
+    return [(place, name) for place, name in names if name in loaded.cascade_models]
 
 
 def _properties(model: LoadedModel, spec: ModelSpec) -> list[tuple[str, str]]:
@@ -146,20 +155,28 @@ def _properties(model: LoadedModel, spec: ModelSpec) -> list[tuple[str, str]]:
 
 
 def _shared(loaded: LoadedPair) -> list[str]:
-    """What both models have in common, in sentences."""
+    """What the models have in common, in sentences."""
     stops = ", ".join(f"{loaded.tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(loaded.stop_ids))
     lines = [
-        f"drafter: {loaded.drafter.name if loaded.drafter is not None else loaded.drafter_kind}",
+        f"drafter: {_named(loaded)}",
         f"tokenizer: {len(loaded.tokenizer.get_vocab()):,} tokens, "
         f"chat template: {'yes' if loaded.tokenizer.chat_template else 'none, prompts are completed as they are'}",
         f"stops at: {stops or 'nothing, answers end at their length'}",
         f"context of the pair: {loaded.context:,} tokens",
     ]
-    if loaded.drafter is not None:
-        lines.append(f"the pair fits: {loaded.vocab_size:,} ids mean the same in both models")
+    if models := loaded.drafting_models:
+        every = "both models" if len(models) == 1 else f"all {len(models) + 1} models"
+        lines.append(f"the pair fits: {loaded.vocab_size:,} ids mean the same in {every}")
     else:
         lines.append(f"the pair fits: {loaded.drafter_kind} drafts in the target's own vocabulary")
     return lines
+
+
+def _named(loaded: LoadedPair) -> str:
+    if loaded.drafter is not None:
+        return loaded.drafter.name
+    names = ", ".join(loaded.spec.cascade_names)
+    return f"{loaded.drafter_kind} of {names}" if loaded.drafter_kind in ("cascade", "chain") else loaded.drafter_kind
 
 
 def _students(engine: Engine) -> list[str]:

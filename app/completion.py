@@ -12,26 +12,44 @@ from collections.abc import Iterable
 from app.command_actions import PROCESSORS, SAVED, processor_usage
 from app.commands import Complete, Completion, ConsoleActions
 from app.fields import SETTING_FIELDS
-from app.kinds import LANES
+from app.kinds import LANES, MATCHED
 from utils.specs import BEHIND
 
+_TRAINED = {
+    "plain": "a small model trained for the target",
+    "glide": "reads the target's keys and values",
+    "feature": "reads the target's last hidden state",
+}
+_CASCADES = {
+    "cascade": "drafters that review each other's drafts",
+    "chain": "the cascade's drafters, one behind the other",
+}
 LANE_HELP = {
     "ar": "the target alone",
     "spec": "the pair's drafter",
     "draft": "the drafter alone",
     "ngram": "drafts from n-grams",
     "tables": "matches, then n-gram tables",
-    "plain": "a small model trained for the target",
-    "glide": "reads the target's keys and values",
-    "feature": "reads the target's last hidden state",
+    "static": "n-gram tables alone",
+    "match": "matches in the conversation alone",
+    "maxgram": "the longest match, then bigrams",
+    **_TRAINED,
     **{name: f"tables, and {kind} where they are silent" for name, kind in BEHIND.items()},
+    **{name: f"a match, and {kind} where there is none" for name, kind in MATCHED.items()},
+    **_CASCADES,
 }
 DRAFTER_HELP = {
     "ngram": "n-gram store",
     "tables": "n-gram tables",
+    "maxgram": "the longest match, then bigrams",
     **{kind: f"the pair's {kind} drafter" for kind in ("plain", "glide", "feature")},
     **{name: f"tables, and {kind} where they are silent" for name, kind in BEHIND.items()},
+    **_CASCADES,
     "none": "no drafter",
+}
+MEMBER_HELP = {
+    "model": "the pair's drafter model",
+    **{name: DRAFTER_HELP[name] for name in ("plain", "glide", "feature", "tables", "ngram", "maxgram")},
 }
 
 
@@ -69,13 +87,20 @@ def setting_values(name: str) -> Complete:
     def complete(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
         return [(value, f"now {console.settings.show(name)}") for value in SETTING_FIELDS[name].kind.choices]
 
-    return lane_list if name == "compare" else complete
+    return {"compare": lane_list, "cascade": drafter_list}.get(name, complete)
 
 
 def lane_list(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
     """The next lane of a comma list; none twice."""
     done = word.split(",")[:-1]
     return [(",".join([*done, lane]), LANE_HELP[lane]) for lane in LANES if lane not in done]
+
+
+def drafter_list(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
+    """The next drafter of a comma list: a word, or a model that the pair's cascade names; none twice."""
+    done = word.split(",")[:-1]
+    names = dict.fromkeys((*SETTING_FIELDS["cascade"].kind.choices, *console.defaults.cascade))
+    return [(",".join([*done, name]), MEMBER_HELP.get(name, "of the pair")) for name in names if name not in done]
 
 
 def pairs(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:

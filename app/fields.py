@@ -25,10 +25,11 @@ from app.kinds import (
     did_you_mean,
     got,
 )
+from app.kinds_cascade import Drafters, KMatrix
 from utils.errors import UsageError
-from utils.specs import BEHIND
+from utils.specs import DRAFTER_WORDS
 
-MODELS, DECODING, NGRAM, OUTPUT = "Models", "Decoding", "N-gram drafter", "Output"
+MODELS, DECODING, NGRAM, CASCADE, OUTPUT = "Models", "Decoding", "N-gram drafter", "Cascade", "Output"
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,14 @@ _TABLE: tuple[Field, ...] = (
         "drafter",
         Text(
             "ID|DIR|NAME",
-            "a hub id, a folder, ngram, tables, tables:FILE, plain, glide, feature, tables+feature (…) or none",
-            ("ngram", "tables", "plain", "glide", "feature", *BEHIND, "none"),
+            "a hub id, a folder, ngram, tables, tables:FILE, maxgram, plain, glide, feature, tables+feature (…), "
+            "cascade, chain or none",
+            DRAFTER_WORDS,
             optional=True,
         ),
         None,
-        "drafter instead of the pair's: a model, or ngram, tables, plain, glide, feature, tables+feature, none",
+        "drafter instead of the pair's: a model, or ngram, tables, maxgram, plain, glide, feature, tables+feature, "
+        "cascade, chain, none",
         MODELS,
     ),
     Field("device", _device(False), "auto", "where the target runs: auto, cpu, mps, cuda[:N]", MODELS),
@@ -130,6 +133,9 @@ _TABLE: tuple[Field, ...] = (
     Field("ngram_filler", Whole(1, 64), 3, "also count the target's k likeliest tokens; 1: only what it wrote", NGRAM),
     Field("ngram_stop_if_unknown", Switch(), True, "stop drafting at an unknown n-gram", NGRAM),
     Field("ngram_reset", Switch(), True, "forget the n-grams between answers", NGRAM),
+    Field("cascade", Drafters(), (), "drafters of the lanes cascade and chain, large to small", CASCADE),
+    Field("k_matrix", KMatrix(), (), "tokens each drafter adds; first row: for the target", CASCADE),
+    Field("lenience", Number(1, _MANY), 1.0, "how much drafters let pass; 1: nothing", CASCADE),
     Field("compare", Names(LANES), ("ar", "spec"), "lanes; the last carries the chat", OUTPUT),
     Field("view", Choice(("auto", "side", "stack", "trace")), "auto", "how the lanes are laid out", OUTPUT),
     Field("color", Choice(("auto", "always", "never")), "auto", "when to use colour", OUTPUT),

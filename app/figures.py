@@ -26,9 +26,20 @@ TITLES = {
     "draft": "drafter alone",
     "ngram": "n-gram drafts",
     "tables": "n-gram tables",
+    "static": "static tables alone",
+    "match": "matches alone",
+    "maxgram": "max-gram drafts",
     "plain": "plain drafter",
     "glide": "GLIDE drafter",
     "feature": "feature drafter",
+    "cascade": "cascade",
+    "chain": "chain",
+    "tables+plain": "tables, else plain",
+    "tables+glide": "tables, else GLIDE",
+    "tables+feature": "tables, else feature",
+    "match+plain": "matches, else plain",
+    "match+glide": "matches, else GLIDE",
+    "match+feature": "matches, else feature",
 }
 LABELS = {"ar": "AR"}
 RATES_NOTE = "seconds and rates leave prefill out"
@@ -42,7 +53,7 @@ class PaneData:
 
     `progress` is shown while waiting or reading the prompt ("reading prompt 256 of 3000"); `limit`
     is the most tokens the answer may have; `expected` the expected speed-up, if it is known; `gamma` that of
-    the last round, where it changes from round to round.
+    the last round, where it changes from round to round; `names` who may have proposed a span, by its source.
     """
 
     title: str
@@ -53,6 +64,7 @@ class PaneData:
     limit: int | None = None
     expected: float | None = None
     gamma: int | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def heading(self) -> str:
@@ -73,6 +85,11 @@ class PaneData:
     def drafting(self) -> bool:
         """Whether anything was drafted."""
         return bool(self.stats and self.stats.draft_n)
+
+    @property
+    def tinted(self) -> bool:
+        """Whether accepted text is tinted by who proposed it."""
+        return len(self.names) > 1
 
     @property
     def status(self) -> str:

@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from utils.specs import BEHIND
+from utils.specs import BEHIND, CASCADES, STUDENTS
 
-LANES: tuple[str, ...] = ("ar", "spec", "draft", "ngram", "tables", "plain", "glide", "feature", *BEHIND)
+LOOKED_UP = ("ngram", "tables", "static", "match", "maxgram")  # lanes in which no model drafts
+MATCHED = {f"match+{kind}": kind for kind in STUDENTS}  # a match first, a trained drafter where there is none
+LANES: tuple[str, ...] = ("ar", "spec", "draft", *LOOKED_UP, *STUDENTS, *BEHIND, *MATCHED, *CASCADES)
 SEED_LIMIT = 2**63 - 1
 
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)

@@ -1,10 +1,8 @@
 """Lanes: a loaded pair and the settings bound to the one decode loop, by the names of `--compare`.
 
-`ar` is the target alone, `spec` the target with the pair's drafter, `ngram` the target with an n-gram
-drafter, `tables` with static n-gram tables behind the conversation's own matches, `plain`, `glide` and `feature` with
-one of the pair's trained drafters, `tables+…` with one of them where the tables are silent, `draft` the drafter
-model alone. Drafters are kept from answer to answer and made anew when their settings change. Knows no text and no
-screen.
+`ar` is the target alone, `spec` the target with the pair's drafter, `draft` the drafter model alone; the others are
+the target with a drafter of that kind (app/completion.py says what each is, app/drafters.py makes them). Drafters are
+kept from answer to answer and made anew when their settings change. Knows no text and no screen.
 """
 
 from __future__ import annotations
@@ -13,31 +11,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from app.drafters import Drafters
 from app.kinds import LANES
-from app.students import Students, UnusableDrafterError
 from sampling.causal import CausalLM
 from sampling.costs import Costs
-from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter, StaticTables, TablesDrafter
-from sampling.drafters.takeover import TakeOverDrafter
+from sampling.drafters import NoDrafter, StaticTables
 from sampling.events import Event
 from sampling.loop import generate, never
 from sampling.pace import GoodputPace
 from sampling.sampler import KeyedSampler
 from sampling.types import LM, Drafter, FixedPace, Limits, Session
-from utils.errors import UsageError, UserError
-from utils.fit import fingerprint
+from utils.errors import UsageError
 from utils.logits_processors import make_processor
-from utils.specs import BEHIND, STUDENTS, trained_kind
+from utils.specs import trained_kind
 
 if TYPE_CHECKING:
     from app.settings import Settings
+    from app.students import Students
     from utils.loading import LoadedPair
-
-
-LEAST = 0.12
-"""Under `gamma auto` a trained drafter's chain ends where it has become less likely than this (docs/notes.md)."""
-SURE = 0.35
-"""How likely the first token of the tables must be, for a trained drafter not to take over (docs/notes.md)."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +56,18 @@ class Lane:
 
     @property
     def drafts(self) -> bool:
-        """Whether anything is ever drafted, so that gamma matters."""
+        """Whether anything is ever drafted."""
         return not isinstance(self.drafter, NoDrafter)
+
+    @property
+    def most(self) -> int | None:
+        """Tokens that a round may draft where the drafter itself says how many (cascade, chain); None: gamma does."""
+        return getattr(self.drafter, "most", None)
+
+    @property
+    def takes_gamma(self) -> bool:
+        """Whether a fixed gamma changes anything."""
+        return self.drafts and self.most is None
 
     @property
     def needs_hidden(self) -> bool:
@@ -93,10 +94,15 @@ class Lane:
             self.drafter,
             sampler,
             self.limits,
-            pace=self.pace or FixedPace(int(self.settings.gamma) if self.drafts else 0),
+            pace=self.pace or FixedPace(self._gamma()),
             session=session,
             interrupt=interrupt,
         )
+
+    def _gamma(self) -> int:
+        if not self.drafts:
+            return 0
+        return int(self.settings.gamma) if self.most is None else self.most
 
 
 def make_sampler(settings: Settings) -> KeyedSampler:
@@ -128,28 +134,25 @@ class Engine:
         self.stop_ids = frozenset(loaded.stop_ids)
         self.context = int(loaded.context)
         self.target = CausalLM(loaded.target.model, "target", loaded.vocab_size)
-        self.students = Students(loaded, self.target)
+        self.drafters = Drafters(loaded, self.target)
         self._kept: dict[str, tuple[Any, Drafter]] = {}
         self._paces: dict[str, tuple[Drafter, GoodputPace]] = {}
         self._costs: dict[tuple[str, Any], Costs] = {}
         self._own: Session | None = None  # the draft lane's session
-        self._tables: StaticTables | None = None
-        self.drafter: LM | None = None  # the pair's drafter, where it is a model that runs alone
-        try:
-            self._prepare(loaded)
-        except UserError as error:
-            raise UnusableDrafterError(str(error)) from error
 
-    def _prepare(self, loaded: LoadedPair) -> None:
-        """Build what the pair drafts with: a file that does not fit is told now."""
-        kind = loaded.drafter_kind
-        if kind == "model" and loaded.drafter is not None:
-            self.drafter = CausalLM(loaded.drafter.model, "drafter", loaded.vocab_size)
-        elif kind == "tables" or kind in BEHIND:
-            self.tables()
-        if (trained := trained_kind(kind)) is not None:
-            lm = self.students.lm(trained)
-            self.drafter = lm if trained == "plain" else None
+    @property
+    def students(self) -> Students:
+        """The pair's trained drafters."""
+        return self.drafters.students
+
+    @property
+    def drafter(self) -> LM | None:
+        """The pair's drafter, where it is a model that runs alone."""
+        return self.drafters.model
+
+    def tables(self) -> StaticTables | None:
+        """The pair's static tables; None if it names none. UserError if the file cannot be used."""
+        return self.drafters.tables()
 
     def lanes(self, settings: Settings) -> list[Lane]:
         """The lanes of `settings.compare`, in order. UsageError names a lane that this pair cannot run."""
@@ -165,9 +168,16 @@ class Engine:
                     raise UsageError(f"lane draft: a {kind} drafter reads the target's states and cannot run alone")
                 raise UsageError(f"lane draft needs a drafter model, got drafter {kind} (--drafter sets one)")
             return Lane(name, self.drafter, NoDrafter(), settings, limits, shares_target=False, reopen=self._reopen)
-        drafter = self._drafter(name, settings)
-        law_drafts, pace = self._kept[name][0][0] in ("model", *STUDENTS, *BEHIND), self._pace(name, drafter, settings)
+        kind = self._kind(name)
+        drafter, law_drafts = self._drafter(name, settings), self.drafters.from_laws(kind, settings)
+        pace = self._pace(name, drafter, settings)
         return Lane(name, self.target, drafter, settings, limits, law_drafts=law_drafts, pace=pace)
+
+    def _kind(self, name: str) -> str:
+        """What drafts in the lane; UsageError for an unknown lane."""
+        if name not in LANES:
+            raise UsageError(f"lane {name!r} is unknown; lanes are {', '.join(LANES)}")
+        return {"ar": "none", "spec": self.loaded.drafter_kind}.get(name, name)
 
     def pace(self, name: str) -> GoodputPace | None:
         """What chooses gamma in this lane under `gamma auto`; None before it has run so."""
@@ -177,15 +187,6 @@ class Engine:
         """What `gamma auto` chose for the last round of the last lane that has one; None before."""
         paces = [self.pace(name) for name in reversed(settings.compare)]
         return next((pace.last for pace in paces if pace is not None), None)
-
-    def tables(self) -> StaticTables | None:
-        """The pair's static tables; None if it names none. UserError if the file cannot be used."""
-        file = self.loaded.spec.tables
-        if self._tables is None and file is not None:
-            self._tables = StaticTables.open(
-                file, vocab_size=self.target.vocab_size, fingerprint=fingerprint(self.tokenizer)
-            )
-        return self._tables
 
     def limits(self, settings: Settings) -> Limits:
         """When an answer ends."""
@@ -215,52 +216,20 @@ class Engine:
 
     def _drafter(self, name: str, settings: Settings) -> Drafter:
         """The lane's drafter; the one of the last answer unless its settings have changed."""
-        if name not in LANES:
-            raise UsageError(f"lane {name!r} is unknown; lanes are {', '.join(LANES)}")
-        kind = {"ar": "none", "spec": self.loaded.drafter_kind}.get(name, name)
-        key: tuple[Any, ...] = (kind,)
-        if kind == "ngram":
-            key = (kind, *_ngram_settings(settings).items())
-        elif trained_kind(kind) is not None:
-            key = (kind, settings.gamma == "auto")
+        kind = self._kind(name)
+        key = self.drafters.key(kind, settings)
         found = self._kept.get(name)
         if found is None or found[0] != key:
-            found = self._kept[name] = (key, self._new_drafter(kind, settings))
+            found = self._kept[name] = (key, self.drafters.make(kind, settings))
         return found[1]
 
     def _pace(self, name: str, drafter: Drafter, settings: Settings) -> GoodputPace | None:
         """Under `gamma auto` the lane's pace: it lives as long as its drafter does."""
-        if settings.gamma != "auto" or isinstance(drafter, NoDrafter):
+        most = getattr(drafter, "most", None)
+        if settings.gamma != "auto" or isinstance(drafter, NoDrafter) or most == 0:
             return None
         found = self._paces.get(name)
         if found is None or found[0] is not drafter:
             costs = self._costs.setdefault((name, self._kept[name][0]), Costs())
-            found = self._paces[name] = (drafter, GoodputPace(costs=costs))
+            found = self._paces[name] = (drafter, GoodputPace(costs=costs, whole=most))
         return found[1]
-
-    def _trained(self, kind: str, settings: Settings) -> Drafter:
-        return self.students.drafter(kind, LEAST if settings.gamma == "auto" else 0.0)
-
-    def _new_drafter(self, kind: str, settings: Settings) -> Drafter:
-        if kind == "ngram":
-            return NgramDrafter(self.target.vocab_size, **_ngram_settings(settings))
-        if kind == "tables":
-            return TablesDrafter(self.tables())
-        if kind == "model" and self.drafter is not None:
-            return ModelDrafter(self.drafter)
-        if kind in BEHIND:
-            then = self._trained(BEHIND[kind], settings)
-            return TakeOverDrafter(TablesDrafter(self.tables()), then, sure=SURE, learn=settings.gamma == "auto")
-        if kind in STUDENTS:
-            return self._trained(kind, settings)
-        return NoDrafter()
-
-
-def _ngram_settings(settings: Settings) -> dict[str, Any]:
-    return {
-        "n": settings.ngram_n,
-        "multi_level": settings.ngram_multi_level,
-        "top_k_filler": settings.ngram_filler,
-        "stop_if_unknown": settings.ngram_stop_if_unknown,
-        "reset": settings.ngram_reset,
-    }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from app.answers import Answer
+from app.costs import Terms
 from app.figures import PaneData, State
 from app.palette import Look
 from app.spans import Spanner
@@ -40,20 +41,26 @@ def look_of(console: Console, settings: Settings) -> Look:
 class Track:
     """What one lane has made so far: events, figures and coloured text.
 
-    `before` are ids of the answer that are on the screen already (a continuation).
+    `before` are ids of the answer that are on the screen already (a continuation); `terms` go with its answer.
     """
 
     def __init__(
-        self, lane: Any, decode: Callable[[list[int]], str], prompt_n: int, limit: int, before: Sequence[int] = ()
+        self,
+        lane: Any,
+        decode: Callable[[list[int]], str],
+        prompt_n: int,
+        limit: int,
+        before: Sequence[int] = (),
+        terms: Terms | None = None,
     ) -> None:
-        self.lane, self.limit = lane, limit
+        self.lane, self.limit, self.terms = lane, limit, terms or Terms()
         self.events: list[Event] = []
         self.meter = Meter(prompt_n=prompt_n)
         self.spanner = Spanner(decode, bool(getattr(lane, "drafts", False)), context=before)
         self.decode = decode
         self._state: State = "waiting"
         self._progress = ""
-        self.expected: float | None = None  # the speed-up that the measured alpha, c and v let expect
+        self.expected: float | None = None  # the speed-up that the figures measured let expect
 
     def feed(self, event: Event) -> None:
         """Take in an event of this lane."""
@@ -77,9 +84,17 @@ class Track:
 
     def pane(self) -> PaneData:
         """The lane as it stands, for the screen."""
-        stats = self.meter.stats
-        name, spans = self.lane.name, self.spanner.spans
-        return PaneData(name, spans, stats, self._state, self._progress, self.limit, self.expected, self._gamma())
+        return PaneData(
+            self.lane.name,
+            self.spanner.spans,
+            self.meter.stats,
+            self._state,
+            self._progress,
+            self.limit,
+            expected=self.expected,
+            gamma=self._gamma(),
+            names=tuple(getattr(self.lane, "source_names", ())),
+        )
 
     def _gamma(self) -> int | None:
         """What `gamma auto` chose for the last round; None where gamma is fixed."""
@@ -92,7 +107,7 @@ class Track:
 
         ids = tuple(self.meter.ids)
         differs = may_differ(self.lane, self.lane.settings)
-        return Answer(self.lane.name, ids, self.decode(list(ids)), self.meter.stats, differs)
+        return Answer(self.lane.name, ids, self.decode(list(ids)), self.meter.stats, differs, terms=self.terms)
 
     def record(self) -> dict[str, Any]:
         """The lane with its events, for /save."""

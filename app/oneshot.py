@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING
 
-from app.answers import Answer, compared, judged, run_lane, shown_settings
+from app.answers import Answer, compared, judged, results, run_lane, shown_settings
+from app.costs import terms_of
 from app.prompts import fitting, given_prompt
 from app.terminal import Interrupts
 from app.wrap import visible
@@ -106,7 +107,7 @@ class OneShot:
             "pair": self.engine.loaded.spec.name,
             "prompt": self.text,
             "settings": shown_settings(self.settings),
-            "results": [answer.to_json() for answer in answers],
+            "results": results(answers),
             **compared(answers),
         }
         plain = (sys.stdout.encoding or "").lower().replace("-", "") not in ("utf8", "utf8sig")
@@ -128,7 +129,9 @@ class OneShot:
         """Run the lanes in order; after an interrupt the rest are skipped. At least one answer."""
         answers: list[Answer] = []
         for lane in self.lanes:
-            answers.append(run_lane(lane, self.prompt, self.decode, interrupt=self.interrupt, show=show(lane)))
+            terms = terms_of(lane, self.engine)
+            answer = run_lane(lane, self.prompt, self.decode, interrupt=self.interrupt, show=show(lane), terms=terms)
+            answers.append(answer)
             if answers[-1].interrupted:
                 break
         return answers

@@ -30,7 +30,7 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
     A --target without --pair takes no other value from the catalogue's default pair but its settings for every
     pair, and the n-gram drafter unless --drafter names one. A pair named here (by /pair) is taken as it stands.
     """
-    from utils.catalogue import BEHIND, MODELLESS, STUDENTS, PairSpec, named_tables, spec_from_argument
+    from utils.catalogue import DRAFTER_WORDS, PairSpec, named_tables, spec_from_argument
 
     known = catalogue(options)
     if name is not None:
@@ -39,7 +39,7 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
     more: dict[str, Any] = {}
     if model is not None and (file := named_tables(model)) is not None:
         model, more = "tables", {"tables": file}
-    if model not in (None, *MODELLESS, *STUDENTS, *BEHIND):
+    if model not in (None, *DRAFTER_WORDS):
         model = spec_from_argument(model)
     if model is not None:
         more = {**more, "drafter": model, "method": "spec"}

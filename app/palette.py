@@ -1,7 +1,8 @@
 """How the screen looks: its size, what may be drawn, and the style of each role.
 
 A role is a word (accepted, rejected, target, faint …); colour never carries a meaning alone: rejected
-text is struck through and the target's is bold. Knows no text and no layout.
+text is struck through and the target's is bold. Which drafter proposed an accepted token is a tint of
+"accepted"; `/trace` says it in words. Knows no text and no layout.
 """
 
 from __future__ import annotations
@@ -11,9 +12,17 @@ from functools import cache
 
 from rich.style import Style
 
+TINTS = ("accepted", "accepted 2", "accepted 3", "accepted 4")
+"""The roles of accepted text by the drafter that proposed it, in the order of its lane's names."""
+
+# The tints of a palette keep apart from each other on black and on white, and from what terminals call green;
+# those of "cb" also to colour-blind eyes.
 PALETTES: dict[str, dict[str, str]] = {
     "default": {
         "accepted": "green",
+        "accepted 2": "color(37)",
+        "accepted 3": "color(108)",
+        "accepted 4": "color(106)",
         "rejected": "strike red",
         "discarded": "dim italic",
         "target": "bold bright_blue",
@@ -23,6 +32,9 @@ PALETTES: dict[str, dict[str, str]] = {
     # For colour-blind eyes: blue against orange, and a line under what the target wrote.
     "cb": {
         "accepted": "color(39)",
+        "accepted 2": "color(37)",
+        "accepted 3": "color(31)",
+        "accepted 4": "color(26)",
         "rejected": "strike color(208)",
         "discarded": "dim italic",
         "target": "bold underline",
@@ -52,6 +64,7 @@ UNICODE = {
     "newline": "↵",
     "alpha": "α",
     "gamma": "γ",
+    "lambda": "λ",
     "times": "×",
     "levels": "▁▂▃▄▅▆▇█",
 }
@@ -67,10 +80,16 @@ ASCII = {
     "newline": "\\n",
     "alpha": "alpha",
     "gamma": "gamma",
+    "lambda": "lambda",
     "times": "x",
     "levels": "",
 }
-_WORDS = ("alpha", "gamma", "times", "levels")
+_WORDS = ("alpha", "gamma", "lambda", "times", "levels")
+
+
+def tint(source: int) -> str:
+    """The role of accepted text proposed by number `source` of a lane's names; after the last tint they repeat."""
+    return TINTS[source % len(TINTS)]
 
 
 @cache

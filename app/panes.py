@@ -1,8 +1,9 @@
 """The lanes' texts in panes: side by side, stacked, or without borders, within a given height.
 
 Every word shows what became of it: by style, or without colour by marks, {+x+} for the target's own
-token and [-x-] for a rejected one. Where the text is longer than the pane its end is shown. Knows
-no events, no ids and no figures but those in :class:`app.figures.PaneData`.
+token and [-x-] for a rejected one. With colour accepted text is tinted by who proposed it. Where the text
+is longer than the pane its end is shown. Knows no events, no ids and no figures but those in
+:class:`app.figures.PaneData`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from rich.cells import cell_len
 from rich.segment import Segment
 
 from app.figures import PaneData, rate
-from app.palette import Look
+from app.palette import Look, tint
 from app.rows import Drawn, Row, fit, row_of, width_of
 from app.spans import NO_TEXT, Span
 from app.wrap import Line, Piece, wrap
@@ -52,15 +53,15 @@ def _marked(text: str, role: str, look: Look) -> list[Piece]:
     return [(part, kind) for part, kind in pieces if part]
 
 
-def pieces_of(spans: Sequence[Span], look: Look, *, show_discarded: bool = False) -> list[Piece]:
-    """Spans → pieces in the look's manner: styled by kind, or marked where there is no colour."""
+def pieces_of(spans: Sequence[Span], look: Look, *, show_discarded: bool = False, tinted: bool = False) -> list[Piece]:
+    """Spans → pieces in the look's manner: styled by kind (`tinted`: and source), or, without colour, marked."""
     pieces: list[Piece] = []
     for span in spans:
         if span.kind == "discarded" and not show_discarded:
             continue
         text = span.text if span.committed else _off_record(span.text, look)
         if span.kind not in _MARKS:
-            pieces.append((text, span.kind))
+            pieces.append((text, tint(span.source) if tinted and span.kind == "accepted" else span.kind))
         elif look.color:
             pieces += _struck(text, span.kind)
         else:
@@ -95,7 +96,8 @@ class Pane(Drawn):
     def lines(self) -> list[Line]:
         """The wrapped text, all of it."""
         if self._lines is None:
-            pieces = pieces_of(self.data.spans, self.look, show_discarded=self._show)
+            tinted = self.data.tinted and self.look.color
+            pieces = pieces_of(self.data.spans, self.look, show_discarded=self._show, tinted=tinted)
             if self.data.state == "running":
                 pieces.append((self.look.glyph("cursor"), "cursor"))
             width = self.look.width - 4 if self.border else self.look.width

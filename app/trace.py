@@ -1,54 +1,32 @@
 """The teaching view: round by round each draft with q(x), p(x), its chance of acceptance and its fate.
 
-p and q are the probabilities at temperature 1 that the events carry, and are labelled so. Knows no
-models and no settings but the rule by which drafts were accepted.
+p and q are the probabilities at temperature 1 that the events carry, and are labelled so. The reviews inside a
+round of a cascade come before its drafts, further in. Knows no models and no settings but the rule by which drafts
+were accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
+from rich.segment import Segment
 
 from app.figures import share
-from app.palette import Look
-from app.rows import Drawn, Row, field, fit, flow
+from app.palette import Look, tint
+from app.rounds import Drafted, Round, read
+from app.rows import Drawn, Field, Row, field, fit, flow
+from app.rules import RULES, Rule, chance, ratio, reviews, rule_of
 from app.spans import NO_TEXT, Decode, Window
 from app.wrap import visible
 from sampling.events import Step
 
-Rule = Literal["argmax", "match", "ratio", "coupled"]
+__all__ = ["RULES", "Rule", "Trace", "rule_of"]
 
-RULES: dict[Rule, str] = {
-    "argmax": "greedy: a draft x is accepted if x = argmax p",
-    "match": "point mass: the target draws its own token, x is accepted if that is x; chance p(x)",
-    "ratio": "x drawn from q is accepted with chance min(1, p(x)/q(x))",
-    "coupled": "drafter and target draw with the same noise; x is accepted if both drew it",
-}
 _WIDE = 60  # columns from which a draft's row has its columns spelled out
 _FATES = 40  # columns from which fates are whole words
-_TEXT = 18  # columns of a draft's text at most
-
-
-def rule_of(temperature: float, *, sampled: bool, coupling: str = "rejection", draft_sampling: str = "law") -> Rule:
-    """The rule of a lane: `sampled` says that its drafter is a model (tables and n-grams are point masses)."""
-    if temperature == 0:
-        return "argmax"
-    if not sampled or draft_sampling == "greedy":
-        return "match"
-    return "coupled" if coupling == "gumbel" else "ratio"
-
-
-class _Draft(NamedTuple):
-    """One row of a round."""
-
-    number: int
-    text: str
-    source: str
-    q: float | None
-    p: float | None
-    fate: str
+_TEXT, _LEAST = 18, 8  # columns of a draft's text: at most, and where its row must be narrower
+_STEP = 2  # columns that every level of reviews is further in
 
 
 class Trace(Drawn):
@@ -56,7 +34,7 @@ class Trace(Drawn):
 
     `steps` are one row's rounds from its prefill on, `names` the drafter's names for the sources.
     `exact` says that p and q are the very laws that decided (temperature 1, no filter); otherwise the
-    chance is only near.
+    chance is only near. `lenience` is that of the reviews inside a cascade (None: not known).
     """
 
     def __init__(
@@ -69,9 +47,10 @@ class Trace(Drawn):
         rule: Rule = "argmax",
         last: int | None = None,
         exact: bool = False,
+        lenience: float | None = None,
     ) -> None:
         self.steps, self.look, self.names = list(steps), look, tuple(names)
-        self.rule, self.exact = rule, exact
+        self.rule, self.exact, self.lenience = rule, exact, lenience
         self.first = 0 if last is None else max(0, len(self.steps) - max(0, last))
         self._decode = decode
 
@@ -82,42 +61,24 @@ class Trace(Drawn):
         rows = self._head()
         window = Window(self._decode)
         for number, step in enumerate(self.steps):
-            drafts, own = self._read(step, window)
             if number >= self.first:
-                rows += self._round(number, step, drafts, own)
+                rows += self._round(number, read(step, window))
+            for token in step.emitted:
+                window.push(token)
         return rows
 
     def _head(self) -> list[Row]:
-        near = self._has_chance and not self.exact
-        chance = "; the run's own law may differ, chances are near" if near else ""
-        texts = [RULES[self.rule], f"q(x), p(x) at temperature 1{chance}"]
+        exact = self.exact and (not self._reviewed or self.lenience == 1)  # q is then what a lenient review lets out
+        near = "; the run's own law may differ, chances are near" if self._has_chance and not exact else ""
+        texts = [RULES[self.rule]]
+        if self._reviewed:
+            texts.append(reviews(self.rule, self.lenience, self.look.glyph("lambda")))
+        texts.append(f"q(x), p(x) at temperature 1{near}")
         texts += [f"drafts by {self.names[0]}"] if len(self.names) == 1 else []
         return [row for text in texts for row in flow([field(text, "faint")], self.look)]
 
-    def _read(self, step: Step, window: Window) -> tuple[list[_Draft], str]:
-        """The drafts of a round as they would have read, and the target's own token."""
-        texts = window.ahead(step.drafted)
-        examined = [*step.path, *step.rejected]
-        figures = {node: pair for node, *pair in zip(examined, step.draft_p, step.target_p, strict=False)}
-        fates = dict.fromkeys(step.path, "accepted") | dict.fromkeys(step.rejected, "rejected")
-        drafts = []
-        for node, text in enumerate(texts):
-            q, p = figures.get(node, (None, None))
-            drafts.append(_Draft(node + 1, text, self._source(step, node), q, p, fates.get(node, "discarded")))
-        for token in step.accepted:
-            window.push(token)
-        own = window.ahead([step.token])[0] if step.token is not None else ""
-        if step.token is not None:
-            window.push(step.token)
-        return drafts, own
-
-    def _source(self, step: Step, node: int) -> str:
-        if len(self.names) < 2 or node >= len(step.source):
-            return ""
-        index = step.source[node]
-        return self.names[index] if 0 <= index < len(self.names) else str(index)
-
-    def _round(self, number: int, step: Step, drafts: list[_Draft], own: str) -> list[Row]:
+    def _round(self, number: int, found: Round) -> list[Row]:
+        step = found.step
         name = "prefill" if number == 0 and not step.drafted else f"round {number}"
         parts = [field(name, "strong")]
         if step.drafted or number:
@@ -127,52 +88,146 @@ class Trace(Drawn):
             ]
         parts += [field(f"{step.seconds * 1000:.1f} ms", "faint")]
         rows = flow(parts, self.look, 2)
-        for draft in drafts:
+        for review in found.inner:
+            rows += self._review(review, 1)
+        for draft in found.drafts:
             rows += self._draft(draft)
-        return rows + self._own(step, own, bool(drafts))
+        return rows + self._own(step, found.own, bool(found.drafts))
+
+    def _review(self, found: Round, level: int) -> list[Row]:
+        """A round within the round; on a narrow screen its head is all."""
+        rows = self._review_head(found, level)
+        for review in found.inner:
+            rows += self._review(review, level + 1)
+        if not self._wide or not found.drafts:
+            return rows
+        for draft in found.drafts:
+            rows += self._draft(draft, level)
+        own = [field("  "), self._added(found), field(f"added by {_reviewer(found.step)}", "faint")]
+        return rows + (self._inside(own, level, 4) if found.own else [])
+
+    def _added(self, found: Round) -> Field:
+        """A reviewer's own token, in the tint of what it proposed."""
+        reviewer = _reviewer(found.step)
+        source = self.names.index(reviewer) if reviewer in self.names else None
+        return field(self._quoted(found.own), self._role("accepted", source))
+
+    def _review_head(self, found: Round, level: int) -> list[Row]:
+        """Who reviewed whose drafts, and how many went on from there."""
+        step, reviewer = found.step, _reviewer(found.step)
+        kept, drafted, took = len(step.path), len(step.drafted), f"{step.seconds * 1000:.1f} ms"
+        names = list(dict.fromkeys(self._name(source) for source in step.source)) or ["a drafter"]
+        own: list[Field] = []
+        if not drafted:
+            told = self._wide and found.own
+            texts = [f"{reviewer} had nothing to review,", f"{took}, added" if told else took]
+            own = [self._added(found)._replace(before=" ")] if told else []
+        elif self._wide:
+            texts = [f"{reviewer} reviewed {_joined(map(_of, names))} {drafted}:", f"accepted {kept},", took]
+        else:
+            texts = [f"{reviewer}: {kept}/{drafted} of {_joined(names)},", took]
+        return self._inside([*(field(text, "faint", " ") for text in texts), *own], level, 2)
+
+    def _inside(self, fields: list[Field], level: int, indent: int) -> list[Row]:
+        """Rows of fields, all of them two columns further in at every level."""
+        margin = min(_STEP * level, self.look.width // 3)
+        rows = flow(fields, self.look.sized(width=self.look.width - margin), indent)
+        return [[Segment(" " * margin), *row] for row in rows]
 
     def _own(self, step: Step, own: str, drafted: bool) -> list[Row]:
         if step.token is None:
-            return flow([field("  "), field("ended by an accepted stop token", "faint")], self.look, 4)
+            return self._inside([field("ended by an accepted stop token", "faint")], 2, 0)
         role = "correction" if step.rejected else "bonus" if drafted else "own token"
         words = f"from the target ({role}), top-2 gap" if self._wide else "target, gap"
         fields = [field("  "), field(self._quoted(own), "target"), field(f"{words} {step.top2_gap:.3f}", "faint")]
         return flow(fields, self.look, 4)
 
-    def _draft(self, draft: _Draft) -> list[Row]:
-        quoted = self._quoted(draft.text)
-        pad = " " * (_TEXT - cell_len(quoted)) if self._wide else ""
-        fields = [field(f"{draft.number:>2}"), field(quoted, draft.fate), field(pad, "plain", "")]
-        fields += [field(text) for text in self._figures(draft)]
+    def _draft(self, draft: Drafted, level: int = 0) -> list[Row]:
+        columns = max(_LEAST, self._text - _STEP * level)
+        quoted = self._quoted(draft.text, columns)
+        pad = " " * (columns - cell_len(quoted)) if self._wide else ""
+        fields = [field(f"{draft.number:>2}"), field(quoted, self._role(draft.fate, draft.source))]
+        fields.append(field(pad, "plain", ""))
+        fields += [field(text) for text in self._figures(draft, inside=level > 0)]
         fate = draft.fate if self.look.width >= _FATES else draft.fate[:3]
+        name = "" if draft.source is None or len(self.names) < 2 else self._name(draft.source)
         fields.append(field(fate, "strong" if draft.fate == "rejected" else draft.fate))
-        if draft.source:
-            fields.append(field(draft.source, "faint"))
-        return flow([item for item in fields if item.width], self.look, 4)
+        fields.append(field(" " * (9 - len(fate)) if name and self._wide else "", "plain", ""))
+        fields.append(field(name, "faint"))
+        return self._inside([item for item in fields if item.width], level, 4)
 
-    def _figures(self, draft: _Draft) -> list[str]:
+    def _role(self, fate: str, source: int | None) -> str:
+        """The style of a draft's text: where several draft, an accepted one's tint says who proposed it."""
+        return tint(source) if fate == "accepted" and source is not None and len(self.names) > 1 else fate
+
+    def _name(self, source: int) -> str:
+        return self.names[source] if 0 <= source < len(self.names) else str(source)
+
+    def _figures(self, draft: Drafted, inside: bool) -> list[str]:
         if draft.q is None or draft.p is None:
-            return ["not examined".ljust(27 if self._has_chance else 14)] if self._wide else []
-        chance = share(self._chance(draft.q, draft.p)) if self._has_chance else ""
-        if not self._wide:
-            return [f"q{share(draft.q)} p{share(draft.p)}" + (f" ch{chance}" if chance else "")]
-        figures = [f"q {share(draft.q):>4}", f"p {share(draft.p):>4}"]
-        return [*figures, f"chance {chance:>4}"] if chance else figures
+            return ["not examined".ljust(self._room)] if self._wide else []
+        likely = self._chance(draft.q, draft.p, inside)
+        told = "" if likely is None else share(likely)
+        figures = f"q {share(draft.q):>4}  p {share(draft.p):>4}" + (f"  chance {told:>4}" if told else "")
+        if not self._spelled:
+            figures = f"q{share(draft.q)} p{share(draft.p)}" + (f" ch{told}" if told else "")
+        return [figures.ljust(self._room) if self._wide else figures]
 
     @property
     def _wide(self) -> bool:
         return self.look.width >= _WIDE
 
     @property
+    def _reviewed(self) -> bool:
+        """Whether any draft was reviewed before the target saw it."""
+        return any(step.inner for step in self.steps)
+
+    @property
     def _has_chance(self) -> bool:
         return self.rule in ("match", "ratio")
 
-    def _chance(self, q: float, p: float) -> float:
-        # Theorem (Leviathan 2023): accepting x ~ q with min(1, p/q) leaves p(x) unchanged.
-        return p if self.rule == "match" else min(1.0, p / q) if q > 0 else 0.0
+    @property
+    def _spelled(self) -> bool:
+        """Whether a draft's figures have room for their words."""
+        return self._wide and self._left(27 if self._has_chance else 14) >= 12
 
-    def _quoted(self, text: str) -> str:
+    @property
+    def _room(self) -> int:
+        """Columns of a draft's figures."""
+        if self._spelled:
+            return 27 if self._has_chance else 14
+        return 18 if self._has_chance else 12
+
+    @property
+    def _text(self) -> int:
+        """Columns of a draft's text, so that its row is one where that can be."""
+        return max(_LEAST, min(_TEXT, self._left(self._room))) if self._wide else _TEXT
+
+    def _left(self, figures: int) -> int:
+        """Columns that a draft's row leaves to its text: 17 are its number, its fate and gaps."""
+        source = 2 + max(map(cell_len, self.names)) if len(self.names) > 1 else 0
+        return self.look.width - 17 - figures - source
+
+    def _chance(self, q: float, p: float, inside: bool) -> float | None:
+        if not inside:
+            return chance(self.rule, q, p)
+        return ratio(q, p, self.lenience) if self.rule == "ratio" and self.lenience is not None else None
+
+    def _quoted(self, text: str, columns: int = _TEXT) -> str:
         """A token's text in quotes on one line, spaces kept."""
         text = visible(text, self.look.ascii).replace("\n", self.look.glyph("newline")).replace("\t", " ")
         text = "<end>" if text == NO_TEXT and self.look.ascii else text
-        return f'"{fit(text, min(_TEXT - 2, max(2, self.look.width - 8)), self.look)}"'
+        return f'"{fit(text, min(columns - 2, max(2, self.look.width - 8)), self.look)}"'
+
+
+def _reviewer(step: Step) -> str:
+    return step.calls[-1].model if step.calls else "a reviewer"
+
+
+def _joined(words: Iterable[str]) -> str:
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def _of(name: str) -> str:
+    return f"{name}'" if name.endswith("s") else f"{name}'s"

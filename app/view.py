@@ -21,6 +21,7 @@ from app.figures import (
     details,
     note,
 )
+from app.legend import HINTS, Legend
 from app.palette import PALETTES, Look
 from app.panes import Layout, Pane, SideBySide
 from app.rows import Drawn, Field, Row, field, flow, row_of
@@ -48,8 +49,6 @@ __all__ = [
     "Summary",
     "note",
 ]
-
-HINTS = ("/help", "/gamma N", "/trace", "Ctrl-C stops")
 
 
 class Header(Drawn):
@@ -80,27 +79,6 @@ class Header(Drawn):
 
     def rows(self) -> list[Row]:
         return flow(self.fields, self.look, 2)
-
-
-class Legend(Drawn):
-    """What the colours, or without them the marks, mean. `hints` adds a few commands."""
-
-    def __init__(self, look: Look, *, hints: bool = False, show_discarded: bool = False) -> None:
-        self.look, self.hints, self.discarded = look, hints, show_discarded
-
-    def fields(self) -> list[Field]:
-        """The legend's words."""
-        if self.look.color:
-            words = [("accepted", "accepted"), ("rejected", "rejected"), ("discarded", "discarded")]
-            named = [*words, ("from the target", "target")]
-        else:
-            words = [("text accepted", "accepted"), ("[-x-] rejected", "rejected"), ("[~x~] discarded", "discarded")]
-            named = [*words, ("{+x+} from target", "target")]
-        fields = [field(text, role) for text, role in named if role != "discarded" or self.discarded]
-        return fields + [field(hint, "faint") for hint in (HINTS if self.hints else ())]
-
-    def rows(self) -> list[Row]:
-        return flow(self.fields(), self.look)
 
 
 class Answer(Drawn):
@@ -139,7 +117,7 @@ class Summary(Drawn):
         self.panes, self.look, self.verdict = panes, look, verdict
         self.drafting = [pane for pane in panes if pane.drafting]
         marks = legend and any(span.kind != "plain" for pane in panes for span in pane.spans)
-        self.legend = Legend(look, show_discarded=show_discarded).fields() if marks else []
+        self.legend = Legend(look, panes, show_discarded=show_discarded).fields() if marks else []
         self.hints = [field(hint, "faint") for hint in (HINTS if hints else ())]
 
     def blocks(self) -> list[Block]:

@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sampling.api import (
         autoregressive_generate,
+        cascade_generate,
         ngram_assisted_speculative_generate,
         speculative_generate,
     )
     from sampling.drafters.feature import FeatureDrafter
     from sampling.drafters.glide import GlideLM
+    from sampling.drafters.max_gram import MaxGramDrafter
     from sampling.loop import generate
+    from sampling.recorded import RecordedLM
     from sampling.student_network import StudentNetwork
 
 _HOMES = {
     "FeatureDrafter": "sampling.drafters.feature",
     "GlideLM": "sampling.drafters.glide",
+    "MaxGramDrafter": "sampling.drafters.max_gram",
+    "RecordedLM": "sampling.recorded",
     "StudentNetwork": "sampling.student_network",
     "autoregressive_generate": "sampling.api",
+    "cascade_generate": "sampling.api",
     "generate": "sampling.loop",
     "ngram_assisted_speculative_generate": "sampling.api",
     "speculative_generate": "sampling.api",
@@ -30,8 +36,11 @@ _HOMES = {
 __all__ = [
     "FeatureDrafter",
     "GlideLM",
+    "MaxGramDrafter",
+    "RecordedLM",
     "StudentNetwork",
     "autoregressive_generate",
+    "cascade_generate",
     "generate",
     "ngram_assisted_speculative_generate",
     "speculative_generate",

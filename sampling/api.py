@@ -4,15 +4,17 @@ new ids out. Knows no text; a tokenizer, where one is taken, is asked for its st
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
+from sampling.cascades import cascade_of
 from sampling.causal import CausalLM
 from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from sampling.events import Step
 from sampling.loop import generate
+from sampling.recorded import RecordedLM
 from sampling.sampler import Coupling, DraftSampling, KeyedSampler
 from sampling.types import LM, Drafter, FixedPace, Limits, Sampler
 from utils.errors import UserError
@@ -113,6 +115,49 @@ def ngram_assisted_speculative_generate(
     way = ngram or NgramDrafter(lm.vocab_size, n=n, top_k_filler=filler_top_k, stop_if_unknown=stop_if_unknown)
     stop = _stop_ids(end_tokens_id, eos_tokens_id, target, tokenizer)
     return _drain(lm, input_ids, way, _sampler(logits_processor, seed), max_gen_len, stop, gamma)
+
+
+def cascade_generate(
+    input_ids: Ids,
+    drafters: Sequence[Any],
+    target: Any,
+    k_matrix: Sequence[Sequence[int]],
+    lenience: float = 1.0,
+    max_gen_len: int = 200,
+    *,
+    tokenizer: Any = None,
+    logits_processor: LogitsProcessor | None = None,
+    end_tokens_id: Stop = None,
+    eos_tokens_id: Stop = None,
+    pad_token_id: int | None = None,
+    seed: Seed = 0,
+    coupling: Coupling = "rejection",
+    draft_sampling: DraftSampling = "law",
+) -> tuple[Ids, float]:
+    """Cascade Speculative Drafting (Chen et al., arXiv 2312.11462, algorithm 1).
+
+    Args as in :func:`speculative_generate`, and:
+        drafters: large to small; transformers models, or drafters such as ``MaxGramDrafter()``. All but the last
+            review the drafts of those behind them, so they must be models.
+        target: a transformers model, or a :class:`sampling.recorded.RecordedLM` for greedy decoding.
+        k_matrix: row r is the reviewer (0 = the target), column c says how many more tokens drafter c + 1 adds.
+        lenience: λ ≥ 1 of the reviews between drafters; the target's own are exact whatever it is.
+
+    Returns:
+        The new ids, and accepted / drafted of the target's reviews.
+    """
+    lm = target if isinstance(target, RecordedLM) else CausalLM(target)
+    ways = [
+        way if hasattr(way, "propose") else ModelDrafter(CausalLM(way, f"drafter {number}"))
+        for number, way in enumerate(drafters, 1)
+    ]
+    models = [lm, *(way.lm for way in ways if isinstance(way, ModelDrafter))]
+    for model in models:
+        model.vocab_size = min(one.vocab_size for one in models)
+    way = cascade_of(ways, k_matrix, lenience)
+    stop = _stop_ids(end_tokens_id, eos_tokens_id, target, tokenizer)
+    sampler = _sampler(logits_processor, seed, coupling, draft_sampling)
+    return _drain(lm, input_ids, way, sampler, max_gen_len, stop, way.most)
 
 
 def _sampler(

@@ -29,9 +29,8 @@ from sampling.events import Step
 
 GAMMA_MAX = 16
 COOLDOWN = 2  # rounds that keep a gamma after a change to it
-LOOK = 1  # gamma while c and v are unknown
+LOOK = 1  # gamma while c and v are unknown, and of a probe
 GROWTH = 3  # how much further than the widest pass measured a draft may reach
-PROBE = 1  # gamma of a probe
 PROBE_EVERY, PROBE_SELDOM = 8, 64  # plain rounds between probes: doubled by each that fails
 ALLOWANCE, SLACK = 1.0, 0.015  # passes an answer may cost beyond plain decoding's: 1 and 1.5% of its tokens
 CALLS = 0.1  # weight of a round in the share of rounds that run the drafter's model
@@ -86,12 +85,16 @@ class GoodputPace:
     64 … plain rounds; an accepted probe is followed by another. *Whatever comes*: no draft is begun whose loss, should
     all of it be refused, would bring the answer above 1.015 × plain decoding + 1 pass: at most 3% from 67 tokens on.
     A batch has one gamma for all rows: its passes cost what the longest draft costs.
+
+    `whole`: for a drafter whose drafts are not cut, such as a cascade: gamma is this or 0, looks and probes too. As
+    such a draft may cost more than a pass, an answer may always lose one (two before their costs are known).
     """
 
-    def __init__(self, gamma_max: int = GAMMA_MAX, costs: Costs | None = None) -> None:
+    def __init__(self, gamma_max: int = GAMMA_MAX, costs: Costs | None = None, whole: int | None = None) -> None:
+        gamma_max = gamma_max if whole is None else whole
         if gamma_max < 1:
             raise ValueError(f"gamma_max must be at least 1, got {gamma_max}")
-        self.gamma_max = gamma_max
+        self.gamma_max, self.whole = gamma_max, whole is not None
         self.costs = Costs() if costs is None else costs
         self.reset()
 
@@ -128,15 +131,26 @@ class GoodputPace:
         if self._unreferenced >= REFERENCE[min(self.costs.references, len(REFERENCE) - 1)] and self._needs_reference:
             return 0
         if not self.costs.drafting_known:
-            return min(LOOK, self.gamma_max)
+            return self._least
         if self._kept >= COOLDOWN:
-            found = best(self.rates)
+            found = self._best()
             if found != self.chosen:
                 self.chosen, self._kept = found, -1
         self._kept += 1
         if self.chosen == 0 and (self._again or self._idle >= self._patience):
-            return PROBE
+            return self._least
         return self.chosen
+
+    def _best(self) -> int:
+        rates = self.rates
+        if self.whole:
+            return self.gamma_max if rates[-1] > rates[0] else 0
+        return best(rates)
+
+    @property
+    def _least(self) -> int:
+        """Gamma of a look and of a probe."""
+        return self.gamma_max if self.whole else LOOK
 
     @property
     def _needs_reference(self) -> bool:
@@ -147,7 +161,8 @@ class GoodputPace:
     def rates(self) -> list[float]:
         """Expected tokens per plain pass for each gamma that may be taken now, from 0."""
         # Little is known of much wider passes than those measured.
-        limit = min(self.gamma_max, max(LOOK, GROWTH * (self.costs.reach - 1)))
+        reach = self.gamma_max if self.whole else max(LOOK, GROWTH * (self.costs.reach - 1))
+        limit = min(self.gamma_max, reach)
         acceptance = self.acceptance
         c = self._calls * self.costs.c
         return goodput(acceptance.alphas[:limit], c, self.costs.v(limit + 1), acceptance.given[:limit])
@@ -158,6 +173,9 @@ class GoodputPace:
             return 0
         spare, v = self._account.spare(self.costs) + SLACK, self.costs.v(wanted + 1)
         price = self.costs.waking if self._idle > 1 else self.costs.c
+        if self.whole:
+            loss = wanted * price + v[wanted] - 1
+            return wanted if loss <= spare + max(0.0, loss - ALLOWANCE) else 0
         return next((g for g in range(wanted, 0, -1) if g * price + v[g] - 1 <= spare), 0)
 
     # -- learning -----------------------------------------------------------------------------

@@ -17,12 +17,15 @@ from app.arguments import BenchArgs
 from app.bench import Item, Variant, order, run_bench
 from app.bench_figures import summarise
 from app.bench_file import write_json
+from app.costs import Terms
 from app.identity import Difference, Report
 from app.prompts import BUILT_IN, Question, read_questions, stratified
 from app.settings import ModelOptions, Settings
 from app.verdict import difference as first_difference
 from sampling.events import Step
 from sampling.metrics import Stats
+from sampling.swi import Model
+from sampling.theory import vertical_factor
 from tests.tiny import TinyPair, tiny_pair, write_prompts
 from utils.errors import UsageError
 
@@ -174,6 +177,42 @@ def test_a_drafter_that_is_often_silent_has_no_expected_speedup() -> None:
     assert spec["c"] is not None
 
 
+def test_a_cascade_is_expected_to_do_what_its_reviews_and_calls_let_it() -> None:
+    def cascade() -> Answer:
+        stats = replace(
+            timed("cascade", 40, 2, drafted=40, kept=30).stats,
+            accepted_at=(10, 10, 10),
+            examined_at=(10, 10, 10),
+            calls={"glide": 20, "target": 10},
+            call_ms={"glide": 180.0, "target": 1800.0},
+            reviews={"glide": (20, 40)},
+            reviewed={"glide": 60},
+        )
+        terms = Terms(True, None, {"target": Model("t", 90_000_000), "glide": Model("g", 9_000_000)})
+        return Answer("cascade", (0, 1, 2), "", stats, terms=terms)
+
+    plan = Variant("cascade")
+    plain, row = summarise([item(None, {PLAIN: timed("ar", 40, 4), plan: cascade()})], [PLAIN, plan])
+    # A one-token pass takes 90 ms, one over drafts 180, a call of glide 9.
+    assert (row["c"], row["v"]) == (pytest.approx(5 / 90, abs=1e-4), 2.0)
+    assert row["expected_speedup"] == pytest.approx(vertical_factor(0.75, 0.5, 2, 3, 9 / 180) / 2, abs=1e-4)
+    assert (row["calls_per_pass"], row["ms_per_call"]) == (
+        {"glide": 2.0, "target": 1.0},
+        {"glide": 9.0, "target": 180.0},
+    )
+    assert row["reviews"] == {"glide": {"accepted": 20, "examined": 40}}
+    wanted = {"model_parameters": 40 * 90 / (10 * 90 + 20 * 9), "measured": 40 * 180 / 1980}
+    assert row["swi"] == {name: pytest.approx(value, abs=1e-4) for name, value in wanted.items()} | {
+        "previous_work": None,
+        "published": None,
+    }
+    assert (plain["swi"], plain["reviews"], plain["expected_speedup"], plain["c"], plain["v"]) == (
+        None,
+        {},
+        *[None] * 3,
+    )
+
+
 # -- whole runs ---------------------------------------------------------------------------------
 
 
@@ -243,6 +282,39 @@ def test_a_whole_benchmark(
         for method in (("ar", None), ("spec", 3))
     }
     assert spec["speedup_per_repeat"][0] == pytest.approx(times["ar", None] / times["spec", 3], rel=1e-3)
+
+
+def test_lanes_that_ignore_gamma_run_once_for_all_numbers(
+    options: ModelOptions, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    # Whatever the settings' own gamma is: without a number of its own a cascade must not run under auto.
+    settings = SETTINGS.changed(gamma="auto", cascade="model,maxgram", k_matrix="[[2,3],[0,3]]")
+    methods = ("ar", "spec", "cascade", "chain")
+    args = BenchArgs(prompts, methods=methods, gammas=(1, 3, "auto"), repeat=1, limit=1, out=out)
+    assert run_bench(settings, options, args) == 0
+    data = json.loads(out.read_text())
+    assert [(row["method"], row["gamma"]) for row in data["summary"]] == [
+        ("ar", None),
+        *(("spec", gamma) for gamma in (1, 3, "auto")),
+        *((method, gamma) for method in ("cascade", "chain") for gamma in (None, "auto")),
+    ]
+    rows = {(row["method"], row["gamma"]): row for row in data["summary"]}
+    drafting = [row for row in data["summary"] if row["method"] != "ar"]
+    assert [row["differs"] for row in drafting] == [0] * 7
+    assert all(row["swi"]["model_parameters"] > 0 and row["swi"]["published"] is None for row in drafting)
+    assert rows["cascade", None]["reviews"]["drafter"]["examined"] > 0
+    assert rows["chain", None]["reviews"] == {}
+    assert all(rows[method, None]["expected_speedup"] > 0 for method in ("cascade", "chain"))
+    assert all(rows[method, "auto"]["expected_speedup"] is None for method in methods[1:])
+    for result in data["prompts"][0]["results"]:
+        if (result["method"], result["gamma"]) in (("cascade", None), ("chain", None)):
+            assert result["calls"]["drafter"] >= result["target_passes"] - 1  # the last round has no room to draft
+            assert result["expected_speedup"] > 0
+    assert "model calls a target pass" in capsys.readouterr().out
+    only = BenchArgs(prompts, methods=("cascade",), gammas=("auto",), repeat=1, limit=1, out=out)
+    assert run_bench(settings, options, only) == 0
+    assert [(row["method"], row["gamma"]) for row in json.loads(out.read_text())["summary"]] == [("cascade", "auto")]
 
 
 def test_answers_start_from_nothing(options: ModelOptions, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from app.answers import Answer
 from app.bench import Item, Variant
 from app.bench_figures import loops, summarise
 from app.bench_table import print_tables
+from app.costs import Terms
 from app.prompts import Question
 from app.settings import Settings
 from sampling.metrics import Stats
+from sampling.swi import Model
 
 PLAIN, FOUR, AUTO = Variant("ar"), Variant("spec", 4), Variant("ngram", "auto")
 LOOKUP, RIVAL = Variant("hf-lookup"), Variant("hf-assisted")
@@ -138,6 +141,73 @@ hf-lookup| 1.25x|     -
 loops: 18% of ar's tokens lie in one (period <= 20, 3 times or more);
 1 of 3 prompts loop (more than 25% of the tokens), "no loops" is without them
 """
+
+
+def called(variant: Variant, calls: dict[str, int], models: dict[str, Model], **more: Any) -> Answer:
+    stats = replace(
+        answer(variant, 1).stats,
+        target_passes=10,
+        calls={**calls, "target": 10},
+        call_ms=dict.fromkeys(calls, 50.0),
+        **more,
+    )
+    return Answer(
+        variant.method,
+        CALM,
+        "",
+        replace(stats, call_ms={**stats.call_ms, "target": 400.0}),
+        terms=Terms(True, 4, models),
+    )
+
+
+TARGET, GLIDE = Model("SmolLM2", 100_000_000), Model("glide", 10_000_000)
+COSTS = """
+model calls a target pass; standardised walltime improvement by what calls cost
+method | calls a pass             | reviews passed             | by time| by parameters
+-------+--------------------------+----------------------------+--------+--------------
+spec 4 | drafter 4.00             | -                          |   1.69x|             -
+cascade| glide 2.50, drafter 12.00| glide 40/60, drafter 10/100|   1.52x|         0.78x
+"""
+
+
+def test_what_drafting_models_cost_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 19 tokens in 10 passes: 19 · 40 / (400 + 50) and / (400 + 100) by time, 19 · 100 / (1000 + 25 · 10 + 120 · 10)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    cascade, silent = Variant("cascade"), Variant("ngram", 4)
+    models = {"target": TARGET, "glide": GLIDE, "drafter": GLIDE}
+    row = {
+        **both(10, 5),
+        FOUR: called(FOUR, {"drafter": 40}, {"target": TARGET}),
+        silent: called(silent, {}, models),
+        cascade: called(
+            cascade, {"glide": 25, "drafter": 120}, models, reviews={"glide": (40, 60), "drafter": (10, 100)}
+        ),
+    }
+    lines = shown([item("qa", 1, row)], [PLAIN, FOUR, silent, cascade], ascii=True)
+    start = lines.index("model calls a target pass; standardised walltime improvement by what calls cost")
+    assert lines[start : start + 5] == COSTS.strip("\n").split("\n")
+    assert lines[start + 5] == ""
+    assert not any(line.startswith("model calls") for line in shown([item("qa", 1, row)], [PLAIN, silent], ascii=True))
+
+
+def test_published_costs_have_columns_where_they_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    flan = {"target": Model("google/flan-t5-xxl"), "drafter": Model("google/flan-t5-small")}
+    llama = {"target": Model("Llama-2-7b-chat-hf"), "drafter": Model("JackFram/llama-160m")}
+    heads = []
+    for models in (flan, llama):
+        row = {PLAIN: answer(PLAIN, 1), FOUR: called(FOUR, {"drafter": 40}, models)}
+        lines = shown([item("qa", 1, row)], [PLAIN, FOUR], ascii=True)
+        heads.append(next(line for line in lines if "calls a pass" in line).split("|"))
+    assert [head.strip() for head in heads[0]] == [
+        "method",
+        "calls a pass",
+        "by time",
+        "by parameters",
+        "by previous work",
+    ]
+    assert [head.strip() for head in heads[1]][-2:] == ["by parameters", "by published sizes"]
+
 
 NAMES = ("writing", "coding", "extraction", "translation", "summarization", "qa", "math_reasoning", "rag")
 

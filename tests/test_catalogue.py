@@ -46,7 +46,7 @@ def refusal(file: Path) -> str:
 
 def test_the_shipped_catalogue_lists_every_promised_pair():
     pairs = load_catalogue(SHIPPED).pairs
-    shown = {(pair.target.id, pair.drafter_name) for pair in pairs.values()}
+    shown = {(pair.target.id, name) for pair in pairs.values() for name in (pair.drafter_name, *pair.cascade_names)}
     for target, drafter in [
         ("HuggingFaceTB/SmolLM2-1.7B-Instruct", "SmolLM2-135M-Instruct"),
         ("meta-llama/Llama-3.2-3B-Instruct", "Llama-3.2-1B-Instruct"),
@@ -63,6 +63,7 @@ def test_the_shipped_catalogue_lists_every_promised_pair():
         ("meta-llama/Llama-2-70b-hf", "Wide-Sheared-LLaMA-543M"),
         ("meta-llama/Llama-2-70b-hf", "Wide-Sheared-LLaMA-290M"),
         ("google/flan-t5-xxl", "flan-t5-base"),
+        ("google/flan-t5-xxl", "flan-t5-small"),
     ]:
         assert (target, drafter) in shown
 
@@ -75,12 +76,36 @@ def test_the_default_pair_is_the_package_file_with_the_tables():
 
 def test_pairs_this_version_cannot_run_say_what_they_lack():
     pairs = load_catalogue(SHIPPED).pairs
-    assert pairs["vicuna-7b-glide"].lacking is None
-    assert pairs["llama-2-7b-cascade"].lacking == "the cascade method"
-    assert pairs["llama-2-7b-cascade"].k_matrix == [[13, 10], [0, 10]]
-    assert pairs["llama-2-7b-cascade"].lenience == 3
-    assert pairs["flan-t5-xxl"].lacking == "encoder-decoder models"
-    assert pairs["qwen3-8b"].lacking is None
+    lacking = {name: pair.lacking for name, pair in pairs.items() if pair.lacking is not None}
+    assert lacking == dict.fromkeys(("flan-t5-xxl", "flan-t5-xxl-previous-work"), "encoder-decoder models")
+
+
+def test_the_shipped_cascades_have_the_published_settings():
+    pairs = load_catalogue(SHIPPED).pairs
+    told = {name: (pair.drafter, pair.cascade_names, pair.defaults) for name, pair in pairs.items() if pair.cascade}
+    flan = "flan-t5-base", "flan-t5-small", "maxgram"
+    assert told == {
+        "smollm2": (
+            "tables",
+            ("glide", "maxgram"),
+            {"cascade": "glide,maxgram", "k_matrix": [[2, 6], [0, 6]], "lenience": 1, "gamma": "auto"},
+        ),
+        "llama-2-7b-cascade": (
+            "cascade",
+            ("llama-160m", "maxgram"),
+            {"cascade": "llama-160m,maxgram", "k_matrix": [[13, 10], [0, 10]], "lenience": 3},
+        ),
+        "flan-t5-xxl": (
+            "cascade",
+            flan,
+            {"cascade": ",".join(flan), "k_matrix": [[5, 14, 10], [0, 1, 10], [0, 0, 10]], "lenience": 2},
+        ),
+        "flan-t5-xxl-previous-work": (
+            "cascade",
+            flan,
+            {"cascade": ",".join(flan), "k_matrix": [[5, 8, 10], [0, 1, 10], [0, 0, 10]], "lenience": 5},
+        ),
+    }
 
 
 def test_a_pair_outranks_the_file_in_its_defaults(write):
@@ -147,6 +172,50 @@ drafter: none -> students: {plain: }
     :11: pair 'b': students.plain has no value
 drafter: none -> students: weights
     :11: pair 'b': students must map plain, glide, feature to folders, got 'weights'
+drafter: none -> cascade: [org/small, maxgram] / k_matrix: [[1, 2]]
+    :12: pair 'b': k_matrix must be square: 1 rows, but one of them has 2 numbers
+drafter: none -> cascade: [org/small, maxgram] / k_matrix: [[1, 2], [3]]
+    :12: pair 'b': k_matrix must be square: 2 rows, but one of them has 1 numbers
+drafter: none -> cascade: [org/small, maxgram] / k_matrix: [[1, 2], [3, 4]]
+    :12: pair 'b': k_matrix must be upper triangular: row 2, column 1 must be 0, got 3
+drafter: none -> cascade: [org/small, maxgram] / k_matrix: [[1, 2], [0, -4]]
+    :12: pair 'b': k_matrix must hold whole numbers from 0 to 1000, got -4 in row 2
+drafter: none -> cascade: [org/small, maxgram] / k_matrix: [[1, 2], [0, 4.5]]
+    :12: pair 'b': k_matrix.1.1 must be an integer, got 4.5
+drafter: none -> cascade: [org/small, maxgram] / k_matrix: [[5]]
+    :12: pair 'b': k_matrix must have 2 rows for the cascade small,maxgram, got 1
+drafter: none -> k_matrix: [[5]]
+    :11: pair 'b': k_matrix needs a cascade: [DRAFTER, …] beside it
+drafter: none -> lenience: 0.5
+    :11: pair 'b': lenience must be a number, at least 1, got 0.5
+drafter: none -> lenience: .inf
+    :11: pair 'b': lenience must be a number, at least 1, got inf
+drafter: none -> cascade: [org/small, maxgramm]
+    :11: pair 'b': cascade: no drafter 'maxgramm' (did you mean 'maxgram'?)
+drafter: none -> cascade: []
+    :11: pair 'b': cascade must name a drafter or more, large to small
+drafter: none -> cascade: maxgram
+    :11: pair 'b': cascade must be a list, got 'maxgram'
+drafter: none -> cascade: [glide, maxgram]
+    :11: pair 'b': cascade: glide needs its folder in students, as glide: DIR
+drafter: none -> cascade: [org/small, org/small]
+    :11: pair 'b': cascade names small twice
+drafter: none -> cascade: [org/glide, maxgram]
+    :11: pair 'b': cascade: the model glide needs another name (name: …)
+drafter: none -> cascade: [org/target, maxgram]
+    :11: pair 'b': cascade: the model target needs another name (name: …)
+drafter: none -> cascade: [model, maxgram]
+    :11: pair 'b': cascade: model is the pair's drafter model, and the drafter is ngram
+drafter: none -> method: cascade
+    :11: pair 'b': method cascade needs its drafters, as cascade: [DRAFTER, …]
+drafter: none -> method: cascade / cascade: [org/small, maxgram]
+    :11: pair 'b': method cascade needs a k_matrix with a row for each drafter of its cascade
+drafter: none -> method: cascade / cascade: [maxgram, org/small] / k_matrix: [[1, 2], [0, 3]]
+    :12: pair 'b': cascade: maxgram cannot review, so it must come last
+drafter: none -> drafter: none / method: cascade / cascade: [maxgram] / k_matrix: [[1]]
+    :11: pair 'b': method cascade is its own drafter: leave drafter out
+drafter: none -> inner: maxgram
+    :11: pair 'b': unknown key 'inner'
 drafter: none -> method: glide
     :11: pair 'b': method glide needs a glide drafter, got ngram
 target: org/big -> notes: x
@@ -178,7 +247,7 @@ LINES = MISTAKES.splitlines()
 def test_a_mistake_is_one_line_with_file_line_and_suggestion(write, change, expected):
     right, wrong = change.split(" -> ")
     assert right in GOOD
-    assert refusal(write(GOOD.replace(right, wrong))) == expected.strip()
+    assert refusal(write(GOOD.replace(right, wrong.replace(" / ", "\n    ")))) == expected.strip()
 
 
 def test_a_file_without_content_says_so(write):

@@ -12,6 +12,7 @@ from app.command_table import COMMANDS, TABLE
 from app.commands import ConsoleActions, Invocation, Message, dispatch, parse
 from app.completion import completions
 from app.fields import SETTING_FIELDS
+from app.kinds import LANES
 from app.settings import Layers, Settings
 from utils.errors import UsageError, UserError
 
@@ -199,7 +200,7 @@ error: /target must be on or off, got 'maybe' (still off)
 > /compare spec,ar
 compare = spec,ar
 > /compare ar,ar
-error: compare must be a comma list of ar, spec, draft, ngram, tables, plain, glide, feature, tables+plain, tables+glide, tables+feature, each once, got 'ar,ar' (still spec,ar)
+error: compare must be a comma list of ar, spec, draft, ngram, tables, static, match, maxgram, plain, glide, feature, tables+plain, tables+glide, tables+feature, match+plain, match+glide, match+feature, cascade, chain, each once, got 'ar,ar' (still spec,ar)
 """,  # noqa: E501
         """
 > /chat
@@ -477,18 +478,7 @@ def test_completion_goes_word_by_word_through_set_and_compare() -> None:
     assert offered("/set gam") == ["/set gamma="]
     assert offered("/set gamma=8 view=si") == ["/set gamma=8 view=side"]
     assert offered("/set compare=ar,n") == ["/set compare=ar,ngram"]
-    assert offered("/compare ar,") == [
-        "/compare ar,spec",
-        "/compare ar,draft",
-        "/compare ar,ngram",
-        "/compare ar,tables",
-        "/compare ar,plain",
-        "/compare ar,glide",
-        "/compare ar,feature",
-        "/compare ar,tables+plain",
-        "/compare ar,tables+glide",
-        "/compare ar,tables+feature",
-    ]
+    assert offered("/compare ar,") == [f"/compare ar,{lane}" for lane in LANES if lane != "ar"]
     assert offered("/reset gamma top_") == ["/reset gamma top_p", "/reset gamma top_k"]
 
 

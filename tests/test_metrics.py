@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling.events import Call, Event, Finished, Prefill, Step
+from sampling.events import Call, Event, Finished, Prefill, Step, from_json, to_json
 from sampling.metrics import (
     Meter,
     Stats,
@@ -23,7 +23,7 @@ from sampling.theory import best_gamma, efficiency, expected_speedup
 KEYS = (
     *("stop_reason", "prompt_n", "prompt_ms", "ttft_ms", "predicted_n", "predicted_ms", "predicted_per_second"),
     *("draft_n", "draft_n_accepted", "draft_n_rejected", "target_passes", "tokens_per_pass", "acceptance_rate"),
-    *("alpha", "alpha_per_position", "acceptance_histogram", "draft_ms", "verify_ms", "sample_ms", "calls"),
+    *("alpha", "alpha_per_position", "acceptance_histogram", "draft_ms", "verify_ms", "sample_ms", "calls", "call_ms"),
 )
 
 
@@ -164,6 +164,7 @@ def test_the_documented_example_comes_out_of_its_events() -> None:
         "verify_ms": pytest.approx(1750.0),
         "sample_ms": pytest.approx(30.0),
         "calls": {"drafter": 100, "target": 25},
+        "call_ms": {"drafter": pytest.approx(300.0), "target": pytest.approx(1750.0)},
     }
 
 
@@ -173,6 +174,82 @@ def test_the_opening_round_is_in_no_rate() -> None:
     assert slow.tokens_per_pass == 1.0
     assert slow.predicted_n == 2
     assert slow.calls == {"target": 1}
+
+
+def review(
+    model: str, drafted: int, accepted: int, *, inner: tuple[Step, ...] = (), stop: bool = False, source: int = 0
+) -> Step:
+    """A nested round: `model` let so many of its drafts pass."""
+    made = replace(step(drafted, accepted, stop=stop), inner=inner, source=(source,) * drafted)
+    return replace(made, calls=(Call("below", drafted, 0.001), Call(model, 1, 0.004)))
+
+
+def cascade_round() -> Step:
+    """base reviews twice (what small let pass, and nothing), then small once, then 3 drafts that nobody reviewed.
+
+    base lets 2 of 3 and 0 of 0 through and adds one each time: 4 tokens. small's own part adds 1 + 1. All 6 and the
+    first raw one are accepted, the second raw one is refused.
+    """
+    below = (review("small", 4, 1, source=2), review("small", 2, 0, source=2))
+    reviews = (review("base", 3, 2, inner=below, source=1), review("base", 0, 0), review("small", 5, 1, source=2))
+    calls = (Call("base", 2, 0.008), Call("small", 3, 0.012), Call("target", 1, 0.1))
+    sources = (1, 2, 0, 0, 2, 1, 2, 2, 2)
+    return replace(step(9, 7, draft_s=0.03, verify_s=0.1), source=sources, calls=calls, inner=reviews)
+
+
+def test_reviews_of_every_level_are_counted() -> None:
+    stats = measure([opening(), cascade_round(), cascade_round()])
+    assert stats.reviews == {"base": (4, 6), "small": (4, 10)}
+    assert stats.reviewed == {"base": 6, "small": 22}
+    assert stats.calls == {"base": 4, "small": 6, "target": 2}
+    assert stats.call_ms == pytest.approx({"base": 16.0, "small": 24.0, "target": 200.0})
+    assert stats.to_json()["reviews"] == {
+        "base": {"accepted": 4, "examined": 6},
+        "small": {"accepted": 4, "examined": 10},
+    }
+    assert tuple(stats.to_json()) == (*KEYS, "reviews")
+
+
+def test_drafts_behind_the_reviewed_ones_are_told_apart() -> None:
+    assert measure([opening(), cascade_round()]).tail == (3, 1, 2)
+    early = replace(cascade_round(), path=(0, 1, 2))  # refused before the raw ones
+    assert measure([opening(), early]).tail == (3, 0, 0)
+    cut = replace(cascade_round(), drafted=(1, 2, 3), parents=(-1, 0, 1), source=(0, 0, 0), path=(0,))
+    assert measure([opening(), cut]).tail == (0, 0, 0)  # the length limit cut what the reviews let out
+    assert measure([opening(), step(4, 4)]).tail == (0, 0, 0)  # no cascade: nothing was reviewed at all
+
+
+def test_who_proposed_what_is_counted_by_source() -> None:
+    stats = measure([opening(), cascade_round(), step(2, 1)])
+    assert stats.sources == ((2 + 2, 2 + 1), (2, 2), (5, 3))
+    assert sum(drafted for drafted, _ in stats.sources) == stats.draft_n
+    assert sum(accepted for _, accepted in stats.sources) == stats.draft_n_accepted
+
+
+def test_an_opening_round_has_no_calls_and_a_nested_stop_no_refusal() -> None:
+    first = replace(cascade_round(), drafted=(), parents=(), source=(), path=())
+    assert measure([first]).calls == measure([first]).call_ms == measure([first]).reviews == {}
+    ended = replace(step(2, 2), inner=(review("glide", 4, 2, stop=True),))
+    assert measure([opening(), ended]).reviews == {"glide": (2, 2)}
+
+
+def test_merging_adds_up_calls_reviews_and_sources() -> None:
+    one, other = measure([opening(), cascade_round()]), measure([opening(), step(2, 1, draft_s=0.01)])
+    both = merge([other, one, Stats()])
+    assert both.calls == {"drafter": 2, "target": 2, "base": 2, "small": 3}
+    assert both.call_ms == pytest.approx({"drafter": 10.0, "target": 100.0, "base": 8.0, "small": 12.0})
+    assert (both.reviews, both.reviewed) == ({"base": (2, 3), "small": (2, 5)}, {"base": 3, "small": 11})
+    assert (both.sources, both.tail) == (((4, 3), (2, 2), (5, 3)), (3, 1, 2))
+    assert merge([both]) == replace(both, stop_reason=None)
+    assert merge([]) == Stats()
+    double = merge([one, one])
+    assert (double.reviews["base"], double.tail, double.sources[2]) == ((4, 6), (6, 2, 4), (10, 6))
+
+
+def test_nested_rounds_survive_a_recording() -> None:
+    event = cascade_round()
+    assert event.inner[0].inner[1].calls[-1] == Call("small", 1, 0.004)
+    assert from_json(json.loads(json.dumps(to_json(event)))) == event
 
 
 def test_figures_of_nothing_are_none() -> None:

@@ -59,7 +59,7 @@ def test_the_json_has_the_documented_keys_in_their_order(
     }
     assert [result["method"] for result in data["results"]] == ["ar", "spec"]
     for result in data["results"]:
-        assert tuple(result) == ("method", "text", "ids", *KEYS)
+        assert tuple(result) == ("method", "text", "ids", *KEYS, "swi", "expected_speedup")
 
 
 def test_the_figures_of_the_json_fit_together(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,6 +85,35 @@ def test_the_figures_of_the_json_fit_together(options: ModelOptions, capsys: pyt
     examined = spec["draft_n_accepted"] + spec["draft_n_rejected"]
     assert spec["alpha"] == pytest.approx(spec["draft_n_accepted"] / examined, abs=1e-4)
     assert len(spec["acceptance_histogram"]) == 5
+
+
+def test_the_json_tells_what_a_cascade_costs(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"compare": ("ar", "ngram", "cascade"), "cascade": "model,maxgram", "k_matrix": "[[3,2],[0,3]]"}
+    data = as_json(options, capsys, **settings)
+    assert (data["settings"]["cascade"], data["settings"]["k_matrix"]) == (["model", "maxgram"], [[3, 2], [0, 3]])
+    plain, ngram, cascade = data["results"]
+    assert tuple(cascade) == ("method", "text", "ids", *KEYS, "reviews", "swi", "expected_speedup")
+    assert (plain["swi"], plain["expected_speedup"]) == (None, None)
+    assert ngram["swi"]["measured"] == pytest.approx(ngram["tokens_per_pass"], abs=1e-3)  # its drafts cost nothing
+    calls, spent = cascade["calls"], cascade["call_ms"]
+    assert spent["target"] == pytest.approx(cascade["verify_ms"], abs=0.01)
+    assert 0 < spent["drafter"] < cascade["draft_ms"]
+    target, drafter = (sum(p.numel() for p in model_parameters(folder)) for folder in (options.target, options.drafter))
+    tokens = cascade["predicted_n"] - 1
+    cost = calls["target"] * target + calls["drafter"] * drafter
+    assert cascade["swi"] == {
+        "model_parameters": pytest.approx(tokens * target / cost, abs=1e-3),
+        "previous_work": None,
+        "published": None,
+        "measured": pytest.approx(tokens * spent["target"] / calls["target"] / sum(spent.values()), abs=1e-3),
+    }
+    assert cascade["expected_speedup"] > 0
+
+
+def model_parameters(folder: str | None) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).parameters()
 
 
 def test_a_lane_alone_has_nothing_to_compare_with(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,8 +35,8 @@ def test_every_value_offered_on_tab_is_accepted(name: str) -> None:
 
 
 A_LIST = (
-    "a comma list of ar, spec, draft, ngram, tables, plain, glide, feature, tables+plain, tables+glide, "
-    "tables+feature, each once"
+    "a comma list of ar, spec, draft, ngram, tables, static, match, maxgram, plain, glide, feature, tables+plain, "
+    "tables+glide, tables+feature, match+plain, match+glide, match+feature, cascade, chain, each once"
 )
 REFUSED: list[tuple[str, Any, str]] = [
     ("top_p", "1.5", "top_p must be above 0 and at most 1, got 1.5 (still 0.9)"),
@@ -237,5 +237,9 @@ def test_nothing_here_imports_torch() -> None:
 
 def test_lanes_are_one_list() -> None:
     assert FIELDS["compare"].kind.choices == LANES
+    assert len(set(LANES)) == len(LANES)
     trained = ("plain", "glide", "feature")
-    assert ("ar", "spec", "draft", "ngram", "tables", *trained, *(f"tables+{kind}" for kind in trained)) == LANES
+    assert set(LANES) == {
+        *("ar", "spec", "draft", "ngram", "tables", "static", "match", "maxgram", "cascade", "chain", *trained),
+        *(f"{first}+{kind}" for first in ("tables", "match") for kind in trained),
+    }

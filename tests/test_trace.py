@@ -144,8 +144,8 @@ def test_a_trace_can_be_drawn_twice() -> None:
 def test_sources_are_named_where_there_are_several() -> None:
     steps = [STEPS[0], step([2, 3], 2, 5, q=(0.5, 0.5), p=(0.5, 0.5), source=(0, 1))]
     text = shown(steps=steps, names=("tables", "model"))
-    assert "accepted  tables\n" in text
-    assert "accepted  model\n" in text
+    assert "accepted   tables\n" in text
+    assert "accepted   model\n" in text
     assert shown(steps=steps, names=("tables",)).count("tables") == 1
 
 

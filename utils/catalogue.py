@@ -6,17 +6,19 @@ Knows neither what the settings do that a catalogue may preset, nor how models a
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from utils.cascade_spec import cascade_problem, presets, unknown_member
 from utils.errors import UsageError
 from utils.specs import (
-    BEHIND,
+    DRAFTER_WORDS,
     FROZEN,
-    LATER_MODELLESS,
+    MEMBERS,
     MODELLESS,
     STUDENTS,
     TRAINED_METHODS,
@@ -33,7 +35,7 @@ from utils.specs import (
 from utils.yaml_lines import Tree, YamlError, read_yaml
 
 __all__ = [
-    "BEHIND",
+    "DRAFTER_WORDS",
     "MODELLESS",
     "STUDENTS",
     "Catalogue",
@@ -118,17 +120,19 @@ class _Reader:
         if "name" in data:
             self.fail((*path, "name"), f"{label}: unknown key 'name' (the pair's key is its name)")
         own = self.settings((*path, "defaults"), data.get("defaults"), label)
-        models = {key: self.model(data[key]) for key in ("target", "drafter", "inner") if key in data}
+        models = {key: self.model(data[key], DRAFTER_WORDS) for key in ("target", "drafter") if key in data}
+        if isinstance(data.get("cascade"), list):
+            models["cascade"] = self.members((*path, "cascade"), data["cascade"], label)
         if isinstance(data.get("tables"), str):
             models["tables"] = str(resolved(data["tables"], self.file.parent))
         if "students" in data:
             models["students"] = self.students((*path, "students"), data["students"], label)
         try:
-            pair = PairSpec.model_validate({**data, **models, "name": name, "defaults": {**defaults, **own}})
+            pair = PairSpec.model_validate({**data, **models, "name": name})
         except ValidationError as error:
             self.refuse(path, label, error, PairSpec)
         self.check_drafter(path, label, pair)
-        return pair
+        return pair.model_copy(update={"defaults": {**defaults, **presets(pair), **own}})
 
     def students(self, path: tuple[str | int, ...], data: Any, label: str) -> dict[str, Any]:
         """The folders of trained drafters by kind, made absolute; their kinds and types are checked later."""
@@ -140,14 +144,23 @@ class _Reader:
         folder = self.file.parent
         return {key: str(resolved(value, folder)) if isinstance(value, str) else value for key, value in data.items()}
 
+    def members(self, path: tuple[str | int, ...], data: list[Any], label: str) -> list[Any]:
+        """The drafters of a cascade; a text that is nearly one of the words is refused."""
+        for place, value in enumerate(data):
+            near = unknown_member(value) if isinstance(value, str) else None
+            if near is not None and not resolved(value, self.file.parent).is_dir():
+                self.fail((*path, place), f"{label}: cascade: no drafter '{value}' (did you mean '{near}'?)")
+        return [self.model(value, MEMBERS) for value in data]
+
     def check_drafter(self, path: tuple[str | int, ...], label: str, pair: PairSpec) -> None:
-        """A word for a trained drafter needs its folder; a trained drafter's method needs a fitting drafter."""
-        drafter = pair.drafter
-        kind = trained_kind(drafter)
+        """A trained drafter's word needs its folder, its method a fitting drafter, and a cascade its K matrix."""
+        drafter, kind = pair.drafter, trained_kind(pair.drafter)
         if kind is not None and getattr(pair.students, kind) is None:
             self.fail((*path, "drafter"), f"{label}: drafter {drafter} needs its folder in students, as {kind}: DIR")
         if pair.method in TRAINED_METHODS and isinstance(drafter, str) and kind != pair.method:
             self.fail((*path, "method"), f"{label}: method {pair.method} needs a {pair.method} drafter, got {drafter}")
+        if (problem := cascade_problem(pair)) is not None:
+            self.fail((*path, *problem.key), f"{label}: {problem.text}")
 
     def settings(self, path: tuple[str | int, ...], data: Any, label: str) -> dict[str, Any]:
         """The settings preset under `path`, their names and types checked."""
@@ -164,10 +177,10 @@ class _Reader:
                 self.fail((*path, key), f"{label}: {key} has no value")
         return dict(data)
 
-    def model(self, value: Any) -> Any:
-        """A short form made long, and a relative path made absolute."""
+    def model(self, value: Any, words: Sequence[str]) -> Any:
+        """A short form made long, and a relative path made absolute; one of the `words` stays."""
         if isinstance(value, str):
-            if value in (*MODELLESS, *LATER_MODELLESS, *STUDENTS, *BEHIND):
+            if value in words:
                 return value
             value = source_of(value, self.file.parent)
         if not isinstance(value, dict):

@@ -6,77 +6,25 @@ and no screen. Importing it is cheap: torch and transformers come in with the fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from utils.catalogue import BEHIND, MODELLESS, STUDENTS, ModelSpec, PairSpec, named_tables, spec_from_argument
+from utils.catalogue import DRAFTER_WORDS, MODELLESS, ModelSpec, PairSpec, named_tables, spec_from_argument
 from utils.errors import UsageError, UserError
 from utils.fit import check_fit, fit_notes, shared_vocabulary
+from utils.loaded import LoadedModel, LoadedPair, LoadOptions
 from utils.progress import Cancelled, Progress, check, never, silent
 from utils.quiet import quiet_environment, quiet_libraries
 from utils.sources import mended_folder, model_folder
-from utils.specs import TRAINED_METHODS, trained_kind
+from utils.specs import CASCADES, TRAINED_METHODS, trained_kind
 from utils.students import student_kind
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["Cancelled", "LoadOptions", "LoadedModel", "LoadedPair", "Progress", "load_drafter", "load_pair"]
 
 
 NO_TABLES = "this pair has no n-gram tables: drafts come from the conversation alone (infer.py tables builds some)"
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """What the command line says about loading; it outranks the catalogue where it is not a default."""
-
-    device: str = "auto"
-    drafter_device: str | None = None
-    dtype: str = "auto"
-    quantization: str = "none"
-    drafter_quantization: str = "none"
-    attn_implementation: str | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
-    offline: bool = False
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model ready to run. `bytes` are really held, `parameters` as designed, `seconds` to load it."""
-
-    model: Any
-    name: str
-    parameters: int
-    bytes: int
-    device: torch.device
-    dtype: torch.dtype
-    quantization: str
-    context: int
-    vocab_size: int  # the number of logits, padding included
-    seconds: float
-
-
-@dataclass(frozen=True)
-class LoadedPair:
-    """A target, what drafts for it, and what both share. `notes` are lines worth showing once.
-
-    Of a trained drafter (see STUDENTS) only the folder is known here: what decodes builds it.
-    """
-
-    spec: PairSpec
-    target: LoadedModel
-    drafter: LoadedModel | None
-    drafter_kind: str  # "model", or the word of a drafter that is none
-    tokenizer: Any
-    stop_ids: frozenset[int]
-    vocab_size: int
-    context: int
-    notes: tuple[str, ...] = ()
-    student: Path | None = None  # the trained drafter's folder
 
 
 def load_pair(
@@ -85,7 +33,7 @@ def load_pair(
     progress: Progress = silent,
     cancelled: Callable[[], bool] = never,
 ) -> LoadedPair:
-    """Load both models of a pair and check that they fit.
+    """Load the models of a pair and check that they fit: the target and its drafter, or those of its cascade.
 
     Raises UserError (one line) if something cannot be loaded or does not fit, Cancelled when stopped.
     """
@@ -120,8 +68,8 @@ def load_drafter(
     progress: Progress = silent,
     cancelled: Callable[[], bool] = never,
 ) -> LoadedPair:
-    """The same target with another drafter: "ngram", "tables", "tables:FILE", "none", one of the pair's
-    trained ones ("plain", "glide", "feature"), or a model.
+    """The same target with another drafter: "ngram", "tables", "tables:FILE", "maxgram", "none", one of the
+    pair's trained ones ("plain", "glide", "feature"), its "cascade" or "chain", or a model.
 
     A model is a hub id, a folder or a GGUF file; a folder may hold a trained drafter.
 
@@ -131,7 +79,7 @@ def load_drafter(
     if (file := named_tables(drafter)) is not None:
         drafter, changes["tables"] = "tables", file
     pair = replace(pair, spec=pair.spec.model_copy(update=changes))
-    wanted: ModelSpec | str = drafter if drafter in (*MODELLESS, *STUDENTS, *BEHIND) else spec_from_argument(drafter)
+    wanted: ModelSpec | str = drafter if drafter in DRAFTER_WORDS else spec_from_argument(drafter)
     return _with_drafter(pair, wanted, options, progress, cancelled)
 
 
@@ -147,10 +95,10 @@ def _with_drafter(
         if (kind := trained_kind(drafter)) is not None:
             folder = getattr(pair.spec.students, kind)
             return _with_student(pair, drafter, Path(folder) if folder else pair.spec.student(kind), options)
+        if drafter in CASCADES:
+            return _with_cascade(pair, drafter, options, progress, cancelled)
         if drafter not in MODELLESS:
-            raise UsageError(
-                f"drafter must be {', '.join((*MODELLESS, *STUDENTS, *BEHIND))} or a model, got '{drafter}'"
-            )
+            raise UsageError(f"drafter must be {', '.join(DRAFTER_WORDS)} or a model, got '{drafter}'")
         return replace(
             _alone(pair, drafter),
             notes=(NO_TABLES,) if drafter == "tables" and pair.spec.tables is None else (),
@@ -162,35 +110,68 @@ def _with_drafter(
         raise UserError(f"{drafter.name} is no {method} drafter: {folder / 'config.json'} does not describe one")
     if kind is not None:
         return _with_student(pair, kind, folder, options)
+    loaded, notes = _fitting(pair, drafter, folder, options, progress, cancelled)
+    return _beside(replace(pair, drafter_kind="model"), drafter=loaded, notes=notes)
+
+
+def _with_cascade(
+    pair: LoadedPair, word: str, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
+) -> LoadedPair:
+    """The pair with the models of its cascade in memory; what the words in it stand for is built by what decodes."""
+    options = replace(options, revision=None)
+    models: dict[str, LoadedModel] = {}
+    notes: list[str] = []
+    for spec in pair.spec.cascade_models:
+        folder = model_folder(spec, options, progress, cancelled)
+        if (kind := student_kind(folder)) is not None:
+            raise UserError(
+                f"{spec.name} is a trained {kind} drafter: name its folder in the pair's students, and {kind} in the "
+                "cascade"
+            )
+        models[spec.name], told = _fitting(pair, spec, folder, options, progress, cancelled)
+        notes += told
+    least = min([pair.target.context, *(model.context for model in models.values())])
+    notes = [note for note in notes if "the pair runs with" not in note or note.endswith(f" {least}")]
+    return _beside(replace(pair, drafter_kind=word), cascade_models=models, notes=notes)
+
+
+def _fitting(
+    pair: LoadedPair,
+    spec: ModelSpec,
+    folder: Path,
+    options: LoadOptions,
+    progress: Progress,
+    cancelled: Callable[[], bool],
+) -> tuple[LoadedModel, list[str]]:
+    """A model that can draft for the pair's target, with what is worth a line; UserError if it does not fit."""
     device = options.drafter_device or options.device
-    quantization = options.drafter_quantization
-    loaded, tokenizer = _load(drafter, options, device, quantization, progress, cancelled, folder)
+    loaded, tokenizer = _load(spec, options, device, options.drafter_quantization, progress, cancelled, folder)
     tokenizers = (pair.tokenizer, tokenizer)
     if problems := check_fit(pair.target, loaded, tokenizers):
         raise UserError(f"{loaded.name} cannot draft for {pair.target.name}: {problems[0]}")
+    return loaded, fit_notes(pair.target, loaded, tokenizers)
+
+
+def _beside(
+    pair: LoadedPair,
+    *,
+    notes: Sequence[str],
+    drafter: LoadedModel | None = None,
+    cascade_models: Mapping[str, LoadedModel] | None = None,
+) -> LoadedPair:
+    """The pair with these models, cut to the vocabulary and the context that all have."""
+    found = replace(pair, drafter=drafter, cascade_models=cascade_models or {}, student=None, notes=tuple(notes))
+    models = found.drafting_models
     return replace(
-        pair,
-        drafter=loaded,
-        drafter_kind="model",
-        student=None,
-        vocab_size=shared_vocabulary(pair.target, loaded),
-        context=min(pair.target.context, loaded.context),
-        notes=tuple(fit_notes(pair.target, loaded, tokenizers)),
+        found,
+        vocab_size=min([pair.target.vocab_size, *(shared_vocabulary(pair.target, model) for model in models)]),
+        context=min([pair.target.context, *(model.context for model in models)]),
     )
 
 
 def _alone(pair: LoadedPair, kind: str) -> LoadedPair:
     """The pair with no second model: what drafts has the target's vocabulary and needs no context of its own."""
-    target = pair.target
-    return replace(
-        pair,
-        drafter=None,
-        drafter_kind=kind,
-        student=None,
-        vocab_size=target.vocab_size,
-        context=target.context,
-        notes=(),
-    )
+    return _beside(replace(pair, drafter_kind=kind), notes=())
 
 
 def _with_student(pair: LoadedPair, kind: str, folder: Path, options: LoadOptions) -> LoadedPair:

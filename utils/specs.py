@@ -14,12 +14,15 @@ Quantization = Literal["none", "int8", "nf4", "fp4"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Method = Literal["spec", "glide", "feature", "cascade", "chain", "tables", "maxgram"]
 
-RUNNABLE_METHODS = ("spec", "glide", "feature")
-MODELLESS = ("ngram", "tables", "none")  # drafters that are no model and run here
-LATER_MODELLESS = ("maxgram",)
+MODELLESS = ("ngram", "tables", "maxgram", "none")  # drafters that are no model
 STUDENTS = ("plain", "glide", "feature")  # drafters trained for one target: words for those in the pair's `students`
 BEHIND = {f"tables+{kind}": kind for kind in STUDENTS}  # tables first, a trained drafter where they are silent
+CASCADES = ("cascade", "chain")  # the drafters of a cascade, with and without reviews between them
+DRAFTER_WORDS = (*MODELLESS, *STUDENTS, *BEHIND, *CASCADES)
+MEMBERS = ("model", *STUDENTS, "tables", "ngram", "maxgram")  # words in a cascade; `model` is the pair's drafter
+REVIEWERS = ("model", "plain", "glide")  # of these the ones that can review what comes after them
 TRAINED_METHODS = ("glide", "feature")  # methods whose drafter cannot be a model of its own
+OWN_METHODS = ("tables", "maxgram", *CASCADES)  # methods that are their own drafter's word
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!]+")
@@ -93,9 +96,16 @@ Drafter = Annotated[
             "tables+plain",
             "tables+glide",
             "tables+feature",
+            "cascade",
+            "chain",
         ],
         Tag("word"),
     ],
+    Discriminator(_kind),
+]
+Member = Annotated[
+    Annotated[ModelSpec, Tag("model")]
+    | Annotated[Literal["model", "plain", "glide", "feature", "tables", "ngram", "maxgram"], Tag("word")],
     Discriminator(_kind),
 ]
 
@@ -113,11 +123,12 @@ class Students(BaseModel):
 _SETTINGS: dict[str, Any] = {
     "gamma": int | Literal["auto"],
     **dict.fromkeys(("top_k", "max_new_tokens", "seed", "ngram_n", "ngram_filler"), int),
-    **dict.fromkeys(("temperature", "top_p", "min_p"), float),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "lenience"), float),
     **dict.fromkeys(("chat", "ngram_multi_level", "ngram_stop_if_unknown", "ngram_reset"), bool),
     **dict.fromkeys(("ascii", "quiet", "verbose", "debug"), bool),
     **dict.fromkeys(("system", "coupling", "draft_sampling", "verify", "view", "color", "palette"), str),
-    "compare": str | list[str],
+    **dict.fromkeys(("compare", "cascade"), str | list[str]),
+    "k_matrix": str | list[list[int]],
 }
 
 PresetSettings = create_model(  # type: ignore[call-overload]
@@ -126,7 +137,10 @@ PresetSettings = create_model(  # type: ignore[call-overload]
 
 
 class PairSpec(BaseModel):
-    """A target and how it is drafted for. `defaults` holds the settings it presets, by name."""
+    """A target and how it is drafted for. `defaults` holds the settings it presets, by name.
+
+    A method that is its drafter's word (OWN_METHODS) names the drafter where none is given.
+    """
 
     model_config = FROZEN
 
@@ -135,7 +149,7 @@ class PairSpec(BaseModel):
     drafter: Drafter = "ngram"
     tables: str | None = None  # the file that the drafter `tables` looks up in
     students: Students = Students()
-    inner: Drafter | None = None  # cascade: what drafts for the drafter
+    cascade: list[Member] | None = None  # drafters, large to small
     arch: Literal["causal", "seq2seq"] = "causal"
     method: Method = "spec"
     k_matrix: list[list[int]] | None = None
@@ -143,20 +157,31 @@ class PairSpec(BaseModel):
     defaults: dict[str, Any] = Field(default_factory=dict)
     notes: str = ""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drafter_of_the_method(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "drafter" not in data and data.get("method") in OWN_METHODS:
+            return {**data, "drafter": data["method"]}
+        return data
+
     @property
     def lacking(self) -> str | None:
         """What the pair needs that this version does not have; None if it can run."""
-        if self.arch == "seq2seq":
-            return "encoder-decoder models"
-        if self.method not in RUNNABLE_METHODS:
-            return f"the {self.method} method"
-        if self.drafter in LATER_MODELLESS:
-            return f"the {self.drafter} drafter"
-        return None
+        return "encoder-decoder models" if self.arch == "seq2seq" else None
 
     @property
     def drafter_name(self) -> str:
         return self.drafter if isinstance(self.drafter, str) else self.drafter.name
+
+    @property
+    def cascade_names(self) -> tuple[str, ...]:
+        """The cascade's words and models' names, large to small, as the setting `cascade` takes them."""
+        return tuple(member if isinstance(member, str) else member.name for member in self.cascade or ())
+
+    @property
+    def cascade_models(self) -> tuple[ModelSpec, ...]:
+        """The models that the cascade brings along."""
+        return tuple(member for member in self.cascade or () if not isinstance(member, str))
 
     def student(self, kind: str) -> Path:
         """The folder of the trained drafter of this kind; UsageError if the pair has none."""

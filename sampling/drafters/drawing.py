@@ -28,6 +28,45 @@ class Column:
     raw: Tensor
 
 
+class Covered:
+    """A sampler for laws over a few ids [n], with one more column for all others if the laws have n + 1.
+
+    A draw with noise of its own may be made among the ids covered. A point mass is drawn with noise that
+    belongs to the ids (the target's under gumbel coupling), hence over the full vocabulary, unless nothing
+    is left to chance. Draws are indices into `ids`. Satisfies :class:`sampling.types.Sampler`.
+    """
+
+    def __init__(self, sampler: Sampler, ids: Tensor, vocab_size: int) -> None:
+        self._sampler, self._ids, self._vocab_size = sampler, ids, vocab_size
+
+    @property
+    def needs_prefixes(self) -> bool:
+        return self._sampler.needs_prefixes
+
+    @property
+    def point_mass(self) -> bool:
+        return self._sampler.point_mass
+
+    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
+        return self._sampler.law(logits, prefixes)
+
+    def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
+        """One index into the ids covered for each law [M, n or n + 1]."""
+        if not self._sampler.point_mass:
+            return self._sampler.draw(probs, keys)
+        top, index = probs.max(dim=-1)
+        if bool((top == 1).all()):
+            return index
+        drawn = self._sampler.draw(spread(probs[:, : len(self._ids)], self._ids, self._vocab_size, 0.0), keys)
+        return torch.searchsorted(self._ids, drawn)
+
+    def coin(self, prob: Tensor) -> Tensor:
+        return self._sampler.coin(prob)
+
+    def drafting(self) -> Covered:
+        return Covered(self._sampler.drafting(), self._ids, self._vocab_size)
+
+
 @dataclass(frozen=True, slots=True)
 class Drawing:
     """Draws the columns of one draft.
@@ -44,36 +83,22 @@ class Drawing:
     def column(self, logits: Tensor, rows: Rows, going: list[bool]) -> Column:
         """Draw for each row with `going`; logits [B, n], at temperature 1 before any processor."""
         sampler = self.sampler
+        if self.short_list is not None:
+            sampler = Covered(sampler, self.short_list, self.vocab_size)
         law = sampler.law(logits, rows if sampler.needs_prefixes else [])
         places = [place for place, goes in enumerate(going) if goes]
         keys = torch.tensor([[self.numbers[place], len(rows[place])] for place in places])
         if len(places) == len(rows):
-            at = self._draw(law, keys)
+            at = sampler.draw(law, keys)
             tokens = at if self.short_list is None else self.short_list.index_select(0, at)
         else:
             where = torch.tensor(places, device=law.device)
-            drawn = self._draw(law[where], keys)
+            drawn = sampler.draw(law[where], keys)
             at = torch.zeros(len(rows), dtype=torch.long, device=law.device).index_copy_(0, where, drawn)
             ids = drawn if self.short_list is None else self.short_list.index_select(0, drawn)
             tokens = torch.full_like(at, -1).index_copy_(0, where, ids)
         raw = (logits.gather(1, at[:, None])[:, 0].float() - logits.float().logsumexp(dim=-1)).exp()
         return Column(tokens.cpu(), law, raw.cpu())
-
-    def _draw(self, law: Tensor, keys: Tensor) -> Tensor:
-        """One index into the ids covered for each law [M, n].
-
-        A draw with noise of its own may be made among the ids covered. A point mass is drawn with noise that
-        belongs to the ids (the target's under gumbel coupling), hence over the full vocabulary, unless nothing
-        is left to chance.
-        """
-        ids = self.short_list
-        if ids is None or not self.sampler.point_mass:
-            return self.sampler.draw(law, keys)
-        top, index = law.max(dim=-1)
-        if bool((top == 1).all()):
-            return index
-        drawn = self.sampler.draw(spread(law, ids, self.vocab_size, 0.0), keys)
-        return torch.searchsorted(ids, drawn)
 
     def draft(self, columns: list[Column], call: Call) -> Draft:
         """The draft made of `columns`, N ≥ 1: its laws [B, N, V] travel with it unless they are point masses."""

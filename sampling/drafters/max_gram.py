@@ -1,0 +1,154 @@
+"""Max-gram drafting, MaG (Cascade Speculative Drafting, arXiv 2312.11462, section 3.4): what followed the longest
+suffix of the answer where it stood before, then bigrams. Needs no model and knows none.
+
+The longest suffix of the generated tokens, of one token or more, is looked for in the prompt and all generated
+tokens but the last; on a tie the earliest place counts. Up to k tokens behind it are copied. If that is too few, the
+same is done once more behind what was copied, and the rest is chained from bigrams; an id that no bigram knows
+ends the chain.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sampling.drafters.table_file import StaticTables
+from sampling.rows import common_prefix
+from sampling.types import Draft, Rows, Sampler, Session, Verdict
+
+MAXGRAM, BIGRAM = 0, 1  # indices into MaxGramDrafter.names
+_KEPT = 128  # lengths that can be gone back to without counting anew
+
+
+class SuffixMatches:
+    """For one growing row: at every earlier place, how many tokens before it are the row's own last ones.
+
+    `lengths[e]` is the length of the longest common suffix of the first e tokens and of the whole row, no
+    longer than what was generated. One token more updates all places at once, so a proposal costs a few passes over
+    an array of the row's length. A place is only ever behind fewer tokens than the row has.
+    """
+
+    def __init__(self, prompt: list[int]) -> None:
+        self._start = len(prompt)
+        self._row = list(prompt)
+        self._ids = np.empty(max(64, 2 * len(prompt)), dtype=np.int64)
+        self._ids[: len(prompt)] = prompt
+        self._lengths = [np.zeros(len(prompt), dtype=np.int32)]  # behind the last few lengths of the row
+        self._first = len(prompt)  # the row's length at self._lengths[0]
+
+    def follow(self, row: list[int]) -> None:
+        """Make this the matches of `row`, which begins with the prompt; what it shares with the last one is kept."""
+        shared = common_prefix(self._row, row)
+        if shared < self._start:
+            self.__init__(row)  # type: ignore[misc]
+            return
+        self._cut(shared if shared >= self._first else self._start)
+        for token in row[len(self._row) :]:
+            self._append(token)
+
+    def _cut(self, count: int) -> None:
+        """Go back to the first `count` tokens: a length that is remembered, or that of the prompt."""
+        if count < self._first:
+            self._lengths, self._first = [np.zeros(self._start, dtype=np.int32)], self._start
+        del self._row[count:]
+        del self._lengths[count - self._first + 1 :]
+
+    def _append(self, token: int) -> None:
+        count = len(self._row)
+        if count == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.empty_like(self._ids)))
+        self._ids[count] = token
+        self._row.append(token)
+        # Place e + 1 ends with this token if ids[e] is it; e = count is the row itself.
+        grown = np.zeros(count + 1, dtype=np.int32)
+        np.multiply(self._lengths[-1] + 1, self._ids[:count] == token, out=grown[1:])
+        self._lengths.append(grown)
+        if len(self._lengths) > _KEPT:
+            self._first += len(self._lengths) - _KEPT // 2
+            del self._lengths[: -(_KEPT // 2)]
+
+    def copied(self, most: int) -> list[int]:
+        """Up to `most` tokens behind the earliest of the longest matches, and, if they end there, once more behind
+        those; [] if the last token never stood before."""
+        found = self._behind(most)
+        if not found or len(found) >= most:
+            return found
+        count, kept, first = len(self._row), list(self._lengths), self._first  # a long copy may push lengths out
+        for token in found:
+            self._append(token)
+        found = found + self._behind(most - len(found))
+        del self._row[count:]
+        self._lengths, self._first = kept, first
+        return found
+
+    def _behind(self, most: int) -> list[int]:
+        lengths = self._lengths[-1]
+        if not len(lengths):
+            return []
+        place = int(lengths.argmax())  # the first of equal ones
+        return self._row[place : place + most] if lengths[place] else []
+
+    def copy(self) -> SuffixMatches:
+        """Independent matches of the same row."""
+        twin = SuffixMatches(self._row[: self._start])
+        twin.follow(self._row)
+        return twin
+
+
+class MaxGramDrafter:
+    """Point-mass chains by MaG. `tables`: their contexts of one token are the bigrams; None = no bigrams.
+
+    `source` is [B, N]: what was copied is of "maxgram", the tail of "bigram".
+    """
+
+    names: tuple[str, ...] = ("maxgram", "bigram")
+    sessions: tuple[Session, ...] = ()
+
+    def __init__(self, tables: StaticTables | None = None) -> None:
+        self.tables = tables
+        self._matches: list[SuffixMatches] = []
+
+    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
+        """Nothing is generated yet: every answer begins without a match."""
+        self._matches = [SuffixMatches(row) for row in prompt]
+
+    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+        """Chains of at most k[b] tokens."""
+        chains = [self._chain(own, row, want) for own, row, want in zip(self._matches, rows, k, strict=True)]
+        width = max(len(tokens) for tokens, _ in chains)
+        tokens = [tokens + [-1] * (width - len(tokens)) for tokens, _ in chains]
+        source = [[MAXGRAM if at < copied else BIGRAM for at in range(width)] for _, copied in chains]
+        return Draft(
+            torch.tensor(tokens, dtype=torch.long).view(len(rows), width),
+            source=torch.tensor(source, dtype=torch.long).view(len(rows), width),
+        )
+
+    def _chain(self, matches: SuffixMatches, row: list[int], want: int) -> tuple[list[int], int]:
+        """The proposed tokens, and how many of them were copied."""
+        if want <= 0:
+            return [], 0
+        matches.follow(row)
+        drafted = matches.copied(want)
+        copied = len(drafted)
+        last = drafted[-1] if drafted else row[-1]
+        while len(drafted) < want and (following := self._bigram(last)) is not None:
+            drafted.append(following)
+            last = following
+        return drafted, copied
+
+    def _bigram(self, token: int) -> int | None:
+        known = self.tables.next([token]) if self.tables is not None else None
+        return None if known is None else known.token
+
+    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
+        return None  # the matches follow the rows they are shown
+
+    def select(self, rows: Tensor) -> None:
+        """Follow rows that are reordered, repeated or dropped; repeated ones part ways."""
+        taken: set[int] = set()
+        chosen = []
+        for row in rows.tolist():
+            chosen.append(self._matches[row].copy() if row in taken else self._matches[row])
+            taken.add(row)
+        self._matches = chosen

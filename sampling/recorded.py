@@ -1,0 +1,140 @@
+"""A target played back from a file: its recorded answers stand in for a model that cannot run here.
+
+The file is a JSON map from a prompt's ids to the answer's ids, both joined by "_" ("12_7_99": "5_6"), as the
+experiments of Cascade Speculative Drafting recorded theirs (arXiv 2312.11462). Scores are one-hot by position, so
+only greedy decoding says anything. Knows no model and no text; has no keys, values or hidden states.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sampling.rows import common_prefix
+from sampling.types import Draft, Rows, Session
+from utils.errors import UserError
+
+PEAK = 1e4  # logit of the recorded token: every other one has probability 0 in float32
+
+Ids = tuple[int, ...]
+
+
+class RecordedLM:
+    """A target that answers known prompts as recorded; satisfies :class:`sampling.types.LM`.
+
+    Args:
+        answers: prompt ids → answer ids.
+        end_id: what it says behind the end of a recording.
+        vocab_size: of the recorded model; by default just large enough for the recorded ids.
+        name: how events and figures call it.
+    """
+
+    def __init__(
+        self,
+        answers: Mapping[Ids, Sequence[int]],
+        end_id: int,
+        vocab_size: int | None = None,
+        name: str = "target",
+        context: int = 1 << 30,
+    ) -> None:
+        if not answers:
+            raise UserError(f"the recording of {name} holds no answer")
+        self.answers = {tuple(prompt): list(answer) for prompt, answer in answers.items()}
+        highest = max(end_id, *(max((*prompt, *answer)) for prompt, answer in self.answers.items()))
+        if vocab_size is not None and highest >= vocab_size:
+            raise UserError(f"the recording of {name} holds id {highest}, its vocabulary ends at {vocab_size - 1}")
+        self.vocab_size = highest + 1 if vocab_size is None else vocab_size
+        self.name, self.end_id, self.context = name, end_id, context
+
+    @staticmethod
+    def read(path: str | Path, end_id: int, vocab_size: int | None = None, name: str = "target") -> RecordedLM:
+        """The recording in a JSON file; UserError, in one line, for a file that holds none."""
+        file = Path(path)
+        try:
+            told = json.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"cannot read the recording {file}: {error.strerror}") from error
+        except ValueError as error:
+            raise UserError(f"{file} holds no recording: it is no JSON") from error
+        if not isinstance(told, dict):
+            raise UserError(f'{file} holds no recording: it must map "id_id_…" to "id_id_…"')
+        answers = {_ids(file, prompt, prompt): _ids(file, prompt, answer) for prompt, answer in told.items()}
+        return RecordedLM(answers, end_id, vocab_size, name)
+
+    def open(
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
+    ) -> RecordedSession:
+        """A session for recorded prompts; UserError for others, and where hidden states are asked for."""
+        if hidden:
+            raise UserError(f"{self.name} is a recording: it has no hidden states for a drafter to read")
+        return RecordedSession(self, [list(row) for row in prompt])
+
+    def answer(self, prompt: list[int]) -> list[int]:
+        """What was recorded; UserError for a prompt that was not."""
+        found = self.answers.get(tuple(prompt))
+        if found is None:
+            raise UserError(f"the recording of {self.name} holds no answer to this prompt of {len(prompt)} tokens")
+        return found
+
+
+class RecordedSession:
+    """Rows of a recording; satisfies :class:`sampling.types.Session`. What is read counts as cached."""
+
+    def __init__(self, lm: RecordedLM, prompt: Rows) -> None:
+        self.lm, self.initial = lm, prompt
+        self._texts = [row + lm.answer(row) for row in prompt]
+        self._cached: Rows = [[] for _ in prompt]
+
+    def sync(self, rows: Rows) -> list[int]:
+        """Tokens of each row that were read before."""
+        lengths = [common_prefix(cached, row) for cached, row in zip(self._cached, rows, strict=True)]
+        for cached, length in zip(self._cached, lengths, strict=True):
+            del cached[length:]
+        return lengths
+
+    def score(self, rows: Rows, draft: Draft) -> Tensor:
+        """[B, N+1, V]: the recorded token of each position has all the mass."""
+        if draft.parents is not None:
+            raise UserError(f"{self.lm.name} is a recording: it scores chains only")
+        self._cached = [list(row) for row in rows]
+        count = draft.tokens.shape[1] + 1
+        said = [
+            [text[at] if at < len(text) else self.lm.end_id for at in range(len(row), len(row) + count)]
+            for row, text in zip(rows, self._texts, strict=True)
+        ]
+        logits = torch.zeros(len(rows), count, self.lm.vocab_size)
+        return logits.scatter_(2, torch.tensor(said)[..., None], PEAK)
+
+    def keep(self, path: Tensor) -> None:
+        return None  # positions are all it knows
+
+    def select(self, rows: Tensor) -> None:
+        chosen = rows.tolist()
+        self._texts = [self._texts[row] for row in chosen]
+        self._cached = [list(self._cached[row]) for row in chosen]
+        self.initial = [self.initial[row] for row in chosen]
+
+    def fork(self) -> RecordedSession:
+        """An independent session at the same place."""
+        twin = RecordedSession(self.lm, [list(row) for row in self.initial])
+        twin._texts, twin._cached = list(self._texts), [list(row) for row in self._cached]
+        return twin
+
+    def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        raise UserError(f"{self.lm.name} is a recording: it has no keys and values for a drafter to read")
+
+    def hidden(self) -> Tensor:
+        raise UserError(f"{self.lm.name} is a recording: it has no hidden states for a drafter to read")
+
+
+def _ids(file: Path, prompt: str, text: Any) -> Ids:
+    parts = text.split("_") if isinstance(text, str) else []
+    if not parts or not all(part.isascii() and part.isdigit() for part in parts):
+        shown = prompt if len(prompt) <= 30 else prompt[:29] + "…"
+        raise UserError(f'{file} holds no recording: the entry "{shown}" must be ids joined by "_"')
+    return tuple(map(int, parts))

@@ -1,0 +1,72 @@
+"""What loading yields, as frozen records: a model in memory, a pair, and the options it was loaded with.
+
+Knows not how anything is loaded. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from utils.specs import PairSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What the command line says about loading; it outranks the catalogue where it is not a default."""
+
+    device: str = "auto"
+    drafter_device: str | None = None
+    dtype: str = "auto"
+    quantization: str = "none"
+    drafter_quantization: str = "none"
+    attn_implementation: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+    offline: bool = False
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run. `bytes` are really held, `parameters` as designed, `seconds` to load it."""
+
+    model: Any
+    name: str
+    parameters: int
+    bytes: int
+    device: torch.device
+    dtype: torch.dtype
+    quantization: str
+    context: int
+    vocab_size: int  # the number of logits, padding included
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LoadedPair:
+    """A target, what drafts for it, and what they share. `notes` are lines worth showing once.
+
+    Of a trained drafter (see STUDENTS) only the folder is known here: what decodes builds it.
+    """
+
+    spec: PairSpec
+    target: LoadedModel
+    drafter: LoadedModel | None
+    drafter_kind: str  # "model", or the word of a drafter that is none
+    tokenizer: Any
+    stop_ids: frozenset[int]
+    vocab_size: int
+    context: int
+    notes: tuple[str, ...] = ()
+    student: Path | None = None  # the trained drafter's folder
+    cascade_models: Mapping[str, LoadedModel] = field(default_factory=dict)  # of the cascade, by name, large to small
+
+    @property
+    def drafting_models(self) -> tuple[LoadedModel, ...]:
+        """The loaded models beside the target: the drafter, or those of the cascade."""
+        return (*filter(None, [self.drafter]), *self.cascade_models.values())
