@@ -19,7 +19,7 @@ from app.toolbar import gamma_text
 from app.view import Header, PaneData, StatsLines, Summary
 from sampling.metrics import Stats, merge
 from sampling.ratios import speedup
-from utils.specs import BEHIND
+from utils.specs import BEHIND, CASCADES
 
 if TYPE_CHECKING:
     from app.conversation import Conversation
@@ -52,7 +52,8 @@ def drafter_name(engine: Engine) -> str:
     loaded = engine.loaded
     if loaded.drafter is not None:
         return loaded.drafter.name
-    names = {"ngram": "n-gram drafter", "tables": "n-gram tables", "none": "no drafter"}
+    names = {"ngram": "n-gram drafter", "tables": "n-gram tables", "maxgram": "max-gram drafter", "none": "no drafter"}
+    names |= {word: f"{word} of {', '.join(loaded.spec.cascade_names)}" for word in CASCADES}
     names |= {word: f"n-gram tables, else {kind} drafter" for word, kind in BEHIND.items()}
     return names.get(loaded.drafter_kind, f"{loaded.drafter_kind} drafter")
 
@@ -82,6 +83,7 @@ def info(engine: Engine, chat: Conversation) -> str:
             f"pair     {loaded.spec.name}",
             f"target   {_model(loaded.target)}",
             f"drafter  {_model(loaded.drafter) if loaded.drafter is not None else drafter_name(engine)}",
+            *(f"  {name}  {_model(model)}" for name, model in loaded.cascade_models.items()),
             f"vocabulary {engine.target.vocab_size:,} ids, stop ids {', '.join(map(str, sorted(engine.stop_ids)))}",
             f"prompts  {'chat template' if chat.templated else 'plain text'}",
             f"context  {used:,} of {engine.context:,} tokens used, {engine.context - used:,} left",

@@ -11,7 +11,7 @@ import torch
 
 from sampling.cascades import cascade_of
 from sampling.causal import CausalLM
-from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from sampling.drafters import MaxGramDrafter, ModelDrafter, NgramDrafter, NoDrafter
 from sampling.events import Step
 from sampling.loop import generate
 from sampling.recorded import RecordedLM
@@ -151,9 +151,12 @@ def cascade_generate(
         way if hasattr(way, "propose") else ModelDrafter(CausalLM(way, f"drafter {number}"))
         for number, way in enumerate(drafters, 1)
     ]
-    models = [lm, *(way.lm for way in ways if isinstance(way, ModelDrafter))]
-    for model in models:
-        model.vocab_size = min(one.vocab_size for one in models)
+    models = [way.lm for way in ways if isinstance(way, ModelDrafter)]
+    size = min(one.vocab_size for one in (lm, *models))
+    if isinstance(lm, RecordedLM):
+        lm = RecordedLM(lm.answers, lm.end_id, size, lm.name, lm.context)
+    for part in (lm, *models, *(way for way in ways if isinstance(way, MaxGramDrafter))):
+        part.vocab_size = size
     way = cascade_of(ways, k_matrix, lenience)
     stop = _stop_ids(end_tokens_id, eos_tokens_id, target, tokenizer)
     sampler = _sampler(logits_processor, seed, coupling, draft_sampling)
@@ -195,6 +198,7 @@ def _stop_ids(end: Stop, eos: Stop, model: Any, tokenizer: Any) -> frozenset[int
         given = [
             getattr(getattr(model, "generation_config", None), "eos_token_id", None),
             getattr(tokenizer, "eos_token_id", None),
+            getattr(model, "end_id", None),  # a recording's
         ]
     ids: set[int] = set()
     for stop in given:

@@ -67,4 +67,5 @@ def _model_of(drafter: Any) -> LM:
     if not hasattr(model, "open"):
         name = drafter.names[0] if getattr(drafter, "names", ()) else type(drafter).__name__
         raise UserError(f"{name} is no model and cannot review drafts: only the last drafter of a cascade may be one")
-    return model
+    lm: LM = model
+    return lm

@@ -149,6 +149,7 @@ class CausalSession:
             positions = torch.arange(start, start + width + count).expand(len(feed), -1)
         else:
             positions, seen = places(lengths, feed, parents, start, width, count)
+            positions = positions.clamp(max=self.network.context - 1)  # absent nodes of a long row
             mask = additive(seen, self.network)
         device = self.network.device
         logits, hidden = self._run(torch.tensor(padded, device=device), positions.to(device), mask, count + 1)

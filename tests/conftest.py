@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as infer.py does, before torch starts its threads
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores, and so do the programs they start
 
 import pytest
 import torch

@@ -363,3 +363,13 @@ def test_cascade_and_matrix_change_one_after_the_other_in_the_console(folder: Pa
     names = [answered.tracks[-1].lane.source_names for answered in ran.actions.answers]
     assert names == [("drafter", "maxgram", "bigram"), ("drafter", "small", "maxgram", "bigram")]
     assert "error" not in ran.after("hello there") + ran.after("hello again")
+
+
+def test_info_lists_the_models_of_a_cascade(engines: Callable[[str], Engine]) -> None:
+    from app.about import info
+    from app.prompts import conversation
+
+    engine = engines("two")
+    lines = info(engine, conversation(engine, Settings())).splitlines()
+    assert lines[2] == "drafter  cascade of drafter, small, maxgram"
+    assert [line.split(":")[0].strip() for line in lines[3:5]] == ["drafter  drafter", "small  small"]

@@ -149,6 +149,14 @@ def test_only_contexts_of_one_token_are_bigrams() -> None:
     assert proposed(drafter, [[1, 8, 2]], [1]) == [[(41, BIGRAM)]]
 
 
+def test_ids_beyond_the_vocabulary_are_nobodys_bigram() -> None:
+    tables = tables_of([2, 30, 31, 32])
+    for vocab_size, tail in ((31, [30]), (30, []), (33, [30, 31, 32])):
+        drafter = MaxGramDrafter(tables, vocab_size)
+        drafter.start([[1]], NOTHING, NOTHING)
+        assert proposed(drafter, [[1, 2]], [4]) == [[(token, BIGRAM) for token in tail]]
+
+
 def test_a_published_bigram_list_is_read(tmp_path: Path) -> None:
     file = tmp_path / "bigrams.json"
     file.write_text(json.dumps([3, -1, None, 1]), encoding="utf-8")

@@ -98,6 +98,7 @@ class SuffixMatches:
 
 class MaxGramDrafter:
     """Point-mass chains by MaG. `tables`: their contexts of one token are the bigrams; None = no bigrams.
+    Ids from `vocab_size` on are nobody's bigram.
 
     `source` is [B, N]: what was copied is of "maxgram", the tail of "bigram".
     """
@@ -105,8 +106,8 @@ class MaxGramDrafter:
     names: tuple[str, ...] = ("maxgram", "bigram")
     sessions: tuple[Session, ...] = ()
 
-    def __init__(self, tables: StaticTables | None = None) -> None:
-        self.tables = tables
+    def __init__(self, tables: StaticTables | None = None, vocab_size: int = 1 << 30) -> None:
+        self.tables, self.vocab_size = tables, vocab_size
         self._matches: list[SuffixMatches] = []
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
@@ -139,7 +140,7 @@ class MaxGramDrafter:
 
     def _bigram(self, token: int) -> int | None:
         known = self.tables.next([token]) if self.tables is not None else None
-        return None if known is None else known.token
+        return known.token if known is not None and known.token < self.vocab_size else None
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         return None  # the matches follow the rows they are shown

@@ -55,7 +55,7 @@ class ModelDrafter:
         short = None if sampler.needs_prefixes else getattr(session, "short_list", None)
         score = session.score if short is None else session.score_short
         drawing = Drawing(sampler, self._ids, self.lm.vocab_size, short)
-        active = [list(row) for row in rows]
+        active = [list(row[: self.lm.context]) for row in rows]  # longer ones draft nothing
         nothing = Draft.empty(len(rows))
         columns: list[Column] = []
         chances = [1.0] * len(rows)
