@@ -155,12 +155,15 @@ def cascade_generate(
     size = min(one.vocab_size for one in (lm, *models))
     if isinstance(lm, RecordedLM):
         lm = RecordedLM(lm.answers, lm.end_id, size, lm.name, lm.context)
-    for part in (lm, *models, *(way for way in ways if isinstance(way, MaxGramDrafter))):
-        part.vocab_size = size
-    way = cascade_of(ways, k_matrix, lenience)
+    for model in (lm, *models):
+        model.vocab_size = size
+    for way in ways:
+        if isinstance(way, MaxGramDrafter):
+            way.vocab_size = size
+    drafter = cascade_of(ways, k_matrix, lenience)
     stop = _stop_ids(end_tokens_id, eos_tokens_id, target, tokenizer)
     sampler = _sampler(logits_processor, seed, coupling, draft_sampling)
-    return _drain(lm, input_ids, way, sampler, max_gen_len, stop, way.most)
+    return _drain(lm, input_ids, drafter, sampler, max_gen_len, stop, drafter.most)
 
 
 def _sampler(
