@@ -7,9 +7,9 @@ clock; scoring without having been asked does it as well. Knows no sampling and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sampling.cache import CrossCache
@@ -31,6 +31,14 @@ def check_same_kind(models: list[Any]) -> None:
         raise UserError(
             f"{kinds[True]} is an encoder-decoder model and {kinds[False]} is none: they cannot draft for each other"
         )
+
+
+def go_on(session: Session, begun: Sequence[int]) -> Session:
+    """`session`, its rows beginning behind ids that the decoder has of the answer already; for one prompt."""
+    if begun:
+        assert isinstance(session, EncDecSession)
+        session.initial = [[*row, *begun] for row in session.initial]
+    return session
 
 
 class EncDecLM(CausalLM):
@@ -87,10 +95,7 @@ class EncDecSession(CausalSession):
 
     def read(self) -> int:
         """Run the encoder if it has not run; the number of tokens it read, of the longest prompt."""
-        if self._cache.encoded is not None:
-            return 0
-        self._cache.encoded = self.network.encode(self.source)
-        return max(map(len, self.source))
+        return self.network.read(self._cache, self.source)
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         self.read()

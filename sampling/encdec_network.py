@@ -55,6 +55,13 @@ class EncDecNetwork:
         """An empty cache; what the encoder makes of the prompts goes into its `encoded`."""
         return CrossCache(self.layers)
 
+    def read(self, cache: CrossCache, prompt: Rows) -> int:
+        """Put what the encoder makes of the prompts into `cache` if nothing is there; the tokens read, of the longest."""
+        if cache.encoded is not None:
+            return 0
+        cache.encoded = self.encode(prompt)
+        return max(map(len, prompt))
+
     @torch.no_grad()
     def encode(self, prompt: Rows) -> Encoded:
         """The encoder's pass over ragged prompts, padded behind their ends."""
