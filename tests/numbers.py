@@ -78,11 +78,11 @@ def number_model(seed: int, width: int, layers: int, **more: Any) -> T5ForCondit
 
 
 def train(model: T5ForConditionalGeneration, steps: int, seed: int, rate: float = 3e-3, rows: int = 64) -> Any:
-    """Teacher forcing on lists of one to three numbers; the trained model, ready to decode."""
+    """Teacher forcing on lists of one or two numbers; the trained model, ready to decode."""
     chance, made = random.Random(seed), torch.optim.AdamW(model.parameters(), lr=rate)
     plan = torch.optim.lr_scheduler.OneCycleLR(made, rate, total_steps=steps)
     for _ in range(steps):
-        lists = [[chance.randrange(1000) for _ in range(chance.randint(1, 3))] for _ in range(rows)]
+        lists = [[chance.randrange(1000) for _ in range(chance.randint(1, 2))] for _ in range(rows)]
         asked, wanted = padded([question(one) for one in lists], PAD), padded([solution(one) for one in lists], -100)
         seen = torch.zeros_like(asked)
         for row, one in enumerate(lists):
