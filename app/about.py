@@ -68,9 +68,10 @@ def _count(number: float) -> str:
 
 
 def _model(model: LoadedModel) -> str:
+    context = limit_text(model.context).removesuffix(" tokens")
     return (
         f"{model.name}: {_count(model.parameters)} parameters, {model.bytes / 1e6:,.0f} MB, {_dtype(model)} "
-        f"on {model.device}, context {limit_text(model.context).removesuffix(' tokens')}, loaded in {model.seconds:.1f} s"
+        f"on {model.device}, context {context}, loaded in {model.seconds:.1f} s"
     )
 
 

@@ -115,7 +115,7 @@ class SlotCache:
 @dataclass
 class Encoded:
     """What a decoder reads beside its own tokens: the encoder's states [B, S, H], and which of them are tokens
-    [B, S] bool (None: all). `keys` and `values` [B, heads, S, D], one a layer, are made by the first pass that reads them.
+    [B, S] bool (None: all). `keys` and `values` [B, heads, S, D], one a layer, are made by the first pass.
     """
 
     states: Tensor

@@ -56,7 +56,7 @@ class EncDecNetwork:
         return CrossCache(self.layers)
 
     def read(self, cache: CrossCache, prompt: Rows) -> int:
-        """Put what the encoder makes of the prompts into `cache` if nothing is there; the tokens read, of the longest."""
+        """Put what the encoder makes of the prompts into `cache`, if nothing is there; how many tokens it read."""
         if cache.encoded is not None:
             return 0
         cache.encoded = self.encode(prompt)
@@ -77,7 +77,8 @@ class EncDecNetwork:
         self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """See :class:`sampling.types.Network`; there are no hidden states to be had. `cache.encoded` must be there."""
-        assert isinstance(cache, CrossCache) and cache.encoded is not None
+        assert isinstance(cache, CrossCache)
+        assert cache.encoded is not None
         seen = cache.encoded.mask
         out = self.model(
             encoder_outputs=(cache.encoded.states,),
@@ -116,4 +117,6 @@ class EncDecNetwork:
                 f"{name} runs with {attention} attention, which takes no 4-D mask; ragged rows need sdpa or eager"
             )
         if name not in PLACEABLE:
-            raise UserError(f"{name} takes no positions for its decoder; ragged rows cannot be placed: decode one by one")
+            raise UserError(
+                f"{name} takes no positions for its decoder; ragged rows cannot be placed: decode one by one"
+            )

@@ -70,9 +70,7 @@ def generate(
         raise UserError(f"the prompt is {longest} tokens, the context holds {room} with room for one more")
     drafter.start(prompt, session, session)
     yield from prefill(session, rows, interrupt)
-    helping = [
-        piece.seconds for one in drafter.sessions for piece in prefill(one, first_rows(prompt, one), interrupt)
-    ]
+    helping = [piece.seconds for one in drafter.sessions for piece in prefill(one, first_rows(prompt, one), interrupt)]
     run = _Run(lm, rows, drafter, sampler, limits, room, pace or FixedPace(4), session)
     waited = sum(helping)  # the drafters' own prefill belongs to the opening round
     while run.rows:

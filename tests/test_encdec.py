@@ -94,7 +94,9 @@ class Oracle:
 
     def logits(self, contexts: Sequence[Sequence[int]]) -> Tensor:
         source = torch.tensor([self.prompt] * len(contexts))
-        out: Tensor = self.model(input_ids=source, decoder_input_ids=torch.tensor([list(row) for row in contexts])).logits
+        out: Tensor = self.model(
+            input_ids=source, decoder_input_ids=torch.tensor([list(row) for row in contexts])
+        ).logits
         return out[:, -1]
 
 
@@ -188,9 +190,11 @@ def test_other_models_decode_one_row_and_say_so_for_ragged_ones() -> None:
     session = lm.open([[5, 6, 7]])
     for row in ([2], [2, 9, 4, 30], [2, 9, 5]):
         audit(model, session, [row])
-    with pytest.raises(UserError, match="^BartForConditionalGeneration takes no positions for its decoder; ragged rows"):
+    with pytest.raises(
+        UserError, match=r"^BartForConditionalGeneration takes no positions for its decoder; ragged rows"
+    ):
         lm.open([[5], [6]]).score([[2], [2, 3]], Draft.empty(2))
-    with pytest.raises(UserError, match="^the prompt is 33 tokens, the encoder of target takes 32$"):
+    with pytest.raises(UserError, match=r"^the prompt is 33 tokens, the encoder of target takes 32$"):
         lm.open([[5] * 33])
 
 
@@ -207,17 +211,17 @@ def test_an_error_in_a_pass_leaves_a_usable_session(target: Any, monkeypatch: py
 
 def test_what_such_a_model_lacks_is_refused_by_name(target: Any) -> None:
     lm = EncDecLM(target, "big")
-    with pytest.raises(UserError, match="^big is an encoder-decoder model: it has no hidden states"):
+    with pytest.raises(UserError, match=r"^big is an encoder-decoder model: it has no hidden states"):
         lm.open([[3]], hidden=True)
     with pytest.raises(UserError, match="has no keys and values"):
         lm.open([[3]]).kv(0)
-    with pytest.raises(UserError, match="^T5ForConditionalGeneration is an encoder-decoder model"):
+    with pytest.raises(UserError, match=r"^T5ForConditionalGeneration is an encoder-decoder model"):
         CausalLM(target)
-    with pytest.raises(UserError, match="^target must be an encoder-decoder model, got LlamaForCausalLM$"):
+    with pytest.raises(UserError, match=r"^target must be an encoder-decoder model, got LlamaForCausalLM$"):
         EncDecLM(tiny_model())
-    with pytest.raises(UserError, match="^the prompt is empty"):
+    with pytest.raises(UserError, match=r"^the prompt is empty"):
         lm.open([[]])
-    with pytest.raises(UserError, match="^id 12 is outside the vocabulary of big"):
+    with pytest.raises(UserError, match=r"^id 12 is outside the vocabulary of big"):
         lm.open([[12]])
 
 
@@ -230,7 +234,8 @@ def test_each_encoder_runs_once_an_answer_and_is_on_the_clock() -> None:
     lm, drafter = EncDecLM(big), ModelDrafter(EncDecLM(little, "drafter"))
     run = decode(lm, PROMPTS, drafter, greedy(), length=20)
     assert (mine.count, mine.rows, theirs.count, theirs.rows) == (1, 3, 1, 3)
-    assert isinstance(run[0], Prefill) and run[0].done == run[0].total == 21
+    assert isinstance(run[0], Prefill)
+    assert run[0].done == run[0].total == 21
     assert run[0].seconds > 0
     assert not any(isinstance(event, Prefill) for event in run[1:])
     decode(lm, [[3, END]], drafter, greedy(), length=4)
@@ -242,7 +247,8 @@ def test_the_drafters_encoder_falls_into_the_opening_round(monkeypatch: pytest.M
     ticks = iter(range(10_000))
     monkeypatch.setattr("utils.timing.time.perf_counter", lambda: float(next(ticks)))
     opening = steps(decode(lm, [[3, END]], drafter, greedy(), length=3))[0]
-    assert opening.drafted == () and opening.draft_s >= 1.0
+    assert opening.drafted == ()
+    assert opening.draft_s >= 1.0
 
 
 def test_a_session_of_the_same_prompt_serves_again_without_its_encoder(target: Any) -> None:
@@ -338,7 +344,8 @@ def test_the_calls_give_the_models_own_greedy_text(target: Any, small: Any) -> N
     options: dict[str, Any] = {"max_gen_len": 20, "end_tokens_id": END}
     assert autoregressive_generate_encoder_decoder(prompt, target, **options) == wanted
     ids, rate = speculative_generate_encoder_decoder(prompt, small, target, gamma=3, **options)
-    assert ids == wanted and 0 < rate <= 1
+    assert ids == wanted
+    assert 0 < rate <= 1
     assert ngram_assisted_speculative_generate(prompt, None, target, **options)[0] == wanted
     assert cascade_generate(prompt, [small, MaxGramDrafter()], target, [[2, 3], [0, 3]], 2.0, **options)[0] == wanted
     recorded = RecordedLM({tuple(prompt): wanted}, END, V, start_id=0)
@@ -347,10 +354,10 @@ def test_the_calls_give_the_models_own_greedy_text(target: Any, small: Any) -> N
 
 def test_the_calls_refuse_models_of_two_kinds(target: Any, small: Any) -> None:
     llama = tiny_model()
-    with pytest.raises(UserError, match="^drafter must be an encoder-decoder model, got LlamaForCausalLM$"):
+    with pytest.raises(UserError, match=r"^drafter must be an encoder-decoder model, got LlamaForCausalLM$"):
         speculative_generate_encoder_decoder([3], llama, target)
-    said = "^target is an encoder-decoder model and drafter is none: they cannot draft for each other$"
+    said = r"^target is an encoder-decoder model and drafter is none: they cannot draft for each other$"
     with pytest.raises(UserError, match=said):
         speculative_generate([3], llama, target)
-    with pytest.raises(UserError, match="^drafter 1 is an encoder-decoder model and target is none"):
+    with pytest.raises(UserError, match=r"^drafter 1 is an encoder-decoder model and target is none"):
         cascade_generate([3], [small], RecordedLM({(3,): [4]}, END, V), [[3]])

@@ -53,18 +53,22 @@ def load_model(
         quantized = quantization_config(kind, place, dtype)
         if quantized is None and place.type == "cpu":
             _check_memory(spec.name, folder, dtype, getattr(config, "dtype", None))
-        model = (AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM).from_pretrained(
-            str(folder),
-            config=config,
-            dtype=dtype,
-            trust_remote_code=options.trust_remote_code,
-            local_files_only=True,
-            **_given(
-                attn_implementation=options.attn_implementation or spec.attn_implementation,
-                quantization_config=quantized,
-                device_map=None if quantized is None else {"": str(place)},
-            ),
-        ).eval()
+        model = (
+            (AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM)
+            .from_pretrained(
+                str(folder),
+                config=config,
+                dtype=dtype,
+                trust_remote_code=options.trust_remote_code,
+                local_files_only=True,
+                **_given(
+                    attn_implementation=options.attn_implementation or spec.attn_implementation,
+                    quantization_config=quantized,
+                    device_map=None if quantized is None else {"": str(place)},
+                ),
+            )
+            .eval()
+        )
         check(cancelled)
         model.requires_grad_(False)
         if quantized is None:

@@ -182,7 +182,9 @@ def _alone(pair: LoadedPair, kind: str) -> LoadedPair:
 
 def _with_student(pair: LoadedPair, kind: str, folder: Path, options: LoadOptions) -> LoadedPair:
     if pair.target.encodes:
-        raise UserError(f"drafter {kind}: {pair.target.name} is an encoder-decoder model, which has no trained drafters")
+        raise UserError(
+            f"drafter {kind}: {pair.target.name} is an encoder-decoder model, which has no trained drafters"
+        )
     notes = []
     if options.drafter_device not in (None, options.device):
         notes.append(
