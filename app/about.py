@@ -19,6 +19,7 @@ from app.toolbar import gamma_text
 from app.view import Header, PaneData, StatsLines, Summary
 from sampling.metrics import Stats, merge
 from sampling.ratios import speedup
+from utils.loaded import NO_LIMIT, limit_text
 from utils.specs import BEHIND, CASCADES
 
 if TYPE_CHECKING:
@@ -68,9 +69,10 @@ def _count(number: float) -> str:
 
 
 def _model(model: LoadedModel) -> str:
+    context = limit_text(model.context).removesuffix(" tokens")
     return (
         f"{model.name}: {_count(model.parameters)} parameters, {model.bytes / 1e6:,.0f} MB, {_dtype(model)} "
-        f"on {model.device}, context {model.context:,}, loaded in {model.seconds:.1f} s"
+        f"on {model.device}, context {context}, loaded in {model.seconds:.1f} s"
     )
 
 
@@ -85,10 +87,22 @@ def info(engine: Engine, chat: Conversation) -> str:
             f"drafter  {_model(loaded.drafter) if loaded.drafter is not None else drafter_name(engine)}",
             *(f"  {name}  {_model(model)}" for name, model in loaded.cascade_models.items()),
             f"vocabulary {engine.target.vocab_size:,} ids, stop ids {', '.join(map(str, sorted(engine.stop_ids)))}",
-            f"prompts  {'chat template' if chat.templated else 'plain text'}",
-            f"context  {used:,} of {engine.context:,} tokens used, {engine.context - used:,} left",
+            f"prompts  {_prompts(chat)}",
+            _context(used, engine.context),
         ]
     )
+
+
+def _prompts(chat: Conversation) -> str:
+    if chat.single:
+        return "each message by itself, as it is (the encoder reads it)"
+    return "chat template" if chat.templated else "plain text"
+
+
+def _context(used: int, context: int) -> str:
+    if context >= NO_LIMIT:
+        return f"context  {used:,} tokens used, {limit_text(context)}"
+    return f"context  {used:,} of {context:,} tokens used, {context - used:,} left"
 
 
 def pace_text(engine: Engine, settings: Settings) -> str:

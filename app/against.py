@@ -177,6 +177,7 @@ def as_bought(model: Any, stop_ids: frozenset[int]) -> Any:
     stop = sorted(stop_ids)
     twin = copy.copy(model)
     ends: dict[str, Any] = {"eos_token_id": stop or None, "pad_token_id": stop[0] if stop else 0}
+    ends |= {"decoder_start_token_id": getattr(model.generation_config, "decoder_start_token_id", None)}
     twin.generation_config = GenerationConfig(**ends)  # type: ignore[no-untyped-call]
     return twin
 

@@ -80,7 +80,7 @@ def answer(
     if plan.regenerated and not plan.answer:
         still = "temperature 0: the same answer again" if settings.temperature == 0 else f"seed {settings.seed}"
         place.hint(still)
-    race = Race(lanes, engine, plan.prompt, previous, place.stop)
+    race = Race(lanes, engine, plan.prompt, previous, place.stop, plan.begun)
     if place.live and not settings.quiet:
         play_live(race, tracks, place.out, settings, place.stop)
     else:

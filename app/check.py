@@ -16,6 +16,7 @@ from rich.text import Text
 from app.pairing import catalogue, choose_pair, load_options
 from app.settings import ModelOptions, Settings
 from utils.errors import UserError
+from utils.loaded import limit_text
 
 if TYPE_CHECKING:
     from app.lanes import Engine
@@ -102,12 +103,10 @@ def _drafting(pair: PairSpec) -> str:
 
 
 def _state(pair: PairSpec) -> str:
-    """Whether the pair can be loaded: now, after fetching, or not by this version. Asks no network."""
+    """Whether the pair can be loaded now, or after fetching, or what is missing. Asks no network."""
     from utils.sources import is_here
     from utils.specs import CASCADES, trained_kind
 
-    if pair.lacking is not None:
-        return f"needs {pair.lacking}"
     cascading = pair.drafter in CASCADES
     models: list[ModelSpec] = [] if isinstance(pair.drafter, str) else [pair.drafter]
     models += pair.cascade_models if cascading else ()
@@ -148,7 +147,7 @@ def _properties(model: LoadedModel, spec: ModelSpec) -> list[tuple[str, str]]:
         ("dtype", str(model.dtype).removeprefix("torch.")),
         ("quantization", model.quantization),
         ("device", str(model.device)),
-        ("context", f"{model.context:,} tokens"),
+        ("context", limit_text(model.context)),
         ("vocabulary", f"{model.vocab_size:,} ids"),
         ("loaded in", f"{model.seconds:.1f} s"),
     ]
@@ -159,10 +158,9 @@ def _shared(loaded: LoadedPair) -> list[str]:
     stops = ", ".join(f"{loaded.tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(loaded.stop_ids))
     lines = [
         f"drafter: {_named(loaded)}",
-        f"tokenizer: {len(loaded.tokenizer.get_vocab()):,} tokens, "
-        f"chat template: {'yes' if loaded.tokenizer.chat_template else 'none, prompts are completed as they are'}",
+        f"tokenizer: {len(loaded.tokenizer.get_vocab()):,} tokens, chat template: {_template(loaded)}",
         f"stops at: {stops or 'nothing, answers end at their length'}",
-        f"context of the pair: {loaded.context:,} tokens",
+        f"context of the pair: {limit_text(loaded.context)}",
     ]
     if models := loaded.drafting_models:
         every = "both models" if len(models) == 1 else f"all {len(models) + 1} models"
@@ -170,6 +168,12 @@ def _shared(loaded: LoadedPair) -> list[str]:
     else:
         lines.append(f"the pair fits: {loaded.drafter_kind} drafts in the target's own vocabulary")
     return lines
+
+
+def _template(loaded: LoadedPair) -> str:
+    if loaded.target.encodes:
+        return "none, the encoder reads each prompt as it is"
+    return "yes" if loaded.tokenizer.chat_template else "none, prompts are completed as they are"
 
 
 def _named(loaded: LoadedPair) -> str:

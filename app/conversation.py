@@ -3,6 +3,7 @@
 An answer's ids are kept as they were decoded and never tokenised again; only the *tail* that the
 chat template puts behind an answer is. Every change is planned first (:class:`Plan`) and made by
 :meth:`Conversation.commit`, so an error or an interrupt leaves the conversation as it was.
+Where an encoder reads the prompt, messages stand alone: each is a prompt by itself.
 Knows no models, no sampling and no screen.
 """
 
@@ -45,7 +46,8 @@ class Turn:
 class Plan:
     """A turn about to be answered: `prompt` is what to decode from, `keep` the turns before it.
 
-    `answer` are ids that the answer has already (a continuation); they are part of `prompt`.
+    `answer` are ids that the answer has already (a continuation); they are part of `prompt`, unless the decoder has
+    them by itself: then they are `begun` as well.
     """
 
     user: str
@@ -54,6 +56,7 @@ class Plan:
     answer: tuple[int, ...] = ()
     regenerated: int = 0
     seed: int | None = None  # the seed the answer began with; None = the current one
+    begun: tuple[int, ...] = ()
 
 
 def clean(text: str) -> str:
@@ -103,24 +106,34 @@ class Template:
 
 
 class Conversation:
-    """Turns by their ids. `stop_ids` end an answer; `context` is the most the model can read."""
+    """Turns by their ids. `stop_ids` end an answer; `context` is the most the model can read.
+
+    `single`: an encoder reads each message by itself, without template, system prompt and history.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int, *, system: str = "", chat: bool = True
+        self,
+        tokenizer: Tokenizer,
+        stop_ids: frozenset[int],
+        context: int,
+        *,
+        system: str = "",
+        chat: bool = True,
+        single: bool = False,
     ) -> None:
         self.turns: list[Turn] = []
         self.system = system
         self.chat = chat
-        self._take(tokenizer, stop_ids, context)
+        self._take(tokenizer, stop_ids, context, single)
 
-    def _take(self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int) -> None:
-        self.tokenizer, self.stop_ids, self.context = tokenizer, stop_ids, context
+    def _take(self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int, single: bool) -> None:
+        self.tokenizer, self.stop_ids, self.context, self.single = tokenizer, stop_ids, context, single
         self.template = Template(tokenizer)
 
     @property
     def templated(self) -> bool:
         """Whether messages go through a chat template; otherwise the text is simply continued."""
-        return self.chat and self.template.present
+        return self.chat and self.template.present and not self.single
 
     @property
     def ids(self) -> list[int]:
@@ -149,6 +162,8 @@ class Conversation:
         if last.reason == "eos":
             raise UserError("nothing to continue: the last answer ended by itself (cut or stopped answers go on)")
         plan = Plan(last.user, self.ids, len(self.turns) - 1, last.answer, last.regenerated, last.seed)
+        if self.single:
+            plan = replace(plan, prompt=list(last.prompt), begun=last.answer)
         return self._fitting(plan)
 
     def _last(self, command: str) -> Turn:
@@ -173,7 +188,7 @@ class Conversation:
     def commit(self, plan: Plan, ids: list[int], reason: Reason, *, seed: int | None = None, **record: Any) -> Turn:
         """Enter the answer of a plan: `ids` are the newly emitted ones."""
         answer = (*plan.answer, *ids)
-        prompt = tuple(plan.prompt[: len(plan.prompt) - len(plan.answer)])
+        prompt = tuple(plan.prompt if plan.begun else plan.prompt[: len(plan.prompt) - len(plan.answer)])
         text = self.text(answer)
         turn = Turn(plan.user, prompt, answer, text, reason, plan.regenerated, seed, record)
         self.turns[plan.keep :] = [turn]
@@ -196,11 +211,11 @@ class Conversation:
             self.system = old
             raise
 
-    def adopt(self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int) -> bool:
+    def adopt(self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int, single: bool = False) -> bool:
         """Go on with another model. True if the history had to be tokenised anew, from its texts."""
-        same = tokenizer is self.tokenizer or self._same_ids(tokenizer)
-        before = (self.tokenizer, self.stop_ids, self.context)
-        self._take(tokenizer, stop_ids, context)
+        same = single == self.single and (tokenizer is self.tokenizer or self._same_ids(tokenizer))
+        before = (self.tokenizer, self.stop_ids, self.context, self.single)
+        self._take(tokenizer, stop_ids, context, single)
         if same or not self.turns:
             return False
         try:
@@ -233,7 +248,7 @@ class Conversation:
 
     def _prompt(self, turns: list[Turn], text: str) -> list[int]:
         """The ids of the next prompt: everything before, the closing of the last turn, the new message."""
-        if not turns:
+        if not turns or self.single:
             if self.templated:
                 return self._encode(self.template.render(self.system, [{"role": "user", "content": text}]))
             return self._encode(text, special=True)

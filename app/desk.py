@@ -117,8 +117,9 @@ class Desk:
 
         if self.chat is None:
             text, chat = self.settings.system, self.settings.chat
-            self.chat = Conversation(engine.tokenizer, engine.stop_ids, engine.context, system=text, chat=chat)
-        elif self.chat.adopt(engine.tokenizer, engine.stop_ids, engine.context):
+            options = {"system": text, "chat": chat, "single": engine.encodes}
+            self.chat = Conversation(engine.tokenizer, engine.stop_ids, engine.context, **options)
+        elif self.chat.adopt(engine.tokenizer, engine.stop_ids, engine.context, engine.encodes):
             self.hint("another tokenizer: the conversation goes on from its texts")
         self.session = None
         if not self.settings.quiet:
@@ -128,7 +129,9 @@ class Desk:
         self._say_if_plain()
 
     def _say_if_plain(self) -> None:
-        if self.chat is not None and self.settings.chat and not self.chat.template.present:
+        if self.chat is not None and self.chat.single:
+            self.hint(f"{self.pairs.name} is an encoder-decoder model: it reads each message by itself, no history")
+        elif self.chat is not None and self.settings.chat and not self.chat.template.present:
             self.hint(f"{self.pairs.name} has no chat template: messages are continued as plain text")
 
     def pair_names(self) -> list[str]:

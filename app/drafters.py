@@ -15,6 +15,7 @@ from sampling.causal import CausalLM
 from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter, StaticTables, TablesDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.takeover import TakeOverDrafter
+from sampling.encdec import lm_of
 from sampling.types import LM, Drafter
 from utils.errors import UsageError, UserError
 from utils.fit import fingerprint
@@ -60,7 +61,7 @@ class Drafters:
         """Build what the pair drafts with: a file that does not fit is told now."""
         loaded = self._loaded
         if kind == "model" and loaded.drafter is not None:
-            self.model = CausalLM(loaded.drafter.model, "drafter", loaded.vocab_size)
+            self.model = lm_of(loaded.drafter.model, "drafter", loaded.vocab_size)
         words = loaded.spec.cascade_names if kind in CASCADES else (kind,)
         for word in words:
             if word in ("tables", "maxgram") or word in BEHIND:
@@ -177,7 +178,7 @@ class Drafters:
                 hint = " (--drafter cascade loads it)" if name in loaded.spec.cascade_names else ""
                 have = ", ".join(loaded.cascade_models) or "none"
                 raise UsageError(f"lane {kind}: no model {name} is loaded for the cascade, have {have}{hint}")
-            self._models[name] = CausalLM(loaded.cascade_models[name].model, name, loaded.vocab_size)
+            self._models[name] = lm_of(loaded.cascade_models[name].model, name, loaded.vocab_size)
         return self._models[name]
 
 

@@ -163,7 +163,7 @@ def _answer(bench: Bench, variant: Variant, prompt: list[int]) -> Answer:
 def transformers_reference(engine: Engine, options: ModelOptions) -> Reference:
     """`generate(do_sample=False)` of a plain transformers model with the target's weights, in float32."""
     import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig
 
     from app.pairing import load_options
     from utils.progress import never, silent
@@ -173,7 +173,8 @@ def transformers_reference(engine: Engine, options: ModelOptions) -> Reference:
     loading = load_options(options)
     folder: Path = model_folder(engine.loaded.spec.target, loading, silent, never)
     with quiet_warnings():
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        kind: Any = AutoModelForSeq2SeqLM if engine.encodes else AutoModelForCausalLM
+        model: Any = kind.from_pretrained(
             str(folder),
             dtype=torch.float32,
             trust_remote_code=loading.trust_remote_code,
@@ -182,6 +183,7 @@ def transformers_reference(engine: Engine, options: ModelOptions) -> Reference:
     model = model.eval().to(engine.loaded.target.device)
     stop = sorted(engine.stop_ids)
     ends: dict[str, Any] = {"eos_token_id": stop or None, "pad_token_id": stop[0] if stop else 0}
+    ends |= {"decoder_start_token_id": engine.start_id}
     model.generation_config = GenerationConfig(**ends)  # type: ignore[no-untyped-call]  # none of the model's own preferences
     padding = list(range(engine.target.vocab_size, model.get_output_embeddings().weight.shape[0]))
 
@@ -195,7 +197,7 @@ def transformers_reference(engine: Engine, options: ModelOptions) -> Reference:
                 max_new_tokens=tokens,
                 suppress_tokens=padding or None,
             )
-        new: list[int] = made[0, len(prompt) :].tolist()
+        new: list[int] = made[0, 1 if engine.encodes else len(prompt) :].tolist()
         return new
 
     return generate

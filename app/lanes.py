@@ -7,15 +7,15 @@ kept from answer to answer and made anew when their settings change. Knows no te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.drafters import Drafters
 from app.kinds import LANES
-from sampling.causal import CausalLM
 from sampling.costs import Costs
 from sampling.drafters import NoDrafter, StaticTables
+from sampling.encdec import go_on, lm_of
 from sampling.events import Event
 from sampling.loop import generate, never
 from sampling.pace import GoodputPace
@@ -46,7 +46,7 @@ class Lane:
     limits: Limits
     shares_target: bool = True
     law_drafts: bool = False
-    reopen: Callable[[list[int]], Session] | None = None  # where the lane keeps a session of its own
+    reopen: Callable[[list[int], Sequence[int]], Session] | None = None  # where the lane keeps a session of its own
     pace: GoodputPace | None = None  # `gamma auto`
 
     @property
@@ -80,11 +80,19 @@ class Lane:
         return min(self.limits.context, self.lm.context)
 
     def run(
-        self, prompt: list[int], *, session: Session | None = None, interrupt: Callable[[], bool] = never
+        self,
+        prompt: list[int],
+        *,
+        session: Session | None = None,
+        interrupt: Callable[[], bool] = never,
+        begun: Sequence[int] = (),
     ) -> Iterator[Event]:
-        """Decode one prompt. `session` is an open session of the target; without one the lane reads the prompt."""
+        """Decode one prompt. `session` is an open session of the target; without one the lane reads the prompt.
+
+        `begun`: see :meth:`Engine.open`; a session that is given has it already.
+        """
         if session is None and self.reopen is not None:
-            session = self.reopen(prompt)
+            session = self.reopen(prompt, begun)
         if self.pace is not None:
             self.pace.begin()
         sampler = make_sampler(self.settings)
@@ -133,12 +141,22 @@ class Engine:
         self.tokenizer: Any = loaded.tokenizer
         self.stop_ids = frozenset(loaded.stop_ids)
         self.context = int(loaded.context)
-        self.target = CausalLM(loaded.target.model, "target", loaded.vocab_size)
+        self.target = lm_of(loaded.target.model, "target", loaded.vocab_size)
         self.drafters = Drafters(loaded, self.target)
         self._kept: dict[str, tuple[Any, Drafter]] = {}
         self._paces: dict[str, tuple[Drafter, GoodputPace]] = {}
         self._costs: dict[tuple[str, Any], Costs] = {}
         self._own: Session | None = None  # the draft lane's session
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the target reads its prompt with an encoder."""
+        return self.loaded.target.encodes
+
+    @property
+    def start_id(self) -> int | None:
+        """What the target's decoder starts from, where it has one of its own."""
+        return getattr(self.target, "start_id", None)
 
     @property
     def students(self) -> Students:
@@ -192,12 +210,15 @@ class Engine:
         """When an answer ends."""
         return Limits(settings.max_new_tokens, self.stop_ids, self.context)
 
-    def open(self, prompt: list[int], previous: Session | None = None, *, hidden: bool = False) -> Session:
+    def open(
+        self, prompt: list[int], previous: Session | None = None, *, hidden: bool = False, begun: Sequence[int] = ()
+    ) -> Session:
         """A session of the target, going on from the cache of `previous` (which must not be used again).
 
         `hidden`: it keeps hidden states; a cache without them is read anew then, one with them serves either way.
+        `begun`: what the decoder has of the answer already, where an encoder reads the prompt.
         """
-        return self.target.open([prompt], previous=previous, hidden=hidden)
+        return go_on(self.target.open([prompt], previous=previous, hidden=hidden), begun)
 
     def forget(self) -> None:
         """Drop everything kept from earlier answers: n-gram stores, the drafters' caches, acceptances.
@@ -208,10 +229,10 @@ class Engine:
         self._paces.clear()
         self._own = None
 
-    def _reopen(self, prompt: list[int]) -> Session:
+    def _reopen(self, prompt: list[int], begun: Sequence[int]) -> Session:
         assert self.drafter is not None
         previous, self._own = self._own, None
-        self._own = self.drafter.open([prompt], previous=previous)
+        self._own = go_on(self.drafter.open([prompt], previous=previous), begun)
         return self._own
 
     def _drafter(self, name: str, settings: Settings) -> Drafter:

@@ -95,7 +95,7 @@ class OneShot:
         self.engine, self.settings, self.text, self.interrupt = engine, settings, text, interrupt
         self.lanes = engine.lanes(settings)
         chat = conversation(engine, settings)
-        if settings.chat and not chat.templated and not settings.quiet:
+        if settings.chat and not (chat.templated or chat.single) and not settings.quiet:
             sys.stderr.write(f"{engine.loaded.target.name} has no chat template: the text is simply continued\n")
         self.decode: Callable[[list[int]], str] = chat.text
         self.prompt = fitting(chat.plan(text).prompt, min(lane.context for lane in self.lanes))

@@ -25,13 +25,17 @@ class Lane(Protocol):
     def shares_target(self) -> bool: ...
     @property
     def needs_hidden(self) -> bool: ...
-    def run(self, prompt: list[int], *, session: Session | None, interrupt: Callable[[], bool]) -> Iterator[Event]: ...
+    def run(
+        self, prompt: list[int], *, session: Session | None, interrupt: Callable[[], bool], begun: Sequence[int] = ()
+    ) -> Iterator[Event]: ...
 
 
 class Opener(Protocol):
     """Opens the target on a prompt, taking over the cache of an earlier session."""
 
-    def open(self, prompt: list[int], previous: Session | None = None, *, hidden: bool = False) -> Session: ...
+    def open(
+        self, prompt: list[int], previous: Session | None = None, *, hidden: bool = False, begun: Sequence[int] = ()
+    ) -> Session: ...
 
 
 def seconds(event: Event) -> float:
@@ -42,7 +46,8 @@ def seconds(event: Event) -> float:
 class Race:
     """Iterates over (lane index, event). Each lane ends with its `Finished`, an interrupt included.
 
-    `previous` is taken over and must not be used again. After the end (or after closing the
+    `previous` is taken over and must not be used again. `begun` are ids of the answer that are not part of the prompt
+    (where an encoder reads that). After the end (or after closing the
     iterator) `session` is the last sharing lane's, for the next turn; after an error it is None.
     """
 
@@ -53,9 +58,11 @@ class Race:
         prompt: list[int],
         previous: Session | None = None,
         interrupt: Callable[[], bool] = lambda: False,
+        begun: Sequence[int] = (),
     ) -> None:
         self.lanes, self.engine, self.prompt = lanes, engine, prompt
         self.interrupt = interrupt
+        self.begun = {"begun": tuple(begun)} if begun else {}
         self.clocks = [0.0] * len(lanes)
         self.session = previous
         self._sharing = [index for index, lane in enumerate(lanes) if lane.shares_target]
@@ -68,7 +75,8 @@ class Race:
                 yield from ((index, Finished(0, "interrupted")) for index in range(len(self.lanes)))
                 return
             for index, lane in enumerate(self.lanes):
-                running[index] = lane.run(self.prompt, session=sessions.get(index), interrupt=self.interrupt)
+                session = sessions.get(index)
+                running[index] = lane.run(self.prompt, session=session, interrupt=self.interrupt, **self.begun)
             yield from self._take_turns(running)
         except GeneratorExit:
             raise
@@ -82,13 +90,14 @@ class Race:
     def _read_prompt(self) -> Generator[tuple[int, Event], None, dict[int, Session]]:
         """Read the prompt once; every sharing lane but the last gets a fork of that session."""
         from sampling.loop import prefill
+        from sampling.rows import first_rows
 
         if not self._sharing:
             return {}
         hidden = any(self.lanes[index].needs_hidden for index in self._sharing)
-        base = self.engine.open(self.prompt, self.session, hidden=hidden)
+        base = self.engine.open(self.prompt, self.session, hidden=hidden, **self.begun)
         self.session = base
-        for event in prefill(base, [self.prompt], self.interrupt):
+        for event in prefill(base, first_rows([self.prompt], base), self.interrupt):
             for index in self._sharing:
                 yield self._count(index, event)
         *others, last = self._sharing

@@ -22,6 +22,7 @@ from app.lanes import Engine, Lane
 from app.round_speed import ROUNDS, Pass, Round, drafting_lane, measure_rounds, proposals
 from app.settings import Settings
 from sampling.causal import CausalLM
+from sampling.encdec_network import EncDecNetwork, is_encoder_decoder
 from sampling.types import Network
 from utils.packed_linear import unpacked_copy
 from utils.timing import Stopwatch
@@ -54,6 +55,8 @@ def passes(network: Network, counts: Iterable[int], context: int) -> dict[int, P
     context = max(1, min(context, network.context - counts[-1]))
     ids, positions = _tokens(network.vocab_size, context + counts[-1], network.device)
     cache = network.new_cache(1)
+    if isinstance(network, EncDecNetwork):
+        network.read(cache, ids[:, :context].tolist())
     with torch.inference_mode():
         network.forward(ids[:, :context], positions[:, :context], None, cache, 1)
 
@@ -73,13 +76,29 @@ def passes(network: Network, counts: Iterable[int], context: int) -> dict[int, P
 def plain_pass(model: Any, context: int) -> Pass:
     """The one-token pass of transformers' own forward, with its own cache, behind `context` tokens."""
     ids, positions = _tokens(model.config.vocab_size, context + 1, model.device)
+    new, places = ids[:, context:], positions[:, context:]
+    if is_encoder_decoder(model):
+        return _plain_decoder_pass(model, ids[:, :context], new)
     with torch.inference_mode():
         cache = model(ids[:, :context], use_cache=True, logits_to_keep=1).past_key_values
-    new, places = ids[:, context:], positions[:, context:]
 
     def run() -> None:
         with torch.inference_mode():
             model(new, position_ids=places, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache.crop(-1)
+
+    return run
+
+
+def _plain_decoder_pass(model: Any, before: torch.Tensor, new: torch.Tensor) -> Pass:
+    """The same of a decoder, whose encoder has read as many tokens."""
+    with torch.inference_mode():
+        begun = model(input_ids=before, decoder_input_ids=before, use_cache=True)
+    states, cache = (begun.encoder_last_hidden_state,), begun.past_key_values
+
+    def run() -> None:
+        with torch.inference_mode():
+            model(encoder_outputs=states, decoder_input_ids=new, past_key_values=cache, use_cache=True)
             cache.crop(-1)
 
     return run

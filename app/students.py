@@ -17,7 +17,7 @@ from sampling.student import Student
 from sampling.student_file import load_student, read_config
 from sampling.student_network import StudentNetwork
 from sampling.types import LM, Drafter
-from utils.errors import UserError
+from utils.errors import UsageError, UserError
 from utils.fit import fingerprint
 from utils.specs import trained_kind
 
@@ -69,6 +69,8 @@ class Students:
         return made
 
     def _build(self, kind: str) -> ModelDrafter:
+        if (target := self._loaded.target).encodes:
+            raise UsageError(f"lane {kind}: {target.name} is an encoder-decoder model, which has no trained drafters")
         student = self._load(kind)  # released here: what decodes keeps packed weights of its own
         if kind == "feature":
             return FeatureDrafter(student, vocab_size=self._target.vocab_size)

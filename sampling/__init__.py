@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         ngram_assisted_speculative_generate,
         speculative_generate,
     )
+    from sampling.api_encdec import autoregressive_generate_encoder_decoder, speculative_generate_encoder_decoder
     from sampling.drafters.feature import FeatureDrafter
     from sampling.drafters.glide import GlideLM
     from sampling.drafters.max_gram import MaxGramDrafter
@@ -27,10 +28,12 @@ _HOMES = {
     "RecordedLM": "sampling.recorded",
     "StudentNetwork": "sampling.student_network",
     "autoregressive_generate": "sampling.api",
+    "autoregressive_generate_encoder_decoder": "sampling.api_encdec",
     "cascade_generate": "sampling.api",
     "generate": "sampling.loop",
     "ngram_assisted_speculative_generate": "sampling.api",
     "speculative_generate": "sampling.api",
+    "speculative_generate_encoder_decoder": "sampling.api_encdec",
 }
 
 __all__ = [
@@ -40,10 +43,12 @@ __all__ = [
     "RecordedLM",
     "StudentNetwork",
     "autoregressive_generate",
+    "autoregressive_generate_encoder_decoder",
     "cascade_generate",
     "generate",
     "ngram_assisted_speculative_generate",
     "speculative_generate",
+    "speculative_generate_encoder_decoder",
 ]
 
 

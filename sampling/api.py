@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from sampling.cascades import cascade_of
-from sampling.causal import CausalLM
 from sampling.drafters import MaxGramDrafter, ModelDrafter, NgramDrafter, NoDrafter
+from sampling.encdec import check_same_kind, lm_of
 from sampling.events import Step
 from sampling.loop import generate
 from sampling.recorded import RecordedLM
@@ -41,7 +41,7 @@ def autoregressive_generate(
 
     Args:
         input_ids: the prompt, at least one id.
-        target: a transformers causal model (or a :class:`sampling.types.Network`).
+        target: a transformers model, causal or encoder-decoder (or a :class:`sampling.types.Network`).
         logits_processor: greedy if None.
         max_gen_len: the most new ids.
         end_tokens_id: an id or several that end the answer (`eos_tokens_id` is the same). None:
@@ -52,7 +52,7 @@ def autoregressive_generate(
     Returns:
         The new ids, the stop id included.
     """
-    lm = CausalLM(target)
+    lm = lm_of(target)
     stop = _stop_ids(end_tokens_id, eos_tokens_id, target, tokenizer)
     return _drain(lm, input_ids, NoDrafter(), _sampler(logits_processor, seed), max_gen_len, stop, 0)[0]
 
@@ -81,7 +81,8 @@ def speculative_generate(
     Returns:
         The new ids, and accepted / drafted (0.0 if nothing was drafted).
     """
-    lm, small = CausalLM(target), CausalLM(drafter, "drafter")
+    lm, small = lm_of(target), lm_of(drafter, "drafter")
+    check_same_kind([lm, small])
     lm.vocab_size = small.vocab_size = min(lm.vocab_size, small.vocab_size)
     way = ModelDrafter(small)
     stop = _stop_ids(end_tokens_id, eos_tokens_id, target, tokenizer)
@@ -111,7 +112,7 @@ def ngram_assisted_speculative_generate(
     Args as in :func:`speculative_generate`; `ngram` is a drafter to go on with (its own settings
     hold), or None for a fresh one of `n`, `filler_top_k` and `stop_if_unknown`.
     """
-    lm = CausalLM(target)
+    lm = lm_of(target)
     way = ngram or NgramDrafter(lm.vocab_size, n=n, top_k_filler=filler_top_k, stop_if_unknown=stop_if_unknown)
     stop = _stop_ids(end_tokens_id, eos_tokens_id, target, tokenizer)
     return _drain(lm, input_ids, way, _sampler(logits_processor, seed), max_gen_len, stop, gamma)
@@ -146,12 +147,13 @@ def cascade_generate(
     Returns:
         The new ids, and accepted / drafted of the target's reviews.
     """
-    lm = target if isinstance(target, RecordedLM) else CausalLM(target)
+    lm: LM = target if isinstance(target, RecordedLM) else lm_of(target)
     ways = [
-        way if hasattr(way, "propose") else ModelDrafter(CausalLM(way, f"drafter {number}"))
+        way if hasattr(way, "propose") else ModelDrafter(lm_of(way, f"drafter {number}"))
         for number, way in enumerate(drafters, 1)
     ]
     models = [way.lm for way in ways if isinstance(way, ModelDrafter)]
+    check_same_kind([lm, *models])
     size = min(one.vocab_size for one in (lm, *models))
     if isinstance(lm, RecordedLM):
         lm = RecordedLM(lm.answers, lm.end_id, size, lm.name, lm.context)

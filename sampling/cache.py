@@ -6,6 +6,7 @@ which token of which row is the session's business. Knows no tokens and no model
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -111,6 +112,49 @@ class SlotCache:
         return self.keys[index].view(), self.values[index].view()
 
 
+@dataclass
+class Encoded:
+    """What a decoder reads beside its own tokens: the encoder's states [B, S, H], and which of them are tokens
+    [B, S] bool (None: all). `keys` and `values` [B, heads, S, D], one a layer, are made by the first pass.
+    """
+
+    states: Tensor
+    mask: Tensor | None = None
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+    def select(self, rows: Tensor) -> Encoded:
+        """The same of these rows [B']."""
+        chosen = rows.to(self.states.device)
+        keys, values = ([one.index_select(0, chosen) for one in held] for held in (self.keys, self.values))
+        return Encoded(self.states[chosen], None if self.mask is None else self.mask[chosen], keys, values)
+
+    def bare(self) -> Encoded:
+        """The encoder's part alone, as before the first pass."""
+        return Encoded(self.states, self.mask)
+
+
+class CrossCache(SlotCache):
+    """The slots of a decoder, and beside them what its encoder made of the prompts; that is never cropped."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers)
+        self.encoded: Encoded | None = None
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        if self.encoded is not None:
+            self.encoded = self.encoded.select(rows)
+
+    def fork(self) -> CrossCache:
+        """An independent copy. Tensors of the encoder are shared: nothing writes into them."""
+        twin = CrossCache(0)
+        twin.keys, twin.values = ([buffer.fork() for buffer in held] for held in (self.keys, self.values))
+        if (known := self.encoded) is not None:
+            twin.encoded = Encoded(known.states, known.mask, list(known.keys), list(known.values))
+        return twin
+
+
 def as_transformers_cache(slots: SlotCache) -> Any:
     """A transformers cache that writes into `slots`: every layer keeps every position, also layers
     with a sliding window (their mask hides what is outside), so that any crop is possible."""
@@ -128,3 +172,30 @@ def as_transformers_cache(slots: SlotCache) -> Any:
             return slots.keys[self.index].length
 
     return Cache(layers=[SlotLayer(index) for index in range(len(slots.keys))])
+
+
+def as_encoder_decoder_cache(slots: CrossCache) -> Any:
+    """A transformers cache of both parts: a layer's cross-attention is computed once and kept in `slots.encoded`."""
+    from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
+
+    encoded = slots.encoded
+    assert encoded is not None
+    known = len(encoded.keys)
+
+    class CrossLayer(DynamicLayer):
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            if index < known:
+                self.keys, self.values = encoded.keys[index], encoded.values[index]
+
+        def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+            encoded.keys.append(key_states)
+            encoded.values.append(value_states)
+            self.keys, self.values = key_states, value_states
+            return key_states, value_states
+
+        def get_seq_length(self) -> int:
+            return 0 if self.keys is None else self.keys.shape[-2]
+
+    cross = Cache(layers=[CrossLayer(index) for index in range(len(slots.keys))])
+    return EncoderDecoderCache(as_transformers_cache(slots), cross)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from sampling.events import Call, Event, Finished, Prefill, Reason, Step
+from sampling.rows import first_rows
 from sampling.told import Told
 from sampling.types import LM, Draft, Drafter, FixedPace, Limits, Pace, Rows, Sampler, Session, Verdict
 from sampling.verify import verify
@@ -48,7 +49,7 @@ def generate(
         sampler: processors, seed and coupling.
         limits: new tokens, stop ids, context.
         pace: chooses gamma; 4 by default.
-        session: an open session of `lm` whose cache is reused by common prefix; it must keep hidden states
+        session: an open session of `lm` for this prompt, whose cache is reused; it must keep hidden states
             if the drafter's `needs_hidden` says so.
         interrupt: polled between rounds and prefill pieces, never inside a forward pass.
 
@@ -59,18 +60,18 @@ def generate(
     Raises:
         UserError: a prompt that is empty, or that leaves the context no room.
     """
-    room = min(limits.context, lm.context)
-    longest = max(map(len, prompt), default=0)
-    if longest >= room:
-        raise UserError(f"the prompt is {longest} tokens, the context holds {room} with room for one more")
     if limits.max_new_tokens < 1:
         raise UserError(f"max_new_tokens must be at least 1, got {limits.max_new_tokens}")
     if session is None:
         session = lm.open(prompt, hidden=getattr(drafter, "needs_hidden", False))
+    room, rows = min(limits.context, lm.context), first_rows(prompt, session)
+    longest = max(map(len, rows), default=0)
+    if longest >= room:
+        raise UserError(f"the prompt is {longest} tokens, the context holds {room} with room for one more")
     drafter.start(prompt, session, session)
-    yield from prefill(session, prompt, interrupt)
-    helping = [piece.seconds for helper in drafter.sessions for piece in prefill(helper, prompt, interrupt)]
-    run = _Run(lm, prompt, drafter, sampler, limits, room, pace or FixedPace(4), session)
+    yield from prefill(session, rows, interrupt)
+    helping = [piece.seconds for one in drafter.sessions for piece in prefill(one, first_rows(prompt, one), interrupt)]
+    run = _Run(lm, rows, drafter, sampler, limits, room, pace or FixedPace(4), session)
     waited = sum(helping)  # the drafters' own prefill belongs to the opening round
     while run.rows:
         if interrupt():
@@ -82,7 +83,15 @@ def generate(
 
 def prefill(session: Session, rows: Rows, interrupt: Callable[[], bool] = never) -> Iterator[Prefill]:
     """Feed all but the last token of each row in pieces of 256, each an event; the last token is
-    left to the opening round. Stops early when interrupted."""
+    left to the opening round. Stops early when interrupted.
+
+    A session that has more to read than its rows (it has a `read` then) reads that first, in one piece.
+    """
+    read = getattr(session, "read", None)
+    if read is not None and not interrupt():
+        watch = Stopwatch(getattr(session, "device", None))
+        if count := read():
+            yield Prefill(count, count, watch.lap())
     total = max(map(len, rows)) - 1
     done = min(session.sync(rows))
     while done < total and not interrupt():
@@ -107,7 +116,7 @@ class _Run:
     def __init__(
         self,
         lm: LM,
-        prompt: Rows,
+        rows: Rows,
         drafter: Drafter,
         sampler: Sampler,
         limits: Limits,
@@ -118,9 +127,9 @@ class _Run:
         self.name, self.drafter, self.sampler = lm.name, drafter, sampler
         self.stop, self.pace, self.session = limits.stop, pace, session
         self.device = getattr(lm, "device", None)
-        self.rows = [list(row) for row in prompt]
-        self.ids = list(range(len(prompt)))
-        self.ends = [min(len(row) + limits.max_new_tokens, room) for row in prompt]
+        self.rows = [list(row) for row in rows]
+        self.ids = list(range(len(rows)))
+        self.ends = [min(len(row) + limits.max_new_tokens, room) for row in rows]
         self.opening = True
 
     def round(self, waited: float) -> Iterator[Event]:

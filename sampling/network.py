@@ -27,6 +27,8 @@ class TransformersNetwork:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise UserError(f"{type(model).__name__} is an encoder-decoder model: sampling.encdec decodes with it")
         config = model.config.get_text_config(decoder=True)
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if kinds - _CROPPABLE:

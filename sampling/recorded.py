@@ -32,6 +32,8 @@ class RecordedLM:
         end_id: what it says behind the end of a recording.
         vocab_size: of the recorded model; by default just large enough for the recorded ids.
         name: how events and figures call it.
+        start_id: what its decoder starts from, if it is an encoder-decoder model's recording: rows begin with that
+            then, not with the prompt.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class RecordedLM:
         vocab_size: int | None = None,
         name: str = "target",
         context: int = 1 << 30,
+        start_id: int | None = None,
     ) -> None:
         if not answers:
             raise UserError(f"the recording of {name} holds no answer")
@@ -49,10 +52,21 @@ class RecordedLM:
         if vocab_size is not None and highest >= vocab_size:
             raise UserError(f"the recording of {name} holds id {highest}, its vocabulary ends at {vocab_size - 1}")
         self.vocab_size = highest + 1 if vocab_size is None else vocab_size
-        self.name, self.end_id, self.context = name, end_id, context
+        self.name, self.end_id, self.context, self.start_id = name, end_id, context, start_id
+
+    @property
+    def encodes(self) -> bool:
+        """Whether an encoder read the prompts."""
+        return self.start_id is not None
 
     @staticmethod
-    def read(path: str | Path, end_id: int, vocab_size: int | None = None, name: str = "target") -> RecordedLM:
+    def read(
+        path: str | Path,
+        end_id: int,
+        vocab_size: int | None = None,
+        name: str = "target",
+        start_id: int | None = None,
+    ) -> RecordedLM:
         """The recording in a JSON file; UserError, in one line, for a file that holds none."""
         file = Path(path)
         try:
@@ -64,7 +78,7 @@ class RecordedLM:
         if not isinstance(told, dict):
             raise UserError(f'{file} holds no recording: it must map "id_id_…" to "id_id_…"')
         answers = {_ids(file, prompt, prompt): _ids(file, prompt, answer) for prompt, answer in told.items()}
-        return RecordedLM(answers, end_id, vocab_size, name)
+        return RecordedLM(answers, end_id, vocab_size, name, start_id=start_id)
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
@@ -86,8 +100,11 @@ class RecordedSession:
     """Rows of a recording; satisfies :class:`sampling.types.Session`. What is read counts as cached."""
 
     def __init__(self, lm: RecordedLM, prompt: Rows) -> None:
-        self.lm, self.initial = lm, prompt
-        self._texts = [row + lm.answer(row) for row in prompt]
+        self.lm = lm
+        self.source = prompt if lm.start_id is not None else None
+        self.initial = prompt if lm.start_id is None else [[lm.start_id] for _ in prompt]
+        answers = [lm.answer(row) for row in prompt]
+        self._texts = [first + answer for first, answer in zip(self.initial, answers, strict=True)]
         self._cached: Rows = [[] for _ in prompt]
 
     def sync(self, rows: Rows) -> list[int]:
@@ -118,10 +135,12 @@ class RecordedSession:
         self._texts = [self._texts[row] for row in chosen]
         self._cached = [list(self._cached[row]) for row in chosen]
         self.initial = [self.initial[row] for row in chosen]
+        if self.source is not None:
+            self.source = [self.source[row] for row in chosen]
 
     def fork(self) -> RecordedSession:
         """An independent session at the same place."""
-        twin = RecordedSession(self.lm, [list(row) for row in self.initial])
+        twin = RecordedSession(self.lm, [list(row) for row in self.source or self.initial])
         twin._texts, twin._cached = list(self._texts), [list(row) for row in self._cached]
         return twin
 

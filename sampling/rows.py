@@ -1,6 +1,10 @@
-"""What two sequences of ids share. Knows nothing of where they come from."""
+"""What two sequences of ids share, and where a row begins. Knows no models."""
 
 from __future__ import annotations
+
+from typing import Any
+
+from sampling.types import Rows
 
 _NEAR = 32  # sequences that part mostly part near their ends
 
@@ -19,3 +23,29 @@ def common_prefix(cached: list[int], row: list[int]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if cached[low:middle] == row[low:middle] else (low, middle)
     return low
+
+
+def first_rows(prompt: Rows, session: Any) -> Rows:
+    """What the rows of an answer to `prompt` begin with: the prompt itself; where a session reads it elsewhere (it has
+    a `source` then), the session's `initial`.
+
+    ValueError for such a session of another prompt.
+    """
+    source = getattr(session, "source", None)
+    if source is None:
+        return prompt
+    if source != prompt:
+        raise ValueError("the session was opened for another prompt")
+    initial: Rows = session.initial
+    return initial
+
+
+def lead(prompt: Rows, session: Any) -> Rows:
+    """What stands before each row that a drafter is shown: nothing, or the prompt where rows do not hold it."""
+    apart = getattr(session, "source", None) is not None
+    return [list(row) if apart else [] for row in prompt]
+
+
+def behind(leads: Rows, rows: Rows) -> Rows:
+    """The rows with what stands before them."""
+    return [before + row if before else row for before, row in zip(leads, rows, strict=True)]

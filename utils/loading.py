@@ -37,8 +37,6 @@ def load_pair(
 
     Raises UserError (one line) if something cannot be loaded or does not fit, Cancelled when stopped.
     """
-    if spec.lacking is not None:
-        raise UserError(f"pair '{spec.name}' needs {spec.lacking}, which this version does not have")
     quiet_environment()
     progress("starting the model libraries", None)
     quiet_libraries()
@@ -46,6 +44,8 @@ def load_pair(
     target, tokenizer = _load(spec.target, options, options.device, options.quantization, progress, cancelled)
     if tokenizer is None:
         raise UserError(f"{spec.target.name} has no tokenizer files: a target needs them")
+    if spec.arch == "seq2seq" and not target.encodes:
+        raise UserError(f"pair '{spec.name}' says arch: seq2seq, but {target.name} is no encoder-decoder model")
     from utils.building import stop_ids
 
     pair = LoadedPair(
@@ -146,6 +146,12 @@ def _fitting(
     """A model that can draft for the pair's target, with what is worth a line; UserError if it does not fit."""
     device = options.drafter_device or options.device
     loaded, tokenizer = _load(spec, options, device, options.drafter_quantization, progress, cancelled, folder)
+    if loaded.encodes != pair.target.encodes:
+        one, other = (loaded, pair.target) if loaded.encodes else (pair.target, loaded)
+        raise UserError(
+            f"{loaded.name} cannot draft for {pair.target.name}: {one.name} is an encoder-decoder model, "
+            f"{other.name} is none"
+        )
     tokenizers = (pair.tokenizer, tokenizer)
     if problems := check_fit(pair.target, loaded, tokenizers):
         raise UserError(f"{loaded.name} cannot draft for {pair.target.name}: {problems[0]}")
@@ -175,6 +181,10 @@ def _alone(pair: LoadedPair, kind: str) -> LoadedPair:
 
 
 def _with_student(pair: LoadedPair, kind: str, folder: Path, options: LoadOptions) -> LoadedPair:
+    if pair.target.encodes:
+        raise UserError(
+            f"drafter {kind}: {pair.target.name} is an encoder-decoder model, which has no trained drafters"
+        )
     notes = []
     if options.drafter_device not in (None, options.device):
         notes.append(

@@ -165,11 +165,6 @@ class PairSpec(BaseModel):
         return data
 
     @property
-    def lacking(self) -> str | None:
-        """What the pair needs that this version does not have; None if it can run."""
-        return "encoder-decoder models" if self.arch == "seq2seq" else None
-
-    @property
     def drafter_name(self) -> str:
         return self.drafter if isinstance(self.drafter, str) else self.drafter.name
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.table_file import StaticTables
-from sampling.rows import common_prefix
+from sampling.rows import behind, common_prefix, first_rows, lead
 from sampling.types import Draft, Rows, Sampler, Session, Verdict
 
 MAXGRAM, BIGRAM = 0, 1  # indices into MaxGramDrafter.names
@@ -109,14 +109,17 @@ class MaxGramDrafter:
     def __init__(self, tables: StaticTables | None = None, vocab_size: int = 1 << 30) -> None:
         self.tables, self.vocab_size = tables, vocab_size
         self._matches: list[SuffixMatches] = []
+        self._leads: Rows = []
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         """Nothing is generated yet: every answer begins without a match."""
-        self._matches = [SuffixMatches(row) for row in prompt]
+        self._leads = lead(prompt, target)
+        self._matches = [SuffixMatches(row) for row in behind(self._leads, first_rows(prompt, target))]
 
     def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
         """Chains of at most k[b] tokens."""
-        chains = [self._chain(own, row, want) for own, row, want in zip(self._matches, rows, k, strict=True)]
+        texts = behind(self._leads, rows)
+        chains = [self._chain(own, row, want) for own, row, want in zip(self._matches, texts, k, strict=True)]
         width = max(len(tokens) for tokens, _ in chains)
         tokens = [tokens + [-1] * (width - len(tokens)) for tokens, _ in chains]
         source = [[MAXGRAM if at < copied else BIGRAM for at in range(width)] for _, copied in chains]
@@ -153,3 +156,4 @@ class MaxGramDrafter:
             chosen.append(self._matches[row].copy() if row in taken else self._matches[row])
             taken.add(row)
         self._matches = chosen
+        self._leads = [self._leads[row] for row in rows.tolist()]

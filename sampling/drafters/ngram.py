@@ -9,7 +9,7 @@ import random
 import torch
 from torch import Tensor
 
-from sampling.rows import common_prefix
+from sampling.rows import common_prefix, lead
 from sampling.types import Draft, Rows, Sampler, Session, Verdict
 from utils.errors import UserError
 
@@ -93,6 +93,7 @@ class NgramDrafter:
         self._seed, self._random = seed, random.Random(seed)
         self._stores: list[NgramStore] = [self._store()]
         self._seen: Rows = [[]]
+        self._leads: Rows = [[]]
 
     def _store(self) -> NgramStore:
         return NgramStore(self.n, multi_level=self.multi_level)
@@ -106,6 +107,7 @@ class NgramDrafter:
         for store, row, seen in zip(self._stores, prompt, self._seen, strict=True):
             store.fill(row, common_prefix(seen, row))
         self._seen = [list(row) for row in prompt]
+        self._leads = lead(prompt, target)
 
     def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
         """Chains of at most k[b] tokens."""
@@ -140,9 +142,10 @@ class NgramDrafter:
                 for likely in fillers[place][position] if fillers is not None else ():
                     store.add(before, likely)
                 before = [*before, token]
-            self._seen[place] = [*row, *gained]
+            self._seen[place] = [*self._leads[place], *row, *gained]
 
     def select(self, rows: Tensor) -> None:
         """Repeated rows share a store: whatever it proposes stays lossless."""
         self._stores = [self._stores[row] for row in rows.tolist()]
         self._seen = [self._seen[row] for row in rows.tolist()]
+        self._leads = [self._leads[row] for row in rows.tolist()]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.table_file import StaticTables
+from sampling.rows import behind, lead
 from sampling.types import Draft, Rows, Sampler, Session, Verdict
 from utils.errors import UserError
 
@@ -102,18 +103,20 @@ class TablesDrafter:
         self.tables, self.longest, self.least, self.sure_match = tables, longest, least, sure_match
         self._reach = max(1, longest, tables.max_n if tables is not None else 0)
         self._indices: list[MatchIndex] = []
+        self._leads: Rows = []
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         """Index the prompts; what the last answer left is kept as far as it is still the beginning."""
         if len(self._indices) != len(prompt):
             self._indices = [MatchIndex(self.longest) for _ in prompt]
+        self._leads = lead(prompt, target)
         for index, row in zip(self._indices, prompt, strict=True):
             index.follow(row)
 
     def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
         """Chains of at most k[b] tokens; `source` is [B, N]."""
         chains = []
-        for index, row, want in zip(self._indices, rows, k, strict=True):
+        for index, row, want in zip(self._indices, behind(self._leads, rows), k, strict=True):
             index.follow(row)
             chains.append(self._chain(index, row, want))
         width = max(map(len, chains))
@@ -124,7 +127,7 @@ class TablesDrafter:
     def chances(self, rows: Rows) -> list[float]:
         """How likely the first token of each row's chain is; 0 where there would be none."""
         found = []
-        for index, row in zip(self._indices, rows, strict=True):
+        for index, row in zip(self._indices, behind(self._leads, rows), strict=True):
             index.follow(row)
             first = self._next(index, row[-self._reach :])
             found.append(first.chance if first is not None and first.chance >= self.least else 0.0)
@@ -164,3 +167,4 @@ class TablesDrafter:
             chosen.append(self._indices[row].copy() if row in taken else self._indices[row])
             taken.add(row)
         self._indices = chosen
+        self._leads = [self._leads[row] for row in rows.tolist()]
