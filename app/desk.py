@@ -75,6 +75,8 @@ class Desk:
         if self.chat is not None:
             if settings.system != self.chat.system:
                 self.chat.set_system(settings.system)
+            if settings.template != self.chat.template_name:
+                self.chat.set_template(settings.template)
             self.chat.chat = settings.chat
         self.layers = layers
         if settings.chat and not before.chat:
@@ -116,9 +118,10 @@ class Desk:
         from app.about import header
 
         if self.chat is None:
-            text, chat = self.settings.system, self.settings.chat
-            self.chat = Conversation(engine.tokenizer, engine.stop_ids, engine.context, system=text, chat=chat)
-        elif self.chat.adopt(engine.tokenizer, engine.stop_ids, engine.context):
+            now = self.settings
+            told = {"system": now.system, "chat": now.chat, "template": now.template}
+            self.chat = Conversation(engine.tokenizer, engine.stop_ids, engine.context, **told)
+        elif self.chat.adopt(engine.tokenizer, engine.stop_ids, engine.context, self.settings.template):
             self.hint("another tokenizer: the conversation goes on from its texts")
         self.session = None
         if not self.settings.quiet:

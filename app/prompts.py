@@ -59,7 +59,8 @@ BUILT_IN = tuple(
 
 def conversation(engine: Engine, settings: Settings) -> Conversation:
     """An empty chat under these settings. It sets no limit of its own: see :func:`fitting`."""
-    return Conversation(engine.tokenizer, engine.stop_ids, _NO_LIMIT, system=settings.system, chat=settings.chat)
+    system, chat, template = settings.system, settings.chat, settings.template
+    return Conversation(engine.tokenizer, engine.stop_ids, _NO_LIMIT, system=system, chat=chat, template=template)
 
 
 def fitting(ids: list[int], context: int) -> list[int]:

@@ -140,8 +140,13 @@ class GreedyRun:
 
 
 @torch.inference_mode()
-def transformers_greedy(model: Any, prompt: list[int], max_new_tokens: int, stop: Iterable[int]) -> GreedyRun:
-    """transformers' own `generate(do_sample=False)`, stopped by `stop` alone."""
+def transformers_greedy(
+    model: Any, prompt: list[int], max_new_tokens: int, stop: Iterable[int], **rules: Any
+) -> GreedyRun:
+    """transformers' own `generate(do_sample=False)`, stopped by `stop` alone; `rules` such as repetition_penalty.
+
+    The gaps are those of the scores that it chose by.
+    """
     stops = sorted(stop)
     ids = torch.tensor([prompt], device=model.device)
     result = model.generate(
@@ -155,9 +160,10 @@ def transformers_greedy(model: Any, prompt: list[int], max_new_tokens: int, stop
         eos_token_id=stops or None,
         pad_token_id=stops[0] if stops else 0,
         return_dict_in_generate=True,
-        output_logits=True,
+        output_scores=True,
+        **rules,
     )
-    gaps = [top2_gap(logits[0]) for logits in result.logits]
+    gaps = [top2_gap(scores[0]) for scores in result.scores]
     return GreedyRun(result.sequences[0, len(prompt) :].tolist(), gaps)
 
 
