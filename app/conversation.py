@@ -218,9 +218,7 @@ class Conversation:
             self._named(old)
             raise
 
-    def adopt(
-        self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int, template: str | None = None
-    ) -> bool:
+    def adopt(self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int, template: str | None = None) -> bool:
         """Go on with another model (and template). True if the history had to be tokenised anew, from its texts."""
         same = tokenizer is self.tokenizer or self._same_ids(tokenizer)
         before, named = (self.tokenizer, self.own_stop_ids, self.context), self.template_name

@@ -50,9 +50,7 @@ class NaiveLaw:
             return values
         said = {tuple(prefix[start : start + n]) for start in range(len(prefix) - n + 1)}
         end = tuple(prefix[len(prefix) - n + 1 :]) if len(prefix) >= n - 1 else None
-        left = [
-            -math.inf if end is not None and (*end, token) in said else value for token, value in enumerate(values)
-        ]
+        left = [-math.inf if end is not None and (*end, token) in said else value for token, value in enumerate(values)]
         return values if max(left) == -math.inf else left
 
     def one(self, logits: Tensor, prefix: Sequence[int] = ()) -> Tensor:

@@ -15,7 +15,7 @@ from utils.errors import UsageError
 AUTO, PLAIN = "auto", "plain"
 Message = Mapping[str, str]
 
-# Each begins by setting `system` and `turns`; those without a place for a system prompt put it before the first message.
+# Sets `system` and `turns`; where a template has no place for a system prompt it goes before the first message.
 _SPLIT = (
     "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set turns = messages[1:] %}"
     "{% else %}{% set system = '' %}{% set turns = messages %}{% endif %}"
@@ -25,9 +25,7 @@ _VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
-_ALPACA = (
-    "Below is an instruction that describes a task. Write a response that appropriately completes the request."
-)
+_ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
 
 
 def _turns(user: str, assistant: str) -> str:
