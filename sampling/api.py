@@ -93,7 +93,7 @@ def speculative_generate(
 
     Args as in :func:`autoregressive_generate`; `gamma` drafts a round. `drafter` is a model, or an object that drafts,
     such as ``MaxGramDrafter()``. Two models must share one tokenizer; padded vocabularies are cut to the shared range.
-    `more` also takes ``first_target=True`` (always so) and ``skip_sample_adjustment=False``; their opposites are refused.
+    `more` also takes ``first_target=True`` (always so) and ``skip_sample_adjustment=False``, and refuses the opposites.
 
     Returns:
         The new ids, and accepted / drafted (0.0 if nothing was drafted).

@@ -72,7 +72,7 @@ def prompt_ids(given: Any, name: str = "input_ids") -> list[int]:
     if len(rows) == 1 and isinstance(rows[0], Sequence) and not isinstance(rows[0], str):
         rows = rows[0]
     if not len(rows):
-        raise UserError("the prompt is empty: give at least one token")
+        raise UserError(f"{'the prompt' if name == 'input_ids' else name} is empty: give at least one token")
     if isinstance(rows[0], Sequence) and not isinstance(rows[0], str):
         raise UserError(f"{name} must be one prompt, got {len(rows)} rows (Engine.generate takes several)")
     wrong = next((token for token in rows if not isinstance(token, Integral) or isinstance(token, bool)), None)
@@ -143,7 +143,8 @@ def share(target: LM, drafters: Sequence[Drafter], tokenizer: Any = None) -> Non
 
     Raises UserError for models on different devices, and where the sizes differ by more than padding.
     """
-    models = [target, *(one.lm for one in drafters if isinstance(one, ModelDrafter))]
+    parts = [part for one in drafters for part in getattr(one, "members", (one,))]
+    models = [target, *(part.lm for part in parts if hasattr(part, "lm"))]
     smallest = min(model.vocab_size for model in models)
     for model in models[1:]:
         places = [getattr(one, "device", None) for one in (model, target)]
