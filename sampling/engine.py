@@ -120,7 +120,7 @@ class Engine:
             seed: as in :func:`sampling.autoregressive_generate`; greedy decoding needs none.
 
         Returns:
-            A text for each prompt; with `return_token_ids` texts and, behind them, lists of new ids. `last` has figures.
+            A text for each prompt; with `return_token_ids` the texts and the lists of new ids. `last` has the figures.
         """
         config = read_config(self.model if generation_config is None else generation_config)
         given = [prompts] if isinstance(prompts, str) else list(prompts)

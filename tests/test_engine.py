@@ -19,6 +19,7 @@ from utils.errors import UserError
 MODEL = tiny_model(3)
 DRAFTER = noisy_copy(MODEL, 0.05)
 PROMPTS = ["the end", "one two one two one two", "x"]
+HEAD, NOT = "generation_config:", "cannot be honoured here"
 SHORT = {"max_new_tokens": 24}
 
 
@@ -154,16 +155,19 @@ def test_wrong_prompts_are_named(prompts: Any, told: str) -> None:
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"num_beams": 4}, "generation_config: num_beams=4 cannot be honoured here: leave it out"),
-        ({"typical_p": 0.9}, "generation_config: typical_p=0.9 cannot be honoured here: leave it out"),
-        ({"stop_strings": ["x"]}, "generation_config: stop_strings=['x'] cannot be honoured here: leave it out"),
-        ({"max_newtokens": 4}, "generation_config: max_newtokens=4 cannot be honoured here: did you mean max_new_tokens?"),
+        ({"num_beams": 4}, f"{HEAD} num_beams=4 {NOT}: leave it out"),
+        ({"typical_p": 0.9}, f"{HEAD} typical_p=0.9 {NOT}: leave it out"),
+        ({"stop_strings": ["x"]}, f"{HEAD} stop_strings=['x'] {NOT}: leave it out"),
+        ({"max_newtokens": 4}, f"{HEAD} max_newtokens=4 {NOT}: did you mean max_new_tokens?"),
         ({"temperature": -1, "do_sample": True}, "temperature must be 0 or more, got -1"),
         ({"repetition_penalty": 0}, "repetition_penalty must be above 0 (1 = off), got 0"),
         ({"max_new_tokens": 0}, "max_new_tokens must be a whole number, at least 1, got 0"),
         ({"do_sample": "yes"}, "do_sample must be True or False, got 'yes'"),
-        (GenerationConfig(num_return_sequences=2), "generation_config: num_return_sequences=2 cannot be honoured here: leave it out"),
-        (GenerationConfig(bad_words_ids=[[1]]), "generation_config: bad_words_ids=[[1]] cannot be honoured here: leave it out"),
+        (
+            GenerationConfig(num_return_sequences=2),
+            f"{HEAD} num_return_sequences=2 {NOT}: leave it out",
+        ),
+        (GenerationConfig(bad_words_ids=[[1]]), f"{HEAD} bad_words_ids=[[1]] {NOT}: leave it out"),
         (3, "generation_config must be a GenerationConfig or a dict, got 3"),
     ],
 )  # fmt: skip
@@ -181,7 +185,7 @@ def test_a_config_of_transformers_is_read_as_they_read_it() -> None:
     assert read_config({"temperature": 0.7}).processor.greedy  # do_sample is off
     assert read_config(GenerationConfig()).new_tokens(3) == 128
     told = refused(lambda: read_config({"max_length": 20}).new_tokens(20))
-    assert told == "max_length must be above the longest prompt's 20 tokens, got 20"
+    assert told == "max_length must be above the 20 tokens of the longest prompt, got 20"
 
 
 def test_the_models_own_config_holds_where_none_is_given() -> None:

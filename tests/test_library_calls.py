@@ -138,7 +138,10 @@ def test_a_wrong_prompt_is_named(prompt: Any, told: str) -> None:
         ({"seed": 1.5}, "seed must be a whole number or a torch.Generator, got 1.5"),
         ({"end_tokens_id": "</s>"}, "end_tokens_id must be an id or several, got '</s>'"),
         ({"end_tokens_id": [2, "x"]}, "end_tokens_id must be an id or several, got 'x'"),
-        ({"logits_processor": NucleusProcessor}, "logits_processor must be an object, got the class NucleusProcessor: call it"),
+        (
+            {"logits_processor": NucleusProcessor},
+            "logits_processor must be an object, got the class NucleusProcessor: call it",
+        ),
         (
             {"logits_processor": []},
             "logits_processor must be one of utils.logits_processors, got list"

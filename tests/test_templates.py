@@ -100,7 +100,7 @@ def test_an_unknown_name_is_one_line_with_a_suggestion() -> None:
         Settings().changed(template="vicunna")
     assert str(raised.value) == (
         "template must be auto, plain, vicuna, llama-2, llama-3, mistral, chatml, gemma, zephyr or alpaca "
-        "(did you mean vicuna?), got vicunna (still auto)"
+        "(did you mean vicuna?), got 'vicunna' (still auto)"
     )
 
 
