@@ -20,6 +20,7 @@ from sampling.events import Step
 from sampling.loop import generate
 from sampling.student import Student
 from sampling.student_file import load_student
+from sampling.student_network import StudentNetwork
 from sampling.types import Drafter, FixedPace, Limits
 from utils.checks import shown, whole
 from utils.errors import UserError
@@ -163,9 +164,11 @@ class Engine:
         return prompt_ids(prompt, f"prompt {place}")
 
     def _made(self, drafter: Any) -> Drafter:
-        if isinstance(drafter, Student):
-            return FeatureDrafter(drafter) if drafter.config.kind == "feature" else self._glide(drafter)
-        return drafter_of(drafter)
+        if not isinstance(drafter, Student):
+            return drafter_of(drafter)
+        if drafter.config.kind == "plain":
+            return ModelDrafter(CausalLM(StudentNetwork(drafter), "plain"))
+        return FeatureDrafter(drafter) if drafter.config.kind == "feature" else self._glide(drafter)
 
     def _glide(self, drafter: Any) -> Drafter:
         """The drafter of a GLIDE student: an LM made already, a student, or its folder."""

@@ -48,6 +48,8 @@ def glide_student() -> Any:
 WAYS = {
     "model": lambda: (DRAFTER, {}),
     "maxgram": lambda: (MaxGramDrafter(), {}),
+    "plain student": lambda: (make_student("plain", MODEL, seed=2), {}),
+    "feature student": lambda: (make_student("feature", MODEL, seed=2), {}),
     "glide student": lambda: (glide_student(), {"use_glide_drafter": True}),
     "glide model": lambda: (GlideLM(glide_student(), 2), {"use_glide_drafter": True}),
 }
@@ -164,7 +166,7 @@ def test_wrong_prompts_are_named(prompts: Any, told: str) -> None:
         ({"max_new_tokens": 0}, "max_new_tokens must be a whole number, at least 1, got 0"),
         ({"do_sample": "yes"}, "do_sample must be True or False, got 'yes'"),
         (
-            GenerationConfig(num_return_sequences=2),
+            GenerationConfig(num_return_sequences=2, do_sample=True),
             f"{HEAD} num_return_sequences=2 {NOT}: leave it out",
         ),
         (GenerationConfig(bad_words_ids=[[1]]), f"{HEAD} bad_words_ids=[[1]] {NOT}: leave it out"),

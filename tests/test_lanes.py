@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def test_rules_about_the_prefix_hold_in_every_lane(engine: Engine, name: str) ->
     settings = Settings(repetition_penalty=1.5, no_repeat_ngram=2, **SHORT)
     ruled = ids_of(engine, "ar", settings)
     assert ids_of(engine, name, settings) == ruled != ids_of(engine, "ar", Settings(**SHORT))
-    pairs = list(zip(ruled, ruled[1:], strict=False))
+    pairs = list(pairwise(ruled))
     assert len(set(pairs)) == len(pairs)
 
 
