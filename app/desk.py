@@ -118,9 +118,9 @@ class Desk:
         from app.about import header
 
         if self.chat is None:
-            now = self.settings
-            told = {"system": now.system, "chat": now.chat, "template": now.template}
-            self.chat = Conversation(engine.tokenizer, engine.stop_ids, engine.context, **told)
+            text, chat, template = self.settings.system, self.settings.chat, self.settings.template
+            models = (engine.tokenizer, engine.stop_ids, engine.context)
+            self.chat = Conversation(*models, system=text, chat=chat, template=template)
         elif self.chat.adopt(engine.tokenizer, engine.stop_ids, engine.context, self.settings.template):
             self.hint("another tokenizer: the conversation goes on from its texts")
         self.session = None

@@ -131,11 +131,11 @@ class Engine:
         stop = stop_ids_of(config.stop, None, self.model, self.tokenizer) | end_ids(self.tokenizer, self.template)
         limits = Limits(config.new_tokens(max(map(len, rows))), stop, self._lm.context)
         sampler = sampler_of(config.processor, seed)
-        drafter = self._drafter if self._enabled and self._drafter is not None else NoDrafter()
+        drafter: Drafter = self._drafter if self._enabled and self._drafter is not None else NoDrafter()
         self._lm.vocab_size = self._shared if self._enabled else self._full
         gamma = getattr(drafter, "most", self._n_spec_tokens)
         found: list[list[int]] = [[] for _ in rows]
-        steps = []
+        steps: list[Step] = []
         for event in generate(self._lm, rows, drafter, sampler, limits, pace=FixedPace(gamma)):
             if isinstance(event, Step):
                 found[event.row].extend(event.emitted)

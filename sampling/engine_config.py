@@ -93,11 +93,12 @@ def read_config(given: Any) -> EngineConfig:
 
 def _processor(values: dict[str, Any], sampled: bool) -> LogitsProcessor:
     """As transformers: greedy unless `do_sample`, and then temperature 1 and top-k 50 where nothing else is said."""
-    rules = {
+    rules: dict[str, Any] = {
         "repetition_penalty": values.get("repetition_penalty", 1.0),
         "no_repeat_ngram": values.get("no_repeat_ngram_size", 0),
     }
     if not sampled:
         return make_processor(0.0, **rules)
-    numbers = {name: values[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in values}
-    return make_processor(**{"temperature": 1.0, "top_k": 50, **numbers}, **rules)
+    numbers: dict[str, Any] = {"temperature": 1.0, "top_k": 50}
+    numbers |= {name: values[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in values}
+    return make_processor(**numbers, **rules)

@@ -10,10 +10,14 @@ from utils.errors import UserError
 
 
 def number(name: str, value: object, fits: Callable[[float], bool], allowed: str) -> float:
-    """`value` as a float or int; UserError where it is no finite number or does not fit."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value) or not fits(value):
+    """`value` as a float; UserError where it is no finite number or does not fit."""
+    try:
+        read = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        read = math.inf
+    if not math.isfinite(read) or not fits(read):
         raise UserError(f"{name} must be {allowed}, got {shown(value)}")
-    return value if isinstance(value, int) else float(value)
+    return read
 
 
 def whole(name: str, value: object, least: int, allowed: str) -> int:

@@ -13,7 +13,6 @@ from typing import Any
 from utils.errors import UsageError
 
 AUTO, PLAIN = "auto", "plain"
-Message = Mapping[str, str]
 
 # Sets `system` and `turns`; where a template has no place for a system prompt it goes before the first message.
 _SPLIT = (
