@@ -44,6 +44,8 @@ def header(engine: Engine, settings: Settings, console: Console) -> Header:
         top_p=settings.top_p,
         top_k=settings.top_k,
         min_p=settings.min_p,
+        repetition_penalty=settings.repetition_penalty,
+        no_repeat_ngram=settings.no_repeat_ngram,
         seed=settings.seed,
     )
 

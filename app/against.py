@@ -131,9 +131,12 @@ class Rival:
 
 def law(settings: Settings) -> dict[str, Any]:
     """The settings' law as arguments of `generate`, which applies them in our order."""
+    rules = {"repetition_penalty": settings.repetition_penalty} if settings.repetition_penalty != 1 else {}
+    rules |= {"no_repeat_ngram_size": settings.no_repeat_ngram} if settings.no_repeat_ngram else {}
     if settings.temperature == 0:
-        return {"do_sample": False}
+        return {"do_sample": False, **rules}
     return {
+        **rules,
         "do_sample": True,
         "temperature": settings.temperature,
         "top_k": settings.top_k,

@@ -135,7 +135,8 @@ def traced(answered: Answered, console: Console, settings: Settings, rounds: int
 
     track = next((one for one in reversed(answered.tracks) if one.meter.stats.draft_n), answered.tracks[-1])
     used = track.lane.settings
-    exact = used.temperature == 1 and (used.top_k, used.top_p, used.min_p) == (0, 1.0, 0.0)
+    shaped = (used.top_k, used.top_p, used.min_p, used.repetition_penalty, used.no_repeat_ngram)
+    exact = used.temperature == 1 and shaped == (0, 1.0, 0.0, 1.0, 0)
     rule = rule_of(
         used.temperature, sampled=track.lane.law_drafts, coupling=used.coupling, draft_sampling=used.draft_sampling
     )

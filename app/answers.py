@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _SHOWN = (
     *("gamma", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed"),
-    *("coupling", "draft_sampling", "verify", "system", "chat"),
+    *("repetition_penalty", "no_repeat_ngram"),
+    *("coupling", "draft_sampling", "verify", "system", "chat", "template"),
     *("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset"),
     *("cascade", "k_matrix", "lenience"),
 )

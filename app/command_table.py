@@ -51,12 +51,15 @@ TABLE: tuple[Command, ...] = (
         "/system", "/system [TEXT|clear]", "system prompt", CHAT, act.system, (), tab.choices("clear"), "system"
     ),
     _switch("chat", CHAT),
+    _value("template", CHAT),
     _plain("exit", "leave (also Ctrl-D)", lambda console: console.exit(), aliases=("/quit", "/bye")),
     _value("gamma", apply=act.gamma),
     _value("temperature"),
     _value("top_p"),
     _value("top_k"),
     _value("min_p"),
+    _value("repetition_penalty"),
+    _value("no_repeat_ngram"),
     _value("length", name="max_new_tokens"),
     _value("seed"),
     Command(

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from sampling.events import Reason
 from utils.errors import UserError
+from utils.templates import AUTO, carries_template, end_ids, render
 
 Message = dict[str, str]
 
@@ -65,11 +66,11 @@ def clean(text: str) -> str:
 
 
 class Template:
-    """A tokenizer's chat template as text: the head of a chat and the tail behind an answer."""
+    """A chat template as text: the head of a chat and the tail behind an answer. `name` as in utils/templates.py."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.present = bool(getattr(tokenizer, "chat_template", None))
+    def __init__(self, tokenizer: Tokenizer, name: str = AUTO) -> None:
+        self._tokenizer, self._name = tokenizer, name
+        self.present = carries_template(tokenizer, name)
         self.folds_system = False  # the template refuses a system role: it goes into the first message
 
     def render(self, system: str, messages: list[Message]) -> str:
@@ -88,8 +89,7 @@ class Template:
         return self._apply([opening, *messages[1:]])
 
     def _apply(self, messages: list[Message]) -> str:
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return str(text)
+        return render(self._tokenizer, messages, self._name)
 
     def tail(self, system: str, messages: list[Message], text: str) -> str | None:
         """What follows the last message's answer when `text` is the next; None if it cannot be told.
@@ -120,15 +120,21 @@ class Conversation:
         system: str = "",
         chat: bool = True,
         single: bool = False,
+        template: str = AUTO,
     ) -> None:
         self.turns: list[Turn] = []
         self.system = system
         self.chat = chat
+        self.template_name = template
         self._take(tokenizer, stop_ids, context, single)
 
     def _take(self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int, single: bool) -> None:
-        self.tokenizer, self.stop_ids, self.context, self.single = tokenizer, stop_ids, context, single
-        self.template = Template(tokenizer)
+        self.tokenizer, self.own_stop_ids, self.context, self.single = tokenizer, stop_ids, context, single
+        self._named(self.template_name)
+
+    def _named(self, name: str) -> None:
+        self.template, self.template_name = Template(self.tokenizer, name), name
+        self.stop_ids = self.own_stop_ids | end_ids(self.tokenizer, name)  # what ends an answer
 
     @property
     def templated(self) -> bool:
@@ -211,19 +217,38 @@ class Conversation:
             self.system = old
             raise
 
-    def adopt(self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int, single: bool = False) -> bool:
-        """Go on with another model. True if the history had to be tokenised anew, from its texts."""
+    def set_template(self, name: str) -> None:
+        """Another chat template, for the turns already there as well; answers keep their ids."""
+        old = self.template_name
+        try:
+            self._named(name)
+            self.turns[:] = self._rebuilt(lambda turn: turn.answer)
+        except UserError:
+            self._named(old)
+            raise
+
+    def adopt(
+        self,
+        tokenizer: Tokenizer,
+        stop_ids: frozenset[int],
+        context: int,
+        single: bool = False,
+        template: str | None = None,
+    ) -> bool:
+        """Go on with another model (and template). True if the history had to be tokenised anew, from its texts."""
         same = single == self.single and (tokenizer is self.tokenizer or self._same_ids(tokenizer))
-        before = (self.tokenizer, self.stop_ids, self.context, self.single)
+        before, named = (self.tokenizer, self.own_stop_ids, self.context, self.single), self.template_name
+        self.template_name = template or named
         self._take(tokenizer, stop_ids, context, single)
-        if same or not self.turns:
+        if not self.turns or (same and self.template_name == named):
             return False
         try:
-            self.turns[:] = self._rebuilt(lambda turn: tuple(self._encode(turn.text)))
+            self.turns[:] = self._rebuilt(lambda turn: turn.answer if same else tuple(self._encode(turn.text)))
         except UserError:
+            self.template_name = named
             self._take(*before)
             raise
-        return True
+        return not same
 
     # -- inside -------------------------------------------------------------------------------
 

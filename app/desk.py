@@ -75,6 +75,8 @@ class Desk:
         if self.chat is not None:
             if settings.system != self.chat.system:
                 self.chat.set_system(settings.system)
+            if settings.template != self.chat.template_name:
+                self.chat.set_template(settings.template)
             self.chat.chat = settings.chat
         self.layers = layers
         if settings.chat and not before.chat:
@@ -116,10 +118,13 @@ class Desk:
         from app.about import header
 
         if self.chat is None:
-            text, chat = self.settings.system, self.settings.chat
-            options = {"system": text, "chat": chat, "single": engine.encodes}
-            self.chat = Conversation(engine.tokenizer, engine.stop_ids, engine.context, **options)
-        elif self.chat.adopt(engine.tokenizer, engine.stop_ids, engine.context, engine.encodes):
+            text, chat, template = self.settings.system, self.settings.chat, self.settings.template
+            models = (engine.tokenizer, engine.stop_ids, engine.context)
+            single = engine.encodes
+            self.chat = Conversation(*models, system=text, chat=chat, single=single, template=template)
+        elif self.chat.adopt(
+            engine.tokenizer, engine.stop_ids, engine.context, engine.encodes, self.settings.template
+        ):
             self.hint("another tokenizer: the conversation goes on from its texts")
         self.session = None
         if not self.settings.quiet:

@@ -28,6 +28,7 @@ from app.kinds import (
 from app.kinds_cascade import Drafters, KMatrix
 from utils.errors import UsageError
 from utils.specs import DRAFTER_WORDS
+from utils.templates import AUTO, NAMES
 
 MODELS, DECODING, NGRAM, CASCADE, OUTPUT = "Models", "Decoding", "N-gram drafter", "Cascade", "Output"
 
@@ -115,6 +116,10 @@ _TABLE: tuple[Field, ...] = (
     Field("top_p", Number(0, 1, without_low=True), 1.0, "sample from this share; 1: all", DECODING),
     Field("top_k", Whole(0, _MANY), 0, "sample from the k best; 0: all", DECODING),
     Field("min_p", Number(0, 1, without_high=True), 0.0, "least share of the best token's", DECODING),
+    Field(
+        "repetition_penalty", Number(0, 10, without_low=True), 1.0, "makes what was said less likely; 1: off", DECODING
+    ),
+    Field("no_repeat_ngram", Whole(0, _MANY), 0, "say no n-gram of this length twice; 0: off", DECODING),
     Field("max_new_tokens", Whole(1, _MANY), 128, "longest answer, in tokens", DECODING, short="length"),
     Field("seed", Seed(), 42, "seed; random draws one", DECODING),
     Field(
@@ -128,6 +133,7 @@ _TABLE: tuple[Field, ...] = (
     Field("verify", Choice(("token",)), "token", "judge drafts token by token", DECODING),
     Field("system", Text(), "", "system prompt", DECODING),
     Field("chat", Switch(), True, "use the model's chat template", DECODING),
+    Field("template", Choice(NAMES, suggests=True), AUTO, "chat template; auto: the model's own", DECODING),
     Field("ngram_n", Whole(2, 16), 3, "longest n-gram looked up", NGRAM),
     Field("ngram_multi_level", Switch(), True, "fall back to shorter n-grams", NGRAM),
     Field("ngram_filler", Whole(1, 64), 3, "also count the target's k likeliest tokens; 1: only what it wrote", NGRAM),

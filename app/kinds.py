@@ -171,9 +171,10 @@ class Number:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few words."""
+    """One of a few words. `suggests`: an error names the word that was nearly given."""
 
     choices: tuple[str, ...]
+    suggests: bool = False
 
     @property
     def metavar(self) -> str:
@@ -185,7 +186,8 @@ class Choice:
 
     def read(self, value: object) -> str:
         if not isinstance(value, str) or value not in self.choices:
-            raise RefusedError(self.allowed)
+            near = did_you_mean(str(value), self.choices) if self.suggests else ""
+            raise RefusedError(self.allowed + near)
         return value
 
     def show(self, value: Any) -> str:

@@ -24,6 +24,7 @@ from sampling.types import LM, Drafter, FixedPace, Limits, Session
 from utils.errors import UsageError
 from utils.logits_processors import make_processor
 from utils.specs import trained_kind
+from utils.templates import end_ids
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -115,7 +116,14 @@ class Lane:
 
 def make_sampler(settings: Settings) -> KeyedSampler:
     """The sampler of one answer."""
-    processor = make_processor(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    processor = make_processor(
+        settings.temperature,
+        settings.top_k,
+        settings.top_p,
+        settings.min_p,
+        repetition_penalty=settings.repetition_penalty,
+        no_repeat_ngram=settings.no_repeat_ngram,
+    )
     return KeyedSampler(
         processor,
         settings.seed,
@@ -208,7 +216,8 @@ class Engine:
 
     def limits(self, settings: Settings) -> Limits:
         """When an answer ends."""
-        return Limits(settings.max_new_tokens, self.stop_ids, self.context)
+        stop_ids = self.stop_ids | end_ids(self.tokenizer, settings.template)
+        return Limits(settings.max_new_tokens, stop_ids, self.context)
 
     def open(
         self, prompt: list[int], previous: Session | None = None, *, hidden: bool = False, begun: Sequence[int] = ()

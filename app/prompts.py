@@ -59,8 +59,16 @@ BUILT_IN = tuple(
 
 def conversation(engine: Engine, settings: Settings) -> Conversation:
     """An empty chat under these settings. It sets no limit of its own: see :func:`fitting`."""
-    options = {"system": settings.system, "chat": settings.chat, "single": engine.encodes}
-    return Conversation(engine.tokenizer, engine.stop_ids, _NO_LIMIT, **options)
+    system, chat, template = settings.system, settings.chat, settings.template
+    return Conversation(
+        engine.tokenizer,
+        engine.stop_ids,
+        _NO_LIMIT,
+        system=system,
+        chat=chat,
+        single=engine.encodes,
+        template=template,
+    )
 
 
 def fitting(ids: list[int], context: int) -> list[int]:

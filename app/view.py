@@ -66,6 +66,8 @@ class Header(Drawn):
         top_p: float = 1.0,
         top_k: int = 0,
         min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        no_repeat_ngram: int = 0,
         seed: int = 42,
     ) -> None:
         self.look = look
@@ -75,6 +77,8 @@ class Header(Drawn):
         texts = [where, f"{look.glyph('gamma')} {gamma}", f"T {temperature:g}", f"top-p {top_p:g}"]
         texts += [f"top-k {top_k}"] if top_k else []
         texts += [f"min-p {min_p:g}"] if min_p else []
+        texts += [f"penalty {repetition_penalty:g}"] if repetition_penalty != 1 else []
+        texts += [f"no {no_repeat_ngram}-gram twice"] if no_repeat_ngram else []
         self.fields = names + [field(text, "faint", "   ") for text in [*texts, f"seed {seed}"] if text]
 
     def rows(self) -> list[Row]:

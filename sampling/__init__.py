@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from sampling.drafters.feature import FeatureDrafter
     from sampling.drafters.glide import GlideLM
     from sampling.drafters.max_gram import MaxGramDrafter
+    from sampling.engine import Engine
     from sampling.loop import generate
     from sampling.recorded import RecordedLM
     from sampling.student_network import StudentNetwork
 
 _HOMES = {
+    "Engine": "sampling.engine",
     "FeatureDrafter": "sampling.drafters.feature",
     "GlideLM": "sampling.drafters.glide",
     "MaxGramDrafter": "sampling.drafters.max_gram",
@@ -37,6 +39,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Engine",
     "FeatureDrafter",
     "GlideLM",
     "MaxGramDrafter",

@@ -1,28 +1,36 @@
-"""The one-call functions: each builds its parts and drains the loop. Plain transformers models in,
-new ids out. Knows no text; a tokenizer, where one is taken, is asked for its stop ids only.
+"""The one-call functions: each checks its arguments, builds its parts and drains the loop. Plain transformers
+models in, new ids out. Knows no text; a tokenizer, where one is taken, is asked for its stop ids and its size only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from sampling.api_arguments import (
+    Ids,
+    Seed,
+    Stop,
+    drafter_of,
+    prompt_ids,
+    sampler_of,
+    share,
+    stop_ids_of,
+    take_more,
+    target_of,
+)
 from sampling.cascades import cascade_of
-from sampling.drafters import MaxGramDrafter, ModelDrafter, NgramDrafter, NoDrafter
-from sampling.encdec import check_same_kind, lm_of
+from sampling.drafters import NgramDrafter, NoDrafter
 from sampling.events import Step
 from sampling.loop import generate
-from sampling.recorded import RecordedLM
-from sampling.sampler import Coupling, DraftSampling, KeyedSampler
+from sampling.sampler import Coupling, DraftSampling
 from sampling.types import LM, Drafter, FixedPace, Limits, Sampler
+from utils.checks import whole
 from utils.errors import UserError
-from utils.logits_processors import GreedyProcessor, LogitsProcessor
+from utils.logits_processors import LogitsProcessor
 
-Ids = list[int]
-Stop = int | Iterable[int] | None
-Seed = int | torch.Generator
+_log = logging.getLogger("sampling")
 
 
 def autoregressive_generate(
@@ -36,25 +44,32 @@ def autoregressive_generate(
     pad_token_id: int | None = None,
     tokenizer: Any = None,
     seed: Seed = 0,
-) -> Ids:
+    **more: Any,
+) -> list[int]:
     """Plain decoding: one target pass a token.
 
     Args:
-        input_ids: the prompt, at least one id.
-        target: a transformers model, causal or encoder-decoder (or a :class:`sampling.types.Network`).
+        input_ids: the prompt, at least one id: a list, or a tensor [n] or [1, n].
+        target: a transformers model, causal or encoder-decoder (or a :class:`sampling.types.Network`, or an LM).
         logits_processor: greedy if None.
         max_gen_len: the most new ids.
         end_tokens_id: an id or several that end the answer (`eos_tokens_id` is the same). None:
             the model's own (and the tokenizer's, if given).
         pad_token_id: accepted for compatibility; nothing is padded.
         seed: an int, or a generator from which one is drawn. The global generator is never touched.
+        more: `debug=True` logs every round (logger "sampling", level INFO). `use_cache` is taken either way: the
+            cache is always used and changes no output.
 
     Returns:
         The new ids, the stop id included.
+
+    Raises:
+        UserError: an argument that cannot be used, in one line. TypeError: an unknown keyword.
     """
-    lm = lm_of(target)
-    stop = _stop_ids(end_tokens_id, eos_tokens_id, target, tokenizer)
-    return _drain(lm, input_ids, NoDrafter(), _sampler(logits_processor, seed), max_gen_len, stop, 0)[0]
+    debug = take_more(autoregressive_generate, more)
+    lm, sampler = target_of(target), sampler_of(logits_processor, seed)
+    stop = stop_ids_of(end_tokens_id, eos_tokens_id, target, tokenizer)
+    return _drain(lm, input_ids, NoDrafter(), sampler, max_gen_len, stop, 0, debug)[0]
 
 
 def speculative_generate(
@@ -72,22 +87,23 @@ def speculative_generate(
     seed: Seed = 0,
     coupling: Coupling = "rejection",
     draft_sampling: DraftSampling = "law",
-) -> tuple[Ids, float]:
+    **more: Any,
+) -> tuple[list[int], float]:
     """Speculative decoding with a draft model: the target's own law, fewer target passes.
 
-    Args as in :func:`autoregressive_generate`; `gamma` drafts a round. The two models must share
-    one tokenizer; padded vocabularies are cut to the shared range.
+    Args as in :func:`autoregressive_generate`; `gamma` drafts a round. `drafter` is a model, or an object that drafts,
+    such as ``MaxGramDrafter()``. Two models must share one tokenizer; padded vocabularies are cut to the shared range.
+    `more` also takes ``first_target=True`` (always so) and ``skip_sample_adjustment=False``, and refuses the opposites.
 
     Returns:
         The new ids, and accepted / drafted (0.0 if nothing was drafted).
     """
-    lm, small = lm_of(target), lm_of(drafter, "drafter")
-    check_same_kind([lm, small])
-    lm.vocab_size = small.vocab_size = min(lm.vocab_size, small.vocab_size)
-    way = ModelDrafter(small)
-    stop = _stop_ids(end_tokens_id, eos_tokens_id, target, tokenizer)
-    sampler = _sampler(logits_processor, seed, coupling, draft_sampling)
-    return _drain(lm, input_ids, way, sampler, max_gen_len, stop, gamma)
+    debug = take_more(speculative_generate, more)
+    lm, way = target_of(target), drafter_of(drafter)
+    lm = share(lm, [way], tokenizer)
+    stop = stop_ids_of(end_tokens_id, eos_tokens_id, target, tokenizer)
+    sampler = sampler_of(logits_processor, seed, coupling, draft_sampling)
+    return _drain(lm, input_ids, way, sampler, max_gen_len, stop, gamma, debug)
 
 
 def ngram_assisted_speculative_generate(
@@ -106,16 +122,20 @@ def ngram_assisted_speculative_generate(
     eos_tokens_id: Stop = None,
     pad_token_id: int | None = None,
     seed: Seed = 0,
-) -> tuple[Ids, float]:
+    **more: Any,
+) -> tuple[list[int], float]:
     """Speculative decoding with n-gram drafts: no second model.
 
     Args as in :func:`speculative_generate`; `ngram` is a drafter to go on with (its own settings
     hold), or None for a fresh one of `n`, `filler_top_k` and `stop_if_unknown`.
     """
-    lm = lm_of(target)
+    debug = take_more(ngram_assisted_speculative_generate, more)
+    lm = target_of(target)
+    if not (ngram is None or hasattr(ngram, "propose")):
+        raise UserError(f"ngram must be an NgramDrafter or None (a fresh one), got {type(ngram).__name__}")
     way = ngram or NgramDrafter(lm.vocab_size, n=n, top_k_filler=filler_top_k, stop_if_unknown=stop_if_unknown)
-    stop = _stop_ids(end_tokens_id, eos_tokens_id, target, tokenizer)
-    return _drain(lm, input_ids, way, _sampler(logits_processor, seed), max_gen_len, stop, gamma)
+    stop = stop_ids_of(end_tokens_id, eos_tokens_id, target, tokenizer)
+    return _drain(lm, input_ids, way, sampler_of(logits_processor, seed), max_gen_len, stop, gamma, debug)
 
 
 def cascade_generate(
@@ -134,7 +154,8 @@ def cascade_generate(
     seed: Seed = 0,
     coupling: Coupling = "rejection",
     draft_sampling: DraftSampling = "law",
-) -> tuple[Ids, float]:
+    **more: Any,
+) -> tuple[list[int], float]:
     """Cascade Speculative Drafting (Chen et al., arXiv 2312.11462, algorithm 1).
 
     Args as in :func:`speculative_generate`, and:
@@ -147,66 +168,38 @@ def cascade_generate(
     Returns:
         The new ids, and accepted / drafted of the target's reviews.
     """
-    lm: LM = target if isinstance(target, RecordedLM) else lm_of(target)
-    ways = [
-        way if hasattr(way, "propose") else ModelDrafter(lm_of(way, f"drafter {number}"))
-        for number, way in enumerate(drafters, 1)
-    ]
-    models = [way.lm for way in ways if isinstance(way, ModelDrafter)]
-    check_same_kind([lm, *models])
-    size = min(one.vocab_size for one in (lm, *models))
-    if isinstance(lm, RecordedLM):
-        lm = RecordedLM(lm.answers, lm.end_id, size, lm.name, lm.context)
-    for model in (lm, *models):
-        model.vocab_size = size
-    for way in ways:
-        if isinstance(way, MaxGramDrafter):
-            way.vocab_size = size
-    drafter = cascade_of(ways, k_matrix, lenience)
-    stop = _stop_ids(end_tokens_id, eos_tokens_id, target, tokenizer)
-    sampler = _sampler(logits_processor, seed, coupling, draft_sampling)
-    return _drain(lm, input_ids, drafter, sampler, max_gen_len, stop, drafter.most)
-
-
-def _sampler(
-    processor: LogitsProcessor | None,
-    seed: Seed,
-    coupling: Coupling = "rejection",
-    draft_sampling: DraftSampling = "law",
-) -> KeyedSampler:
-    if isinstance(seed, torch.Generator):
-        seed = int(torch.randint(2**62, (), generator=seed, device=seed.device))
-    return KeyedSampler(processor or GreedyProcessor(), seed, coupling=coupling, draft_sampling=draft_sampling)
+    debug = take_more(cascade_generate, more)
+    lm = target_of(target)
+    ways = [drafter_of(way, f"drafter {number}") for number, way in enumerate(drafters, 1)]
+    lm = share(lm, ways, tokenizer)
+    way = cascade_of(ways, k_matrix, lenience)
+    stop = stop_ids_of(end_tokens_id, eos_tokens_id, target, tokenizer)
+    sampler = sampler_of(logits_processor, seed, coupling, draft_sampling)
+    return _drain(lm, input_ids, way, sampler, max_gen_len, stop, way.most, debug)
 
 
 def _drain(
-    lm: LM, input_ids: Ids, drafter: Drafter, sampler: Sampler, max_gen_len: int, stop: frozenset[int], gamma: int
-) -> tuple[Ids, float]:
+    lm: LM,
+    input_ids: Ids,
+    drafter: Drafter,
+    sampler: Sampler,
+    max_gen_len: int,
+    stop: frozenset[int],
+    gamma: int,
+    debug: bool,
+) -> tuple[list[int], float]:
     """The new ids, and accepted / drafted."""
-    if gamma < 0:
-        raise UserError(f"gamma must be at least 0, got {gamma}")
-    limits = Limits(max_gen_len, stop, lm.context)
-    ids: Ids = []
-    drafted = accepted = 0
-    for event in generate(lm, [list(input_ids)], drafter, sampler, limits, pace=FixedPace(gamma)):
+    pace = FixedPace(whole("gamma", gamma, 0, "a whole number, at least 0"))
+    limits = Limits(whole("max_gen_len", max_gen_len, 1, "a whole number, at least 1"), stop, lm.context)
+    ids: list[int] = []
+    rounds = drafted = accepted = 0
+    for event in generate(lm, [prompt_ids(input_ids)], drafter, sampler, limits, pace=pace):
         if isinstance(event, Step):
             ids.extend(event.emitted)
             drafted += len(event.drafted)
             accepted += len(event.path)
+            if debug:
+                kept = [event.drafted[node] for node in event.path]
+                _log.info("round %d: drafted %s, accepted %s, then %s", rounds, list(event.drafted), kept, event.token)
+            rounds += 1
     return ids, accepted / drafted if drafted else 0.0
-
-
-def _stop_ids(end: Stop, eos: Stop, model: Any, tokenizer: Any) -> frozenset[int]:
-    """What the caller named; else what the model's generation config and the tokenizer name."""
-    given: list[Any] = [stop for stop in (end, eos) if stop is not None]
-    if not given:
-        given = [
-            getattr(getattr(model, "generation_config", None), "eos_token_id", None),
-            getattr(tokenizer, "eos_token_id", None),
-            getattr(model, "end_id", None),  # a recording's
-        ]
-    ids: set[int] = set()
-    for stop in given:
-        if stop is not None:
-            ids.update([stop] if isinstance(stop, int) else stop)
-    return frozenset(ids)

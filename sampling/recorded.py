@@ -54,6 +54,10 @@ class RecordedLM:
         self.vocab_size = highest + 1 if vocab_size is None else vocab_size
         self.name, self.end_id, self.context, self.start_id = name, end_id, context, start_id
 
+    def cut(self, vocab_size: int) -> RecordedLM:
+        """The same recording in a smaller vocabulary; UserError if it holds other ids."""
+        return RecordedLM(self.answers, self.end_id, vocab_size, self.name, self.context, self.start_id)
+
     @property
     def encodes(self) -> bool:
         """Whether an encoder read the prompts."""

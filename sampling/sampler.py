@@ -108,7 +108,7 @@ class KeyedSampler:
 
     def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """[..., V] logits → [..., V] probabilities after every processor."""
-        return self.processor(logits)
+        return self.processor(logits, prefixes) if self.needs_prefixes else self.processor(logits)
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
         """One id a row: [M, V] probabilities, [M, 2] keys (row, position) → [M] long."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from sampling.types import Rows
 
 Result = TypeVar("Result", bound=Hashable)
-Law = Callable[[Tensor], Tensor]
+Law = Callable[..., Tensor]  # logits → laws; of logits and prefixes where it has `needs_prefixes`
 Drafting = Literal["law", "greedy"]
 
 
@@ -62,13 +62,18 @@ def _next_option(weights: list[float], start: int) -> int:
 class BranchingSampler:
     """Implements `sampling.types.Sampler`; `law` turns raw logits [..., V] into float64 laws."""
 
-    needs_prefixes = False
-
     def __init__(self, script: Script, law: Law = softmax, drafts: Drafting = "law", is_drafting: bool = False) -> None:
         self.script, self._law, self._drafts, self._is_drafting = script, law, drafts, is_drafting
 
+    @property
+    def needs_prefixes(self) -> bool:
+        return bool(getattr(self._law, "needs_prefixes", False))
+
     def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
-        return self._law(logits.double())
+        if not self.needs_prefixes:
+            return self._law(logits.double())
+        assert len(prefixes) == logits[..., 0].numel(), f"{len(prefixes)} prefixes for logits {tuple(logits.shape)}"
+        return self._law(logits.double(), prefixes)
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
         assert probs.dim() == 2, f"draw takes laws [M, V], got {tuple(probs.shape)}"

@@ -17,7 +17,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class NaiveLaw:
-    """Temperature, then top-k, then top-p, then min-p, by a full sort; temperature 0 is one-hot.
+    """Repetition penalty and no-repeat n-grams, token by token, then temperature, top-k, top-p and min-p by a full
+    sort; temperature 0 is one-hot.
 
     Ties at a boundary: top-k keeps every token as large as the k-th, as transformers does.
     """
@@ -26,14 +27,34 @@ class NaiveLaw:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram: int = 0
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """[..., V] logits → [..., V] float64 probabilities."""
+    @property
+    def needs_prefixes(self) -> bool:
+        return self.repetition_penalty != 1 or self.no_repeat_ngram > 0
+
+    def __call__(self, logits: Tensor, prefixes: Sequence[Sequence[int]] | None = None) -> Tensor:
+        """[..., V] logits, and the tokens before each, → [..., V] float64 probabilities."""
         flat = logits.double().reshape(-1, logits.shape[-1])
-        return torch.stack([self.one(row) for row in flat]).reshape(logits.shape)
+        before: Sequence[Sequence[int]] = [()] * len(flat) if prefixes is None else prefixes
+        laws = [self.one(row, prefix) for row, prefix in zip(flat, before, strict=True)]
+        return torch.stack(laws).reshape(logits.shape)
 
-    def one(self, logits: Tensor) -> Tensor:
-        values = [float(value) for value in logits]
+    def ruled(self, values: list[float], prefix: Sequence[int]) -> list[float]:
+        """The scores after the rules about the tokens before."""
+        penalty, n = self.repetition_penalty, self.no_repeat_ngram
+        for token in set(prefix) & set(range(len(values))):
+            values[token] = values[token] * penalty if values[token] < 0 else values[token] / penalty
+        if n == 0:
+            return values
+        said = {tuple(prefix[start : start + n]) for start in range(len(prefix) - n + 1)}
+        end = tuple(prefix[len(prefix) - n + 1 :]) if len(prefix) >= n - 1 else None
+        left = [-math.inf if end is not None and (*end, token) in said else value for token, value in enumerate(values)]
+        return values if max(left) == -math.inf else left
+
+    def one(self, logits: Tensor, prefix: Sequence[int] = ()) -> Tensor:
+        values = self.ruled([float(value) for value in logits], prefix)
         if self.temperature == 0:
             best = values.index(max(values))
             return torch.tensor([float(token == best) for token in range(len(values))], dtype=torch.float64)
@@ -78,7 +99,7 @@ class HasLogits(Protocol):
 def exact_law(
     lm: HasLogits,
     prompt: Sequence[int],
-    law: Callable[[Tensor], Tensor],
+    law: Callable[..., Tensor],
     max_new_tokens: int,
     stop: Iterable[int] = (),
 ) -> dict[tuple[int, ...], float]:
@@ -88,7 +109,9 @@ def exact_law(
     for length in range(1, max_new_tokens + 1):
         following: dict[tuple[int, ...], float] = {}
         for answer, mass in open_answers.items():
-            probs = law(lm.logits([[*prompt, *answer]]))[0].tolist()
+            prefix = [*prompt, *answer]
+            before = ([prefix],) if getattr(law, "needs_prefixes", False) else ()
+            probs = law(lm.logits([prefix]), *before)[0].tolist()
             for token, prob in enumerate(probs):
                 if prob == 0:
                     continue
@@ -115,8 +138,13 @@ class GreedyRun:
 
 
 @torch.inference_mode()
-def transformers_greedy(model: Any, prompt: list[int], max_new_tokens: int, stop: Iterable[int]) -> GreedyRun:
-    """transformers' own `generate(do_sample=False)`, stopped by `stop` alone."""
+def transformers_greedy(
+    model: Any, prompt: list[int], max_new_tokens: int, stop: Iterable[int], **rules: Any
+) -> GreedyRun:
+    """transformers' own `generate(do_sample=False)`, stopped by `stop` alone; `rules` such as repetition_penalty.
+
+    The gaps are those of the scores that it chose by.
+    """
     stops = sorted(stop)
     ids = torch.tensor([prompt], device=model.device)
     result = model.generate(
@@ -130,9 +158,10 @@ def transformers_greedy(model: Any, prompt: list[int], max_new_tokens: int, stop
         eos_token_id=stops or None,
         pad_token_id=stops[0] if stops else 0,
         return_dict_in_generate=True,
-        output_logits=True,
+        output_scores=True,
+        **rules,
     )
-    gaps = [top2_gap(logits[0]) for logits in result.logits]
+    gaps = [top2_gap(scores[0]) for scores in result.scores]
     return GreedyRun(result.sequences[0, len(prompt) :].tolist(), gaps)
 
 

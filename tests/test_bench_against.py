@@ -127,7 +127,15 @@ def test_rows_of_the_head_that_are_no_tokens_are_never_chosen(engine: Engine, op
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 40, "top_p": 0.8, "min_p": 0.02}]
+    "changes",
+    [
+        {},
+        {"top_k": 5},
+        {"top_p": 0.7},
+        {"min_p": 0.1},
+        {"top_k": 40, "top_p": 0.8, "min_p": 0.02},
+        {"repetition_penalty": 1.7, "no_repeat_ngram": 2, "top_p": 0.9},
+    ],
 )
 def test_the_law_is_ours(changes: dict[str, Any]) -> None:
     settings = SETTINGS.changed(temperature=0.7, **changes)
@@ -136,7 +144,8 @@ def test_the_law_is_ours(changes: dict[str, Any]) -> None:
     told = model.generate(
         ids, max_new_tokens=1, output_scores=True, output_logits=True, return_dict_in_generate=True, **law(settings)
     )
-    ours = make_processor(0.7, settings.top_k, settings.top_p, settings.min_p)(told.logits[0])
+    rules = {"repetition_penalty": settings.repetition_penalty, "no_repeat_ngram": settings.no_repeat_ngram}
+    ours = make_processor(0.7, settings.top_k, settings.top_p, settings.min_p, **rules)(told.logits[0], [PROMPT])
     torch.testing.assert_close(told.scores[0].softmax(-1), ours, rtol=1e-4, atol=1e-6)
 
 

@@ -132,6 +132,14 @@ error: top_p must be above 0 and at most 1, got 1.5 (still 1)
 top_k = 40
 > /min_p 0.05
 min_p = 0.05
+> /repetition_penalty 1.1
+repetition_penalty = 1.1
+> /repetition_penalty 11
+error: repetition_penalty must be above 0 and at most 10, got 11 (still 1.1)
+> /no_repeat_ngram 3
+no_repeat_ngram = 3
+> /no_repeat_ngram two
+error: no_repeat_ngram must be a whole number from 0 to 1000000, got 'two' (still 3)
 > /length 0
 error: max_new_tokens must be a whole number from 1 to 1000000, got 0 (still 128)
 > /length 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -48,6 +49,23 @@ def test_greedy_lanes_give_plain_decodings_text(engine: Engine, name: str, gamma
     settings = Settings(gamma=gamma, **SHORT)
     assert not may_differ(engine.lane(name, settings), settings)
     assert ids_of(engine, name, settings) == ids_of(engine, "ar", settings)
+
+
+@pytest.mark.parametrize("name", ["spec", "ngram", "maxgram", "tables"])
+def test_rules_about_the_prefix_hold_in_every_lane(engine: Engine, name: str) -> None:
+    settings = Settings(repetition_penalty=1.5, no_repeat_ngram=2, **SHORT)
+    ruled = ids_of(engine, "ar", settings)
+    assert ids_of(engine, name, settings) == ruled != ids_of(engine, "ar", Settings(**SHORT))
+    pairs = list(pairwise(ruled))
+    assert len(set(pairs)) == len(pairs)
+
+
+def test_a_named_template_says_how_prompts_begin_and_what_ends_answers(engine: Engine) -> None:
+    named = Settings(template="llama-2", **SHORT)
+    assert engine.tokenizer.decode(prompt_ids(engine, "Hi", named)) == "[INST] Hi [/INST]"
+    assert engine.limits(named).stop == engine.stop_ids
+    end = engine.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert engine.limits(Settings(template="chatml")).stop == engine.stop_ids | {end}
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class LawDrafter(ToyDrafter):
         return drafted
 
     def law_of(self, row: list[int], sampler: Sampler) -> Tensor:
-        return sampler.law(self.lm.logits([row]), [])[0]
+        return sampler.law(self.lm.logits([row]), [row] if sampler.needs_prefixes else [])[0]
 
 
 class PointDrafter(ToyDrafter):

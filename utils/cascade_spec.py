@@ -83,6 +83,7 @@ def _lenience(pair: PairSpec) -> Problem | None:
 def presets(pair: PairSpec) -> dict[str, Any]:
     """The settings that the pair presets by its keys of the same names."""
     found = {"cascade": ",".join(pair.cascade_names), "k_matrix": pair.k_matrix, "lenience": pair.lenience}
+    found |= {"template": pair.template}
     return {name: value for name, value in found.items() if value}
 
 

@@ -1,53 +1,86 @@
 """Logits → probabilities → draw: greedy, multinomial, top-k, nucleus, top-k + nucleus, min-p.
 
-The order is temperature → top-k → top-p → min-p (the one transformers uses). A processor never
-changes the caller's logits. Probabilities are float32 (float64 for float64 logits). Knows no
-tokens, no models and no seeds: `sample` takes the caller's generator.
+The order is repetition penalty → no-repeat n-grams → temperature → top-k → top-p → min-p (the one
+transformers uses); the first two need the tokens before each law. A processor never changes the caller's
+logits. Probabilities are float32 (float64 for float64 logits). Knows no models and no seeds: `sample`
+takes the caller's generator.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypedDict, Unpack
+
 import torch
 from torch import Tensor
 
-from utils.errors import UserError
+from utils.checks import number, whole
+from utils.prefix_rules import ban_repeats, penalise
 
 TOP = 1024  # candidates looked at before the whole vocabulary is sorted
 
 
+class Rules(TypedDict, total=False):
+    """What every processor takes besides its own numbers; see :class:`LogitsProcessor`."""
+
+    repetition_penalty: float
+    no_repeat_ngram: int
+
+
 class LogitsProcessor:
-    """Temperature, top-k, top-p and min-p in one record; the named processors below set parts of it.
+    """All numbers in one record; the named processors below set parts of it.
 
     Args:
         temperature: divides the logits; 0 puts all mass on the largest logit (the first of equals).
         top_k: keep the k most probable ids, 0 = all. Ids that tie with the k-th are kept.
         top_p: keep the smallest set of most probable ids whose mass reaches top_p, 1 = all.
         min_p: drop ids less probable than min_p × the most probable one, 0 = none.
+        repetition_penalty: above 1, ids of the prefix become less probable, 1 = off (utils/prefix_rules.py).
+        no_repeat_ngram: n-grams of this length that the prefix holds are not said again, 0 = off.
 
     Raises:
-        UserError: a value outside its range.
+        UserError: a value outside its range, or no number.
     """
 
-    needs_prefixes = False
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        no_repeat_ngram: int = 0,
+    ) -> None:
+        self.temperature = number("temperature", temperature, lambda value: value >= 0, "0 or more")
+        self.top_k = whole("top_k", top_k, 0, "0 (off) or more")
+        self.top_p = number("top_p", top_p, lambda value: 0 < value <= 1, "above 0 and at most 1")
+        self.min_p = number("min_p", min_p, lambda value: 0 <= value < 1, "at least 0 and below 1")
+        self.repetition_penalty = number(
+            "repetition_penalty", repetition_penalty, lambda value: value > 0, "above 0 (1 = off)"
+        )
+        self.no_repeat_ngram = whole("no_repeat_ngram", no_repeat_ngram, 0, "0 (off) or more")
 
-    def __init__(self, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> None:
-        _check("temperature", temperature, temperature >= 0, "0 or more")
-        _check("top_k", top_k, top_k >= 0, "0 (off) or more")
-        _check("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1")
-        _check("min_p", min_p, 0 <= min_p < 1, "at least 0 and below 1")
-        self.temperature, self.top_k, self.top_p, self.min_p = temperature, top_k, top_p, min_p
+    @property
+    def needs_prefixes(self) -> bool:
+        """Whether the law depends on the tokens before it."""
+        return self.repetition_penalty != 1 or self.no_repeat_ngram > 0
 
     @property
     def greedy(self) -> bool:
         """Whether the law is a point mass on the largest logit."""
         return self.temperature == 0
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """Logits [..., V] → probabilities [..., V]. NaN, or a row without a finite logit, is an error."""
+    def __call__(self, logits: Tensor, prefixes: Sequence[Sequence[int]] | None = None) -> Tensor:
+        """Logits [..., V] → probabilities [..., V]. NaN, or a row without a finite logit, is an error.
+
+        `prefixes`: the tokens before each law, flattened over the leading dimensions; looked at only where
+        `needs_prefixes` says so, and then one for each law is needed (ValueError).
+        """
         scores = logits if logits.dtype == torch.float64 else logits.float()
-        top = scores.amax(dim=-1, keepdim=True)
-        if not bool(torch.isfinite(top).all()):
-            raise ValueError("logits hold NaN or no finite value: no probabilities can be made of them")
+        top = _tops(scores)
+        if self.needs_prefixes:
+            scores = self._ruled(scores, prefixes)
+            top = _tops(scores)
         if self.greedy:
             return torch.zeros_like(scores).scatter_(-1, scores.argmax(dim=-1, keepdim=True), 1.0)
         scores = (scores - top).div_(self.temperature)
@@ -61,6 +94,18 @@ class LogitsProcessor:
             probs = _normalised(probs.masked_fill(probs < self.min_p * probs.amax(dim=-1, keepdim=True), 0.0))
         return probs
 
+    def _ruled(self, scores: Tensor, prefixes: Sequence[Sequence[int]] | None) -> Tensor:
+        """The scores after the rules about the tokens before them."""
+        flat = scores.reshape(-1, scores.shape[-1]).clone()
+        if prefixes is None or len(prefixes) != len(flat):
+            given = 0 if prefixes is None else len(prefixes)
+            raise ValueError(f"this processor needs the tokens before each law: {len(flat)} laws, {given} prefixes")
+        if self.repetition_penalty != 1:
+            penalise(flat, prefixes, self.repetition_penalty)
+        if self.no_repeat_ngram:
+            ban_repeats(flat, prefixes, self.no_repeat_ngram)
+        return flat.view(scores.shape)
+
     def sample(self, probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw one id from each row: [..., V] → [..., 1] long."""
         if self.greedy:
@@ -69,9 +114,11 @@ class LogitsProcessor:
         return torch.multinomial(flat, 1, generator=generator).reshape(*probs.shape[:-1], 1)
 
 
-def _check(name: str, value: float, fits: bool, allowed: str) -> None:
-    if not fits:  # NaN fits nothing
-        raise UserError(f"{name} must be {allowed}, got {value}")
+def _tops(scores: Tensor) -> Tensor:
+    top = scores.amax(dim=-1, keepdim=True)
+    if not bool(torch.isfinite(top).all()):
+        raise ValueError("logits hold NaN or no finite value: no probabilities can be made of them")
+    return top
 
 
 def _normalised(probs: Tensor) -> Tensor:
@@ -93,46 +140,48 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
 class GreedyProcessor(LogitsProcessor):
     """Always the most probable id. `temperature` is accepted for the callers' convenience; it changes nothing."""
 
-    def __init__(self, temperature: float = 1.0) -> None:
-        _check("temperature", temperature, temperature >= 0, "0 or more")
-        super().__init__(temperature=0.0)
+    def __init__(self, temperature: float = 1.0, **rules: Unpack[Rules]) -> None:
+        number("temperature", temperature, lambda value: value >= 0, "0 or more")
+        super().__init__(temperature=0.0, **rules)
 
 
 class MultinomialProcessor(LogitsProcessor):
     """The whole law at a temperature."""
 
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__(temperature=temperature)
+    def __init__(self, temperature: float = 1.0, **rules: Unpack[Rules]) -> None:
+        super().__init__(temperature=temperature, **rules)
 
 
 class TopKProcessor(LogitsProcessor):
     """The k most probable ids."""
 
-    def __init__(self, temperature: float = 1.0, top_k: int = 50) -> None:
-        super().__init__(temperature=temperature, top_k=top_k)
+    def __init__(self, temperature: float = 1.0, top_k: int = 50, **rules: Unpack[Rules]) -> None:
+        super().__init__(temperature=temperature, top_k=top_k, **rules)
 
 
 class NucleusProcessor(LogitsProcessor):
     """The nucleus: the smallest set of ids with mass top_p (Holtzman et al., arXiv 1904.09751)."""
 
-    def __init__(self, temperature: float = 1.0, top_p: float = 0.9) -> None:
-        super().__init__(temperature=temperature, top_p=top_p)
+    def __init__(self, temperature: float = 1.0, top_p: float = 0.9, **rules: Unpack[Rules]) -> None:
+        super().__init__(temperature=temperature, top_p=top_p, **rules)
 
 
 class TopKNucleusProcessor(LogitsProcessor):
     """Top-k first, then the nucleus of what is left."""
 
-    def __init__(self, temperature: float = 1.0, top_k: int = 50, top_p: float = 0.9) -> None:
-        super().__init__(temperature=temperature, top_k=top_k, top_p=top_p)
+    def __init__(self, temperature: float = 1.0, top_k: int = 50, top_p: float = 0.9, **rules: Unpack[Rules]) -> None:
+        super().__init__(temperature=temperature, top_k=top_k, top_p=top_p, **rules)
 
 
 class MinPProcessor(LogitsProcessor):
     """Ids at least min_p times as probable as the best one (Nguyen et al., arXiv 2407.01082)."""
 
-    def __init__(self, temperature: float = 1.0, min_p: float = 0.05) -> None:
-        super().__init__(temperature=temperature, min_p=min_p)
+    def __init__(self, temperature: float = 1.0, min_p: float = 0.05, **rules: Unpack[Rules]) -> None:
+        super().__init__(temperature=temperature, min_p=min_p, **rules)
 
 
-def make_processor(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> LogitsProcessor:
-    """The processor of a set of settings; temperature 0 is greedy whatever the rest says."""
-    return LogitsProcessor(temperature, top_k, top_p, min_p)
+def make_processor(
+    temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, **rules: Unpack[Rules]
+) -> LogitsProcessor:
+    """The processor of a set of settings; temperature 0 is greedy, whatever top-k, top-p and min-p say."""
+    return LogitsProcessor(temperature, top_k, top_p, min_p, **rules)

@@ -6,9 +6,20 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from utils.errors import UsageError
+from utils.templates import check_template
 
 Quantization = Literal["none", "int8", "nf4", "fp4"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -122,11 +133,11 @@ class Students(BaseModel):
 
 _SETTINGS: dict[str, Any] = {
     "gamma": int | Literal["auto"],
-    **dict.fromkeys(("top_k", "max_new_tokens", "seed", "ngram_n", "ngram_filler"), int),
-    **dict.fromkeys(("temperature", "top_p", "min_p", "lenience"), float),
+    **dict.fromkeys(("top_k", "no_repeat_ngram", "max_new_tokens", "seed", "ngram_n", "ngram_filler"), int),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty", "lenience"), float),
     **dict.fromkeys(("chat", "ngram_multi_level", "ngram_stop_if_unknown", "ngram_reset"), bool),
     **dict.fromkeys(("ascii", "quiet", "verbose", "debug"), bool),
-    **dict.fromkeys(("system", "coupling", "draft_sampling", "verify", "view", "color", "palette"), str),
+    **dict.fromkeys(("system", "template", "coupling", "draft_sampling", "verify", "view", "color", "palette"), str),
     **dict.fromkeys(("compare", "cascade"), str | list[str]),
     "k_matrix": str | list[list[int]],
 }
@@ -154,8 +165,19 @@ class PairSpec(BaseModel):
     method: Method = "spec"
     k_matrix: list[list[int]] | None = None
     lenience: float | None = None
+    template: str | None = None  # the chat template, by name
     defaults: dict[str, Any] = Field(default_factory=dict)
     notes: str = ""
+
+    @field_validator("template")
+    @classmethod
+    def _known_template(cls, name: str | None) -> str | None:
+        if name is not None:
+            try:
+                check_template(name)
+            except UsageError as error:
+                raise ValueError(str(error)) from None
+        return name
 
     @model_validator(mode="before")
     @classmethod

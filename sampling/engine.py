@@ -1,0 +1,182 @@
+"""An engine: a model that keeps its drafter, for many prompts at a time, thin over the one loop.
+
+For callers who come from serving engines: load once, switch speculative decoding on and off, hand in a list of prompts
+and a generation config. Text passes through and is not looked at: the tokenizer that is handed in makes ids of prompts
+and texts of ids, and chat templates are those of utils/templates.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sampling.api_arguments import Seed, drafter_of, prompt_ids, sampler_of, share, stop_ids_of, target_of
+from sampling.causal import CausalLM
+from sampling.drafters import FeatureDrafter, GlideLM, ModelDrafter, NoDrafter
+from sampling.engine_config import read_config
+from sampling.events import Step
+from sampling.loop import generate
+from sampling.student import Student
+from sampling.student_file import load_student
+from sampling.student_network import StudentNetwork
+from sampling.types import Drafter, FixedPace, Limits
+from utils.checks import shown, whole
+from utils.errors import UserError
+from utils.templates import carries_template, check_template, end_ids, render
+
+ALLOWED = "a whole number, at least 1"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the last `generate` took: tokens drafted and accepted, target passes (openings included), new tokens."""
+
+    drafted: int = 0
+    accepted: int = 0
+    passes: int = 0
+    tokens: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted; 0 if nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+class Engine:
+    """A model with its tokenizer and, if enabled, a drafter.
+
+    Args:
+        model: a transformers causal model.
+        tokenizer: its tokenizer; one without a pad token will do, nothing is padded.
+        max_n_spec_tokens: the most tokens that a round may draft.
+        template: a chat template by name (utils/templates.py). "auto": the tokenizer's own, and prompts as they are
+            where it has none; "plain": prompts as they are.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, max_n_spec_tokens: int = 5, *, template: str = "auto") -> None:
+        self.max_n_spec_tokens = whole("max_n_spec_tokens", max_n_spec_tokens, 1, ALLOWED)
+        self.model, self.tokenizer, self.template = model, tokenizer, check_template(template)
+        self.last = Figures()
+        self._lm = target_of(model)
+        self._full = self._shared = self._lm.vocab_size  # ids of the model alone, and beside its drafter
+        self._drafter: Drafter | None = None
+        self._n_spec_tokens = self.max_n_spec_tokens
+        self._enabled = False
+
+    @property
+    def spec_dec_enabled(self) -> bool:
+        """Whether `generate` drafts."""
+        return self._enabled
+
+    def enable_spec_dec(
+        self, drafter: Any = None, n_spec_tokens: int | None = None, use_glide_drafter: bool = False
+    ) -> None:
+        """Draft with `drafter`: a transformers model, a drafter object, or a GLIDE student (a folder or an object).
+
+        Args:
+            drafter: None goes on with the one from before `disable_spec_dec`.
+            n_spec_tokens: tokens drafted a round, at most `max_n_spec_tokens` (which None means).
+            use_glide_drafter: `drafter` is a GLIDE student, which reads this model's keys and values.
+
+        Raises:
+            UserError: no drafter, one that does not fit, or too many tokens; what was enabled before stays.
+        """
+        count = self.max_n_spec_tokens if n_spec_tokens is None else whole("n_spec_tokens", n_spec_tokens, 1, ALLOWED)
+        if count > self.max_n_spec_tokens:
+            raise UserError(f"n_spec_tokens must be at most max_n_spec_tokens, {self.max_n_spec_tokens}, got {count}")
+        if drafter is None and self._drafter is None:
+            raise UserError("no drafter is set: enable_spec_dec(drafter) sets one")
+        if drafter is not None:
+            way = self._glide(drafter) if use_glide_drafter else self._made(drafter)
+            self._lm.vocab_size = self._full
+            self._lm = share(self._lm, [way], self.tokenizer)
+            self._drafter, self._shared = way, self._lm.vocab_size
+        self._n_spec_tokens, self._enabled = count, True
+
+    def disable_spec_dec(self) -> None:
+        """Decode plainly; the drafter is kept for `enable_spec_dec()`."""
+        self._enabled = False
+
+    def clear_spec_dec(self) -> None:
+        """Decode plainly and let the drafter go."""
+        self._enabled, self._drafter, self._shared = False, None, self._full
+
+    def generate(
+        self,
+        prompts: str | Sequence[Any],
+        generation_config: Any = None,
+        *,
+        return_token_ids: bool = False,
+        seed: Seed = 0,
+    ) -> Any:
+        """The answers to all prompts, decoded as one batch of ragged rows.
+
+        Args:
+            prompts: texts; or, for each, a list of chat messages or of token ids. One text alone is a batch of one.
+            generation_config: transformers' GenerationConfig, or a dict of its names; the model's own if None. What
+                cannot be honoured is refused by name.
+            return_token_ids: return also the new ids.
+            seed: as in :func:`sampling.autoregressive_generate`; greedy decoding needs none.
+
+        Returns:
+            A text for each prompt; with `return_token_ids` the texts and the lists of new ids. `last` has the figures.
+        """
+        config = read_config(self.model if generation_config is None else generation_config)
+        given = [prompts] if isinstance(prompts, str) else list(prompts)
+        if not given:
+            raise UserError("prompts holds no prompt: give at least one")
+        rows = [self._ids(prompt, place) for place, prompt in enumerate(given, 1)]
+        stop = stop_ids_of(config.stop, None, self.model, self.tokenizer) | end_ids(self.tokenizer, self.template)
+        limits = Limits(config.new_tokens(max(map(len, rows))), stop, self._lm.context)
+        sampler = sampler_of(config.processor, seed)
+        drafter: Drafter = self._drafter if self._enabled and self._drafter is not None else NoDrafter()
+        self._lm.vocab_size = self._shared if self._enabled else self._full
+        gamma = getattr(drafter, "most", self._n_spec_tokens)
+        found: list[list[int]] = [[] for _ in rows]
+        steps: list[Step] = []
+        for event in generate(self._lm, rows, drafter, sampler, limits, pace=FixedPace(gamma)):
+            if isinstance(event, Step):
+                found[event.row].extend(event.emitted)
+                steps.append(event)
+        self.last = Figures(
+            sum(len(step.drafted) for step in steps),
+            sum(len(step.path) for step in steps),
+            len(steps),
+            sum(map(len, found)),
+        )
+        texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in found]
+        return (texts, found) if return_token_ids else texts
+
+    def _ids(self, prompt: Any, place: int) -> list[int]:
+        """The ids of one prompt: a text (a user's message where there is a template), messages, or ids."""
+        messages = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], dict)
+        templated = carries_template(self.tokenizer, self.template)
+        if messages and not templated:
+            raise UserError("chat messages need a chat template: name one (Engine(…, template='chatml'))")
+        if messages or (isinstance(prompt, str) and templated):
+            chat = list(prompt) if messages else [{"role": "user", "content": prompt}]
+            text = render(self.tokenizer, chat, self.template)
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        if isinstance(prompt, str):
+            return prompt_ids(list(self.tokenizer(prompt)["input_ids"]), f"prompt {place}")
+        return prompt_ids(prompt, f"prompt {place}")
+
+    def _made(self, drafter: Any) -> Drafter:
+        if not isinstance(drafter, Student):
+            return drafter_of(drafter)
+        if drafter.config.kind == "plain":
+            return ModelDrafter(CausalLM(StudentNetwork(drafter), "plain"))
+        return FeatureDrafter(drafter) if drafter.config.kind == "feature" else self._glide(drafter)
+
+    def _glide(self, drafter: Any) -> Drafter:
+        """The drafter of a GLIDE student: an LM made already, a student, or its folder."""
+        if isinstance(drafter, GlideLM):
+            return ModelDrafter(drafter)
+        student = load_student(drafter, self.model) if isinstance(drafter, str | Path) else drafter
+        if not isinstance(student, Student):
+            raise UserError(f"a GLIDE drafter is a student or its folder, got {shown(drafter)}")
+        if not isinstance(self._lm, CausalLM):
+            raise UserError(f"a GLIDE drafter reads keys and values, and {self._lm.name} has none")
+        return ModelDrafter(GlideLM(student, self._lm.network.layers))
