@@ -13,6 +13,8 @@ if TYPE_CHECKING:
         ngram_assisted_speculative_generate,
         speculative_generate,
     )
+    from sampling.beam import BeamPlan, beam_generate
+    from sampling.beam_api import beam_search_generate
     from sampling.drafters.feature import FeatureDrafter
     from sampling.drafters.glide import GlideLM
     from sampling.drafters.max_gram import MaxGramDrafter
@@ -21,12 +23,15 @@ if TYPE_CHECKING:
     from sampling.student_network import StudentNetwork
 
 _HOMES = {
+    "BeamPlan": "sampling.beam",
     "FeatureDrafter": "sampling.drafters.feature",
     "GlideLM": "sampling.drafters.glide",
     "MaxGramDrafter": "sampling.drafters.max_gram",
     "RecordedLM": "sampling.recorded",
     "StudentNetwork": "sampling.student_network",
     "autoregressive_generate": "sampling.api",
+    "beam_generate": "sampling.beam",
+    "beam_search_generate": "sampling.beam_api",
     "cascade_generate": "sampling.api",
     "generate": "sampling.loop",
     "ngram_assisted_speculative_generate": "sampling.api",
@@ -34,12 +39,15 @@ _HOMES = {
 }
 
 __all__ = [
+    "BeamPlan",
     "FeatureDrafter",
     "GlideLM",
     "MaxGramDrafter",
     "RecordedLM",
     "StudentNetwork",
     "autoregressive_generate",
+    "beam_generate",
+    "beam_search_generate",
     "cascade_generate",
     "generate",
     "ngram_assisted_speculative_generate",
