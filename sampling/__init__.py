@@ -13,8 +13,9 @@ if TYPE_CHECKING:
         ngram_assisted_speculative_generate,
         speculative_generate,
     )
-    from sampling.beam import BeamPlan, beam_generate
+    from sampling.beam import beam_generate
     from sampling.beam_api import beam_search_generate
+    from sampling.beam_plan import BeamPlan
     from sampling.drafters.feature import FeatureDrafter
     from sampling.drafters.glide import GlideLM
     from sampling.drafters.max_gram import MaxGramDrafter
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sampling.student_network import StudentNetwork
 
 _HOMES = {
-    "BeamPlan": "sampling.beam",
+    "BeamPlan": "sampling.beam_plan",
     "FeatureDrafter": "sampling.drafters.feature",
     "GlideLM": "sampling.drafters.glide",
     "MaxGramDrafter": "sampling.drafters.max_gram",

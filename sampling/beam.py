@@ -1,19 +1,20 @@
 """Beam search: instead of the likeliest next token, the likeliest sequences, several at a time.
 
-A step: score every running beam in one pass, grow each by its likeliest tokens, keep the best. The caches of the beams are
-reordered with them (`Session.select`), never read again. score = Σ log p / ((m + len) / (m + 1))^α (Wu et al.,
-arXiv 1609.08144, eq. 14, where m = 5). Knows the session protocol only: neither models nor the decode loop, and no text.
+A step: score every running beam in one pass, grow each by its likeliest tokens, keep the best. The beams' caches are
+reordered with them (`Session.select`), never read again. How beams are scored and when the search ends says
+:class:`sampling.beam_plan.BeamPlan`. Knows sessions, but no models, no drafters and no text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sampling.beam_plan import BeamPlan
 from sampling.beam_tree import BeamTree
 from sampling.events import Beam, BeamStep, Call, Event, Fate, Finished, Reason
 from sampling.loop import never, prefill
@@ -22,53 +23,6 @@ from sampling.types import LM, Draft, Limits, Rows, Session
 from utils.errors import UserError
 from utils.logits_processors import LogitsProcessor
 from utils.timing import Stopwatch
-
-EarlyStopping = bool | Literal["never"]
-
-
-@dataclass(frozen=True, slots=True)
-class BeamPlan:
-    """How to search.
-
-    Args:
-        num_beams: beams that run at a time, and finished ones that are kept.
-        top_k: tokens by which a beam may grow in a step; 0 = as many as could ever be kept (num_beams and the stop ids).
-        min_length: tokens that an answer has at least before a stop id may end it.
-        alpha: length penalty; 0 = none, larger ones favour longer answers.
-        offset: the penalty's m; with 0 it is transformers' `length_penalty` of the same α.
-        early_stopping: when to stop once `num_beams` have finished, with the meanings of transformers. True: at once.
-            False: when no running beam, scored as it stands, beats the worst of them. "never": when none could beat it by
-            any further growth up to the limit (exact, and the longest).
-
-    Raises:
-        UserError: a value outside its range.
-    """
-
-    num_beams: int = 4
-    top_k: int = 0
-    min_length: int = 0
-    alpha: float = 1.2
-    offset: float = 5.0
-    early_stopping: EarlyStopping = False
-
-    def __post_init__(self) -> None:
-        _check("num_beams", self.num_beams, self.num_beams >= 1, "at least 1")
-        _check("top_k", self.top_k, self.top_k >= 0, "0 (as many as count) or more")
-        _check("min_length", self.min_length, self.min_length >= 0, "at least 0")
-        _check("alpha", self.alpha, abs(self.alpha) < float("inf"), "a finite number")
-        _check("offset", self.offset, 0 <= self.offset < float("inf"), "a finite number, at least 0")
-        known = self.early_stopping in (True, False, "never")
-        _check("early_stopping", self.early_stopping, known, "True, False or 'never'")
-
-    def score(self, log_p: float, length: int) -> float:
-        """Σ log p of `length` ≥ 1 tokens with the length penalty."""
-        penalty: float = ((self.offset + length) / (self.offset + 1)) ** self.alpha
-        return log_p / penalty
-
-
-def _check(name: str, value: object, fits: bool, allowed: str) -> None:
-    if not fits:
-        raise UserError(f"{name} must be {allowed}, got {value!r}")
 
 
 def beam_generate(
@@ -90,8 +44,8 @@ def beam_generate(
         plan: how to search.
         processor: log p is that of its law (temperature, top-k …; what it cuts off is never tried). Without one, or
             with a greedy one, that of the model's own law at temperature 1.
-        session: an open session of `lm` for this prompt (one row), whose cache is reused by common prefix. It has one row
-            again when the generator ends or is closed: that with most of the answer.
+        session: an open session of `lm` for this prompt (one row), whose cache is reused by common prefix. It has one
+            row again when the generator ends or is closed: that with most of the answer.
         interrupt: polled between steps and prefill pieces, never inside a forward pass.
 
     Yields:
@@ -136,7 +90,7 @@ class _Candidate(NamedTuple):
 
 
 class _Search:
-    """The running beams: `rows[place]` is prompt and tokens of `tree.running[place]`, and row `place` of the session."""
+    """The running beams: `rows[place]`, prompt and tokens of `tree.running[place]`, is row `place` of the session."""
 
     def __init__(
         self,
@@ -191,8 +145,9 @@ class _Search:
         The model's own law is not renormalised for them, a processor's is: it sees what may be chosen only.
         """
         scores = logits if logits.dtype == torch.float64 else logits.float()
-        early = sorted(self.stop) if self.length < self.plan.min_length else []
-        banned = torch.tensor([token for token in early if token < scores.shape[-1]], dtype=torch.long).to(scores.device)
+        early = self.stop if self.length < self.plan.min_length else ()
+        known = sorted(token for token in early if token < scores.shape[-1])
+        banned = torch.tensor(known, dtype=torch.long, device=scores.device)
         if self.processor is not None:
             return self.processor(scores.index_fill(-1, banned, -torch.inf)).log()
         return scores.log_softmax(dim=-1).index_fill(-1, banned, -torch.inf)
@@ -211,7 +166,7 @@ class _Search:
             if value > -torch.inf
         ]
         if not found:
-            raise ValueError("no token is left to choose: every one has probability 0, or is a stop id before min_length")
+            raise ValueError("no token is left to choose: each has probability 0, or is a stop id before min_length")
         return sorted(found, key=lambda one: (-one.log_p, one.order))
 
     def _choose(self, candidates: list[_Candidate]) -> tuple[Beam, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sampling.api import Ids, Stop, _stop_ids
-from sampling.beam import BeamPlan, EarlyStopping, beam_generate
+from sampling.beam import beam_generate
+from sampling.beam_plan import BeamPlan, EarlyStopping
 from sampling.beam_tree import BeamTree
 from sampling.causal import CausalLM
 from sampling.events import BeamStep
@@ -35,7 +36,7 @@ def beam_search_generate(
     Args:
         input_ids: the prompt, at least one id.
         model: a transformers causal model, a :class:`sampling.types.Network`, or any :class:`sampling.types.LM`.
-        num_beams, top_k, min_length, alpha, early_stopping: see :class:`sampling.beam.BeamPlan`.
+        num_beams, top_k, min_length, alpha, early_stopping: see :class:`sampling.beam_plan.BeamPlan`.
         max_gen_len: the most new ids.
         end_tokens_id: an id or several that end an answer (`eos_tokens_id` is the same). None: the model's own (and the
             tokenizer's, if given).

@@ -112,8 +112,11 @@ class Beam(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BeamStep:
-    """One step of a beam search: one pass over all running beams. `beams` are its candidates, best first: every one that
-    was kept, finished or merged, and of those dropped as many as make 2 `num_beams`. All seconds are the whole step's."""
+    """One step of a beam search: one pass over all running beams.
+
+    `beams` are its candidates, best first: every one that was kept, finished or merged, and of those dropped as many
+    as make 2 `num_beams`. All seconds are the whole step's.
+    """
 
     row: int
     num_beams: int
