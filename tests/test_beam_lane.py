@@ -182,7 +182,7 @@ def test_ascii_draws_only_ascii_and_hostile_text_is_inert() -> None:
     for look in (Look(60, ascii=True), Look(60, color=False, ascii=True)):
         text = shown(Pane(pane, look))
         assert text.isascii()
-        assert "2  -1.00  ...^[[2Jcapital\\n of [bold]it <end>" in text
+        assert "2  -1.00  The ^[[2Jcapital\\n of [bold]it <end>" in text
 
 
 def test_whole_trace(snapshot: SnapshotAssertion) -> None:
