@@ -322,6 +322,14 @@ def test_when_it_stops_once_enough_have_finished(early_stopping: Any, passes: in
     assert end_of(events) in ("eos", "length")
 
 
+def test_never_stops_by_what_a_beam_can_reach_also_where_long_answers_lose() -> None:
+    script = {(0,): law(0, 0.5, 0.48, 0.02), (0, 2): law(0, 0.1, 0, 0.9), (0, 2, 3): law(0, 1, 0, 0)}
+    plan = BeamPlan(2, alpha=-1.0, offset=0.0, early_stopping="never")
+    tree = tree_of(search(ScriptedLM(4, script), [0], 8, plan, stop={1}))
+    # After two steps (2, 3) scores -1.68 and (2, 1), the worst kept, -6.07: it goes on, although 8 tokens would be -6.71.
+    assert [beam.tokens for beam in tree.finished[:2]] == [(1,), (2, 3, 1)]
+
+
 def test_an_ending_counts_only_among_the_best_of_its_step() -> None:
     lm = ScriptedLM(4, {(0,): law(0.1, 0.05, 0.45, 0.4)})
     first = steps_of(search(lm, [0], 3, BeamPlan(2), stop={0}))[0]
