@@ -23,6 +23,7 @@ from app.wrap import visible
 
 if TYPE_CHECKING:
     from app.lanes import Engine, Lane
+    from app.palette import Look
     from sampling.types import Session
 
 
@@ -130,11 +131,13 @@ def panes(answered: Answered, console: Console, settings: Settings) -> Renderabl
 
 
 def traced(answered: Answered, console: Console, settings: Settings, rounds: int | None) -> RenderableType:
-    """The last lane that drafted, round by round (the last lane, if none did)."""
+    """The last lane that drafted or searched, round by round (the last lane, if none did)."""
     from app.trace import Trace, rule_of
 
-    track = next((one for one in reversed(answered.tracks) if one.meter.stats.draft_n), answered.tracks[-1])
+    track = next((one for one in reversed(answered.tracks) if one.pane().telling), answered.tracks[-1])
     used = track.lane.settings
+    if track.lane.beams is not None:
+        return _searched(track, look_of(console, settings).sized(height=None), rounds)
     shaped = (used.top_k, used.top_p, used.min_p, used.repetition_penalty, used.no_repeat_ngram)
     exact = used.temperature == 1 and shaped == (0, 1.0, 0.0, 1.0, 0)
     rule = rule_of(
@@ -143,6 +146,15 @@ def traced(answered: Answered, console: Console, settings: Settings, rounds: int
     look = look_of(console, settings).sized(height=None)
     names, lenience = track.lane.source_names, _lenience(track.lane)
     return Trace(track.steps, track.decode, look, names, rule=rule, last=rounds, exact=exact, lenience=lenience)
+
+
+def _searched(track: Track, look: Look, steps: int | None) -> RenderableType:
+    """A beam search, step by step."""
+    from app.beam_view import BeamTrace, rule_of
+
+    plan = track.lane.beams
+    rule = rule_of(plan.num_beams, plan.alpha, plan.offset)
+    return BeamTrace(track.beam_steps, track.decode, look, rule=rule, last=steps)
 
 
 def _lenience(lane: Lane) -> float | None:

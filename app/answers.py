@@ -25,6 +25,7 @@ _SHOWN = (
     *("coupling", "draft_sampling", "verify", "system", "chat", "template"),
     *("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset"),
     *("cascade", "k_matrix", "lenience"),
+    *("num_beams", "beam_top_k", "min_length", "length_penalty"),
 )
 
 
@@ -105,7 +106,10 @@ def judged(answers: Sequence[Answer]) -> Verdict | None:
     if plain is None or plain is last:
         return None
     label = last.method if len(answers) > 2 else ""
-    return verdict(plain.stats, last.stats, plain.ids, last.ids, may_differ=last.may_differ, label=label)
+    searched = last.stats.beams > 0
+    return verdict(
+        plain.stats, last.stats, plain.ids, last.ids, may_differ=last.may_differ, searched=searched, label=label
+    )
 
 
 def compared(answers: Sequence[Answer]) -> dict[str, Any]:

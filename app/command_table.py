@@ -70,6 +70,8 @@ TABLE: tuple[Command, ...] = (
     _value("cascade", LANE),
     _value("k_matrix", LANE),
     _value("lenience", LANE),
+    _value("num_beams", LANE),
+    _value("length_penalty", LANE),
     _lane("spec"),
     _lane("ar"),
     _lane("draft"),

@@ -37,6 +37,7 @@ LANE_HELP = {
     **{name: f"tables, and {kind} where they are silent" for name, kind in BEHIND.items()},
     **{name: f"a match, and {kind} where there is none" for name, kind in MATCHED.items()},
     **_CASCADES,
+    "beam": "the likeliest of several texts",
 }
 DRAFTER_HELP = {
     "ngram": "n-gram store",

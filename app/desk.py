@@ -122,9 +122,7 @@ class Desk:
             models = (engine.tokenizer, engine.stop_ids, engine.context)
             single = engine.encodes
             self.chat = Conversation(*models, system=text, chat=chat, single=single, template=template)
-        elif self.chat.adopt(
-            engine.tokenizer, engine.stop_ids, engine.context, engine.encodes, self.settings.template
-        ):
+        elif self.chat.adopt(engine.tokenizer, engine.stop_ids, engine.context, engine.encodes, self.settings.template):
             self.hint("another tokenizer: the conversation goes on from its texts")
         self.session = None
         if not self.settings.quiet:

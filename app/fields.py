@@ -31,6 +31,7 @@ from utils.specs import DRAFTER_WORDS
 from utils.templates import AUTO, NAMES
 
 MODELS, DECODING, NGRAM, CASCADE, OUTPUT = "Models", "Decoding", "N-gram drafter", "Cascade", "Output"
+BEAM = "Beam search"
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,10 @@ _TABLE: tuple[Field, ...] = (
     Field("cascade", Drafters(), (), "drafters of the lanes cascade and chain, large to small", CASCADE),
     Field("k_matrix", KMatrix(), (), "tokens each drafter adds; first row: for the target", CASCADE),
     Field("lenience", Number(1, _MANY), 1.0, "how much drafters let pass; 1: nothing", CASCADE),
+    Field("num_beams", Whole(1, 64), 4, "texts that the lane beam grows at a time", BEAM),
+    Field("beam_top_k", Whole(0, _MANY), 0, "tokens each may go on with; 0: all that can count", BEAM),
+    Field("min_length", Whole(0, _MANY), 0, "least tokens of a beam's answer", BEAM),
+    Field("length_penalty", Number(0, 10), 1.2, "0: none; more: longer answers win", BEAM),
     Field("compare", Names(LANES), ("ar", "spec"), "lanes; the last carries the chat", OUTPUT),
     Field("view", Choice(("auto", "side", "stack", "trace")), "auto", "how the lanes are laid out", OUTPUT),
     Field("color", Choice(("auto", "always", "never")), "auto", "when to use colour", OUTPUT),

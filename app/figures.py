@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from app.beams import BeamLine
 from app.palette import Look
 from app.rows import Drawn, Field, Row, field, flow
 from app.spans import Span
@@ -34,6 +35,7 @@ TITLES = {
     "feature": "feature drafter",
     "cascade": "cascade",
     "chain": "chain",
+    "beam": "beam search",
     "tables+plain": "tables, else plain",
     "tables+glide": "tables, else GLIDE",
     "tables+feature": "tables, else feature",
@@ -53,7 +55,8 @@ class PaneData:
 
     `progress` is shown while waiting or reading the prompt ("reading prompt 256 of 3000"); `limit`
     is the most tokens the answer may have; `expected` the expected speed-up, if it is known; `gamma` that of
-    the last round, where it changes from round to round; `names` who may have proposed a span, by its source.
+    the last round, where it changes from round to round; `names` who may have proposed a span, by its source; `beams`
+    those of a beam search, best first.
     """
 
     title: str
@@ -65,6 +68,7 @@ class PaneData:
     expected: float | None = None
     gamma: int | None = None
     names: tuple[str, ...] = ()
+    beams: tuple[BeamLine, ...] = ()
 
     @property
     def heading(self) -> str:
@@ -85,6 +89,11 @@ class PaneData:
     def drafting(self) -> bool:
         """Whether anything was drafted."""
         return bool(self.stats and self.stats.draft_n)
+
+    @property
+    def telling(self) -> bool:
+        """Whether there is more to say than what every lane has."""
+        return self.drafting or bool(self.stats and self.stats.beams)
 
     @property
     def tinted(self) -> bool:
@@ -148,8 +157,10 @@ def _cells(stats: Stats) -> tuple[str, str, str, str]:
 
 
 def details(pane: PaneData, look: Look, first: str = "  ") -> list[Field]:
-    """What became of a lane's drafts, as fields; empty if it drafted nothing."""
+    """What became of a lane's drafts, or what its beam search took, as fields; empty if it did neither."""
     stats = pane.stats
+    if stats is not None and stats.beams:
+        return _searched(stats, look, first)
     if stats is None or not stats.draft_n:
         return []
     texts = [f"accepted {stats.draft_n_accepted}/{stats.draft_n} ({stats.draft_n_accepted / stats.draft_n:.0%})"]
@@ -161,6 +172,13 @@ def details(pane: PaneData, look: Look, first: str = "  ") -> list[Field]:
         texts += [f"{per_pass} over {passes}"] if look.fancy else [per_pass, passes]
     if pane.expected is not None:
         texts.append(f"expected {pane.expected:.1f}{look.glyph('times')}")
+    return [field(text, "faint" if look.fancy else "plain", first if not i else "  ") for i, text in enumerate(texts)]
+
+
+def _searched(stats: Stats, look: Look, first: str) -> list[Field]:
+    """What a beam search took."""
+    passes = f"{stats.target_passes} pass" + ("es" if stats.target_passes != 1 else "")
+    texts = [f"{stats.beams} beam" + ("s" if stats.beams != 1 else ""), passes]
     return [field(text, "faint" if look.fancy else "plain", first if not i else "  ") for i, text in enumerate(texts)]
 
 

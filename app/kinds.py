@@ -17,7 +17,7 @@ from utils.specs import BEHIND, CASCADES, STUDENTS
 
 LOOKED_UP = ("ngram", "tables", "static", "match", "maxgram")  # lanes in which no model drafts
 MATCHED = {f"match+{kind}": kind for kind in STUDENTS}  # a match first, a trained drafter where there is none
-LANES: tuple[str, ...] = ("ar", "spec", "draft", *LOOKED_UP, *STUDENTS, *BEHIND, *MATCHED, *CASCADES)
+LANES: tuple[str, ...] = ("ar", "spec", "draft", *LOOKED_UP, *STUDENTS, *BEHIND, *MATCHED, *CASCADES, "beam")
 SEED_LIMIT = 2**63 - 1
 
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)

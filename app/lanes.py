@@ -1,8 +1,8 @@
 """Lanes: a loaded pair and the settings bound to the one decode loop, by the names of `--compare`.
 
-`ar` is the target alone, `spec` the target with the pair's drafter, `draft` the drafter model alone; the others are
-the target with a drafter of that kind (app/completion.py says what each is, app/drafters.py makes them). Drafters are
-kept from answer to answer and made anew when their settings change. Knows no text and no screen.
+`ar` is the target alone, `spec` the target with the pair's drafter, `draft` the drafter model alone, `beam` the target
+searching; the others are the target with a drafter of that kind (app/completion.py says what each is, app/drafters.py
+makes them). Drafters are kept from answer to answer and made anew when their settings change. Knows no text, no screen.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.drafters import Drafters
 from app.kinds import LANES
+from sampling.beam import beam_generate
+from sampling.beam_plan import BeamPlan
 from sampling.costs import Costs
 from sampling.drafters import NoDrafter, StaticTables
 from sampling.encdec import go_on, lm_of
@@ -49,6 +51,7 @@ class Lane:
     law_drafts: bool = False
     reopen: Callable[[list[int], Sequence[int]], Session] | None = None  # where the lane keeps a session of its own
     pace: GoodputPace | None = None  # `gamma auto`
+    beams: BeamPlan | None = None  # beam search in place of the loop
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -97,6 +100,11 @@ class Lane:
         if self.pace is not None:
             self.pace.begin()
         sampler = make_sampler(self.settings)
+        if self.beams is not None:
+            processor = sampler.processor
+            return beam_generate(
+                self.lm, [prompt], self.limits, self.beams, processor=processor, session=session, interrupt=interrupt
+            )
         return generate(
             self.lm,
             [prompt],
@@ -132,10 +140,15 @@ def make_sampler(settings: Settings) -> KeyedSampler:
     )
 
 
+def make_plan(settings: Settings) -> BeamPlan:
+    """How the lane `beam` searches."""
+    return BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
+
+
 def may_differ(lane: Lane, settings: Settings) -> bool:
     """Whether the lane's text may rightly differ from that of `ar` with the same seed."""
     sampled = settings.temperature > 0 and settings.coupling == "rejection" and settings.draft_sampling == "law"
-    return lane.name == "draft" or (lane.law_drafts and sampled)
+    return lane.name in ("draft", "beam") or (lane.law_drafts and sampled)
 
 
 class Engine:
@@ -194,6 +207,8 @@ class Engine:
                     raise UsageError(f"lane draft: a {kind} drafter reads the target's states and cannot run alone")
                 raise UsageError(f"lane draft needs a drafter model, got drafter {kind} (--drafter sets one)")
             return Lane(name, self.drafter, NoDrafter(), settings, limits, shares_target=False, reopen=self._reopen)
+        if name == "beam":
+            return Lane(name, self.target, NoDrafter(), settings, limits, beams=make_plan(settings))
         kind = self._kind(name)
         drafter, law_drafts = self._drafter(name, settings), self.drafters.from_laws(kind, settings)
         pace = self._pace(name, drafter, settings)

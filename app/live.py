@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from app.answers import Answer
+from app.beams import BeamReader
 from app.costs import Terms
 from app.figures import PaneData, State
 from app.palette import Look
 from app.spans import Spanner
 from app.terminal import InPlace, Interrupts
 from app.view import Frame, Layout
-from sampling.events import Event, Finished, Prefill, Reason, Step, to_json
+from sampling.events import BeamStep, Event, Finished, Prefill, Reason, Step, to_json
 from sampling.metrics import Meter
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class Track:
         self.lane, self.limit, self.terms = lane, limit, terms or Terms()
         self.events: list[Event] = []
         self.meter = Meter(prompt_n=prompt_n)
-        self.spanner = Spanner(decode, bool(getattr(lane, "drafts", False)), context=before)
+        self.beams = BeamReader(decode, before) if getattr(lane, "beams", None) is not None else None
+        self.spanner = self.beams or Spanner(decode, bool(getattr(lane, "drafts", False)), context=before)
         self.decode = decode
         self._state: State = "waiting"
         self._progress = ""
@@ -70,11 +72,15 @@ class Track:
         if isinstance(event, Prefill):
             self._state, self._progress = "prefill", f"reading {event.done:,} / {event.total:,} tokens"
         else:
-            self._state = "running" if isinstance(event, Step) else _STATES.get(event.reason, "done")
+            self._state = "running" if isinstance(event, Step | BeamStep) else _STATES.get(event.reason, "done")
 
     @property
     def steps(self) -> list[Step]:
         return [event for event in self.events if isinstance(event, Step)]
+
+    @property
+    def beam_steps(self) -> list[BeamStep]:
+        return [event for event in self.events if isinstance(event, BeamStep)]
 
     @property
     def reason(self) -> Reason:
@@ -94,6 +100,7 @@ class Track:
             expected=self.expected,
             gamma=self._gamma(),
             names=tuple(getattr(self.lane, "source_names", ())),
+            beams=() if self.beams is None else self.beams.beams,
         )
 
     def _gamma(self) -> int | None:

@@ -15,9 +15,10 @@ from typing import Literal
 from rich.cells import cell_len
 from rich.segment import Segment
 
+from app.beam_view import below
 from app.figures import PaneData, rate
 from app.palette import Look, tint
-from app.rows import Drawn, Row, fit, row_of, width_of
+from app.rows import Drawn, Row, fit, row_of, shared, width_of
 from app.spans import NO_TEXT, Span
 from app.wrap import Line, Piece, wrap
 
@@ -83,7 +84,8 @@ class Pane(Drawn):
         self.data, self.look, self.height = data, look, height
         self.border = look.width >= BORDER_FROM
         self._show = show_discarded
-        self._lines: list[Line] | None = None
+        self._text: list[Line] = []
+        self._lines: list[Line] | None = None  # the text's and what stands below it
 
     @classmethod
     def bordered(cls, data: PaneData, look: Look, border: bool, show_discarded: bool) -> Pane:
@@ -94,15 +96,19 @@ class Pane(Drawn):
 
     @property
     def lines(self) -> list[Line]:
-        """The wrapped text, all of it."""
+        """The wrapped text, all of it, and the beams of a search."""
         if self._lines is None:
             tinted = self.data.tinted and self.look.color
             pieces = pieces_of(self.data.spans, self.look, show_discarded=self._show, tinted=tinted)
             if self.data.state == "running":
                 pieces.append((self.look.glyph("cursor"), "cursor"))
-            width = self.look.width - 4 if self.border else self.look.width
-            self._lines = wrap(pieces, width, self.look.ascii)
+            self._text = wrap(pieces, self._width, self.look.ascii)
+            self._lines = below(self.data.beams, self._text, self._width, None, self.look)
         return self._lines
+
+    @property
+    def _width(self) -> int:
+        return self.look.width - 4 if self.border else self.look.width
 
     @property
     def needed(self) -> int:
@@ -121,6 +127,8 @@ class Pane(Drawn):
 
     def _tail(self, height: int) -> list[Line]:
         lines = self.lines
+        if len(lines) > height:
+            lines = below(self.data.beams, self._text, self._width, height, self.look)
         if len(lines) > height:
             above = len(lines) - height + 1
             marker = fit(f"{self.look.glyph('ellipsis')} {above} lines above", self.look.width - 4, self.look)
@@ -230,20 +238,3 @@ def _beside(left: Row, right: Row, width: int) -> Row:
     """Two rows, the right one beginning at column `width`."""
     gap = width - sum(segment.cell_length for segment in left)
     return [*left, Segment(" " * gap), *right]
-
-
-def shared(needs: Sequence[int], height: int) -> list[int]:
-    """Heights of at most `needs` that sum to at most `height`: who needs little leaves the rest to others.
-
-    If there is not one row each, the last ones get it.
-    """
-    heights = [0] * len(needs)
-    for index in reversed(range(len(needs))):
-        heights[index] = min(1, height - sum(heights))
-    left = max(0, height - sum(heights))
-    while left and any(have < need for have, need in zip(heights, needs, strict=True)):
-        for index in sorted(range(len(needs)), key=lambda i: heights[i]):
-            if left and heights[index] < needs[index]:
-                heights[index] += 1
-                left -= 1
-    return heights

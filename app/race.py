@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from sampling.events import Event, Finished, Prefill, Step
+from sampling.events import BeamStep, Event, Finished, Prefill, Step
 
 if TYPE_CHECKING:
     from sampling.types import Session
@@ -113,6 +113,6 @@ class Race:
                 yield self._count(index, event)
 
     def _count(self, index: int, event: Event) -> tuple[int, Event]:
-        assert isinstance(event, Prefill | Step | Finished)
+        assert isinstance(event, Prefill | Step | BeamStep | Finished)
         self.clocks[index] += seconds(event)
         return index, event

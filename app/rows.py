@@ -94,3 +94,20 @@ def fit(text: str, width: int, look: Look) -> str:
             break
         kept += char
     return (kept.rstrip() + mark)[: max(0, width)]
+
+
+def shared(needs: Sequence[int], height: int) -> list[int]:
+    """Heights of at most `needs` that sum to at most `height`: who needs little leaves the rest to others.
+
+    If there is not one row each, the last ones get it.
+    """
+    heights = [0] * len(needs)
+    for index in reversed(range(len(needs))):
+        heights[index] = min(1, height - sum(heights))
+    left = max(0, height - sum(heights))
+    while left and any(have < need for have, need in zip(heights, needs, strict=True)):
+        for index in sorted(range(len(needs)), key=lambda i: heights[i]):
+            if left and heights[index] < needs[index]:
+                heights[index] += 1
+                left -= 1
+    return heights

@@ -33,12 +33,14 @@ def verdict(
     ids_last: Sequence[int],
     *,
     may_differ: bool,
+    searched: bool = False,
     label: str = "",
 ) -> Verdict | None:
     """The verdict on the last lane, or None without two lanes that emitted something.
 
     `may_differ`: the drafts were sampled, so another text of the same distribution is right;
-    otherwise (greedy, or noise keyed to the position) any difference is an alarm. If a lane was
+    otherwise (greedy, or noise keyed to the position) any difference is an alarm. `searched`: the last
+    lane looked for a better text than plain decoding's, so that another one is no other draw. If a lane was
     stopped, what both have is compared. `label` names the last lane, where there are more than two.
     """
     if stats_ar is None or stats_last is None or not ids_ar or not ids_last:
@@ -52,7 +54,7 @@ def verdict(
         parts = [f"differs at token {position + 1}{gap}{ending}", speed]
         return _verdict(label, "; ".join(part for part in parts if part), "alarm")
     if position is not None:
-        same = "same distribution, different draw"
+        same = "another text, as beam search may find" if searched else "same distribution, different draw"
     else:
         same = "same output so far" if stopped else "same output"
     return _verdict(label, (f"{speed}, " if speed else "") + same + ending, style)

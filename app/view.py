@@ -120,6 +120,7 @@ class Summary(Drawn):
     ) -> None:
         self.panes, self.look, self.verdict = panes, look, verdict
         self.drafting = [pane for pane in panes if pane.drafting]
+        self.telling = [pane for pane in panes if pane.telling]
         marks = legend and any(span.kind != "plain" for pane in panes for span in pane.spans)
         self.legend = Legend(look, panes, show_discarded=show_discarded).fields() if marks else []
         self.hints = [field(hint, "faint") for hint in (HINTS if hints else ())]
@@ -129,8 +130,8 @@ class Summary(Drawn):
         look = self.look
         blocks = [Block(0, StatsLines(self.panes, look).rows()), Block(1, self._verdict())]
         if look.color:
-            if len(self.drafting) > 1:
-                blocks.append(Block(3, [row for pane in self.drafting for row in self._named(pane)]))
+            if len(self.telling) > 1:
+                blocks.append(Block(3, [row for pane in self.telling for row in self._named(pane)]))
             blocks.append(Block(4, Positions(self.drafting[-1].stats if self.drafting else None, look).rows()))
         blocks += [Block(2, self._notes()), Block(5, flow(self._reading_aids(), look))]
         return [block for block in blocks if block.rows]
@@ -148,7 +149,7 @@ class Summary(Drawn):
                 )
             )
         if self.look.color:
-            fields += details(self.drafting[0], self.look) if len(self.drafting) == 1 else []
+            fields += details(self.telling[0], self.look) if len(self.telling) == 1 else []
         elif self.verdict is not None and self.legend:
             fields += [self.legend[0]._replace(before=" | "), *self.legend[1:]]
         return flow(fields, self.look)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
         speculative_generate,
     )
     from sampling.api_encdec import autoregressive_generate_encoder_decoder, speculative_generate_encoder_decoder
+    from sampling.beam import beam_generate
+    from sampling.beam_api import beam_search_generate
+    from sampling.beam_plan import BeamPlan
     from sampling.drafters.feature import FeatureDrafter
     from sampling.drafters.glide import GlideLM
     from sampling.drafters.max_gram import MaxGramDrafter
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Engine": "sampling.engine",
+    "BeamPlan": "sampling.beam_plan",
     "FeatureDrafter": "sampling.drafters.feature",
     "GlideLM": "sampling.drafters.glide",
     "MaxGramDrafter": "sampling.drafters.max_gram",
@@ -31,6 +35,8 @@ _HOMES = {
     "StudentNetwork": "sampling.student_network",
     "autoregressive_generate": "sampling.api",
     "autoregressive_generate_encoder_decoder": "sampling.api_encdec",
+    "beam_generate": "sampling.beam",
+    "beam_search_generate": "sampling.beam_api",
     "cascade_generate": "sampling.api",
     "generate": "sampling.loop",
     "ngram_assisted_speculative_generate": "sampling.api",
@@ -39,6 +45,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BeamPlan",
     "Engine",
     "FeatureDrafter",
     "GlideLM",
@@ -47,6 +54,8 @@ __all__ = [
     "StudentNetwork",
     "autoregressive_generate",
     "autoregressive_generate_encoder_decoder",
+    "beam_generate",
+    "beam_search_generate",
     "cascade_generate",
     "generate",
     "ngram_assisted_speculative_generate",

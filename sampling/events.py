@@ -93,6 +93,50 @@ class Step:
         return self.draft_s + self.verify_s + self.sample_s + self.overhead_s
 
 
+Fate = Literal["kept", "finished", "dropped", "merged"]
+
+
+class Beam(NamedTuple):
+    """A candidate of a beam search: beam `parent` of the step before, grown by `token`.
+
+    `parent` counts the beams that step kept, in their order (0 in the first step: the prompt). `log_p` is Σ log p of
+    the whole answer so far, `score` that with the length penalty. A "merged" one is an answer that a better one has.
+    """
+
+    parent: int
+    token: int
+    log_p: float
+    score: float
+    fate: Fate
+
+
+@dataclass(frozen=True, slots=True)
+class BeamStep:
+    """One step of a beam search: one pass over all running beams.
+
+    `beams` are its candidates, best first: every one that was kept, finished or merged, and of those dropped as many
+    as make 2 `num_beams`. All seconds are the whole step's.
+    """
+
+    row: int
+    num_beams: int
+    beams: tuple[Beam, ...]
+    calls: tuple[Call, ...]
+    verify_s: float
+    sample_s: float
+    overhead_s: float = 0.0
+
+    @property
+    def kept(self) -> tuple[Beam, ...]:
+        """The beams that go on, best first."""
+        return tuple(beam for beam in self.beams if beam.fate == "kept")
+
+    @property
+    def seconds(self) -> float:
+        """Compute of the whole step, in seconds."""
+        return self.verify_s + self.sample_s + self.overhead_s
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A row ended: by a stop token, at its length or context limit, or by an interrupt."""
@@ -101,9 +145,9 @@ class Finished:
     reason: Reason
 
 
-Event = Prefill | Step | Finished
+Event = Prefill | Step | BeamStep | Finished
 
-_KINDS: dict[str, type[Any]] = {"prefill": Prefill, "step": Step, "finished": Finished}
+_KINDS: dict[str, type[Any]] = {"prefill": Prefill, "step": Step, "beamstep": BeamStep, "finished": Finished}
 
 
 def to_json(event: Event) -> dict[str, Any]:
@@ -118,9 +162,15 @@ def _step(data: dict[str, Any]) -> Step:
     return Step(**fields)
 
 
+def _beam_step(data: dict[str, Any]) -> BeamStep:
+    beams = tuple(Beam(*beam) for beam in data["beams"])
+    return BeamStep(**{**data, "beams": beams, "calls": tuple(Call(*call) for call in data["calls"])})
+
+
 def from_json(data: dict[str, Any]) -> Event:
     """The inverse of :func:`to_json`, also after a round through JSON text."""
     fields = {key: value for key, value in data.items() if key != "event"}
     kind = _KINDS[data["event"]]
-    event: Event = _step(fields) if kind is Step else kind(**fields)
+    make: Any = {Step: _step, BeamStep: _beam_step}.get(kind)
+    event: Event = kind(**fields) if make is None else make(fields)
     return event

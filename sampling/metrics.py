@@ -2,7 +2,8 @@
 
 drafted D = accepted A + rejected R (the first refused of a round) + discarded (behind it, never
 examined). Every answer opens with a prefill round: its time is the time to first token, its token
-counts among the emitted ones, and neither enters a rate. Pure arithmetic over
+counts among the emitted ones, and neither enters a rate. Of a beam search the best beam's tokens are
+the emitted ones. Pure arithmetic over
 :mod:`sampling.events`; the record itself is :class:`sampling.stats.Stats`. Knows no text, no tensors, no models and no
 clock of its own.
 """
@@ -12,7 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from sampling.events import Event, Finished, Prefill, Reason, Step
+from sampling.beam_tree import BeamTree
+from sampling.events import BeamStep, Event, Finished, Prefill, Reason, Step
 from sampling.stats import Stats, merge, ratio
 
 __all__ = ["Meter", "Stats", "measure", "merge", "ratio"]
@@ -59,6 +61,8 @@ class Meter:
         self._reviews: dict[str, list[int]] = {}  # of each reviewer accepted, examined, drafted
         self._tail = [0, 0, 0]
         self._gaps: list[float | None] = []
+        self._tree = BeamTree()
+        self._beams = 0
 
     def add(self, event: Event) -> None:
         """Take in one event; those of other rows are passed over."""
@@ -68,13 +72,27 @@ class Meter:
         elif event.row != self.row:
             return
         elif isinstance(event, Finished):
-            self._reason = event.reason
+            self._finish(event)
         else:
-            self._emit(event)
+            if isinstance(event, BeamStep):
+                self._search(event)
+            else:
+                self._emit(event)
             if self._ttft_s is None:
                 self._open(event)
             else:
                 self._round(event)
+
+    def _finish(self, event: Finished) -> None:
+        self._reason = event.reason
+        if self._beams and event.reason != "interrupted":
+            self._tree.close()
+            self.ids = list(self._tree.best.tokens)
+
+    def _search(self, step: BeamStep) -> None:
+        self._tree.add(step)
+        self._beams = max(self._beams, step.num_beams)
+        self.ids = list(self._tree.best.tokens)
 
     def _emit(self, step: Step) -> None:
         emitted = step.emitted
@@ -82,17 +100,22 @@ class Meter:
         self._gaps += [None] * (len(emitted) - 1)
         self._gaps += [step.top2_gap] * min(1, len(emitted))
 
-    def _open(self, step: Step) -> None:
+    def _open(self, step: Step | BeamStep) -> None:
         self._prompt_s += step.verify_s
         self._ttft_s = self._prompt_s + step.seconds - step.verify_s
 
-    def _round(self, step: Step) -> None:
+    def _round(self, step: Step | BeamStep) -> None:
         self._rounds += 1
         for name in self._seconds:
-            self._seconds[name] += getattr(step, f"{name}_s")
+            self._seconds[name] += getattr(step, f"{name}_s", 0.0)
         for call in step.calls:
             self._calls[call.model] += call.passes
             self._call_s[call.model] = self._call_s.get(call.model, 0.0) + call.seconds
+        if isinstance(step, Step):
+            self._judge(step)
+
+    def _judge(self, step: Step) -> None:
+        """What became of the drafts of a round."""
         self._propose(step)
         for review in step.inner:
             self._review(review)
@@ -145,7 +168,7 @@ class Meter:
             target_passes=self._rounds,
             accepted_at=_padded(self._accepted_at, width),
             examined_at=_padded(self._examined_at, width),
-            acceptance_histogram=_padded(self._histogram, width + 1) if self._rounds else (),
+            acceptance_histogram=_padded(self._histogram, width + 1) if self._histogram else (),
             draft_ms=1000 * seconds["draft"],
             verify_ms=1000 * seconds["verify"],
             sample_ms=1000 * seconds["sample"],
@@ -158,6 +181,7 @@ class Meter:
             tail=(self._tail[0], self._tail[1], self._tail[2]),
             openings=0 if self._ttft_s is None else 1,
             top2_gaps=tuple(self._gaps),
+            beams=self._beams,
         )
 
 

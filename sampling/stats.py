@@ -40,7 +40,7 @@ class Stats:
     `calls` and `call_ms` are forward passes and milliseconds by model. `sources[i]` is (drafted, accepted) of what the
     drafter's i-th name proposed. Of a cascade, all levels together: `reviews` has (accepted, examined) of each
     reviewer, `reviewed` the drafts that it was given; `tail` is (drafted, accepted, examined) of the target's drafts
-    that stood behind the reviewed ones.
+    that stood behind the reviewed ones. `beams` are those of a beam search, 0 for any other way of decoding.
     """
 
     stop_reason: Reason | None = None
@@ -69,6 +69,7 @@ class Stats:
     tail: tuple[int, int, int] = (0, 0, 0)
     openings: int = 0
     top2_gaps: tuple[float | None, ...] = ()
+    beams: int = 0
 
     @property
     def predicted_per_second(self) -> float | None:
@@ -107,7 +108,7 @@ class Stats:
     def to_json(self) -> dict[str, Any]:
         """The figures under the names of `run --json`, in their order; times in milliseconds.
 
-        `reviews` is there only if something was reviewed.
+        `reviews` is there only if something was reviewed, `beams` only of a beam search.
         """
         told: dict[str, Any] = {
             "stop_reason": self.stop_reason,
@@ -135,6 +136,8 @@ class Stats:
         if self.reviews:
             names = ("accepted", "examined")
             told["reviews"] = {model: dict(zip(names, counts, strict=True)) for model, counts in self.reviews.items()}
+        if self.beams:
+            told["beams"] = self.beams
         return told
 
 
@@ -176,4 +179,5 @@ def merge(stats: Iterable[Stats]) -> Stats:
         stop_reason=reasons.pop() if len(reasons) == 1 else None,
         ttft_ms=ratio(sum((part.ttft_ms or 0.0) * part.openings for part in begun), openings),
         top2_gaps=tuple(gap for part in parts for gap in part.top2_gaps),
+        beams=max((part.beams for part in parts), default=0),
     )

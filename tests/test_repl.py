@@ -76,6 +76,11 @@ def test_what_is_printed_is_what_the_model_said(catalogue: Path) -> None:
 
 
 BAD = {
+    "/num_beams 0": "num_beams must be a whole number from 1 to 64, got 0 (still 4)",
+    "/length_penalty x": "length_penalty must be a number from 0 to 10, got 'x' (still 1.2)",
+    "/cascade x,x": "cascade must be",
+    "/k_matrix x": "k_matrix must be",
+    "/lenience 0": "lenience must be",
     "/gamma 0": "gamma must be a whole number from 1 to 64 or auto, got 0 (still 4)",
     "/gamma x": "gamma must be",
     "/temperature -1": "temperature must be",

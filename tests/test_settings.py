@@ -36,7 +36,7 @@ def test_every_value_offered_on_tab_is_accepted(name: str) -> None:
 
 A_LIST = (
     "a comma list of ar, spec, draft, ngram, tables, static, match, maxgram, plain, glide, feature, tables+plain, "
-    "tables+glide, tables+feature, match+plain, match+glide, match+feature, cascade, chain, each once"
+    "tables+glide, tables+feature, match+plain, match+glide, match+feature, cascade, chain, beam, each once"
 )
 REFUSED: list[tuple[str, Any, str]] = [
     ("top_p", "1.5", "top_p must be above 0 and at most 1, got 1.5 (still 0.9)"),
@@ -240,6 +240,6 @@ def test_lanes_are_one_list() -> None:
     assert len(set(LANES)) == len(LANES)
     trained = ("plain", "glide", "feature")
     assert set(LANES) == {
-        *("ar", "spec", "draft", "ngram", "tables", "static", "match", "maxgram", "cascade", "chain", *trained),
+        *("ar", "spec", "draft", "ngram", "tables", "static", "match", "maxgram", "cascade", "chain", "beam", *trained),
         *(f"{first}+{kind}" for first in ("tables", "match") for kind in trained),
     }

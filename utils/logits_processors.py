@@ -79,7 +79,7 @@ class LogitsProcessor:
         scores = logits if logits.dtype == torch.float64 else logits.float()
         top = _tops(scores)
         if self.needs_prefixes:
-            scores = self._ruled(scores, prefixes)
+            scores = self.ruled(scores, prefixes)
             top = _tops(scores)
         if self.greedy:
             return torch.zeros_like(scores).scatter_(-1, scores.argmax(dim=-1, keepdim=True), 1.0)
@@ -94,7 +94,7 @@ class LogitsProcessor:
             probs = _normalised(probs.masked_fill(probs < self.min_p * probs.amax(dim=-1, keepdim=True), 0.0))
         return probs
 
-    def _ruled(self, scores: Tensor, prefixes: Sequence[Sequence[int]] | None) -> Tensor:
+    def ruled(self, scores: Tensor, prefixes: Sequence[Sequence[int]] | None) -> Tensor:
         """The scores after the rules about the tokens before them."""
         flat = scores.reshape(-1, scores.shape[-1]).clone()
         if prefixes is None or len(prefixes) != len(flat):

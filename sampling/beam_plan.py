@@ -1,0 +1,55 @@
+"""How a beam search scores its beams, and what it keeps of them. Pure arithmetic; knows no models and no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from utils.errors import UserError
+
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True, slots=True)
+class BeamPlan:
+    """How to search: score = Σ log p / ((m + len) / (m + 1))^α (Wu et al., arXiv 1609.08144, eq. 14, where m = 5).
+
+    Args:
+        num_beams: beams that run at a time, and finished ones that are kept.
+        top_k: tokens by which a beam may grow in a step; 0 = as many as could ever count.
+        min_length: tokens that an answer has at least before a stop id may end it.
+        alpha: length penalty; 0 = none, larger ones favour longer answers.
+        offset: the penalty's m; with 0 it is transformers' `length_penalty` of the same α.
+        early_stopping: when to stop once `num_beams` have finished, with the meanings of transformers. True: at once.
+            False: when no running beam, scored as it stands, beats the worst of them. "never": when none could beat it
+            by any further growth up to the limit (exact, and the longest).
+
+    Raises:
+        UserError: a value outside its range.
+    """
+
+    num_beams: int = 4
+    top_k: int = 0
+    min_length: int = 0
+    alpha: float = 1.2
+    offset: float = 5.0
+    early_stopping: EarlyStopping = False
+
+    def __post_init__(self) -> None:
+        _check("num_beams", self.num_beams, self.num_beams >= 1, "at least 1")
+        _check("top_k", self.top_k, self.top_k >= 0, "0 (as many as count) or more")
+        _check("min_length", self.min_length, self.min_length >= 0, "at least 0")
+        _check("alpha", self.alpha, abs(self.alpha) < float("inf"), "a finite number")
+        _check("offset", self.offset, 0 <= self.offset < float("inf"), "a finite number, at least 0")
+        known = self.early_stopping in (True, False, "never")
+        _check("early_stopping", self.early_stopping, known, "True, False or 'never'")
+
+    def score(self, log_p: float, length: int) -> float:
+        """Σ log p of `length` ≥ 1 tokens with the length penalty."""
+        penalty: float = ((self.offset + length) / (self.offset + 1)) ** self.alpha
+        return log_p / penalty
+
+
+def _check(name: str, value: object, fits: bool, allowed: str) -> None:
+    if not fits:
+        raise UserError(f"{name} must be {allowed}, got {value!r}")
