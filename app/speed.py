@@ -21,6 +21,7 @@ from rich.text import Text
 from app.lanes import Engine, Lane
 from app.round_speed import ROUNDS, Pass, Round, drafting_lane, measure_rounds, proposals
 from app.settings import Settings
+from sampling.cache import CrossCache
 from sampling.causal import CausalLM
 from sampling.encdec_network import EncDecNetwork, is_encoder_decoder
 from sampling.types import Network
@@ -56,6 +57,7 @@ def passes(network: Network, counts: Iterable[int], context: int) -> dict[int, P
     ids, positions = _tokens(network.vocab_size, context + counts[-1], network.device)
     cache = network.new_cache(1)
     if isinstance(network, EncDecNetwork):
+        assert isinstance(cache, CrossCache)
         network.read(cache, ids[:, :context].tolist())
     with torch.inference_mode():
         network.forward(ids[:, :context], positions[:, :context], None, cache, 1)

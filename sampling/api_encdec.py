@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sampling.api import Ids, Seed, Stop, autoregressive_generate, speculative_generate
+from sampling.api import autoregressive_generate, speculative_generate
+from sampling.api_arguments import Ids, Seed, Stop
 from sampling.encdec_network import is_encoder_decoder
 from sampling.sampler import Coupling, DraftSampling
 from utils.errors import UserError

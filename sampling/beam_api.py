@@ -35,7 +35,8 @@ def beam_search_generate(
 
     Args:
         input_ids: the prompt, at least one id.
-        model: a transformers model, causal or encoder-decoder, a :class:`sampling.types.Network`, or any :class:`sampling.types.LM`.
+        model: a transformers model, causal or encoder-decoder, a :class:`sampling.types.Network`, or any
+            :class:`sampling.types.LM`.
         num_beams, top_k, min_length, alpha, early_stopping: see :class:`sampling.beam_plan.BeamPlan`.
         max_gen_len: the most new ids.
         end_tokens_id: an id or several that end an answer (`eos_tokens_id` is the same). None: the model's own (and the

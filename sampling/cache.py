@@ -178,8 +178,8 @@ def as_encoder_decoder_cache(slots: CrossCache) -> Any:
     """A transformers cache of both parts: a layer's cross-attention is computed once and kept in `slots.encoded`."""
     from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 
-    encoded = slots.encoded
-    assert encoded is not None
+    assert slots.encoded is not None
+    encoded: Encoded = slots.encoded
     known = len(encoded.keys)
 
     class CrossLayer(DynamicLayer):

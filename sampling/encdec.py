@@ -86,7 +86,7 @@ class EncDecSession(CausalSession):
     `source` [B] are the prompts, which the encoder reads; the rows begin with `initial`.
     """
 
-    network: EncDecNetwork  # type: ignore[assignment]
+    network: EncDecNetwork
     _cache: CrossCache
 
     def __init__(self, network: Any, source: Rows, initial: Rows, vocab_size: int) -> None:

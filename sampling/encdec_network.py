@@ -108,7 +108,8 @@ class EncDecNetwork:
         )
         right = attention.relative_attention_bias(bucket).permute(0, 3, 1, 2)
         by_slot = attention.compute_bias(new, cached + new, device=positions.device, past_seen_tokens=cached)
-        return mask + (right - by_slot).to(mask).masked_fill(mask < 0, 0.0)
+        biased: Tensor = mask + (right - by_slot).to(mask).masked_fill(mask < 0, 0.0)
+        return biased
 
     def _check_placeable(self) -> None:
         name, attention = type(self.model).__name__, self.config._attn_implementation
