@@ -17,6 +17,7 @@ from app.lanes import Engine, make_sampler
 from app.oneshot import run_once
 from app.settings import ModelOptions, Settings
 from app.speed import speed_table
+from sampling import beam_search_generate
 from sampling.drafters import ModelDrafter
 from sampling.loop import never
 from tests.numbers import END, NumberPair, number_model, number_pair, number_tokenizer, question, solution
@@ -257,3 +258,29 @@ def test_speed_is_measured(engines: dict[str, Engine]) -> None:
     out = Console(file=io.StringIO(), width=100)
     out.print(speed_table(engines["numbers"], context=16, repeats=1, rounds=3))
     assert "plain transformers'" in out.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("beams", [2, 4])
+def test_beams_are_those_of_transformers(pair: NumberPair, engines: dict[str, Engine], beams: int) -> None:
+    for number in ASKED[:8]:
+        made = pair.target.generate(
+            torch.tensor([question(number)]), do_sample=False, num_beams=beams, length_penalty=0.0, max_new_tokens=12
+        )[0].tolist()[1:]
+        wanted = made[: made.index(END) + 1] if END in made else made
+        options = {"num_beams": beams, "alpha": 0.0, "penalty_offset": 0.0, "max_gen_len": 12}
+        assert beam_search_generate(question(number), pair.target, **options) == wanted, number
+
+
+def test_the_lane_beam_reads_the_prompt_with_the_encoder(pair: NumberPair, engines: dict[str, Engine]) -> None:
+    from sampling.beam_tree import BeamTree
+    from sampling.events import BeamStep
+
+    lane = engines["numbers"].lane("beam", Settings(max_new_tokens=12, num_beams=3))
+    tree = BeamTree()
+    passes = Passes(engines["numbers"].target.network.model)
+    for event in lane.run(question(412)):
+        if isinstance(event, BeamStep):
+            tree.add(event)
+    tree.close()
+    assert list(tree.best.tokens) == beam_search_generate(question(412), pair.target, num_beams=3, max_gen_len=12)
+    assert passes.count == 1
