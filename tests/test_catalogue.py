@@ -81,7 +81,7 @@ def test_the_shipped_cascades_have_the_published_settings():
         "smollm2": (
             "tables",
             ("glide", "maxgram"),
-            {"cascade": "glide,maxgram", "k_matrix": [[2, 6], [0, 6]], "lenience": 1, "gamma": "auto"},
+            {"cascade": "glide,maxgram", "k_matrix": [[1, 3], [0, 3]], "lenience": 1, "gamma": "auto"},
         ),
         "llama-2-7b-cascade": (
             "cascade",
