@@ -6,6 +6,7 @@ is JSON-able (:func:`to_json`, :func:`from_json`). Knows no text, no tensors and
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -135,6 +136,14 @@ class BeamStep:
     def seconds(self) -> float:
         """Compute of the whole step, in seconds."""
         return self.verify_s + self.sample_s + self.overhead_s
+
+
+def by_row(steps: Iterable[Step]) -> dict[int, list[Step]]:
+    """Steps in their order, by the row that they are of."""
+    found: dict[int, list[Step]] = {}
+    for step in steps:
+        found.setdefault(step.row, []).append(step)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

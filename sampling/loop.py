@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from sampling.events import Call, Event, Finished, Prefill, Reason, Step
+from sampling.events import Call, Event, Finished, Prefill, Reason, Step, by_row
 from sampling.rows import first_rows
 from sampling.told import Told
 from sampling.types import LM, Draft, Drafter, FixedPace, Limits, Pace, Rows, Sampler, Session, Verdict
@@ -177,6 +177,7 @@ class _Run:
         """The records of a round; `shared` are each row's seconds of drafting, verifying and sampling."""
         draft_s, verify_s, sample_s = shared
         each = tuple(Call(name, passes, seconds / len(outcomes)) for name, passes, seconds in calls)
+        inner = by_row(draft.trace)
         return [
             Step(
                 row=self.ids[place],
@@ -187,7 +188,7 @@ class _Run:
                 draft_s=draft_s,
                 verify_s=verify_s,
                 sample_s=sample_s,
-                inner=tuple(inner for inner in draft.trace if inner.row == self.ids[place]),
+                inner=tuple(inner.get(self.ids[place], ())),
             )
             for place, outcome in enumerate(outcomes)
         ]

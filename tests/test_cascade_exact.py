@@ -96,13 +96,14 @@ def counted(name: str, lenience: float, case: str, samples: int) -> float:
 @pytest.mark.parametrize("lenience", LENIENCES)
 @pytest.mark.parametrize("name", LENIENT)
 def test_sampled_tokens_have_the_targets_law(name: str, lenience: float) -> None:
-    assert counted(name, lenience, "rejection", 50_000 if lenience == 2.0 else 10_000) > FAIL_BELOW
+    many = lenience == 2.0 and name in ("model < points", "model < model < points")
+    assert counted(name, lenience, "rejection", 50_000 if many else 5_000) > FAIL_BELOW
 
 
 @pytest.mark.parametrize("case", ["rejection, shaped", "gumbel", "greedy drafts"])
 @pytest.mark.parametrize("name", ["model < points", "model < model < points", "chain", "chain of models"])
 def test_other_ways_of_sampling_too(name: str, case: str) -> None:
-    assert counted(name, 3.0, case, 10_000) > FAIL_BELOW
+    assert counted(name, 3.0, case, 5_000) > FAIL_BELOW
 
 
 def test_the_count_sees_the_reviewers_own_law(monkeypatch: pytest.MonkeyPatch) -> None:

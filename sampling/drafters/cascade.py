@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sampling.drafters.composite import Composite, Growing, renumbered
 from sampling.drafters.drawing import Covered
-from sampling.events import Call, Step
+from sampling.events import Call, Step, by_row
 from sampling.short_list import spread
 from sampling.told import Told
 from sampling.types import LM, Draft, Drafter, Rows, Sampler, Session, Verdict
@@ -113,41 +113,44 @@ class CascadeDrafter(Composite):
             grown.called(one)
         grown.append(_emitted(found, draft, ids, numbers, self.reviewer.lm.vocab_size), range(len(self.names)), k)
         going = [place for place, most in enumerate(k) if most > 0]
-        below = (*draft.calls, call)
-        steps = [
-            self._step(place, draft, found.verdict, told, ids, below, drafting, numbers, len(rows)) for place in going
-        ]
+        steps = self._steps(going, draft, found.verdict, told, ids, call, drafting)
         return replace(grown.draft(), trace=tuple(steps))
 
-    def _step(
+    def _steps(
         self,
-        place: int,
+        places: list[int],
         draft: Draft,
         verdict: Verdict,
         told: Told,
         ids: Tensor | None,
-        calls: tuple[Call, ...],
+        call: Call,
         drafting: float,
-        numbers: list[int],
-        share: int,
-    ) -> Step:
-        """The review of one row as a nested round, for display."""
-        path = [node for node in verdict.path[place].tolist() if node >= 0]
-        token = int(verdict.token[place])
-        number = self.reviewer.number(place)
-        step = Step(
-            row=number,
-            gamma=draft.tokens.shape[1],
-            **told.row(place, path, token),
-            token=token if ids is None else int(ids[token]),
-            calls=tuple(Call(name, passes, seconds / share) for name, passes, seconds in calls),
-            draft_s=drafting / share,
-            verify_s=calls[-1].seconds / share,
-            sample_s=0.0,
-        )
-        drafted = tuple(token for token in draft.tokens[place].tolist() if token >= 0)
-        inner = tuple(one for one in draft.trace if one.row == number)
-        return renumbered(replace(step, drafted=drafted, inner=inner), numbers)
+    ) -> list[Step]:
+        """The reviews of these rows as nested rounds, for display."""
+        share, numbers = len(draft.tokens), self.numbered(self.inner)
+        calls = tuple(Call(name, passes, seconds / share) for name, passes, seconds in (*draft.calls, call))
+        paths, tokens, drafted = verdict.path.tolist(), verdict.token.tolist(), draft.tokens.tolist()
+        inner = by_row(draft.trace)
+        steps = []
+        for place in places:
+            row, token = self.reviewer.number(place), tokens[place]
+            fields = told.row(place, [node for node in paths[place] if node >= 0], token)
+            fields["drafted"] = tuple(one for one in drafted[place] if one >= 0)
+            fields["source"] = tuple(numbers[index] for index in fields["source"])
+            steps.append(
+                Step(
+                    row=row,
+                    gamma=draft.tokens.shape[1],
+                    **fields,
+                    token=token if ids is None else int(ids[token]),
+                    calls=calls,
+                    draft_s=drafting / share,
+                    verify_s=calls[-1].seconds,
+                    sample_s=0.0,
+                    inner=tuple(renumbered(one, numbers) for one in inner.get(row, ())),
+                )
+            )
+        return steps
 
 
 def _covered(draft: Draft, ids: Tensor) -> Draft:

@@ -140,6 +140,8 @@ class Growing:
 
 def renumbered(step: Step, numbers: Sequence[int]) -> Step:
     """A nested round whose sources, at every level, are numbered anew."""
+    if all(index == number for index, number in enumerate(numbers)):
+        return step
     inner = tuple(renumbered(one, numbers) for one in step.inner)
     return replace(step, source=tuple(numbers[index] for index in step.source), inner=inner)
 
