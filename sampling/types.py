@@ -92,7 +92,11 @@ class Network(Protocol):
 
 
 class Session(Protocol):
-    """One LM, its KV cache and the tokens the cache holds."""
+    """One LM, its KV cache and the tokens the cache holds.
+
+    Where the prompt is no part of the rows (an encoder reads it) the session has it as `source`, rows begin with
+    `initial`, and `read() -> int` reads the prompt once and says how many tokens that were.
+    """
 
     @property
     def initial(self) -> Rows: ...  # the prompt, or [[decoder_start]] * B

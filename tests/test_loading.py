@@ -130,13 +130,6 @@ def test_the_drafter_changes_while_the_target_stays(tiny):
         load_drafter(pair, str(tiny.target / "nowhere"), CPU)
 
 
-def test_an_encoder_decoder_pair_is_refused_in_one_line():
-    for name in ("flan-t5-xxl", "flan-t5-xxl-previous-work"):
-        with pytest.raises(UserError) as raised:
-            load_pair(load_catalogue(ROOT / "models.yaml").pair(name), CPU)
-        assert str(raised.value) == f"pair '{name}' needs encoder-decoder models, which this version does not have"
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -164,17 +157,6 @@ def test_a_folder_without_a_model_says_what_is_missing(tmp_path):
         with pytest.raises(UserError, match=told) as raised:
             load_pair(PairSpec(name="x", target=spec_from_argument(str(tmp_path))), CPU)
         assert "\n" not in str(raised.value)
-
-
-def test_an_encoder_decoder_model_is_refused_by_that_name(tmp_path, tiny):
-    folder = tmp_path / "t5"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "t5", "is_encoder_decoder": True}))
-    (folder / "model.safetensors").write_bytes(b"")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((tiny.target / name).read_bytes())
-    with pytest.raises(UserError, match=r"^t5 is an encoder-decoder model, which this version does not have$"):
-        load_pair(PairSpec(name="x", target=spec_from_argument(str(folder))), CPU)
 
 
 def test_damaged_weights_of_a_folder_are_one_line(tiny, tmp_path):
