@@ -178,7 +178,8 @@ class Choice:
 
     @property
     def metavar(self) -> str:
-        return "|".join(self.choices)
+        every = "|".join(self.choices)
+        return every if len(every) <= _SHOWN else "NAME"
 
     @property
     def allowed(self) -> str:

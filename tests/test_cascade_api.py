@@ -157,7 +157,7 @@ def test_an_unknown_prompt_is_refused(models: list[LlamaForCausalLM]) -> None:
         ({"k_matrix": [[4, 4], [1, 4]]}, "k_matrix must be upper triangular: row 2, column 1 must be 0, got 1"),
         ({"lenience": 0.5}, "lenience must be a number, at least 1, got 0.5"),
         ({"drafters": []}, "a cascade needs at least one drafter"),
-        ({"max_gen_len": 0}, "max_new_tokens must be at least 1, got 0"),
+        ({"max_gen_len": 0}, "max_gen_len must be a whole number, at least 1, got 0"),
         ({"input_ids": [300]}, "id 300 is outside the vocabulary of target (0 … 299)"),
         ({"coupling": "none"}, "coupling must be rejection or gumbel, got 'none'"),
         (

@@ -158,7 +158,7 @@ def test_wrong_models_are_named() -> None:
     told = refused(lambda: autoregressive_generate(PROMPT, "gpt2"))
     assert told == "target must be a model, got 'gpt2': load it (AutoModelForCausalLM.from_pretrained)"
     told = refused(lambda: speculative_generate(PROMPT, None, TARGET))
-    assert told == "drafter must be a transformers causal model, got None"
+    assert told == "drafter must be a transformers model, got None"
     told = refused(lambda: ngram_assisted_speculative_generate(PROMPT, 3, TARGET))  # type: ignore[arg-type]
     assert told == "ngram must be an NgramDrafter or None (a fresh one), got int"
 

@@ -152,8 +152,9 @@ def test_a_stopped_answer_can_only_be_told_to_differ() -> None:
 
 
 def test_the_text_goes_out_alone_and_the_figures_beside_it(
-    options: ModelOptions, capsys: pytest.CaptureFixture[str]
+    options: ModelOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     wanted = as_json(options, capsys)["results"][-1]["text"]
     assert run_once(Settings(max_new_tokens=30), options, "What is this?", as_json=False) == 0
     out, err = capsys.readouterr()

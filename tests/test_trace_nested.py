@@ -314,10 +314,14 @@ def test_a_real_cascades_reviews_are_all_found_in_its_drafts() -> None:
 def test_the_console_traces_a_cascade_with_its_lenience() -> None:
     drafter, steps = real(2.5)
     lane = SimpleNamespace(
-        name="cascade", settings=Settings(), law_drafts=True, source_names=drafter.names, drafter=drafter
+        name="cascade", settings=Settings(), law_drafts=True, source_names=drafter.names, drafter=drafter, beams=None
     )
     track = SimpleNamespace(
-        lane=lane, steps=steps, decode=decode, meter=SimpleNamespace(stats=SimpleNamespace(draft_n=1))
+        lane=lane,
+        steps=steps,
+        decode=decode,
+        meter=SimpleNamespace(stats=SimpleNamespace(draft_n=1)),
+        pane=lambda: SimpleNamespace(telling=True),
     )
     file = StringIO()
     console = Console(width=120, file=file, color_system=None)

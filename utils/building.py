@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,8 @@ from utils.quiet import quiet_warnings
 if TYPE_CHECKING:
     from utils.loading import LoadedModel, LoadOptions
 
+_ONE_AT_A_TIME = threading.Lock()
+"""transformers swaps functions of its classes while it builds a model: two at once leave them swapped for good."""
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -53,9 +56,10 @@ def load_model(
         quantized = quantization_config(kind, place, dtype)
         if quantized is None and place.type == "cpu":
             _check_memory(spec.name, folder, dtype, getattr(config, "dtype", None))
-        model = (
-            (AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM)
-            .from_pretrained(
+        family = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
+        with _ONE_AT_A_TIME:
+            check(cancelled)
+            model = family.from_pretrained(
                 str(folder),
                 config=config,
                 dtype=dtype,
@@ -67,8 +71,7 @@ def load_model(
                     device_map=None if quantized is None else {"": str(place)},
                 ),
             )
-            .eval()
-        )
+        model = model.eval()
         check(cancelled)
         model.requires_grad_(False)
         if quantized is None:

@@ -134,7 +134,8 @@ class Students(BaseModel):
 _SETTINGS: dict[str, Any] = {
     "gamma": int | Literal["auto"],
     **dict.fromkeys(("top_k", "no_repeat_ngram", "max_new_tokens", "seed", "ngram_n", "ngram_filler"), int),
-    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty", "lenience"), float),
+    **dict.fromkeys(("num_beams", "beam_top_k", "min_length"), int),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty", "lenience", "length_penalty"), float),
     **dict.fromkeys(("chat", "ngram_multi_level", "ngram_stop_if_unknown", "ngram_reset"), bool),
     **dict.fromkeys(("ascii", "quiet", "verbose", "debug"), bool),
     **dict.fromkeys(("system", "template", "coupling", "draft_sampling", "verify", "view", "color", "palette"), str),
