@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from sampling.cache import CrossCache, Encoded, as_encoder_decoder_cache
+from sampling.network import ModelNetwork
 from sampling.types import KVCache, Rows
 from utils.errors import UserError
 
 NO_LIMIT = 1 << 30  # relative positions have no end
 PLACEABLE = ("T5ForConditionalGeneration", "MT5ForConditionalGeneration")  # one relative bias, shared by all layers
-_MASKABLE = {"sdpa", "eager"}
 
 
 def is_encoder_decoder(model: Any) -> bool:
@@ -25,31 +25,18 @@ def is_encoder_decoder(model: Any) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
-class EncDecNetwork:
+class EncDecNetwork(ModelNetwork):
     """Wraps a `…ForConditionalGeneration`. `context` bounds the prompt and the answer, each by itself.
 
     Ragged rows and trees need positions that differ from the cache's slots; T5 and mT5 can be given them.
     """
 
     def __init__(self, model: Any) -> None:
-        self.model, config = model, model.config
-        head = model.get_output_embeddings()
-        size = getattr(head, "out_features", None)  # a packed head would unpack its weight to show its shape
-        self.vocab_size: int = head.weight.shape[0] if size is None else size
+        config = model.config
+        super().__init__(model, config)
         self.context: int = getattr(config, "max_position_embeddings", None) or NO_LIMIT
         counts = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers"))
         self.layers: int = next(filter(None, counts), None) or config.num_hidden_layers
-        self.config = config
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.model.dtype
-        return dtype
 
     def new_cache(self, rows: int) -> CrossCache:
         """An empty cache; what the encoder makes of the prompts goes into its `encoded`."""
@@ -112,11 +99,7 @@ class EncDecNetwork:
         return biased
 
     def _check_placeable(self) -> None:
-        name, attention = type(self.model).__name__, self.config._attn_implementation
-        if attention not in _MASKABLE:
-            raise UserError(
-                f"{name} runs with {attention} attention, which takes no 4-D mask; ragged rows need sdpa or eager"
-            )
+        name = self.check_maskable()
         if name not in PLACEABLE:
             raise UserError(
                 f"{name} takes no positions for its decoder; ragged rows cannot be placed: decode one by one"

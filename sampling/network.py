@@ -18,34 +18,14 @@ _CROPPABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 _MASKABLE = {"sdpa", "eager"}
 
 
-class TransformersNetwork:
-    """Wraps a `…ForCausalLM`. Models that keep a recurrent state instead of keys and values are refused.
+class ModelNetwork:
+    """What every transformers model tells of itself: its vocabulary, where it lies, whether it takes a mask of ours."""
 
-    Raises:
-        UserError: the architecture has layers whose state cannot be cropped.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        if getattr(model.config, "is_encoder_decoder", False):
-            raise UserError(f"{type(model).__name__} is an encoder-decoder model: sampling.encdec decodes with it")
-        config = model.config.get_text_config(decoder=True)
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if kinds - _CROPPABLE:
-            raise UserError(
-                f"{type(model).__name__} has {', '.join(sorted(kinds - _CROPPABLE))} layers; "
-                "speculative decoding needs a cache that can be cropped"
-            )
+    def __init__(self, model: Any, config: Any) -> None:
+        self.model, self.config = model, config
         head = model.get_output_embeddings()
         size = getattr(head, "out_features", None)  # a packed head would unpack its weight to show its shape
         self.vocab_size: int = head.weight.shape[0] if size is None else size
-        self.context: int = _context(config)
-        self.layers: int = config.num_hidden_layers
-        self._window = _window(config)
-        accepted = inspect.signature(model.forward).parameters
-        self._keeps = "logits_to_keep" in accepted
-        self._positions = "position_ids" in accepted
-        self.config = config
 
     @property
     def device(self) -> torch.device:
@@ -56,6 +36,41 @@ class TransformersNetwork:
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.model.dtype
         return dtype
+
+    def check_maskable(self) -> str:
+        """The model's name; UserError if its attention takes no mask for ragged rows."""
+        name, attention = type(self.model).__name__, self.config._attn_implementation
+        if attention not in _MASKABLE:
+            raise UserError(
+                f"{name} runs with {attention} attention, which takes no 4-D mask; ragged rows need sdpa or eager"
+            )
+        return name
+
+
+class TransformersNetwork(ModelNetwork):
+    """Wraps a `…ForCausalLM`. Models that keep a recurrent state instead of keys and values are refused.
+
+    Raises:
+        UserError: the architecture has layers whose state cannot be cropped.
+    """
+
+    def __init__(self, model: Any) -> None:
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise UserError(f"{type(model).__name__} is an encoder-decoder model: sampling.encdec decodes with it")
+        config = model.config.get_text_config(decoder=True)
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if kinds - _CROPPABLE:
+            raise UserError(
+                f"{type(model).__name__} has {', '.join(sorted(kinds - _CROPPABLE))} layers; "
+                "speculative decoding needs a cache that can be cropped"
+            )
+        super().__init__(model, config)
+        self.context: int = _context(config)
+        self.layers: int = config.num_hidden_layers
+        self._window = _window(config)
+        accepted = inspect.signature(model.forward).parameters
+        self._keeps = "logits_to_keep" in accepted
+        self._positions = "position_ids" in accepted
 
     def new_cache(self, rows: int) -> SlotCache:
         return SlotCache(self.layers)
@@ -82,11 +97,7 @@ class TransformersNetwork:
         return out.logits[:, -keep:], out.hidden_states[-1] if hidden else None
 
     def _check_mask(self, mask: Tensor) -> None:
-        name, attention = type(self.model).__name__, self.config._attn_implementation
-        if attention not in _MASKABLE:
-            raise UserError(
-                f"{name} runs with {attention} attention, which takes no 4-D mask; ragged rows need sdpa or eager"
-            )
+        name = self.check_maskable()
         if not self._positions:
             raise UserError(f"{name} takes no position_ids; ragged rows cannot be placed")
         if self._window is not None and mask.shape[-1] > self._window:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol, Self, TypeVar
 
 from sampling.types import Rows
+
+
+class Copyable(Protocol):
+    """Something that can be copied."""
+
+    def copy(self) -> Self: ...
+
+
+Copied = TypeVar("Copied", bound=Copyable)
 
 _NEAR = 32  # sequences that part mostly part near their ends
 
@@ -49,3 +59,13 @@ def lead(prompt: Rows, session: Any) -> Rows:
 def behind(leads: Rows, rows: Rows) -> Rows:
     """The rows with what stands before them."""
     return [before + row if before else row for before, row in zip(leads, rows, strict=True)]
+
+
+def parted(items: Sequence[Copied], rows: Sequence[int]) -> list[Copied]:
+    """The items of these rows, reordered, repeated or dropped: those of repeated rows part ways, as copies."""
+    taken: set[int] = set()
+    chosen = []
+    for row in rows:
+        chosen.append(items[row].copy() if row in taken else items[row])
+        taken.add(row)
+    return chosen

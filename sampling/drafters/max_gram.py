@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.table_file import StaticTables
-from sampling.rows import behind, common_prefix, first_rows, lead
+from sampling.rows import behind, common_prefix, first_rows, lead, parted
 from sampling.types import Draft, Rows, Sampler, Session, Verdict
 
 MAXGRAM, BIGRAM = 0, 1  # indices into MaxGramDrafter.names
@@ -150,10 +150,5 @@ class MaxGramDrafter:
 
     def select(self, rows: Tensor) -> None:
         """Follow rows that are reordered, repeated or dropped; repeated ones part ways."""
-        taken: set[int] = set()
-        chosen = []
-        for row in rows.tolist():
-            chosen.append(self._matches[row].copy() if row in taken else self._matches[row])
-            taken.add(row)
-        self._matches = chosen
+        self._matches = parted(self._matches, rows.tolist())
         self._leads = [self._leads[row] for row in rows.tolist()]

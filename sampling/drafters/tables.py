@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.table_file import StaticTables
-from sampling.rows import behind, lead
+from sampling.rows import behind, lead, parted
 from sampling.types import Draft, Rows, Sampler, Session, Verdict
 from utils.errors import UserError
 
@@ -161,10 +161,5 @@ class TablesDrafter:
 
     def select(self, rows: Tensor) -> None:
         """Follow rows that are reordered, repeated or dropped; repeated ones part ways."""
-        taken: set[int] = set()
-        chosen = []
-        for row in rows.tolist():
-            chosen.append(self._indices[row].copy() if row in taken else self._indices[row])
-            taken.add(row)
-        self._indices = chosen
+        self._indices = parted(self._indices, rows.tolist())
         self._leads = [self._leads[row] for row in rows.tolist()]
