@@ -7,58 +7,29 @@ printed here. No torch.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from app.build_tables import TABLES_FIELDS, TablesArgs, tables_args
-from app.distill_fields import DISTILL_FIELDS, DistillArgs, distill_args
 from app.fields import FIELDS, MODELS, Field
-from app.kinds import LANES, Names, Switch, Text, Whole, WholeList, did_you_mean, got, named
+from app.kinds import Switch, did_you_mean, got, named
 from app.settings import ModelOptions, model_options
+from app.subcommands import COMMANDS, OWN_FIELDS
 from utils.errors import UsageError
 
 PROGRAM = "infer.py"
-COMMANDS = {
-    "chat": ("[chat] [options]", "talk in the terminal (without a terminal: as run)"),
-    "run": ("run [PROMPT|-] [--json] [options]", "answer one prompt; - or a pipe is one prompt"),
-    "bench": ("bench [--prompts F.jsonl] [options]", "time many prompts, methods and gammas"),
-    "tables": ("tables --from self|FILES --out FILE [options]", "build n-gram tables for a target"),
-    "distill": ("distill --out DIR [--student KIND] [options]", "train a drafter for a target"),
-    "pairs": ("pairs [options]", "list the catalogue"),
-    "check": ("check [NAME] [--speed] [options]", "verify that a pair fits and say why not"),
-}
 ALIASES = {"--load-in-8bit": "int8", "--load-in-4bit": "nf4"}
-_ALSO = {"tables": ("seed",), "distill": ("seed",)}
 _MANY = ("from", "data")  # flags that take several values
-_PAIRS_TAKES = ("models", "color", "ascii", "quiet", "verbose")
-
-
-@dataclass(frozen=True)
-class BenchArgs:
-    """What `bench` takes beside the settings. `methods` is empty for the lanes of --compare."""
-
-    prompts: Path | None = None
-    methods: tuple[str, ...] = ()
-    gammas: tuple[int | str, ...] = (1, 2, 4, 8)
-    repeat: int = 3
-    limit: int | None = None
-    out: Path | None = None
-    check_identity: bool = False
-    ids: Path | None = None
-    turns: int | None = None
-    against: str | None = None
 
 
 @dataclass(frozen=True)
 class Request:
     """An understood command line. `flags` holds the text of every setting given; `prompt` "-" means stdin.
 
-    The pair that `check` is to look at is `options.pair`.
+    The pair that `check` is to look at is `options.pair`. `own` is what the sub-command takes beside the settings.
     """
 
     command: str
@@ -68,38 +39,7 @@ class Request:
     prompt: str | None = None
     as_json: bool = False
     speed: bool = False
-    bench: BenchArgs = field(default_factory=BenchArgs)
-    tables: TablesArgs = field(default_factory=TablesArgs)
-    distill: DistillArgs = field(default_factory=DistillArgs)
-
-
-_PATH = Text(metavar="FILE", allowed="a file", optional=True)
-_AGAINST = r"transformers(:\S.*)?"
-BENCH_FIELDS = {
-    "prompts": Field("prompts", _PATH, None, "one JSON object a line, with prompt or turns", "bench"),
-    "ids": Field("ids", _PATH, None, "only the prompts whose question_id this file lists, one a line", "bench"),
-    "turns": Field("turns", Whole(1), None, "ask only the first N turns of each prompt", "bench"),
-    "methods": Field("methods", Names(LANES), (), "lanes to time (default: those of --compare)", "bench"),
-    "gammas": Field("gammas", WholeList(1, 64, "auto"), (1, 2, 4, 8), "gammas to time; auto may be one", "bench"),
-    "repeat": Field("repeat", Whole(1, 1000), 3, "times each prompt is answered", "bench"),
-    "limit": Field("limit", Whole(1), None, "take N prompts, spread over the categories", "bench"),
-    "out": Field("out", _PATH, None, "write every figure to this JSON file", "bench"),
-    "against": Field(
-        "against",
-        Text("transformers[:DRAFTER]", "transformers or transformers:DRAFTER", optional=True, pattern=_AGAINST),
-        None,
-        "time transformers' own generate too: plain, prompt lookup, assisted",
-        "bench",
-    ),
-    "check_identity": Field(
-        "check_identity", Switch(), False, "compare every output with plain decoding and transformers", "bench"
-    ),
-}
-OWN_FIELDS: Mapping[str, Mapping[str, Field]] = {
-    "bench": BENCH_FIELDS,
-    "tables": TABLES_FIELDS,
-    "distill": DISTILL_FIELDS,
-}
+    own: Any = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -127,23 +67,23 @@ class _Format(argparse.RawDescriptionHelpFormatter):
 
 def build_parser(command: str = "chat") -> argparse.ArgumentParser:
     """The parser of one sub-command; every value it yields is text, or a bool for a switch."""
-    usage, about = COMMANDS[command]
-    rows = [usage for usage, _ in COMMANDS.values()] if command == "chat" else [usage]
+    known = COMMANDS[command]
+    rows = [each.usage for each in COMMANDS.values()] if command == "chat" else [known.usage]
     parser = _Parser(
         prog=PROGRAM,
         usage="\n       ".join(f"python {PROGRAM} {row}" for row in rows),
-        description=_overview() if command == "chat" else about,
+        description=_overview() if command == "chat" else known.about,
         epilog="Variables preset these: SPEC_GAMMA=8. `run --help`, `bench --help` tell more.",
         formatter_class=_Format,
         add_help=False,
         allow_abbrev=False,
     )
     _add_own(parser, command)
-    for group in dict.fromkeys(known.group for known in FIELDS.values()):
+    for group in dict.fromkeys(one.group for one in FIELDS.values()):
         section = parser.add_argument_group(group)
-        for known in (known for known in FIELDS.values() if known.group == group and _takes(command, known)):
-            _add(section, known)
-        if group == MODELS and command != "pairs":
+        for one in (one for one in FIELDS.values() if one.group == group and known.takes(one)):
+            _add(section, one)
+        if group == MODELS and known.loads:
             for flag, meant in ALIASES.items():
                 section.add_argument(flag, action="store_true", help=f"the same as --quantization {meant}")
     other = parser.add_argument_group("Help")
@@ -153,15 +93,8 @@ def build_parser(command: str = "chat") -> argparse.ArgumentParser:
 
 
 def _overview() -> str:
-    rows = "\n".join(f"  {name:<7} {about}" for name, (_, about) in COMMANDS.items())
+    rows = "\n".join(f"  {name:<7} {known.about}" for name, known in COMMANDS.items())
     return f"Plain and speculative decoding side by side.\n\n{rows}"
-
-
-def _takes(command: str, known: Field) -> bool:
-    if command == "pairs":
-        return known.name in _PAIRS_TAKES
-    narrow = command in ("check", "tables", "distill")
-    return not narrow or known.group == MODELS or known.name in (*_PAIRS_TAKES, *_ALSO.get(command, ()))
 
 
 def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
@@ -169,12 +102,10 @@ def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
         parser.add_argument("surplus", nargs="*", help=argparse.SUPPRESS)
         return
     section = parser.add_argument_group(command.capitalize())
-    if command == "run":
-        section.add_argument("prompt", nargs="*", metavar="PROMPT", help="the prompt; - reads it from a pipe")
-        section.add_argument("--json", action="store_true", help="every figure, as one JSON object")
-    elif command == "check":
-        section.add_argument("name", nargs="?", metavar="NAME", help="a pair of the catalogue")
-        section.add_argument("--speed", action="store_true", help="also time passes over 1 to 16 tokens")
+    if (word := COMMANDS[command].word) is not None:
+        section.add_argument(word.name, nargs=word.nargs, metavar=word.metavar, help=word.help)
+    for switch, text in COMMANDS[command].switches.items():
+        section.add_argument(f"--{switch}", action="store_true", help=text)
     for known in OWN_FIELDS.get(command, {}).values():
         _add(section, known, **({"nargs": "+"} if known.name in _MANY else {}))
 
@@ -228,9 +159,7 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
         prompt=" ".join(given["prompt"]) if given.get("prompt") else None,
         as_json=given.get("json", False),
         speed=given.get("speed", False),
-        bench=_bench_args(given) if command == "bench" else BenchArgs(),
-        tables=tables_args(given) if command == "tables" else TablesArgs(),
-        distill=distill_args(given, arguments) if command == "distill" else DistillArgs(),
+        own=COMMANDS[command].own(given, arguments),
     )
 
 
@@ -267,10 +196,3 @@ def _aliases(given: Mapping[str, Any]) -> dict[str, str]:
     if len(set(asked.values())) > 1:
         raise UsageError(f"{' and '.join(asked)} contradict each other: give one")
     return {"quantization": next(iter(asked.values()))} if asked else {}
-
-
-def _bench_args(given: Mapping[str, Any]) -> BenchArgs:
-    texts = {name: given[name] for name in BENCH_FIELDS if name in given}
-    values = {name: BENCH_FIELDS[name].read(text, label=f"--{name.replace('_', '-')}") for name, text in texts.items()}
-    paths = {name: Path(os.path.expanduser(values[name])) for name in ("prompts", "out", "ids") if values.get(name)}
-    return BenchArgs(**{**values, **paths})

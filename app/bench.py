@@ -24,7 +24,7 @@ from utils.errors import UsageError
 
 if TYPE_CHECKING:
     from app.against import Rival
-    from app.arguments import BenchArgs
+    from app.bench_fields import BenchArgs
     from app.lanes import Engine, Lane
     from app.settings import ModelOptions, Settings
 

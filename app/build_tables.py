@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ class TablesArgs:
     tokens: int = 200_000
 
 
-def tables_args(given: dict[str, Any]) -> TablesArgs:
+def tables_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> TablesArgs:
     """The arguments read from their texts; UsageError in one line."""
     plain = {name: given[name] for name in TABLES_FIELDS if name in given and name != "from"}
     values = {name: TABLES_FIELDS[name].read(text, label=f"--{name.replace('_', '-')}") for name, text in plain.items()}

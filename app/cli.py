@@ -11,13 +11,15 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TextIO
 
-from app.arguments import BenchArgs, Request, build_parser, read_request
+from app.arguments import Request, build_parser, read_request
 from app.settings import Layers, Settings, misspelt_variables
+from app.subcommands import COMMANDS
 from utils.errors import UsageError, UserError
 
-__all__ = ["BenchArgs", "build_parser", "main", "want_color"]
+__all__ = ["build_parser", "main", "want_color"]
 
 INTERRUPTED = 130
 
@@ -107,18 +109,9 @@ def _run(request: Request) -> int:
 
         # The name stands for --pair, so that --target and --drafter hold beside it.
         return check_pair(None, layers.settings, options, speed=request.speed)
-    if request.command == "tables":
-        from app.build_tables import build_tables
-
-        return build_tables(layers.settings, options, request.tables)
-    if request.command == "distill":
-        from app.distill import distill
-
-        return distill(layers.settings, options, request.distill)
-    if request.command == "bench":
-        from app.bench import run_bench
-
-        return run_bench(layers.settings, options, request.bench)
+    if run := COMMANDS[request.command].run:
+        module, _, name = run.partition(":")
+        return int(getattr(import_module(module), name)(layers.settings, options, request.own))
     if request.command == "run" or not _terminal(sys.stdin):
         from app.oneshot import run_once
 
@@ -131,7 +124,7 @@ def _run(request: Request) -> int:
 def layers_of(request: Request) -> Layers:
     """All layers but /set; the flags first, so that a wrong one is told even if the catalogue is wrong too."""
     flags_alone = Layers.of(environ=request.environ, flags=request.flags)
-    if request.command in ("check", "tables", "distill"):
+    if not COMMANDS[request.command].layered:
         return flags_alone
     from app.pairing import choose_pair
 

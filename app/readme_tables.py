@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from app.arguments import ALIASES, OWN_FIELDS
+from app.arguments import ALIASES
 from app.command_table import TABLE
 from app.fields import FIELDS, SETTING_FIELDS, Field
 from app.kinds import Switch
+from app.subcommands import COMMANDS, OWN_FIELDS
 from utils.errors import UsageError, UserError
 
 
@@ -43,8 +44,8 @@ def flags() -> str:
     rows += [["Models", _code(flag), "", f"the same as `--quantization {meant}`"] for flag, meant in ALIASES.items()]
     for command, fields in OWN_FIELDS.items():
         rows += [_flag_row(f"`{command}`", known) for known in fields.values()]
-    rows += [["`run`", "`--json`", "", "every figure, as one JSON object"]]
-    rows += [["`check`", "`--speed`", "", "also time passes over 1 to 16 tokens"]]
+    for command, known in COMMANDS.items():
+        rows += [[f"`{command}`", f"`--{switch}`", "", text] for switch, text in known.switches.items()]
     order = list(dict.fromkeys(row[0] for row in rows))
     return _table(("Group", "Flag", "Default", "Meaning"), sorted(rows, key=lambda row: order.index(row[0])))
 

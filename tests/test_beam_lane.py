@@ -10,10 +10,10 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from app.answers import Answer, compared, judged, results, run_lane
-from app.arguments import BenchArgs
 from app.beam_view import BeamTrace, below, rule_of
 from app.beams import BeamLine, BeamReader
 from app.bench import run_bench
+from app.bench_fields import BenchArgs
 from app.figures import PaneData
 from app.lanes import Engine, make_plan, may_differ
 from app.live import Track, play

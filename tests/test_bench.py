@@ -13,8 +13,8 @@ import pytest
 import app.bench
 import app.identity
 from app.answers import Answer, run_lane
-from app.arguments import BenchArgs
 from app.bench import Item, Variant, order, run_bench
+from app.bench_fields import BenchArgs
 from app.bench_figures import summarise
 from app.bench_file import write_json
 from app.costs import Terms

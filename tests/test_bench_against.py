@@ -14,8 +14,8 @@ import torch
 import app.against
 from app.against import ASSISTED, LOOKUP, PLAIN, Arrivals, Rival, as_bought, law, make_rivals
 from app.answers import run_lane
-from app.arguments import BenchArgs
 from app.bench import run_bench
+from app.bench_fields import BenchArgs
 from app.lanes import Engine
 from app.oneshot import load_engine
 from app.settings import ModelOptions, Settings

@@ -66,7 +66,7 @@ def test_nothing_is_loaded_for_a_wrong_list(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "x", "question_id": 1}])
     request = read_request(["bench", "--prompts", str(prompts), "--ids", str(ids_file(tmp_path, "2\n"))], {})
     with pytest.raises(UsageError, match="question id"):
-        run_bench(Settings(), ModelOptions(target="not/there"), request.bench)
+        run_bench(Settings(), ModelOptions(target="not/there"), request.own)
 
 
 def test_only_the_first_turns_are_kept() -> None:
@@ -77,7 +77,7 @@ def test_only_the_first_turns_are_kept() -> None:
 
 def test_the_flags_reach_the_benchmark() -> None:
     words = "bench --ids ~/dev.txt --turns 1 --against transformers:weights/plain"
-    args = read_request(words.split(), {}).bench
+    args = read_request(words.split(), {}).own
     assert (args.ids, args.turns, args.against) == (Path.home() / "dev.txt", 1, "transformers:weights/plain")
     for words in ("bench --turns 0", "bench --against vllm", "bench --against transformers:", "bench --ids"):
         with pytest.raises(UsageError, match=r"--turns must be|--against must be transformers or|--ids needs a value"):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from app.answers import run_lane
-from app.arguments import BenchArgs
 from app.bench import run_bench
+from app.bench_fields import BenchArgs
 from app.cli import main
 from app.lanes import Engine
 from app.oneshot import load_engine

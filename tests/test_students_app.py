@@ -15,8 +15,8 @@ import torch
 import app.students
 import sampling.loop
 from app.answers import run_lane
-from app.arguments import BenchArgs
 from app.bench import run_bench
+from app.bench_fields import BenchArgs
 from app.cli import main
 from app.lanes import Engine, may_differ
 from app.live import Track

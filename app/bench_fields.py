@@ -1,0 +1,60 @@
+"""What `bench` takes on the command line beside the settings. No torch, no models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.fields import Field
+from app.kinds import LANES, Names, Switch, Text, Whole, WholeList
+
+
+@dataclass(frozen=True)
+class BenchArgs:
+    """What `bench` takes beside the settings. `methods` is empty for the lanes of --compare."""
+
+    prompts: Path | None = None
+    methods: tuple[str, ...] = ()
+    gammas: tuple[int | str, ...] = (1, 2, 4, 8)
+    repeat: int = 3
+    limit: int | None = None
+    out: Path | None = None
+    check_identity: bool = False
+    ids: Path | None = None
+    turns: int | None = None
+    against: str | None = None
+
+
+_PATH = Text(metavar="FILE", allowed="a file", optional=True)
+_AGAINST = r"transformers(:\S.*)?"
+BENCH_FIELDS = {
+    "prompts": Field("prompts", _PATH, None, "one JSON object a line, with prompt or turns", "bench"),
+    "ids": Field("ids", _PATH, None, "only the prompts whose question_id this file lists, one a line", "bench"),
+    "turns": Field("turns", Whole(1), None, "ask only the first N turns of each prompt", "bench"),
+    "methods": Field("methods", Names(LANES), (), "lanes to time (default: those of --compare)", "bench"),
+    "gammas": Field("gammas", WholeList(1, 64, "auto"), (1, 2, 4, 8), "gammas to time; auto may be one", "bench"),
+    "repeat": Field("repeat", Whole(1, 1000), 3, "times each prompt is answered", "bench"),
+    "limit": Field("limit", Whole(1), None, "take N prompts, spread over the categories", "bench"),
+    "out": Field("out", _PATH, None, "write every figure to this JSON file", "bench"),
+    "against": Field(
+        "against",
+        Text("transformers[:DRAFTER]", "transformers or transformers:DRAFTER", optional=True, pattern=_AGAINST),
+        None,
+        "time transformers' own generate too: plain, prompt lookup, assisted",
+        "bench",
+    ),
+    "check_identity": Field(
+        "check_identity", Switch(), False, "compare every output with plain decoding and transformers", "bench"
+    ),
+}
+
+
+def bench_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> BenchArgs:
+    """The arguments read from their texts; UsageError in one line."""
+    texts = {name: given[name] for name in BENCH_FIELDS if name in given}
+    values = {name: BENCH_FIELDS[name].read(text, label=f"--{name.replace('_', '-')}") for name, text in texts.items()}
+    paths = {name: Path(os.path.expanduser(values[name])) for name in ("prompts", "out", "ids") if values.get(name)}
+    return BenchArgs(**{**values, **paths})

@@ -1,0 +1,115 @@
+"""The table of sub-commands: usage, help, which flags each takes and what runs it. README and --help come from it.
+
+A new sub-command is one row here and a module with its fields. Nothing that runs is imported: no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from app.bench_fields import BENCH_FIELDS, bench_args
+from app.build_tables import TABLES_FIELDS, tables_args
+from app.distill_fields import DISTILL_FIELDS, distill_args
+from app.fields import MODELS, Field
+
+_LOOKS = ("color", "ascii", "quiet", "verbose")
+Takes = Literal["all", "models", "catalogue", "looks"]
+
+
+class Word(NamedTuple):
+    """What a sub-command takes without a flag: argparse's `nargs`, and the name of what it yields."""
+
+    name: str
+    nargs: str
+    metavar: str
+    help: str
+
+
+def _nothing(given: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class SubCommand:
+    """One sub-command.
+
+    `run` is "module:function", called with settings, options and what `own` made of the given words and flags; where
+    it is empty the command line itself knows what to do. `level` says which of the common flags are taken: all,
+    those of the models, those of the catalogue's listing, or those of looks alone; `also` names further settings.
+    `layered`: the pair's own settings count.
+    """
+
+    usage: str
+    about: str
+    run: str = ""
+    fields: Mapping[str, Field] = field(default_factory=dict)
+    own: Callable[[Mapping[str, Any], Sequence[str]], Any] = _nothing
+    level: Takes = "all"
+    also: tuple[str, ...] = ()
+    word: Word | None = None
+    switches: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def loads(self) -> bool:
+        """Whether it takes the flags of the models."""
+        return self.level in ("all", "models")
+
+    @property
+    def layered(self) -> bool:
+        """Whether the pair's own settings count for it."""
+        return self.level == "all"
+
+    def takes(self, known: Field) -> bool:
+        """Whether a common flag is one of its own."""
+        if self.level == "all" or known.name in (*_LOOKS, *self.also):
+            return True
+        return known.group == MODELS if self.level == "models" else self.level == "catalogue" and known.name == "models"
+
+
+_PROMPT = Word("prompt", "*", "PROMPT", "the prompt; - reads it from a pipe")
+_NAME = Word("name", "?", "NAME", "a pair of the catalogue")
+COMMANDS: Mapping[str, SubCommand] = {
+    "chat": SubCommand("[chat] [options]", "talk in the terminal (without a terminal: as run)"),
+    "run": SubCommand(
+        "run [PROMPT|-] [--json] [options]",
+        "answer one prompt; - or a pipe is one prompt",
+        word=_PROMPT,
+        switches={"json": "every figure, as one JSON object"},
+    ),
+    "bench": SubCommand(
+        "bench [--prompts F.jsonl] [options]",
+        "time many prompts, methods and gammas",
+        "app.bench:run_bench",
+        BENCH_FIELDS,
+        bench_args,
+    ),
+    "tables": SubCommand(
+        "tables --from self|FILES --out FILE [options]",
+        "build n-gram tables for a target",
+        "app.build_tables:build_tables",
+        TABLES_FIELDS,
+        tables_args,
+        "models",
+        ("seed",),
+    ),
+    "distill": SubCommand(
+        "distill --out DIR [--student KIND] [options]",
+        "train a drafter for a target",
+        "app.distill:distill",
+        DISTILL_FIELDS,
+        distill_args,
+        "models",
+        ("seed",),
+    ),
+    "pairs": SubCommand("pairs [options]", "list the catalogue", level="catalogue"),
+    "check": SubCommand(
+        "check [NAME] [--speed] [options]",
+        "verify that a pair fits and say why not",
+        level="models",
+        word=_NAME,
+        switches={"speed": "also time passes over 1 to 16 tokens"},
+    ),
+}
+OWN_FIELDS: Mapping[str, Mapping[str, Field]] = {name: one.fields for name, one in COMMANDS.items() if one.fields}
