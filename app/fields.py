@@ -131,7 +131,7 @@ _TABLE: tuple[Field, ...] = (
         DECODING,
     ),
     Field("draft_sampling", Choice(("law", "greedy")), "law", "draw drafts, or take the drafter's likeliest", DECODING),
-    Field("verify", Choice(("token",)), "token", "judge drafts token by token", DECODING),
+    Field("verify", Choice(("token", "block")), "token", "judge drawn drafts token by token, or as blocks", DECODING),
     Field("system", Text(), "", "system prompt", DECODING),
     Field("chat", Switch(), True, "use the model's chat template", DECODING),
     Field("template", Choice(NAMES, suggests=True), AUTO, "chat template; auto: the model's own", DECODING),

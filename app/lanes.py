@@ -137,6 +137,7 @@ def make_sampler(settings: Settings) -> KeyedSampler:
         settings.seed,
         coupling=settings.coupling,  # type: ignore[arg-type]
         draft_sampling=settings.draft_sampling,  # type: ignore[arg-type]
+        verification=settings.verify,  # type: ignore[arg-type]
     )
 
 

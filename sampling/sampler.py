@@ -21,6 +21,7 @@ from utils.logits_processors import LogitsProcessor
 
 Coupling = Literal["rejection", "gumbel"]
 DraftSampling = Literal["law", "greedy"]
+Verification = Literal["token", "block"]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
@@ -80,6 +81,7 @@ class KeyedSampler:
         seed: any integer; the same seed gives the same answer.
         coupling: "rejection" draws drafts with noise of their own, "gumbel" with the target's.
         draft_sampling: "greedy" makes every draft of a model a point mass.
+        verification: "block" has drawn chains judged as a whole (sampling/block.py).
     """
 
     def __init__(
@@ -89,12 +91,16 @@ class KeyedSampler:
         *,
         coupling: Coupling = "rejection",
         draft_sampling: DraftSampling = "law",
+        verification: Verification = "token",
     ) -> None:
         if coupling not in ("rejection", "gumbel"):
             raise UserError(f"coupling must be rejection or gumbel, got {coupling!r}")
         if draft_sampling not in ("law", "greedy"):
             raise UserError(f"draft_sampling must be law or greedy, got {draft_sampling!r}")
+        if verification not in ("token", "block"):
+            raise UserError(f"verification must be token or block, got {verification!r}")
         self.processor, self.seed = processor, seed
+        self.block = verification == "block"
         self.coupling, self.draft_sampling = coupling, draft_sampling
         self._ticks = 0
 

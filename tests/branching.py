@@ -62,6 +62,8 @@ def _next_option(weights: list[float], start: int) -> int:
 class BranchingSampler:
     """Implements `sampling.types.Sampler`; `law` turns raw logits [..., V] into float64 laws."""
 
+    block = False  # whether drawn chains are judged as blocks
+
     def __init__(self, script: Script, law: Law = softmax, drafts: Drafting = "law", is_drafting: bool = False) -> None:
         self.script, self._law, self._drafts, self._is_drafting = script, law, drafts, is_drafting
 

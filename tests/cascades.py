@@ -11,8 +11,8 @@ import sampling.drafters.cascade
 from sampling.cascades import cascade_of, chain_of
 from sampling.drafters import ModelDrafter
 from sampling.drafters.chain import ChainDrafter
+from sampling.review import Review, review
 from sampling.types import Draft, Drafter, Rows, Sampler
-from sampling.verify import Review, review
 from tests.toy_drafters import LawDrafter, PointDrafter
 from tests.toys import TableLM
 

@@ -75,10 +75,12 @@ def enumeration_error(
     law: Law = softmax,
     drafts: Any = "law",
     stop: Iterable[int] = (),
+    block: bool = False,
 ) -> float:
     """How far the loop's exact law lies from the target's: the largest error of a probability."""
 
     def run(sampler: BranchingSampler) -> tuple[int, ...]:
+        sampler.block = block
         options = {"length": length, "gamma": gamma, "stop": stop}
         return tuple(answers(target, [prompt], make_drafter(), sampler, **options)[0])
 

@@ -19,10 +19,10 @@ from sampling.drafters.cascade import Reviewer
 from sampling.drafters.chain import ChainDrafter
 from sampling.events import Step
 from sampling.loop import generate
+from sampling.review import Review
 from sampling.sampler import KeyedSampler
 from sampling.told import Told
 from sampling.types import Draft, FixedPace, Limits, Rows, Sampler
-from sampling.verify import Review
 from tests.branching import BranchingSampler, distance, enumerate_runs
 from tests.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
 from tests.runs import answers, decode, emitted, sample_counts, steps

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from sampling.review import Review, review
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Rows
-from sampling.verify import Review, review
 from utils.logits_processors import make_processor
 
 

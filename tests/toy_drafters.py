@@ -112,3 +112,63 @@ class MixedDrafter(LawDrafter):
             drafted.append((token, torch.eye(self.vocab_size, dtype=torch.float64)[token]))
             row.append(token)
         return drafted
+
+
+class TreeDrafter(LawDrafter):
+    """Full trees: `widths[d]` children of every node at depth d, drawn one after the other from the toy's law.
+
+    `replacing`: each from the same law, so that siblings may be equal; else from what earlier siblings leave of it.
+    Where the sampler's drafts are point masses the children are the most likely tokens. `extra` absent nodes are
+    strewn in. `wrong_laws` sends the law itself along for every sibling, which is the truth only when replacing.
+    """
+
+    def __init__(
+        self,
+        lm: ToyLM,
+        widths: Sequence[int],
+        *,
+        replacing: bool = False,
+        holes: bool = False,
+        wrong_laws: bool = False,
+    ) -> None:
+        super().__init__(lm)
+        self.widths, self.replacing, self.holes, self.wrong_laws = tuple(widths), replacing, holes, wrong_laws
+
+    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+        parents: list[int] = []
+        level = [-1]
+        for width in self.widths[: max(k)]:
+            level = [self._node(parents, parent) for parent in level for _ in range(width + self.holes)]
+        tokens = torch.full((len(rows), len(parents)), -1, dtype=torch.long)
+        probs = torch.full((len(rows), len(parents), self.vocab_size), 1 / self.vocab_size, dtype=torch.float64)
+        for place, (name, row, want) in enumerate(zip(self.ids, rows, k, strict=True)):
+            self._grow(tokens[place], probs[place], parents, name, row, want, sampler)
+        return Draft(tokens, None if sampler.point_mass else probs, parents=torch.tensor(parents, dtype=torch.long))
+
+    def _node(self, parents: list[int], parent: int) -> int:
+        parents.append(parent)
+        return len(parents) - 1
+
+    def _grow(
+        self, tokens: Tensor, probs: Tensor, parents: list[int], name: int, row: list[int], want: int, sampler: Sampler
+    ) -> None:
+        texts = {-1: list(row)}
+        for parent in sorted(set(parents)):
+            if parent not in texts or len(texts[parent]) - len(row) >= want:
+                continue
+            kids = [node for node, above in enumerate(parents) if above == parent]
+            law = self.law_of(texts[parent], sampler)
+            left = law
+            for node in kids[1:] if self.holes else kids:
+                if float(left.sum()) <= 0:
+                    break
+                token = self._draw(left, name, len(texts[parent]), sampler)
+                tokens[node], probs[node] = token, law if self.wrong_laws else left
+                texts[node] = [*texts[parent], token]
+                if not self.replacing or sampler.point_mass:
+                    left = left.clone()
+                    left[token] = 0
+                    left = left / left.sum() if float(left.sum()) > 0 else left
+
+    def _draw(self, law: Tensor, name: int, position: int, sampler: Sampler) -> int:
+        return int(sampler.draw(law[None], torch.tensor([[name, position]])))

@@ -1,7 +1,7 @@
 """A drafter whose drafts are reviewed by a model between it and the target.
 
 The vertical cascade of Cascade Speculative Drafting (arXiv 2312.11462, section 3.2): the reviewer runs the rounds
-that a target runs, may be lenient, and passes up the law that its tokens really have (sampling/verify.py). Knows
+that a target runs, may be lenient, and passes up the law that its tokens really have (sampling/review.py). Knows
 neither the drafter below nor the target above.
 """
 
@@ -16,10 +16,10 @@ from torch import Tensor
 from sampling.drafters.composite import Composite, Growing, renumbered
 from sampling.drafters.drawing import Covered
 from sampling.events import Call, Step, by_row
+from sampling.review import Review, review
 from sampling.short_list import spread
 from sampling.told import Told
 from sampling.types import LM, Draft, Drafter, Rows, Sampler, Session, Verdict
-from sampling.verify import Review, review
 from utils.k_matrix import check_lenience
 from utils.timing import Stopwatch
 

@@ -1,0 +1,165 @@
+"""Token trees: exact by taking every branch, children drawn or chosen; a chain is a tree of one child."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import sampling.verify
+from sampling.sampler import KeyedSampler
+from sampling.types import Draft, Rows
+from sampling.verify import children, depth_of, prefixes_of, verify
+from tests.branching import softmax
+from tests.reference import NaiveLaw, chi_square_p, exact_law
+from tests.runs import enumeration_error, sample_counts
+from tests.test_enumeration import EXACT, PROMPT, sure_start
+from tests.toy_drafters import LawDrafter, TreeDrafter
+from tests.toys import TableLM
+from utils.logits_processors import make_processor
+
+CAUGHT = 1e-3
+HOPELESS = 1e-6
+SAMPLES = 20_000
+DRAFTER = TableLM(3, seed=9)
+RULES = NaiveLaw(1.3, repetition_penalty=1.6, no_repeat_ngram=2)
+SHAPES = [(2,), (3,), (2, 1), (1, 2), (2, 2)]
+
+
+def error_of(
+    make: Callable[[], TreeDrafter], gamma: int, drafts: str = "law", length: int = 4, **options: object
+) -> float:
+    return enumeration_error(
+        sure_start(3, 1), make, prompt=PROMPT, length=length, gamma=gamma, drafts=drafts, **options
+    )
+
+
+@pytest.mark.parametrize("widths", [*SHAPES, (3, 2), (2, 2, 1), (1, 1, 2)])
+@pytest.mark.parametrize("holes", [False, True])
+def test_trees_of_point_masses_are_exact(widths: tuple[int, ...], holes: bool) -> None:
+    length = len(widths) + 2
+    assert error_of(lambda: TreeDrafter(DRAFTER, widths, holes=holes), len(widths), "greedy", length) < EXACT
+
+
+@pytest.mark.parametrize("widths", SHAPES)
+@pytest.mark.parametrize("replacing", [False, True])
+def test_trees_of_drawn_children_are_exact(widths: tuple[int, ...], replacing: bool) -> None:
+    law = NaiveLaw(top_k=2) if len(widths) > 1 else NaiveLaw()  # two of three tokens: fewer forks
+    make = lambda: TreeDrafter(DRAFTER, widths, replacing=replacing)  # noqa: E731
+    assert error_of(make, len(widths), length=len(widths) + 2, law=law) < EXACT
+
+
+@pytest.mark.parametrize("stop", [{0}, {1, 2}])
+@pytest.mark.parametrize("drafts", ["law", "greedy"])
+def test_a_stop_inside_a_tree_ends_the_row(drafts: str, stop: set[int]) -> None:
+    assert error_of(lambda: TreeDrafter(DRAFTER, (2, 1)), 2, drafts, stop=stop) < EXACT
+
+
+def test_rules_that_look_back_see_the_path_to_each_node() -> None:
+    assert error_of(lambda: TreeDrafter(DRAFTER, (2, 1)), 2, law=RULES) < EXACT
+
+
+# -- mistakes that must be caught ---------------------------------------------------------------
+
+
+def test_drawing_from_the_full_law_after_a_refused_sibling_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling.verify, "residual", lambda p, q: p)
+    assert error_of(lambda: TreeDrafter(DRAFTER, (2,)), 1) > CAUGHT
+
+
+def test_a_law_that_siblings_were_not_drawn_from_is_caught() -> None:
+    assert error_of(lambda: TreeDrafter(DRAFTER, (2,), wrong_laws=True), 1) > CAUGHT
+
+
+# -- a chain as a tree ----------------------------------------------------------------------------
+
+
+def random_draft(seed: int, rows: int, count: int, vocab: int, laws: bool) -> tuple[Tensor, Draft, Rows, Tensor]:
+    noise = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(rows, count + 1, vocab, generator=noise)
+    q = torch.softmax(2 * torch.randn(rows, count, vocab, generator=noise), dim=-1)
+    tokens = torch.multinomial(q.reshape(-1, vocab), 1, generator=noise).reshape(rows, count)
+    lengths = torch.randint(0, count + 1, (rows, 1), generator=noise)
+    tokens = torch.where(torch.arange(count)[None] < lengths, tokens, -1)
+    keys = torch.stack([torch.arange(rows), torch.full((rows,), 7)], dim=1)
+    return logits, Draft(tokens, q if laws else None), [[1] * 7 for _ in range(rows)], keys
+
+
+@given(seed=st.integers(0, 10_000), laws=st.booleans(), temperature=st.sampled_from([0.0, 0.7, 1.0]))
+@settings(max_examples=60, deadline=None)
+def test_a_tree_that_is_a_chain_has_the_chains_verdict(seed: int, laws: bool, temperature: float) -> None:
+    logits, draft, rows, keys = random_draft(seed, 5, 4, 6, laws and temperature > 0)
+    sampler = lambda: KeyedSampler(make_processor(temperature, 0, 1.0, 0.0), seed)  # noqa: E731
+    chain = verify(logits, draft, rows, keys, sampler())
+    tree = verify(logits, replace(draft, parents=torch.arange(-1, 3)), rows, keys, sampler())
+    assert torch.equal(chain.path, tree.path)
+    assert torch.equal(chain.token, tree.token)
+
+
+def test_children_depths_and_prefixes_by_hand() -> None:
+    parents = torch.tensor([-1, 0, -1, 0, 1])
+    assert children(parents, 5).tolist() == [[0, 2], [1, 3], [4, -1], [-1, -1], [-1, -1], [-1, -1]]
+    assert depth_of(parents, 5) == 3
+    assert children(None, 2).tolist() == [[0], [1], [-1]]
+    assert depth_of(None, 2) == 2
+    draft = Draft(torch.tensor([[10, 11, 12, 13, 14]]), parents=parents)
+    assert prefixes_of([[5]], draft) == [[5], [5, 10], [5, 10, 11], [5, 12], [5, 10, 13], [5, 10, 11, 14]]
+
+
+# -- blocks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+@pytest.mark.parametrize("early", [0.0, 0.55])
+def test_blocks_are_exact(gamma: int, early: float) -> None:
+    law = NaiveLaw(top_k=2) if gamma == 3 else NaiveLaw()
+    make = lambda: LawDrafter(DRAFTER, least_top=early)  # noqa: E731
+    target = sure_start(3, 1)
+    error = enumeration_error(target, make, prompt=PROMPT, length=gamma + 2, gamma=gamma, law=law, block=True)
+    assert error < EXACT
+
+
+def test_a_block_drawn_from_the_plain_residual_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """norm((p − q)⁺) where norm((rp − q)⁺) belongs."""
+    import sampling.block
+
+    real = sampling.block._carried
+
+    def judged_wrongly(law: Tensor, q: Tensor, tokens: Tensor, present: Tensor) -> Tensor:
+        carried = real(law, q, tokens, present)
+        carried[:, 1:-1] = 1.0
+        return carried
+
+    monkeypatch.setattr(sampling.block, "_carried", judged_wrongly)
+    make = lambda: LawDrafter(DRAFTER)  # noqa: E731
+    error = enumeration_error(sure_start(3, 1), make, prompt=PROMPT, length=4, gamma=2, block=True)
+    assert error > CAUGHT
+
+
+def test_blocks_accept_at_least_as_many() -> None:
+    """20,000 rounds, the same drafts and the same noise."""
+    rounds, count = 20_000, 4
+    logits, draft, rows, keys = random_draft(5, rounds, count, 8, True)
+    accepted = {}
+    for way in ("token", "block"):
+        sampler = KeyedSampler(make_processor(1.0, 0, 1.0, 0.0), 3, verification=way)  # type: ignore[arg-type]
+        accepted[way] = int((verify(logits, draft, rows, keys, sampler).path >= 0).sum())
+    assert accepted["block"] > accepted["token"]
+
+
+@pytest.mark.parametrize("way", ["block", "tree"])
+def test_chi_square_through_the_real_noise(way: str) -> None:
+    target, drafter, processor = TableLM(8, seed=21), TableLM(8, seed=22), make_processor(1.0, 0, 1.0, 0.0)
+    block = way == "block"
+
+    def sampler(seed: int) -> KeyedSampler:
+        return KeyedSampler(processor, seed, verification="block" if block else "token")
+
+    make = (lambda: LawDrafter(drafter)) if block else (lambda: TreeDrafter(drafter, (2, 2)))
+    counts = sample_counts(target, make, sampler, prompt=[0, 1], length=3, gamma=2, samples=SAMPLES)
+    assert chi_square_p(counts, exact_law(target, [0, 1], softmax, 3)) > HOPELESS
