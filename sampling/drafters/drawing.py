@@ -21,11 +21,13 @@ from sampling.types import Draft, Rows, Sampler
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One drafted position of all rows: tokens [B] (-1 = none), the law over the ids covered [B, n], raw [B]."""
+    """One drafted position of all rows: tokens [B] (-1 = none), the law over the ids covered [B, n], raw [B], and the
+    logits [B, n] that all came from."""
 
     tokens: Tensor
     law: Tensor
     raw: Tensor
+    logits: Tensor
 
 
 class Covered:
@@ -97,8 +99,31 @@ class Drawing:
             at = torch.zeros(len(rows), dtype=torch.long, device=law.device).index_copy_(0, where, drawn)
             ids = drawn if self.short_list is None else self.short_list.index_select(0, drawn)
             tokens = torch.full_like(at, -1).index_copy_(0, where, ids)
-        raw = (logits.gather(1, at[:, None])[:, 0].float() - logits.float().logsumexp(dim=-1)).exp()
-        return Column(tokens.cpu(), law, raw.cpu())
+        return Column(tokens.cpu(), law, _chances(logits, at).cpu(), logits)
+
+    def beside(self, column: Column, law: Tensor, rows: Rows, depth: int, counts: list[int]) -> list[Column]:
+        """max(counts) further tokens of the same position, counts[b] of row b: each from what `law` [B, n] leaves.
+
+        `rows` [B] are the committed tokens, `depth` drafts behind them. Point masses: the most likely ones.
+        """
+        found: list[Column] = []
+        left, at = law, self._index(column.tokens).to(law.device)
+        numbers = torch.tensor([[name, len(row) + depth] for name, row in zip(self.numbers, rows, strict=True)])
+        for turn in range(max(counts)):
+            left = left.scatter(1, at[:, None], 0.0)
+            mass = left.sum(dim=-1, keepdim=True)
+            left = torch.where(mass > 0, left / mass.clamp(min=torch.finfo(left.dtype).tiny), law)
+            at = left.argmax(dim=-1) if self.sampler.point_mass else self.sampler.draw(left, numbers)
+            goes = torch.tensor([count > turn for count in counts], device=at.device) & (mass[:, 0] > 0)
+            ids = at if self.short_list is None else self.short_list.index_select(0, at)
+            tokens = torch.where(goes, ids, torch.full_like(ids, -1)).cpu()
+            found.append(Column(tokens, left, _chances(column.logits, at).cpu(), column.logits))
+        return found
+
+    def _index(self, tokens: Tensor) -> Tensor:
+        """Where tokens [B] stand among the ids covered; 0 for absent ones."""
+        tokens = tokens.clamp(min=0)
+        return tokens if self.short_list is None else torch.searchsorted(self.short_list.cpu(), tokens)
 
     def draft(self, columns: list[Column], call: Call) -> Draft:
         """The draft made of `columns`, N ≥ 1: its laws [B, N, V] travel with it unless they are point masses."""
@@ -112,3 +137,8 @@ class Drawing:
             raw=torch.stack([column.raw for column in columns], dim=1),
             calls=(call,),
         )
+
+
+def _chances(logits: Tensor, at: Tensor) -> Tensor:
+    """The probabilities at temperature 1 of ids `at` [B] in logits [B, n]."""
+    return (logits.gather(1, at[:, None])[:, 0].float() - logits.float().logsumexp(dim=-1)).exp()

@@ -5,11 +5,13 @@ Knows any :class:`sampling.types.LM`; what its session reads of the target's is 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from sampling.drafters.drawing import Column, Drawing
+from sampling.drafters.expand import Expansion
 from sampling.events import Call
 from sampling.types import LM, Draft, Rows, Sampler, Session, Verdict
 from utils.timing import Stopwatch
@@ -23,10 +25,11 @@ class ModelDrafter:
 
     `least`: a chain ends *behind* the token with which the product of its tokens' own probabilities (temperature 1)
     falls below this; 0 = never. The token stays, so nothing is chosen by its fate (a dropped one would bias the rest).
+    `expansion`: siblings stand beside the chain (CaPE).
     """
 
-    def __init__(self, lm: LM, least: float = 0.0) -> None:
-        self.lm, self.least = lm, least
+    def __init__(self, lm: LM, least: float = 0.0, expansion: Expansion | None = None) -> None:
+        self.lm, self.least, self.expansion = lm, least, expansion
         self._session: Session | None = None
         self._ids: list[int] = []  # the caller's numbers of the rows: they key the noise
 
@@ -69,7 +72,11 @@ class ModelDrafter:
                     chances[place] *= raw[place]
                     if chances[place] < self.least:
                         fits[place] = len(columns)
-        return drawing.draft(columns, Call(self.lm.name, len(columns), watch.lap()))
+        call = Call(self.lm.name, len(columns), watch.lap())
+        if self.expansion is None:
+            return drawing.draft(columns, call)
+        draft = self.expansion.grow(drawing, columns, rows, call)
+        return replace(draft, calls=(call._replace(seconds=call.seconds + watch.lap()),))
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         return None  # the cache follows by common prefix

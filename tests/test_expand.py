@@ -1,0 +1,120 @@
+"""CaPE: siblings by confidence within a budget, exact whether chosen or drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sampling.causal import CausalLM
+from sampling.drafters import ModelDrafter
+from sampling.drafters.expand import Expansion, siblings_of
+from sampling.sampler import KeyedSampler
+from sampling.types import Draft, Rows
+from tests.branching import softmax
+from tests.reference import NaiveLaw, chi_square_p, exact_law, same_or_tied, transformers_greedy
+from tests.runs import answers, decode, enumeration_error, sample_counts, steps
+from tests.test_enumeration import EXACT, PROMPT, sure_start
+from tests.tiny import noisy_copy, tiny_model
+from tests.toys import ScriptedLM, TableLM
+from utils.logits_processors import make_processor
+
+HOPELESS, SAMPLES = 1e-6, 20_000
+
+
+@pytest.mark.parametrize(
+    ("confidence", "count"), [(0.05, 7), (0.3, 7), (0.31, 5), (0.6, 5), (0.7, 3), (0.8, 3), (0.81, 1), (1.0, 1)]
+)
+def test_the_papers_bins(confidence: float, count: int) -> None:
+    assert siblings_of(confidence) == count
+
+
+def proposed(lm: Any, rows: Rows, gamma: int, nodes: int, temperature: float = 0.0) -> Draft:
+    drafter = ModelDrafter(lm, expansion=Expansion(nodes))
+    drafter.start(rows, None, None)  # type: ignore[arg-type]
+    return drafter.propose(rows, [gamma] * len(rows), KeyedSampler(make_processor(temperature, 0, 1.0, 0.0)).drafting())
+
+
+def log(*chances: float) -> list[float]:
+    return torch.tensor(chances, dtype=torch.float64).log().tolist()
+
+
+SCRIPT = ScriptedLM(4, {(0,): log(0.1, 0.5, 0.15, 0.25), (0, 1): log(0.02, 0.03, 0.9, 0.05)})
+
+
+def test_the_tree_by_hand() -> None:
+    """.5 at the root: 5 siblings, 3 are there (3, 2, 0 by chance); .9 behind 1: one sibling (3)."""
+    draft = proposed(SCRIPT, [[0]], 2, 100)
+    assert draft.tokens.tolist() == [[1, 2, 3, 2, 0, 3]]
+    assert draft.parents is not None
+    assert draft.parents.tolist() == [-1, 0, -1, -1, -1, 0]
+    assert draft.probs is None
+    assert draft.raw is not None
+    assert draft.raw[0].tolist() == pytest.approx([0.5, 0.9, 0.25, 0.15, 0.1, 0.05])
+    assert [call.passes for call in draft.calls] == [2]
+
+
+@pytest.mark.parametrize(("nodes", "tokens"), [(1, [1, 2]), (2, [1, 2]), (3, [1, 2, 3]), (5, [1, 2, 3, 2, 0])])
+def test_the_budget_keeps_the_most_promising_ones(nodes: int, tokens: list[int]) -> None:
+    """Worth: .25, .15, .1 at the root, .5 × .05 behind 1. The chain is never cut."""
+    draft = proposed(SCRIPT, [[0]], 2, nodes)
+    assert draft.tokens.tolist() == [tokens]
+    assert (draft.parents is None) == (nodes <= 2)
+
+
+def test_drawn_siblings_are_other_tokens_and_bring_the_law_they_were_drawn_from() -> None:
+    draft = proposed(SCRIPT, [[0]], 1, 100, temperature=1.0)
+    tokens = draft.tokens[0].tolist()
+    assert sorted(tokens) == [0, 1, 2, 3]
+    assert draft.probs is not None
+    law = torch.tensor([0.1, 0.5, 0.15, 0.25], dtype=torch.float64)
+    for node, token in enumerate(tokens):
+        torch.testing.assert_close(draft.probs[0, node].double(), law / law.sum(), atol=1e-6, rtol=0)
+        law = law.clone()
+        law[token] = 0
+
+
+@pytest.mark.parametrize("drafts", ["law", "greedy"])
+@pytest.mark.parametrize(("gamma", "nodes"), [(1, 2), (1, 9), (2, 3), (2, 9)])
+def test_an_expanded_chain_is_exact(gamma: int, nodes: int, drafts: str) -> None:
+    law = NaiveLaw(top_k=2) if gamma == 2 else softmax
+    make = lambda: ModelDrafter(TableLM(3, seed=9), expansion=Expansion(nodes))  # noqa: E731
+    target = sure_start(3, 1)
+    error = enumeration_error(target, make, prompt=PROMPT, length=gamma + 2, gamma=gamma, law=law, drafts=drafts)
+    assert error < EXACT
+
+
+@pytest.mark.parametrize("coupling", ["rejection", "gumbel"])
+def test_chi_square_through_the_real_noise(coupling: Any) -> None:
+    target, drafter, processor = TableLM(8, seed=21), TableLM(8, seed=22), make_processor(1.0, 5, 1.0, 0.0)
+
+    def sampler(seed: int) -> KeyedSampler:
+        return KeyedSampler(processor, seed, coupling=coupling)
+
+    make = lambda: ModelDrafter(drafter, expansion=Expansion(6))  # noqa: E731
+    counts = sample_counts(target, make, sampler, prompt=[0, 1], length=3, gamma=2, samples=SAMPLES)
+    assert chi_square_p(counts, exact_law(target, [0, 1], NaiveLaw(top_k=5), 3)) > HOPELESS
+
+
+def test_point_mass_trees_say_plain_decodings_text_with_the_same_seed() -> None:
+    target, drafter, processor = TableLM(8, seed=21), TableLM(8, seed=22), make_processor(0.9, 0, 0.9, 0.0)
+    for seed in range(5):
+        sampler = lambda: KeyedSampler(processor, seed, draft_sampling="greedy")  # noqa: B023, E731
+        plain = answers(target, [[0, 1], [2]], None, sampler(), length=30)
+        tree = ModelDrafter(drafter, expansion=Expansion(12))
+        assert answers(target, [[0, 1], [2]], tree, sampler(), length=30, gamma=3) == plain
+
+
+def test_a_real_network_says_the_same_and_keeps_its_cache() -> None:
+    """Ragged rows, siblings accepted on the way: the slots are gathered, the text is plain decoding's."""
+    model = tiny_model()
+    target, drafter = CausalLM(model), CausalLM(noisy_copy(model, 0.3), "drafter")
+    prompts = [[5, 6, 7, 8, 9], [11, 12]]
+    sampler = KeyedSampler(make_processor(0.0, 0, 1.0, 0.0))
+    events = decode(target, prompts, ModelDrafter(drafter, expansion=Expansion(14)), sampler, length=40, gamma=3)
+    for row, prompt in enumerate(prompts):
+        said = [token for step in steps(events, row) for token in step.emitted]
+        assert same_or_tied(said, transformers_greedy(model, prompt, 40, ())) != "different"
+    beside = [node for step in steps(events) for node in step.path if step.parents[node] != node - 1]
+    assert beside, "no sibling was ever accepted: the test shows nothing"
