@@ -15,7 +15,7 @@ import mmap
 import os
 import zlib
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,13 +74,16 @@ class StaticTables:
 
     def next(self, tail: list[int], least: int = 1) -> Known | None:
         """The best token behind the longest known suffix of `tail` that has at least `least` tokens."""
+        return next(self.every(tail, least), None)
+
+    def every(self, tail: list[int], least: int = 1) -> Iterator[Known]:
+        """The best token behind each known suffix of `tail` of at least `least` tokens, the longest first."""
         keys = suffix_keys(tail, self.max_n)
         for size in range(len(keys), least - 1, -1):
             known, tokens, confidence = self._levels[size - 1]
             at = bisect_left(known, keys[size - 1])
             if at < len(known) and known[at] == keys[size - 1]:
-                return Known(size, tokens[at], confidence[at] / 255)
-        return None
+                yield Known(size, tokens[at], confidence[at] / 255)
 
     @staticmethod
     def open(path: str | Path, *, vocab_size: int | None = None, fingerprint: str | None = None) -> StaticTables:

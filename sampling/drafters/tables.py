@@ -8,6 +8,7 @@ whole chain holds falls below `least`. Needs no model and knows none.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ LONGEST = 5
 SURE_MATCH = 2
 """A match this long is followed before the tables are asked (docs/notes.md has the comparison)."""
 LEAST = 0.06
-_CHANCE = (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
+CHANCE = (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
 """How often a match of so many tokens held on recorded answers that no table had seen."""
 
 
@@ -61,11 +62,14 @@ class MatchIndex:
 
     def next(self, tail: list[int], least: int = 1, most: int | None = None) -> tuple[int, int] | None:
         """(size, token): the longest suffix of `tail` of `least` … `most` tokens that occurred before."""
+        return next(self.every(tail, least, most), None)
+
+    def every(self, tail: list[int], least: int = 1, most: int | None = None) -> Iterator[tuple[int, int]]:
+        """The same of all such suffixes, the longest first."""
         for size in range(min(self.longest if most is None else most, len(tail)), least - 1, -1):
             token = self._next[size].get(tuple(tail[-size:]))
             if token is not None:
-                return size, token
-        return None
+                yield size, token
 
     def copy(self) -> MatchIndex:
         """An independent index of the same sequence."""
@@ -154,7 +158,7 @@ class TablesDrafter:
             known = self.tables.next(tail) if self.tables is not None else None
             if known is not None and (match is None or known.size > 1):
                 return Found(known.token, TABLES, known.confidence)
-        return None if match is None else Found(match[1], MATCH, _CHANCE[match[0]])
+        return None if match is None else Found(match[1], MATCH, CHANCE[match[0]])
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         return None  # the index follows the rows it is shown
