@@ -15,7 +15,10 @@ from sampling.events import Step
 
 
 class Drafted(NamedTuple):
-    """One draft of a round. q and p are None where it was not examined; `source` where it is not known."""
+    """One draft of a round. q and p are None where it was not examined; `source` where it is not known.
+
+    `depth` says how far in it stands: of a chain 0 everywhere, of a tree the nodes above it.
+    """
 
     number: int
     text: str
@@ -23,6 +26,7 @@ class Drafted(NamedTuple):
     q: float | None
     p: float | None
     fate: str  # accepted, rejected or discarded
+    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +44,44 @@ def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> Round:
 
     Where a character is split over tokens that are not committed its text is only near.
     """
-    texts = window.ahead([*ahead, *step.drafted])[len(ahead) :]
+    tree = step.is_tree
+    texts = _texts(step, window, ahead)
     examined = [*step.path, *step.rejected]
     figures = {node: pair for node, *pair in zip(examined, step.draft_p, step.target_p, strict=False)}
     fates = dict.fromkeys(step.path, "accepted") | dict.fromkeys(step.rejected, "rejected")
-    drafts = []
-    for node, text in enumerate(texts):
+    drafts, depths = [], step.depths
+    for node in _downwards(step) if tree else range(len(texts)):
         q, p = figures.get(node, (None, None))
         source = step.source[node] if node < len(step.source) else None
-        drafts.append(Drafted(node + 1, text, source, q, p, fates.get(node, "discarded")))
+        depth = depths[node] if tree else 0
+        drafts.append(Drafted(node + 1, texts[node], source, q, p, fates.get(node, "discarded"), depth))
     own = "" if step.token is None else window.ahead([*ahead, *step.emitted])[-1]
     inner = zip(step.inner, starts(step), strict=True)
     reviews = tuple(read(one, window, [*ahead, *step.drafted[:start]]) for one, start in inner)
     return Round(step, tuple(drafts), own, reviews)
+
+
+def _texts(step: Step, window: Window, ahead: Sequence[int]) -> list[str]:
+    """What each draft reads like behind those above it."""
+    if not step.is_tree:
+        return window.ahead([*ahead, *step.drafted])[len(ahead) :]
+    paths: list[list[int]] = []
+    for token, parent in zip(step.drafted, step.parents, strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else ahead), token])
+    return [window.ahead(path)[-1] for path in paths]
+
+
+def _downwards(step: Step) -> list[int]:
+    """The nodes of a tree, each followed by those below it."""
+    kids: dict[int, list[int]] = {}
+    for node, parent in enumerate(step.parents):
+        kids.setdefault(parent, []).append(node)
+    found, waiting = [], list(reversed(kids.get(-1, [])))
+    while waiting:
+        node = waiting.pop()
+        found.append(node)
+        waiting += reversed(kids.get(node, []))
+    return found
 
 
 def starts(step: Step) -> list[int]:

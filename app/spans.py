@@ -136,20 +136,17 @@ class Spanner:
     def _step(self, step: Step) -> None:
         for node in step.path:
             self._commit(step.drafted[node], "accepted", _source(step, node))
-        for node in step.rejected:
-            self._add(self._window.ahead([step.drafted[node]])[0], "rejected", _source(step, node))
-        self._discard(step)
+        self._refuse(step)
         if step.token is not None:
             self._commit(step.token, self._own)
 
-    def _discard(self, step: Step) -> None:
-        discarded = step.discarded
-        if not discarded:
-            return
-        before = [step.drafted[node] for node in step.rejected[:1]]
-        texts = self._window.ahead([*before, *(step.drafted[node] for node in discarded)])
-        for node, text in zip(discarded, texts[len(before) :], strict=True):
-            self._add(text, "discarded", _source(step, node))
+    def _refuse(self, step: Step) -> None:
+        """The refused draft and what was discarded behind it; of a tree the best branch stands for all."""
+        branch = step.branch or (() if step.is_tree else step.discarded)
+        texts = self._window.ahead(step.drafted[node] for node in branch)
+        for place, (node, text) in enumerate(zip(branch, texts, strict=True)):
+            kind: Kind = "rejected" if place == 0 and step.rejected else "discarded"
+            self._add(text, kind, _source(step, node))
 
     def _commit(self, token: int, kind: Kind, source: int = 0) -> None:
         self.ids.append(token)

@@ -143,12 +143,14 @@ class Trace(Drawn):
         return flow(fields, self.look, 4)
 
     def _draft(self, draft: Drafted, level: int = 0) -> list[Row]:
+        inside = level > 0
+        level += draft.depth
         columns = max(_LEAST, self._text - _STEP * level)
         quoted = self._quoted(draft.text, columns)
         pad = " " * (columns - cell_len(quoted)) if self._wide else ""
         fields = [field(f"{draft.number:>2}"), field(quoted, self._role(draft.fate, draft.source))]
         fields.append(field(pad, "plain", ""))
-        fields += [field(text) for text in self._figures(draft, inside=level > 0)]
+        fields += [field(text) for text in self._figures(draft, inside=inside)]
         fate = draft.fate if self.look.width >= _FATES else draft.fate[:3]
         name = "" if draft.source is None or len(self.names) < 2 else self._name(draft.source)
         fields.append(field(fate, "strong" if draft.fate == "rejected" else draft.fate))

@@ -89,6 +89,33 @@ class Step:
         return tuple(i for i in range(len(self.drafted)) if i not in seen)
 
     @property
+    def branch(self) -> tuple[int, ...]:
+        """Indices of the best branch that was refused: the first refused node and the first children behind it.
+
+        Of a chain that is the refused draft and all that were discarded.
+        """
+        found = list(self.rejected[:1])
+        while found:
+            child = next((i for i, parent in enumerate(self.parents) if parent == found[-1]), None)
+            if child is None:
+                break
+            found.append(child)
+        return tuple(found)
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether a node has siblings."""
+        return any(parent != i - 1 for i, parent in enumerate(self.parents))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The depth of every node, 0 for children of the committed prefix."""
+        found: list[int] = []
+        for parent in self.parents:
+            found.append(0 if parent < 0 else found[parent] + 1)
+        return tuple(found)
+
+    @property
     def seconds(self) -> float:
         """Compute of the whole round, in seconds."""
         return self.draft_s + self.verify_s + self.sample_s + self.overhead_s

@@ -25,14 +25,6 @@ def _bump(counts: list[int], index: int) -> None:
     counts[index] += 1
 
 
-def _depths(step: Step) -> list[int]:
-    """The depth of every draft node, 0 for children of the committed prefix."""
-    depths: list[int] = []
-    for parent in step.parents:
-        depths.append(0 if parent < 0 else depths[parent] + 1)
-    return depths
-
-
 class Meter:
     """Adds up the events of one row; `stats` and `ids` may be read at any time.
 
@@ -119,9 +111,9 @@ class Meter:
         self._propose(step)
         for review in step.inner:
             self._review(review)
-        rejected = step.rejected
+        rejected = step.rejected[:1]  # of siblings the first stands for all: one refusal a round
         self._drafts.update(drafted=len(step.drafted), accepted=len(step.path), rejected=len(rejected))
-        depths = _depths(step)
+        depths = step.depths
         self._width = max([self._width, step.gamma, *(depth + 1 for depth in depths)])
         for node in (*step.path, *rejected):
             _bump(self._examined_at, depths[node])
@@ -131,7 +123,7 @@ class Meter:
 
     def _propose(self, step: Step) -> None:
         """Who proposed the drafts of a round, and how those fared that nobody had reviewed."""
-        accepted, examined = set(step.path), {*step.path, *step.rejected}
+        accepted, examined = set(step.path), {*step.path, *step.rejected[:1]}
         for node, source in enumerate(step.source):
             self._sources.extend([0, 0] for _ in range(source + 1 - len(self._sources)))
             self._sources[source][0] += 1
