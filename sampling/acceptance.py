@@ -7,8 +7,10 @@ drafter that falls silent is not overrated. Knows outcomes only: no tokens, laws
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
+
+from sampling.events import Step
 
 WEIGHT = 0.3  # of the newest outcome in the quick mean, and of the first one in the steady mean
 PRIOR = 0.85
@@ -16,6 +18,22 @@ MEMORY = 0.98  # what an outcome keeps of its weight in the steady mean from rou
 SHIFT = 0.5  # quick and steady mean so far apart: the text has changed
 GIVEN_WEIGHT = 0.1  # of the newest round in the chance that a position is drafted at all
 BORROWED = 6.0  # outcomes that the position before is worth as a guess for this one
+RANK_PRIOR, RANK_WORTH = 0.5, 2.0  # chance of the best node of a tree, and outcomes that it is worth
+RANK_BORROWED, RANK_FALL = 8.0, 0.8  # outcomes that the node before is worth as a guess, and how much less likely this is
+    8.0,
+    0.8,
+)  # outcomes that the node before is worth as a guess, and how much less likely one is
+RANK_MEMORY = 0.99  # single nodes hold seldom: their chances need more rounds than positions do
+
+
+def chain_accepted(step: Step) -> int:
+    """How many nodes of the first chain, first children all the way, were accepted."""
+    chain = -1
+    for count, node in enumerate(step.path):
+        if next(i for i, parent in enumerate(step.parents) if parent == chain) != node:
+            return count
+        chain = node
+    return len(step.path)
 
 
 class Acceptance:
@@ -35,6 +53,12 @@ class Acceptance:
         self._count = [start] + [0.0] * (limit - 1)
         self._quick: list[float | None] = [None] * limit
         self._given = [1.0] * limit  # P(position j is drafted | j is asked for)
+
+    def learn(self, steps: Sequence[Step]) -> None:
+        """One round, a Step a row; of a tree the chain that its siblings stand beside counts."""
+        self.add([(step.gamma, chain_accepted(step), step.token is None) for step in steps])
+        for step in steps:
+            self.add_given(step.gamma, max(step.depths, default=-1) + 1)
 
     def add(self, outcomes: Sequence[tuple[int, int, bool]]) -> None:
         """One round of one or more rows: (asked, accepted, ended) of each.
@@ -89,6 +113,46 @@ class Acceptance:
         for deeper in range(place + 1, len(self._sum)):
             self._sum[deeper] = self._count[deeper] = 0.0
             self._quick[deeper] = None
+
+
+class Ranks:
+    """Estimates for trees whose nodes come in falling worth: how often node r is on the accepted path, drafted or not.
+
+    `alphas` are the ratios of neighbours, so that :func:`expected_tokens` gives 1 + Σ_{r≤N} of those chances.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._sum = [RANK_WORTH * RANK_PRIOR] + [0.0] * (limit - 1)
+        self._count = [RANK_WORTH] + [0.0] * (limit - 1)
+        self._given = [1.0] * limit
+
+    def learn(self, steps: Sequence[Step]) -> None:
+        """One round, a Step a row."""
+        self._sum = [RANK_MEMORY * total for total in self._sum]
+        self._count = [RANK_MEMORY * count for count in self._count]
+        for step in steps:
+            for rank in range(min(step.gamma, len(self._sum))):
+                self._sum[rank] += rank in step.path
+                self._count[rank] += 1.0
+                self._given[rank] += (float(len(step.drafted) > rank) - self._given[rank]) * GIVEN_WEIGHT
+
+    @property
+    def chances(self) -> list[float]:
+        """P(node r is drafted and accepted | it is asked for), best node first; an untried one leans on the last."""
+        found: list[float] = []
+        for total, count in zip(self._sum, self._count, strict=True):
+            guess, worth = (RANK_FALL * found[-1], RANK_BORROWED) if found else (RANK_PRIOR, 0.0)
+            found.append((total + worth * guess) / (count + worth))
+        return found
+
+    @property
+    def alphas(self) -> list[float]:
+        return [here / before for before, here in pairwise([1.0, *self.chances])]
+
+    @property
+    def given(self) -> list[float]:
+        """P(node r is drafted | it is asked for)."""
+        return self._given
 
 
 def expected_tokens(alphas: Sequence[float]) -> list[float]:

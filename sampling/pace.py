@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sampling.acceptance import Acceptance, expected_tokens
+from sampling.acceptance import Acceptance, Ranks, expected_tokens
 from sampling.costs import Costs
 from sampling.events import Step
 
@@ -100,7 +100,7 @@ class GoodputPace:
 
     def reset(self) -> None:
         """Forget the conversation. What rounds cost stays known: it is the machine's, not the text's."""
-        self.acceptance = Acceptance(self.gamma_max)
+        self.acceptance = self._acceptance()
         self.last: int | None = None  # gamma of the last round
         self.chosen = 0  # gamma of the last round that was neither a probe nor a plain pass for timing
         self.rounds = self.probes = 0
@@ -112,6 +112,9 @@ class GoodputPace:
         self._calls = 1.0  # share of the drafting rounds in which the drafter runs a model; 1 where it has none
         self._called = False  # whether it ever ran one
         self.begin()
+
+    def _acceptance(self) -> Acceptance | Ranks:
+        return Acceptance(self.gamma_max)
 
     def begin(self) -> None:
         """A new answer: its costs are counted from here. What is known of the drafter stays."""
@@ -190,7 +193,7 @@ class GoodputPace:
     def _learn(self, steps: list[Step]) -> None:
         asked, given = max(step.gamma for step in steps), max(len(step.drafted) for step in steps)
         called = any(len(step.calls) > 1 for step in steps)  # the target's own call is always there
-        paid = self._paid(max(given, 1), called) if asked else 0
+        paid = self._paid(max(1, *map(self._paid_for, steps)), called) if asked else 0
         draft_s, verify_s = sum(step.draft_s for step in steps), sum(step.verify_s for step in steps)
         self.costs.add(given + 1, paid, self._idle, draft_s, verify_s, called)
         self._enter(steps, given + 1, paid)
@@ -199,13 +202,14 @@ class GoodputPace:
         if asked == 0:
             self._idle += 1
             return
-        outcomes = [(step.gamma, len(step.path), step.token is None) for step in steps]
-        self.acceptance.add(outcomes)
-        for step in steps:
-            self.acceptance.add_given(step.gamma, len(step.drafted))
+        self.acceptance.learn(steps)
         if self.chosen == 0 and self.costs.drafting_known:
-            self._probed(any(accepted for _, accepted, _ in outcomes))
+            self._probed(any(step.path for step in steps))
         self._idle = 0
+
+    def _paid_for(self, step: Step) -> int:
+        """Drafted tokens that cost c."""
+        return len(step.drafted)
 
     def _paid(self, drafted: int, called: bool) -> int:
         """Of so many drafted tokens those that cost c: none where a drafter with a model has not run it."""

@@ -1,0 +1,100 @@
+"""`gamma auto` for trees: how deep and how wide, by measured goodput (sampling/pace.py chooses for chains).
+
+A best-first tree needs no second figure: its nodes come in falling worth, so gamma counts nodes and each has a chance
+of its own (:class:`sampling.acceptance.Ranks`). A chain with siblings has two: gamma is its depth, for which the
+drafter is paid, and beside it stand as many siblings as their chance to be taken where the chain is refused is worth
+in v(n). Knows no drafter, no tokens and no clock; decides from past rounds only, as every pace does.
+"""
+
+from __future__ import annotations
+
+from sampling.acceptance import MEMORY, Acceptance, Ranks, chain_accepted, expected_tokens
+from sampling.costs import Costs
+from sampling.drafters.expand import Expansion
+from sampling.events import Step
+from sampling.pace import GAMMA_MAX, SLACK, GoodputPace
+
+SIBLINGS = (0, 1, 2, 4, 6, 8, 12, 16, 24)  # how many may stand beside a chain
+HALF = 10.0  # siblings that are thought to be taken every other time where the chain is refused
+WORTH = 3.0  # refusals that this guess is worth
+
+
+class RankPace(GoodputPace):
+    """For trees that grow best first: gamma counts nodes."""
+
+    def _acceptance(self) -> Acceptance | Ranks:
+        return Ranks(self.gamma_max)
+
+
+class Rescue:
+    """How often a sibling is taken where the chain is refused: m / (m + HALF), times what past refusals say of that."""
+
+    def __init__(self) -> None:
+        self._taken = self._thought = WORTH
+
+    def learn(self, step: Step) -> None:
+        """A round; only one with siblings whose chain was refused says anything."""
+        length = max(step.depths, default=-1) + 1
+        beside, kept = len(step.drafted) - length, chain_accepted(step)
+        taken = len(step.path) > kept
+        if not beside or not (taken or (step.token is not None and kept < length)):
+            return
+        self._taken = MEMORY * self._taken + taken
+        self._thought = MEMORY * self._thought + _thought(beside)
+
+    def __call__(self, siblings: int) -> float:
+        """The chance with so many siblings."""
+        return min(0.95, _thought(siblings) * self._taken / self._thought)
+
+
+def _thought(siblings: int) -> float:
+    return siblings / (siblings + HALF)
+
+
+class ExpandingPace(GoodputPace):
+    """For a model's chain with siblings: gamma is the depth; `expansion` is told how many nodes a round may have."""
+
+    def __init__(self, expansion: Expansion, most: int, gamma_max: int = GAMMA_MAX, costs: Costs | None = None) -> None:
+        """`most`: nodes of a round, chain and siblings together."""
+        self.expansion, self.most = expansion, most
+        super().__init__(gamma_max, costs)
+
+    def reset(self) -> None:
+        super().reset()
+        self.rescue = Rescue()
+
+    def gamma(self, rows: list[int]) -> list[int]:
+        """The depth of the coming round, the same for all rows."""
+        found = super().gamma(rows)
+        self.expansion.nodes = max(found) + (self._beside(max(found)) if self.costs.drafting_known else 2)
+        return found
+
+    @property
+    def rates(self) -> list[float]:
+        """Expected tokens per plain pass for each depth, with the number of siblings that is best there."""
+        limit = len(super().rates) - 1
+        return [max(self._rate(gamma, beside) for beside in self._options(gamma)) for gamma in range(limit + 1)]
+
+    def _options(self, gamma: int) -> list[int]:
+        return [count for count in SIBLINGS if gamma and gamma + count <= self.most] or [0]
+
+    def _beside(self, gamma: int) -> int:
+        spare = self._account.spare(self.costs) + SLACK - gamma * self.costs.c
+        v = self.costs.v(gamma + max(self._options(gamma)) + 1)
+        fits = [count for count in self._options(gamma) if v[gamma + count] - 1 <= spare] or [0]
+        return max(fits, key=lambda count: (self._rate(gamma, count), -count))
+
+    def _rate(self, gamma: int, beside: int) -> float:
+        alphas = self.acceptance.alphas[:gamma]
+        chain = expected_tokens(alphas)
+        whole = chain[gamma] - chain[gamma - 1] if gamma else 1.0  # the chance that all of the chain is accepted
+        tokens = chain[gamma] + (1 - whole) * self.rescue(beside)
+        return tokens / (gamma * self._calls * self.costs.c + self.costs.v(gamma + beside + 1)[-1])
+
+    def _learn(self, steps: list[Step]) -> None:
+        for step in steps:
+            self.rescue.learn(step)
+        super()._learn(steps)
+
+    def _paid_for(self, step: Step) -> int:
+        return max(step.depths, default=-1) + 1

@@ -1,0 +1,108 @@
+"""`gamma auto` for trees: what is learned of nodes and siblings, and how deep and wide a tree gets at planted costs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from sampling.acceptance import Ranks, chain_accepted, expected_tokens
+from sampling.drafters.expand import Expansion
+from sampling.events import Step
+from sampling.tree_pace import ExpandingPace, RankPace, Rescue
+from tests.pacing import PLAIN, flat, make_step, packed, unpacked
+
+V = Callable[[int], float]
+
+
+def tree_step(gamma: int, parents: tuple[int, ...], path: tuple[int, ...], c: float = 0.0, v: float = 1.0) -> Step:
+    from dataclasses import replace
+
+    return replace(
+        make_step(gamma, len(parents), 0, c * PLAIN, v * PLAIN), parents=parents, path=path, drafted=(1,) * len(parents)
+    )
+
+
+BESIDE = (-1, 0, -1, -1, 0)  # a chain of two, two siblings of its first node and one of its second
+
+
+@pytest.mark.parametrize(("path", "kept"), [((), 0), ((0,), 1), ((0, 1), 2), ((2,), 0), ((0, 4), 1)])
+def test_how_much_of_the_chain_was_accepted(path: tuple[int, ...], kept: int) -> None:
+    assert chain_accepted(tree_step(2, BESIDE, path)) == kept
+
+
+def test_ranks_learn_the_chance_of_every_node() -> None:
+    ranks = Ranks(4)
+    for turn in range(400):
+        path = (0, 2) if turn % 2 else (1,) if turn % 4 else ()
+        ranks.learn([tree_step(3, (-1, -1, 0), path)])
+    assert ranks.chances[:3] == pytest.approx([0.5, 0.25, 0.5], abs=0.03)
+    assert expected_tokens(ranks.alphas)[3] == pytest.approx(1 + sum(ranks.chances[:3]))
+    assert ranks.chances[3] == pytest.approx(0.8 * ranks.chances[2])  # never tried: somewhat less than the one before
+
+
+def test_siblings_are_judged_where_the_chain_was_refused() -> None:
+    rescue = Rescue()
+    before = rescue(3)
+    for path in ((0, 1), ()):  # accepted to its end: says nothing; refused, and no sibling taken
+        rescue.learn(tree_step(2, BESIDE, path))
+    assert rescue(3) < before
+    low = rescue(3)
+    for path in ((2,), (0, 4), (3,)):
+        rescue.learn(tree_step(2, BESIDE, path))
+    assert rescue(3) > low
+    assert rescue(0) == 0 < rescue(3) < rescue(8)
+
+
+def grown(pace: RankPace, chances: list[float], v: V, rounds: int = 300) -> list[int]:
+    """The gammas of rounds in which node r is accepted with chances[r]."""
+    noise, gammas = random.Random(3), []
+    for _ in range(rounds):
+        (gamma,) = pace.gamma([0])
+        path = tuple(rank for rank in range(gamma) if noise.random() < chances[rank])
+        pace.observe(tree_step(gamma, (-1,) * gamma, path, 0.002, v(gamma + 1)))
+        gammas.append(gamma)
+    return gammas
+
+
+@pytest.mark.parametrize("v", [flat, packed, unpacked])
+def test_a_best_first_tree_is_about_as_large_as_its_nodes_are_worth(v: V) -> None:
+    """Node r holds with .4 / (r + 1). What is chosen brings 98% of what the best size would."""
+    chances = [0.4 / (rank + 1) for rank in range(16)]
+    true = [(1 + sum(chances[:size])) / (0.002 * size + v(size + 1)) for size in range(17)]
+    gammas = grown(RankPace(), chances, v)
+    late = sorted(gammas[150:])
+    assert true[late[len(late) // 2]] > 0.98 * max(true)
+
+
+def expanded(v: V, taken: float, alpha: float = 0.3, c: float = 0.07, rounds: int = 300) -> list[tuple[int, int]]:
+    """(depth, siblings) of rounds of a chain whose refusal a sibling mends with chance `taken`, if there are six."""
+    noise, found = random.Random(5), []
+    expansion = Expansion()
+    pace = ExpandingPace(expansion, 24)
+    for _ in range(rounds):
+        (depth,) = pace.gamma([0])
+        beside = expansion.nodes - depth if depth else 0
+        parents = (*range(-1, depth - 1), *(-1,) * beside)
+        kept = next((at for at in range(depth) if noise.random() >= alpha), depth)
+        mends = kept == 0 < depth and noise.random() < taken * min(1.0, beside / 6)
+        path = (depth,) if mends and beside else tuple(range(kept))
+        pace.observe(tree_step(depth, parents, path, c * depth, v(1 + depth + beside)))
+        found.append((depth, beside))
+    return found
+
+
+def test_siblings_stand_where_passes_are_flat_and_not_where_they_are_dear() -> None:
+    late = expanded(flat, 0.6)[100:]
+    assert sorted(beside for depth, beside in late if depth)[len(late) // 2] >= 6
+    dear = expanded(unpacked, 0.6)[100:]
+    assert sum(depth + beside for depth, beside in dear) < len(dear)
+
+
+def test_siblings_that_are_never_taken_are_given_up() -> None:
+    def middle(taken: float) -> int:
+        late = [beside for depth, beside in expanded(packed, taken)[150:] if depth]
+        return sorted(late)[len(late) // 2]
+
+    assert middle(0.0) < middle(0.7)
