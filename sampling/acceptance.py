@@ -19,10 +19,8 @@ SHIFT = 0.5  # quick and steady mean so far apart: the text has changed
 GIVEN_WEIGHT = 0.1  # of the newest round in the chance that a position is drafted at all
 BORROWED = 6.0  # outcomes that the position before is worth as a guess for this one
 RANK_PRIOR, RANK_WORTH = 0.5, 2.0  # chance of the best node of a tree, and outcomes that it is worth
-RANK_BORROWED, RANK_FALL = 8.0, 0.8  # outcomes that the node before is worth as a guess, and how much less likely this is
-    8.0,
-    0.8,
-)  # outcomes that the node before is worth as a guess, and how much less likely one is
+RANK_BORROWED = 8.0  # outcomes that the node before is worth as a guess for this one
+RANK_FALL = 0.8  # how likely that guess thinks it, relative to the node before
 RANK_MEMORY = 0.99  # single nodes hold seldom: their chances need more rounds than positions do
 
 
