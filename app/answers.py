@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SHOWN = (
     *("gamma", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed"),
     *("repetition_penalty", "no_repeat_ngram"),
-    *("coupling", "draft_sampling", "verify", "system", "chat", "template"),
+    *("coupling", "draft_sampling", "verify", "expand", "nodes", "system", "chat", "template"),
     *("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset"),
     *("cascade", "k_matrix", "lenience"),
     *("num_beams", "beam_top_k", "min_length", "length_penalty"),

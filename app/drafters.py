@@ -13,7 +13,9 @@ from app.students import Students, UnusableDrafterError
 from sampling.cascades import cascade_of, chain_of
 from sampling.causal import CausalLM
 from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter, StaticTables, TablesDrafter
+from sampling.drafters.expand import Expansion
 from sampling.drafters.max_gram import MaxGramDrafter
+from sampling.drafters.table_tree import TableTreeDrafter
 from sampling.drafters.takeover import TakeOverDrafter
 from sampling.encdec import lm_of
 from sampling.types import LM, Drafter
@@ -87,9 +89,10 @@ class Drafters:
             return (kind, *cascade, *ngram)
         if kind == "ngram":
             return (kind, *_ngram_settings(settings).values())
+        grown = (settings.expand, settings.nodes)
         if kind in MATCHED or trained_kind(kind) is not None:
-            return (kind, settings.gamma == "auto")
-        return (kind,)
+            return (kind, settings.gamma == "auto", *grown)
+        return (kind, *grown)
 
     def from_laws(self, kind: str, settings: Settings) -> bool:
         """Whether drafts of this kind may be drawn from a model's law."""
@@ -99,20 +102,28 @@ class Drafters:
 
     def make(self, kind: str, settings: Settings) -> Drafter:
         """A new drafter; UsageError if the pair lacks what it is made of."""
-        auto = settings.gamma == "auto"
         if kind in CASCADES:
             return self._cascade(kind, settings)
-        if kind == "static":
-            return TablesDrafter(self._static(), longest=0)
-        if kind == "match":
-            return TablesDrafter(None)
         if (trained := BEHIND.get(kind, MATCHED.get(kind))) is not None:
             first = TablesDrafter(self.tables() if kind in BEHIND else None)
-            then = self.students.drafter(trained, LEAST if auto else 0.0)
-            return TakeOverDrafter(first, then, sure=SURE, learn=auto)
+            auto = settings.gamma == "auto"
+            return TakeOverDrafter(first, self._trained(trained, settings), sure=SURE, learn=auto)
         if kind in STUDENTS:
-            return self.students.drafter(kind, LEAST if auto else 0.0)
+            return self._trained(kind, settings)
+        if kind in ("static", "match", "tables"):
+            return self._looking_up(kind, settings)
         return self._simple(kind, settings)
+
+    def _trained(self, kind: str, settings: Settings) -> Drafter:
+        least = LEAST if settings.gamma == "auto" else 0.0
+        return self.students.drafter(kind, least, _expansion(settings))
+
+    def _looking_up(self, kind: str, settings: Settings) -> Drafter:
+        """Drafts from what was said and from tables: as a tree, or as a chain."""
+        make = TableTreeDrafter if settings.expand == "dynamic" else TablesDrafter
+        if kind == "static":
+            return make(self._static(), longest=0)
+        return make(self.tables() if kind == "tables" else None)
 
     def _simple(self, kind: str, settings: Settings) -> Drafter:
         """A drafter that is no trained one and made of no others."""
@@ -123,7 +134,7 @@ class Drafters:
         if kind == "maxgram":
             return MaxGramDrafter(self.tables())
         if kind == "model" and self.model is not None:
-            return ModelDrafter(self.model)
+            return ModelDrafter(self.model, expansion=_expansion(settings))
         return NoDrafter()
 
     def _static(self) -> StaticTables:
@@ -180,6 +191,10 @@ class Drafters:
                 raise UsageError(f"lane {kind}: no model {name} is loaded for the cascade, have {have}{hint}")
             self._models[name] = lm_of(loaded.cascade_models[name].model, name, loaded.vocab_size)
         return self._models[name]
+
+
+def _expansion(settings: Settings) -> Expansion | None:
+    return None if settings.expand == "none" else Expansion(settings.nodes)
 
 
 def _tuples(matrix: list[list[int]] | None) -> Matrix:

@@ -22,6 +22,7 @@ from sampling.events import Event
 from sampling.loop import generate, never
 from sampling.pace import GoodputPace
 from sampling.sampler import KeyedSampler
+from sampling.tree_pace import pace_of
 from sampling.types import LM, Drafter, FixedPace, Limits, Session
 from utils.errors import UsageError
 from utils.logits_processors import make_processor
@@ -271,11 +272,10 @@ class Engine:
 
     def _pace(self, name: str, drafter: Drafter, settings: Settings) -> GoodputPace | None:
         """Under `gamma auto` the lane's pace: it lives as long as its drafter does."""
-        most = getattr(drafter, "most", None)
-        if settings.gamma != "auto" or isinstance(drafter, NoDrafter) or most == 0:
+        if settings.gamma != "auto" or isinstance(drafter, NoDrafter) or getattr(drafter, "most", None) == 0:
             return None
         found = self._paces.get(name)
         if found is None or found[0] is not drafter:
             costs = self._costs.setdefault((name, self._kept[name][0]), Costs())
-            found = self._paces[name] = (drafter, GoodputPace(costs=costs, whole=most))
+            found = self._paces[name] = (drafter, pace_of(drafter, costs, settings.nodes))
         return found[1]

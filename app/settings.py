@@ -56,6 +56,8 @@ class Settings(_Record):
     coupling: str = default("coupling")
     draft_sampling: str = default("draft_sampling")
     verify: str = default("verify")
+    expand: str = default("expand")
+    nodes: int = default("nodes")
     system: str = default("system")
     chat: bool = default("chat")
     template: str = default("template")

@@ -13,6 +13,7 @@ import torch
 
 from sampling.causal import CausalLM
 from sampling.drafters import FeatureDrafter, GlideLM, ModelDrafter
+from sampling.drafters.expand import Expansion
 from sampling.student import Student
 from sampling.student_file import load_student, read_config
 from sampling.student_network import StudentNetwork
@@ -58,14 +59,14 @@ class Students:
             self._fresh[kind] = self._build(kind)
         return self._fresh[kind].lm
 
-    def drafter(self, kind: str, least: float = 0.0) -> Drafter:
+    def drafter(self, kind: str, least: float = 0.0, expansion: Expansion | None = None) -> Drafter:
         """A new drafter of this kind, on the weights of those before it; UserError as :meth:`lm`.
 
-        `least` as in :class:`ModelDrafter`.
+        `least` and `expansion` as in :class:`ModelDrafter`.
         """
         self.lm(kind)
         made = copy.copy(self._fresh[kind])
-        made.least = least
+        made.least, made.expansion = least, expansion
         return made
 
     def _build(self, kind: str) -> ModelDrafter:

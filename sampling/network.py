@@ -42,7 +42,8 @@ class ModelNetwork:
         name, attention = type(self.model).__name__, self.config._attn_implementation
         if attention not in _MASKABLE:
             raise UserError(
-                f"{name} runs with {attention} attention, which takes no 4-D mask; ragged rows need sdpa or eager"
+                f"{name} runs with {attention} attention, which takes no 4-D mask; "
+                "ragged rows and trees need sdpa or eager"
             )
         return name
 

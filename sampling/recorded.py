@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sampling.rows import common_prefix
 from sampling.types import Draft, Rows, Session
+from sampling.verify import depths_of
 from utils.errors import UserError
 
 PEAK = 1e4  # logit of the recorded token: every other one has probability 0 in float32
@@ -120,12 +121,11 @@ class RecordedSession:
 
     def score(self, rows: Rows, draft: Draft) -> Tensor:
         """[B, N+1, V]: the recorded token of each position has all the mass."""
-        if draft.parents is not None:
-            raise UserError(f"{self.lm.name} is a recording: it scores chains only")
         self._cached = [list(row) for row in rows]
         count = draft.tokens.shape[1] + 1
+        beyond = [0, *depths_of(draft.parents, count - 1)]
         said = [
-            [text[at] if at < len(text) else self.lm.end_id for at in range(len(row), len(row) + count)]
+            [text[at] if at < len(text) else self.lm.end_id for at in (len(row) + depth for depth in beyond)]
             for row, text in zip(rows, self._texts, strict=True)
         ]
         logits = torch.zeros(len(rows), count, self.lm.vocab_size)

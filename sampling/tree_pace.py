@@ -3,20 +3,34 @@
 A best-first tree needs no second figure: its nodes come in falling worth, so gamma counts nodes and each has a chance
 of its own (:class:`sampling.acceptance.Ranks`). A chain with siblings has two: gamma is its depth, for which the
 drafter is paid, and beside it stand as many siblings as their chance to be taken where the chain is refused is worth
-in v(n). Knows no drafter, no tokens and no clock; decides from past rounds only, as every pace does.
+in v(n). Knows drafters by their class, no tokens and no clock; decides from past rounds only, as every pace does.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from sampling.acceptance import MEMORY, Acceptance, Ranks, chain_accepted, expected_tokens
 from sampling.costs import Costs
 from sampling.drafters.expand import Expansion
+from sampling.drafters.table_tree import TableTreeDrafter
 from sampling.events import Step
 from sampling.pace import GAMMA_MAX, SLACK, GoodputPace
 
 SIBLINGS = (0, 1, 2, 4, 6, 8, 12, 16, 24)  # how many may stand beside a chain
 HALF = 10.0  # siblings that are thought to be taken every other time where the chain is refused
+MOST_NODES = 24  # of a best-first tree
 WORTH = 3.0  # refusals that this guess is worth
+
+
+def pace_of(drafter: Any, costs: Costs, nodes: int) -> GoodputPace:
+    """What chooses gamma for a drafter whose rounds may have so many nodes."""
+    if isinstance(drafter, TableTreeDrafter):
+        return RankPace(min(nodes, MOST_NODES), costs)
+    expansion = getattr(drafter, "expansion", None)
+    if isinstance(expansion, Expansion):
+        return ExpandingPace(expansion, nodes, costs=costs)
+    return GoodputPace(costs=costs, whole=getattr(drafter, "most", None))
 
 
 class RankPace(GoodputPace):

@@ -76,14 +76,17 @@ def children(parents: Tensor | None, count: int) -> Tensor:
     return torch.tensor([[*nodes, *[-1] * (width - len(nodes))] for nodes in kids])
 
 
+def depths_of(parents: Tensor | None, count: int) -> list[int]:
+    """How many tokens there are on the way down to each node, itself included."""
+    depths: list[int] = []
+    for parent in range(-1, count - 1) if parents is None else parents.tolist():
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return depths
+
+
 def depth_of(parents: Tensor | None, count: int) -> int:
     """Nodes on the longest way down."""
-    if parents is None:
-        return count
-    depths: list[int] = []
-    for parent in parents.tolist():
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return max(depths, default=0)
+    return max(depths_of(parents, count), default=0)
 
 
 def descend(draft: Draft, keys: Tensor, examine: Examine) -> tuple[Tensor, Tensor]:

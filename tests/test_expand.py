@@ -10,6 +10,7 @@ import torch
 from sampling.causal import CausalLM
 from sampling.drafters import ModelDrafter
 from sampling.drafters.expand import Expansion, siblings_of
+from sampling.drafters.takeover import TakeOverDrafter
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Rows
 from tests.branching import softmax
@@ -17,6 +18,7 @@ from tests.reference import NaiveLaw, chi_square_p, exact_law, same_or_tied, tra
 from tests.runs import answers, decode, enumeration_error, sample_counts, steps
 from tests.test_enumeration import EXACT, PROMPT, sure_start
 from tests.tiny import noisy_copy, tiny_model
+from tests.toy_drafters import PointDrafter
 from tests.toys import ScriptedLM, TableLM
 from utils.logits_processors import make_processor
 
@@ -118,3 +120,25 @@ def test_a_real_network_says_the_same_and_keeps_its_cache() -> None:
         assert same_or_tied(said, transformers_greedy(model, prompt, 40, ())) != "different"
     beside = [node for step in steps(events) for node in step.path if step.parents[node] != node - 1]
     assert beside, "no sibling was ever accepted: the test shows nothing"
+
+
+def test_rows_of_a_batch_that_follow_a_match_stand_in_the_trees_first_chain() -> None:
+    """Row 0 follows three points, cut to the chain of two; row 1 has the model's tree."""
+    first = PointDrafter(4, lambda row: 3 if row[0] == 3 else None)
+    drafter = TakeOverDrafter(first, ModelDrafter(SCRIPT, expansion=Expansion(5)))
+    rows = [[3], [0]]
+    drafter.start(rows, None, None)  # type: ignore[arg-type]
+    assert drafter.expansion is not None
+    draft = drafter.propose(rows, [3, 2], KeyedSampler(make_processor(0.0)).drafting())
+    assert draft.parents is not None
+    assert draft.parents.tolist() == [-1, 0, -1, -1, -1]
+    assert draft.tokens.tolist() == [[3, 3, -1, -1, -1], [1, 2, 3, 2, 0]]
+
+
+@pytest.mark.parametrize("drafts", ["law", "greedy"])
+def test_a_batch_of_matches_and_trees_is_exact(drafts: str) -> None:
+    def make() -> TakeOverDrafter:
+        first = PointDrafter(3, lambda row: 0 if len(row) % 2 else None)
+        return TakeOverDrafter(first, ModelDrafter(TableLM(3, seed=7), expansion=Expansion(4)))
+
+    assert enumeration_error(sure_start(3, 1), make, prompt=PROMPT, length=4, gamma=2, drafts=drafts) < EXACT

@@ -51,6 +51,25 @@ def test_greedy_lanes_give_plain_decodings_text(engine: Engine, name: str, gamma
     assert ids_of(engine, name, settings) == ids_of(engine, "ar", settings)
 
 
+@pytest.mark.parametrize("gamma", [6, "auto"])
+@pytest.mark.parametrize(("name", "expand"), [("spec", "cape"), ("match", "dynamic")])
+def test_trees_give_plain_decodings_text(engine: Engine, name: str, expand: str, gamma: int | str) -> None:
+    settings = Settings(gamma=gamma, expand=expand, nodes=9, max_new_tokens=60, quiet=True)
+    lane = engine.lane(name, settings)
+    prompt = prompt_ids(engine, "one two three one two four two three one two", settings)
+    steps = [event for event in lane.run(prompt) if isinstance(event, Step)]
+    assert any(step.is_tree for step in steps) or gamma == "auto"
+    assert max(len(step.drafted) for step in steps) <= 9
+    plain = run_lane(engine.lane("ar", settings), prompt, engine.tokenizer.decode, interrupt=never).ids
+    assert tuple(token for step in steps for token in step.emitted) == plain
+
+
+def test_another_shape_is_another_drafter(engine: Engine) -> None:
+    lanes = [engine.lane("match", Settings(expand=expand)) for expand in ("none", "dynamic", "dynamic")]
+    assert lanes[0].drafter is not lanes[1].drafter
+    assert lanes[1].drafter is lanes[2].drafter
+
+
 @pytest.mark.parametrize("name", ["spec", "ngram", "maxgram", "tables"])
 def test_rules_about_the_prefix_hold_in_every_lane(engine: Engine, name: str) -> None:
     settings = Settings(repetition_penalty=1.5, no_repeat_ngram=2, **SHORT)

@@ -153,6 +153,14 @@ def test_an_unknown_prompt_is_refused() -> None:
         assert str(caught.value) == f"the recording of xxl holds no answer to this prompt of {len(prompt)} tokens"
 
 
+def test_a_tree_is_scored_by_depth() -> None:
+    session = recorded().open([[1, 2]])
+    answer = recorded().answer([1, 2])
+    tree = Draft(torch.tensor([[1, 2, 3]]), parents=torch.tensor([-1, -1, 0]))
+    said = session.score([[1, 2]], tree).argmax(dim=-1)[0].tolist()
+    assert said == [answer[0], answer[1], answer[1], answer[2]]
+
+
 def test_what_a_recording_does_not_have_is_refused_by_name() -> None:
     session = recorded(name="xxl").open([[1, 2]])
     with pytest.raises(UserError, match=r"^xxl is a recording: it has no keys and values for a drafter to read$"):
@@ -162,9 +170,6 @@ def test_what_a_recording_does_not_have_is_refused_by_name() -> None:
         session.hidden()
     with pytest.raises(UserError, match=states):
         recorded(name="xxl").open([[1, 2]], hidden=True)
-    tree = Draft(torch.tensor([[1, 2]]), parents=torch.tensor([-1, -1]))
-    with pytest.raises(UserError, match=r"^xxl is a recording: it scores chains only$"):
-        session.score([[1, 2]], tree)
 
 
 def test_drafters_that_read_their_target_are_refused_in_one_line() -> None:

@@ -69,7 +69,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("max_new_tokens", "0", "max_new_tokens must be a whole number from 1 to 1000000, got 0 (still 128)"),
     ("seed", str(2**63), f"seed must be a whole number from 0 to {2**63 - 1} or random, got {2**63} (still 42)"),
     ("seed", "Random", f"seed must be a whole number from 0 to {2**63 - 1} or random, got 'Random' (still 42)"),
-    ("verify", "block", "verify must be token, got 'block' (still token)"),
+    ("verify", "blocks", "verify must be token or block, got 'blocks' (still token)"),
     ("view", "Side", "view must be auto, side, stack or trace, got 'Side' (still auto)"),
     ("chat", "maybe", "chat must be on or off, got 'maybe' (still on)"),
     (

@@ -68,12 +68,12 @@ def grown(pace: RankPace, chances: list[float], v: V, rounds: int = 300) -> list
 
 @pytest.mark.parametrize("v", [flat, packed, unpacked])
 def test_a_best_first_tree_is_about_as_large_as_its_nodes_are_worth(v: V) -> None:
-    """Node r holds with .4 / (r + 1). What is chosen brings 98% of what the best size would."""
+    """Node r holds with .4 / (r + 1). What is chosen brings 97% of what the best size would."""
     chances = [0.4 / (rank + 1) for rank in range(16)]
     true = [(1 + sum(chances[:size])) / (0.002 * size + v(size + 1)) for size in range(17)]
     gammas = grown(RankPace(), chances, v)
     late = sorted(gammas[150:])
-    assert true[late[len(late) // 2]] > 0.98 * max(true)
+    assert true[late[len(late) // 2]] > 0.97 * max(true)
 
 
 def expanded(v: V, taken: float, alpha: float = 0.3, c: float = 0.07, rounds: int = 300) -> list[tuple[int, int]]:

@@ -18,8 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sampling.drafters.expand import Expansion
 from sampling.rows import common_prefix
 from sampling.types import Draft, Drafter, Rows, Sampler, Session, Verdict
+from sampling.verify import depth_of
 from utils.timing import Stopwatch
 
 WEIGHT = 0.1  # of a round in the running means
@@ -100,6 +102,12 @@ class TakeOverDrafter:
         return (*self.first.names, *self.then.names)
 
     @property
+    def expansion(self) -> Expansion | None:
+        """What the second drafter grows sideways by."""
+        found: Expansion | None = getattr(self.then, "expansion", None)
+        return found
+
+    @property
     def sessions(self) -> tuple[Session, ...]:
         return (*self.first.sessions, *self.then.sessions)
 
@@ -169,13 +177,27 @@ def _sources(draft: Draft) -> Tensor:
 
 
 def _merged(one: Draft, other: Draft, kept: Tensor) -> Draft:
-    """Rows of `one` where `kept` [B], else of `other`; point masses become one-hot laws beside laws."""
+    """Rows of `one` where `kept` [B], else of `other`; point masses become one-hot laws beside laws.
+
+    Beside a tree the rows of `one` follow its first chain, as far as that goes.
+    """
+    if other.parents is not None:
+        one = _first(one, depth_of(other.parents, len(other.parents)))
     width = max(one.tokens.shape[1], other.tokens.shape[1])
     chosen = kept[:, None]
     tokens = torch.where(chosen, _wide(one.tokens, width, -1), _wide(other.tokens, width, -1))
     source = torch.where(chosen, _wide(_sources(one), width, 0), _wide(_sources(other), width, 0))
     raw = torch.where(chosen, _wide(_raw(one), width, 1.0), _wide(_raw(other), width, 1.0))
-    return Draft(tokens, _laws(one, other, tokens, chosen), raw, source=source, calls=other.calls)
+    laws = _laws(one, other, tokens, chosen)
+    return Draft(tokens, laws, raw, other.parents, source=source, calls=other.calls)
+
+
+def _first(draft: Draft, count: int) -> Draft:
+    """The first `count` nodes of a chain."""
+    if draft.tokens.shape[1] <= count:
+        return draft
+    cut = {name: part[:, :count] for name in ("tokens", "probs", "raw") if (part := getattr(draft, name)) is not None}
+    return replace(draft, **cut, source=_sources(draft)[:, :count])
 
 
 def _laws(one: Draft, other: Draft, tokens: Tensor, chosen: Tensor) -> Tensor | None:
