@@ -8,13 +8,13 @@ so that both say what `gamma auto` would take. Knows no commands and no models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from app.answers import plain_answer
 from app.palette import Look
 from app.rows import Drawn, Row, field, flow, row_of
-from sampling.pace import GAMMA_MAX, GoodputPace, best, goodput
+from sampling.pace import GAMMA_MAX, GoodputPace, best
 from sampling.ratios import speedup
 from sampling.stats import Stats
 from utils.errors import UserError
@@ -104,12 +104,10 @@ def gamma_bars(answers: Sequence[Answered], look: Look) -> Bars:
     pace = track.lane.pace or _learned(track, answers)
     if not pace.costs.drafting_known:
         raise UserError("too few rounds were timed to know what drafting costs here: another answer will do")
-    costs, acceptance = pace.costs, pace.acceptance
-    rates = goodput(acceptance.alphas, costs.c, costs.v(GAMMA_MAX + 1), acceptance.given)
-    auto, used = best(pace.rates), track.lane.settings.gamma
-    notes = _notes(auto, used if isinstance(used, int) else None)
+    rates, auto, used = pace.expected(GAMMA_MAX), best(pace.rates), track.lane.settings.gamma
+    notes, reach = _notes(auto, used if isinstance(used, int) else None), pace.costs.reach
     bars = [
-        Bar(str(gamma), f"{rate:.2f}x", rate / max(rates), notes.get(gamma, ""), gamma < costs.reach, gamma in notes)
+        Bar(str(gamma), f"{rate:.2f}x", rate / max(rates), notes.get(gamma, ""), gamma < reach, gamma in notes)
         for gamma, rate in enumerate(rates)
     ]
     return Bars(
@@ -137,9 +135,12 @@ def _learned(track: Track, answers: Sequence[Answered]) -> GoodputPace:
             if lane.lm is not track.lane.lm or lane.beams is not None or (lane.drafts and not own):
                 continue
             pace.begin()
-            for step in other.steps[1:]:  # the opening round reads the prompt
-                pace.gamma([step.row])
-                pace.observe(step)
+            left = other.limit
+            for number, step in enumerate(other.steps):
+                if number:  # the opening round reads the prompt
+                    pace.gamma([step.row])
+                    pace.observe(replace(step, gamma=min(step.gamma, left - 1)))  # a limit is not silence
+                left -= len(step.emitted)
     return pace
 
 
@@ -149,7 +150,8 @@ def _remarks(track: Track, pace: GoodputPace, last: Answered, look: Look) -> lis
     alphas = " ".join(f"{alpha:.2f}" for alpha in pace.acceptance.alphas[:4])
     widths = [n for n in (2, 4, 8, 16) if n <= reach]
     v = "".join(f", v({n}) {costs.v(n)[-1]:.2f}" for n in widths)
-    told = [f"{look.glyph('alpha')} by position {alphas} {look.glyph('ellipsis')}, c {costs.c:.3f}{v}"]
+    alpha, more = look.glyph("alpha"), look.glyph("ellipsis")
+    told = [f"as gamma auto sees it: {alpha} by position {alphas} {more}, c {costs.c:.3f}{v}"]
     if reach <= GAMMA_MAX:
         solid, guessed = look.glyph("bar") * 2, look.glyph("rest") * 2
         told.append(f"{solid} passes that were timed, {guessed} guessed: no pass over more than {reach} tokens was")

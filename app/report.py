@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from app.bench_file import writable
 from app.bench_table import COLUMNS, between, loops_line, method_cells
 from app.costs import BY, applying
 from app.report_data import Run, Summary, read_run
@@ -51,19 +52,16 @@ class Part:
 
 def run_report(settings: Settings, options: ModelOptions, args: ReportArgs) -> int:
     """Write the page of a file; the exit code."""
+    writable(args.out)
     write_whole(args.out, page(read_run(args.file), args.file.name))
-    _told(args.out, settings.quiet)
+    if not settings.quiet:
+        sys.stderr.write(f"written: {args.out}\n")
     return 0
 
 
 def write_report(data: dict[str, Any], path: Path) -> None:
     """Write the page of what `bench` has just measured."""
-    write_whole(path, page(Run.model_validate(data), ""))
-
-
-def _told(path: Path, quiet: bool) -> None:
-    if not quiet:
-        sys.stderr.write(f"written: {path}\n")
+    write_whole(path, page(Run.model_validate_json(json.dumps(data)), ""))
 
 
 def page(run: Run, name: str) -> str:
