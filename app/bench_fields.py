@@ -22,11 +22,11 @@ class BenchArgs:
     repeat: int = 3
     limit: int | None = None
     out: Path | None = None
-    report: Path | None = None
     check_identity: bool = False
     ids: Path | None = None
     turns: int | None = None
     against: str | None = None
+    report: Path | None = None
 
 
 _PATH = Text(metavar="FILE", allowed="a file", optional=True)

@@ -77,7 +77,7 @@ def page(run: Run, name: str) -> str:
         columns=("method", *COLUMNS[:2], "range", "expected", "no loops", *COLUMNS[2:]),
         parts=[_part(run, temperature, index) for index, temperature in enumerate(temperatures)],
         facts=_facts(run),
-        machine=[(key, _said(value)) for key, value in run.machine.items() if value is not None],
+        machine=[(key.replace("_", " "), _said(value)) for key, value in run.machine.items() if value is not None],
         settings=[(key, _said(value)) for key, value in run.settings.items()],
         loops="" if run.loops is None else loops_line(run.loops.model_dump()),
         counts=_counts(run),
