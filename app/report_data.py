@@ -17,6 +17,8 @@ Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Gamma = Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] | None
 Key = tuple[str, Gamma, float | None]
+Value = float | None
+PARTS = ("draft", "verify", "sample", "rest", "not split")
 
 
 class _Part(BaseModel):
@@ -127,6 +129,22 @@ class Run(_Part):
     complete: bool = True
     notes: list[str] = []
     skipped: list[str] = []
+
+
+def time_split(run: Run, key: Key) -> tuple[Value, ...] | None:
+    """Milliseconds a token for each of PARTS, over all answers of a variant; None without any.
+
+    The first token of an answer, and the time to it, are in no rate. Where nothing was timed apart all is "not split".
+    """
+    answers = [answer for prompt in run.prompts for answer in prompt.results if answer.key == key]
+    tokens = sum(max(0, answer.predicted_n - 1) for answer in answers)
+    if not tokens:
+        return None
+    whole = sum(answer.predicted_ms for answer in answers)
+    parts = [sum(getattr(answer, f"{name}_ms") for answer in answers) for name in PARTS[:3]]
+    if not any(parts):
+        return (None, None, None, None, round(whole / tokens, 4))
+    return *(round(part / tokens, 4) for part in (*parts, max(0.0, whole - sum(parts)))), None
 
 
 def read_run(path: Path) -> Run:

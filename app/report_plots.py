@@ -11,18 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.kinds import named
-from app.report_data import Key, Run, Summary
+from app.report_data import PARTS, Key, Run, Summary, Value, time_split
 from utils.plots import COLOURS, GREY, MARKERS, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PARTS = ("draft", "verify", "sample", "rest", "not split")
 _PART_COLOURS = ("#d55e00", "#0072b2", "#56b4e9", "#999999", "#dddddd")
 _WIDTH, _ROW, _MOST = 9.5, 0.2, 60.0  # inches: of a plot, of a line of it, of the highest plot
 ALL = "all prompts"
-Value = float | None
 
 
 @dataclass(frozen=True)
@@ -236,19 +234,3 @@ def _times(run: Run, variants: Variants) -> Plot:
         _legend(figure, axes)
 
     return Plot(title, about, PARTS, table, _drawn(draw, 1.0 + 0.28 * len(table), f"{variants.prefix}time"))
-
-
-def time_split(run: Run, key: Key) -> tuple[Value, ...] | None:
-    """Milliseconds a token for each of PARTS, over all answers of a variant; None without any.
-
-    The first token of an answer, and the time to it, are in no rate. Where nothing was timed apart all is "not split".
-    """
-    answers = [answer for prompt in run.prompts for answer in prompt.results if answer.key == key]
-    tokens = sum(max(0, answer.predicted_n - 1) for answer in answers)
-    if not tokens:
-        return None
-    whole = sum(answer.predicted_ms for answer in answers)
-    parts = [sum(getattr(answer, f"{name}_ms") for answer in answers) for name in PARTS[:3]]
-    if not any(parts):
-        return (None, None, None, None, round(whole / tokens, 4))
-    return *(round(part / tokens, 4) for part in (*parts, max(0.0, whole - sum(parts)))), None

@@ -14,8 +14,7 @@ import pytest
 
 from app.cli import main
 from app.report import page
-from app.report_data import Run, read_run
-from app.report_plots import PARTS, time_split
+from app.report_data import PARTS, Run, read_run, time_split
 from tests.tiny import tiny_pair, write_prompts
 from utils.errors import UserError
 from utils.plots import svg
