@@ -154,6 +154,15 @@ class Actions(Desk):
 
         self.say(traced(self._last(), self.out, self.settings, rounds))
 
+    def plot(self, which: str) -> None:
+        from app.live import look_of
+        from app.plots import gamma_bars, position_bars
+
+        self._last()
+        look = look_of(self.out, self.settings).sized(height=None)
+        for bars in [gamma_bars(self.answers, look)] if which == "gamma" else position_bars(self.answers[-1], look):
+            self.say(bars)
+
     def exit(self) -> None:
         self.leaving = True
 

@@ -63,6 +63,8 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
     questions = cut(stratified(listed, args.limit), args.turns)
     if args.out is not None:
         writable(Path(args.out))
+    if args.report is not None:
+        writable(args.report, "--report")
     with Interrupts() as interrupt:
         engine = load_engine(settings, options, interrupt)
         rivals, notes = _rivals(engine, settings, options, args)
@@ -232,9 +234,14 @@ class Bench:
         if self.interrupted:
             done = sum(len(row) for item in self.items for row in item.answers)
             sys.stderr.write(f"interrupted after {done} answers\n")
+        if self.args.out is not None or self.args.report is not None:
+            told = {**self.facts(), "loops": looping, "summary": summary, "prompts": prompt_rows(self)}
         if self.args.out is not None:
-            figures = {"loops": looping, "summary": summary, "prompts": prompt_rows(self)}
-            write_json(Path(self.args.out), {**self.facts(), **figures})
+            write_json(Path(self.args.out), told)
+        if self.args.report is not None:
+            from app.report import write_report
+
+            write_report(told, self.args.report)
         return INTERRUPTED if self.interrupted else 0
 
     def facts(self) -> dict[str, Any]:

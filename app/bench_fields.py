@@ -26,6 +26,7 @@ class BenchArgs:
     ids: Path | None = None
     turns: int | None = None
     against: str | None = None
+    report: Path | None = None
 
 
 _PATH = Text(metavar="FILE", allowed="a file", optional=True)
@@ -39,6 +40,7 @@ BENCH_FIELDS = {
     "repeat": Field("repeat", Whole(1, 1000), 3, "times each prompt is answered", "bench"),
     "limit": Field("limit", Whole(1), None, "take N prompts, spread over the categories", "bench"),
     "out": Field("out", _PATH, None, "write every figure to this JSON file", "bench"),
+    "report": Field("report", _PATH, None, "write tables and plots to this HTML file", "bench"),
     "against": Field(
         "against",
         Text("transformers[:DRAFTER]", "transformers or transformers:DRAFTER", optional=True, pattern=_AGAINST),
@@ -56,5 +58,7 @@ def bench_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> Bench
     """The arguments read from their texts; UsageError in one line."""
     texts = {name: given[name] for name in BENCH_FIELDS if name in given}
     values = {name: BENCH_FIELDS[name].read(text, label=f"--{name.replace('_', '-')}") for name, text in texts.items()}
-    paths = {name: Path(os.path.expanduser(values[name])) for name in ("prompts", "out", "ids") if values.get(name)}
+    paths = {
+        name: Path(os.path.expanduser(values[name])) for name in ("prompts", "out", "report", "ids") if values.get(name)
+    }
     return BenchArgs(**{**values, **paths})

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from app.bench import Bench, Item, Variant
 
 
-def writable(path: Path) -> None:
-    """UsageError, before hours of work, if a file cannot be written there."""
+def writable(path: Path, flag: str = "--out") -> None:
+    """UsageError, before hours of work, if the file of `flag` cannot be written there."""
     folder = path.expanduser().absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"--out {path}: the folder {folder} is not there or cannot be written to")
+        raise UsageError(f"{flag} {path}: the folder {folder} is not there or cannot be written to")
     if path.expanduser().is_dir():
-        raise UsageError(f"--out {path} is a folder: name a file")
+        raise UsageError(f"{flag} {path} is a folder: name a file")
 
 
 def machine(loaded: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from app.settings import Settings
 
 _WIDTH = 100  # columns of a table that goes to no terminal
-_COLUMNS = ("tok/s", "speed-up", "tok/pass", "accepted", "alpha", "c", "v", "TTFT", "differs")
+COLUMNS = ("tok/s", "speed-up", "tok/pass", "accepted", "alpha", "c", "v", "TTFT", "differs")
 
 Rows = Sequence[dict[str, Any]]
 
@@ -48,7 +48,7 @@ def print_tables(summary: Rows, loops: dict[str, Any], settings: Settings, strea
     if modelled:
         title = "\nmodel calls a target pass; standardised walltime improvement by what calls cost"
         _print(console, title, _costs(modelled, settings))
-    console.print(f"\n{_loops_line(loops, settings)}", markup=False)
+    console.print(f"\n{loops_line(loops, settings.ascii)}", markup=False)
 
 
 def _print(console: Console, title: str, table: Table) -> None:
@@ -69,24 +69,29 @@ def _table(settings: Settings) -> Table:
 def _methods(summary: Rows, settings: Settings) -> Table:
     table = _table(settings)
     table.add_column("method", no_wrap=True)
-    for name in _COLUMNS:
+    for name in COLUMNS:
         table.add_column(name, justify="right")
     for row in summary:
-        rate = row["predicted_per_second"]
-        spread = "" if rate["spread"] is None else f" {'+-' if settings.ascii else '±'}{rate['spread']:.1f}"
-        table.add_row(
-            _named(row),
-            _shown(rate["mean"], ".1f") + spread,
-            _times(row["speedup"]),
-            _shown(row["tokens_per_pass"], ".2f"),
-            _shown(row["acceptance_rate"], ".0%"),
-            _shown(row["alpha"], ".2f"),
-            _shown(row["c"], ".3f"),
-            _shown(row["v"], ".2f"),
-            f"{row['ttft_ms']:.0f} ms" if row["ttft_ms"] is not None else "-",
-            "-" if row["differs"] is None else f"{row['differs']}/{row['compared']}",
-        )
+        table.add_row(*method_cells(row, settings.ascii))
     return table
+
+
+def method_cells(row: dict[str, Any], plain: bool = False) -> list[str]:
+    """A row of the table of methods: the method's name, then COLUMNS."""
+    rate = row["predicted_per_second"]
+    spread = "" if rate["spread"] is None else f" {'+-' if plain else '±'}{rate['spread']:.1f}"
+    return [
+        _named(row),
+        _shown(rate["mean"], ".1f") + spread,
+        _times(row["speedup"]),
+        _shown(row["tokens_per_pass"], ".2f"),
+        _shown(row["acceptance_rate"], ".0%"),
+        _shown(row["alpha"], ".2f"),
+        _shown(row["c"], ".3f"),
+        _shown(row["v"], ".2f"),
+        f"{row['ttft_ms']:.0f} ms" if row["ttft_ms"] is not None else "-",
+        "-" if row["differs"] is None else f"{row['differs']}/{row['compared']}",
+    ]
 
 
 def _speedups(summary: Rows, loops: dict[str, Any], settings: Settings) -> Table:
@@ -102,9 +107,7 @@ def _speedups(summary: Rows, loops: dict[str, Any], settings: Settings) -> Table
     if rivals:
         table.add_column(f"over {rivals[0]}", justify="right")
     for row in summary:
-        low, high = min(row["speedup_per_repeat"]), max(row["speedup_per_repeat"])
-        between = f"{low:.2f}-{_times(high)}" if len(row["speedup_per_repeat"]) > 1 else "-"
-        cells = [_times(row["speedup"]), between, _times(row["expected_speedup"])]
+        cells = [_times(row["speedup"]), between(row), _times(row["expected_speedup"])]
         if loops["looping"]:
             cells.append(_times(row["speedup_without_loops"]))
         if worst:
@@ -114,6 +117,12 @@ def _speedups(summary: Rows, loops: dict[str, Any], settings: Settings) -> Table
             cells.append(_times((row["over_rivals"] or {}).get("speedup")))
         table.add_row(_named(row), *cells)
     return table
+
+
+def between(row: dict[str, Any]) -> str:
+    """The range of a speed-up over the repeats; "-" for one repeat."""
+    told = row["speedup_per_repeat"]
+    return f"{min(told):.2f}-{_times(max(told))}" if len(told) > 1 else "-"
 
 
 def _others(row: dict[str, Any]) -> dict[str, float]:
@@ -165,8 +174,9 @@ def _of_category(row: dict[str, Any], name: str) -> str:
     return _times(row["categories"].get(name, {}).get("speedup"))
 
 
-def _loops_line(loops: dict[str, Any], settings: Settings) -> str:
-    share, most = _shown(loops["share"], ".0%"), "<=" if settings.ascii else "≤"
+def loops_line(loops: dict[str, Any], plain: bool = False) -> str:
+    """How much of the reference's answers lies in loops, and how many prompts loop."""
+    share, most = _shown(loops["share"], ".0%"), "<=" if plain else "≤"
     ending = ', "no loops" is without them' if loops["looping"] else ""
     return (
         f"loops: {share} of {loops['method']}'s tokens lie in one (period {most} {loops['period']}, "

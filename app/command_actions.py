@@ -19,6 +19,7 @@ from utils.errors import UsageError
 
 SAVED = (".json", ".txt")
 STATS = ("last", "session", "json")
+PLOTS = ("gamma", "positions")
 PROCESSORS: Mapping[str, tuple[str, ...]] = {
     "greedy": (),
     "multinomial": ("temperature",),
@@ -212,6 +213,12 @@ def stats(console: ConsoleActions, args: list[str], rest: str) -> None:
 
 def trace(console: ConsoleActions, args: list[str], rest: str) -> None:
     console.trace(_argument("/trace", Whole(1, 1_000_000), rest) if rest else None)
+
+
+def plot(console: ConsoleActions, args: list[str], rest: str) -> None:
+    if rest not in PLOTS:
+        raise UsageError(f"/plot must be gamma or positions, got {got(rest)}")
+    console.plot(rest)
 
 
 def show_help(console: ConsoleActions, args: list[str], rest: str) -> None:

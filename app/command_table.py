@@ -85,6 +85,9 @@ TABLE: tuple[Command, ...] = (
     _plain("info", "the models: size, memory, device", lambda console: console.info(), MODEL),
     Command("/stats", "/stats [WHICH]", "figures: last, session or json", LOOK, act.stats, (), tab.choices(*act.STATS)),
     Command("/trace", "/trace [N]", "the last answer round by round", LOOK, act.trace),
+    Command(
+        "/plot", "/plot gamma|positions", "expected speed-up, acceptance", LOOK, act.plot, (), tab.choices(*act.PLOTS)
+    ),
     _value("view", LOOK),
     _value("palette", LOOK),
     _switch("debug", LOOK),

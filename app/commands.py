@@ -45,6 +45,7 @@ class ConsoleActions(Protocol):
     def save(self, path: Path) -> None: ...  # the ending is .json or .txt
     def stats(self, which: str) -> None: ...  # "last", "session" or "json"
     def trace(self, rounds: int | None) -> None: ...  # the last answer round by round; None: all rounds
+    def plot(self, which: str) -> None: ...  # "gamma" or "positions"
     def exit(self) -> None: ...
 
 

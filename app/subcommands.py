@@ -13,6 +13,7 @@ from app.bench_fields import BENCH_FIELDS, bench_args
 from app.build_tables import TABLES_FIELDS, tables_args
 from app.distill_fields import DISTILL_FIELDS, distill_args
 from app.fields import MODELS, Field
+from app.report_fields import REPORT_FIELDS, report_args
 
 _LOOKS = ("color", "ascii", "quiet", "verbose")
 Takes = Literal["all", "models", "catalogue", "looks"]
@@ -84,6 +85,15 @@ COMMANDS: Mapping[str, SubCommand] = {
         "app.bench:run_bench",
         BENCH_FIELDS,
         bench_args,
+    ),
+    "report": SubCommand(
+        "report FILE [--out FILE] [options]",
+        "tables and plots of a bench run, as one HTML file",
+        "app.report:run_report",
+        REPORT_FIELDS,
+        report_args,
+        "looks",
+        word=Word("file", "?", "FILE", "a file that bench --out wrote"),
     ),
     "tables": SubCommand(
         "tables --from self|FILES --out FILE [options]",

@@ -165,7 +165,10 @@ class GoodputPace:
         """Expected tokens per plain pass for each gamma that may be taken now, from 0."""
         # Little is known of much wider passes than those measured.
         reach = self.gamma_max if self.whole else max(LOOK, GROWTH * (self.costs.reach - 1))
-        limit = min(self.gamma_max, reach)
+        return self.expected(min(self.gamma_max, reach))
+
+    def expected(self, limit: int) -> list[float]:
+        """Expected tokens per plain pass for gamma 0 … `limit`, however little is known of the wider passes."""
         acceptance = self.acceptance
         c = self._calls * self.costs.c
         return goodput(acceptance.alphas[:limit], c, self.costs.v(limit + 1), acceptance.given[:limit])

@@ -70,6 +70,9 @@ class ScriptedConsole:
     def trace(self, rounds: int | None) -> None:
         self.lines.append(f"[trace {rounds}]")
 
+    def plot(self, which: str) -> None:
+        self.lines.append(f"[plot {which}]")
+
     def paces(self) -> str:
         return "spec: gamma 3"
 
@@ -426,7 +429,7 @@ def test_the_help_page_fits_60_columns_and_names_every_command_once() -> None:
     assert max(map(len, page)) <= 60
     for command in TABLE:
         assert sum(line.split()[:1] == [command.name] for line in page) == 1, command.name
-    assert not {"/bench", "/prompts", "/plot", "/load"} & set(COMMANDS)
+    assert not {"/bench", "/prompts", "/load"} & set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -40,6 +40,7 @@ from training.plot import curve_svg
 from training.report import expected, tokens_per_pass
 from training.texts import read_texts, split
 from training.train import teacher_for
+from utils.plots import COLOURS
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ["--epochs", "6", "--lr", "0.006", "--batch-tokens", "1024"]
@@ -322,13 +323,11 @@ def mark(tokens: int, loss: float, alpha: float) -> dict[str, Any]:
     return {"step": tokens // 10, "tokens": tokens, "seconds": 1.0, "loss": loss, "held": held, "tokens_per_pass": 1.5}
 
 
-def test_the_plot_draws_every_curve_within_its_panel() -> None:
+def test_the_plot_draws_and_names_every_curve() -> None:
     drawn = ET.fromstring(curve_svg([mark(1000, 5.0, 0.1), mark(250_000, 2.0, 0.6)]))
-    lines = [one for one in drawn.iter() if one.tag.endswith("polyline")]
-    assert len(lines) == 2 + 2 + 1
-    points = [point.split(",") for line in lines for point in line.get("points", "").split()]
-    width, height = float(drawn.get("width", 0)), float(drawn.get("height", 0))
-    assert all(0 <= float(x) <= width and 0 <= float(y) <= height for x, y in points)
+    drawings = [one.get("style", "") for one in drawn.iter() if one.tag.endswith("path")]
+    for colour, curves in zip(COLOURS, (2, 2, 1), strict=False):  # each with its line in the legend
+        assert sum(f"stroke: {colour}" in style and "fill: none" in style for style in drawings) == 2 * curves
     texts = {one.text for one in drawn.iter() if one.tag.endswith("text")}
     assert {"training", "held out", "draft 1", "draft 2", "sampled, draft 1", "200k", "tokens seen"} <= texts
     ET.fromstring(curve_svg([mark(0, float("nan"), 0.0)]))
