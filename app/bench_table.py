@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from app.costs import BY, applying
+from app.kinds import plain
+from app.verdict import NEAR_TIE
 from sampling.stats import TARGET
 
 if TYPE_CHECKING:
@@ -21,12 +23,19 @@ if TYPE_CHECKING:
 _WIDTH = 100  # columns of a table that goes to no terminal
 _COLUMNS = ("tok/s", "speed-up", "tok/pass", "accepted", "alpha", "c", "v", "TTFT", "differs")
 
+ALARM = "ALARM"
+_MARKS = (
+    ("near_ties", "tie", f"tie: where the target's two best logits lie closer than {NEAR_TIE:g}"),
+    ("beyond_ties", ALARM, f"{ALARM}: elsewhere"),
+    ("other_draws", "draw", "draw: another draw of the same distribution"),
+    ("other_texts", "text", "text: of another model, or of a search"),
+)
+
 Rows = Sequence[dict[str, Any]]
 
 
-def print_tables(summary: Rows, loops: dict[str, Any], settings: Settings, stream: TextIO) -> None:
-    """The table of methods; where something was compared with `ar` the speed-ups, in all and by category; where
-    drafters call models what they cost; loops."""
+def print_tables(summary: Rows, loops: Rows, settings: Settings, stream: TextIO) -> None:
+    """The tables on a stream."""
     from rich.console import Console
 
     from app.cli import want_color
@@ -34,21 +43,52 @@ def print_tables(summary: Rows, loops: dict[str, Any], settings: Settings, strea
     color = want_color(settings, stream, os.environ)
     width = None if stream.isatty() else int(os.environ.get("COLUMNS") or _WIDTH)
     console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
+    show_tables(summary, loops, settings, console)
+
+
+def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console) -> None:
+    """The table of methods; where something was compared with `ar` the speed-ups, in all and by category; where
+    drafters call models what they cost; how texts differ; loops, of each temperature."""
     answers, prompts = (max(row[name] for row in summary) for name in ("answers", "prompts"))
     counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answers a method"
     _print(console, f"{counted}; rates leave prefill out", _methods(summary, settings))
+    for line in _differences(summary):
+        console.print(line, style="bold red" if line.startswith(ALARM) else None, markup=False)
     compared = [row for row in summary if row["speedup"] is not None]
     if compared:
         repeats = max(len(row["speedup_per_repeat"]) for row in compared)
         title = f"\nspeed-up over ar, median of {repeats} repeat{'s' * (repeats != 1)}"
-        _print(console, title, _speedups(compared, loops, settings))
+        _print(console, title, _speedups(compared, any(one["looping"] for one in loops), settings))
     if any(row["categories"] for row in compared):
         _print(console, "\nspeed-up by category", _by_category(compared, settings, console))
     modelled = [row for row in summary if _others(row)]
     if modelled:
         title = "\nmodel calls a target pass; standardised walltime improvement by what calls cost"
         _print(console, title, _costs(modelled, settings))
-    console.print(f"\n{_loops_line(loops, settings)}", markup=False)
+    for one in loops:
+        console.print(f"\n{_loops_line(one, settings)}", markup=False)
+
+
+def _differences(summary: Rows) -> list[str]:
+    """What the marks behind `differs` mean, where there are any; then the alarms."""
+    known = [text for key, _, text in _MARKS if any(row[key] for row in summary)]
+    lines = [f"differs: {'; '.join(known)}"] if known else []
+    return lines + [
+        f"{ALARM}: {_named(row)} differs from ar beyond a near tie in {row['beyond_ties']} of {row['compared']} answers"
+        for row in summary
+        if row["beyond_ties"]
+    ]
+
+
+def _differs(row: dict[str, Any]) -> str:
+    """Of how many answers the text differs from ar's, and how: 1/6 tie."""
+    if row["differs"] is None and not row["may_differ"]:
+        return "-"
+    marks = [mark for key, mark, _ in _MARKS if row[key]]
+    of_all = f"{row['differs']}/{row['compared']}"
+    if row["differs"] is None:
+        of_all = f"{row['other_draws'] + row['other_texts']}/{row['may_differ']}"
+    return " ".join([of_all, *marks])
 
 
 def _print(console: Console, title: str, table: Table) -> None:
@@ -84,18 +124,18 @@ def _methods(summary: Rows, settings: Settings) -> Table:
             _shown(row["c"], ".3f"),
             _shown(row["v"], ".2f"),
             f"{row['ttft_ms']:.0f} ms" if row["ttft_ms"] is not None else "-",
-            "-" if row["differs"] is None else f"{row['differs']}/{row['compared']}",
+            _differs(row),
         )
     return table
 
 
-def _speedups(summary: Rows, loops: dict[str, Any], settings: Settings) -> Table:
+def _speedups(summary: Rows, looping: bool, settings: Settings) -> Table:
     """Each speed-up with its range over the repeats, the modelled one, its worst category, and without loops."""
     table = _table(settings)
     rivals = [row["over_rivals"]["rival"] for row in summary if row["over_rivals"]]
     worst = any(row["worst_category"] for row in summary)
     table.add_column("method", no_wrap=True)
-    for name in ("median", "range", "expected", *(["no loops"] if loops["looping"] else [])):
+    for name in ("median", "range", "expected", *(["no loops"] if looping else [])):
         table.add_column(name, justify="right")
     if worst:
         table.add_column("worst category", justify="right")
@@ -105,7 +145,7 @@ def _speedups(summary: Rows, loops: dict[str, Any], settings: Settings) -> Table
         low, high = min(row["speedup_per_repeat"]), max(row["speedup_per_repeat"])
         between = f"{low:.2f}-{_times(high)}" if len(row["speedup_per_repeat"]) > 1 else "-"
         cells = [_times(row["speedup"]), between, _times(row["expected_speedup"])]
-        if loops["looping"]:
+        if looping:
             cells.append(_times(row["speedup_without_loops"]))
         if worst:
             told = row["worst_category"]
@@ -167,20 +207,22 @@ def _of_category(row: dict[str, Any], name: str) -> str:
 
 def _loops_line(loops: dict[str, Any], settings: Settings) -> str:
     share, most = _shown(loops["share"], ".0%"), "<=" if settings.ascii else "≤"
+    where = "" if loops["temperature"] is None else f" at temperature {plain(loops['temperature'])}"
     ending = ', "no loops" is without them' if loops["looping"] else ""
     return (
-        f"loops: {share} of {loops['method']}'s tokens lie in one (period {most} {loops['period']}, "
+        f"loops: {share} of {loops['method']}'s tokens{where} lie in one (period {most} {loops['period']}, "
         f"{loops['repeats']} times or more);\n{loops['looping']} of {loops['prompts']} prompts loop "
         f"(more than {loops['above']:.0%} of the tokens){ending}"
     )
 
 
 def _named(row: dict[str, Any]) -> str:
-    """Method and gamma, if it has one: spec 4, or spec auto(2.7) with what it asked for on average."""
+    """Method, gamma and temperature, if it has them: spec 4 T0.7, or spec auto(2.7) with what it asked for."""
     gamma, mean = row["gamma"], row["mean_gamma"]
     if gamma == "auto" and mean is not None:
         gamma = f"auto({mean:.1f})"
-    return str(row["method"]) if gamma is None else f"{row['method']} {gamma}"
+    heat = [] if row["temperature"] is None else [f"T{plain(row['temperature'])}"]
+    return " ".join([str(row["method"]), *([] if gamma is None else [str(gamma)]), *heat])
 
 
 def _shown(value: float | None, form: str) -> str:

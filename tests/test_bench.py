@@ -13,10 +13,11 @@ import pytest
 import app.bench
 import app.identity
 from app.answers import Answer, run_lane
-from app.bench import Item, Variant, order, run_bench
+from app.bench import run_bench
 from app.bench_fields import BenchArgs
 from app.bench_figures import summarise
 from app.bench_file import write_json
+from app.bench_plan import Item, Variant, order
 from app.costs import Terms
 from app.identity import Difference, Report
 from app.prompts import BUILT_IN, Question, read_questions, stratified

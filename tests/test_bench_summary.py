@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from app.answers import Answer
-from app.bench import Item, Variant
 from app.bench_figures import loops, summarise
+from app.bench_plan import Item, Variant
 from app.bench_table import print_tables
 from app.costs import Terms
 from app.prompts import Question
@@ -108,7 +108,7 @@ def test_the_time_to_first_token_is_the_mean_of_the_answers() -> None:
 def shown(items: list[Item], variants: list[Variant], **settings: Any) -> list[str]:
     stream = io.StringIO()
     summary = summarise(items, variants)
-    print_tables(summary, loops(items, variants[0]), Settings(color="never", **settings), stream)
+    print_tables(summary, [loops(items, variants[0])], Settings(color="never", **settings), stream)
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
