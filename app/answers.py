@@ -5,6 +5,7 @@ Knows lanes by name and ids, not how they decode, and nothing of terminals.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -107,7 +108,8 @@ class Parting(NamedTuple):
     gap: float | None
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "position": self.position, "gap": self.gap}
+        finite = self.gap is not None and math.isfinite(self.gap)
+        return {"kind": self.kind, "position": self.position, "gap": self.gap if finite else None}
 
 
 def parting(plain: Answer, other: Answer) -> Parting | None:

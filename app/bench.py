@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from app.against import rivals_of
 from app.answers import Answer, run_lane
 from app.bench_file import facts, machine, prompt_rows, writable, write_json
 from app.bench_journal import Journal, open_journal
@@ -47,7 +48,7 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
     try:
         with Interrupts() as interrupt:
             engine = load_engine(settings, options, interrupt)
-            rivals, notes = _rivals(engine, settings, options, args)
+            rivals, notes = rivals_of(engine, settings, options, args.against) if args.against else ({}, [])
             bench = Bench(engine, settings, args, questions, interrupt, rivals, notes, journal)
             if args.check_identity:
                 from app.identity import check_identity
@@ -58,20 +59,6 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
     finally:
         if journal is not None:
             journal.close()
-
-
-def _rivals(
-    engine: Engine, settings: Settings, options: ModelOptions, args: BenchArgs
-) -> tuple[Mapping[str, Rival], Sequence[str]]:
-    """What --against names, and notes on what is left out of it, which are told at once."""
-    if args.against is None:
-        return {}, ()
-    from app.against import make_rivals
-
-    rivals, notes = make_rivals(engine, options, args.against)
-    if not settings.quiet:
-        sys.stderr.write("".join(f"{note}\n" for note in notes))
-    return rivals, notes
 
 
 class Bench:
@@ -106,8 +93,12 @@ class Bench:
         """Machine and number of answers of every part of the run."""
         if self.journal is not None:
             return self.journal.parts
-        answers = sum(len(row) for item in self.items for row in item.answers)
-        return [{"machine": machine(self.engine.loaded), "answers": answers}]
+        return [{"machine": machine(self.engine.loaded), "answers": self.measured}]
+
+    @property
+    def measured(self) -> int:
+        """How many answers there are."""
+        return sum(len(row) for item in self.items for row in item.answers)
 
     def lane(self, variant: Variant, **changes: Any) -> Lane:
         """A lane that remembers nothing of earlier answers."""
@@ -168,6 +159,7 @@ class Bench:
         item, prompt = next(self._turns(self.questions[0]), (None, None))
         for variant in self.variants if item is not None and prompt is not None else ():
             self.answer(variant, prompt or [], max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
+        bar.unpause()  # the time until here is no answer's
 
     def _turns(self, question: Question) -> Iterator[tuple[Item, list[int]]]:
         """The prompts of a question; the next one is planned when the last has been answered."""
@@ -214,13 +206,18 @@ class Bench:
 
     # -- telling ------------------------------------------------------------------------------
 
+    def figures(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """A row per variant; of each temperature what loops."""
+        from app.bench_figures import loops, summarise
+
+        looping = [loops(self.items, reference) for reference in self.references.values()]
+        return summarise(self.items, self.variants), looping
+
     def show(self) -> int:
         """Print the table and write the file; the exit code."""
-        from app.bench_figures import loops, summarise
         from app.bench_table import print_tables
 
-        summary = summarise(self.items, self.variants)
-        looping = [loops(self.items, reference) for reference in self.references.values()]
+        summary, looping = self.figures()
         for line in self.skipped:
             sys.stderr.write(f"{line}\n")
         if self.interrupted:
@@ -228,13 +225,12 @@ class Bench:
         try:
             self._write(summary, looping)
         finally:
-            if any(any(item.answers) for item in self.items):
+            if self.measured:
                 print_tables(summary, looping, self.settings, sys.stdout)
         return INTERRUPTED if self.interrupted else 0
 
     def _interrupted(self) -> str:
-        done = sum(len(row) for item in self.items for row in item.answers)
-        told = f"interrupted after {done} answers"
+        told = f"interrupted after {self.measured} answers"
         return told if self.journal is None else f"{told}: the same command goes on from there"
 
     def _write(self, summary: list[dict[str, Any]], looping: list[dict[str, Any]]) -> None:

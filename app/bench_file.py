@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 def writable(path: Path) -> None:
     """UsageError, before hours of work, if a file cannot be written there."""
-    folder = path.expanduser().absolute().parent
+    folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(f"--out {path}: the folder {folder} is not there or cannot be written to")
-    if path.expanduser().is_dir():
+    if path.is_dir():
         raise UsageError(f"--out {path} is a folder: name a file")
 
 
@@ -118,7 +118,6 @@ def _result(variant: Variant, repeat: int, row: dict[Variant, Answer], reference
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write all of it or nothing: a file of this name is replaced only by a complete one."""
-    path = path.expanduser()
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_text(json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1) + "\n", encoding="utf-8")

@@ -68,7 +68,7 @@ def open_journal(
     journal = Journal(args.out, about(settings, options, args, questions))
     if not settings.quiet and journal.known:
         sys.stderr.write(f"going on: {len(journal.known)} answers are in {journal.path}\n")
-    elif not settings.quiet and args.out.expanduser().exists():
+    elif not settings.quiet and args.out.exists():
         sys.stderr.write(f"{args.out} is there already: this run begins anew and replaces it in the end\n")
     return journal
 
@@ -80,7 +80,6 @@ class Journal:
     """
 
     def __init__(self, out: Path, run: About) -> None:
-        out = out.expanduser()
         self.path, self.run = out.with_name(f"{out.name}.partial"), dict(run)
         self.known: dict[Place, Answer] = {}
         self.parts: list[dict[str, Any]] = []  # machine and answers of each part

@@ -7,6 +7,7 @@ models, and nothing of right answers: what is measured is speed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -78,7 +79,7 @@ def questions_of(prompts: str | Path | None, data_dir: str | None, *, offline: b
     if not isinstance(prompts, str) or prompts not in DATASETS:
         return read_questions(prompts)
     known = DATASETS[prompts]
-    folder = None if data_dir is None else Path(data_dir).expanduser()
+    folder = None if data_dir is None else Path(os.path.expanduser(data_dir))
     file = next((folder / name for name in known.files if (folder / name).is_file()), None) if folder else None
     if file is not None:
         found = _questions(

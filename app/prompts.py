@@ -7,6 +7,7 @@ prompt a line. Knows no models beyond their tokenizer; a wrong line is named by 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,7 +86,7 @@ def read_questions(path: str | Path | None) -> list[Question]:
     """The questions of a file (.jsonl, else one prompt a line), or the built-in ones. UsageError names the line."""
     if path is None:
         return list(BUILT_IN)
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))
     if file.suffix == ".txt":
         questions = [Question((clean(line),), line=number) for number, line in numbered_lines(file)]
     else:
@@ -111,7 +112,7 @@ def numbered_lines(file: Path) -> list[tuple[int, str]]:
 
 def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
     """The questions whose ids `file` lists, one a line (# begins a comment), in its order. UsageError names a line."""
-    path = Path(file).expanduser()
+    path = Path(os.path.expanduser(file))
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
