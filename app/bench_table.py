@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from app.settings import Settings
 
 _WIDTH = 100  # columns of a table that goes to no terminal
-_COLUMNS = ("tok/s", "speed-up", "tok/pass", "accepted", "alpha", "c", "v", "TTFT", "differs")
+# Columns that a narrow console goes without, the least missed first.
+_LEAST = ("v", "c", "TTFT", "alpha", "accepted", "tok/pass")
+_LEAST_SPEEDUPS = ("expected", "range", "no loops", "worst category")
 
 ALARM = "ALARM"
 _MARKS = (
@@ -50,15 +52,19 @@ def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console
     """The table of methods; where something was compared with `ar` the speed-ups, in all and by category; where
     drafters call models what they cost; how texts differ; loops, of each temperature."""
     answers, prompts = (max(row[name] for row in summary) for name in ("answers", "prompts"))
-    counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answers a method"
-    _print(console, f"{counted}; rates leave prefill out", _methods(summary, settings))
+    counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answer{'s' * (answers != 1)} a method"
+    methods = [_method_cells(row, settings) for row in summary]
+    _print(console, f"{counted}; rates leave prefill out", _fitted(console, settings, methods, _LEAST))
     for line in _differences(summary):
         console.print(line, style="bold red" if line.startswith(ALARM) else None, markup=False)
     compared = [row for row in summary if row["speedup"] is not None]
     if compared:
         repeats = max(len(row["speedup_per_repeat"]) for row in compared)
         title = f"\nspeed-up over ar, median of {repeats} repeat{'s' * (repeats != 1)}"
-        _print(console, title, _speedups(compared, any(one["looping"] for one in loops), settings))
+        worst, looping = any(row["worst_category"] for row in summary), any(one["looping"] for one in loops)
+        rival = next((row["over_rivals"]["rival"] for row in summary if row["over_rivals"]), None)
+        cells = [_speedup_cells(row, looping, worst, rival) for row in compared]
+        _print(console, title, _fitted(console, settings, cells, _LEAST_SPEEDUPS))
     if any(row["categories"] for row in compared):
         _print(console, "\nspeed-up by category", _by_category(compared, settings, console))
     modelled = [row for row in summary if _others(row)]
@@ -106,54 +112,59 @@ def _table(settings: Settings) -> Table:
     return Table(box=lines, **narrow)
 
 
-def _methods(summary: Rows, settings: Settings) -> Table:
-    table = _table(settings)
-    table.add_column("method", no_wrap=True)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right")
-    for row in summary:
-        rate = row["predicted_per_second"]
-        spread = "" if rate["spread"] is None else f" {'+-' if settings.ascii else '±'}{rate['spread']:.1f}"
-        table.add_row(
-            _named(row),
-            _shown(rate["mean"], ".1f") + spread,
-            _times(row["speedup"]),
-            _shown(row["tokens_per_pass"], ".2f"),
-            _shown(row["acceptance_rate"], ".0%"),
-            _shown(row["alpha"], ".2f"),
-            _shown(row["c"], ".3f"),
-            _shown(row["v"], ".2f"),
-            f"{row['ttft_ms']:.0f} ms" if row["ttft_ms"] is not None else "-",
-            _differs(row),
-        )
-    return table
+def _fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]], least: Sequence[str]) -> Table:
+    """Rows of cells by column; while they are too wide for the console the columns of `least` go, first to last."""
+    kept, left = list(rows[0]), list(least)
+    while True:
+        table = _table(settings)
+        for name in kept:
+            table.add_column(name, no_wrap=name == "method", justify="left" if name == "method" else "right")
+        for row in rows:
+            table.add_row(*(row[name] for name in kept))
+        if not left or _width(table, console) <= console.width:
+            return table
+        kept = [name for name in kept if name != left[0]]
+        left.pop(0)
 
 
-def _speedups(summary: Rows, looping: bool, settings: Settings) -> Table:
+def _width(table: Table, console: Console) -> int:
+    """The columns it would take on an endless screen."""
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+
+
+def _method_cells(row: dict[str, Any], settings: Settings) -> dict[str, str]:
+    rate = row["predicted_per_second"]
+    spread = "" if rate["spread"] is None else f" {'+-' if settings.ascii else '±'}{rate['spread']:.1f}"
+    return {
+        "method": _named(row),
+        "tok/s": _shown(rate["mean"], ".1f") + spread,
+        "speed-up": _times(row["speedup"]),
+        "tok/pass": _shown(row["tokens_per_pass"], ".2f"),
+        "accepted": _shown(row["acceptance_rate"], ".0%"),
+        "alpha": _shown(row["alpha"], ".2f"),
+        "c": _shown(row["c"], ".3f"),
+        "v": _shown(row["v"], ".2f"),
+        "TTFT": f"{row['ttft_ms']:.0f} ms" if row["ttft_ms"] is not None else "-",
+        "differs": _differs(row),
+    }
+
+
+def _speedup_cells(row: dict[str, Any], looping: bool, worst: bool, rival: str | None) -> dict[str, str]:
     """Each speed-up with its range over the repeats, the modelled one, its worst category, and without loops."""
-    table = _table(settings)
-    rivals = [row["over_rivals"]["rival"] for row in summary if row["over_rivals"]]
-    worst = any(row["worst_category"] for row in summary)
-    table.add_column("method", no_wrap=True)
-    for name in ("median", "range", "expected", *(["no loops"] if looping else [])):
-        table.add_column(name, justify="right")
+    repeats = row["speedup_per_repeat"]
+    between = f"{min(repeats):.2f}-{_times(max(repeats))}" if len(repeats) > 1 else "-"
+    cells = {"method": _named(row), "median": _times(row["speedup"]), "range": between}
+    cells["expected"] = _times(row["expected_speedup"])
+    if looping:
+        cells["no loops"] = _times(row["speedup_without_loops"])
     if worst:
-        table.add_column("worst category", justify="right")
-    if rivals:
-        table.add_column(f"over {rivals[0]}", justify="right")
-    for row in summary:
-        low, high = min(row["speedup_per_repeat"]), max(row["speedup_per_repeat"])
-        between = f"{low:.2f}-{_times(high)}" if len(row["speedup_per_repeat"]) > 1 else "-"
-        cells = [_times(row["speedup"]), between, _times(row["expected_speedup"])]
-        if looping:
-            cells.append(_times(row["speedup_without_loops"]))
-        if worst:
-            told = row["worst_category"]
-            cells.append(f"{told['name']} {_times(told['speedup'])}" if told else "-")
-        if rivals:
-            cells.append(_times((row["over_rivals"] or {}).get("speedup")))
-        table.add_row(_named(row), *cells)
-    return table
+        told = row["worst_category"]
+        cells["worst category"] = f"{told['name']} {_times(told['speedup'])}" if told else "-"
+    if rival:
+        cells[f"over {rival}"] = _times((row["over_rivals"] or {}).get("speedup"))
+    return cells
 
 
 def _others(row: dict[str, Any]) -> dict[str, float]:
@@ -184,8 +195,6 @@ def _costs(summary: Rows, settings: Settings) -> Table:
 
 def _by_category(summary: Rows, settings: Settings, console: Console) -> Table:
     """Methods as rows or as columns, whichever fits the console."""
-    from rich.measure import Measurement
-
     names = sorted({name for row in summary for name in row["categories"]})
     across, down = (_table(settings) for _ in range(2))
     for head in ("method", *names):
@@ -196,8 +205,7 @@ def _by_category(summary: Rows, settings: Settings, console: Console) -> Table:
         down.add_column(_named(row).replace(" ", "\n"), justify="right")
     for name in names:
         down.add_row(name, *(_of_category(row, name) for row in summary))
-    room = console.options.update(max_width=10_000)
-    wide, tall = (Measurement.get(console, room, table).maximum for table in (across, down))
+    wide, tall = _width(across, console), _width(down, console)
     return across if wide <= console.width or wide <= tall else down
 
 

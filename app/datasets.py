@@ -70,7 +70,7 @@ DATASETS: Mapping[str, DataSet] = {
 }
 
 
-def questions_of(prompts: str | Path | None, data_dir: str | None, *, offline: bool = False) -> list[Question]:
+def questions_of(prompts: str | Path | None, data_dir: str = "", *, offline: bool = False) -> list[Question]:
     """The questions of a data set's name, of a file, or the built-in ones.
 
     A name means the set even where a file is called so (./NAME is that file). UsageError names the line, or says
@@ -79,7 +79,7 @@ def questions_of(prompts: str | Path | None, data_dir: str | None, *, offline: b
     if not isinstance(prompts, str) or prompts not in DATASETS:
         return read_questions(prompts)
     known = DATASETS[prompts]
-    folder = None if data_dir is None else Path(os.path.expanduser(data_dir))
+    folder = Path(os.path.expanduser(data_dir)) if data_dir else None
     file = next((folder / name for name in known.files if (folder / name).is_file()), None) if folder else None
     if file is not None:
         found = _questions(

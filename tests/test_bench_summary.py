@@ -169,16 +169,7 @@ def test_the_tables_say_which_temperature(monkeypatch: pytest.MonkeyPatch) -> No
     print_tables(summarise(items, variants), looping, Settings(color="never", ascii=True), stream)
     told = stream.getvalue()
     names = [line.split("|")[0].strip() for line in told.splitlines() if line.startswith(("ar", "spec"))]
-    assert names == [
-        "ar T0",
-        "spec 4 T0",
-        "ar T0.7",
-        "spec 4 T0.7",
-        "spec 4 T0",
-        "spec 4 T0.7",
-        "spec 4 T0",
-        "spec 4 T0.7",
-    ]
+    assert names == ["ar T0", "spec 4 T0", "ar T0.7", "spec 4 T0.7", *["spec 4 T0", "spec 4 T0.7"] * 2]
     for heat in ("0", "0.7"):
         assert f"loops: 0% of ar's tokens at temperature {heat} lie in one" in told
 
@@ -313,6 +304,19 @@ def test_the_widest_tables_fit_100_columns(monkeypatch: pytest.MonkeyPatch) -> N
     few = shown(items[:4], variants)
     assert not any(line.startswith(NAMES) for line in few)
     assert max(map(len, few)) <= 100
+
+
+@pytest.mark.parametrize(("columns", "there", "gone"), [(60, "differs", "TTFT"), (40, "speed-up", "accepted")])
+def test_a_narrow_screen_goes_without_the_least_columns(
+    monkeypatch: pytest.MonkeyPatch, columns: int, there: str, gone: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = shown(ITEMS, [PLAIN, FOUR])
+    assert max(map(len, lines)) <= columns
+    assert not any("…" in line for line in lines)
+    assert there in lines[1]
+    assert gone not in lines[1]
+    assert any(line.startswith("spec 4") and "rag 2.00x" in line for line in lines) is (columns == 60)
 
 
 def test_without_ar_there_are_no_speedups_to_show() -> None:

@@ -84,7 +84,7 @@ def test_what_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
         "--data-dir or SPEC_DATA_DIR names the folder (or pip install datasets)"
     )
     with pytest.raises(UsageError) as caught:
-        questions_of("spec_bench", None)
+        questions_of("spec_bench")
     assert str(caught.value) == (
         "no data set spec_bench: its file spec_bench.jsonl was looked for nowhere; "
         "--data-dir or SPEC_DATA_DIR names the folder"
@@ -127,14 +127,14 @@ def test_the_package_is_asked_where_the_file_is_not_there(tmp_path: Path, monkey
     monkeypatch.setitem(sys.modules, "datasets", package)
     monkeypatch.setattr(app.datasets, "find_spec", lambda name: object())
     assert questions_of("gsm8k", str(tmp_path))[0].turns == ("2 + 2?",)
-    assert questions_of("mt_bench", None, offline=True) == [Question(("a", "b"), "stem", 81, 1)]
-    assert questions_of("hellaswag", None)[0].turns == ("A man",)
+    assert questions_of("mt_bench", offline=True) == [Question(("a", "b"), "stem", 81, 1)]
+    assert questions_of("hellaswag")[0].turns == ("A man",)
     assert asked[:2] == [
         ("openai/gsm8k", "main", "test", False),
         ("HuggingFaceH4/mt_bench_prompts", None, "train", True),
     ]
     with pytest.raises(UserError, match=r"^mmlu: the package datasets could not load cais/mmlu: 'cais/mmlu' \(--data"):
-        questions_of("mmlu", None)
+        questions_of("mmlu")
 
 
 def test_a_limit_is_spread_over_the_categories_of_a_set_and_of_a_list(tmp_path: Path) -> None:
