@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from app.fields import Field
-from app.kinds import Choice, Number, RefusedError, Text, Whole, WholeList, WholeOr, plain
+from app.kinds import Choice, Number, RefusedError, Text, Whole, WholeList, WholeOr
+from app.kinds_temperatures import Temperatures
 from utils.errors import UsageError
 
 SELF, NONE = "self", "none"
@@ -33,27 +34,6 @@ class Law:
 
     def show(self, value: Any) -> str:
         return str(value)
-
-
-@dataclass(frozen=True)
-class Temperatures:
-    """A comma list of temperatures; one may come more often than another."""
-
-    metavar: str = "LIST"
-    allowed: str = "a comma list of numbers from 0 to 5"
-    choices: tuple[str, ...] = ()
-
-    def read(self, value: object) -> tuple[float, ...]:
-        parts = value.split(",") if isinstance(value, str) else value
-        if not isinstance(parts, list | tuple) or not parts:
-            raise RefusedError(self.allowed)
-        try:
-            return tuple(Number(0, 5).read(part.strip() if isinstance(part, str) else part) for part in parts)
-        except RefusedError:
-            raise RefusedError(self.allowed) from None
-
-    def show(self, value: Any) -> str:
-        return ",".join(map(plain, value))
 
 
 def _path(metavar: str, allowed: str) -> Text:
