@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.answers import Answer, run_lane
+from app.batches import check_batches, run_batches
 from app.bench_file import facts, prompt_rows, writable, write_json
 from app.costs import ignores_gamma, terms_of
 from app.oneshot import INTERRUPTED, load_engine
@@ -58,6 +59,7 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
     """Run the benchmark (or the identity check); the exit code."""
     if args.check_identity and args.against is not None:
         raise UsageError("--check-identity compares with transformers by itself: leave --against out")
+    check_batches(args, args.methods or settings.compare)
     known = read_questions(args.prompts)
     listed = known if args.ids is None else chosen(known, args.ids)
     questions = cut(stratified(listed, args.limit), args.turns)
@@ -168,9 +170,12 @@ class Bench:
             leave=False,
         ) as bar:
             self._warm_up(bar)
+            if self.args.batch_size > 1:
+                self.interrupted = not run_batches(self, bar)
+                return
             for question in self.questions:
                 done = 0
-                for item, prompt in self._turns(question):
+                for item, prompt in self.turns(question):
                     self.items.append(item)
                     if not self._measure(item, prompt, bar):
                         self.interrupted = True
@@ -181,11 +186,11 @@ class Bench:
     def _warm_up(self, bar: Any) -> None:
         """One short answer of each variant, not counted."""
         bar.set_description("warming up", refresh=False)
-        item, prompt = next(self._turns(self.questions[0]), (None, None))
+        item, prompt = next(self.turns(self.questions[0]), (None, None))
         for variant in self.variants if item is not None and prompt is not None else ():
             self.answer(variant, prompt or [], max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
 
-    def _turns(self, question: Question) -> Iterator[tuple[Item, list[int]]]:
+    def turns(self, question: Question) -> Iterator[tuple[Item, list[int]]]:
         """The prompts of a question; the next one is planned when the last has been answered."""
         chat = conversation(self.engine, self.settings)
         for turn, text in enumerate(question.turns):

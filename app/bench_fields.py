@@ -26,6 +26,7 @@ class BenchArgs:
     ids: Path | None = None
     turns: int | None = None
     against: str | None = None
+    batch_size: int = 1
 
 
 _PATH = Text(metavar="FILE", allowed="a file", optional=True)
@@ -38,6 +39,7 @@ BENCH_FIELDS = {
     "gammas": Field("gammas", WholeList(1, 64, "auto"), (1, 2, 4, 8), "gammas to time; auto may be one", "bench"),
     "repeat": Field("repeat", Whole(1, 1000), 3, "times each prompt is answered", "bench"),
     "limit": Field("limit", Whole(1), None, "take N prompts, spread over the categories", "bench"),
+    "batch_size": Field("batch_size", Whole(1, 1024), 1, "prompts answered together, as one batch", "bench"),
     "out": Field("out", _PATH, None, "write every figure to this JSON file", "bench"),
     "against": Field(
         "against",

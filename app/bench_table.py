@@ -36,6 +36,8 @@ def print_tables(summary: Rows, loops: dict[str, Any], settings: Settings, strea
     console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
     answers, prompts = (max(row[name] for row in summary) for name in ("answers", "prompts"))
     counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answers a method"
+    if (together := max(row["batch_size"] for row in summary)) > 1:
+        counted += f", {together} at a time"
     _print(console, f"{counted}; rates leave prefill out", _methods(summary, settings))
     compared = [row for row in summary if row["speedup"] is not None]
     if compared:
