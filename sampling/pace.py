@@ -203,8 +203,7 @@ class GoodputPace:
             return
         outcomes = [(step.gamma, len(step.path), step.token is None) for step in steps]
         self.acceptance.add(outcomes)
-        for step in steps:
-            self.acceptance.add_given(step.gamma, len(step.drafted))
+        self.acceptance.add_given(asked, given)  # one row that drafts makes the pass wide for all
         if self.chosen == 0 and self.costs.drafting_known:
             self._probed(any(accepted for _, accepted, _ in outcomes))
         self._idle = 0

@@ -335,6 +335,19 @@ def test_a_smaller_batch_begins_with_what_is_known_of_the_larger() -> None:
     assert pace.costs.v(2)[1] == pytest.approx(1.1)
 
 
+def test_one_row_that_drafts_makes_the_pass_wide_for_all() -> None:
+    """Drafts of one row in four, all of them right: the passes are as dear as if all had drafted."""
+    pace = GoodputPace()
+    for _ in range(60):
+        gamma = pace.gamma([0, 1, 2, 3])[0]
+        for row in range(4):
+            count = gamma if row == 0 else 0
+            step = make_step(gamma, count, count, 0.0, 0.25 * (1 + 0.5 * gamma))
+            pace.observe(replace(step, row=row))
+    assert pace.acceptance.given[0] > 0.9
+    assert pace.chosen == 0
+
+
 # -- the law --------------------------------------------------------------------------------------
 
 FOUR = [[3, 1, 3, 1, 3], [2], [0, 5], [4, 4, 6, 2, 7, 5, 3, 1, 0, 2]]
