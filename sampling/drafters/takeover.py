@@ -158,9 +158,9 @@ class TakeOverDrafter:
             [*(tokens[node] for node in path if node >= 0), token]
             for tokens, path, token in zip(drafted, paths, own, strict=True)
         ]
-        for case in (self.silent, self.unsure):
-            met = [ask for one, ask in zip(last.cases, last.asked, strict=True) if one is case]
-            case.idle = 0 if any(met) else case.idle + bool(met)
+        for kind in (self.silent, self.unsure):
+            met = [ask for case, ask in zip(last.cases, last.asked, strict=True) if case is kind]
+            kind.idle = 0 if any(met) else kind.idle + bool(met)
         for case, guess, text, ask in zip(last.cases, last.guesses, emitted, last.asked, strict=True):
             if case is not None:
                 case.learn(common_prefix(guess, text), len(text) - 1 if ask else None)
