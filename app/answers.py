@@ -41,6 +41,7 @@ class Answer:
     may_differ: bool = False  # from `ar`, rightly
     asked: int = 0  # gammas of all rounds together
     terms: Terms = field(default_factory=Terms)
+    rows: int = 1  # prompts that were answered together, this one included
 
     @property
     def interrupted(self) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.against import rivals_of
 from app.answers import Answer, run_lane
+from app.batches import check_batches, run_batches
 from app.bench_file import facts, machine, prompt_rows, writable, write_json
 from app.bench_journal import Journal, open_journal
 from app.bench_plan import Item, Place, Variant, order, references, variants_of
@@ -39,6 +40,7 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
     for flag, given in (("against", args.against), ("temperatures", args.temperatures)):
         if args.check_identity and given:
             raise UsageError(f"--check-identity has its own references and the one --temperature: leave --{flag} out")
+    check_batches(args, args.methods or settings.compare)
     known = questions_of(args.prompts, settings.data_dir, offline=options.offline)
     listed = known if args.ids is None else chosen(known, args.ids)
     questions = cut(stratified(listed, args.limit), args.turns)
@@ -145,9 +147,12 @@ class Bench:
         ) as bar:
             if known < total:
                 self._warm_up(bar)
+            if self.args.batch_size > 1:
+                self.interrupted = not run_batches(self, bar)
+                return
             for number, question in enumerate(self.questions):
                 left = len(question.turns)
-                for item, prompt in self._turns(question):
+                for item, prompt in self.turns(question):
                     self.items.append(item)
                     if not self._measure(number, item, prompt, bar):
                         self.interrupted = True
@@ -158,12 +163,12 @@ class Bench:
     def _warm_up(self, bar: Any) -> None:
         """One short answer of each variant, not counted."""
         bar.set_description("warming up", refresh=False)
-        item, prompt = next(self._turns(self.questions[0]), (None, None))
+        item, prompt = next(self.turns(self.questions[0]), (None, None))
         for variant in self.variants if item is not None and prompt is not None else ():
             self.answer(variant, prompt or [], max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
         bar.unpause()  # the time until here is no answer's
 
-    def _turns(self, question: Question) -> Iterator[tuple[Item, list[int]]]:
+    def turns(self, question: Question) -> Iterator[tuple[Item, list[int]]]:
         """The prompts of a question; the next one is planned when the last has been answered."""
         chat = conversation(self.engine, self.settings)
         for turn, text in enumerate(question.turns):

@@ -29,6 +29,7 @@ class BenchArgs:
     against: str | None = None
     temperatures: tuple[float, ...] = ()
     report: Path | None = None
+    batch_size: int = 1
 
 
 NAMED = ("spec_bench", "mt_bench", "gsm8k", "mmlu", "hellaswag")  # what they are: app/datasets.py
@@ -52,6 +53,7 @@ BENCH_FIELDS = {
     ),
     "repeat": Field("repeat", Whole(1, 1000), 3, "times each prompt is answered", "bench"),
     "limit": Field("limit", Whole(1), None, "take N prompts, spread over the categories", "bench"),
+    "batch_size": Field("batch_size", Whole(1, 1024), 1, "prompts answered together, as one batch", "bench"),
     "out": Field("out", _PATH, None, "write every figure to this JSON file; a stopped run goes on", "bench"),
     "report": Field("report", _PATH, None, "write tables and plots to this HTML file", "bench"),
     "against": Field(

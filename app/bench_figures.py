@@ -104,6 +104,7 @@ def _row(items: Sequence[Item], variant: Variant, plain: Variant | None) -> dict
         "mean_gamma": _mean_gamma(answers, variant),
         "prompts": sum(any(variant in row for row in item.answers) for item in items),
         "answers": len(answers),
+        "batch_size": max((answer.rows for answer in answers), default=1),
         "predicted_n": total.predicted_n,
         "predicted_per_second": _spread(_rates(items, variant)),
         "ttft_ms": _mean([answer.stats.ttft_ms for answer in answers]),

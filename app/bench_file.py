@@ -70,6 +70,7 @@ def facts(bench: Bench) -> dict[str, Any]:
         "limit": bench.args.limit,
         "ids_file": None if bench.args.ids is None else str(bench.args.ids),
         "turns": bench.args.turns,
+        "batch_size": bench.args.batch_size,
         "against": bench.args.against,
         "notes": bench.notes,
         "complete": not bench.interrupted,

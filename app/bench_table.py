@@ -52,6 +52,8 @@ def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console
     drafters call models what they cost; how texts differ; loops, of each temperature."""
     answers, prompts = (max(row[name] for row in summary) for name in ("answers", "prompts"))
     counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answer{'s' * (answers != 1)} a method"
+    if (together := max(row["batch_size"] for row in summary)) > 1:
+        counted += f", {together} at a time"
     methods = [method_cells(row, settings.ascii) for row in summary]
     _print(console, f"{counted}; rates leave prefill out", _fitted(console, settings, methods, _LEAST))
     for line in _differences(summary):
