@@ -93,7 +93,7 @@ def build_parser(command: str = "chat") -> argparse.ArgumentParser:
 
 
 def _overview() -> str:
-    rows = "\n".join(f"  {name:<7} {known.about}" for name, known in COMMANDS.items())
+    rows = "\n".join(f"  {name:<8} {known.about}" for name, known in COMMANDS.items())
     return f"Plain and speculative decoding side by side.\n\n{rows}"
 
 

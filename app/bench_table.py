@@ -27,13 +27,7 @@ Rows = Sequence[dict[str, Any]]
 def print_tables(summary: Rows, loops: dict[str, Any], settings: Settings, stream: TextIO) -> None:
     """The table of methods; where something was compared with `ar` the speed-ups, in all and by category; where
     drafters call models what they cost; loops."""
-    from rich.console import Console
-
-    from app.cli import want_color
-
-    color = want_color(settings, stream, os.environ)
-    width = None if stream.isatty() else int(os.environ.get("COLUMNS") or _WIDTH)
-    console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
+    console = screen(settings, stream)
     answers, prompts = (max(row[name] for row in summary) for name in ("answers", "prompts"))
     counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answers a method"
     _print(console, f"{counted}; rates leave prefill out", _methods(summary, settings))
@@ -51,13 +45,25 @@ def print_tables(summary: Rows, loops: dict[str, Any], settings: Settings, strea
     console.print(f"\n{_loops_line(loops, settings)}", markup=False)
 
 
+def screen(settings: Settings, stream: TextIO) -> Console:
+    """The console for tables on `stream`: --color outranks the environment; 100 columns where it is no terminal."""
+    from rich.console import Console
+
+    from app.cli import want_color
+
+    color = want_color(settings, stream, os.environ)
+    width = None if stream.isatty() else int(os.environ.get("COLUMNS") or _WIDTH)
+    return Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
+
+
 def _print(console: Console, title: str, table: Table) -> None:
     """The title has the console's width, not the table's."""
     console.print(title, style="italic", markup=False)
     console.print(table)
 
 
-def _table(settings: Settings) -> Table:
+def small_table(settings: Settings) -> Table:
+    """A table without frame."""
     from rich import box
     from rich.table import Table
 
@@ -67,7 +73,7 @@ def _table(settings: Settings) -> Table:
 
 
 def _methods(summary: Rows, settings: Settings) -> Table:
-    table = _table(settings)
+    table = small_table(settings)
     table.add_column("method", no_wrap=True)
     for name in _COLUMNS:
         table.add_column(name, justify="right")
@@ -91,7 +97,7 @@ def _methods(summary: Rows, settings: Settings) -> Table:
 
 def _speedups(summary: Rows, loops: dict[str, Any], settings: Settings) -> Table:
     """Each speed-up with its range over the repeats, the modelled one, its worst category, and without loops."""
-    table = _table(settings)
+    table = small_table(settings)
     rivals = [row["over_rivals"]["rival"] for row in summary if row["over_rivals"]]
     worst = any(row["worst_category"] for row in summary)
     table.add_column("method", no_wrap=True)
@@ -123,7 +129,7 @@ def _others(row: dict[str, Any]) -> dict[str, float]:
 
 def _costs(summary: Rows, settings: Settings) -> Table:
     """What the models of drafting lanes are called for and let pass, and SWI by every table that applies."""
-    table = _table(settings)
+    table = small_table(settings)
     table.add_column("method", no_wrap=True)
     table.add_column("calls a pass")
     reviewed = any(row["reviews"] for row in summary)
@@ -147,7 +153,7 @@ def _by_category(summary: Rows, settings: Settings, console: Console) -> Table:
     from rich.measure import Measurement
 
     names = sorted({name for row in summary for name in row["categories"]})
-    across, down = (_table(settings) for _ in range(2))
+    across, down = (small_table(settings) for _ in range(2))
     for head in ("method", *names):
         across.add_column(head, justify="left" if head == "method" else "right")
     down.add_column("category")
