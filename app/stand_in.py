@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from utils.loaded import LoadedModel, LoadedPair
 
 _NO_LIMIT = 1 << 60
+_SHARES = "a plain drafter shares its target's embeddings: --pair or --target names that target"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class StandIn:
 def stand_in(settings: Settings, options: ModelOptions, args: SimulateArgs, cancelled: Callable[[], bool]) -> StandIn:
     """Read the recording and load what drafts. UserError, in one line, for what cannot draft for a recording."""
     named = options.pair is not None or options.target is not None
+    if not named and trained_kind(options.drafter or "") == "plain":
+        raise UsageError(_SHARES)
     spec = choose_pair(options if named else options.changed(target="recorded"))
     kinds = _kinds(spec, settings, args)
     for kind in kinds:
@@ -57,7 +60,7 @@ def stand_in(settings: Settings, options: ModelOptions, args: SimulateArgs, canc
     recording = _read(settings, options, args, named, cancelled)
     trained = any(trained_kind(kind) == "plain" for kind in kinds)
     if trained and not named:
-        raise UsageError("a plain drafter shares its target's embeddings: --pair or --target names that target")
+        raise UsageError(_SHARES)
     timed = named and not args.t_verify and not recording.pass_seconds
     if trained or timed:
         return _beside_target(settings, options, args, recording, cancelled)
