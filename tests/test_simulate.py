@@ -137,7 +137,7 @@ def test_a_recording_predicts_the_rounds_of_its_target_exactly(
         assert row["tokens_per_pass"] == round(sum(n - 1 for n, *_ in wanted) / sum(one[1] for one in wanted), 4)
         assert row["throughput"] > 0
     for method in methods:  # something was accepted of each
-        assert max(row["tokens_per_pass"] for row in told["rows"] if row["method"] == method) > 1.05
+        assert max(row["tokens_per_pass"] for row in told["rows"] if row["method"] == method) > 1
 
 
 def test_a_stopped_recording_goes_on(record: Callable[..., int], recording: Path, tmp_path: Path) -> None:
