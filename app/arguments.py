@@ -169,7 +169,7 @@ def _unknown(word: str, command: str, parser: argparse.ArgumentParser) -> str:
     flag = word.partition("=")[0]
     owners = [name for name in COMMANDS if name != command and flag in _flags(build_parser(name))]
     if owners:
-        return f"{command} takes no {flag} ({', '.join(owners)} does)"
+        return f"{command} takes no {flag} ({', '.join(owners)} {'does' if len(owners) == 1 else 'do'})"
     return (
         f"unknown flag {named(flag)}{did_you_mean(flag, _flags(parser)) or ' (--help lists them; -- ends the flags)'}"
     )
