@@ -184,7 +184,8 @@ USAGE_ERRORS = [
     (["rnu", "hi"], "error: unknown sub-command 'rnu' (did you mean run?); one answer: python infer.py run PROMPT"),
     (
         ["What is a river?"],
-        "error: unknown sub-command 'What is a river?': have chat, run, bench, record, simulate, plan, latency, tables, distill, pairs, check; "
+        "error: unknown sub-command 'What is a river?': have chat, run, bench, record, "
+        "simulate, plan, latency, tables, distill, pairs, check; "
         "one answer: python infer.py run PROMPT",
     ),
     (["--gamma", "4", "run", "hi"], "error: the sub-command comes first: python infer.py run …"),
