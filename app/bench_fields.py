@@ -10,7 +10,7 @@ from typing import Any
 
 from app.fields import Field
 from app.kinds import LANES, Names, Switch, Text, Whole, WholeList
-from app.kinds_temperatures import Temperatures
+from app.kinds_numbers import NumberList
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ BENCH_FIELDS = {
     "methods": Field("methods", Names(LANES), (), "lanes to time (default: those of --compare)", "bench"),
     "gammas": Field("gammas", WholeList(1, 64, "auto"), (1, 2, 4, 8), "gammas to time; auto may be one", "bench"),
     "temperatures": Field(
-        "temperatures", Temperatures(once=True), (), "temperatures to time, each beside its own ar", "bench"
+        "temperatures", NumberList(0, 5, once=True), (), "temperatures to time, each beside its own ar", "bench"
     ),
     "repeat": Field("repeat", Whole(1, 1000), 3, "times each prompt is answered", "bench"),
     "limit": Field("limit", Whole(1), None, "take N prompts, spread over the categories", "bench"),
@@ -73,6 +73,10 @@ def bench_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> Bench
     """The arguments read from their texts; UsageError in one line."""
     texts = {name: given[name] for name in BENCH_FIELDS if name in given}
     values = {name: BENCH_FIELDS[name].read(text, label=f"--{name.replace('_', '-')}") for name, text in texts.items()}
+    return BenchArgs(**{**values, **paths_of(values)})
+
+
+def paths_of(values: Mapping[str, Any]) -> dict[str, Path]:
+    """The files among these values, names of data sets left out."""
     files = [name for name in FILES if values.get(name) and values[name] not in NAMED]
-    paths = {name: Path(os.path.expanduser(values[name])) for name in files}
-    return BenchArgs(**{**values, **paths})
+    return {name: Path(os.path.expanduser(values[name])) for name in files}

@@ -37,14 +37,7 @@ Rows = Sequence[dict[str, Any]]
 
 def print_tables(summary: Rows, loops: Rows, settings: Settings, stream: TextIO) -> None:
     """The tables on a stream."""
-    from rich.console import Console
-
-    from app.cli import want_color
-
-    color = want_color(settings, stream, os.environ)
-    width = None if stream.isatty() else int(os.environ.get("COLUMNS") or _WIDTH)
-    console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
-    show_tables(summary, loops, settings, console)
+    show_tables(summary, loops, settings, screen(settings, stream))
 
 
 def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console) -> None:
@@ -98,13 +91,25 @@ def _differs(row: dict[str, Any]) -> str:
     return " ".join([of_all, *marks])
 
 
+def screen(settings: Settings, stream: TextIO) -> Console:
+    """The console for tables on `stream`: --color outranks the environment; 100 columns where it is no terminal."""
+    from rich.console import Console
+
+    from app.cli import want_color
+
+    color = want_color(settings, stream, os.environ)
+    width = None if stream.isatty() else int(os.environ.get("COLUMNS") or _WIDTH)
+    return Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
+
+
 def _print(console: Console, title: str, table: Table) -> None:
     """The title has the console's width, not the table's."""
     console.print(title, style="italic", markup=False)
     console.print(table)
 
 
-def _table(settings: Settings) -> Table:
+def small_table(settings: Settings) -> Table:
+    """A table without frame."""
     from rich import box
     from rich.table import Table
 
@@ -117,7 +122,7 @@ def _fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]]
     """Rows of cells by column; while they are too wide for the console the columns of `least` go, first to last."""
     kept, left = list(rows[0]), list(least)
     while True:
-        table = _table(settings)
+        table = small_table(settings)
         for name in kept:
             table.add_column(name, no_wrap=name == "method", justify="left" if name == "method" else "right")
         for row in rows:
@@ -180,7 +185,7 @@ def _others(row: dict[str, Any]) -> dict[str, float]:
 
 def _costs(summary: Rows, settings: Settings) -> Table:
     """What the models of drafting lanes are called for and let pass, and SWI by every table that applies."""
-    table = _table(settings)
+    table = small_table(settings)
     table.add_column("method", no_wrap=True)
     table.add_column("calls a pass")
     reviewed = any(row["reviews"] for row in summary)
@@ -202,7 +207,7 @@ def _costs(summary: Rows, settings: Settings) -> Table:
 def _by_category(summary: Rows, settings: Settings, console: Console) -> Table:
     """Methods as rows or as columns, whichever fits the console."""
     names = sorted({name for row in summary for name in row["categories"]})
-    across, down = (_table(settings) for _ in range(2))
+    across, down = (small_table(settings) for _ in range(2))
     for head in ("method", *names):
         across.add_column(head, justify="left" if head == "method" else "right")
     down.add_column("category")

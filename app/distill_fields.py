@@ -11,7 +11,7 @@ from typing import Any
 
 from app.fields import Field
 from app.kinds import Choice, Number, RefusedError, Text, Whole, WholeList, WholeOr
-from app.kinds_temperatures import Temperatures
+from app.kinds_numbers import NumberList
 from utils.errors import UsageError
 
 SELF, NONE = "self", "none"
@@ -48,7 +48,7 @@ _DATA = (
     Field("data", Text("self|FILES", "self or files"), SELF, "token files to learn from, or self", _GROUP),
     Field("prompts", _path("FILE", "a file"), None, "prompts that the target answers, as in bench", _GROUP),
     Field("tokens", Whole(1), 200_000, "answer tokens to write or to take", _GROUP),
-    Field("temperatures", Temperatures(), (0.0, 0.7, 1.0), "of the answers written, in turn", _GROUP),
+    Field("temperatures", NumberList(0, 5), (0.0, 0.7, 1.0), "of the answers written, in turn", _GROUP),
     Field("longest", Whole(16, 65_536), 512, "longest sequence, in tokens", _GROUP),
 )
 _SHAPE = (

@@ -10,7 +10,7 @@ tokens and no acceptance.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 
 KEPT = 15  # latest samples of each figure
@@ -138,6 +138,20 @@ class Costs:
     def _relative(self, samples: deque[float], unknown: float) -> float:
         plain = self.plain
         return _low(samples) / plain if plain and len(samples) >= TWICE else unknown
+
+
+def pass_times(seconds: Mapping[int, float]) -> Callable[[int], float]:
+    """Seconds of a pass over n tokens from those that were measured or given, by n: as `Costs.v`, between and beyond.
+
+    A single one holds for every n. ValueError for none, or one that is not positive.
+    """
+    if not seconds or min(seconds.values()) <= 0:
+        raise ValueError(f"seconds of passes must be given and positive, got {dict(seconds)}")
+    first = seconds[min(seconds)]
+    if len(seconds) == 1:
+        return lambda n: first
+    costs = Costs(table={n: one / first for n, one in seconds.items()})
+    return lambda n: first * costs.v(n)[n - 1]
 
 
 def _low(samples: deque[float]) -> float:
