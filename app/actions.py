@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,18 @@ class Actions(Desk):
             text = as_text(chat.turns, chat.system)
         write_whole(path, text)
         self.say(f"saved {len(chat.turns)} turn{'s' if len(chat.turns) != 1 else ''} to {path}")
+
+    # -- many prompts -------------------------------------------------------------------------
+
+    def prompts(self, name: str) -> None:
+        from app.tryout import ask_all
+
+        ask_all(self, name)
+
+    def bench(self, gammas: Sequence[int | str]) -> None:
+        from app.tryout import time_lanes
+
+        time_lanes(self, gammas)
 
     # -- looking back -------------------------------------------------------------------------
 

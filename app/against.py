@@ -14,6 +14,7 @@ or accepted tokens.
 from __future__ import annotations
 
 import copy
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -171,6 +172,16 @@ def make_rivals(engine: Engine, options: ModelOptions, against: str) -> tuple[di
     else:
         ways[ASSISTED] = {"assistant_model": as_bought(assistant, engine.stop_ids)}
     return {name: Rival(name, more=more, **shared) for name, more in ways.items()}, notes
+
+
+def rivals_of(
+    engine: Engine, settings: Settings, options: ModelOptions, against: str
+) -> tuple[Mapping[str, Rival], Sequence[str]]:
+    """What --against names, and notes on what is left out of it, which are told at once."""
+    rivals, notes = make_rivals(engine, options, against)
+    if not settings.quiet:
+        sys.stderr.write("".join(f"{note}\n" for note in notes))
+    return rivals, notes
 
 
 def as_bought(model: Any, stop_ids: frozenset[int]) -> Any:

@@ -5,12 +5,13 @@ Knows lanes by name and ids, not how they decode, and nothing of terminals.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from app.costs import Terms, swi_of
-from app.verdict import Verdict, difference, verdict
+from app.verdict import NEAR_TIE, Verdict, difference, gap_between, verdict
 from sampling.metrics import Meter, Stats
 from sampling.ratios import expected, speedup
 
@@ -40,6 +41,7 @@ class Answer:
     may_differ: bool = False  # from `ar`, rightly
     asked: int = 0  # gammas of all rounds together
     terms: Terms = field(default_factory=Terms)
+    rows: int = 1  # prompts that were answered together, this one included
 
     @property
     def interrupted(self) -> bool:
@@ -93,6 +95,33 @@ def agrees(plain: Answer, other: Answer) -> bool | None:
     if plain.interrupted or other.interrupted:
         return False if at is not None and at < min(len(plain.ids), len(other.ids)) else None
     return at is None
+
+
+class Parting(NamedTuple):
+    """Where an answer leaves plain decoding's (from 0), and the target's top-2 gap there (None: not recorded).
+
+    `kind`: a near tie, which rounding may turn; beyond one, which is an alarm; where it may rightly differ another
+    draw of the same distribution, or another text (of another model, or of a search).
+    """
+
+    kind: Literal["near tie", "beyond", "other draw", "other text"]
+    position: int
+    gap: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        finite = self.gap is not None and math.isfinite(self.gap)
+        return {"kind": self.kind, "position": self.position, "gap": self.gap if finite else None}
+
+
+def parting(plain: Answer, other: Answer) -> Parting | None:
+    """Where and how two whole answers part; None where they are the same."""
+    at = difference(plain.ids, other.ids)
+    if at is None:
+        return None
+    gap = gap_between(plain.stats, other.stats, at)
+    if other.may_differ:
+        return Parting("other text" if other.method == "draft" or other.stats.beams else "other draw", at, gap)
+    return Parting("near tie" if gap is not None and gap < NEAR_TIE else "beyond", at, gap)
 
 
 def plain_answer(answers: Sequence[Answer]) -> Answer | None:

@@ -93,7 +93,7 @@ def build_parser(command: str = "chat") -> argparse.ArgumentParser:
 
 
 def _overview() -> str:
-    rows = "\n".join(f"  {name:<7} {known.about}" for name, known in COMMANDS.items())
+    rows = "\n".join(f"  {name:<8} {known.about}" for name, known in COMMANDS.items())
     return f"Plain and speculative decoding side by side.\n\n{rows}"
 
 
@@ -169,7 +169,7 @@ def _unknown(word: str, command: str, parser: argparse.ArgumentParser) -> str:
     flag = word.partition("=")[0]
     owners = [name for name in COMMANDS if name != command and flag in _flags(build_parser(name))]
     if owners:
-        return f"{command} takes no {flag} ({', '.join(owners)} does)"
+        return f"{command} takes no {flag} ({', '.join(owners)} {'does' if len(owners) == 1 else 'do'})"
     return (
         f"unknown flag {named(flag)}{did_you_mean(flag, _flags(parser)) or ' (--help lists them; -- ends the flags)'}"
     )

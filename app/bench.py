@@ -1,24 +1,28 @@
-"""`bench`: many prompts under several methods and gammas, timed fairly.
+"""`bench`: many prompts under several methods, gammas and temperatures, timed fairly.
 
 Every answer starts from nothing (no cache, no n-grams of an earlier one); the order of the methods
 rotates and reverses from round to round; a warm-up is not counted. An interrupt keeps what was
-measured. Later turns of a chat continue from the reference's answer, so that all methods read the
-same prompts. Knows how to run lanes (and the rivals of --against), not what the figures mean (app/bench_figures.py).
+measured, and with --out the same command goes on from there (app/bench_journal.py). Later turns of a chat continue
+from the first temperature's reference's answer, so that all methods read the same prompts. Knows how to run lanes (and
+the rivals of --against), not what the figures mean (app/bench_figures.py).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from app.against import rivals_of
 from app.answers import Answer, run_lane
-from app.bench_file import facts, prompt_rows, writable, write_json
-from app.costs import ignores_gamma, terms_of
+from app.batches import check_batches, run_batches
+from app.bench_file import facts, machine, prompt_rows, writable, write_json
+from app.bench_journal import Journal, open_journal
+from app.bench_plan import Item, Place, Variant, order, references, variants_of
+from app.costs import terms_of
+from app.datasets import questions_of
 from app.oneshot import INTERRUPTED, load_engine
-from app.prompts import Question, chosen, conversation, cut, fitting, read_questions, stratified
+from app.prompts import Question, chosen, conversation, cut, fitting, stratified
 from app.terminal import Interrupts
 from utils.errors import UsageError
 
@@ -31,71 +35,34 @@ if TYPE_CHECKING:
 WARM_UP = 16  # tokens
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One thing to time: a method, at one gamma where it drafts."""
-
-    method: str
-    gamma: int | str | None = None
-
-    @property
-    def label(self) -> str:
-        return self.method if self.gamma is None else f"{self.method} gamma {self.gamma}"
-
-
-@dataclass
-class Item:
-    """One prompt (one turn of a question) and its answers: `answers[repeat][variant]`."""
-
-    question: Question
-    turn: int
-    prompt: str
-    prompt_n: int
-    answers: list[dict[Variant, Answer]] = field(default_factory=list)
-
-
 def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int:
     """Run the benchmark (or the identity check); the exit code."""
-    if args.check_identity and args.against is not None:
-        raise UsageError("--check-identity compares with transformers by itself: leave --against out")
-    known = read_questions(args.prompts)
+    for flag, given in (("against", args.against), ("temperatures", args.temperatures)):
+        if args.check_identity and given:
+            raise UsageError(f"--check-identity has its own references and the one --temperature: leave --{flag} out")
+    check_batches(args, args.methods or settings.compare)
+    known = questions_of(args.prompts, settings.data_dir, offline=options.offline)
     listed = known if args.ids is None else chosen(known, args.ids)
     questions = cut(stratified(listed, args.limit), args.turns)
     if args.out is not None:
-        writable(Path(args.out))
+        writable(args.out)
     if args.report is not None:
         writable(args.report, "--report")
-    with Interrupts() as interrupt:
-        engine = load_engine(settings, options, interrupt)
-        rivals, notes = _rivals(engine, settings, options, args)
-        bench = Bench(engine, settings, args, questions, interrupt, rivals, notes)
-        if args.check_identity:
-            from app.identity import check_identity
+    journal = open_journal(settings, options, args, questions)
+    try:
+        with Interrupts() as interrupt:
+            engine = load_engine(settings, options, interrupt)
+            rivals, notes = rivals_of(engine, settings, options, args.against) if args.against else ({}, [])
+            bench = Bench(engine, settings, args, questions, interrupt, rivals, notes, journal)
+            if args.check_identity:
+                from app.identity import check_identity
 
-            return check_identity(bench, options)
-        bench.run()
-    return bench.show()
-
-
-def _rivals(
-    engine: Engine, settings: Settings, options: ModelOptions, args: BenchArgs
-) -> tuple[Mapping[str, Rival], Sequence[str]]:
-    """What --against names, and notes on what is left out of it, which are told at once."""
-    if args.against is None:
-        return {}, ()
-    from app.against import make_rivals
-
-    rivals, notes = make_rivals(engine, options, args.against)
-    if not settings.quiet:
-        sys.stderr.write("".join(f"{note}\n" for note in notes))
-    return rivals, notes
-
-
-def order(variants: Sequence[Variant], turn: int) -> list[Variant]:
-    """The variants in the order of round `turn`: rotated by one each time, reversed every other time."""
-    start = (turn // 2) % len(variants)
-    rotated = [*variants[start:], *variants[:start]]
-    return rotated[::-1] if turn % 2 else rotated
+                return check_identity(bench, options)
+            bench.run()
+        return bench.show()
+    finally:
+        if journal is not None:
+            journal.close()
 
 
 class Bench:
@@ -110,33 +77,32 @@ class Bench:
         interrupt: Callable[[], bool],
         rivals: Mapping[str, Rival] | None = None,
         notes: Sequence[str] = (),
+        journal: Journal | None = None,
     ) -> None:
         self.engine, self.settings, self.args = engine, settings, args
-        self.questions, self.interrupt = questions, interrupt
+        self.questions, self.interrupt, self.journal = questions, interrupt, journal
         self.rivals, self.notes = rivals or {}, list(notes)
         self.items: list[Item] = []
         self.skipped: list[str] = []
         self.interrupted = False
         # Where a lane's gamma is None it must not be auto all the same.
         self._fixed = next((gamma for gamma in args.gammas if gamma != "auto"), None)
-        self.variants = self._variants()
-        names = [variant.method for variant in self.variants]
-        self.reference = self.variants[names.index("ar") if "ar" in names else 0]
+        self.variants = variants_of(engine, settings, args, self.rivals)
+        self.references = references(self.variants)
+        self.reference = next(iter(self.references.values()))
         self.decode = conversation(engine, settings).text
 
-    def _variants(self) -> list[Variant]:
-        """Methods × gammas, then the rivals; a method that drafts nothing appears once.
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """Machine and number of answers of every part of the run."""
+        if self.journal is not None:
+            return self.journal.parts
+        return [{"machine": machine(self.engine.loaded), "answers": self.measured}]
 
-        One that ignores gamma appears once for all numbers (its gamma is None) and once for auto.
-        """
-        found: list[Variant] = []
-        for method in self.args.methods or self.settings.compare:
-            lane = self.engine.lane(method, self.settings)
-            gammas: Iterable[int | str | None] = dict.fromkeys(self.args.gammas) if lane.drafts else [None]
-            if ignores_gamma(lane):
-                gammas = dict.fromkeys(gamma if gamma == "auto" else None for gamma in gammas)
-            found += [Variant(method, gamma) for gamma in gammas]
-        return [*found, *map(Variant, self.rivals)]
+    @property
+    def measured(self) -> int:
+        """How many answers there are."""
+        return sum(len(row) for item in self.items for row in item.answers)
 
     def lane(self, variant: Variant, **changes: Any) -> Lane:
         """A lane that remembers nothing of earlier answers."""
@@ -144,7 +110,12 @@ class Bench:
         gamma = self._fixed if variant.gamma is None else variant.gamma
         if gamma is not None:
             changes["gamma"] = gamma
-        return self.engine.lane(variant.method, self.settings.changed(**changes))
+        return self.engine.lane(variant.method, self._settings(variant, **changes))
+
+    def _settings(self, variant: Variant, **changes: Any) -> Settings:
+        if variant.temperature is not None:
+            changes["temperature"] = variant.temperature
+        return self.settings.changed(**changes)
 
     def answer(self, variant: Variant, prompt: list[int], **changes: Any) -> Answer:
         """One answer of a lane or a rival, from nothing."""
@@ -152,42 +123,52 @@ class Bench:
         if rival is None:
             lane = self.lane(variant, **changes)
             return run_lane(lane, prompt, self.decode, interrupt=self.interrupt, terms=terms_of(lane, self.engine))
-        return rival.answer(prompt, self.settings.changed(**changes), self.decode, self.interrupt)
+        return rival.answer(prompt, self._settings(variant, **changes), self.decode, self.interrupt)
 
     # -- measuring ----------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Answer every prompt with every variant, `repeat` times."""
+        """Answer every prompt with every variant, `repeat` times, but for what the journal has."""
         from tqdm import tqdm
 
-        turns = sum(len(question.turns) for question in self.questions)
+        known = 0 if self.journal is None else len(self.journal.known)
+        if self.journal is not None:
+            self.journal.begin(machine(self.engine.loaded))
+        each = self.args.repeat * len(self.variants)
+        total = sum(len(question.turns) for question in self.questions) * each
         with tqdm(
-            total=turns * self.args.repeat * len(self.variants),
+            total=total,
+            initial=known,
             unit="answer",
             disable=self.settings.quiet,
             file=sys.stderr,
             mininterval=0.2 if sys.stderr.isatty() else 10,
             leave=False,
         ) as bar:
-            self._warm_up(bar)
-            for question in self.questions:
-                done = 0
-                for item, prompt in self._turns(question):
+            if known < total:
+                self._warm_up(bar)
+            if self.args.batch_size > 1:
+                self.interrupted = not run_batches(self, bar)
+                return
+            for number, question in enumerate(self.questions):
+                left = len(question.turns)
+                for item, prompt in self.turns(question):
                     self.items.append(item)
-                    if not self._measure(item, prompt, bar):
+                    if not self._measure(number, item, prompt, bar):
                         self.interrupted = True
                         return
-                    done += 1
-                bar.total = (bar.total or 0) - (len(question.turns) - done) * self.args.repeat * len(self.variants)
+                    left -= 1
+                bar.total = (bar.total or 0) - left * each
 
     def _warm_up(self, bar: Any) -> None:
         """One short answer of each variant, not counted."""
         bar.set_description("warming up", refresh=False)
-        item, prompt = next(self._turns(self.questions[0]), (None, None))
+        item, prompt = next(self.turns(self.questions[0]), (None, None))
         for variant in self.variants if item is not None and prompt is not None else ():
             self.answer(variant, prompt or [], max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
+        bar.unpause()  # the time until here is no answer's
 
-    def _turns(self, question: Question) -> Iterator[tuple[Item, list[int]]]:
+    def turns(self, question: Question) -> Iterator[tuple[Item, list[int]]]:
         """The prompts of a question; the next one is planned when the last has been answered."""
         chat = conversation(self.engine, self.settings)
         for turn, text in enumerate(question.turns):
@@ -203,46 +184,76 @@ class Bench:
             answer = item.answers[0][self.reference]
             chat.commit(plan, list(answer.ids), answer.stats.stop_reason or "length")
 
-    def _measure(self, item: Item, prompt: list[int], bar: Any) -> bool:
+    def _measure(self, number: int, item: Item, prompt: list[int], bar: Any) -> bool:
         """All repeats of one prompt; False after an interrupt, whose unfinished answer is dropped."""
-        for _ in range(self.args.repeat):
+        for repeat in range(self.args.repeat):
             row: dict[Variant, Answer] = {}
             item.answers.append(row)
             turn = sum(len(before.answers) for before in self.items) - 1
             for variant in order(self.variants, turn):
-                bar.set_description(variant.label, refresh=False)
-                answer = self.answer(variant, prompt)
+                answer = self._one(Place(number, item.turn, repeat, variant), prompt, bar)
                 if answer.interrupted:
                     return False
                 row[variant] = answer
-                bar.update()
+        if self.journal is not None:
+            self.journal.sync()
         return True
+
+    def _one(self, place: Place, prompt: list[int], bar: Any) -> Answer:
+        """The journal's answer, or a new one, which is entered there."""
+        if self.journal is not None and (known := self.journal.answer(place, len(prompt))) is not None:
+            return known
+        bar.set_description(place.variant.label, refresh=False)
+        answer = self.answer(place.variant, prompt)
+        if not answer.interrupted:
+            if self.journal is not None:
+                self.journal.add(place, answer)
+            bar.update()
+        return answer
 
     # -- telling ------------------------------------------------------------------------------
 
+    def figures(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """A row per variant; of each temperature what loops."""
+        from app.bench_figures import loops, summarise
+
+        looping = [loops(self.items, reference) for reference in self.references.values()]
+        return summarise(self.items, self.variants), looping
+
     def show(self) -> int:
         """Print the table and write the file; the exit code."""
-        from app.bench_figures import loops, summarise
         from app.bench_table import print_tables
 
-        summary = summarise(self.items, self.variants, self.reference)
-        looping = loops(self.items, self.reference)
+        summary, looping = self.figures()
         for line in self.skipped:
             sys.stderr.write(f"{line}\n")
-        if any(any(item.answers) for item in self.items):
-            print_tables(summary, looping, self.settings, sys.stdout)
         if self.interrupted:
-            done = sum(len(row) for item in self.items for row in item.answers)
-            sys.stderr.write(f"interrupted after {done} answers\n")
-        if self.args.out is not None or self.args.report is not None:
-            told = {**self.facts(), "loops": looping, "summary": summary, "prompts": prompt_rows(self)}
+            sys.stderr.write(f"{self._interrupted()}\n")
+        try:
+            self._write(summary, looping)
+        finally:
+            if self.measured:
+                print_tables(summary, looping, self.settings, sys.stdout)
+        return INTERRUPTED if self.interrupted else 0
+
+    def _interrupted(self) -> str:
+        told = f"interrupted after {self.measured} answers"
+        return told if self.journal is None else f"{told}: the same command goes on from there"
+
+    def _write(self, summary: list[dict[str, Any]], looping: list[dict[str, Any]]) -> None:
+        """The file of --out, whole; the journal goes when all is in it. Then the page of --report."""
+        if self.args.out is None and self.args.report is None:
+            return
+        loops = {"loops": looping[0], **({"loops_by_temperature": looping} if self.args.temperatures else {})}
+        told = {**self.facts(), **loops, "summary": summary, "prompts": prompt_rows(self)}
         if self.args.out is not None:
-            write_json(Path(self.args.out), told)
+            write_json(self.args.out, told)
+        if self.journal is not None and not self.interrupted:
+            self.journal.close(done=True)
         if self.args.report is not None:
             from app.report import write_report
 
             write_report(told, self.args.report)
-        return INTERRUPTED if self.interrupted else 0
 
     def facts(self) -> dict[str, Any]:
         """What was measured, on what machine, when."""

@@ -11,32 +11,37 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
 
-from app.answers import Answer, agrees
+from app.answers import Answer, agrees, parting
+from app.bench_plan import references
 from app.costs import swi_of
 from app.loops import LOOPS, PERIOD, REPEATS, looping_share, looping_tokens
 from sampling.metrics import Stats, merge, ratio
 from sampling.ratios import cost_ratio, expected, speedup, verify_ratio
 
 if TYPE_CHECKING:
-    from app.bench import Item, Variant
+    from app.bench_plan import Item, Variant
 
 RIVALS = "hf-"  # how the names of --against begin
 
 
-def summarise(
-    items: Sequence[Item], variants: Sequence[Variant], reference: Variant | None = None
-) -> list[dict[str, Any]]:
+def summarise(items: Sequence[Item], variants: Sequence[Variant]) -> list[dict[str, Any]]:
     """One row per variant, JSON-able; figures that are undefined are None.
 
-    `reference` is the variant whose answers say which prompts loop (default: `ar`, else the first).
+    Each temperature by itself: what its `ar` answered is compared with, and says which prompts loop (without an `ar`
+    its first variant says that).
     """
-    plain = next((variant for variant in variants if variant.method == "ar"), None)
-    judge = reference or plain or variants[0]
+    return [row for judge in references(variants).values() for row in _tempered(items, variants, judge)]
+
+
+def _tempered(items: Sequence[Item], variants: Sequence[Variant], judge: Variant) -> list[dict[str, Any]]:
+    """The rows of one temperature."""
+    here = [variant for variant in variants if variant.temperature == judge.temperature]
+    plain = judge if judge.method == "ar" else None
     calm = [item for item in items if not _loops(item, judge)]
-    rows = [_row(items, variant, plain) for variant in variants]
-    for row, variant in zip(rows, variants, strict=True):
+    rows = [_row(items, variant, plain) for variant in here]
+    for row, variant in zip(rows, here, strict=True):
         row["speedup_without_loops"] = _median(_speedups(calm, variant, plain))
-        row["over_rivals"] = _over_rivals(items, variant, rows, variants)
+        row["over_rivals"] = _over_rivals(items, variant, rows, here)
     return rows
 
 
@@ -50,6 +55,7 @@ def loops(items: Sequence[Item], reference: Variant) -> dict[str, Any]:
     looping = [item for item in items if _loops(item, reference)]
     return {
         "method": reference.method,
+        "temperature": reference.temperature,
         "period": PERIOD,
         "repeats": REPEATS,
         "above": LOOPS,
@@ -94,9 +100,11 @@ def _row(items: Sequence[Item], variant: Variant, plain: Variant | None) -> dict
     return {
         "method": variant.method,
         "gamma": variant.gamma,
+        "temperature": variant.temperature,
         "mean_gamma": _mean_gamma(answers, variant),
         "prompts": sum(any(variant in row for row in item.answers) for item in items),
         "answers": len(answers),
+        "batch_size": max((answer.rows for answer in answers), default=1),
         "predicted_n": total.predicted_n,
         "predicted_per_second": _spread(_rates(items, variant)),
         "ttft_ms": _mean([answer.stats.ttft_ms for answer in answers]),
@@ -198,10 +206,19 @@ def _mean_gamma(answers: Sequence[Answer], variant: Variant) -> float | None:
 
 
 def _differences(both: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
-    """How many answers differ from ar's; None where they may rightly."""
+    """How many answers differ from ar's (None where they may rightly), and how: see app/answers.py, Parting."""
     told = [agrees(one, other) for one, other in both]
     known = [same for same in told if same is not None]
-    return {"compared": len(known), "differs": known.count(False) if known else None}
+    kinds = [found.kind for one, other in both if (found := parting(one, other)) is not None]
+    return {
+        "compared": len(known),
+        "differs": known.count(False) if known else None,
+        "near_ties": kinds.count("near tie"),
+        "beyond_ties": kinds.count("beyond"),
+        "other_draws": kinds.count("other draw"),
+        "other_texts": kinds.count("other text"),
+        "may_differ": len(told) - len(known),
+    }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -13,20 +13,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.answers import Answer, compared, results, shown_settings
+from app.answers import Answer, compared, parting, results, shown_settings
 from app.loops import looping_share
 from utils.errors import UsageError
 
 if TYPE_CHECKING:
-    from app.bench import Bench, Item, Variant
+    from app.bench import Bench
+    from app.bench_plan import Item, Variant
 
 
 def writable(path: Path, flag: str = "--out") -> None:
     """UsageError, before hours of work, if the file of `flag` cannot be written there."""
-    folder = path.expanduser().absolute().parent
+    folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(f"{flag} {path}: the folder {folder} is not there or cannot be written to")
-    if path.expanduser().is_dir():
+    if path.is_dir():
         raise UsageError(f"{flag} {path} is a folder: name a file")
 
 
@@ -64,14 +65,18 @@ def facts(bench: Bench) -> dict[str, Any]:
         "prompts_file": None if bench.args.prompts is None else str(bench.args.prompts),
         "methods": list(dict.fromkeys(variant.method for variant in bench.variants)),
         "gammas": list(bench.args.gammas),
+        "temperatures": list(bench.args.temperatures) or None,
         "repeat": bench.args.repeat,
         "limit": bench.args.limit,
         "ids_file": None if bench.args.ids is None else str(bench.args.ids),
         "turns": bench.args.turns,
+        "batch_size": bench.args.batch_size,
         "against": bench.args.against,
         "notes": bench.notes,
         "complete": not bench.interrupted,
         "skipped": bench.skipped,
+        "resumed": len(bench.parts) - 1,
+        "parts": bench.parts,
     }
 
 
@@ -89,7 +94,7 @@ def _prompt(bench: Bench, item: Item) -> dict[str, Any]:
         "prompt": item.prompt,
         "settings": shown_settings(bench.settings),
         "results": [
-            _result(variant, repeat, row, bench.reference)
+            _result(variant, repeat, row, bench.references[variant.temperature])
             for repeat, row in enumerate(item.answers)
             for variant in bench.variants
             if variant in row
@@ -100,18 +105,20 @@ def _prompt(bench: Bench, item: Item) -> dict[str, Any]:
 def _result(variant: Variant, repeat: int, row: dict[Variant, Answer], reference: Variant) -> dict[str, Any]:
     answer = replace(row[variant], method=variant.method)
     plain = row.get(reference) if reference.method == "ar" else None
+    parted = None if plain is None or variant == reference else parting(plain, row[variant])
     return {
         **results([answer], plain)[0],
         "gamma": variant.gamma,
+        "temperature": variant.temperature,
         "repeat": repeat,
         "looping": round(looping_share(answer.ids), 4),
+        "parting": None if parted is None else parted.to_json(),
         **compared([answer] if plain is None or variant == reference else [plain, answer]),
     }
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write all of it or nothing: a file of this name is replaced only by a complete one."""
-    path = path.expanduser()
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_text(json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1) + "\n", encoding="utf-8")

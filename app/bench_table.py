@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from app.costs import BY, applying
+from app.verdict import NEAR_TIE
 from sampling.stats import TARGET
 
 if TYPE_CHECKING:
@@ -19,36 +20,86 @@ if TYPE_CHECKING:
     from app.settings import Settings
 
 _WIDTH = 100  # columns of a table that goes to no terminal
-COLUMNS = ("tok/s", "speed-up", "tok/pass", "accepted", "alpha", "c", "v", "TTFT", "differs")
+# Columns that a narrow console goes without, the least missed first.
+_LEAST = ("v", "c", "TTFT", "alpha", "accepted", "tok/pass")
+_LEAST_SPEEDUPS = ("expected", "range", "no loops", "worst category")
+
+ALARM = "ALARM"
+_MARKS = (
+    ("near_ties", "tie", f"tie: where the target's two best logits lie closer than {NEAR_TIE:g}"),
+    ("beyond_ties", ALARM, f"{ALARM}: elsewhere"),
+    ("other_draws", "draw", "draw: another draw of the same distribution"),
+    ("other_texts", "text", "text: of another model, or of a search"),
+)
 
 Rows = Sequence[dict[str, Any]]
 
 
-def print_tables(summary: Rows, loops: dict[str, Any], settings: Settings, stream: TextIO) -> None:
+def print_tables(summary: Rows, loops: Rows, settings: Settings, stream: TextIO) -> None:
+    """The tables on a stream."""
+    show_tables(summary, loops, settings, screen(settings, stream))
+
+
+def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console) -> None:
     """The table of methods; where something was compared with `ar` the speed-ups, in all and by category; where
-    drafters call models what they cost; loops."""
-    from rich.console import Console
-
-    from app.cli import want_color
-
-    color = want_color(settings, stream, os.environ)
-    width = None if stream.isatty() else int(os.environ.get("COLUMNS") or _WIDTH)
-    console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
+    drafters call models what they cost; how texts differ; loops, of each temperature."""
     answers, prompts = (max(row[name] for row in summary) for name in ("answers", "prompts"))
-    counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answers a method"
-    _print(console, f"{counted}; rates leave prefill out", _methods(summary, settings))
+    counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answer{'s' * (answers != 1)} a method"
+    if (together := max(row["batch_size"] for row in summary)) > 1:
+        counted += f", {together} at a time"
+    methods = [method_cells(row, settings.ascii) for row in summary]
+    _print(console, f"{counted}; rates leave prefill out", _fitted(console, settings, methods, _LEAST))
+    for line in _differences(summary):
+        console.print(line, style="bold red" if line.startswith(ALARM) else None, markup=False)
     compared = [row for row in summary if row["speedup"] is not None]
     if compared:
         repeats = max(len(row["speedup_per_repeat"]) for row in compared)
         title = f"\nspeed-up over ar, median of {repeats} repeat{'s' * (repeats != 1)}"
-        _print(console, title, _speedups(compared, loops, settings))
+        worst, looping = any(row["worst_category"] for row in summary), any(one["looping"] for one in loops)
+        rival = next((row["over_rivals"]["rival"] for row in summary if row["over_rivals"]), None)
+        cells = [_speedup_cells(row, looping, worst, rival) for row in compared]
+        _print(console, title, _fitted(console, settings, cells, _LEAST_SPEEDUPS))
     if any(row["categories"] for row in compared):
         _print(console, "\nspeed-up by category", _by_category(compared, settings, console))
     modelled = [row for row in summary if _others(row)]
     if modelled:
         title = "\nmodel calls a target pass; standardised walltime improvement by what calls cost"
         _print(console, title, _costs(modelled, settings))
-    console.print(f"\n{loops_line(loops, settings.ascii)}", markup=False)
+    for one in loops:
+        console.print(f"\n{loops_line(one, settings.ascii)}", markup=False)
+
+
+def _differences(summary: Rows) -> list[str]:
+    """What the marks behind `differs` mean, where there are any; then the alarms."""
+    known = [text for key, _, text in _MARKS if any(row[key] for row in summary)]
+    lines = [f"differs: {'; '.join(known)}"] if known else []
+    return lines + [
+        f"{ALARM}: {_named(row)} differs from ar beyond a near tie in {row['beyond_ties']} of {row['compared']} answers"
+        for row in summary
+        if row["beyond_ties"]
+    ]
+
+
+def _differs(row: dict[str, Any]) -> str:
+    """Of how many answers the text differs from ar's, and how: 1/6 tie. Older files do not tell how."""
+    if row["differs"] is None and not row.get("may_differ"):
+        return "-"
+    marks = [mark for key, mark, _ in _MARKS if row.get(key)]
+    of_all = f"{row['differs']}/{row['compared']}"
+    if row["differs"] is None:
+        of_all = f"{row['other_draws'] + row['other_texts']}/{row['may_differ']}"
+    return " ".join([of_all, *marks])
+
+
+def screen(settings: Settings, stream: TextIO) -> Console:
+    """The console for tables on `stream`: --color outranks the environment; 100 columns where it is no terminal."""
+    from rich.console import Console
+
+    from app.cli import want_color
+
+    color = want_color(settings, stream, os.environ)
+    width = None if stream.isatty() else int(os.environ.get("COLUMNS") or _WIDTH)
+    return Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
 
 
 def _print(console: Console, title: str, table: Table) -> None:
@@ -57,7 +108,8 @@ def _print(console: Console, title: str, table: Table) -> None:
     console.print(table)
 
 
-def _table(settings: Settings) -> Table:
+def small_table(settings: Settings) -> Table:
+    """A table without frame."""
     from rich import box
     from rich.table import Table
 
@@ -66,57 +118,58 @@ def _table(settings: Settings) -> Table:
     return Table(box=lines, **narrow)
 
 
-def _methods(summary: Rows, settings: Settings) -> Table:
-    table = _table(settings)
-    table.add_column("method", no_wrap=True)
-    for name in COLUMNS:
-        table.add_column(name, justify="right")
-    for row in summary:
-        table.add_row(*method_cells(row, settings.ascii))
-    return table
+def _fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]], least: Sequence[str]) -> Table:
+    """Rows of cells by column; while they are too wide for the console the columns of `least` go, first to last."""
+    kept, left = list(rows[0]), list(least)
+    while True:
+        table = small_table(settings)
+        for name in kept:
+            table.add_column(name, no_wrap=name == "method", justify="left" if name == "method" else "right")
+        for row in rows:
+            table.add_row(*(row[name] for name in kept))
+        if not left or _width(table, console) <= console.width:
+            return table
+        kept = [name for name in kept if name != left[0]]
+        left.pop(0)
 
 
-def method_cells(row: dict[str, Any], plain: bool = False) -> list[str]:
-    """A row of the table of methods: the method's name, then COLUMNS."""
+def _width(table: Table, console: Console) -> int:
+    """The columns it would take on an endless screen."""
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+
+
+def method_cells(row: dict[str, Any], plain: bool = False) -> dict[str, str]:
+    """A row of the table of methods, by column; `plain` is ASCII."""
     rate = row["predicted_per_second"]
     spread = "" if rate["spread"] is None else f" {'+-' if plain else '±'}{rate['spread']:.1f}"
-    return [
-        _named(row),
-        _shown(rate["mean"], ".1f") + spread,
-        _times(row["speedup"]),
-        _shown(row["tokens_per_pass"], ".2f"),
-        _shown(row["acceptance_rate"], ".0%"),
-        _shown(row["alpha"], ".2f"),
-        _shown(row["c"], ".3f"),
-        _shown(row["v"], ".2f"),
-        f"{row['ttft_ms']:.0f} ms" if row["ttft_ms"] is not None else "-",
-        "-" if row["differs"] is None else f"{row['differs']}/{row['compared']}",
-    ]
+    return {
+        "method": _named(row),
+        "tok/s": _shown(rate["mean"], ".1f") + spread,
+        "speed-up": _times(row["speedup"]),
+        "tok/pass": _shown(row["tokens_per_pass"], ".2f"),
+        "accepted": _shown(row["acceptance_rate"], ".0%"),
+        "alpha": _shown(row["alpha"], ".2f"),
+        "c": _shown(row["c"], ".3f"),
+        "v": _shown(row["v"], ".2f"),
+        "TTFT": f"{row['ttft_ms']:.0f} ms" if row["ttft_ms"] is not None else "-",
+        "differs": _differs(row),
+    }
 
 
-def _speedups(summary: Rows, loops: dict[str, Any], settings: Settings) -> Table:
+def _speedup_cells(row: dict[str, Any], looping: bool, worst: bool, rival: str | None) -> dict[str, str]:
     """Each speed-up with its range over the repeats, the modelled one, its worst category, and without loops."""
-    table = _table(settings)
-    rivals = [row["over_rivals"]["rival"] for row in summary if row["over_rivals"]]
-    worst = any(row["worst_category"] for row in summary)
-    table.add_column("method", no_wrap=True)
-    for name in ("median", "range", "expected", *(["no loops"] if loops["looping"] else [])):
-        table.add_column(name, justify="right")
+    cells = {"method": _named(row), "median": _times(row["speedup"]), "range": between(row)}
+    cells["expected"] = _times(row["expected_speedup"])
+    if looping:
+        cells["no loops"] = _times(row["speedup_without_loops"])
     if worst:
-        table.add_column("worst category", justify="right")
-    if rivals:
-        table.add_column(f"over {rivals[0]}", justify="right")
-    for row in summary:
-        cells = [_times(row["speedup"]), between(row), _times(row["expected_speedup"])]
-        if loops["looping"]:
-            cells.append(_times(row["speedup_without_loops"]))
-        if worst:
-            told = row["worst_category"]
-            cells.append(f"{told['name']} {_times(told['speedup'])}" if told else "-")
-        if rivals:
-            cells.append(_times((row["over_rivals"] or {}).get("speedup")))
-        table.add_row(_named(row), *cells)
-    return table
+        told = row["worst_category"]
+        cells["worst category"] = f"{told['name']} {_times(told['speedup'])}" if told else "-"
+    if rival:
+        cells[f"over {rival}"] = _times((row["over_rivals"] or {}).get("speedup"))
+    return cells
 
 
 def between(row: dict[str, Any]) -> str:
@@ -132,7 +185,7 @@ def _others(row: dict[str, Any]) -> dict[str, float]:
 
 def _costs(summary: Rows, settings: Settings) -> Table:
     """What the models of drafting lanes are called for and let pass, and SWI by every table that applies."""
-    table = _table(settings)
+    table = small_table(settings)
     table.add_column("method", no_wrap=True)
     table.add_column("calls a pass")
     reviewed = any(row["reviews"] for row in summary)
@@ -153,10 +206,8 @@ def _costs(summary: Rows, settings: Settings) -> Table:
 
 def _by_category(summary: Rows, settings: Settings, console: Console) -> Table:
     """Methods as rows or as columns, whichever fits the console."""
-    from rich.measure import Measurement
-
     names = sorted({name for row in summary for name in row["categories"]})
-    across, down = (_table(settings) for _ in range(2))
+    across, down = (small_table(settings) for _ in range(2))
     for head in ("method", *names):
         across.add_column(head, justify="left" if head == "method" else "right")
     down.add_column("category")
@@ -165,8 +216,7 @@ def _by_category(summary: Rows, settings: Settings, console: Console) -> Table:
         down.add_column(_named(row).replace(" ", "\n"), justify="right")
     for name in names:
         down.add_row(name, *(_of_category(row, name) for row in summary))
-    room = console.options.update(max_width=10_000)
-    wide, tall = (Measurement.get(console, room, table).maximum for table in (across, down))
+    wide, tall = _width(across, console), _width(down, console)
     return across if wide <= console.width or wide <= tall else down
 
 
@@ -177,20 +227,23 @@ def _of_category(row: dict[str, Any], name: str) -> str:
 def loops_line(loops: dict[str, Any], plain: bool = False) -> str:
     """How much of the reference's answers lies in loops, and how many prompts loop."""
     share, most = _shown(loops["share"], ".0%"), "<=" if plain else "≤"
+    heat = loops.get("temperature")
+    where = "" if heat is None else f" at temperature {heat:g}"
     ending = ', "no loops" is without them' if loops["looping"] else ""
     return (
-        f"loops: {share} of {loops['method']}'s tokens lie in one (period {most} {loops['period']}, "
+        f"loops: {share} of {loops['method']}'s tokens{where} lie in one (period {most} {loops['period']}, "
         f"{loops['repeats']} times or more);\n{loops['looping']} of {loops['prompts']} prompts loop "
         f"(more than {loops['above']:.0%} of the tokens){ending}"
     )
 
 
 def _named(row: dict[str, Any]) -> str:
-    """Method and gamma, if it has one: spec 4, or spec auto(2.7) with what it asked for on average."""
+    """Method, gamma and temperature, if it has them: spec 4 T0.7, or spec auto(2.7) with what it asked for."""
     gamma, mean = row["gamma"], row["mean_gamma"]
     if gamma == "auto" and mean is not None:
         gamma = f"auto({mean:.1f})"
-    return str(row["method"]) if gamma is None else f"{row['method']} {gamma}"
+    heat = [] if row.get("temperature") is None else [f"T{row['temperature']:g}"]
+    return " ".join([str(row["method"]), *([] if gamma is None else [str(gamma)]), *heat])
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -83,7 +83,7 @@ def _build(settings: Settings, options: ModelOptions, args: TablesArgs, interrup
 
         texts: list[Passage] = passages(written)
     else:
-        tokenizer, vocab_size = _tokenizer(settings, options, interrupt)
+        tokenizer, vocab_size = target_tokenizer(settings, options, interrupt)
         texts = _read(args.sources, tokenizer, vocab_size)
     target = choose_pair(options).target.name
     source = f"{target}: " + ", ".join(Path(one).name for one in args.sources)
@@ -118,7 +118,7 @@ def _read(sources: tuple[str, ...], tokenizer: Any, vocab_size: int) -> list[Pas
     return [passage for source in sources for passage in read_passages(source, encode, vocab_size)]
 
 
-def _tokenizer(settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]) -> tuple[Any, int]:
+def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]) -> tuple[Any, int]:
     """The target's tokenizer and how many ids it has; the weights are not loaded."""
     from app.oneshot import LoadProgress
     from app.pairing import choose_pair, load_options
@@ -137,7 +137,7 @@ def _tokenizer(settings: Settings, options: ModelOptions, cancelled: Callable[[]
     finally:
         progress.close()
     if tokenizer is None:
-        raise UserError(f"{target.name} has no tokenizer files: tables need them")
+        raise UserError(f"{target.name} has no tokenizer files: they are needed")
     return tokenizer, max(tokenizer.get_vocab().values()) + 1
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from app.bench_fields import BENCH_FIELDS, NAMED
 from app.commands import Apply, ConsoleActions
 from app.fields import SETTING_FIELDS, Field, setting
 from app.kinds import Kind, Switch, Whole, did_you_mean, got
@@ -202,6 +203,17 @@ def save(console: ConsoleActions, args: list[str], rest: str) -> None:
     if path.suffix.lower() not in SAVED:
         raise UsageError(f"/save writes .json and .txt, got {got(name)}")
     console.save(path)
+
+
+def prompts(console: ConsoleActions, args: list[str], rest: str) -> None:
+    name = _unquoted(rest)
+    if not name:
+        raise UsageError(f"/prompts needs a .jsonl or .txt file, or one of {', '.join(NAMED)}")
+    console.prompts(name)
+
+
+def bench(console: ConsoleActions, args: list[str], rest: str) -> None:
+    console.bench(_argument("/bench", BENCH_FIELDS["gammas"].kind, rest) if rest else ())
 
 
 def stats(console: ConsoleActions, args: list[str], rest: str) -> None:

@@ -83,6 +83,11 @@ TABLE: tuple[Command, ...] = (
     Command("/pair", "/pair [NAME]", "load another pair", MODEL, act.pair, (), tab.pairs),
     Command("/drafter", "/drafter [NAME]", "take another drafter", MODEL, act.drafter, (), tab.drafters, spaces=True),
     _plain("info", "the models: size, memory, device", lambda console: console.info(), MODEL),
+    Command(
+        "/prompts", "/prompts FILE|NAME", "ask a file's prompts, one by one", LOOK, act.prompts,
+        (), tab.prompt_sets, spaces=True,
+    ),
+    Command("/bench", "/bench [GAMMAS]", "time the lanes over a few prompts", LOOK, act.bench),
     Command("/stats", "/stats [WHICH]", "figures: last, session or json", LOOK, act.stats, (), tab.choices(*act.STATS)),
     Command("/trace", "/trace [N]", "the last answer round by round", LOOK, act.trace),
     Command(

@@ -6,7 +6,7 @@ the line was a message. The table itself is in app/command_table.py. Knows no sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -43,6 +43,8 @@ class ConsoleActions(Protocol):
     def copy(self) -> None: ...
     def edit(self, text: str) -> None: ...  # replace the last message; "": put it into the input line
     def save(self, path: Path) -> None: ...  # the ending is .json or .txt
+    def prompts(self, name: str) -> None: ...  # ask all of a file or data set, one after another
+    def bench(self, gammas: Sequence[int | str]) -> None: ...  # time the lanes; without any: at the setting's gamma
     def stats(self, which: str) -> None: ...  # "last", "session" or "json"
     def trace(self, rounds: int | None) -> None: ...  # the last answer round by round; None: all rounds
     def plot(self, which: str) -> None: ...  # "gamma" or "positions"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from app.bench_fields import NAMED
 from app.command_actions import PROCESSORS, SAVED, processor_usage
 from app.commands import Complete, Completion, ConsoleActions
 from app.fields import SETTING_FIELDS
@@ -141,8 +142,18 @@ def processors(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
     return [(name, processor_usage(name)) for name in PROCESSORS]
 
 
+def prompt_sets(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
+    """The data sets with a name, then folders and prompt files."""
+    return [*((name, "data set") for name in NAMED), *_files(word, (".jsonl", ".txt"))]
+
+
 def paths(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
-    """Folders and savable files beginning with what is typed; hidden ones only behind a dot."""
+    """Folders and savable files beginning with what is typed."""
+    return _files(word, SAVED)
+
+
+def _files(word: str, endings: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Folders and files with these endings; hidden ones only behind a dot."""
     folder, name = os.path.split(word)
     try:
         entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name)
@@ -150,4 +161,4 @@ def paths(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
         return []
     shown = [entry for entry in entries if entry.name.startswith(".") <= name.startswith(".")]
     found = [(os.path.join(folder, entry.name), entry.is_dir()) for entry in shown]
-    return [(f"{path}/" if is_dir else path, "") for path, is_dir in found if is_dir or path.endswith(SAVED)]
+    return [(f"{path}/" if is_dir else path, "") for path, is_dir in found if is_dir or path.endswith(endings)]

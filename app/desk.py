@@ -24,6 +24,7 @@ from utils.errors import UserError
 if TYPE_CHECKING:
     from app.answering import Answered
     from app.lanes import Engine
+    from app.prompts import Question
     from sampling.types import Session
 
 
@@ -42,6 +43,7 @@ class Desk:
         self.chat: Conversation | None = None
         self.session: Session | None = None  # the target's, with the cache of what was said
         self.answers: list[Answered] = []  # all of this run
+        self.asked: list[Question] = []  # of the last /prompts
         self.kept = ""  # what the next input line begins with
         self.editing = False  # the next message replaces the last one
         self.leaving = False
@@ -175,6 +177,12 @@ class Desk:
         if not sent:
             self.kept, self.editing = text, editing
 
+    def stopped(self) -> bool:
+        """Whether Ctrl-C stopped what was going on; one more, soon, means to leave."""
+        if self.stop():
+            self._stopped_at = time.monotonic()
+        return self.stop()
+
     def just_stopped(self) -> bool:
         """Whether Ctrl-C stopped an answer so lately that another one means to leave."""
         return time.monotonic() - self._stopped_at < SECOND_WITHIN
@@ -187,8 +195,7 @@ class Desk:
         assert self.chat is not None
         previous, self.session = self.session, None
         answered, self.session = answer(plan, self.chat, engine, previous, self)
-        if self.stop():
-            self._stopped_at = time.monotonic()
+        self.stopped()
         if answered is None:
             self.hint("stopped before the first token: the conversation is unchanged")
             return False

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from app.fields import Field
-from app.kinds import Choice, Number, RefusedError, Text, Whole, WholeList, WholeOr, plain
+from app.kinds import Choice, Number, RefusedError, Text, Whole, WholeList, WholeOr
+from app.kinds_numbers import NumberList
 from utils.errors import UsageError
 
 SELF, NONE = "self", "none"
@@ -35,27 +36,6 @@ class Law:
         return str(value)
 
 
-@dataclass(frozen=True)
-class Temperatures:
-    """A comma list of temperatures; one may come more often than another."""
-
-    metavar: str = "LIST"
-    allowed: str = "a comma list of numbers from 0 to 5"
-    choices: tuple[str, ...] = ()
-
-    def read(self, value: object) -> tuple[float, ...]:
-        parts = value.split(",") if isinstance(value, str) else value
-        if not isinstance(parts, list | tuple) or not parts:
-            raise RefusedError(self.allowed)
-        try:
-            return tuple(Number(0, 5).read(part.strip() if isinstance(part, str) else part) for part in parts)
-        except RefusedError:
-            raise RefusedError(self.allowed) from None
-
-    def show(self, value: Any) -> str:
-        return ",".join(map(plain, value))
-
-
 def _path(metavar: str, allowed: str) -> Text:
     return Text(metavar=metavar, allowed=allowed, optional=True)
 
@@ -68,7 +48,7 @@ _DATA = (
     Field("data", Text("self|FILES", "self or files"), SELF, "token files to learn from, or self", _GROUP),
     Field("prompts", _path("FILE", "a file"), None, "prompts that the target answers, as in bench", _GROUP),
     Field("tokens", Whole(1), 200_000, "answer tokens to write or to take", _GROUP),
-    Field("temperatures", Temperatures(), (0.0, 0.7, 1.0), "of the answers written, in turn", _GROUP),
+    Field("temperatures", NumberList(0, 5), (0.0, 0.7, 1.0), "of the answers written, in turn", _GROUP),
     Field("longest", Whole(16, 65_536), 512, "longest sequence, in tokens", _GROUP),
 )
 _SHAPE = (

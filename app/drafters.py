@@ -43,13 +43,13 @@ class Cascade(NamedTuple):
 
 
 class Drafters:
-    """Makes the drafters of a loaded pair.
+    """Makes the drafters of a loaded pair. `mark` is the target's tokenizer's fingerprint where the pair has none.
 
     Raises UnusableDrafterError if the pair's own tables or trained drafter are damaged or made for another target.
     """
 
-    def __init__(self, loaded: LoadedPair, target: CausalLM) -> None:
-        self._loaded, self._target = loaded, target
+    def __init__(self, loaded: LoadedPair, target: CausalLM, mark: str | None = None) -> None:
+        self._loaded, self._target, self._mark = loaded, target, mark
         self.students = Students(loaded, target)
         self.model: LM | None = None  # the pair's drafter, where it is a model that runs alone
         self._tables: StaticTables | None = None
@@ -76,9 +76,9 @@ class Drafters:
         """The pair's static tables; None if it names none. UserError if the file cannot be used."""
         file = self._loaded.spec.tables
         if self._tables is None and file is not None:
-            self._tables = StaticTables.open(
-                file, vocab_size=self._target.vocab_size, fingerprint=fingerprint(self._loaded.tokenizer)
-            )
+            tokenizer = self._loaded.tokenizer
+            mark = self._mark if tokenizer is None else fingerprint(tokenizer)
+            self._tables = StaticTables.open(file, vocab_size=self._target.vocab_size, fingerprint=mark)
         return self._tables
 
     def key(self, kind: str, settings: Settings) -> tuple[Any, ...]:

@@ -161,6 +161,7 @@ _TABLE: tuple[Field, ...] = (
     Field("palette", Choice(("default", "cb")), "default", "colours; cb: for colour-blind eyes", OUTPUT),
     Field("ascii", Switch(), False, "draw with plain ASCII", OUTPUT),
     Field("quiet", Switch(), False, "answers only", OUTPUT),
+    Field("data_dir", Text("DIR", "a folder"), "", "folder of the data sets that have a name", OUTPUT),
     Field("verbose", Switch(), False, "more detail, tracebacks of errors", OUTPUT),
     Field("debug", Switch(), False, "show details of every round", OUTPUT),
 )

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from app.answers import Answer, run_lane
 from app.bench_file import write_json
+from app.bench_plan import Variant
 from app.lanes import may_differ
 from app.oneshot import INTERRUPTED
 from app.prompts import conversation, fitting
-from app.verdict import difference
+from app.verdict import NEAR_TIE, difference, gap_between
 from utils.errors import UsageError
 
 if TYPE_CHECKING:
-    from app.bench import Bench, Variant
+    from app.bench import Bench
     from app.lanes import Engine
     from app.settings import ModelOptions
 
-NEAR_TIE = 1e-3  # logits
 TOLERATED = 50  # one prompt in so many may meet a near tie
 
 Reference = Callable[[list[int], int], list[int]]
@@ -134,8 +134,6 @@ def compare(
     bench: Bench, number: int, prompt: list[int], variants: Sequence[Variant], reference: Reference | None
 ) -> list[Difference] | None:
     """All differences of one prompt; None when interrupted."""
-    from app.bench import Variant
-
     plain = _answer(bench, Variant("ar"), prompt)
     answers = [(variant.label, _answer(bench, variant, prompt)) for variant in variants if not bench.interrupt()]
     if bench.interrupt() or plain.interrupted or any(answer.interrupted for _, answer in answers):
@@ -151,8 +149,7 @@ def compare(
                 continue
             at = difference(ids, answer.ids)
             if at is not None:
-                gap = next((gap for one in (plain, answer) if (gap := one.stats.gap_at(at)) is not None), None)
-                found.append(Difference(number, label, against, at, gap))
+                found.append(Difference(number, label, against, at, gap_between(plain.stats, answer.stats, at)))
     return found
 
 

@@ -23,7 +23,7 @@ from sampling.loop import generate, never
 from sampling.pace import GoodputPace
 from sampling.sampler import KeyedSampler
 from sampling.tree_pace import pace_of
-from sampling.types import LM, Drafter, FixedPace, Limits, Session
+from sampling.types import LM, Drafter, FixedPace, Limits, Rows, Session
 from utils.errors import UsageError
 from utils.logits_processors import make_processor
 from utils.specs import trained_kind
@@ -98,19 +98,29 @@ class Lane:
         """
         if session is None and self.reopen is not None:
             session = self.reopen(prompt, begun)
-        if self.pace is not None:
-            self.pace.begin()
-        sampler = make_sampler(self.settings)
         if self.beams is not None:
-            processor = sampler.processor
+            processor = make_sampler(self.settings).processor
             return beam_generate(
                 self.lm, [prompt], self.limits, self.beams, processor=processor, session=session, interrupt=interrupt
             )
+        return self.run_rows([prompt], session=session, interrupt=interrupt)
+
+    def run_rows(
+        self, prompts: Rows, *, session: Session | None = None, interrupt: Callable[[], bool] = never
+    ) -> Iterator[Event]:
+        """Decode several prompts as one batch; `session` is an open one of `lm` for them.
+
+        UsageError for a lane that searches, UserError for a drafter that follows one row.
+        """
+        if self.beams is not None:
+            raise UsageError(f"lane {self.name} searches for one prompt at a time, got {len(prompts)}")
+        if self.pace is not None:
+            self.pace.begin()
         return generate(
             self.lm,
-            [prompt],
+            prompts,
             self.drafter,
-            sampler,
+            make_sampler(self.settings),
             self.limits,
             pace=self.pace or FixedPace(self._gamma()),
             session=session,

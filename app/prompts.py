@@ -7,11 +7,13 @@ prompt a line. Knows no models beyond their tokenizer; a wrong line is named by 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from app.built_in import PROMPTS
 from app.conversation import Conversation, clean
 from utils.errors import UsageError
 
@@ -32,29 +34,7 @@ class Question:
     line: int = 0
 
 
-BUILT_IN = tuple(
-    Question((text,), category, index)
-    for index, (category, text) in enumerate(
-        [
-            ("writing", "Write a short story about a lighthouse keeper who finds a message in a bottle."),
-            ("coding", "Write a Python function that returns the n-th Fibonacci number, and explain it line by line."),
-            (
-                "reasoning",
-                "A train leaves at 9:40 and arrives at 13:05. How long is the journey? Show your steps.",
-            ),
-            (
-                "extraction",
-                "List the colours in this text: a red barn, two white horses, a green tractor.",
-            ),
-            (
-                "rewriting",
-                "Rewrite in formal English, then as a poem: thanks a lot, see you all at the beach!",
-            ),
-            ("explaining", "Explain in simple words why the sky is blue and why sunsets are red."),
-        ],
-        start=1,
-    )
-)
+BUILT_IN = tuple(Question(turns, category, number) for number, (category, turns) in enumerate(PROMPTS, start=1))
 
 
 def conversation(engine: Engine, settings: Settings) -> Conversation:
@@ -106,26 +86,33 @@ def read_questions(path: str | Path | None) -> list[Question]:
     """The questions of a file (.jsonl, else one prompt a line), or the built-in ones. UsageError names the line."""
     if path is None:
         return list(BUILT_IN)
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))
+    if file.suffix == ".txt":
+        questions = [Question((clean(line),), line=number) for number, line in numbered_lines(file)]
+    else:
+        questions = [
+            question_of(parsed(line, place := f"{file}:{number}"), place, number)
+            for number, line in numbered_lines(file)
+        ]
+    if not questions:
+        raise UsageError(f"{file} holds no prompts")
+    return questions
+
+
+def numbered_lines(file: Path) -> list[tuple[int, str]]:
+    """The lines of a file that are not blank, with their numbers. UsageError if it cannot be read."""
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise UsageError(f"no prompt file {file}: name an existing .jsonl or .txt file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the prompts in {file}: {' '.join(str(error).split())}") from None
-    numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
-    if file.suffix == ".txt":
-        questions = [Question((clean(line),), line=number) for number, line in numbered]
-    else:
-        questions = [_question(line, f"{file}:{number}", number) for number, line in numbered]
-    if not questions:
-        raise UsageError(f"{file} holds no prompts")
-    return questions
+    return [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
     """The questions whose ids `file` lists, one a line (# begins a comment), in its order. UsageError names a line."""
-    path = Path(file).expanduser()
+    path = Path(os.path.expanduser(file))
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -157,13 +144,19 @@ def cut(questions: Sequence[Question], turns: int | None) -> list[Question]:
     return list(questions) if turns is None else [replace(one, turns=one.turns[:turns]) for one in questions]
 
 
-def _question(line: str, where: str, number: int) -> Question:
+def parsed(line: str, where: str) -> dict[str, Any]:
+    """The JSON object of a line; UsageError begins with `where`."""
     try:
         data: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: no JSON: {error}") from None
     if not isinstance(data, dict):
         raise UsageError(f'{where}: must be an object with "prompt" or "turns", got {_short(data)}')
+    return data
+
+
+def question_of(data: Mapping[str, Any], where: str, number: int) -> Question:
+    """The question that an object of a prompt file stands for; UsageError begins with `where`."""
     if ("prompt" in data) == ("turns" in data):
         keys = ", ".join(sorted(map(str, data))) or "nothing"
         raise UsageError(f'{where}: needs "prompt" or "turns" (one of them), has {keys}')

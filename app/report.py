@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.bench_file import writable
-from app.bench_table import COLUMNS, between, loops_line, method_cells
+from app.bench_table import between, loops_line, method_cells
 from app.costs import BY, applying
 from app.report_data import Run, Summary, read_run
 from app.save import write_whole
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _PAGE = Path(__file__).with_name("report.html")
 _KEYS = ("rate", "speedup", "tokens_per_pass", "acceptance_rate", "alpha", "c", "v", "ttft_ms", "differs")
+COLUMNS = ("method", "tok/s", "speed-up", "tok/pass", "accepted", "alpha", "c", "v", "TTFT", "differs")
 _CUT = 100  # characters of a prompt
 
 
@@ -74,12 +75,12 @@ def page(run: Run, name: str) -> str:
     return template.render(
         run=run,
         name=name,
-        columns=("method", *COLUMNS[:2], "range", "expected", "no loops", *COLUMNS[2:]),
+        columns=(*COLUMNS[:3], "range", "expected", "no loops", *COLUMNS[3:]),
         parts=[_part(run, temperature, index) for index, temperature in enumerate(temperatures)],
         facts=_facts(run),
         machine=[(key.replace("_", " "), _said(value)) for key, value in run.machine.items() if value is not None],
         settings=[(key, _said(value)) for key, value in run.settings.items()],
-        loops="" if run.loops is None else loops_line(run.loops.model_dump()),
+        loops=[loops_line(one.model_dump()) for one in run.loops_by_temperature or filter(None, [run.loops])],
         counts=_counts(run),
         prompts=[(one, _cut(one.prompt)) for one in run.prompts],
         visible=visible,
@@ -90,7 +91,7 @@ def _part(run: Run, temperature: float | None, index: int) -> Part:
     from app.report_plots import Variants, plots
 
     rows = [row for row in run.summary if row.temperature == temperature]
-    names = {row.key: _cells(row)[0] for row in rows}
+    names = {row.key: _cells(row)["method"] for row in rows}
     variants = Variants(rows, names, f"t{index}-")
     return Part(
         "" if temperature is None else f"{temperature:g}",
@@ -100,13 +101,13 @@ def _part(run: Run, temperature: float | None, index: int) -> Part:
     )
 
 
-def _cells(row: Summary) -> list[str]:
+def _cells(row: Summary) -> dict[str, str]:
     return method_cells(row.model_dump())
 
 
 def _methods(row: Summary) -> list[Cell]:
     """A row of the table of methods: the screen's cells with the summary's numbers."""
-    name, *texts = _cells(row)
+    name, *texts = (_cells(row)[column] for column in COLUMNS)
     values = [row.predicted_per_second.mean, *(getattr(row, key) for key in _KEYS[1:])]
     cells = [Cell(*one) for one in zip(texts, values, _KEYS, strict=True)]
     ranged = " ".join(map(str, row.speedup_per_repeat))
@@ -128,7 +129,7 @@ def _swi(rows: Sequence[Summary]) -> tuple[list[str], list[list[Cell]]]:
     head = ["method", "calls a target pass", "reviews passed", *(f"by {BY[name]}" for name in tables)]
     return head, [
         [
-            Cell(_cells(row)[0]),
+            Cell(_cells(row)["method"]),
             Cell(
                 ", ".join(f"{model} {calls or 0:.2f}" for model, calls in row.calls_per_pass.items() if model != TARGET)
             ),

@@ -77,6 +77,11 @@ class Summary(_Variant):
     v: Amount | None = None
     compared: Count = 0
     differs: Count | None = None
+    may_differ: Count = 0
+    near_ties: Count = 0
+    beyond_ties: Count = 0
+    other_draws: Count = 0
+    other_texts: Count = 0
     categories: dict[str, Category] = {}
     calls_per_pass: dict[str, Amount | None] = {}
     reviews: dict[str, Review] = {}
@@ -113,6 +118,7 @@ class Loops(_Part):
     share: Amount | None = None
     prompts: Count
     looping: Count
+    temperature: Amount | None = None
 
 
 class Run(_Part):
@@ -126,6 +132,7 @@ class Run(_Part):
     settings: dict[str, JsonValue] = {}
     prompts: list[Prompt] = []
     loops: Loops | None = None
+    loops_by_temperature: list[Loops] = []
     complete: bool = True
     notes: list[str] = []
     skipped: list[str] = []

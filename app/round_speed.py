@@ -42,9 +42,12 @@ class Round:
         return f"a round: {', '.join(shares)} of {self.seconds * 1e3:.1f} ms ({self.rounds} rounds, gamma {GAMMA})"
 
 
-def drafting_lane(engine: Engine, settings: Settings, context: int, rounds: int = ROUNDS) -> tuple[Lane, list[int]]:
-    """The pair's drafting lane at gamma 4, with room for so many rounds and no stop, and a prompt for it."""
-    lane = engine.lane("spec", settings.changed(gamma=GAMMA))
+def drafting_lane(
+    engine: Engine, settings: Settings, context: int, rounds: int = ROUNDS, method: str = "spec"
+) -> tuple[Lane, list[int]]:
+    """A drafting lane at gamma 4 (the pair's own, if no method is named), with room for so many rounds and no stop,
+    and a prompt for it."""
+    lane = engine.lane(method, settings.changed(gamma=GAMMA))
     length = max(1, min(context, lane.context // 2))
     room = min(rounds * (GAMMA + 1) + 2, lane.context - length)
     prompt = [place % PERIOD for place in range(length)]

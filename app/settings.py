@@ -79,6 +79,7 @@ class Settings(_Record):
     palette: str = default("palette")
     ascii: bool = default("ascii")
     quiet: bool = default("quiet")
+    data_dir: str = default("data_dir")
     verbose: bool = default("verbose")
     debug: bool = default("debug")
 

@@ -46,7 +46,7 @@ def measure_costs(
     The median of `repeats`, taken in turns over all `counts` after a warm-up.
     """
     network = model.network if isinstance(model, CausalLM) else model
-    laps = _laps(passes(network, counts, context), repeats, network.device)
+    laps = timed(passes(network, counts, context), repeats, network.device)
     return {count: statistics.median(seconds) for count, seconds in laps.items()}
 
 
@@ -123,7 +123,7 @@ def speed_table(
         turns["plain", 1] = plain_pass(plain, context)
     lane, prompt = drafting_lane(engine, settings or Settings(), context, rounds)
     turns |= {("drafts", count): run for count, run in proposals(lane, prompt).items()}
-    laps = _laps(turns, repeats, engine.loaded.target.device)
+    laps = timed(turns, repeats, engine.loaded.target.device)
     costs = {key: statistics.median(seconds) for key, seconds in laps.items()}
     engine.forget()  # what was measured is no conversation
     around = measure_rounds(*drafting_lane(engine, settings or Settings(), context, rounds), rounds)
@@ -185,7 +185,7 @@ def _doubts(laps: dict[tuple[str, int], list[float]]) -> list[str]:
     return [f"the machine is busy: a pass takes {scatter:.1f}x its best time, so these figures say little"]
 
 
-def _laps(turns: dict[Key, Pass], repeats: int, device: torch.device) -> dict[Key, list[float]]:
+def timed(turns: dict[Key, Pass], repeats: int, device: torch.device) -> dict[Key, list[float]]:
     """Seconds of each pass: all in turn, `repeats` times or as often as the budget allows, at least three."""
     laps: dict[Key, list[float]] = {key: [] for key in turns}
     begun = time.monotonic()

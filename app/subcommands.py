@@ -13,7 +13,10 @@ from app.bench_fields import BENCH_FIELDS, bench_args
 from app.build_tables import TABLES_FIELDS, tables_args
 from app.distill_fields import DISTILL_FIELDS, distill_args
 from app.fields import MODELS, Field
+from app.plan_fields import LATENCY_FIELDS, PLAN_FIELDS, latency_args, plan_args
+from app.record_fields import RECORD_FIELDS, record_args
 from app.report_fields import REPORT_FIELDS, report_args
+from app.simulate_fields import SIMULATE_FIELDS, simulate_args
 
 _LOOKS = ("color", "ascii", "quiet", "verbose")
 Takes = Literal["all", "models", "catalogue", "looks"]
@@ -70,6 +73,12 @@ class SubCommand:
 
 
 _PROMPT = Word("prompt", "*", "PROMPT", "the prompt; - reads it from a pipe")
+_FILE = Word("file", "?", "FILE", "a recording: of record, as torch prints tensors, or a JSON map of ids")
+_CHATTING = ("system", "chat", "template")
+_DRAFTING = (
+    *("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset"),
+    *("cascade", "k_matrix", "lenience"),
+)
 _NAME = Word("name", "?", "NAME", "a pair of the catalogue")
 COMMANDS: Mapping[str, SubCommand] = {
     "chat": SubCommand("[chat] [options]", "talk in the terminal (without a terminal: as run)"),
@@ -94,6 +103,41 @@ COMMANDS: Mapping[str, SubCommand] = {
         report_args,
         "looks",
         word=Word("file", "?", "FILE", "a file that bench --out wrote"),
+    ),
+    "record": SubCommand(
+        "record [--prompts F.jsonl] --out F.jsonl [options]",
+        "record what a target answers, to stand in for it",
+        "app.record:run_record",
+        RECORD_FIELDS,
+        record_args,
+    ),
+    "simulate": SubCommand(
+        "simulate FILE [--drafter D] [--gammas 1,2,4] [options]",
+        "try drafters against a recorded target",
+        "app.simulate:run_simulate",
+        SIMULATE_FIELDS,
+        simulate_args,
+        "models",
+        (*_CHATTING, *_DRAFTING),
+        _FILE,
+    ),
+    "plan": SubCommand(
+        "plan [--c LIST|--target-params N …] [options]",
+        "what speed-up to expect over gamma and alpha",
+        "app.plan:run_plan",
+        PLAN_FIELDS,
+        plan_args,
+        "models",
+        _DRAFTING,
+        switches={"json": "every figure, as one JSON object"},
+    ),
+    "latency": SubCommand(
+        "latency [--layers 1,2,4,8,16] [options]",
+        "what drafters of one size and many depths cost here",
+        "app.latency:run_latency",
+        LATENCY_FIELDS,
+        latency_args,
+        "models",
     ),
     "tables": SubCommand(
         "tables --from self|FILES --out FILE [options]",

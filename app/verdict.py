@@ -85,10 +85,14 @@ def _speed(plain: Stats, other: Stats) -> tuple[str, Style]:
     return (f"{ratio:.2f}x faster", "good") if ratio > 1 else (f"{1 / ratio:.2f}x slower", "bad")
 
 
-def _gap(plain: Stats, other: Stats, position: int) -> str:
-    """The target's top-2 gap at a position, from the lane that recorded it."""
+def gap_between(plain: Stats, other: Stats, position: int) -> float | None:
+    """The target's top-2 gap at a position, from the answer that recorded it."""
     gap = plain.gap_at(position)
-    gap = other.gap_at(position) if gap is None else gap
+    return other.gap_at(position) if gap is None else gap
+
+
+def _gap(plain: Stats, other: Stats, position: int) -> str:
+    gap = gap_between(plain, other, position)
     if gap is None:
         return ""
     if gap < NEAR_TIE:

@@ -34,6 +34,11 @@ def chain_accepted(step: Step) -> int:
     return len(step.path)
 
 
+def _length(step: Step) -> int:
+    """Nodes on the longest way down."""
+    return max(step.depths, default=-1) + 1
+
+
 class Acceptance:
     """Estimates of alpha_1 … alpha_`limit`.
 
@@ -55,8 +60,8 @@ class Acceptance:
     def learn(self, steps: Sequence[Step]) -> None:
         """One round, a Step a row; of a tree the chain that its siblings stand beside counts."""
         self.add([(step.gamma, chain_accepted(step), step.token is None) for step in steps])
-        for step in steps:
-            self.add_given(step.gamma, max(step.depths, default=-1) + 1)
+        # One row that drafts makes the pass wide for all.
+        self.add_given(max(step.gamma for step in steps), max((*map(_length, steps), 0)))
 
     def add(self, outcomes: Sequence[tuple[int, int, bool]]) -> None:
         """One round of one or more rows: (asked, accepted, ended) of each.

@@ -1,4 +1,4 @@
-"""KV caches: buffers that grow, with crop / take / select / fork. Nothing else imports cache_utils.
+"""KV caches: buffers that grow, with crop / shift / select / fork. Nothing else imports cache_utils.
 
 A slot is one position of the buffer. All rows share the number of filled slots; which slot holds
 which token of which row is the session's business. Knows no tokens and no models.
@@ -48,14 +48,12 @@ class Buffer:
     def crop(self, length: int) -> None:
         self.length = min(self.length, length)
 
-    def take(self, start: int, index: Tensor) -> None:
-        """Slots start…start+M-1 of row b become its slots index[b] [B, M]; the rest is dropped."""
-        if self.data is not None and index.shape[1]:
-            _, heads, _, size = self.data.shape
-            where = index.to(self.data.device)[:, None, :, None].expand(-1, heads, -1, size)
-            moved = self.data.gather(2, where)
-            self.data[:, :, start : start + index.shape[1]] = moved
-        self.length = start + index.shape[1]
+    def shift(self, moves: Tensor, length: int) -> None:
+        """Slot moves[2] of row moves[0] becomes what slot moves[1] was, moves [3, K]; then the first `length` stay."""
+        if self.data is not None:
+            rows, old, new = moves.to(self.data.device)
+            self.data[rows, :, new] = self.data[rows, :, old]
+        self.length = length
 
     def select(self, rows: Tensor) -> None:
         if self.data is not None:
@@ -94,9 +92,10 @@ class SlotCache:
         for buffer in self.buffers:
             buffer.crop(length)
 
-    def take(self, start: int, index: Tensor) -> None:
+    def shift(self, moves: Tensor, length: int) -> None:
         for buffer in self.buffers:
-            buffer.take(start, index)
+            moves = moves if buffer.data is None else moves.to(buffer.data.device)
+            buffer.shift(moves, length)
 
     def select(self, rows: Tensor) -> None:
         for buffer in self.buffers:

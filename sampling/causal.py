@@ -198,15 +198,17 @@ class CausalSession:
     def _arrange(self, bases: list[int], tails: list[list[int]]) -> None:
         """Move slots so that row b's tail[i] lands in slot bases[b] + i."""
         length = max(base + len(tail) for base, tail in zip(bases, tails, strict=True))
-        start = min(_in_place(base, tail) for base, tail in zip(bases, tails, strict=True))
-        if start == length:
+        moves = [
+            (row, slot, base + place)
+            for row, (base, tail) in enumerate(zip(bases, tails, strict=True))
+            for place, slot in enumerate(tail)
+            if slot != base + place
+        ]
+        if not moves:
             self._each(lambda part: part.crop(length))
             return
-        index = torch.zeros(len(bases), length - start, dtype=torch.long)
-        for row, (base, tail) in enumerate(zip(bases, tails, strict=True)):
-            slots = [*range(start, base), *tail[max(0, start - base) :]]
-            index[row, : len(slots)] = torch.tensor(slots, dtype=torch.long)
-        self._each(lambda part: part.take(start, index))
+        index = torch.tensor(moves).T
+        self._each(lambda part: part.shift(index, length))
 
     def _crop(self, lengths: list[int]) -> None:
         for tokens, length in zip(self._tokens, lengths, strict=True):
@@ -255,11 +257,3 @@ class CausalSession:
             raise ValueError("this session keeps no hidden states: open it with hidden=True")
         self._settle()
         return self._hidden.view()[:, 0]
-
-
-def _in_place(base: int, tail: list[int]) -> int:
-    """How many leading slots of a row already hold what they should."""
-    right = 0
-    while right < len(tail) and tail[right] == base + right:
-        right += 1
-    return base + right

@@ -10,7 +10,7 @@ tokens and no acceptance.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 
 KEPT = 15  # latest samples of each figure
@@ -38,7 +38,28 @@ class Costs:
         self._calling = False  # whether those are of rounds in which the drafter ran a model
         self._waking: deque[float] = deque(maxlen=KEPT)  # seconds a drafted token of a drafter that was idle
         self._prior = _Curve({1: 1.0, **seeds})
+        self._batches: dict[int, Costs] = {1: self}
         self._v: list[float] = []  # what v() found since the last round
+
+    def of(self, rows: int) -> Costs:
+        """The costs of a batch of so many rows, learned apart: its passes are other passes.
+
+        What is known of the next larger batch (else the next smaller) seeds them; first guesses are not handed on.
+        """
+        if rows not in self._batches:
+            known = [count for count, costs in self._batches.items() if costs.measured]
+            near = min(known, key=lambda count: (count < rows, abs(count - rows)), default=None)
+            self._batches[rows] = Costs() if near is None else self._batches[near].handed_on()
+        return self._batches[rows]
+
+    @property
+    def measured(self) -> bool:
+        """Whether c and wider passes were timed here."""
+        return len(self._drafting) >= TWICE and self.reach > 1 and self.references > 0
+
+    def handed_on(self) -> Costs:
+        """New costs that begin with what these are now."""
+        return Costs(self.c, {n: value for n, value in enumerate(self.v(self.reach), start=1) if n > 1})
 
     def add(self, width: int, drafted: int, idle: int, draft_s: float, verify_s: float, called: bool = False) -> None:
         """One round: the pass scored `width` positions; `drafted` counts the tokens paid for (0: nothing was asked).
@@ -117,6 +138,20 @@ class Costs:
     def _relative(self, samples: deque[float], unknown: float) -> float:
         plain = self.plain
         return _low(samples) / plain if plain and len(samples) >= TWICE else unknown
+
+
+def pass_times(seconds: Mapping[int, float]) -> Callable[[int], float]:
+    """Seconds of a pass over n tokens from those that were measured or given, by n: as `Costs.v`, between and beyond.
+
+    A single one holds for every n. ValueError for none, or one that is not positive.
+    """
+    if not seconds or min(seconds.values()) <= 0:
+        raise ValueError(f"seconds of passes must be given and positive, got {dict(seconds)}")
+    first = seconds[min(seconds)]
+    if len(seconds) == 1:
+        return lambda n: first
+    costs = Costs(table={n: one / first for n, one in seconds.items()})
+    return lambda n: first * costs.v(n)[n - 1]
 
 
 def _low(samples: deque[float]) -> float:

@@ -212,7 +212,8 @@ class Layer:
         turned = rotate(qkv[:, :, : self.heads + self.shared], rotation).transpose(1, 2)  # q and k [B, heads, T, D]
         fresh = qkv[:, :, self.heads + self.shared :].transpose(1, 2)
         keys, values = cache.append(index, turned[:, self.heads :], fresh)
-        if self.window and keys.shape[2] >= self.window + new:
+        alike = bias is None or bias.shape[0] == 1  # a bias of ragged rows hides what is too far by itself
+        if self.window and alike and keys.shape[2] >= self.window + new:
             keys, values, bias = latest(self.window + new - 1, keys, values, bias)
         mixed = F.scaled_dot_product_attention(
             turned[:, : self.heads], keys, values, attn_mask=bias, scale=self.scale, enable_gqa=True

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from sampling.events import Call, Event, Finished, Prefill, Reason, Step, by_row
-from sampling.rows import first_rows
+from sampling.rows import check_rows, first_rows
 from sampling.told import Told
 from sampling.types import LM, Draft, Drafter, FixedPace, Limits, Pace, Rows, Sampler, Session, Verdict
 from sampling.verify import verify
@@ -58,7 +58,7 @@ def generate(
         is its opening round, nothing drafted) and one Finished. Seconds exclude the consumer's time.
 
     Raises:
-        UserError: a prompt that is empty, or that leaves the context no room.
+        UserError: a prompt that is empty, or that leaves the context no room; several for a drafter that follows one.
     """
     if limits.max_new_tokens < 1:
         raise UserError(f"max_new_tokens must be at least 1, got {limits.max_new_tokens}")
@@ -68,9 +68,10 @@ def generate(
     longest = max(map(len, rows), default=0)
     if longest >= room:
         raise UserError(f"the prompt is {longest} tokens, the context holds {room} with room for one more")
+    check_rows(drafter, prompt)
     drafter.start(prompt, session, session)
     yield from prefill(session, rows, interrupt)
-    helping = [piece.seconds for one in drafter.sessions for piece in prefill(one, first_rows(prompt, one), interrupt)]
+    helping = [piece.seconds for one in drafter.sessions for piece in prefill(one, one.initial, interrupt)]
     run = _Run(lm, rows, drafter, sampler, limits, room, pace or FixedPace(4), session)
     waited = sum(helping)  # the drafters' own prefill belongs to the opening round
     while run.rows:

@@ -29,11 +29,12 @@ class Meter:
     """Adds up the events of one row; `stats` and `ids` may be read at any time.
 
     `prompt_n` is the prompt's length; when not given it is taken from the Prefill events, which leave
-    the last token of the prompt to the opening round.
+    the last token of the prompt to the opening round. `rows`: how many prompts are answered together. What reading them
+    took is then shared out among them, as the seconds of rounds are; the first token comes when all is read.
     """
 
-    def __init__(self, row: int = 0, prompt_n: int | None = None) -> None:
-        self.row = row
+    def __init__(self, row: int = 0, prompt_n: int | None = None, rows: int = 1) -> None:
+        self.row, self.rows = row, rows
         self.ids: list[int] = []
         self._prompt_n = prompt_n
         self._read = 0
@@ -59,7 +60,7 @@ class Meter:
     def add(self, event: Event) -> None:
         """Take in one event; those of other rows are passed over."""
         if isinstance(event, Prefill):
-            self._prompt_s += event.seconds
+            self._prompt_s += event.seconds / self.rows
             self._read = max(self._read, event.total + 1)
         elif event.row != self.row:
             return
@@ -93,8 +94,8 @@ class Meter:
         self._gaps += [step.top2_gap] * min(1, len(emitted))
 
     def _open(self, step: Step | BeamStep) -> None:
+        self._ttft_s = self.rows * (self._prompt_s + step.seconds)
         self._prompt_s += step.verify_s
-        self._ttft_s = self._prompt_s + step.seconds - step.verify_s
 
     def _round(self, step: Step | BeamStep) -> None:
         self._rounds += 1

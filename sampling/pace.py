@@ -84,7 +84,8 @@ class GoodputPace:
     more rounds after a change. *Where drafting does not pay*: gamma 0 and a probe of gamma 1 after 8, 16, 32,
     64 … plain rounds; an accepted probe is followed by another. *Whatever comes*: no draft is begun whose loss, should
     all of it be refused, would bring the answer above 1.015 × plain decoding + 1 pass: at most 3% from 67 tokens on.
-    A batch has one gamma for all rows: its passes cost what the longest draft costs.
+    A batch has one gamma for all rows: its passes cost what the longest draft costs. c and v are learned apart for each
+    number of rows: a batch that has lost some is another batch.
 
     `whole`: for a drafter whose drafts are not cut, such as a cascade: gamma is this or 0, looks and probes too. As
     such a draft may cost more than a pass, an answer may always lose one (two before their costs are known).
@@ -95,7 +96,7 @@ class GoodputPace:
         if gamma_max < 1:
             raise ValueError(f"gamma_max must be at least 1, got {gamma_max}")
         self.gamma_max, self.whole = gamma_max, whole is not None
-        self.costs = Costs() if costs is None else costs
+        self.costs = self._learned = Costs() if costs is None else costs
         self.reset()
 
     def reset(self) -> None:
@@ -127,6 +128,7 @@ class GoodputPace:
     def gamma(self, rows: list[int]) -> list[int]:
         """The gamma of the coming round, the same for all rows."""
         self._rows, self._steps = list(rows), []
+        self.costs = self._learned.of(len(rows))
         self.last = self._affordable(self._next())
         return [self.last] * len(rows)
 

@@ -1,28 +1,28 @@
 """A target played back from a file: its recorded answers stand in for a model that cannot run here.
 
-The file is a JSON map from a prompt's ids to the answer's ids, both joined by "_" ("12_7_99": "5_6"), as the
-experiments of Cascade Speculative Drafting recorded theirs (arXiv 2312.11462). Scores are one-hot by position, so
-only greedy decoding says anything. Knows no model and no text; has no keys, values or hidden states.
+The files are those of sampling/recordings.py. Scores are one-hot by position, so only greedy decoding says anything;
+where a recording has the model's likeliest ids, they rank behind the recorded one, with no mass. Knows no model and no
+text; has no keys, values or hidden states.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from sampling.printed_ids import Ids
+from sampling.recordings import Recording, read_recording
 from sampling.rows import common_prefix
 from sampling.types import Draft, Rows, Session
 from sampling.verify import depths_of
 from utils.errors import UserError
 
 PEAK = 1e4  # logit of the recorded token: every other one has probability 0 in float32
-
-Ids = tuple[int, ...]
+RUNNER_UP = PEAK / 2  # of the model's likeliest other ids: the first one, each later one STEP less
+STEP = 10.0
 
 
 class RecordedLM:
@@ -35,6 +35,7 @@ class RecordedLM:
         name: how events and figures call it.
         start_id: what its decoder starts from, if it is an encoder-decoder model's recording: rows begin with that
             then, not with the prompt.
+        best: prompt ids → the model's likeliest ids at each place of the answer, likeliest first.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class RecordedLM:
         name: str = "target",
         context: int = 1 << 30,
         start_id: int | None = None,
+        best: Mapping[Ids, Sequence[Ids]] | None = None,
     ) -> None:
         if not answers:
             raise UserError(f"the recording of {name} holds no answer")
@@ -54,10 +56,14 @@ class RecordedLM:
             raise UserError(f"the recording of {name} holds id {highest}, its vocabulary ends at {vocab_size - 1}")
         self.vocab_size = highest + 1 if vocab_size is None else vocab_size
         self.name, self.end_id, self.context, self.start_id = name, end_id, context, start_id
+        self.best = {
+            tuple(prompt): [tuple(one for one in ids if one < self.vocab_size) for ids in places]
+            for prompt, places in (best or {}).items()
+        }
 
     def cut(self, vocab_size: int) -> RecordedLM:
         """The same recording in a smaller vocabulary; UserError if it holds other ids."""
-        return RecordedLM(self.answers, self.end_id, vocab_size, self.name, self.context, self.start_id)
+        return RecordedLM(self.answers, self.end_id, vocab_size, self.name, self.context, self.start_id, self.best)
 
     @property
     def encodes(self) -> bool:
@@ -72,18 +78,31 @@ class RecordedLM:
         name: str = "target",
         start_id: int | None = None,
     ) -> RecordedLM:
-        """The recording in a JSON file; UserError, in one line, for a file that holds none."""
-        file = Path(path)
-        try:
-            told = json.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"cannot read the recording {file}: {error.strerror}") from error
-        except ValueError as error:
-            raise UserError(f"{file} holds no recording: it is no JSON") from error
-        if not isinstance(told, dict):
-            raise UserError(f'{file} holds no recording: it must map "id_id_…" to "id_id_…"')
-        answers = {_ids(file, prompt, prompt): _ids(file, prompt, answer) for prompt, answer in told.items()}
-        return RecordedLM(answers, end_id, vocab_size, name, start_id=start_id)
+        """The recording in a file that tells prompts and answers apart; UserError, in one line, for any other.
+
+        `end_id` and `start_id` stand for what the file does not tell.
+        """
+        return RecordedLM.of(read_recording(path), end_id, vocab_size, name, start_id)
+
+    @staticmethod
+    def of(
+        recording: Recording,
+        end_id: int = 0,
+        vocab_size: int | None = None,
+        name: str = "target",
+        start_id: int | None = None,
+    ) -> RecordedLM:
+        """What a file held as an LM; what its header tells outranks `end_id` and `start_id`."""
+        told = recording.header
+        return RecordedLM(
+            {one.prompt: one.answer for one in recording.answers},
+            told.get("end_id", end_id),
+            recording.vocab_size if vocab_size is None else vocab_size,
+            name,
+            told.get("context", 1 << 30),
+            told.get("start_id", start_id),
+            {one.prompt: one.best for one in recording.answers if one.best},
+        )
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
@@ -110,6 +129,8 @@ class RecordedSession:
         self.initial = prompt if lm.start_id is None else [[lm.start_id] for _ in prompt]
         answers = [lm.answer(row) for row in prompt]
         self._texts = [first + answer for first, answer in zip(self.initial, answers, strict=True)]
+        self._best = [lm.best.get(tuple(row), []) for row in prompt]
+        self._begins = list(map(len, self.initial))
         self._cached: Rows = [[] for _ in prompt]
 
     def sync(self, rows: Rows) -> list[int]:
@@ -129,6 +150,10 @@ class RecordedSession:
             for row, text in zip(rows, self._texts, strict=True)
         ]
         logits = torch.zeros(len(rows), count, self.lm.vocab_size)
+        for place, (row, best) in enumerate(zip(rows, self._best, strict=True)):
+            first = len(row) - self._begins[place]
+            for column, ids in enumerate(best[first : first + count] if first >= 0 else ()):
+                logits[place, column, list(ids)] = RUNNER_UP - STEP * torch.arange(len(ids))
         return logits.scatter_(2, torch.tensor(said)[..., None], PEAK)
 
     def keep(self, path: Tensor) -> None:
@@ -137,6 +162,8 @@ class RecordedSession:
     def select(self, rows: Tensor) -> None:
         chosen = rows.tolist()
         self._texts = [self._texts[row] for row in chosen]
+        self._best = [self._best[row] for row in chosen]
+        self._begins = [self._begins[row] for row in chosen]
         self._cached = [list(self._cached[row]) for row in chosen]
         self.initial = [self.initial[row] for row in chosen]
         if self.source is not None:
@@ -146,6 +173,7 @@ class RecordedSession:
         """An independent session at the same place."""
         twin = RecordedSession(self.lm, [list(row) for row in self.source or self.initial])
         twin._texts, twin._cached = list(self._texts), [list(row) for row in self._cached]
+        twin._best, twin._begins = list(self._best), list(self._begins)
         return twin
 
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,11 +181,3 @@ class RecordedSession:
 
     def hidden(self) -> Tensor:
         raise UserError(f"{self.lm.name} is a recording: it has no hidden states for a drafter to read")
-
-
-def _ids(file: Path, prompt: str, text: Any) -> Ids:
-    parts = text.split("_") if isinstance(text, str) else []
-    if not parts or not all(part.isascii() and part.isdigit() for part in parts):
-        shown = prompt if len(prompt) <= 30 else prompt[:29] + "…"
-        raise UserError(f'{file} holds no recording: the entry "{shown}" must be ids joined by "_"')
-    return tuple(map(int, parts))

@@ -1,4 +1,4 @@
-"""What two sequences of ids share, and where a row begins. Knows no models."""
+"""What two sequences of ids share, where a row begins, and who follows several. Knows no models."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 from sampling.types import Rows
+from utils.errors import UserError
 
 
 class Copyable(Protocol):
@@ -48,6 +49,12 @@ def first_rows(prompt: Rows, session: Any) -> Rows:
         raise ValueError("the session was opened for another prompt")
     initial: Rows = session.initial
     return initial
+
+
+def check_rows(drafter: Any, prompt: Rows) -> None:
+    """UserError, by its name, for several rows and a drafter that follows one (its attribute `one_row` is True)."""
+    if len(prompt) > 1 and getattr(drafter, "one_row", False):
+        raise UserError(f"{', '.join(drafter.names)} drafts for one prompt at a time, got {len(prompt)}")
 
 
 def lead(prompt: Rows, session: Any) -> Rows:

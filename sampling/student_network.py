@@ -65,6 +65,7 @@ class StudentNetwork:
         self.kind = config.kind
         self.vocab_size, self.context = config.vocab_size, config.max_position_embeddings
         self.layers = config.num_hidden_layers
+        self.window = config.window
         self._embed = trunk.embed_tokens
         self._layers = [Layer.of(layer, take, config.window) for layer in trunk.layers]
         self._angles = _Angles(student.rotary)
@@ -145,7 +146,7 @@ class StudentNetwork:
         """
         assert isinstance(cache, SlotCache)
         rotation = self._angles(positions, x)
-        bias = causal_bias(x.shape[1], cache.length, x) if mask is None else mask
+        bias = causal_bias(x.shape[1], cache.length, x) if mask is None else self._near(mask, positions, cache.length)
         turning = rotation
         if seen is not None and (seen.offset or self._cross_angles is not self._angles):
             turning = self._cross_angles(positions + seen.offset, x)
@@ -156,6 +157,14 @@ class StudentNetwork:
             x = layer.think(x)
         return x
 
+    def _near(self, mask: Tensor, positions: Tensor, cached: int) -> Tensor:
+        """The mask of ragged rows, with the cached slots hidden that a row by itself would not look back to."""
+        if not self.window or len(mask) == 1:
+            return mask
+        first = positions[:, -1] + 2 - self.window - fed_columns(mask, positions)
+        far = torch.arange(mask.shape[-1], device=mask.device) < first.clamp(max=cached)[:, None]
+        return mask.masked_fill(far[:, None, None], torch.finfo(mask.dtype).min)
+
     def answer(self, own: Tensor, keep: int, hidden: bool = False) -> tuple[Tensor, Tensor | None]:
         """Own states [B, T, H] → logits [B, keep, n] of the last `keep`; if `hidden`, what the head is applied to."""
         x = self._norm(own if hidden else own[:, own.shape[1] - keep :])
@@ -165,6 +174,14 @@ class StudentNetwork:
     def widen(self, short: Tensor) -> Tensor:
         """Logits [..., n] of the short list → [..., V], -inf elsewhere."""
         return spread(short, self.short_list, self.vocab_size, float("-inf"))
+
+
+def fed_columns(mask: Tensor | None, positions: Tensor) -> Tensor:
+    """[B]: how many of the columns at positions [B, T] are tokens and no padding: what the last one sees of them."""
+    rows, new = positions.shape
+    if mask is None:
+        return positions.new_full((rows,), new)
+    return (mask[:, 0, -1, -new:] == 0).sum(dim=-1)
 
 
 class _Packed(PackedLinear):

@@ -44,6 +44,55 @@ def best_gamma(alpha: float, c: float, v: Callable[[int], float] | None = None, 
     return -gamma, best
 
 
+def break_even(c: float, v: Callable[[int], float] | None = None, limit: int = 64) -> float | None:
+    """The least alpha from which on drafting loses nothing: the best gamma of 1…`limit` has a speed-up of 1 there.
+
+    `v` as in :func:`best_gamma`. None where even certain acceptance does not pay. With v flat it is c itself, at
+    gamma 1, where S = (1 + α) / (1 + c); a longer draft needs more.
+    """
+    cost = v or (lambda n: 1.0)
+    costs = [(gamma, gamma * c + cost(gamma + 1)) for gamma in range(1, limit + 1)]
+
+    def pays(alpha: float) -> bool:
+        return any(efficiency(alpha, gamma) >= spent for gamma, spent in costs)
+
+    if not pays(1.0):
+        return None
+    low, high = 0.0, 1.0  # S grows with alpha for every gamma, and so does the best one
+    if pays(low):
+        return low
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
+
+
+def roofline(
+    parameters: float, weight_bytes: float, bandwidth: float, flops: float | None = None
+) -> Callable[[int], float]:
+    """Seconds of a pass over n tokens of a dense model that is only described (the roofline model of Williams et al.
+    2009): its weights are read once a pass, two operations are done with each weight for each token, and the slower
+    of the two counts.
+
+    Attention, caches, launches and the other machines' talk are left out: it is a lower bound, and v(n) of it is flat
+    up to the n from which computing takes longer than reading.
+
+    Args:
+        parameters: of the model.
+        weight_bytes: of one parameter.
+        bandwidth: bytes read a second.
+        flops: operations a second; None: never the slower.
+
+    Raises ValueError for a size or a speed that is not above 0.
+    """
+    given = (parameters, weight_bytes, bandwidth, *(() if flops is None else (flops,)))
+    if min(given) <= 0:
+        raise ValueError(f"sizes and speeds must be above 0, got {', '.join(map(str, given))}")
+    reading = parameters * weight_bytes / bandwidth
+    each = 0.0 if flops is None else 2 * parameters / flops
+    return lambda n: max(reading, n * each)
+
+
 def vertical_factor(
     alpha: float,
     inner_alpha: float,

@@ -83,10 +83,8 @@ class ExpandingPace(GoodputPace):
         self.expansion.nodes = max(found) + (self._beside(max(found)) if self.costs.drafting_known else 2)
         return found
 
-    @property
-    def rates(self) -> list[float]:
-        """Expected tokens per plain pass for each depth, with the number of siblings that is best there."""
-        limit = len(super().rates) - 1
+    def expected(self, limit: int) -> list[float]:
+        """Expected tokens per plain pass for depth 0 … `limit`, with the number of siblings that is best there."""
         return [max(self._rate(gamma, beside) for beside in self._options(gamma)) for gamma in range(limit + 1)]
 
     def _options(self, gamma: int) -> list[int]:

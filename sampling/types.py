@@ -61,7 +61,7 @@ class KVCache(Protocol):
     @property
     def length(self) -> int: ...
     def crop(self, length: int) -> None: ...  # keep the first `length` slots
-    def take(self, start: int, index: Tensor) -> None: ...  # [B, M]: slots start…start+M-1 := index
+    def shift(self, moves: Tensor, length: int) -> None: ...  # [3, K]: row, from, to; keep the first `length`
     def select(self, rows: Tensor) -> None: ...  # [B'] expand / reorder / drop rows
     def fork(self) -> KVCache: ...  # an independent copy
     def layer(self, index: int) -> tuple[Tensor, Tensor]: ...  # K, V [B, H_kv, length, D]
@@ -153,7 +153,8 @@ class Drafter(Protocol):
 
     `start` opens the drafter's own sessions but reads no prompt: the loop feeds `sessions` in
     pieces, so that an interrupt is heeded there too. A drafter that reads the target's hidden states
-    has an attribute `needs_hidden = True`: the target's session is then opened with `hidden=True`.
+    has an attribute `needs_hidden = True`: the target's session is then opened with `hidden=True`. One that follows
+    a single row has an attribute `one_row = True`: several prompts at a time are then refused by its name.
     """
 
     @property

@@ -13,10 +13,11 @@ import pytest
 import app.bench
 import app.identity
 from app.answers import Answer, run_lane
-from app.bench import Item, Variant, order, run_bench
+from app.bench import run_bench
 from app.bench_fields import BenchArgs
 from app.bench_figures import summarise
 from app.bench_file import write_json
+from app.bench_plan import Item, Variant, order
 from app.costs import Terms
 from app.identity import Difference, Report
 from app.prompts import BUILT_IN, Question, read_questions, stratified
@@ -82,7 +83,8 @@ def test_files_without_prompts_are_refused(tmp_path: Path) -> None:
 
 def test_without_a_file_there_are_prompts_of_our_own() -> None:
     assert read_questions(None) == list(BUILT_IN)
-    assert len({question.category for question in BUILT_IN}) == len(BUILT_IN) > 4
+    assert [question.question_id for question in BUILT_IN] == list(range(1, 17))
+    assert len({question.category for question in BUILT_IN}) >= 10
 
 
 def test_a_limit_takes_evenly_from_the_categories() -> None:
@@ -282,6 +284,39 @@ def test_a_whole_benchmark(
         for method in (("ar", None), ("spec", 3))
     }
     assert spec["speedup_per_repeat"][0] == pytest.approx(times["ar", None] / times["spec", 3], rel=1e-3)
+
+
+def test_temperatures_are_benchmarks_of_their_own_in_one_run(
+    options: ModelOptions, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(out: Path, settings: Settings, **more: Any) -> dict[str, Any]:
+        args = BenchArgs(prompts, methods=("ar", "spec", "ngram"), gammas=(2,), repeat=1, turns=1, out=out, **more)
+        assert run_bench(settings, options, args) == 0
+        data: dict[str, Any] = json.loads(out.read_text())
+        return data
+
+    both = measured(tmp_path / "both.json", SETTINGS, temperatures=(0.0, 0.8))
+    assert (both["temperatures"], len(both["loops_by_temperature"])) == ([0.0, 0.8], 2)
+    assert [(row["method"], row["temperature"]) for row in both["summary"]] == [
+        (method, heat) for heat in (0.0, 0.8) for method in ("ar", "spec", "ngram")
+    ]
+    assert [row["differs"] for row in both["summary"]] == [None, 0, 0, None, None, 0]
+    assert both["summary"][4]["may_differ"] == 2
+    for heat in (0.0, 0.8):
+        alone = measured(tmp_path / f"{heat}.json", SETTINGS.changed(temperature=heat))
+        assert (alone["temperatures"], alone["summary"][0]["temperature"]) == (None, None)
+        for here, there in zip(alone["prompts"], both["prompts"], strict=True):
+            told = [result["ids"] for result in there["results"] if result["temperature"] == heat]
+            assert [result["ids"] for result in here["results"]] == told
+    partings = [result["parting"] for entry in both["prompts"] for result in entry["results"]]
+    assert all(parted is None or parted["kind"] == "other draw" for parted in partings)
+    assert any(partings)
+
+
+def test_a_check_of_identity_has_one_temperature(options: ModelOptions, prompts: Path) -> None:
+    for more in ({"temperatures": (0.0,)}, {"against": "transformers"}):
+        with pytest.raises(UsageError, match=f"leave --{next(iter(more))} out"):
+            run_bench(SETTINGS, options, BenchArgs(prompts, check_identity=True, **more))
 
 
 def test_lanes_that_ignore_gamma_run_once_for_all_numbers(

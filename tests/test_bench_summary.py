@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from app.answers import Answer
-from app.bench import Item, Variant
 from app.bench_figures import loops, summarise
+from app.bench_plan import Item, Variant, references
 from app.bench_table import print_tables
 from app.costs import Terms
 from app.prompts import Question
@@ -97,6 +97,85 @@ def test_our_lanes_are_compared_with_the_fastest_rival_on_the_same_prompts() -> 
     assert summarise([item(None, 1, *rows)], [PLAIN, FOUR])[1]["over_rivals"] is None
 
 
+def telling(variant: Variant, at: int | None, gap: float | None = None, **more: Any) -> Answer:
+    """CALM, but for another token at `at`, where the target's two best logits lie `gap` apart."""
+    ids = CALM if at is None else (*CALM[:at], 7, *CALM[at + 1 :])
+    told = answer(variant, 1, ids)
+    gaps = () if at is None else (*[None] * at, gap)
+    return replace(told, stats=replace(told.stats, top2_gaps=gaps), **more)
+
+
+def test_how_texts_differ_is_counted_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    draft, beam, drawn = Variant("draft"), Variant("beam"), Variant("spec", 8)
+    cases = [(None, None), (3, 9e-4), (3, 1e-3), (3, None), (19, 0.0)]
+    rows = [
+        {
+            PLAIN: answer(PLAIN, 1),
+            FOUR: telling(FOUR, *case),
+            drawn: telling(drawn, *case, may_differ=True),
+            draft: telling(draft, *case, may_differ=True),
+            beam: replace(answer(beam, 1), may_differ=True),
+        }
+        for case in cases
+    ]
+    variants = [PLAIN, FOUR, drawn, draft, beam]
+    summary = summarise([item(None, 1, *rows)], variants)
+    kinds = ("compared", "differs", "near_ties", "beyond_ties", "other_draws", "other_texts", "may_differ")
+    assert [tuple(row[kind] for kind in kinds) for row in summary] == [
+        (0, None, 0, 0, 0, 0, 0),
+        (5, 4, 2, 2, 0, 0, 0),
+        (0, None, 0, 0, 4, 0, 5),
+        (0, None, 0, 0, 0, 4, 5),
+        (0, None, 0, 0, 0, 0, 5),
+    ]
+    lines = shown([item(None, 1, *rows)], variants, ascii=True)
+    assert [line.split("|")[-1].strip() for line in lines[3:8]] == ["-", "4/5 tie ALARM", "4/5 draw", "4/5 text", "0/5"]
+    told = " ".join(lines[8:11])
+    assert "tie: where the target's two best logits lie closer than 0.001; ALARM: elsewhere;" in told
+    assert "ALARM: spec 4 differs from ar beyond a near tie in 2 of 5 answers" in told
+
+
+COLD, WARM = Variant("ar", temperature=0.0), Variant("ar", temperature=0.7)
+COLD4, WARM4 = Variant("spec", 4, 0.0), Variant("spec", 4, 0.7)
+WARM_RIVAL, COLD_RIVAL = Variant("hf-plain", temperature=0.7), Variant("hf-plain", temperature=0.0)
+
+
+def test_each_temperature_has_its_own_reference_rivals_and_loops() -> None:
+    other = tuple(range(80, 100))
+    row = {
+        COLD: answer(COLD, 10),
+        COLD4: answer(COLD4, 5),
+        COLD_RIVAL: answer(COLD_RIVAL, 1),
+        WARM: answer(WARM, 6, LOOPING),
+        WARM4: answer(WARM4, 2, LOOPING),
+        WARM_RIVAL: answer(WARM_RIVAL, 4, other),
+    }
+    summary = summarise([item("qa", 1, row)], [COLD, COLD4, COLD_RIVAL, WARM, WARM4, WARM_RIVAL])
+    assert [(told["method"], told["temperature"]) for told in summary][::3] == [("ar", 0.0), ("ar", 0.7)]
+    cold, warm = summary[1], summary[4]
+    assert (cold["speedup"], warm["speedup"]) == (2, 3)
+    assert (cold["differs"], warm["differs"], cold["compared"], warm["compared"]) == (0, 0, 1, 1)
+    assert (cold["speedup_without_loops"], warm["speedup_without_loops"]) == (2, None)
+    assert (cold["over_rivals"]["speedup"], warm["over_rivals"]["speedup"]) == (0.2, 2)
+    assert warm["categories"]["qa"]["speedup"] == 3
+    assert references([COLD4, COLD_RIVAL, WARM_RIVAL]) == {0.0: COLD4, 0.7: WARM_RIVAL}
+
+
+def test_the_tables_say_which_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    variants = [COLD, COLD4, WARM, WARM4]
+    items = [item("qa", 1, {one: answer(one, 1 + index) for index, one in enumerate(variants)})]
+    stream = io.StringIO()
+    looping = [loops(items, COLD), loops(items, WARM)]
+    print_tables(summarise(items, variants), looping, Settings(color="never", ascii=True), stream)
+    told = stream.getvalue()
+    names = [line.split("|")[0].strip() for line in told.splitlines() if line.startswith(("ar", "spec"))]
+    assert names == ["ar T0", "spec 4 T0", "ar T0.7", "spec 4 T0.7", *["spec 4 T0", "spec 4 T0.7"] * 2]
+    for heat in ("0", "0.7"):
+        assert f"loops: 0% of ar's tokens at temperature {heat} lie in one" in told
+
+
 def test_the_time_to_first_token_is_the_mean_of_the_answers() -> None:
     rows = [{RIVAL: answer(RIVAL, 1, ttft=10, openings=1)}, {RIVAL: answer(RIVAL, 1, ttft=40, openings=5)}]
     assert summarise([item(None, 1, *rows)], [RIVAL])[0]["ttft_ms"] == 25
@@ -108,7 +187,7 @@ def test_the_time_to_first_token_is_the_mean_of_the_answers() -> None:
 def shown(items: list[Item], variants: list[Variant], **settings: Any) -> list[str]:
     stream = io.StringIO()
     summary = summarise(items, variants)
-    print_tables(summary, loops(items, variants[0]), Settings(color="never", **settings), stream)
+    print_tables(summary, [loops(items, variants[0])], Settings(color="never", **settings), stream)
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
@@ -227,6 +306,20 @@ def test_the_widest_tables_fit_100_columns(monkeypatch: pytest.MonkeyPatch) -> N
     few = shown(items[:4], variants)
     assert not any(line.startswith(NAMES) for line in few)
     assert max(map(len, few)) <= 100
+
+
+@pytest.mark.parametrize(("columns", "there", "gone"), [(60, "differs", "TTFT"), (40, "speed-up", "accepted")])
+def test_a_narrow_screen_goes_without_the_least_columns(
+    monkeypatch: pytest.MonkeyPatch, columns: int, there: str, gone: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = shown(ITEMS, [PLAIN, FOUR])
+    assert max(map(len, lines)) <= columns
+    assert not any("…" in line for line in lines)
+    head = next(line for line in lines if line.startswith("method"))
+    assert there in head
+    assert gone not in head
+    assert any(line.startswith("spec 4") and "rag 2.00x" in line for line in lines)
 
 
 def test_without_ar_there_are_no_speedups_to_show() -> None:

@@ -180,18 +180,19 @@ USAGE_ERRORS = [
     (["--gama", "3"], "error: unknown flag --gama (did you mean --gamma?)"),
     (["--max-new", "3"], "error: unknown flag --max-new (did you mean --max-new-tokens?)"),
     (["--xyzzy"], "error: unknown flag --xyzzy (--help lists them; -- ends the flags)"),
-    (["--json"], "error: chat takes no --json (run does)"),
+    (["--json"], "error: chat takes no --json (run, plan do)"),
     (["rnu", "hi"], "error: unknown sub-command 'rnu' (did you mean run?); one answer: python infer.py run PROMPT"),
     (
         ["What is a river?"],
-        "error: unknown sub-command 'What is a river?': have chat, run, bench, report, tables, distill, pairs, check; "
+        "error: unknown sub-command 'What is a river?': have chat, run, bench, report, record, "
+        "simulate, plan, latency, tables, distill, pairs, check; "
         "one answer: python infer.py run PROMPT",
     ),
     (["--gamma", "4", "run", "hi"], "error: the sub-command comes first: python infer.py run …"),
     (["chat", "hi"], "error: chat takes no argument 'hi' (one answer: python infer.py run PROMPT)"),
     (["check", "a", "b"], "error: check takes no further argument 'b'"),
     (["check", "small", "--pair", "other"], "error: check small and --pair other contradict each other: give one"),
-    (["pairs", "--gamma", "4"], "error: pairs takes no --gamma (chat, run, bench does)"),
+    (["pairs", "--gamma", "4"], "error: pairs takes no --gamma (chat, run, bench, record do)"),
     (
         ["--load-in-8bit", "--load-in-4bit"],
         "error: --load-in-8bit and --load-in-4bit contradict each other: give one",

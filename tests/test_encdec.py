@@ -304,6 +304,19 @@ def test_gumbel_text_is_that_of_plain_decoding(target: Any, small: Any, name: st
         assert answers(lm, PROMPTS, drafters(small)[name](), sampler, length=12, stop=[END]) == plain
 
 
+def test_every_row_of_a_batch_says_what_it_says_alone(target: Any, small: Any) -> None:
+    """One, four and eight prompts of very different lengths, whose answers end at different times."""
+    lm, sizes = EncDecLM(target), range(1, 40, 5)
+    prompts = [[2 + (place * size) % 10 for place in range(size)] + [END] for size in sizes]
+    stop = answers(lm, prompts[:1], None, greedy(), length=7)[0][-1:]  # what the first says at last
+    alone = [answers(lm, [prompt], None, greedy(), length=14, stop=stop)[0] for prompt in prompts]
+    assert len({len(row) for row in alone}) > 1
+    for name, make in drafters(small).items():
+        for rows in (1, 4, 8):
+            found = answers(lm, prompts[:rows], make(), greedy(), length=14, gamma=4, stop=stop)
+            assert found == alone[:rows], (name, rows)
+
+
 @pytest.mark.parametrize("name", ["model", "cascade", "ngram"])
 def test_sampled_text_has_the_targets_law(target: Any, small: Any, name: str) -> None:
     prompt, make = PROMPTS[1], drafters(small)[name]

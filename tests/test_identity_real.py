@@ -15,8 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from app.batches import run_rows
+from app.lanes import Engine
+from app.settings import Settings
 from sampling.causal import CausalLM
 from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter, StaticTables, TablesDrafter
+from sampling.loop import never
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, Rows
 from tests.reference import GreedyRun, same_or_tied, transformers_greedy
@@ -216,6 +220,20 @@ def test_greedy_identity(
         found = run_all(lm, prompts, makers[name], greedy(), sessions, stop, gamma)
     agree(found, references)
     agree(found, [GreedyRun(ids, reference.gaps) for ids, reference in zip(plain, references, strict=True)])
+
+
+def test_a_batch_of_the_default_pairs_lanes_says_what_its_prompts_say_alone(
+    default_pair: Any, prompts: Rows, references: list[GreedyRun]
+) -> None:
+    """Drafters as the console makes them, trained ones included, on four ragged rows."""
+    engine, settings = Engine(default_pair), Settings(max_new_tokens=12, gamma=3)
+    chosen = [1, 2, 3, 5]  # the first stops early
+    for name in ("plain", "glide", "feature", "maxgram", "tables"):
+        answers = run_rows(engine.lane(name, settings), [prompts[row] for row in chosen], str, interrupt=never)
+        found = [list(answer.ids) for answer in answers]
+        cut = [GreedyRun(references[row].ids[:12], references[row].gaps[:12]) for row in chosen]
+        agree(found, cut)
+        assert answers[0].stats.stop_reason == "eos"
 
 
 def sampled(**options: Any) -> KeyedSampler:

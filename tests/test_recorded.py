@@ -48,32 +48,33 @@ def test_a_map_of_joined_ids_is_read(tmp_path: Path) -> None:
     assert (named.vocab_size, named.name) == (32_000, "vicuna-7b")
 
 
-NO_MAP = 'it must map "id_id_…" to "id_id_…"'
+NEITHER = 'it must be tensor(…) lines, a JSON map of "id_id_…" to "id_id_…" or JSON lines'
 
 
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        ("", "it is no JSON"),
-        ('{"1": "2"', "it is no JSON"),
-        ("[[1, 2]]", NO_MAP),
-        ('"1_2"', NO_MAP),
-        ({"1_2": "3__4"}, 'the entry "1_2" must be ids joined by "_"'),
-        ({"1_2": ""}, 'the entry "1_2" must be ids joined by "_"'),
-        ({"": "1"}, 'the entry "" must be ids joined by "_"'),
-        ({"1_-2": "3"}, 'the entry "1_-2" must be ids joined by "_"'),
-        ({"1_2": "3_x"}, 'the entry "1_2" must be ids joined by "_"'),
-        ({"1_2": "3_²"}, 'the entry "1_2" must be ids joined by "_"'),
-        ({"1 2": "3"}, 'the entry "1 2" must be ids joined by "_"'),
-        ({"1_2": [3, 4]}, 'the entry "1_2" must be ids joined by "_"'),
-        ({"_".join("1" * 40): None}, f'the entry "{"_".join("1" * 15)}…" must be ids joined by "_"'),
+        ("", " holds no recording: it is empty"),
+        ('{"1": "2"', ":1: no JSON: Expecting ',' delimiter: line 1 column 10 (char 9)"),
+        ("[[1, 2]]", f" holds no recording: {NEITHER}"),
+        ('"1_2"', f" holds no recording: {NEITHER}"),
+        ({"1_2": "3__4"}, ':1: the entry "1_2" must be ids joined by "_"'),
+        ({"1_2": ""}, ':1: the entry "1_2" must be ids joined by "_"'),
+        ({"": "1"}, ':1: the entry "" must be ids joined by "_"'),
+        ({"1_-2": "3"}, ':1: the entry "1_-2" must be ids joined by "_"'),
+        ({"1_2": "3_x"}, ':1: the entry "1_2" must be ids joined by "_"'),
+        ({"1_2": "3_²"}, ':1: the entry "1_2" must be ids joined by "_"'),
+        ({"1 2": "3"}, ':1: the entry "1 2" must be ids joined by "_"'),
+        ({"1_2": [3, 4]}, ':1: the entry "1_2" must be ids joined by "_"'),
+        ({"_".join("1" * 40): None}, f':1: the entry "{"_".join("1" * 15)}…" must be ids joined by "_"'),
+        ('{\n"1": "2",\n"1_2": "x"}', ':3: the entry "1_2" must be ids joined by "_"'),
     ],
 )
 def test_a_file_that_holds_no_recording_is_refused_in_one_line(tmp_path: Path, told: Any, why: str) -> None:
     file = written(tmp_path, told)
     with pytest.raises(UserError) as caught:
         RecordedLM.read(file, end_id=2)
-    assert str(caught.value) == f"{file} holds no recording: {why}"
+    assert str(caught.value) == f"{file}{why}"
 
 
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> No
         assert str(caught.value) == f"cannot read the recording {path}: {why}"
     file = tmp_path / "latin.json"
     file.write_bytes(b'{"1": "\xff"}')
-    with pytest.raises(UserError, match=r"holds no recording: it is no JSON$"):
+    with pytest.raises(UserError, match=r"holds no recording: it is no UTF-8 text$"):
         RecordedLM.read(file, end_id=2)
 
 

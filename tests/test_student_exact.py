@@ -246,12 +246,14 @@ def test_a_long_prompt_is_read_in_pieces_that_an_interrupt_cuts(kind: str) -> No
 # -- batches --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("window", [0, 6])
 @pytest.mark.parametrize("kind", KINDS)
-def test_ragged_rows_say_and_draft_what_they_do_alone(kind: str) -> None:
+def test_ragged_rows_say_and_draft_what_they_do_alone(kind: str, window: int) -> None:
     """Rows that end at different times: the drafts of each are those of the row by itself."""
     target = make_target(8, seed=10)
     lm, prompts = CausalLM(target), [text(41, 3, 8), text(42, 17, 8), [6]]
-    student = make_student(kind, target, short=[0, 2, 3, 4, 5, 6, 7], num_hidden_layers=2, seed=2)
+    shape = {"window": window} if window else {"num_hidden_layers": 2}
+    student = make_student(kind, target, short=[0, 2, 3, 4, 5, 6, 7], seed=2, **shape)
     for gamma in (1, 3, 6):
         options = {"length": 16, "gamma": gamma, "stop": {1}}
         together = decode(lm, prompts, make_drafter(student), greedy(), **options)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sampling.drafters.composite import Composite, Growing, renumbered
 from sampling.drafters.drawing import Covered
+from sampling.drafters.model import opened
 from sampling.events import Call, Step, by_row
 from sampling.review import Review, review
 from sampling.short_list import spread
@@ -41,8 +42,7 @@ class Reviewer:
         """Open the answer; the cache of the last answer is reused by common prefix."""
         previous, self.session = self.session, None
         self._ids = list(range(len(prompt)))
-        if max(map(len, prompt)) < self.lm.context:
-            self.session = self.lm.open(prompt, previous=previous, target=target)
+        self.session = opened(self.lm, prompt, previous, target)
 
     def number(self, place: int) -> int:
         """The caller's number of the row at `place`."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from sampling.events import Call, Step
+from sampling.rows import check_rows
 from sampling.types import Draft, Drafter, Rows, Session, Verdict
 
 
@@ -51,6 +52,7 @@ class Composite:
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         """Open the answer. A member may have several reviewers: all are given the outermost one."""
         for member in self.members:
+            check_rows(member, prompt)
             member.start(prompt, target, verifier)
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
@@ -66,6 +68,13 @@ class Composite:
         return [self.names.index(name) for name in part.names]
 
 
+class _Piece(NamedTuple):
+    """What was added at once: node where[1] of row where[0] stands at depth where[2]; where [3, K]."""
+
+    draft: Draft
+    where: Tensor
+
+
 @dataclass
 class Growing:
     """A draft that grows from pieces, row by row; `rows` are the committed tokens [B]."""
@@ -79,7 +88,7 @@ class Growing:
         self.tokens: Rows = [[] for _ in self.rows]
         self._source: Rows = [[] for _ in self.rows]
         self._raw: list[list[float]] = [[] for _ in self.rows]
-        self._laws: list[list[Tensor | None]] = [[] for _ in self.rows]
+        self._pieces: list[_Piece] = []
 
     @property
     def texts(self) -> Rows:
@@ -94,14 +103,16 @@ class Growing:
         count = draft.tokens.shape[1]
         source = torch.zeros_like(draft.tokens) if draft.source is None else draft.source.expand_as(draft.tokens)
         raw = None if draft.raw is None else draft.raw.tolist()
-        gained = []
+        gained, where = [], []
         for place, (drafted, whose) in enumerate(zip(draft.tokens.tolist(), source.tolist(), strict=True)):
             present = [node for node in range(count) if drafted[node] >= 0][: max(0, cut[place])]
+            where += [(place, node, len(self.tokens[place]) + at) for at, node in enumerate(present)]
             self.tokens[place] += [drafted[node] for node in present]
             self._source[place] += [numbers[whose[node]] for node in present]
             self._raw[place] += [1.0 if raw is None else raw[place][node] for node in present]
-            self._laws[place] += [None if draft.probs is None else draft.probs[place, node] for node in present]
             gained.append(len(present))
+        if where:
+            self._pieces.append(_Piece(draft, torch.tensor(where).T))
         for call in draft.calls:
             self.called(call)
         self.trace += [renumbered(step, numbers) for step in draft.trace]
@@ -125,16 +136,16 @@ class Growing:
         )
 
     def _probs(self, width: int) -> Tensor | None:
-        like = next((law for row in self._laws for law in row if law is not None), None)
+        like = next((piece.draft.probs for piece in self._pieces if piece.draft.probs is not None), None)
         if like is None:
             return None
         probs = like.new_zeros(len(self.rows), width, like.shape[-1])
-        for place, (laws, tokens) in enumerate(zip(self._laws, self.tokens, strict=True)):
-            for node, (law, token) in enumerate(zip(laws, tokens, strict=True)):
-                if law is None:
-                    probs[place, node, token] = 1.0
-                else:
-                    probs[place, node] = law
+        for draft, where in self._pieces:
+            rows, nodes, at = where.to(like.device)
+            if draft.probs is None:
+                probs[rows, at, draft.tokens.to(like.device)[rows, nodes]] = 1.0
+            else:
+                probs[rows, at] = draft.probs[rows, nodes].to(like)
         return probs
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sampling.drafters.following import FollowingLM, FollowingSession, Readable
 from sampling.student import Student
-from sampling.student_network import Seen, StudentNetwork
+from sampling.student_network import Seen, StudentNetwork, fed_columns
 from sampling.types import Rows, Session
 
 
@@ -88,11 +88,12 @@ class GlideSession(FollowingSession):
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         network = self.network
-        own = network.run(network.embed(ids), positions, mask, self._cache, self._seen(positions))
+        seen = self._seen(positions, fed_columns(mask, positions))
+        own = network.run(network.embed(ids), positions, mask, self._cache, seen)
         return network.answer(own, keep, self._hidden is not None)
 
-    def _seen(self, positions: Tensor) -> Seen | None:
-        """What queries at positions [B, T] see of the target; None while it holds nothing."""
+    def _seen(self, positions: Tensor, fed: Tensor) -> Seen | None:
+        """What queries at positions [B, T], fed [B] of them no padding, see of the target; None: it holds nothing."""
         valid = self.target.held()
         longest = max(valid)
         if longest == 0:
@@ -104,9 +105,12 @@ class GlideSession(FollowingSession):
         slots = kv[0][0].shape[2]
         device = positions.device
         ends = positions.clamp(min=1).minimum(torch.tensor(valid, device=device)[:, None])
-        if slots == longest and bool((ends == slots).all()):
+        window = self.network.window if len(valid) > 1 else 0  # of one row the network itself cuts what is too far
+        first = ends + 1 - window - fed[:, None] if window else torch.zeros_like(ends)
+        if slots == longest and bool((ends == slots).all()) and bool((first <= 0).all()):
             return Seen(kv, offset=self._offset)
-        hidden = torch.arange(slots, device=device) >= ends[..., None]
+        place = torch.arange(slots, device=device)
+        hidden = (place >= ends[..., None]) | (place < first[..., None])
         bias = torch.zeros(hidden.shape, dtype=self.network.dtype, device=device)
         bias.masked_fill_(hidden, torch.finfo(bias.dtype).min)
         blind = (ends == 0)[..., None] if 0 in valid else None

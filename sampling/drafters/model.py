@@ -17,6 +17,14 @@ from sampling.types import LM, Draft, Rows, Sampler, Session, Verdict
 from utils.timing import Stopwatch
 
 
+def opened(lm: LM, prompt: Rows, previous: Session | None, target: Session) -> Session | None:
+    """A session of `lm` beside `target`'s; rows that outgrow its context are cut for it, None if those are all."""
+    if min(map(len, prompt)) >= lm.context:
+        return None
+    fitting = prompt if max(map(len, prompt)) <= lm.context else [row[: lm.context] for row in prompt]
+    return lm.open(fitting, previous=previous, target=target)
+
+
 class ModelDrafter:
     """Draft chains from `lm` (Leviathan et al., arXiv 2211.17192).
 
@@ -45,8 +53,7 @@ class ModelDrafter:
         """Open the answer; the cache of the last answer is reused by common prefix."""
         previous, self._session = self._session, None
         self._ids = list(range(len(prompt)))
-        if max(map(len, prompt)) < self.lm.context:
-            self._session = self.lm.open(prompt, previous=previous, target=target)
+        self._session = opened(self.lm, prompt, previous, target)
 
     def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
         """Chains of at most k[b] tokens; tokens [B, N], probs [B, N, V] unless point masses."""

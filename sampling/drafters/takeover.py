@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sampling.drafters.expand import Expansion
-from sampling.rows import common_prefix
+from sampling.rows import check_rows, common_prefix
 from sampling.types import Draft, Drafter, Rows, Sampler, Session, Verdict
 from sampling.verify import depth_of
 from utils.timing import Stopwatch
@@ -44,9 +44,8 @@ class Case:
     idle: int = 0  # such rounds since the second was asked
 
     def learn(self, first: int, then: int | None) -> None:
-        """A round is over; `then` is None where the second was not asked."""
+        """A row's round is over; `then` is None where the second was not asked."""
         self.first += WEIGHT * (first - self.first)
-        self.idle = self.idle + 1 if then is None else 0
         if then is not None:
             self.then += WEIGHT * (then - self.then)
 
@@ -74,11 +73,12 @@ class Worth:
 
 @dataclass
 class _Round:
-    """What `observe` must know of the round: each row's case (None: the first drafts), and the first's guesses."""
+    """What `observe` must know of the round, by row: its case (None: the first drafts), what the first guessed, and
+    whether the second was asked."""
 
     cases: list[Case | None]
     guesses: Rows
-    asked: bool
+    asked: list[bool]
     drafting: float
     watch: Stopwatch = field(default_factory=Stopwatch)
 
@@ -113,19 +113,20 @@ class TakeOverDrafter:
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         self._round = None
-        self.first.start(prompt, target, verifier)
-        self.then.start(prompt, target, verifier)
+        for one in (self.first, self.then):
+            check_rows(one, prompt)
+            one.start(prompt, target, verifier)
 
     def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
         """A chain for each row, of one drafter alone."""
         draft = self.first.propose(rows, k, sampler)
         cases = self._cases(rows, k, draft)
-        rest = [want if case is not None and self._pays(case) else 0 for case, want in zip(cases, k, strict=True)]
+        asked = self._asked(cases)
         guesses = [[token for token in row if token >= 0] for row in draft.tokens.tolist()]
-        self._round = _Round(cases, guesses, any(rest), 0.0)
-        if not any(rest):
+        self._round = _Round(cases, guesses, asked, 0.0)
+        if not any(asked):
             return draft
-        other = self.then.propose(rows, rest, sampler)
+        other = self.then.propose(rows, [want if ask else 0 for want, ask in zip(k, asked, strict=True)], sampler)
         self._round.drafting = sum(call.seconds for call in other.calls)
         self._round.watch.lap()
         other = replace(other, source=_sources(other) + len(self.first.names), calls=(*draft.calls, *other.calls))
@@ -143,9 +144,14 @@ class TakeOverDrafter:
             found.append(None if want <= 0 else case if has else self.silent)
         return found
 
-    def _pays(self, case: Case) -> bool:
-        """Whether to ask the second drafter in such a case."""
-        return not self.learn or case.then - case.first > self.worth.price or case.idle >= PROBE_EVERY
+    def _asked(self, cases: list[Case | None]) -> list[bool]:
+        """Which rows to ask the second drafter for. Its time is lost to every row, whichever it drafts for."""
+        if not self.learn:
+            return [case is not None for case in cases]
+        gains = [0.0 if case is None else max(0.0, case.then - case.first) for case in cases]
+        pays = sum(gains) > self.worth.price * len(cases)
+        due = [case is not None and case.idle >= PROBE_EVERY for case in cases]
+        return [(pays and gain > 0) or again for gain, again in zip(gains, due, strict=True)]
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         if self._round is not None:
@@ -160,11 +166,14 @@ class TakeOverDrafter:
             [*(tokens[node] for node in path if node >= 0), token]
             for tokens, path, token in zip(drafted, paths, own, strict=True)
         ]
-        for case, guess, text in zip(last.cases, last.guesses, emitted, strict=True):
+        for kind in (self.silent, self.unsure):
+            met = [ask for case, ask in zip(last.cases, last.asked, strict=True) if case is kind]
+            kind.idle = 0 if any(met) else kind.idle + bool(met)
+        for case, guess, text, ask in zip(last.cases, last.guesses, emitted, last.asked, strict=True):
             if case is not None:
-                case.learn(common_prefix(guess, text), len(text) - 1 if last.asked else None)
+                case.learn(common_prefix(guess, text), len(text) - 1 if ask else None)
         each = sum(map(len, emitted)) / len(emitted)
-        self.worth.learn(last.drafting if last.asked else None, last.watch.lap(), each)
+        self.worth.learn(last.drafting if any(last.asked) else None, last.watch.lap(), each)
 
     def select(self, rows: Tensor) -> None:
         self.first.select(rows)
@@ -209,7 +218,7 @@ def _laws(one: Draft, other: Draft, tokens: Tensor, chosen: Tensor) -> Tensor | 
         masses if draft.probs is None else F.pad(draft.probs, (0, 0, 0, tokens.shape[1] - draft.probs.shape[1]))
         for draft in (one, other)
     )
-    return torch.where(chosen[..., None], ours, theirs)
+    return torch.where(chosen[..., None].to(known.device), ours, theirs)
 
 
 def _raw(draft: Draft) -> Tensor:

@@ -1,0 +1,72 @@
+"""Kinds of lists of numbers: several figures at once, and seconds by tokens. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from app.kinds import Number, RefusedError, Whole, plain
+
+
+@dataclass(frozen=True)
+class NumberList:
+    """A comma list of numbers between `low` and `high`; one may come more often than another unless `once`."""
+
+    low: float
+    high: float
+    without_low: bool = False
+    once: bool = False
+    metavar: str = "LIST"
+    choices: tuple[str, ...] = ()
+
+    @property
+    def allowed(self) -> str:
+        told = f"a comma list of numbers {self._one.allowed.removeprefix('a number').lstrip(', ')}"
+        return told + (", each once" if self.once else "")
+
+    @property
+    def _one(self) -> Number:
+        return Number(self.low, self.high, without_low=self.without_low)
+
+    def read(self, value: object) -> tuple[float, ...]:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple) or not parts:
+            raise RefusedError(self.allowed)
+        found = _each(parts, self._one.read, self.allowed)
+        if self.once and len(set(found)) != len(found):
+            raise RefusedError(self.allowed)
+        return found
+
+    def show(self, value: Any) -> str:
+        return ",".join(map(plain, value))
+
+
+@dataclass(frozen=True)
+class PassSeconds:
+    """Seconds of a pass over n tokens, as pairs: from one number (for every n), numbers for 1, 2, …, or n:seconds."""
+
+    metavar: str = "S|LIST"
+    allowed: str = "seconds above 0: one number, a comma list for 1, 2, … tokens, or tokens:seconds pairs"
+    choices: tuple[str, ...] = ()
+
+    def read(self, value: object) -> tuple[tuple[int, float], ...]:
+        parts = value.split(",") if isinstance(value, str) else []
+        pairs = [part.split(":") if ":" in part else [str(place), part] for place, part in enumerate(parts, start=1)]
+        if not pairs or any(len(pair) != 2 for pair in pairs) or len({":" in part for part in parts}) > 1:
+            raise RefusedError(self.allowed)
+        counts = _each([pair[0] for pair in pairs], Whole(1, 1000).read, self.allowed)
+        seconds = _each([pair[1] for pair in pairs], Number(0, 1e6, without_low=True).read, self.allowed)
+        if len(set(counts)) != len(counts):
+            raise RefusedError(self.allowed)
+        return tuple(sorted(zip(counts, seconds, strict=True)))
+
+    def show(self, value: Any) -> str:
+        return ",".join(f"{count}:{plain(seconds)}" for count, seconds in value)
+
+
+def _each(parts: Any, read: Callable[[object], Any], allowed: str) -> tuple[Any, ...]:
+    try:
+        return tuple(read(part.strip() if isinstance(part, str) else part) for part in parts)
+    except RefusedError:
+        raise RefusedError(allowed) from None
