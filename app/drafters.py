@@ -98,6 +98,8 @@ class Drafters:
         """Whether drafts of this kind may be drawn from a model's law."""
         if kind in CASCADES:
             return any(name not in ("tables", "ngram", "maxgram") for name in self.cascade(kind, settings).names)
+        if settings.expand == "dynamic" and BEHIND.get(kind, MATCHED.get(kind, kind)) == "feature":
+            return False
         return kind in ("model", *STUDENTS, *BEHIND, *MATCHED)
 
     def make(self, kind: str, settings: Settings) -> Drafter:
@@ -116,7 +118,7 @@ class Drafters:
 
     def _trained(self, kind: str, settings: Settings) -> Drafter:
         least = LEAST if settings.gamma == "auto" else 0.0
-        return self.students.drafter(kind, least, _expansion(settings))
+        return self.students.drafter(kind, least, _expansion(settings), settings.expand == "dynamic")
 
     def _looking_up(self, kind: str, settings: Settings) -> Drafter:
         """Drafts from what was said and from tables: as a tree, or as a chain."""

@@ -14,6 +14,8 @@ import torch
 from sampling.causal import CausalLM
 from sampling.drafters import FeatureDrafter, GlideLM, ModelDrafter
 from sampling.drafters.expand import Expansion
+from sampling.drafters.feature import FeatureLM
+from sampling.drafters.feature_tree import FeatureTreeDrafter
 from sampling.student import Student
 from sampling.student_file import load_student, read_config
 from sampling.student_network import StudentNetwork
@@ -59,12 +61,16 @@ class Students:
             self._fresh[kind] = self._build(kind)
         return self._fresh[kind].lm
 
-    def drafter(self, kind: str, least: float = 0.0, expansion: Expansion | None = None) -> Drafter:
+    def drafter(
+        self, kind: str, least: float = 0.0, expansion: Expansion | None = None, dynamic: bool = False
+    ) -> Drafter:
         """A new drafter of this kind, on the weights of those before it; UserError as :meth:`lm`.
 
-        `least` and `expansion` as in :class:`ModelDrafter`.
+        `least` and `expansion` as in :class:`ModelDrafter`. `dynamic`: dynamic trees, from the kind that can (feature).
         """
-        self.lm(kind)
+        lm = self.lm(kind)
+        if dynamic and isinstance(lm, FeatureLM):
+            return FeatureTreeDrafter(lm, least, expansion)
         made = copy.copy(self._fresh[kind])
         made.least, made.expansion = least, expansion
         return made

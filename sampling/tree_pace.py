@@ -1,9 +1,10 @@
 """`gamma auto` for trees: how deep and how wide, by measured goodput (sampling/pace.py chooses for chains).
 
-A best-first tree needs no second figure: its nodes come in falling worth, so gamma counts nodes and each has a chance
-of its own (:class:`sampling.acceptance.Ranks`). A chain with siblings has two: gamma is its depth, for which the
-drafter is paid, and beside it stand as many siblings as their chance to be taken where the chain is refused is worth
-in v(n). Knows drafters by their class, no tokens and no clock; decides from past rounds only, as every pace does.
+A tree of tables needs no second figure: its nodes come in falling worth, so gamma counts nodes and each has a chance
+of its own (:class:`sampling.acceptance.Ranks`). A model's tree has two: gamma is its depth, for which the drafter is
+paid. It is judged as the chain of its first children, with as many siblings beside it as what they bring where the
+chain is refused is worth in v(n); CaPE's are leaves, a dynamic tree goes on below them. Knows drafters by their class,
+no tokens and no clock; decides from past rounds only, as every pace does.
 """
 
 from __future__ import annotations
@@ -41,24 +42,27 @@ class RankPace(GoodputPace):
 
 
 class Rescue:
-    """How often a sibling is taken where the chain is refused: m / (m + HALF), times what past refusals say of that."""
+    """What siblings bring where the chain is refused: how often one of m is taken, m / (m + HALF) times what past
+    refusals say of that, and how many tokens there are from it on (1 where siblings are leaves).
+    """
 
     def __init__(self) -> None:
-        self._taken = self._thought = WORTH
+        self._taken = self._thought = self._tokens = WORTH
 
     def learn(self, step: Step) -> None:
         """A round; only one with siblings whose chain was refused says anything."""
         length = max(step.depths, default=-1) + 1
         beside, kept = len(step.drafted) - length, chain_accepted(step)
-        taken = len(step.path) > kept
-        if not beside or not (taken or (step.token is not None and kept < length)):
+        gained = len(step.path) - kept
+        if not beside or not (gained or (step.token is not None and kept < length)):
             return
-        self._taken = MEMORY * self._taken + taken
+        self._taken = MEMORY * self._taken + bool(gained)
+        self._tokens = MEMORY * self._tokens + gained
         self._thought = MEMORY * self._thought + _thought(beside)
 
     def __call__(self, siblings: int) -> float:
-        """The chance with so many siblings."""
-        return min(0.95, _thought(siblings) * self._taken / self._thought)
+        """Expected tokens with so many siblings."""
+        return min(0.95, _thought(siblings) * self._taken / self._thought) * self._tokens / self._taken
 
 
 def _thought(siblings: int) -> float:
@@ -66,7 +70,7 @@ def _thought(siblings: int) -> float:
 
 
 class ExpandingPace(GoodputPace):
-    """For a model's chain with siblings: gamma is the depth; `expansion` is told how many nodes a round may have."""
+    """For a model's tree: gamma is the depth; `expansion` is told how many nodes a round may have."""
 
     def __init__(self, expansion: Expansion, most: int, gamma_max: int = GAMMA_MAX, costs: Costs | None = None) -> None:
         """`most`: nodes of a round, chain and siblings together."""

@@ -26,6 +26,7 @@ from app.race import Race
 from app.round_speed import GAMMA, drafting_lane, measure_rounds
 from app.settings import ModelOptions, Settings
 from app.students import UnusableDrafterError
+from sampling.drafters.feature_tree import FeatureTreeDrafter
 from sampling.events import Step
 from sampling.loop import never
 from sampling.student import KINDS, Student, StudentConfig
@@ -149,6 +150,22 @@ def test_drafts_are_told_by_the_name_of_what_proposed_them(engine: Engine, name:
     assert lane.source_names == (name,)
     steps = [event for event in lane.run(prompt_ids(engine, "x", settings)) if isinstance(event, Step)]
     assert {call[0] for step in steps[1:-1] for call in step.calls} == {name, "target"}
+
+
+@pytest.mark.parametrize("gamma", [3, "auto"])
+def test_a_dynamic_tree_is_the_feature_drafters_and_never_changes_the_text(engine: Engine, gamma: int | str) -> None:
+    """Greedy drafts in every mode: a sampled text is plain decoding's with the same seed."""
+    for name in ("feature", "match+feature"):
+        settings = Settings(**SHORT, gamma=gamma, expand="dynamic", nodes=7, temperature=0.8)
+        drafter: Any = engine.lane(name, settings).drafter
+        trees = getattr(drafter, "then", drafter)
+        assert isinstance(trees, FeatureTreeDrafter)
+        assert trees.lm is engine.drafters.students.lm("feature")
+        assert not may_differ(engine.lane(name, settings), settings)
+        assert answer(engine, name, settings).ids == answer(engine, "ar", settings).ids
+    other = Settings(expand="cape")
+    assert not isinstance(engine.lane("feature", other).drafter, FeatureTreeDrafter)
+    assert not isinstance(engine.lane("glide", settings).drafter, FeatureTreeDrafter)
 
 
 def test_the_lanes_of_a_race_share_the_target_and_keep_its_cache(engine: Engine) -> None:

@@ -55,6 +55,16 @@ def test_siblings_are_judged_where_the_chain_was_refused() -> None:
     assert rescue(0) == 0 < rescue(3) < rescue(8)
 
 
+def test_a_sibling_that_the_tree_goes_on_below_is_worth_more_than_a_leaf() -> None:
+    leaf, branch = Rescue(), Rescue()
+    parents = (-1, 0, -1, 2, 3)  # beside a chain of two a branch of three: a dynamic tree
+    for _ in range(20):
+        leaf.learn(tree_step(3, parents, (2,)))
+        branch.learn(tree_step(3, parents, (2, 3, 4)))
+    assert leaf(2) == pytest.approx(min(0.95, leaf(2)))
+    assert branch(2) > 2 * leaf(2)
+
+
 def grown(pace: RankPace, chances: list[float], v: V, rounds: int = 300) -> list[int]:
     """The gammas of rounds in which node r is accepted with chances[r]."""
     noise, gammas = random.Random(3), []

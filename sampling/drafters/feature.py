@@ -3,7 +3,8 @@
 
 Where the target's state is not there yet, the student's own state stands in: after a round one pass
 reads all newly committed tokens with their true features and gives the first draft, then each pass reads the
-draft before it. What was computed with stand-ins is dropped when the target has moved (following.py).
+draft before it, or a level of a tree of drafts (feature_tree.py). What was computed with stand-ins is dropped when
+the target has moved (following.py), what belongs to a tree with the next round.
 The prompt is read as any model's is: the loop feeds the session in pieces. It drafts only: its own states are
 no target's, so it reviews nothing. Knows nothing of how the target computes its states.
 """
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from sampling.drafters.following import FollowingLM, FollowingSession
 from sampling.drafters.model import ModelDrafter
+from sampling.masks import additive, places
 from sampling.student import Student
 from sampling.student_network import StudentNetwork
 from sampling.types import Draft, Rows, Session
@@ -80,6 +82,39 @@ class FeatureSession(FollowingSession):
             if all(end >= len(row) for row, end in zip(rows, ends, strict=True)):
                 return logits
             ends = [end + 1 for end in ends]
+
+    @torch.inference_mode()
+    def grow(self, tokens: list[int], parents: list[int]) -> Tensor:
+        """[M, n] logits behind the last M of N nodes of a tree behind the one row just scored; the others are here.
+
+        `parents` [N] are places in `tokens`, -1 = the row. A node reads its parent's own state and sees the row and its
+        path. No two of the M may be above each other. The next `score_short` or `sync` drops all of them. (Of a student
+        with a window the nodes beside count as well.) An error in the pass leaves an empty cache.
+        """
+        if not self._nodes or not self._nodes[0]:
+            self._settle()
+            self._nodes, self._fed, self._chain = [[]], [[]], False
+        here, known = len(self._tokens[0]), len(self._nodes[0])
+        above = torch.tensor([here + parent for parent in parents[known:]], device=self.network.device)
+        try:
+            logits = self._level(tokens, torch.tensor(parents), above, known, here)
+        except BaseException:
+            self._reset(1)
+            raise
+        self._nodes[0] += [(token, here + place) for place, token in enumerate(tokens[known:], start=known)]
+        return logits[:, : self.vocab_size if self.short_list is None else len(self.short_list)]
+
+    def _level(self, tokens: list[int], parents: Tensor, above: Tensor, known: int, here: int) -> Tensor:
+        """The pass over the nodes from `known` on, whose parents' states lie in the slots `above` [M]."""
+        assert self._hidden is not None
+        network, device = self.network, self.network.device
+        positions, seen = places([here], [[]], parents, here, 0, len(tokens))
+        embedded = network.embed(torch.tensor([tokens[known:]], device=device))
+        joined = network.join_own(embedded, self._hidden.view()[:, 0].index_select(1, above))
+        mask = additive(seen[:, known:], network)
+        own = network.run(joined, positions[:, known:].to(device), mask, self._cache)
+        self._hidden.append(own[:, None])
+        return network.answer(own, own.shape[1])[0][0]
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         network = self.network
