@@ -17,6 +17,7 @@ from rich.text import Text
 from app.conversation import Conversation, Plan
 from app.pairing import catalogue
 from app.pairs import Loader, Pairs, watch
+from app.recorder import recorder_of
 from app.settings import Layers, ModelOptions, Settings
 from app.terminal import SECOND_WITHIN, Interrupts
 from utils.errors import UserError
@@ -47,6 +48,7 @@ class Desk:
         self.leaving = False
         self.reading = False  # the prompt is waiting for keys
         self.stop = Interrupts()  # of the command that is running
+        self.recorder = recorder_of(layers.settings)
         self._stopped_at = -SECOND_WITHIN  # when Ctrl-C last stopped an answer
         self.refresh: Callable[[], None] = lambda: None
         self._collecting = threading.Lock()
@@ -70,6 +72,7 @@ class Desk:
     def _apply(self, layers: Layers) -> None:
         """Take settings over, after everything that could refuse them has had its say."""
         settings, before = layers.settings, self.settings
+        recorder = self.recorder if settings.record == before.record else recorder_of(settings)
         if self.pairs.engine is not None and settings.compare != before.compare:
             self.pairs.engine.lanes(settings)
         if self.chat is not None:
@@ -79,6 +82,9 @@ class Desk:
                 self.chat.set_template(settings.template)
             self.chat.chat = settings.chat
         self.layers = layers
+        if self.recorder is not None and self.recorder is not recorder:
+            self.recorder.close()
+        self.recorder = recorder
         if settings.chat and not before.chat:
             self._say_if_plain()
 

@@ -10,34 +10,14 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from app.settings import Settings
-from app.terminal import Interrupts
 from utils.errors import UsageError, UserError
 
 WIDTH = 100
-
-
-@dataclass
-class Canvas:
-    """Where an answer is drawn instead of a terminal."""
-
-    settings: Settings
-    out: Console
-    live: bool = False
-    stop: Interrupts = field(default_factory=Interrupts)
-
-    def say(self, what: Any) -> None:
-        self.out.print(Text(what) if isinstance(what, str) else what)
-
-    def hint(self, text: str) -> None:
-        self.out.print(Text(text, style="dim"))
 
 
 def draw(message: str, flags: Sequence[str]) -> str:
@@ -45,6 +25,7 @@ def draw(message: str, flags: Sequence[str]) -> str:
     from app.about import header
     from app.answering import answer
     from app.arguments import read_request
+    from app.canvas import Canvas
     from app.cli import layers_of
     from app.oneshot import load_engine
     from app.prompts import conversation

@@ -79,6 +79,7 @@ class Settings(_Record):
     quiet: bool = default("quiet")
     verbose: bool = default("verbose")
     debug: bool = default("debug")
+    record: str = default("record")
 
     @classmethod
     def _field(cls, name: str) -> Field:
