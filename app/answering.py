@@ -5,7 +5,8 @@ Knows neither commands nor keys. What is printed at the end stays in the scrollb
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console, RenderableType
@@ -14,6 +15,7 @@ from rich.text import Text
 from app.answers import Answer, compared, judged, plain_answer, results, shown_settings
 from app.conversation import Conversation, Plan, Turn
 from app.costs import terms_of
+from app.heading import models_of
 from app.known_lane import lenience_of
 from app.live import Track, frame, look_of, play, play_live
 from app.race import Race
@@ -53,6 +55,7 @@ class Answered:
     settings: Settings
     turn: Turn
     tracks: list[Track]
+    models: Mapping[str, str] = field(default_factory=dict)  # what ran, as app/heading.py tells it
 
     @property
     def answers(self) -> list[Answer]:
@@ -104,9 +107,11 @@ def answer(
     if not last.meter.ids:
         return None, race.session
     earlier = chat.turns[plan.keep].record.get("decodings", []) if plan.answer else []
-    decoding = {"settings": shown_settings(settings), "lanes": [track.record() for track in tracks]}
+    models = models_of(engine)
+    lanes_told = [track.record() for track in tracks]
+    decoding = {"models": models, "settings": shown_settings(settings), "lanes": lanes_told}
     turn = chat.commit(plan, last.meter.ids, last.reason, seed=settings.seed, decodings=[*earlier, decoding])
-    answered = Answered(engine.loaded.spec.name, settings, turn, tracks)
+    answered = Answered(engine.loaded.spec.name, settings, turn, tracks, models)
     show(answered, place)
     return answered, race.session
 

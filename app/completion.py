@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from app.command_actions import PROCESSORS, SAVED, processor_usage
+from app.command_actions import LOADED, PROCESSORS, SAVED, processor_usage
 from app.commands import Complete, Completion, ConsoleActions
 from app.fields import SETTING_FIELDS
 from app.kinds import LANES, MATCHED
@@ -141,7 +141,7 @@ def processors(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
     return [(name, processor_usage(name)) for name in PROCESSORS]
 
 
-def paths(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
+def paths(console: ConsoleActions, word: str, endings: tuple[str, ...] = SAVED) -> Iterable[tuple[str, str]]:
     """Folders and savable files beginning with what is typed; hidden ones only behind a dot."""
     folder, name = os.path.split(word)
     try:
@@ -150,4 +150,9 @@ def paths(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
         return []
     shown = [entry for entry in entries if entry.name.startswith(".") <= name.startswith(".")]
     found = [(os.path.join(folder, entry.name), entry.is_dir()) for entry in shown]
-    return [(f"{path}/" if is_dir else path, "") for path, is_dir in found if is_dir or path.endswith(SAVED)]
+    return [(f"{path}/" if is_dir else path, "") for path, is_dir in found if is_dir or path.endswith(endings)]
+
+
+def chats(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
+    """The same for files that can be loaded."""
+    return paths(console, word, LOADED)

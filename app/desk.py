@@ -43,6 +43,7 @@ class Desk:
         self.chat: Conversation | None = None
         self.session: Session | None = None  # the target's, with the cache of what was said
         self.answers: list[Answered] = []  # all of this run
+        self.latest: Answered | None = None  # the one to look back at, also one that was loaded
         self.kept = ""  # what the next input line begins with
         self.editing = False  # the next message replaces the last one
         self.leaving = False
@@ -199,4 +200,5 @@ class Desk:
             self.hint("stopped before the first token: the conversation is unchanged")
             return False
         self.answers.append(answered)
+        self.latest = answered
         return True
