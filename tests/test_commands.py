@@ -64,6 +64,9 @@ class ScriptedConsole:
     def save(self, path: Path) -> None:
         self.lines.append(f"[save {path}]")
 
+    def load(self, path: Path) -> None:
+        self.lines.append(f"[load {path}]")
+
     def stats(self, which: str) -> None:
         self.lines.append(f"[stats {which}]")
 
@@ -300,7 +303,7 @@ error: /continue takes no argument, got 5
 > /edit What is a lake?
 [edit 'What is a lake?']
 > /save
-error: /save needs a file name ending in .json or .txt
+error: /save needs a file name ending in .json, .txt, .md, .html or .svg
 > /save my chat.json
 [save my chat.json]
 > /save "a b.TXT"
@@ -308,9 +311,17 @@ error: /save needs a file name ending in .json or .txt
 > /save ~nobody-has-this-name/a.txt
 [save ~nobody-has-this-name/a.txt]
 > /save chat.html
-error: /save writes .json and .txt, got 'chat.html'
+[save chat.html]
+> /save chat.pdf
+error: /save needs a file ending in .json, .txt, .md, .html or .svg, got 'chat.pdf'
 > /save .json
-error: /save writes .json and .txt, got '.json'
+error: /save needs a file ending in .json, .txt, .md, .html or .svg, got '.json'
+> /load
+error: /load needs a file name ending in .json
+> /load "my chat.JSON"
+[load my chat.JSON]
+> /load chat.txt
+error: /load needs a file ending in .json, got 'chat.txt'
 > /stats
 [stats last]
 > /stats json
@@ -426,7 +437,7 @@ def test_the_help_page_fits_60_columns_and_names_every_command_once() -> None:
     assert max(map(len, page)) <= 60
     for command in TABLE:
         assert sum(line.split()[:1] == [command.name] for line in page) == 1, command.name
-    assert not {"/bench", "/prompts", "/plot", "/load"} & set(COMMANDS)
+    assert not {"/bench", "/prompts", "/plot"} & set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
