@@ -197,15 +197,14 @@ class Actions(Desk):
     def stats(self, which: str) -> None:
         from app.about import last_stats, session_stats, stats_json
 
-        last = self._last()
         if which == "json":
-            self.out.print(Text(stats_json(last)), soft_wrap=True)
+            self.out.print(Text(stats_json(self._last())), soft_wrap=True)
         elif which == "session":
             if not self.answers:
                 raise UserError("no answer yet in this session")
             self.say(session_stats(self.answers, self.out, self.settings))
         else:
-            self.say(last_stats(last, self.out, self.settings))
+            self.say(last_stats(self._last(), self.out, self.settings))
 
     def trace(self, rounds: int | None) -> None:
         from app.answering import traced

@@ -20,7 +20,8 @@ from app.answers import shown_settings
 from app.heading import models_of
 from app.known_lane import known
 from app.live import Track
-from app.recording import VERSION, Viewed, check_head
+from app.record_lines import VERSION, check_head
+from app.recording import Viewed
 from app.spans import Decode
 from app.texts import Heard
 from sampling.events import Event, to_json

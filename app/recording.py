@@ -10,74 +10,21 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from app.beams import grown_by
 from app.conversation import Turn
 from app.known_lane import KnownLane, settings_of
 from app.live import Track
+from app.record_lines import EVENTS, LINES, Closing, Happened, Head, Opening, check_version, head_of
 from app.rounds import Rounds
 from app.settings import Settings
-from app.texts import Entry, Said
+from app.texts import Said
 from sampling.beam_tree import BeamTree
-from sampling.events import KINDS, BeamStep, Event, Reason, Step
-from utils.errors import UsageError, UserError
-
-VERSION = 1
-_LONGEST_HEAD = 65_536  # bytes
-
-
-class Head(BaseModel):
-    """Opens a run: what ran. A change of pair opens another."""
-
-    kind: Literal["recording"]
-    pair: str
-    target: str
-    drafter: str
-    where: str = ""
-    program: str = ""
-    date: str = ""
-
-
-class Opening(BaseModel):
-    """Opens an answer."""
-
-    kind: Literal["answer"]
-    prompt: str
-    prompt_ids: tuple[int, ...]
-    before: tuple[int, ...] = ()
-    settings: dict[str, Any]
-    lanes: Annotated[tuple[KnownLane, ...], Field(min_length=1)]
-    texts: tuple[Entry, ...] = ()
-
-
-class Happened(BaseModel):
-    """An event of a lane; the event's own fields stand beside these."""
-
-    kind: Literal["event"]
-    lane: int
-    event: str
-    texts: tuple[Entry, ...] = ()
-
-
-class Closing(BaseModel):
-    """Closes an answer."""
-
-    kind: Literal["answered"]
-    reason: Reason
-    text: str
-    texts: tuple[Entry, ...] = ()
-
-
-_LINES: dict[Any, TypeAdapter[Any]] = {
-    "recording": TypeAdapter(Head),
-    "answer": TypeAdapter(Opening),
-    "event": TypeAdapter(Happened),
-    "answered": TypeAdapter(Closing),
-}
-_EVENTS: dict[Any, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in KINDS.items()}
+from sampling.events import BeamStep, Event, Step
+from utils.errors import UserError
 
 
 @dataclass
@@ -137,33 +84,6 @@ class Recording:
     notes: list[str]
 
 
-def check_head(path: Path) -> None:
-    """UsageError if the file does not begin as a recording that this program writes."""
-    with open(path, "rb") as file:
-        first = file.readline(_LONGEST_HEAD)
-    try:
-        _head(first)
-    except UserError as error:
-        raise UsageError(f"cannot record to {path}: {error} (the file is unchanged, name another)") from None
-
-
-def _head(line: bytes) -> None:
-    """UserError unless the line opens a recording of this format."""
-    try:
-        told = json.loads(line)
-    except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict) or told.get("kind") != "recording":
-        raise UserError("it is no recording")
-    _check_version(told)
-
-
-def _check_version(told: dict[str, Any]) -> None:
-    if told.get("version") != VERSION:
-        program = f" by {told['program']}" if isinstance(told.get("program"), str) else ""
-        raise UserError(f"it was recorded in format {told.get('version')!r}{program}, this program reads {VERSION}")
-
-
 def read_recording(path: Path) -> Recording:
     """The recording in a file; UserError names file and line."""
     try:
@@ -171,7 +91,7 @@ def read_recording(path: Path) -> Recording:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     try:
-        _head(data.partition(b"\n")[0])
+        head_of(data.partition(b"\n")[0])
     except UserError as error:
         raise UserError(f"{path}:1: {error}") from None
     reader = _Reader(path)
@@ -227,14 +147,14 @@ class _Reader:
         if kind == "event":
             self._event(told)
         elif kind == "recording":
-            _check_version(told)
+            check_version(told)
             self.leave()
-            self._head = _LINES[kind].validate_python(told)
+            self._head = LINES[kind].validate_python(told)
         elif kind == "answer":
             self.leave()
-            self._answer(number, _LINES[kind].validate_python(told))
+            self._answer(number, LINES[kind].validate_python(told))
         elif kind == "answered":
-            self._close(_LINES[kind].validate_python(told))
+            self._close(LINES[kind].validate_python(told))
         else:
             raise UserError(f"is no line of a recording: its kind is {kind!r:.40}")
 
@@ -248,10 +168,10 @@ class _Reader:
 
     def _event(self, told: dict[str, Any]) -> None:
         found = self._opened()
-        kind = _EVENTS.get(told.get("event"))
+        kind = EVENTS.get(told.get("event"))
         if kind is None:
             raise UserError(f"no event is called {told.get('event')!r:.40}")
-        line = _LINES["event"].validate_python(told)
+        line = LINES["event"].validate_python(told)
         event = kind.validate_python({name: value for name, value in told.items() if name not in Happened.model_fields})
         if not 0 <= line.lane < len(self._lanes):
             raise UserError(f"lane {line.lane} is not there: the answer has {len(self._lanes)}")

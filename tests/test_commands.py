@@ -513,10 +513,11 @@ def test_completion_leaves_messages_and_unknown_commands_alone() -> None:
 
 def test_completion_of_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my chats").mkdir()
-    for name in ("a.json", "b.txt", "c.html", ".hidden.json", "my chats/d.json"):
+    for name in ("a.json", "b.txt", "c.html", "d.pdf", ".hidden.json", "my chats/d.json"):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
-    assert offered("/save ") == ["/save a.json", "/save b.txt", "/save my chats/"]
+    assert offered("/save ") == ["/save a.json", "/save b.txt", "/save c.html", "/save my chats/"]
+    assert offered("/load ") == ["/load a.json", "/load my chats/"]
     assert offered("/save my chats/") == ["/save my chats/d.json"]
     assert offered("/save .") == ["/save .hidden.json"]
     assert offered("/save nowhere/") == []
