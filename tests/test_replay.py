@@ -81,6 +81,8 @@ def test_every_frame_is_the_live_one_at_every_event(session: tuple[Path, Ran]) -
                 tracks[index].feed(event)
             assert [track.spanner.spans for track in live] == [track.spanner.spans for track in again]
             assert [track.pane() for track in live] == [track.pane() for track in again]
+            if number % 7:
+                continue
             look = LOOKS[number % len(LOOKS)]
             one, other = (drawn(frame(tracks, look, "auto", show_discarded=True), look) for tracks in (live, again))
             assert one == other
