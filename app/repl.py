@@ -61,6 +61,9 @@ def run_console(
             code = loop(actions, reader)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 0
+    finally:
+        if actions.recorder is not None:
+            actions.recorder.close()
     if actions.pairs.leave() and out is None:
         _leave_at_once(code)
     return code

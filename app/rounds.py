@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.spans import Window
+from app.spans import Decode, Window
 from sampling.events import Step
 
 
@@ -53,6 +53,24 @@ def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> Round:
     inner = zip(step.inner, starts(step), strict=True)
     reviews = tuple(read(one, window, [*ahead, *step.drafted[:start]]) for one, start in inner)
     return Round(step, tuple(drafts), own, reviews)
+
+
+class Rounds:
+    """The rounds of a row one after the other, each read behind what was committed before it."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._window = Window(decode)
+
+    def read(self, step: Step) -> Round:
+        """The texts of the next round."""
+        found = read(step, self._window)
+        self.skip(step)
+        return found
+
+    def skip(self, step: Step) -> None:
+        """Go on behind a round that is not asked for."""
+        for token in step.emitted:
+            self._window.push(token)
 
 
 def starts(step: Step) -> list[int]:

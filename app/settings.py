@@ -80,6 +80,7 @@ class Settings(_Record):
     data_dir: str = default("data_dir")
     verbose: bool = default("verbose")
     debug: bool = default("debug")
+    record: str = default("record")
 
     @classmethod
     def _field(cls, name: str) -> Field:

@@ -15,6 +15,7 @@ from app.distill_fields import DISTILL_FIELDS, distill_args
 from app.fields import MODELS, Field
 from app.plan_fields import LATENCY_FIELDS, PLAN_FIELDS, latency_args, plan_args
 from app.record_fields import RECORD_FIELDS, record_args
+from app.replay_fields import REPLAY_FIELDS, replay_args
 from app.report_fields import REPORT_FIELDS, report_args
 from app.simulate_fields import SIMULATE_FIELDS, simulate_args
 
@@ -41,7 +42,8 @@ class SubCommand:
 
     `run` is "module:function", called with settings, options and what `own` made of the given words and flags; where
     it is empty the command line itself knows what to do. `level` says which of the common flags are taken: all,
-    those of the models, those of the catalogue's listing, or those of looks alone; `also` names further settings.
+    those of the models, those of the catalogue's listing, or those of looks alone; `also` names further settings,
+    `without` those that are left out all the same.
     `layered`: the pair's own settings count.
     """
 
@@ -52,6 +54,7 @@ class SubCommand:
     own: Callable[[Mapping[str, Any], Sequence[str]], Any] = _nothing
     level: Takes = "all"
     also: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
     word: Word | None = None
     switches: Mapping[str, str] = field(default_factory=dict)
 
@@ -67,6 +70,8 @@ class SubCommand:
 
     def takes(self, known: Field) -> bool:
         """Whether a common flag is one of its own."""
+        if known.name in self.without:
+            return False
         if self.level == "all" or known.name in (*_LOOKS, *self.also):
             return True
         return known.group == MODELS if self.level == "models" else self.level == "catalogue" and known.name == "models"
@@ -94,6 +99,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         "app.bench:run_bench",
         BENCH_FIELDS,
         bench_args,
+        without=("record",),
     ),
     "report": SubCommand(
         "report FILE [--out FILE] [options]",
@@ -110,6 +116,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         "app.record:run_record",
         RECORD_FIELDS,
         record_args,
+        without=("record",),
     ),
     "simulate": SubCommand(
         "simulate FILE [--drafter D] [--gammas 1,2,4] [options]",
@@ -156,6 +163,16 @@ COMMANDS: Mapping[str, SubCommand] = {
         distill_args,
         "models",
         ("seed",),
+    ),
+    "replay": SubCommand(
+        "replay FILE [--speed X] [options]",
+        "show a recording again, without any model",
+        "app.replay:replay",
+        REPLAY_FIELDS,
+        replay_args,
+        "looks",
+        ("view", "palette", "debug"),
+        word=Word("file", "?", "FILE", "what --record has written"),
     ),
     "pairs": SubCommand("pairs [options]", "list the catalogue", level="catalogue"),
     "check": SubCommand(
