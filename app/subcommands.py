@@ -126,7 +126,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         simulate_args,
         "models",
         (*_CHATTING, *_DRAFTING),
-        _FILE,
+        word=_FILE,
     ),
     "plan": SubCommand(
         "plan [--c LIST|--target-params N …] [options]",
