@@ -28,7 +28,7 @@ from tests.runs import decode, emitted, reasons
 from tests.toy_drafters import PointDrafter
 from utils.logits_processors import make_processor
 
-LENGTH = 48
+LENGTH = 32
 TABLES = Path(__file__).parent.parent / "weights" / "smollm2-135m-tables" / "tables.bin"
 ARTICLE = (
     "The tide mill stands where the creek narrows. Twice a day the sea fills the pond behind its wall; twice a day "
