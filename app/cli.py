@@ -15,9 +15,11 @@ from importlib import import_module
 from typing import TextIO
 
 from app.arguments import Request, build_parser, read_request
+from app.ranks import TERMINATED, check_world, died, end, hush, leading, serve, tell_launcher
 from app.settings import Layers, Settings, misspelt_variables
 from app.subcommands import COMMANDS
 from utils.errors import UsageError, UserError
+from utils.world import World
 
 __all__ = ["build_parser", "main", "want_color"]
 
@@ -27,12 +29,15 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code; raises nothing and leaves no noise for the interpreter's end."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    world = World.of(os.environ)
+    verbose = "--verbose" in arguments or os.environ.get("SPEC_VERBOSE", "").lower() in ("on", "yes", "true", "1")
+    word = hush(world, verbose) if world.rank else sys.stderr
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or replaced by something plainer
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     code = 0
     try:
-        code = _guarded(arguments)
+        code = _guarded(arguments, world, verbose, word)
         if sys.stdout is not None:
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -44,14 +49,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code == 0:  # else it has been told
             _complain(f"error: {_system_error(error)}\n")
             code = 1
+    end(code)
     return code
 
 
-def _guarded(arguments: list[str]) -> int:
-    verbose = "--verbose" in arguments or os.environ.get("SPEC_VERBOSE", "").lower() in ("on", "yes", "true", "1")
+def _guarded(arguments: list[str], world: World, verbose: bool, word: TextIO) -> int:
     try:
-        return _run(read_request(arguments, os.environ))
-    except SystemExit as leaving:  # --help and --version
+        request = read_request(arguments, os.environ)
+        check_world(request.command, request.options, world)
+        if world.rank:
+            return serve(request.options, world, word)
+        with leading(request.options, world):
+            return _run(request)
+    except SystemExit as leaving:  # --help and --version, SIGTERM and a second Ctrl-C
+        if leaving.code == TERMINATED and (lost := died()):
+            _report(lost, verbose)
+            return 1
         return leaving.code if isinstance(leaving.code, int) else 0
     except (BrokenPipeError, KeyboardInterrupt):
         raise
@@ -67,6 +80,7 @@ def _guarded(arguments: list[str]) -> int:
 def _report(text: str, verbose: bool) -> None:
     """The error in hand in one line; before it its traceback, if asked for."""
     _complain(f"{traceback.format_exc() if verbose else ''}error: {text}\n")
+    tell_launcher(f"error: {text}")
 
 
 def _system_error(error: OSError) -> str:

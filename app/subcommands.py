@@ -38,7 +38,7 @@ class SubCommand:
     `run` is "module:function", called with settings, options and what `own` made of the given words and flags; where
     it is empty the command line itself knows what to do. `level` says which of the common flags are taken: all,
     those of the models, those of the catalogue's listing, or those of looks alone; `also` names further settings.
-    `layered`: the pair's own settings count.
+    `layered`: the pair's own settings count. `shares`: several processes can share its target (torchrun).
     """
 
     usage: str
@@ -50,6 +50,7 @@ class SubCommand:
     also: tuple[str, ...] = ()
     word: Word | None = None
     switches: Mapping[str, str] = field(default_factory=dict)
+    shares: bool = False
 
     @property
     def loads(self) -> bool:
@@ -71,12 +72,13 @@ class SubCommand:
 _PROMPT = Word("prompt", "*", "PROMPT", "the prompt; - reads it from a pipe")
 _NAME = Word("name", "?", "NAME", "a pair of the catalogue")
 COMMANDS: Mapping[str, SubCommand] = {
-    "chat": SubCommand("[chat] [options]", "talk in the terminal (without a terminal: as run)"),
+    "chat": SubCommand("[chat] [options]", "talk in the terminal (without a terminal: as run)", shares=True),
     "run": SubCommand(
         "run [PROMPT|-] [--json] [options]",
         "answer one prompt; - or a pipe is one prompt",
         word=_PROMPT,
         switches={"json": "every figure, as one JSON object"},
+        shares=True,
     ),
     "bench": SubCommand(
         "bench [--prompts F.jsonl] [options]",
@@ -84,6 +86,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         "app.bench:run_bench",
         BENCH_FIELDS,
         bench_args,
+        shares=True,
     ),
     "tables": SubCommand(
         "tables --from self|FILES --out FILE [options]",
