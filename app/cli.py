@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TextIO
+from typing import IO, TextIO
 
 from app.arguments import Request, build_parser, read_request
 from app.ranks import TERMINATED, check_world, died, end, hush, leading, serve, tell_launcher
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _guarded(arguments: list[str], world: World, verbose: bool, word: TextIO) -> int:
+def _guarded(arguments: list[str], world: World, verbose: bool, word: IO[str]) -> int:
     try:
         request = read_request(arguments, os.environ)
         check_world(request.command, request.options, world)

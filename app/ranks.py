@@ -139,7 +139,8 @@ def tell_launcher(text: str, environ: Mapping[str, str] = os.environ) -> None:
     """Leave the error's line where torchrun looks for it: its table shows it in place of a hint about tracebacks."""
     if file := environ.get("TORCHELASTIC_ERROR_FILE"):
         with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as out:
-            json.dump({"message": text, "timestamp": int(time.time())}, out)
+            more = {"py_callstack": text, "timestamp": str(int(time.time()))}
+            json.dump({"message": {"message": text, "extraInfo": more}}, out)
 
 
 def end(code: int) -> None:

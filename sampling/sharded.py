@@ -196,8 +196,9 @@ class _Part:
     def _forward(
         self, network: TransformersNetwork, number: int, cache: int, ids: Any, positions: Any, mask: Any, keep: int
     ) -> None:
-        fed = [None if one is None else one.to(network.device) for one in (ids, positions, mask)]
-        network.forward(*fed, self.caches[number, cache], keep)
+        ids, positions = ids.to(network.device), positions.to(network.device)
+        mask = None if mask is None else mask.to(network.device)
+        network.forward(ids, positions, mask, self.caches[number, cache], keep)
 
     def _layer(self, network: TransformersNetwork, number: int, cache: int, index: int, start: int) -> None:
         for one in _slots(self.caches[number, cache], index, start):

@@ -95,6 +95,6 @@ def sharing(count: int) -> dict[str, Any]:
     """The arguments of `from_pretrained` that shard over `count` processes; none for one."""
     if count == 1:
         return {}
-    from transformers.distributed import DistributedConfig
+    from transformers.distributed.configuration_utils import DistributedConfig
 
     return {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=count)}

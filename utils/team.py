@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 import psutil
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from utils.errors import UsageError, UserError
 from utils.world import World
@@ -224,7 +226,7 @@ def _join(world: World, device: str) -> Team:
         place = torch.device("cuda", world.local_rank)
         torch.cuda.set_device(place)
     try:
-        store, _, _ = next(dist.rendezvous("env://", world.rank, world.size, timeout=WITHIN_A_PASS))
+        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=WITHIN_A_PASS))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
             store=store,
@@ -233,6 +235,6 @@ def _join(world: World, device: str) -> Team:
             timeout=WITHIN_A_PASS,
             device_id=place,
         )
-        return Team(world, dist.PrefixStore("team", store))
+        return Team(world, PrefixStore("team", store))
     except RuntimeError as error:
         raise LostError(f"the processes of this run do not find each other: {_line(error)[:160]}") from error
