@@ -72,9 +72,9 @@ def serve(options: ModelOptions, world: World, word: IO[str]) -> int:
         obey(team, load)
     except LostError as error:
         met = known()
-        if met is not None and met.left:
+        if met is not None and met.witness.left:
             return 0
-        if met is not None and not met.speaks():
+        if met is not None and not met.witness.speaks():
             return 1
         time.sleep(0.3)  # where all are being ended, so is this one, without a word
         word.write(f"error: {error}\n")
@@ -116,7 +116,7 @@ def died() -> str:
     from utils.team import known
 
     team = known()
-    return team.lost() if team is not None else ""
+    return team.witness.lost() if team is not None else ""
 
 
 def load_pair(spec: PairSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]) -> LoadedPair:
@@ -143,14 +143,19 @@ def tell_launcher(text: str, environ: Mapping[str, str] = os.environ) -> None:
             json.dump({"message": {"message": text, "extraInfo": more}}, out)
 
 
-def end(code: int) -> None:
-    """Leave the process here and now where the others are lost: the libraries' own ends would wait for them."""
+def broken() -> bool:
+    """Whether the others are lost: nothing can be decoded any more."""
     if "utils.team" not in sys.modules:
-        return
+        return False
     from utils.team import known
 
     team = known()
-    if team is not None and team.broken not in ("", "left"):
+    return team is not None and team.broken not in ("", "left")
+
+
+def end(code: int) -> None:
+    """Leave the process here and now where the others are lost: the libraries' own ends would wait for them."""
+    if broken():
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 stream.flush()

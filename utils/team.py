@@ -11,26 +11,24 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from utils.errors import UsageError, UserError
+from utils.witness import GRACE, Witness, line_of
 from utils.world import World
 
 T = TypeVar("T")
 LEAVE = "leave"
 WITHIN_A_PASS = timedelta(minutes=10)  # how long one rank may keep the others waiting inside a pass
 BETWEEN_ORDERS = timedelta(days=365)  # rank 0 may sit at its prompt, or a machine may fetch a large model
-_GRACE = 1.0  # seconds in which whoever knows what went wrong can say so
 _JOINING = 60.0
 
 
@@ -42,12 +40,12 @@ class Team:
     """This process and the others. Make it with :func:`joined`."""
 
     def __init__(self, world: World, store: Any) -> None:
-        self.world, self._store = world, store
+        self.world = world
         self._talk: Any = dist.new_group(backend="gloo", timeout=BETWEEN_ORDERS)
         self._lock = threading.RLock()
         self.broken = ""  # what ended the run
         self.numbers = 0  # given out so far, see `number`
-        self._others: list[tuple[str, int]] = self.gather((socket.gethostname(), os.getpid()))
+        self.witness = Witness(world, store, self.gather((socket.gethostname(), os.getpid())))
 
     # -- orders -------------------------------------------------------------------------------
 
@@ -76,9 +74,9 @@ class Team:
         except UserError:
             raise
         except Exception as error:
-            self.broken = self._why(error)
+            self.broken = self.witness.why(error)
             if self.world.rank == 0:
-                self._publish("told", self.broken)
+                self.witness.publish("told", self.broken)
             raise LostError(self.broken) from error
         except BaseException:
             self.broken = "stopped"
@@ -104,7 +102,7 @@ class Team:
             done = act()
         except Exception as caught:
             error = caught
-        told = None if error is None else (isinstance(error, UsageError), _line(error))
+        told = None if error is None else (isinstance(error, UsageError), line_of(error))
         said = [(rank, *one) for rank, one in enumerate(self.gather(told)) if one is not None]
         if isinstance(error, UserError):
             raise error
@@ -124,8 +122,9 @@ class Team:
 
     def leave(self) -> None:
         """Rank 0: the others may go; if they are out of step, they are left to notice."""
-        self._publish("left", "yes")
-        if self._lock.acquire(timeout=_GRACE):
+        if self.broken in ("", "stopped"):
+            self.witness.publish("left", "yes")
+        if self._lock.acquire(timeout=GRACE):
             try:
                 if not self.broken:
                     with contextlib.suppress(LostError), self.order(LEAVE):
@@ -133,69 +132,6 @@ class Team:
                     self.broken = "left"
             finally:
                 self._lock.release()
-
-    @property
-    def left(self) -> bool:
-        """Whether rank 0 has gone on purpose."""
-        return bool(self._published("left"))
-
-    def lost(self) -> str:
-        """The processes of this machine that have died, in words; "" if none has."""
-        named = [f"rank {rank} (process {self._others[rank][1]})" for rank in self._gone()]
-        return f"{' and '.join(named)} {'has' if len(named) == 1 else 'have'} died" if named else ""
-
-    def speaks(self) -> bool:
-        """Whether it is for this rank to say what went wrong: rank 0, else the first that lives on its machine."""
-        if self.world.rank == 0:
-            return True
-        if self._published("told"):
-            return False
-        here, gone = self._others[self.world.rank][0], self._gone()
-        living = [rank for rank, (host, _) in enumerate(self._others) if host == here and rank not in gone]
-        return self.world.rank == living[0]
-
-    def _gone(self) -> list[int]:
-        here = self._others[self.world.rank][0]
-        return [rank for rank, (host, process) in enumerate(self._others) if host == here and not _lives(process)]
-
-    def _why(self, error: Exception) -> str:
-        """One line on what broke the run; waits a moment for those who know."""
-        if not _of_the_line(error):
-            return self._publish("failed", f"rank {self.world.rank}: {_line(error)}")
-        until = time.monotonic() + _GRACE
-        while time.monotonic() < until and not self.left:
-            if said := self._published("failed") or self.lost():
-                return said
-            time.sleep(0.05)
-        return f"a process of this run cannot be reached any more ({_line(error)[:120]})"
-
-    def _publish(self, key: str, text: str) -> str:
-        with contextlib.suppress(Exception):  # the store may be gone with its process
-            self._store.set(key, text)
-        return text
-
-    def _published(self, key: str) -> str:
-        with contextlib.suppress(Exception):
-            return str(self._store.get(key).decode()) if self._store.check([key]) else ""
-        return ""
-
-
-def _lives(process: int) -> bool:
-    try:
-        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
-
-
-def _of_the_line(error: Exception) -> bool:
-    """Whether the error is about reaching the others, not about what is done here."""
-    text = str(error).lower()
-    return isinstance(error, dist.DistError) or any(word in text for word in ("gloo", "nccl", "connection", "socket"))
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"
 
 
 _joined: list[Team] = []
@@ -237,4 +173,4 @@ def _join(world: World, device: str) -> Team:
         )
         return Team(world, PrefixStore("team", store))
     except RuntimeError as error:
-        raise LostError(f"the processes of this run do not find each other: {_line(error)[:160]}") from error
+        raise LostError(f"the processes of this run do not find each other: {line_of(error)[:160]}") from error
