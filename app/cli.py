@@ -60,12 +60,9 @@ def _guarded(arguments: list[str], world: World, verbose: bool, word: IO[str]) -
         if world.rank:
             return serve(request.options, world, word)
         with leading(request.options, world):
-            return _run(request)
+            return _ended(_run(request), verbose)
     except SystemExit as leaving:  # --help and --version, SIGTERM and a second Ctrl-C
-        if leaving.code == TERMINATED and (lost := died()):
-            _report(lost, verbose)
-            return 1
-        return leaving.code if isinstance(leaving.code, int) else 0
+        return _ended(leaving.code if isinstance(leaving.code, int) else 0, verbose)
     except (BrokenPipeError, KeyboardInterrupt):
         raise
     except UserError as error:
@@ -75,6 +72,14 @@ def _guarded(arguments: list[str], world: World, verbose: bool, word: IO[str]) -
         system = isinstance(error, OSError) and error.errno is not None
         _report(_system_error(error) if system else _internal(error, verbose), verbose)  # type: ignore[arg-type]
         return 1
+
+
+def _ended(code: int, verbose: bool) -> int:
+    """The exit code; where torchrun ended everybody because a process has died, that is the error to tell."""
+    if code != TERMINATED or not (lost := died()):
+        return code
+    _report(lost, verbose)
+    return 1
 
 
 def _report(text: str, verbose: bool) -> None:

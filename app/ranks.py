@@ -98,8 +98,12 @@ def leading(options: ModelOptions, world: World) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
+_seen: list[str] = []  # who had died when torchrun began to end the rest
+
+
 def _terminate(*_: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _seen.append(died())
     raise SystemExit(TERMINATED)
 
 
@@ -113,6 +117,10 @@ def leave(options: ModelOptions, world: World) -> None:
 
 def died() -> str:
     """Which processes have died, in words; "" if none has, or none was met."""
+    if _seen:
+        return _seen[0]
+    if "utils.team" not in sys.modules:
+        return ""
     from utils.team import known
 
     team = known()

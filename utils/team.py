@@ -126,7 +126,7 @@ class Team:
             self.witness.publish("left", "yes")
         if self._lock.acquire(timeout=GRACE):
             try:
-                if not self.broken:
+                if not self.broken and not self.witness.lost():
                     with contextlib.suppress(LostError), self.order(LEAVE):
                         pass
                     self.broken = "left"
