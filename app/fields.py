@@ -107,6 +107,7 @@ _TABLE: tuple[Field, ...] = (
     ),
     Field("device", _device(False), "auto", "where the target runs: auto, cpu, mps, cuda[:N]", MODELS),
     Field("drafter_device", _device(True), None, "where the drafter runs (default: with the target)", MODELS),
+    Field("tp_size", WholeOr(2, 1024, "auto"), "auto", "processes that share the target (torchrun)", MODELS),
     Field("dtype", Choice(("auto", "float32", "float16", "bfloat16")), "auto", "number format of the weights", MODELS),
     Field("quantization", _QUANTIZATION, "none", "fewer bits for the target's weights", MODELS),
     Field("drafter_quantization", _QUANTIZATION, "none", "fewer bits for the drafter's weights", MODELS),

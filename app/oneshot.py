@@ -51,7 +51,7 @@ def load_engine(settings: Settings, options: ModelOptions, cancelled: Callable[[
     spec = choose_pair(options)
     progress = LoadProgress(sys.stderr, quiet=settings.quiet)
     from app.lanes import Engine
-    from utils.loading import load_pair
+    from app.ranks import load_pair
 
     try:
         loaded = load_pair(spec, load_options(options), progress, cancelled)

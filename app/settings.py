@@ -101,6 +101,7 @@ class ModelOptions(_Record):
     drafter: str | None = default("drafter")
     device: str = default("device")
     drafter_device: str | None = default("drafter_device")
+    tp_size: int | str = default("tp_size")
     dtype: str = default("dtype")
     quantization: str = default("quantization")
     drafter_quantization: str = default("drafter_quantization")

@@ -44,7 +44,7 @@ class SubCommand:
     it is empty the command line itself knows what to do. `level` says which of the common flags are taken: all,
     those of the models, those of the catalogue's listing, or those of looks alone; `also` names further settings,
     `without` those that are left out all the same.
-    `layered`: the pair's own settings count.
+    `layered`: the pair's own settings count. `shares`: several processes can share its target (torchrun).
     """
 
     usage: str
@@ -57,6 +57,7 @@ class SubCommand:
     without: tuple[str, ...] = ()
     word: Word | None = None
     switches: Mapping[str, str] = field(default_factory=dict)
+    shares: bool = False
 
     @property
     def loads(self) -> bool:
@@ -86,12 +87,13 @@ _DRAFTING = (
 )
 _NAME = Word("name", "?", "NAME", "a pair of the catalogue")
 COMMANDS: Mapping[str, SubCommand] = {
-    "chat": SubCommand("[chat] [options]", "talk in the terminal (without a terminal: as run)"),
+    "chat": SubCommand("[chat] [options]", "talk in the terminal (without a terminal: as run)", shares=True),
     "run": SubCommand(
         "run [PROMPT|-] [--json] [options]",
         "answer one prompt; - or a pipe is one prompt",
         word=_PROMPT,
         switches={"json": "every figure, as one JSON object"},
+        shares=True,
     ),
     "bench": SubCommand(
         "bench [--prompts F.jsonl] [options]",
@@ -100,6 +102,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         BENCH_FIELDS,
         bench_args,
         without=("record",),
+        shares=True,
     ),
     "report": SubCommand(
         "report FILE [--out FILE] [options]",
