@@ -15,17 +15,15 @@ from typing import IO, TYPE_CHECKING
 
 from app.answers import Answer, compared, judged, results, run_lane, shown_settings
 from app.costs import terms_of
-from app.live import Track
 from app.prompts import fitting, given_prompt
-from app.recorder import Asked, recorder_of
+from app.recorder import Asked, recorder_of, take_of
 from app.terminal import Interrupts
 from app.wrap import visible
 
 if TYPE_CHECKING:
     from app.lanes import Engine, Lane
-    from app.recorder import Recorder, Take
+    from app.recorder import Recorder
     from app.settings import ModelOptions, Settings
-    from app.spans import Decode
     from sampling.events import Event
 
 INTERRUPTED = 130
@@ -141,7 +139,8 @@ class OneShot:
     def _answers(self, show: Callable[[Lane], Callable[[Event], None] | None]) -> list[Answer]:
         """Run the lanes in order; after an interrupt the rest are skipped. At least one answer."""
         answers: list[Answer] = []
-        take = self._take()
+        asked = Asked(self.text, self.prompt)
+        take = take_of(self.recorder, self.engine, self.lanes, asked, self.settings, self.decode)
         for index, lane in enumerate(self.lanes):
             terms = terms_of(lane, self.engine)
             shown = show(lane) if take is None else take.listening(index, show(lane))
@@ -152,19 +151,6 @@ class OneShot:
         if take is not None and (problem := take.end()):
             sys.stderr.write(f"{problem}\n")
         return answers
-
-    def _take(self) -> Take | None:
-        """The recording of this answer, if there is to be one."""
-        if self.recorder is None:
-            return None
-        most = self.settings.max_new_tokens
-
-        def made(decode: Decode) -> list[Track]:
-            terms = [terms_of(lane, self.engine) for lane in self.lanes]
-            lanes = zip(self.lanes, terms, strict=True)
-            return [Track(lane, decode, len(self.prompt), most, terms=found) for lane, found in lanes]
-
-        return self.recorder.take(self.engine, Asked(self.text, self.prompt), self.settings, made, self.decode)
 
 
 class Writer:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from app.answers import shown_settings
+from app.costs import terms_of
 from app.heading import models_of
 from app.known_lane import known
 from app.live import Track
@@ -33,7 +34,7 @@ except ImportError:  # no POSIX
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from app.lanes import Engine
+    from app.lanes import Engine, Lane
     from app.settings import Settings
 
 MakeTracks = Callable[[Decode], Sequence[Track]]
@@ -165,6 +166,20 @@ class Take:
             }
         )
         return self.recorder.complaint()
+
+
+def take_of(
+    recorder: Recorder | None, engine: Engine, lanes: Sequence[Lane], asked: Asked, settings: Settings, decode: Decode
+) -> Take | None:
+    """The recording of an answer by these lanes, if there is to be one."""
+    if recorder is None:
+        return None
+
+    def made(heard: Decode) -> list[Track]:
+        size, most = len(asked.ids), settings.max_new_tokens
+        return [Track(lane, heard, size, most, terms=terms_of(lane, engine)) for lane in lanes]
+
+    return recorder.take(engine, asked, settings, made, decode)
 
 
 def recorder_of(settings: Settings) -> Recorder | None:

@@ -101,7 +101,6 @@ COMMANDS: Mapping[str, SubCommand] = {
         "app.bench:run_bench",
         BENCH_FIELDS,
         bench_args,
-        without=("record",),
         shares=True,
     ),
     "report": SubCommand(

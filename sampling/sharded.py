@@ -100,10 +100,10 @@ class ShardedCache(SlotCache):
         super().crop(length)
         self._keep_read(length)
 
-    def take(self, start: int, index: Tensor) -> None:
-        self._note("take", start, index.cpu())
-        super().take(start, index)
-        self._keep_read(start)
+    def shift(self, moves: Tensor, length: int) -> None:
+        self._note("shift", moves.cpu(), length)
+        super().shift(moves, length)
+        self._keep_read(min([length, *moves[2].tolist()]))
 
     def select(self, rows: Tensor) -> None:
         self._note("select", rows.cpu())

@@ -29,7 +29,7 @@ from app.settings import Settings
 from app.texts import Heard, Said, UnheardError
 from sampling.events import Finished, Prefill, Step, from_json
 from tests.scripted import Ran, catalogue_of, run_lines
-from tests.tiny import TinyPair, tiny_pair
+from tests.tiny import TinyPair, tiny_pair, write_prompts
 from utils.errors import UsageError, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -429,3 +429,19 @@ def test_an_answer_is_recorded_by_its_number_of_lanes(session: tuple[Path, Ran])
     assert [lane.name for lane in answer.lanes] == LANES.split(",")
     assert [lane.beams is not None for lane in answer.lanes] == [False, False, False, False, True]
     assert answer.lanes[3].lenience == 2
+
+
+def test_a_benchmark_is_recorded_too(pair: TinyPair, tmp_path: Path) -> None:
+    """Each answer by itself, warm-ups left out; the file's ids are those of the figures."""
+    prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "one"}, {"prompt": "two"}])
+    file, out = tmp_path / "r.jsonl", tmp_path / "o.json"
+    words = ["--methods", "ar,ngram", "--gammas", "2", "--repeat", "1", "--max-new-tokens", "9", "--quiet"]
+    command = ["bench", *pair.flags(), "--prompts", str(prompts), *words, "--out", str(out), "--record", str(file)]
+    assert main(command) == 0
+    told = [result["ids"] for prompt in json.loads(out.read_text())["prompts"] for result in prompt["results"]]
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    kept = [line for line in lines if line.get("kind") == "answered"]
+    assert sorted(line["answer_ids"] for line in kept) == sorted(told)
+    assert [line["prompt"] for line in lines if line.get("kind") == "answer"] == ["one", "one", "two", "two"]
+    assert main(["replay", str(file), "--speed", "0", "--answer", "2", "--quiet"]) == 0
+    assert main([*command[:-4], "--batch-size", "2", "--record", str(file)]) == 2
