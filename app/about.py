@@ -13,14 +13,13 @@ from rich.text import Text
 from app.answering import Answered
 from app.answers import Answer, judged, plain_answer
 from app.costs import Terms, cost_lines
+from app.heading import drafter_name, dtype_name, heading, models_of
 from app.live import look_of
 from app.settings import Settings
-from app.toolbar import gamma_text
 from app.view import Header, PaneData, StatsLines, Summary
 from sampling.metrics import Stats, merge
 from sampling.ratios import speedup
 from utils.loaded import NO_LIMIT, limit_text
-from utils.specs import BEHIND, CASCADES
 
 if TYPE_CHECKING:
     from app.conversation import Conversation
@@ -33,37 +32,8 @@ _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 def header(engine: Engine, settings: Settings, console: Console) -> Header:
     """The line over everything: models, place and settings."""
-    target = engine.loaded.target
-    return Header(
-        target.name,
-        drafter_name(engine),
-        look_of(console, settings),
-        where=f"{_dtype(target)} {target.device}",
-        gamma=gamma_text(settings, engine.last_gamma(settings)),
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        top_k=settings.top_k,
-        min_p=settings.min_p,
-        repetition_penalty=settings.repetition_penalty,
-        no_repeat_ngram=settings.no_repeat_ngram,
-        seed=settings.seed,
-    )
-
-
-def drafter_name(engine: Engine) -> str:
-    """How the pair drafts, in a word or two."""
-    loaded = engine.loaded
-    if loaded.drafter is not None:
-        return loaded.drafter.name
-    names = {"ngram": "n-gram drafter", "tables": "n-gram tables", "maxgram": "max-gram drafter", "none": "no drafter"}
-    names |= {word: f"{word} of {', '.join(loaded.spec.cascade_names)}" for word in CASCADES}
-    names |= {word: f"n-gram tables, else {kind} drafter" for word, kind in BEHIND.items()}
-    return names.get(loaded.drafter_kind, f"{loaded.drafter_kind} drafter")
-
-
-def _dtype(model: LoadedModel) -> str:
-    name = str(model.dtype).removeprefix("torch.")
-    return name if model.quantization == "none" else f"{model.quantization} ({name})"
+    look = look_of(console, settings)
+    return heading(models_of(engine), settings, look, engine.last_gamma(settings))
 
 
 def _count(number: float) -> str:
@@ -73,7 +43,7 @@ def _count(number: float) -> str:
 def _model(model: LoadedModel) -> str:
     context = limit_text(model.context).removesuffix(" tokens")
     return (
-        f"{model.name}: {_count(model.parameters)} parameters, {model.bytes / 1e6:,.0f} MB, {_dtype(model)} "
+        f"{model.name}: {_count(model.parameters)} parameters, {model.bytes / 1e6:,.0f} MB, {dtype_name(model)} "
         f"on {model.device}, context {context}, loaded in {model.seconds:.1f} s"
     )
 

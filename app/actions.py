@@ -11,14 +11,18 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from app.conversation import Turn
 from app.desk import Desk
 from app.save import as_json, as_text, local_clipboard, osc52, write_whole
 from app.terminal import usual_keys
 from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from app.answering import Answered
 
 _CLIPBOARD_LIMIT = 74_994  # bytes that terminals take by control sequence
 
@@ -122,15 +126,65 @@ class Actions(Desk):
         self.say(f"copied the last answer, {len(text):,} characters")
 
     def save(self, path: Path) -> None:
-        chat = self.talk()
-        if path.suffix.lower() == ".json":
+        from app.export import EXPORTS
+
+        chat, ending = self.talk(), path.suffix.lower()
+        if ending == ".json":
             spec = self.pairs.spec
             about = {"pair": self.pairs.name, "drafter": spec.drafter_name if spec else None, "system": chat.system}
-            text = as_json(chat.turns, about)
+            text = as_json(chat.turns, {**about, "tokenizer": self._tokenizer()})
         else:
-            text = as_text(chat.turns, chat.system)
+            text = self._page(ending) if ending in EXPORTS else as_text(chat.turns, chat.system)
         write_whole(path, text)
         self.say(f"saved {len(chat.turns)} turn{'s' if len(chat.turns) != 1 else ''} to {path}")
+
+    def _tokenizer(self) -> str:
+        """What tells apart tokenizers whose ids mean different tokens, and how their prompts are read."""
+        from utils.fit import fingerprint
+
+        assert self.chat is not None
+        return fingerprint(self.chat.tokenizer) + (" encoder" if self.chat.single else "")  # type: ignore[arg-type]
+
+    def _page(self, ending: str) -> str:
+        """The conversation as something to look at."""
+        from app import export
+
+        chat = self.talk()
+        turns = [export.Shown(turn, self._answered(turn)) for turn in chat.turns]
+        if ending == ".md":
+            return export.markdown(turns, self.settings, chat.system)
+        console = export.drawing()
+        export.draw(console, turns, self.settings)
+        return export.svg(console) if ending == ".svg" else export.html(console)
+
+    def _answered(self, turn: Turn) -> list[Answered]:
+        """The decodings of a turn; none where its figures are not there, or its ids are another tokenizer's."""
+        from app.kept import answered_of
+
+        assert self.chat is not None
+        try:
+            return answered_of(turn, self.chat.text)
+        except UserError:
+            return []
+
+    def load(self, path: Path) -> None:
+        from app.kept import read_chat
+
+        kept, engine = read_chat(path), self.engine()
+        assert self.chat is not None
+        same = kept.tokenizer in (None, self._tokenizer()) and self.chat.reads(kept.turns, engine.target.vocab_size)
+        layers = self.layers if kept.system == self.settings.system else self.layers.with_set(system=kept.system)
+        self.chat.load(kept.turns, kept.system, same=same)
+        self.layers = layers
+        self.latest = next(reversed(self._answered(self.chat.turns[-1])), None) if same else None
+        count = f"{len(kept.turns)} turn{'s' if len(kept.turns) != 1 else ''}"
+        self.say(f"loaded {count} from {path}" + (f", system = {kept.system}" if kept.system else ""))
+        if not same:
+            self.hint(
+                "made with another tokenizer: the conversation goes on from its texts, without figures and traces"
+            )
+        elif self.latest is None:
+            self.hint("the file has no figures of its last answer: no /stats and /trace of it")
 
     # -- many prompts -------------------------------------------------------------------------
 
@@ -147,20 +201,23 @@ class Actions(Desk):
     # -- looking back -------------------------------------------------------------------------
 
     def _last(self) -> Any:
-        if not self.answers:
-            raise UserError("no answer yet")
-        return self.answers[-1]
+        if self.latest is not None:
+            return self.latest
+        if self.chat is not None and self.chat.turns:
+            raise UserError("the last answer was loaded without its figures")
+        raise UserError("no answer yet")
 
     def stats(self, which: str) -> None:
         from app.about import last_stats, session_stats, stats_json
 
-        last = self._last()
         if which == "json":
-            self.out.print(Text(stats_json(last)), soft_wrap=True)
+            self.out.print(Text(stats_json(self._last())), soft_wrap=True)
         elif which == "session":
+            if not self.answers:
+                raise UserError("no answer yet in this session")
             self.say(session_stats(self.answers, self.out, self.settings))
         else:
-            self.say(last_stats(last, self.out, self.settings))
+            self.say(last_stats(self._last(), self.out, self.settings))
 
     def trace(self, rounds: int | None) -> None:
         from app.answering import traced
@@ -171,9 +228,11 @@ class Actions(Desk):
         from app.live import look_of
         from app.plots import gamma_bars, position_bars
 
-        self._last()
+        last = self._last()
+        if which == "gamma" and not self.answers:
+            raise UserError("/plot gamma needs an answer of this run: the last one was loaded")
         look = look_of(self.out, self.settings).sized(height=None)
-        for bars in [gamma_bars(self.answers, look)] if which == "gamma" else position_bars(self.answers[-1], look):
+        for bars in [gamma_bars(self.answers, look)] if which == "gamma" else position_bars(last, look):
             self.say(bars)
 
     def exit(self) -> None:

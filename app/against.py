@@ -155,6 +155,8 @@ def make_rivals(engine: Engine, options: ModelOptions, against: str) -> tuple[di
     """
     from utils.packed_linear import unpacked_copy
 
+    if engine.loaded.target.shard is not None:
+        raise UsageError(f"--against {TRANSFORMERS} needs the whole target in one process: leave torchrun out")
     loaded, drafter = engine.loaded, against.partition(":")[2]
     model = as_bought(unpacked_copy(loaded.target.model), engine.stop_ids)
     shared: dict[str, Any] = {

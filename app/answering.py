@@ -5,7 +5,8 @@ Knows neither commands nor keys. What is printed at the end stays in the scrollb
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console, RenderableType
@@ -14,16 +15,21 @@ from rich.text import Text
 from app.answers import Answer, compared, judged, plain_answer, results, shown_settings
 from app.conversation import Conversation, Plan, Turn
 from app.costs import terms_of
+from app.heading import models_of
+from app.known_lane import lenience_of
 from app.live import Track, frame, look_of, play, play_live
 from app.race import Race
+from app.recorder import Asked
 from app.settings import Settings
 from app.terminal import Interrupts
 from app.view import StatsLine, note
 from app.wrap import visible
 
 if TYPE_CHECKING:
-    from app.lanes import Engine, Lane
+    from app.lanes import Engine
     from app.palette import Look
+    from app.recorder import Recorder
+    from app.spans import Decode
     from sampling.types import Session
 
 
@@ -33,6 +39,7 @@ class Place(Protocol):
     out: Console
     live: bool
     stop: Interrupts
+    recorder: Recorder | None
 
     @property
     def settings(self) -> Settings: ...
@@ -48,6 +55,7 @@ class Answered:
     settings: Settings
     turn: Turn
     tracks: list[Track]
+    models: Mapping[str, str] = field(default_factory=dict)  # what ran, as app/heading.py tells it
 
     @property
     def answers(self) -> list[Answer]:
@@ -77,22 +85,33 @@ def answer(
     settings = _seeded(place.settings, plan)
     lanes = engine.lanes(settings)
     size, most = len(plan.prompt), settings.max_new_tokens
-    tracks = [Track(lane, chat.text, size, most, plan.answer, terms_of(lane, engine)) for lane in lanes]
+
+    def made(decode: Decode) -> list[Track]:
+        return [Track(lane, decode, size, most, plan.answer, terms_of(lane, engine)) for lane in lanes]
+
+    tracks = made(chat.text)
     if plan.regenerated and not plan.answer:
         still = "temperature 0: the same answer again" if settings.temperature == 0 else f"seed {settings.seed}"
         place.hint(still)
     race = Race(lanes, engine, plan.prompt, previous, place.stop, plan.begun)
+    asked = Asked(plan.user, plan.prompt, plan.answer, bool(plan.begun))
+    take = None if place.recorder is None else place.recorder.take(engine, asked, settings, made, chat.text)
+    events = race if take is None else take.tee(race)
     if place.live and not settings.quiet:
-        play_live(race, tracks, place.out, settings, place.stop)
+        play_live(events, tracks, place.out, settings, place.stop)
     else:
-        play(race, tracks)
+        play(events, tracks)
+    if take is not None and (problem := take.end()):
+        place.say(Text(problem, style="bold yellow"))
     last = tracks[-1]
     if not last.meter.ids:
         return None, race.session
     earlier = chat.turns[plan.keep].record.get("decodings", []) if plan.answer else []
-    decoding = {"settings": shown_settings(settings), "lanes": [track.record() for track in tracks]}
+    models = models_of(engine)
+    lanes_told = [track.record() for track in tracks]
+    decoding = {"models": models, "settings": shown_settings(settings), "lanes": lanes_told}
     turn = chat.commit(plan, last.meter.ids, last.reason, seed=settings.seed, decodings=[*earlier, decoding])
-    answered = Answered(engine.loaded.spec.name, settings, turn, tracks)
+    answered = Answered(engine.loaded.spec.name, settings, turn, tracks, models)
     show(answered, place)
     return answered, race.session
 
@@ -115,6 +134,8 @@ def show(answered: Answered, place: Place) -> None:
             place.say(note(last))
         return
     place.say(panes(answered, place.out, settings))
+    if settings.view == "trace":
+        place.say(traced(answered, place.out, settings, None))
     place.out.print()
     place.out.print(Text(visible(answered.turn.text)))
 
@@ -144,7 +165,7 @@ def traced(answered: Answered, console: Console, settings: Settings, rounds: int
         used.temperature, sampled=track.lane.law_drafts, coupling=used.coupling, draft_sampling=used.draft_sampling
     )
     look = look_of(console, settings).sized(height=None)
-    names, lenience = track.lane.source_names, _lenience(track.lane)
+    names, lenience = track.lane.source_names, lenience_of(track.lane)
     return Trace(track.steps, track.decode, look, names, rule=rule, last=rounds, exact=exact, lenience=lenience)
 
 
@@ -155,9 +176,3 @@ def _searched(track: Track, look: Look, steps: int | None) -> RenderableType:
     plan = track.lane.beams
     rule = rule_of(plan.num_beams, plan.alpha, plan.offset)
     return BeamTrace(track.beam_steps, track.decode, look, rule=rule, last=steps)
-
-
-def _lenience(lane: Lane) -> float | None:
-    """That of the reviews inside the lane's cascade; None if it has none."""
-    links = getattr(lane.drafter, "links", ())
-    return next((link.drafter.lenience for link in links if hasattr(link.drafter, "lenience")), None)

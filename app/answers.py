@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from app.costs import Terms, swi_of
+from app.rules import may_differ
 from app.verdict import NEAR_TIE, Verdict, difference, gap_between, verdict
 from sampling.metrics import Meter, Stats
 from sampling.ratios import expected, speedup
@@ -72,8 +73,6 @@ def run_lane(
 
     `terms` go with the answer; without them it has no figures that need them.
     """
-    from app.lanes import may_differ
-
     meter, asked = Meter(prompt_n=len(prompt)), 0
     for event in lane.run(prompt, interrupt=interrupt):
         meter.add(event)

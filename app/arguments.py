@@ -158,7 +158,7 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
         environ=environ,
         prompt=" ".join(given["prompt"]) if given.get("prompt") else None,
         as_json=given.get("json", False),
-        speed=given.get("speed", False),
+        speed=given.get("speed") is True,
         own=COMMANDS[command].own(given, arguments),
     )
 

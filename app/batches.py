@@ -35,7 +35,7 @@ class Row(NamedTuple):
 Level = Sequence[Row]
 
 
-def check_batches(args: BenchArgs, methods: Sequence[str]) -> None:
+def check_batches(args: BenchArgs, methods: Sequence[str], record: str | None = None) -> None:
     """UsageError, before any work, for what is answered one prompt at a time only."""
     if args.batch_size == 1:
         return
@@ -44,6 +44,8 @@ def check_batches(args: BenchArgs, methods: Sequence[str]) -> None:
         raise UsageError(f"lane beam searches for one prompt at a time, {still}")
     if args.against is not None:
         raise UsageError(f"--against times one prompt at a time, {still}")
+    if record:
+        raise UsageError(f"--record tells of one prompt at a time, {still}")
     if args.check_identity:
         raise UsageError(f"--check-identity compares one prompt at a time, {still}")
 

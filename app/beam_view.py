@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
-from app.beams import BeamLine
+from app.beams import BeamLine, grown_by
 from app.figures import share
 from app.palette import Look
 from app.rows import Drawn, Field, Row, field, fit, flow
-from app.spans import NO_TEXT, Decode, Window
+from app.spans import NO_TEXT, Decode
 from app.wrap import Line, visible
 from sampling.beam_tree import BeamTree
 from sampling.events import Beam, BeamStep
@@ -92,7 +92,7 @@ class BeamTrace(Drawn):
 
     def _beam(self, place: int, beam: Beam, tree: BeamTree) -> list[Field]:
         parent = tree.running[beam.parent]
-        word = Window(self._decode, parent.tokens).ahead([beam.token])[0]
+        word = grown_by(self._decode, parent, beam.token)
         wide = self.look.width >= _WIDE
         quoted = self._quoted(word)
         fields = [field(f"{place:>2}"), field(quoted, _ROLES[beam.fate])]

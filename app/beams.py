@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from app.spans import REPLACEMENT, Decode, Span
+from app.spans import REPLACEMENT, Decode, Span, Window
 from sampling.beam_tree import BeamTree, Hypothesis
 from sampling.events import BeamStep, Event, Finished
 
@@ -20,6 +20,11 @@ class BeamLine(NamedTuple):
     text: str
     score: float
     finished: bool
+
+
+def grown_by(decode: Decode, parent: Hypothesis, token: int) -> str:
+    """What a beam says with one more token."""
+    return Window(decode, parent.tokens).ahead([token])[0]
 
 
 class BeamReader:

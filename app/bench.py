@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from app.against import rivals_of
@@ -23,6 +24,7 @@ from app.costs import terms_of
 from app.datasets import questions_of
 from app.oneshot import INTERRUPTED, load_engine
 from app.prompts import Question, chosen, conversation, cut, fitting, stratified
+from app.recorder import Asked, recorder_of, take_of
 from app.terminal import Interrupts
 from utils.errors import UsageError
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from app.against import Rival
     from app.bench_fields import BenchArgs
     from app.lanes import Engine, Lane
+    from app.recorder import Recorder
     from app.settings import ModelOptions, Settings
 
 WARM_UP = 16  # tokens
@@ -40,7 +43,7 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
     for flag, given in (("against", args.against), ("temperatures", args.temperatures)):
         if args.check_identity and given:
             raise UsageError(f"--check-identity has its own references and the one --temperature: leave --{flag} out")
-    check_batches(args, args.methods or settings.compare)
+    check_batches(args, args.methods or settings.compare, settings.record)
     known = questions_of(args.prompts, settings.data_dir, offline=options.offline)
     listed = known if args.ids is None else chosen(known, args.ids)
     questions = cut(stratified(listed, args.limit), args.turns)
@@ -50,10 +53,10 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
         writable(args.report, "--report")
     journal = open_journal(settings, options, args, questions)
     try:
-        with Interrupts() as interrupt:
+        with Interrupts() as interrupt, recorder_of(settings) or nullcontext() as recorder:
             engine = load_engine(settings, options, interrupt)
             rivals, notes = rivals_of(engine, settings, options, args.against) if args.against else ({}, [])
-            bench = Bench(engine, settings, args, questions, interrupt, rivals, notes, journal)
+            bench = Bench(engine, settings, args, questions, interrupt, rivals, notes, journal, recorder)
             if args.check_identity:
                 from app.identity import check_identity
 
@@ -78,10 +81,11 @@ class Bench:
         rivals: Mapping[str, Rival] | None = None,
         notes: Sequence[str] = (),
         journal: Journal | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.engine, self.settings, self.args = engine, settings, args
         self.questions, self.interrupt, self.journal = questions, interrupt, journal
-        self.rivals, self.notes = rivals or {}, list(notes)
+        self.rivals, self.notes, self.recorder = rivals or {}, list(notes), recorder
         self.items: list[Item] = []
         self.skipped: list[str] = []
         self.interrupted = False
@@ -117,13 +121,20 @@ class Bench:
             changes["temperature"] = variant.temperature
         return self.settings.changed(**changes)
 
-    def answer(self, variant: Variant, prompt: list[int], **changes: Any) -> Answer:
-        """One answer of a lane or a rival, from nothing."""
+    def answer(self, variant: Variant, prompt: list[int], said: str | None = None, **changes: Any) -> Answer:
+        """One answer of a lane or a rival, from nothing. A lane's is recorded if the prompt's text is `said`."""
         rival = self.rivals.get(variant.method)
-        if rival is None:
-            lane = self.lane(variant, **changes)
-            return run_lane(lane, prompt, self.decode, interrupt=self.interrupt, terms=terms_of(lane, self.engine))
-        return rival.answer(prompt, self._settings(variant, **changes), self.decode, self.interrupt)
+        if rival is not None:
+            return rival.answer(prompt, self._settings(variant, **changes), self.decode, self.interrupt)
+        lane = self.lane(variant, **changes)
+        recorder = None if said is None else self.recorder
+        take = take_of(recorder, self.engine, [lane], Asked(said or "", prompt), lane.settings, self.decode)
+        told: dict[str, Any] = {} if take is None else {"show": take.listening(0, None)}
+        terms = terms_of(lane, self.engine)
+        answer = run_lane(lane, prompt, self.decode, interrupt=self.interrupt, terms=terms, **told)
+        if take is not None and (problem := take.end()):
+            sys.stderr.write(f"{problem}\n")
+        return answer
 
     # -- measuring ----------------------------------------------------------------------------
 
@@ -191,7 +202,7 @@ class Bench:
             item.answers.append(row)
             turn = sum(len(before.answers) for before in self.items) - 1
             for variant in order(self.variants, turn):
-                answer = self._one(Place(number, item.turn, repeat, variant), prompt, bar)
+                answer = self._one(Place(number, item.turn, repeat, variant), item.prompt, prompt, bar)
                 if answer.interrupted:
                     return False
                 row[variant] = answer
@@ -199,12 +210,12 @@ class Bench:
             self.journal.sync()
         return True
 
-    def _one(self, place: Place, prompt: list[int], bar: Any) -> Answer:
+    def _one(self, place: Place, said: str, prompt: list[int], bar: Any) -> Answer:
         """The journal's answer, or a new one, which is entered there."""
         if self.journal is not None and (known := self.journal.answer(place, len(prompt))) is not None:
             return known
         bar.set_description(place.variant.label, refresh=False)
-        answer = self.answer(place.variant, prompt)
+        answer = self.answer(place.variant, prompt, said)
         if not answer.interrupted:
             if self.journal is not None:
                 self.journal.add(place, answer)

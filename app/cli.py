@@ -12,12 +12,14 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TextIO
+from typing import IO, TextIO
 
 from app.arguments import Request, build_parser, read_request
+from app.ranks import TERMINATED, check_world, died, end, hush, leading, serve, tell_launcher
 from app.settings import Layers, Settings, misspelt_variables
 from app.subcommands import COMMANDS
 from utils.errors import UsageError, UserError
+from utils.world import World
 
 __all__ = ["build_parser", "main", "want_color"]
 
@@ -27,12 +29,15 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code; raises nothing and leaves no noise for the interpreter's end."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    world = World.of(os.environ)
+    verbose = "--verbose" in arguments or os.environ.get("SPEC_VERBOSE", "").lower() in ("on", "yes", "true", "1")
+    word = hush(world, verbose) if world.rank else sys.stderr
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or replaced by something plainer
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     code = 0
     try:
-        code = _guarded(arguments)
+        code = _guarded(arguments, world, verbose, word)
         if sys.stdout is not None:
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -44,15 +49,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code == 0:  # else it has been told
             _complain(f"error: {_system_error(error)}\n")
             code = 1
+    end(code)
     return code
 
 
-def _guarded(arguments: list[str]) -> int:
-    verbose = "--verbose" in arguments or os.environ.get("SPEC_VERBOSE", "").lower() in ("on", "yes", "true", "1")
+def _guarded(arguments: list[str], world: World, verbose: bool, word: IO[str]) -> int:
     try:
-        return _run(read_request(arguments, os.environ))
-    except SystemExit as leaving:  # --help and --version
-        return leaving.code if isinstance(leaving.code, int) else 0
+        request = read_request(arguments, os.environ)
+        check_world(request.command, request.options, world)
+        if world.rank:
+            return serve(request.options, world, word)
+        with leading(request.options, world):
+            return _ended(_run(request), verbose)
+    except SystemExit as leaving:  # --help and --version, SIGTERM and a second Ctrl-C
+        return _ended(leaving.code if isinstance(leaving.code, int) else 0, verbose)
     except (BrokenPipeError, KeyboardInterrupt):
         raise
     except UserError as error:
@@ -64,9 +74,18 @@ def _guarded(arguments: list[str]) -> int:
         return 1
 
 
+def _ended(code: int, verbose: bool) -> int:
+    """The exit code; where torchrun ended everybody because a process has died, that is the error to tell."""
+    if code != TERMINATED or not (lost := died()):
+        return code
+    _report(lost, verbose)
+    return 1
+
+
 def _report(text: str, verbose: bool) -> None:
     """The error in hand in one line; before it its traceback, if asked for."""
     _complain(f"{traceback.format_exc() if verbose else ''}error: {text}\n")
+    tell_launcher(f"error: {text}")
 
 
 def _system_error(error: OSError) -> str:

@@ -18,7 +18,8 @@ from app.kinds import Kind, Switch, Whole, did_you_mean, got
 from app.settings import Settings
 from utils.errors import UsageError
 
-SAVED = (".json", ".txt")
+SAVED = (".json", ".txt", ".md", ".html", ".svg")
+LOADED = (".json",)
 STATS = ("last", "session", "json")
 PLOTS = ("gamma", "positions")
 PROCESSORS: Mapping[str, tuple[str, ...]] = {
@@ -194,15 +195,24 @@ def _unquoted(text: str) -> str:
 
 
 def save(console: ConsoleActions, args: list[str], rest: str) -> None:
-    name = _unquoted(rest)
+    console.save(_path("/save", rest, SAVED))
+
+
+def load(console: ConsoleActions, args: list[str], rest: str) -> None:
+    console.load(_path("/load", rest, LOADED))
+
+
+def _path(command: str, rest: str, endings: tuple[str, ...]) -> Path:
+    """The file that a command names; UsageError unless it has one of these endings."""
+    name, allowed = _unquoted(rest), " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
     if not name:
-        raise UsageError("/save needs a file name ending in .json or .txt")
+        raise UsageError(f"{command} needs a file name ending in {allowed}")
     if not name.isprintable():
-        raise UsageError(f"/save needs a plain file name, got {got(name)}")
+        raise UsageError(f"{command} needs a plain file name, got {got(name)}")
     path = Path(os.path.expanduser(name))  # leaves an unknown ~user as it is, where Path would raise
-    if path.suffix.lower() not in SAVED:
-        raise UsageError(f"/save writes .json and .txt, got {got(name)}")
-    console.save(path)
+    if path.suffix.lower() not in endings:
+        raise UsageError(f"{command} needs a file ending in {allowed}, got {got(name)}")
+    return path
 
 
 def prompts(console: ConsoleActions, args: list[str], rest: str) -> None:

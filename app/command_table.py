@@ -46,7 +46,11 @@ TABLE: tuple[Command, ...] = (
     _plain("continue", "go on with a cut answer", lambda console: console.continue_()),
     Command("/edit", "/edit [TEXT]", "change your last message", CHAT, act.edit),
     _plain("copy", "copy the last answer", lambda console: console.copy()),
-    Command("/save", "/save FILE", "write the chat to .json or .txt", CHAT, act.save, (), tab.paths, spaces=True),
+    Command(
+        "/save", "/save FILE", "write the chat: .json .txt .md .html .svg", CHAT, act.save,
+        (), tab.paths, spaces=True,
+    ),
+    Command("/load", "/load FILE", "go on with a chat that /save wrote", CHAT, act.load, (), tab.chats, spaces=True),
     Command(
         "/system", "/system [TEXT|clear]", "system prompt", CHAT, act.system, (), tab.choices("clear"), "system"
     ),

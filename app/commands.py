@@ -42,9 +42,10 @@ class ConsoleActions(Protocol):
     def continue_(self) -> None: ...
     def copy(self) -> None: ...
     def edit(self, text: str) -> None: ...  # replace the last message; "": put it into the input line
-    def save(self, path: Path) -> None: ...  # the ending is .json or .txt
     def prompts(self, name: str) -> None: ...  # ask all of a file or data set, one after another
     def bench(self, gammas: Sequence[int | str]) -> None: ...  # time the lanes; without any: at the setting's gamma
+    def save(self, path: Path) -> None: ...  # the ending is .json, .txt, .md, .html or .svg
+    def load(self, path: Path) -> None: ...  # the ending is .json
     def stats(self, which: str) -> None: ...  # "last", "session" or "json"
     def trace(self, rounds: int | None) -> None: ...  # the last answer round by round; None: all rounds
     def plot(self, which: str) -> None: ...  # "gamma" or "positions"

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 
 from app.bench_fields import NAMED
-from app.command_actions import PROCESSORS, SAVED, processor_usage
+from app.command_actions import LOADED, PROCESSORS, SAVED, processor_usage
 from app.commands import Complete, Completion, ConsoleActions
 from app.fields import SETTING_FIELDS
 from app.kinds import LANES, MATCHED
@@ -162,3 +162,8 @@ def _files(word: str, endings: tuple[str, ...]) -> list[tuple[str, str]]:
     shown = [entry for entry in entries if entry.name.startswith(".") <= name.startswith(".")]
     found = [(os.path.join(folder, entry.name), entry.is_dir()) for entry in shown]
     return [(f"{path}/" if is_dir else path, "") for path, is_dir in found if is_dir or path.endswith(endings)]
+
+
+def chats(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
+    """Folders and files that can be loaded."""
+    return _files(word, LOADED)

@@ -9,6 +9,7 @@ Knows no models, no sampling and no screen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -249,6 +250,21 @@ class Conversation:
             self._take(*before)
             raise
         return not same
+
+    def reads(self, turns: Sequence[Turn], vocab_size: int) -> bool:
+        """Whether the ids of these turns say here what their texts say."""
+        ids = all(0 <= one < vocab_size for turn in turns for one in (*turn.prompt, *turn.answer))
+        return ids and all(turn.prompt and turn.answer and self.text(turn.answer) == turn.text for turn in turns)
+
+    def load(self, turns: Sequence[Turn], system: str, *, same: bool) -> None:
+        """Go on with a saved conversation: by its ids where they are this tokenizer's, else from its texts."""
+        before, self.turns, self.system = (self.turns, self.system), list(turns), system
+        try:
+            if not same:
+                self.turns[:] = self._rebuilt(lambda turn: tuple(self._encode(turn.text)))
+        except UserError:
+            self.turns, self.system = before
+            raise
 
     # -- inside -------------------------------------------------------------------------------
 

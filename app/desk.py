@@ -17,6 +17,7 @@ from rich.text import Text
 from app.conversation import Conversation, Plan
 from app.pairing import catalogue
 from app.pairs import Loader, Pairs, watch
+from app.recorder import recorder_of
 from app.settings import Layers, ModelOptions, Settings
 from app.terminal import SECOND_WITHIN, Interrupts
 from utils.errors import UserError
@@ -44,11 +45,13 @@ class Desk:
         self.session: Session | None = None  # the target's, with the cache of what was said
         self.answers: list[Answered] = []  # all of this run
         self.asked: list[Question] = []  # of the last /prompts
+        self.latest: Answered | None = None  # the one to look back at, also one that was loaded
         self.kept = ""  # what the next input line begins with
         self.editing = False  # the next message replaces the last one
         self.leaving = False
         self.reading = False  # the prompt is waiting for keys
         self.stop = Interrupts()  # of the command that is running
+        self.recorder = recorder_of(layers.settings)
         self._stopped_at = -SECOND_WITHIN  # when Ctrl-C last stopped an answer
         self.refresh: Callable[[], None] = lambda: None
         self._collecting = threading.Lock()
@@ -72,6 +75,7 @@ class Desk:
     def _apply(self, layers: Layers) -> None:
         """Take settings over, after everything that could refuse them has had its say."""
         settings, before = layers.settings, self.settings
+        recorder = self.recorder if settings.record == before.record else recorder_of(settings)
         if self.pairs.engine is not None and settings.compare != before.compare:
             self.pairs.engine.lanes(settings)
         if self.chat is not None:
@@ -81,6 +85,9 @@ class Desk:
                 self.chat.set_template(settings.template)
             self.chat.chat = settings.chat
         self.layers = layers
+        if self.recorder is not None and self.recorder is not recorder:
+            self.recorder.close()
+        self.recorder = recorder
         if settings.chat and not before.chat:
             self._say_if_plain()
 
@@ -200,4 +207,5 @@ class Desk:
             self.hint("stopped before the first token: the conversation is unchanged")
             return False
         self.answers.append(answered)
+        self.latest = answered
         return True

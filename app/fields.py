@@ -83,6 +83,8 @@ def _device(optional: bool) -> Text:
     return Text("D", "auto, cpu, mps, cuda or cuda:N", choices, optional=optional, pattern=_DEVICE)
 
 
+_FILE = Text("FILE", "a file", pattern=r"[^\x00-\x1f\x7f]*")
+
 _TABLE: tuple[Field, ...] = (
     Field("pair", _name("NAME", "the name of a pair"), None, "pair of the catalogue to load", MODELS),
     Field("models", _name("FILE", "a file"), None, "catalogue of pairs instead of models.yaml", MODELS),
@@ -105,6 +107,7 @@ _TABLE: tuple[Field, ...] = (
     ),
     Field("device", _device(False), "auto", "where the target runs: auto, cpu, mps, cuda[:N]", MODELS),
     Field("drafter_device", _device(True), None, "where the drafter runs (default: with the target)", MODELS),
+    Field("tp_size", WholeOr(2, 1024, "auto"), "auto", "processes that share the target (torchrun)", MODELS),
     Field("dtype", Choice(("auto", "float32", "float16", "bfloat16")), "auto", "number format of the weights", MODELS),
     Field("quantization", _QUANTIZATION, "none", "fewer bits for the target's weights", MODELS),
     Field("drafter_quantization", _QUANTIZATION, "none", "fewer bits for the drafter's weights", MODELS),
@@ -164,6 +167,7 @@ _TABLE: tuple[Field, ...] = (
     Field("data_dir", Text("DIR", "a folder"), "", "folder of the data sets that have a name", OUTPUT),
     Field("verbose", Switch(), False, "more detail, tracebacks of errors", OUTPUT),
     Field("debug", Switch(), False, "show details of every round", OUTPUT),
+    Field("record", _FILE, "", "write all that is decoded to this file, for replay", OUTPUT),
 )
 
 FIELDS: Mapping[str, Field] = {field.name: field for field in _TABLE}

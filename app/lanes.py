@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.drafters import Drafters
 from app.kinds import LANES
+from app.rules import may_differ as may_differ
 from sampling.beam import beam_generate
 from sampling.beam_plan import BeamPlan
 from sampling.costs import Costs
@@ -155,12 +156,6 @@ def make_sampler(settings: Settings) -> KeyedSampler:
 def make_plan(settings: Settings) -> BeamPlan:
     """How the lane `beam` searches."""
     return BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
-
-
-def may_differ(lane: Lane, settings: Settings) -> bool:
-    """Whether the lane's text may rightly differ from that of `ar` with the same seed."""
-    sampled = settings.temperature > 0 and settings.coupling == "rejection" and settings.draft_sampling == "law"
-    return lane.name in ("draft", "beam") or (lane.law_drafts and sampled)
 
 
 class Engine:

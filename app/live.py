@@ -16,7 +16,9 @@ from app.answers import Answer
 from app.beams import BeamReader
 from app.costs import Terms
 from app.figures import PaneData, State
+from app.known_lane import known
 from app.palette import Look
+from app.rules import may_differ
 from app.spans import Spanner
 from app.terminal import InPlace, Interrupts
 from app.view import Frame, Layout
@@ -110,15 +112,21 @@ class Track:
 
     def answer(self) -> Answer:
         """The lane's result with its figures."""
-        from app.lanes import may_differ
-
         ids = tuple(self.meter.ids)
         differs = may_differ(self.lane, self.lane.settings)
-        return Answer(self.lane.name, ids, self.decode(list(ids)), self.meter.stats, differs, terms=self.terms)
+        ended = bool(self.events) and isinstance(self.events[-1], Finished)
+        text = self.decode(list(ids)) if ended else self.text
+        return Answer(self.lane.name, ids, text, self.meter.stats, differs, terms=self.terms)
+
+    @property
+    def text(self) -> str:
+        """The answer so far, as it stands on the screen."""
+        return "".join(span.text for span in self.spanner.spans if span.committed)
 
     def record(self) -> dict[str, Any]:
         """The lane with its events, for /save."""
-        return {**self.answer().to_json(), "events": [to_json(event) for event in self.events]}
+        lane, events = known(self.lane, self.terms).to_json(), [to_json(event) for event in self.events]
+        return {**self.answer().to_json(), "lane": lane, "events": events}
 
 
 def frame(tracks: Sequence[Track], look: Look, layout: str, **more: Any) -> Frame:

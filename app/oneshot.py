@@ -10,16 +10,19 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import IO, TYPE_CHECKING
 
 from app.answers import Answer, compared, judged, results, run_lane, shown_settings
 from app.costs import terms_of
 from app.prompts import fitting, given_prompt
+from app.recorder import Asked, recorder_of, take_of
 from app.terminal import Interrupts
 from app.wrap import visible
 
 if TYPE_CHECKING:
     from app.lanes import Engine, Lane
+    from app.recorder import Recorder
     from app.settings import ModelOptions, Settings
     from sampling.events import Event
 
@@ -33,9 +36,9 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
     Raises UsageError for an empty prompt, one longer than the context, or a lane that cannot run.
     """
     text = given_prompt(prompt, sys.stdin)
-    with Interrupts() as interrupt:
+    with Interrupts() as interrupt, recorder_of(settings) or nullcontext() as recorder:
         engine = load_engine(settings, options, interrupt)
-        shot = OneShot(engine, settings, text, interrupt)
+        shot = OneShot(engine, settings, text, interrupt, recorder)
         return shot.as_json() if as_json else shot.as_text()
 
 
@@ -46,7 +49,7 @@ def load_engine(settings: Settings, options: ModelOptions, cancelled: Callable[[
     spec = choose_pair(options)
     progress = LoadProgress(sys.stderr, quiet=settings.quiet)
     from app.lanes import Engine
-    from utils.loading import load_pair
+    from app.ranks import load_pair
 
     try:
         loaded = load_pair(spec, load_options(options), progress, cancelled)
@@ -89,10 +92,18 @@ class LoadProgress:
 class OneShot:
     """One prompt under the lanes of `settings.compare`."""
 
-    def __init__(self, engine: Engine, settings: Settings, text: str, interrupt: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        text: str,
+        interrupt: Callable[[], bool],
+        recorder: Recorder | None = None,
+    ) -> None:
         from app.prompts import conversation
 
         self.engine, self.settings, self.text, self.interrupt = engine, settings, text, interrupt
+        self.recorder = recorder
         self.lanes = engine.lanes(settings)
         chat = conversation(engine, settings)
         if settings.chat and not (chat.templated or chat.single) and not settings.quiet:
@@ -128,12 +139,17 @@ class OneShot:
     def _answers(self, show: Callable[[Lane], Callable[[Event], None] | None]) -> list[Answer]:
         """Run the lanes in order; after an interrupt the rest are skipped. At least one answer."""
         answers: list[Answer] = []
-        for lane in self.lanes:
+        asked = Asked(self.text, self.prompt)
+        take = take_of(self.recorder, self.engine, self.lanes, asked, self.settings, self.decode)
+        for index, lane in enumerate(self.lanes):
             terms = terms_of(lane, self.engine)
-            answer = run_lane(lane, self.prompt, self.decode, interrupt=self.interrupt, show=show(lane), terms=terms)
+            shown = show(lane) if take is None else take.listening(index, show(lane))
+            answer = run_lane(lane, self.prompt, self.decode, interrupt=self.interrupt, show=shown, terms=terms)
             answers.append(answer)
             if answers[-1].interrupted:
                 break
+        if take is not None and (problem := take.end()):
+            sys.stderr.write(f"{problem}\n")
         return answers
 
 

@@ -5,10 +5,12 @@ Touches no model and no torch; :func:`load_options` alone imports the loader's r
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.settings import ModelOptions
+from utils.world import World
 
 if TYPE_CHECKING:
     from utils.catalogue import Catalogue, PairSpec
@@ -65,5 +67,6 @@ def load_options(options: ModelOptions) -> LoadOptions:
     """The loader's half of the options. Imports the loader (and with it torch)."""
     from utils.loading import LoadOptions
 
-    names = set(LoadOptions.__dataclass_fields__)
-    return LoadOptions(**{name: value for name, value in options.model_dump().items() if name in names})
+    names = set(LoadOptions.__dataclass_fields__) - {"tp_size"}
+    given = {name: value for name, value in options.model_dump().items() if name in names}
+    return LoadOptions(**given, tp_size=World.of(os.environ).size)

@@ -36,8 +36,9 @@ def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cance
     progress("starting", None)
     from app.lanes import Engine
     from app.pairing import load_options
+    from app.ranks import load_pair
     from app.students import UnusableDrafterError
-    from utils.loading import load_drafter, load_pair
+    from utils.loading import load_drafter
 
     given = load_options(options)
     loaded = load_pair(spec, given, progress, cancelled)

@@ -6,38 +6,12 @@ as an SVG of 100 columns. Knows nothing of its own about decoding or drawing.
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
-from app.settings import Settings
-from app.terminal import Interrupts
 from utils.errors import UsageError, UserError
-
-WIDTH = 100
-
-
-@dataclass
-class Canvas:
-    """Where an answer is drawn instead of a terminal."""
-
-    settings: Settings
-    out: Console
-    live: bool = False
-    stop: Interrupts = field(default_factory=Interrupts)
-
-    def say(self, what: Any) -> None:
-        self.out.print(Text(what) if isinstance(what, str) else what)
-
-    def hint(self, text: str) -> None:
-        self.out.print(Text(text, style="dim"))
 
 
 def draw(message: str, flags: Sequence[str]) -> str:
@@ -45,29 +19,30 @@ def draw(message: str, flags: Sequence[str]) -> str:
     from app.about import header
     from app.answering import answer
     from app.arguments import read_request
+    from app.canvas import Canvas, question
     from app.cli import layers_of
+    from app.export import drawing, svg
+    from app.live import look_of
     from app.oneshot import load_engine
     from app.prompts import conversation
     from sampling.loop import never
 
     request = read_request(["chat", *flags], os.environ)
     settings = layers_of(request).settings
-    out = Console(
-        file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, color_system="truecolor", highlight=False
-    )
+    out = drawing()
     canvas = Canvas(settings, out)
     engine = load_engine(settings, request.options, never)
     chat = conversation(engine, settings)
     for warm_up in (True, False):  # the first answer of a process pays for memory that is touched first
         if not warm_up:
             canvas.say(header(engine, settings, out))
-            canvas.say(Text(f"› {message}", style="bold magenta"))
+            canvas.say(question(message, look_of(out, settings)))
         answer(chat.plan(message), chat, engine, None, canvas)
         if warm_up:
             chat.undo()
             engine.forget()
             out.export_text(clear=True)
-    return out.export_svg(title="python infer.py")
+    return svg(out)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
+from app.far_keys import FAR
 from app.keys import key_bindings, unblocked
 
 
@@ -91,6 +92,7 @@ class PromptReader:
         from prompt_toolkit.patch_stdout import patch_stdout
 
         self._hint = ""
+        type_ahead(self.session.app.input, FAR.taken())
         while True:
             try:
                 # Where standard output goes to a file, it must not be turned to the terminal.
@@ -103,6 +105,17 @@ class PromptReader:
         """Redraw the status line; may be called from any thread."""
         if self.session.app.is_running:
             self.session.app.invalidate()
+
+
+def type_ahead(source: Any, text: str) -> None:
+    """Have the next prompt read `text` first, as if it were typed now."""
+    from prompt_toolkit.input.typeahead import store_typeahead
+    from prompt_toolkit.input.vt100_parser import Vt100Parser
+
+    if text:
+        pressed: list[Any] = []
+        Vt100Parser(pressed.append).feed_and_flush(text)
+        store_typeahead(source, pressed)
 
 
 def _history(note: Callable[[str], None]) -> Any:

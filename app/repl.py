@@ -19,6 +19,7 @@ from app.commands import dispatch
 from app.conversation import clean
 from app.keys import LeaveError
 from app.pairs import Loader, load_engine, one_line
+from app.ranks import broken
 from app.reader import PromptReader, Reader
 from app.settings import Layers, ModelOptions, Settings
 from app.terminal import Interrupts, quiet_keys
@@ -61,6 +62,9 @@ def run_console(
             code = loop(actions, reader)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 0
+    finally:
+        if actions.recorder is not None:
+            actions.recorder.close()
     if actions.pairs.leave() and out is None:
         _leave_at_once(code)
     return code
@@ -124,6 +128,8 @@ def loop(actions: Actions, reader: Reader) -> int:
         finally:
             actions.reading = False
         handle(actions, line)
+        if broken():
+            return 1
     return 0
 
 

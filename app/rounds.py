@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.spans import Window
+from app.spans import Decode, Window
 from sampling.events import Step
 
 
@@ -82,6 +82,24 @@ def _downwards(step: Step) -> list[int]:
         found.append(node)
         waiting += reversed(kids.get(node, []))
     return found
+
+
+class Rounds:
+    """The rounds of a row one after the other, each read behind what was committed before it."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._window = Window(decode)
+
+    def read(self, step: Step) -> Round:
+        """The texts of the next round."""
+        found = read(step, self._window)
+        self.skip(step)
+        return found
+
+    def skip(self, step: Step) -> None:
+        """Go on behind a round that is not asked for."""
+        for token in step.emitted:
+            self._window.push(token)
 
 
 def starts(step: Step) -> list[int]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from app.settings import Settings
 
 Rule = Literal["argmax", "match", "ratio", "coupled"]
 
@@ -21,6 +24,12 @@ def rule_of(temperature: float, *, sampled: bool, coupling: str = "rejection", d
     if not sampled or draft_sampling == "greedy":
         return "match"
     return "coupled" if coupling == "gumbel" else "ratio"
+
+
+def may_differ(lane: Any, settings: Settings) -> bool:
+    """Whether the lane's text may rightly differ from that of `ar` with the same seed."""
+    sampled = settings.temperature > 0 and settings.coupling == "rejection" and settings.draft_sampling == "law"
+    return lane.name in ("draft", "beam") or (lane.law_drafts and sampled)
 
 
 def chance(rule: Rule, q: float, p: float) -> float | None:

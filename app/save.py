@@ -36,6 +36,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "text": turn.text,
         "reason": turn.reason,
         "seed": turn.seed,
+        "regenerated": turn.regenerated,
         "prompt_ids": list(turn.prompt),
         "answer_ids": list(turn.answer),
         **turn.record,

@@ -82,6 +82,7 @@ class Settings(_Record):
     data_dir: str = default("data_dir")
     verbose: bool = default("verbose")
     debug: bool = default("debug")
+    record: str = default("record")
 
     @classmethod
     def _field(cls, name: str) -> Field:
@@ -102,6 +103,7 @@ class ModelOptions(_Record):
     drafter: str | None = default("drafter")
     device: str = default("device")
     drafter_device: str | None = default("drafter_device")
+    tp_size: int | str = default("tp_size")
     dtype: str = default("dtype")
     quantization: str = default("quantization")
     drafter_quantization: str = default("drafter_quantization")

@@ -176,7 +176,7 @@ class Spanner:
             if not span.committed:
                 kept.append(span)
                 continue
-            same = _common(span.text, whole)
+            same = common(span.text, whole)
             if same:
                 kept.append(Span(span.text[:same], span.kind, span.source))
             whole = whole[same:]
@@ -186,7 +186,7 @@ class Spanner:
         self._add(whole, self._last)
 
 
-def _common(one: str, other: str) -> int:
+def common(one: str, other: str) -> int:
     """The length of the longest common prefix."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:

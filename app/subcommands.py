@@ -15,6 +15,7 @@ from app.distill_fields import DISTILL_FIELDS, distill_args
 from app.fields import MODELS, Field
 from app.plan_fields import LATENCY_FIELDS, PLAN_FIELDS, latency_args, plan_args
 from app.record_fields import RECORD_FIELDS, record_args
+from app.replay_fields import REPLAY_FIELDS, replay_args
 from app.report_fields import REPORT_FIELDS, report_args
 from app.simulate_fields import SIMULATE_FIELDS, simulate_args
 
@@ -41,8 +42,9 @@ class SubCommand:
 
     `run` is "module:function", called with settings, options and what `own` made of the given words and flags; where
     it is empty the command line itself knows what to do. `level` says which of the common flags are taken: all,
-    those of the models, those of the catalogue's listing, or those of looks alone; `also` names further settings.
-    `layered`: the pair's own settings count.
+    those of the models, those of the catalogue's listing, or those of looks alone; `also` names further settings,
+    `without` those that are left out all the same.
+    `layered`: the pair's own settings count. `shares`: several processes can share its target (torchrun).
     """
 
     usage: str
@@ -52,8 +54,10 @@ class SubCommand:
     own: Callable[[Mapping[str, Any], Sequence[str]], Any] = _nothing
     level: Takes = "all"
     also: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
     word: Word | None = None
     switches: Mapping[str, str] = field(default_factory=dict)
+    shares: bool = False
 
     @property
     def loads(self) -> bool:
@@ -67,6 +71,8 @@ class SubCommand:
 
     def takes(self, known: Field) -> bool:
         """Whether a common flag is one of its own."""
+        if known.name in self.without:
+            return False
         if self.level == "all" or known.name in (*_LOOKS, *self.also):
             return True
         return known.group == MODELS if self.level == "models" else self.level == "catalogue" and known.name == "models"
@@ -81,12 +87,13 @@ _DRAFTING = (
 )
 _NAME = Word("name", "?", "NAME", "a pair of the catalogue")
 COMMANDS: Mapping[str, SubCommand] = {
-    "chat": SubCommand("[chat] [options]", "talk in the terminal (without a terminal: as run)"),
+    "chat": SubCommand("[chat] [options]", "talk in the terminal (without a terminal: as run)", shares=True),
     "run": SubCommand(
         "run [PROMPT|-] [--json] [options]",
         "answer one prompt; - or a pipe is one prompt",
         word=_PROMPT,
         switches={"json": "every figure, as one JSON object"},
+        shares=True,
     ),
     "bench": SubCommand(
         "bench [--prompts F.jsonl] [options]",
@@ -94,6 +101,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         "app.bench:run_bench",
         BENCH_FIELDS,
         bench_args,
+        shares=True,
     ),
     "report": SubCommand(
         "report FILE [--out FILE] [options]",
@@ -110,6 +118,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         "app.record:run_record",
         RECORD_FIELDS,
         record_args,
+        without=("record",),
     ),
     "simulate": SubCommand(
         "simulate FILE [--drafter D] [--gammas 1,2,4] [options]",
@@ -119,7 +128,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         simulate_args,
         "models",
         (*_CHATTING, *_DRAFTING),
-        _FILE,
+        word=_FILE,
     ),
     "plan": SubCommand(
         "plan [--c LIST|--target-params N …] [options]",
@@ -156,6 +165,16 @@ COMMANDS: Mapping[str, SubCommand] = {
         distill_args,
         "models",
         ("seed",),
+    ),
+    "replay": SubCommand(
+        "replay FILE [--speed X] [options]",
+        "show a recording again, without any model",
+        "app.replay:replay",
+        REPLAY_FIELDS,
+        replay_args,
+        "looks",
+        ("view", "palette", "debug"),
+        word=Word("file", "?", "FILE", "what --record has written"),
     ),
     "pairs": SubCommand("pairs [options]", "list the catalogue", level="catalogue"),
     "check": SubCommand(

@@ -16,6 +16,8 @@ from typing import Any
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
+from app.far_keys import FAR, is_far
+
 try:
     import termios
 except ImportError:  # no POSIX terminal
@@ -45,10 +47,15 @@ def _keys(echo: bool) -> Iterator[None]:
     else:
         now[0] &= ~(termios.ICRNL | termios.INLCR)
         now[3] &= ~(termios.ECHO | termios.ICANON)
+    watched = FAR.watching
+    FAR.watching = not echo and is_far(descriptor)
+    if FAR.watching:  # the signal would end torchrun, and with it all of this
+        now[3] &= ~termios.ISIG
     termios.tcsetattr(descriptor, termios.TCSANOW, now)
     try:
         yield
     finally:
+        FAR.watching = watched
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
@@ -78,6 +85,7 @@ class Interrupts:
         self._wakeup = -1
 
     def __call__(self) -> bool:
+        FAR.look()
         return self.stopped
 
     def __enter__(self) -> Interrupts:

@@ -14,10 +14,10 @@ from rich.segment import Segment
 
 from app.figures import share
 from app.palette import Look, tint
-from app.rounds import Drafted, Round, read
+from app.rounds import Drafted, Round, Rounds
 from app.rows import Drawn, Field, Row, field, fit, flow
 from app.rules import RULES, Rule, chance, ratio, reviews, rule_of
-from app.spans import NO_TEXT, Decode, Window
+from app.spans import NO_TEXT, Decode
 from app.wrap import visible
 from sampling.events import Step
 
@@ -59,12 +59,12 @@ class Trace(Drawn):
         if not self.steps:
             return flow([field("no rounds yet", "faint")], self.look)
         rows = self._head()
-        window = Window(self._decode)
+        rounds = Rounds(self._decode)
         for number, step in enumerate(self.steps):
             if number >= self.first:
-                rows += self._round(number, read(step, window))
-            for token in step.emitted:
-                window.push(token)
+                rows += self._round(number, rounds.read(step))
+            else:
+                rounds.skip(step)
         return rows
 
     def _head(self) -> list[Row]:

@@ -183,7 +183,7 @@ class Finished:
 
 Event = Prefill | Step | BeamStep | Finished
 
-_KINDS: dict[str, type[Any]] = {"prefill": Prefill, "step": Step, "beamstep": BeamStep, "finished": Finished}
+KINDS: dict[str, type[Any]] = {"prefill": Prefill, "step": Step, "beamstep": BeamStep, "finished": Finished}
 
 
 def to_json(event: Event) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _beam_step(data: dict[str, Any]) -> BeamStep:
 def from_json(data: dict[str, Any]) -> Event:
     """The inverse of :func:`to_json`, also after a round through JSON text."""
     fields = {key: value for key, value in data.items() if key != "event"}
-    kind = _KINDS[data["event"]]
+    kind = KINDS[data["event"]]
     make: Any = {Step: _step, BeamStep: _beam_step}.get(kind)
     event: Event = kind(**fields) if make is None else make(fields)
     return event

@@ -93,7 +93,7 @@ def counted(name: str, lenience: float, case: str, samples: int) -> float:
     return chi_square_p(found, exact_law(target, START, law, 3))
 
 
-@pytest.mark.parametrize("lenience", LENIENCES)
+@pytest.mark.parametrize("lenience", [1.0, 2.0, 5.0])
 @pytest.mark.parametrize("name", LENIENT)
 def test_sampled_tokens_have_the_targets_law(name: str, lenience: float) -> None:
     many = lenience == 2.0 and name in ("model < points", "model < model < points")

@@ -196,7 +196,7 @@ def test_glide_over_point_masses_emits_the_targets_law_to_the_last_digit(drafts:
 SAMPLERS: dict[str, dict[str, Any]] = {"rejection": {}, "gumbel": {"coupling": "gumbel"}}
 
 
-def counted(case: str, way: str, lenience: float, samples: int = 10_000, law: NaiveLaw | None = None) -> float:
+def counted(case: str, way: str, lenience: float, samples: int = 5_000, law: NaiveLaw | None = None) -> float:
     target = make_target(V, seed=4)
     found = sample_counts(
         CausalLM(target),  # type: ignore[arg-type]

@@ -65,6 +65,9 @@ class ScriptedConsole:
     def save(self, path: Path) -> None:
         self.lines.append(f"[save {path}]")
 
+    def load(self, path: Path) -> None:
+        self.lines.append(f"[load {path}]")
+
     def stats(self, which: str) -> None:
         self.lines.append(f"[stats {which}]")
 
@@ -310,7 +313,7 @@ error: /continue takes no argument, got 5
 > /edit What is a lake?
 [edit 'What is a lake?']
 > /save
-error: /save needs a file name ending in .json or .txt
+error: /save needs a file name ending in .json, .txt, .md, .html or .svg
 > /save my chat.json
 [save my chat.json]
 > /save "a b.TXT"
@@ -318,9 +321,17 @@ error: /save needs a file name ending in .json or .txt
 > /save ~nobody-has-this-name/a.txt
 [save ~nobody-has-this-name/a.txt]
 > /save chat.html
-error: /save writes .json and .txt, got 'chat.html'
+[save chat.html]
+> /save chat.pdf
+error: /save needs a file ending in .json, .txt, .md, .html or .svg, got 'chat.pdf'
 > /save .json
-error: /save writes .json and .txt, got '.json'
+error: /save needs a file ending in .json, .txt, .md, .html or .svg, got '.json'
+> /load
+error: /load needs a file name ending in .json
+> /load "my chat.JSON"
+[load my chat.JSON]
+> /load chat.txt
+error: /load needs a file ending in .json, got 'chat.txt'
 > /stats
 [stats last]
 > /stats json
@@ -444,7 +455,6 @@ def test_the_help_page_fits_60_columns_and_names_every_command_once() -> None:
     assert max(map(len, page)) <= 60
     for command in TABLE:
         assert sum(line.split()[:1] == [command.name] for line in page) == 1, command.name
-    assert "/load" not in COMMANDS
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -520,10 +530,11 @@ def test_completion_leaves_messages_and_unknown_commands_alone() -> None:
 
 def test_completion_of_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my chats").mkdir()
-    for name in ("a.json", "b.txt", "c.html", ".hidden.json", "my chats/d.json"):
+    for name in ("a.json", "b.txt", "c.html", "d.pdf", ".hidden.json", "my chats/d.json"):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
-    assert offered("/save ") == ["/save a.json", "/save b.txt", "/save my chats/"]
+    assert offered("/save ") == ["/save a.json", "/save b.txt", "/save c.html", "/save my chats/"]
+    assert offered("/load ") == ["/load a.json", "/load my chats/"]
     assert offered("/save my chats/") == ["/save my chats/d.json"]
     assert offered("/save .") == ["/save .hidden.json"]
     assert offered("/save nowhere/") == []

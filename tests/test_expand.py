@@ -22,7 +22,7 @@ from tests.toy_drafters import PointDrafter
 from tests.toys import ScriptedLM, TableLM
 from utils.logits_processors import make_processor
 
-HOPELESS, SAMPLES = 1e-6, 20_000
+HOPELESS, SAMPLES = 1e-6, 8_000
 
 
 @pytest.mark.parametrize(

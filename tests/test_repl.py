@@ -107,13 +107,16 @@ BAD = {
     "/pair nobody": "unknown pair 'nobody'",
     "/drafter /no/such/folder": "/no/such/folder",
     "/save": "needs a file name",
-    "/save a.doc": ".json and .txt",
+    "/save a.doc": ".json, .txt, .md, .html or .svg",
+    "/load a.txt": "/load needs a file ending in .json",
+    "/load missing.json": "(the conversation is unchanged)",
     "/save /no/such/folder/a.json": "nothing was saved",
     "/prompts": "needs a .jsonl or .txt file, or one of spec_bench",
     "/prompts /no/such.jsonl": "no prompt file",
     "/bench 0": "/bench must be a comma list",
     "/stats often": "must be last, session or json",
     "/trace zero": "/trace must be",
+    "/plot": "/plot",
     "/help nothing": "nothing",
     "/exit now": "takes no argument",
     "/nothing": "unknown command /nothing",
@@ -140,7 +143,7 @@ def test_bad_arguments_are_one_line_and_change_nothing(catalogue: Path) -> None:
 
 
 def test_nothing_to_look_back_on_is_one_line_each(catalogue: Path) -> None:
-    lines = ["/undo", "/regen", "/continue", "/copy", "/edit", "/save a.txt", "/stats", "/trace"]
+    lines = ["/undo", "/regen", "/continue", "/copy", "/edit", "/save a.txt", "/stats", "/trace", "/plot gamma"]
     ran = run_lines(catalogue, *lines)
     assert len(errors(ran)) == len(lines)
     assert all("no message yet" in line or "no answer yet" in line for line in errors(ran))

@@ -25,7 +25,7 @@ from utils.logits_processors import make_processor
 
 CAUGHT = 1e-3
 HOPELESS = 1e-6
-SAMPLES = 20_000
+SAMPLES = 8_000
 DRAFTER = TableLM(3, seed=9)
 RULES = NaiveLaw(1.3, repetition_penalty=1.6, no_repeat_ngram=2)
 SHAPES = [(2,), (3,), (2, 1), (1, 2), (2, 2)]

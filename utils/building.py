@@ -18,6 +18,7 @@ from utils.packed_t5 import lean
 from utils.progress import Progress, check
 from utils.quantization import held_bytes, parameter_count, quantization_config
 from utils.quiet import quiet_warnings
+from utils.shards import sharing
 
 if TYPE_CHECKING:
     from utils.loading import LoadedModel, LoadOptions
@@ -38,7 +39,8 @@ def load_model(
 ) -> LoadedModel:
     """Build the model in `folder`, causal or encoder-decoder, and put it on `device`.
 
-    float32 models on the CPU get their weights packed. Raises UserError in one line, Cancelled when stopped.
+    float32 models on the CPU get their weights packed; with `options.tp_size` processes each loads its part, unpacked
+    and where the process belongs. Raises UserError in one line, Cancelled when stopped.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -54,7 +56,7 @@ def load_model(
         encodes = bool(config.is_encoder_decoder)
         dtype = pick_dtype(wanted, place, getattr(config, "dtype", None))
         quantized = quantization_config(kind, place, dtype)
-        if quantized is None and place.type == "cpu":
+        if quantized is None and place.type == "cpu" and options.tp_size == 1:
             _check_memory(spec.name, folder, dtype, getattr(config, "dtype", None))
         family = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
         with _ONE_AT_A_TIME:
@@ -65,6 +67,7 @@ def load_model(
                 dtype=dtype,
                 trust_remote_code=options.trust_remote_code,
                 local_files_only=True,
+                **sharing(options.tp_size),
                 **_given(
                     attn_implementation=options.attn_implementation or spec.attn_implementation,
                     quantization_config=quantized,
@@ -74,10 +77,10 @@ def load_model(
         model = model.eval()
         check(cancelled)
         model.requires_grad_(False)
-        if quantized is None:
+        if quantized is None and options.tp_size == 1:
             model = model.to(place)
         parameters = parameter_count(model)
-        if quantized is None and place.type == "cpu" and dtype == torch.float32:
+        if quantized is None and place.type == "cpu" and dtype == torch.float32 and options.tp_size == 1:
             progress(f"packing {spec.name}", None)
             check(cancelled)
             pack(model)

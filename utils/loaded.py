@@ -6,7 +6,7 @@ Knows not how anything is loaded. Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,12 @@ class LoadOptions:
     revision: str | None = None
     trust_remote_code: bool = False
     offline: bool = False
+    tp_size: int = 1  # processes that share the target
+
+    @property
+    def for_drafters(self) -> LoadOptions:
+        """The same for what drafts: rank 0 alone loads it, and the revision speaks of the target's repository."""
+        return replace(self, revision=None, tp_size=1)
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class LoadedModel:
     vocab_size: int  # the number of logits, padding included
     seconds: float
     encodes: bool = False  # an encoder reads the prompt, by itself
+    shard: int | None = None  # the number under which all ranks hold a part; None: the model is whole
 
 
 def limit_text(context: int) -> str:

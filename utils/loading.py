@@ -6,6 +6,7 @@ and no screen. Importing it is cheap: torch and transformers come in with the fi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from utils.quiet import quiet_environment, quiet_libraries
 from utils.sources import mended_folder, model_folder
 from utils.specs import CASCADES, TRAINED_METHODS, trained_kind
 from utils.students import student_kind
+from utils.world import World
 
 __all__ = ["Cancelled", "LoadOptions", "LoadedModel", "LoadedPair", "Progress", "load_drafter", "load_pair"]
 
@@ -41,7 +43,10 @@ def load_pair(
     progress("starting the model libraries", None)
     quiet_libraries()
     check(cancelled)
-    target, tokenizer = _load(spec.target, options, options.device, options.quantization, progress, cancelled)
+    if options.tp_size > 1:
+        target, tokenizer = _share(spec.target, options, progress, cancelled)
+    else:
+        target, tokenizer = _load(spec.target, options, options.device, options.quantization, progress, cancelled)
     if tokenizer is None:
         raise UserError(f"{spec.target.name} has no tokenizer files: a target needs them")
     if spec.arch == "seq2seq" and not target.encodes:
@@ -59,6 +64,23 @@ def load_pair(
         context=target.context,
     )
     return _with_drafter(pair, spec.drafter, options, progress, cancelled)
+
+
+def _share(
+    spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
+) -> tuple[LoadedModel, Any | None]:
+    """Rank 0: have every process load its part of the target; this one's part, and the tokenizer."""
+    from utils.shards import load_shard, share_cores
+    from utils.team import joined
+
+    world = World.of(os.environ)
+    share_cores(world.local_size)
+    progress(f"waiting for {world.size} processes", None)
+    team = joined(world, options.device)
+    number = team.number()
+    with team.order("load", number, spec, options):
+        loaded, tokenizer = load_shard(team, spec, options, progress, cancelled)
+    return replace(loaded, shard=number), tokenizer
 
 
 def load_drafter(
@@ -103,7 +125,7 @@ def _with_drafter(
             _alone(pair, drafter),
             notes=(NO_TABLES,) if drafter == "tables" and pair.spec.tables is None else (),
         )
-    options = replace(options, revision=None)  # the flag speaks of the target's repository
+    options = options.for_drafters
     folder = model_folder(drafter, options, progress, cancelled)
     kind, method = student_kind(folder), pair.spec.method
     if method in TRAINED_METHODS and kind != method:
@@ -118,7 +140,7 @@ def _with_cascade(
     pair: LoadedPair, word: str, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
 ) -> LoadedPair:
     """The pair with the models of its cascade in memory; what the words in it stand for is built by what decodes."""
-    options = replace(options, revision=None)
+    options = options.for_drafters
     models: dict[str, LoadedModel] = {}
     notes: list[str] = []
     for spec in pair.spec.cascade_models:
