@@ -336,8 +336,8 @@ def test_what_is_no_recording_is_left_alone(pair: TinyPair, tmp_path: Path, caps
         f"error: cannot record to {tmp_path}/no/a.jsonl: No such file or directory",
     ]
     assert other.read_text() == "dear diary\n"
-    assert main(["bench", "--record", "x"]) == 2
-    assert "bench takes no --record (" in capsys.readouterr().err
+    assert main(["record", "--out", str(tmp_path / "r.jsonl"), "--record", "x"]) == 2
+    assert "record takes no --record (" in capsys.readouterr().err
 
 
 def test_two_runs_do_not_record_to_one_file(tmp_path: Path) -> None:
