@@ -75,7 +75,7 @@ def test_keys_and_values_of_the_target_are_read_where_they_lie() -> None:
     held = fed(target, [text(2, 20)], [18])
     session = GlideLM(make_student("glide", target), 3).open([text(2, 20)], target=held)
     for positions in ([19], [17, 18, 19], [3, 4]):
-        seen = session._seen(torch.tensor([positions]))
+        seen = session._seen(torch.tensor([positions]), torch.tensor([len(positions)]))
         assert seen is not None
         for found, theirs in zip(seen.kv[0], held.kv(2)[:2], strict=True):
             assert found.data_ptr() == theirs.data_ptr()

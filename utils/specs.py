@@ -134,11 +134,12 @@ class Students(BaseModel):
 _SETTINGS: dict[str, Any] = {
     "gamma": int | Literal["auto"],
     **dict.fromkeys(("top_k", "no_repeat_ngram", "max_new_tokens", "seed", "ngram_n", "ngram_filler"), int),
-    **dict.fromkeys(("num_beams", "beam_top_k", "min_length"), int),
+    **dict.fromkeys(("num_beams", "beam_top_k", "min_length", "nodes"), int),
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty", "lenience", "length_penalty"), float),
     **dict.fromkeys(("chat", "ngram_multi_level", "ngram_stop_if_unknown", "ngram_reset"), bool),
     **dict.fromkeys(("ascii", "quiet", "verbose", "debug"), bool),
-    **dict.fromkeys(("system", "template", "coupling", "draft_sampling", "verify", "view", "color", "palette"), str),
+    **dict.fromkeys(("system", "template", "coupling", "draft_sampling", "verify", "expand"), str),
+    **dict.fromkeys(("view", "color", "palette", "data_dir", "record"), str),
     **dict.fromkeys(("compare", "cascade"), str | list[str]),
     "k_matrix": str | list[list[int]],
 }
