@@ -34,11 +34,6 @@ def chain_accepted(step: Step) -> int:
     return len(step.path)
 
 
-def _length(step: Step) -> int:
-    """Nodes on the longest way down."""
-    return max(step.depths, default=-1) + 1
-
-
 class Acceptance:
     """Estimates of alpha_1 … alpha_`limit`.
 
@@ -61,7 +56,7 @@ class Acceptance:
         """One round, a Step a row; of a tree the chain that its siblings stand beside counts."""
         self.add([(step.gamma, chain_accepted(step), step.token is None) for step in steps])
         # One row that drafts makes the pass wide for all.
-        self.add_given(max(step.gamma for step in steps), max((*map(_length, steps), 0)))
+        self.add_given(max(step.gamma for step in steps), max(step.length for step in steps))
 
     def add(self, outcomes: Sequence[tuple[int, int, bool]]) -> None:
         """One round of one or more rows: (asked, accepted, ended) of each.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sampling.types import Draft, Sampler
-from sampling.verify import TINY
+from sampling.verify import TINY, check_ratio, normal
 
 
 def judged(law: Tensor, draft: Draft, keys: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
@@ -34,7 +34,7 @@ def judged(law: Tensor, draft: Draft, keys: Tensor, sampler: Sampler) -> tuple[T
     own_law = law[torch.arange(rows, device=law.device), n]
     short = n < lengths
     if bool(short.any()):
-        own_law[short] = _normal(left[short, n[short]], own_law[short])
+        own_law[short] = normal(left[short, n[short]], own_law[short])
     n = n.cpu()
     path = torch.where(torch.arange(count)[None] < n[:, None], torch.arange(count)[None], -1)
     return path, sampler.draw(own_law, keys + torch.stack([torch.zeros_like(n), n], dim=1)).cpu()
@@ -44,8 +44,7 @@ def _carried(law: Tensor, q: Tensor, tokens: Tensor, present: Tensor) -> Tensor:
     """rᵢ [B, N+1]; behind a chain's end it stays."""
     at = tokens.clamp(min=0)[..., None]
     ratio = (law[:, :-1].gather(2, at) / q.gather(2, at))[..., 0]
-    if bool(ratio[present].isnan().any()):
-        raise ValueError("p(x)/q(x) is 0/0: a token was drafted that its own law gives no mass")
+    check_ratio(ratio[present])
     found = [torch.ones_like(law[:, 0, 0])]
     for depth in range(tokens.shape[1]):
         found.append(torch.where(present[:, depth], (found[-1] * ratio[:, depth]).clamp(max=1), found[-1]))
@@ -61,9 +60,3 @@ def _chances(r: Tensor, s: Tensor, lengths: Tensor) -> Tensor:
     part = torch.cat([part, r[:, count:]], dim=1)
     last = torch.arange(1, count + 1, device=r.device)[None] == lengths[:, None]
     return torch.where(last, r[:, 1:], part)
-
-
-def _normal(left: Tensor, p: Tensor) -> Tensor:
-    """norm(left) [M, V]; p where nothing is left beyond rounding."""
-    mass = left.sum(dim=-1, keepdim=True)
-    return torch.where(mass > TINY, left / mass.clamp(min=TINY), p)

@@ -116,6 +116,11 @@ class Step:
         return tuple(found)
 
     @property
+    def length(self) -> int:
+        """Nodes on the longest way down: of a chain all of them."""
+        return max(self.depths, default=-1) + 1
+
+    @property
     def seconds(self) -> float:
         """Compute of the whole round, in seconds."""
         return self.draft_s + self.verify_s + self.sample_s + self.overhead_s

@@ -51,7 +51,7 @@ class Rescue:
 
     def learn(self, step: Step) -> None:
         """A round; only one with siblings whose chain was refused says anything."""
-        length = max(step.depths, default=-1) + 1
+        length = step.length
         beside, kept = len(step.drafted) - length, chain_accepted(step)
         gained = len(step.path) - kept
         if not beside or not (gained or (step.token is not None and kept < length)):
@@ -113,4 +113,4 @@ class ExpandingPace(GoodputPace):
         super()._learn(steps)
 
     def _paid_for(self, step: Step) -> int:
-        return max(step.depths, default=-1) + 1
+        return step.length

@@ -67,10 +67,16 @@ def law_of(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> Tensor
     return sampler.law(logits, prefixes_of(rows, draft) if sampler.needs_prefixes else [])
 
 
+def above(parents: Tensor | None, count: int) -> Sequence[int]:
+    """The parent of each node; those of a chain where `parents` is None."""
+    found: Sequence[int] = range(-1, count - 1) if parents is None else parents.tolist()
+    return found
+
+
 def children(parents: Tensor | None, count: int) -> Tensor:
     """[N+1, C] the children of the root and of each node in draft order, -1 padded; C is at least 1."""
     kids: list[list[int]] = [[] for _ in range(count + 1)]
-    for node, parent in enumerate(range(-1, count - 1) if parents is None else parents.tolist()):
+    for node, parent in enumerate(above(parents, count)):
         kids[parent + 1].append(node)
     width = max(1, *map(len, kids)) if count else 1
     return torch.tensor([[*nodes, *[-1] * (width - len(nodes))] for nodes in kids])
@@ -79,7 +85,7 @@ def children(parents: Tensor | None, count: int) -> Tensor:
 def depths_of(parents: Tensor | None, count: int) -> list[int]:
     """How many tokens there are on the way down to each node, itself included."""
     depths: list[int] = []
-    for parent in range(-1, count - 1) if parents is None else parents.tolist():
+    for parent in above(parents, count):
         depths.append(1 if parent < 0 else depths[parent] + 1)
     return depths
 
@@ -154,8 +160,7 @@ def examine_laws(
             continue
         at = x[:, turn].clamp(min=0)[:, None]
         ratio = lenience * (p.gather(1, at) / q.gather(1, at))[:, 0]
-        if bool(ratio[open_].isnan().any()):
-            raise ValueError("p(x)/q(x) is 0/0: a token was drafted that its own law gives no mass")
+        check_ratio(ratio[open_])
         accepted = open_.clone()
         accepted[open_] = sampler.coin(ratio[open_])  # q ≤ λp: always accept
         chosen[accepted] = turn
@@ -170,15 +175,25 @@ def examine_laws(
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """norm((p − q)⁺) [M, V]; p itself where nothing is left beyond rounding."""
-    left = (p - q).clamp_(min=0)
+    return normal((p - q).clamp_(min=0), p)
+
+
+def normal(left: Tensor, p: Tensor) -> Tensor:
+    """norm(left) [M, V]; p where nothing is left beyond rounding."""
     mass = left.sum(dim=-1, keepdim=True)
     return torch.where(mass > TINY, left / mass.clamp(min=TINY), p)
+
+
+def check_ratio(ratio: Tensor) -> None:
+    """ValueError where p(x)/q(x) is no number."""
+    if bool(ratio.isnan().any()):
+        raise ValueError("p(x)/q(x) is 0/0: a token was drafted that its own law gives no mass")
 
 
 def prefixes_of(rows: Rows, draft: Draft) -> Rows:
     """The committed tokens and the drafts before each examined position: B × (N+1) prefixes."""
     drafts = draft.tokens.tolist()
-    parents = range(-1, draft.tokens.shape[1] - 1) if draft.parents is None else draft.parents.tolist()
+    parents = above(draft.parents, draft.tokens.shape[1])
     found: Rows = []
     for row, drafted in zip(rows, drafts, strict=True):
         at = [row]

@@ -19,12 +19,11 @@ from sampling.types import Draft, Rows, Sampler
 
 
 class _Offer(NamedTuple):
-    """A node that may be taken: less its path's chance, in which order it came, the node above, depth, tokens above."""
+    """A node that may be taken: less its path's chance, in which order it came, the node above, tokens above."""
 
     unworth: float
     order: int
     parent: int
-    depth: int
     found: Found
     tail: list[int]
 
@@ -56,13 +55,13 @@ class TableTreeDrafter(TablesDrafter):
         offers: list[_Offer] = []
         taken: list[tuple[int, Found]] = []
         order = 0
-        at = _Offer(-1.0, 0, -1, 0, Found(-1, 0, 1.0), tail)
+        at = _Offer(-1.0, 0, -1, Found(-1, 0, 1.0), tail)
         node = -1
         while len(taken) < nodes:
             for found in self._offered(index, at.tail):
                 if (worth := -at.unworth * found.chance) >= self.least:
                     order += 1
-                    heappush(offers, _Offer(-worth, order, node, at.depth + 1, found, at.tail))
+                    heappush(offers, _Offer(-worth, order, node, found, at.tail))
             if not offers:
                 break
             best = heappop(offers)
@@ -83,10 +82,9 @@ class TableTreeDrafter(TablesDrafter):
 
     def _all(self, index: MatchIndex, tail: list[int]) -> Iterator[Found]:
         """As :meth:`TablesDrafter._next`, and what it would have found without that, and so on."""
-        matches = [Found(token, MATCH, CHANCE[size]) for size, token in index.every(tail)]
-        sure = [size for size, _ in index.every(tail)]
+        matches = [(size, Found(token, MATCH, CHANCE[size])) for size, token in index.every(tail)]
         known = [] if self.tables is None else list(self.tables.every(tail))
-        yield from (found for size, found in zip(sure, matches, strict=True) if size >= self.sure_match)
+        yield from (found for size, found in matches if size >= self.sure_match)
         yield from (Found(one.token, TABLES, one.confidence) for one in known if one.size > 1)
-        yield from (found for size, found in zip(sure, matches, strict=True) if size < self.sure_match)
+        yield from (found for size, found in matches if size < self.sure_match)
         yield from (Found(one.token, TABLES, one.confidence) for one in known if one.size == 1)
