@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from app.against import rivals_of
+from app.answer_bar import answer_bar
 from app.answers import Answer, run_lane
 from app.batches import check_batches, run_batches
 from app.bench_file import facts, machine, prompt_rows, writable, write_json
@@ -140,22 +141,12 @@ class Bench:
 
     def run(self) -> None:
         """Answer every prompt with every variant, `repeat` times, but for what the journal has."""
-        from tqdm import tqdm
-
         known = 0 if self.journal is None else len(self.journal.known)
         if self.journal is not None:
             self.journal.begin(machine(self.engine.loaded))
         each = self.args.repeat * len(self.variants)
         total = sum(len(question.turns) for question in self.questions) * each
-        with tqdm(
-            total=total,
-            initial=known,
-            unit="answer",
-            disable=self.settings.quiet,
-            file=sys.stderr,
-            mininterval=0.2 if sys.stderr.isatty() else 10,
-            leave=False,
-        ) as bar:
+        with answer_bar(total, self.settings, known) as bar:
             if known < total:
                 self._warm_up(bar)
             if self.args.batch_size > 1:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from app.answer_bar import answer_bar
 from app.answers import Answer, run_lane, shown_settings
 from app.bench_file import machine
 from app.datasets import questions_of
@@ -107,16 +108,7 @@ class Recorder:
         return {"pass_seconds": {str(n): round(one, 7) for n, one in seconds.items()}, "pass_context": context}
 
     def run(self, questions: Sequence[Question]) -> bool:
-        from tqdm import tqdm
-
-        with tqdm(
-            total=sum(len(question.turns) for question in questions),
-            unit="answer",
-            disable=self.settings.quiet,
-            file=sys.stderr,
-            mininterval=0.2 if sys.stderr.isatty() else 10,
-            leave=False,
-        ) as bar:
+        with answer_bar(sum(len(question.turns) for question in questions), self.settings) as bar:
             for question in questions:
                 for told in self._answers(question):
                     if told is None:
