@@ -1,6 +1,7 @@
 """The one entry: `python infer.py [chat|run|bench|tables|pairs|check] …`. Everything else is in app/."""
 
 import os
+import signal
 import sys
 
 # OpenMP's threads wait for each other by spinning. Without a bound a pass takes many times longer as soon as
@@ -14,4 +15,6 @@ if __name__ == "__main__":
         code = main()
     except KeyboardInterrupt:  # while Python was still importing
         code = 130
+    finally:  # there is nothing left to stop, and whoever presses it again shall still read our exit code
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)

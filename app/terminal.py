@@ -69,10 +69,14 @@ def usual_keys() -> AbstractContextManager[None]:
     return _keys(echo=True)
 
 
+def _unheard(*_: object) -> None:
+    """Ctrl-C while the program is leaving because of one."""
+
+
 class Interrupts:
     """A context in which Ctrl-C sets `stopped`; a second one within 2 s leaves with 130.
 
-    Leaving waits until a drawing (:meth:`whole`) is complete. Outside the main thread Ctrl-C
+    Leaving waits until a drawing (:meth:`whole`) is complete, and no further one disturbs it. Outside the main thread Ctrl-C
     keeps its meaning.
     """
 
@@ -103,7 +107,7 @@ class Interrupts:
         if self._pipe is None:
             return
         signal.set_wakeup_fd(self._wakeup)
-        signal.signal(signal.SIGINT, self._before)
+        signal.signal(signal.SIGINT, _unheard if self._leave else self._before)
         for end in self._pipe:
             os.close(end)
         self._pipe = None

@@ -69,8 +69,10 @@ def test_nodes_come_best_first_and_siblings_differ(row: list[int], nodes: int, t
     assert all(parent < node for node, parent in enumerate(parents))
     fewer = tree(drafter, row, max(1, nodes // 2))
     assert tokens[: len(fewer[0])] == fewer[0]  # a smaller tree is the beginning of a larger one
+    whole = tree(drafter, row, 1 << 10)
     chain = tree(TablesDrafter(tables, least=0.01), row, 1)[0]
-    assert tokens[: len(chain)] == chain or not chain or chain[0] in tokens[:3]
+    roots = {token for token, parent in zip(*whole[:2], strict=True) if parent == -1}
+    assert set(chain) <= roots  # what a chain would begin with is one of what the tree may begin with
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 5])
