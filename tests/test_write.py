@@ -16,6 +16,7 @@ import pytest
 from app.arguments import build_parser, read_request
 from app.cli import main
 from app.write_fields import WriteArgs
+from tests.numbers import number_model, number_tokenizer
 from tests.tiny import TinyPair, tiny_pair, write_prompts
 from training.self_text import written
 from training.stems import KINDS
@@ -222,10 +223,14 @@ def test_ctrl_c_keeps_what_was_written_and_the_same_command_goes_on(pair: TinyPa
     assert written(file)[0] >= count + 30
 
 
-def test_a_target_without_a_template_or_with_an_encoder_is_refused_before_anything_is_written(
+def test_a_target_that_cannot_write_to_itself_is_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare = tiny_pair(tmp_path / "bare", chat=False)
     assert main(words(bare, tmp_path / "a.jsonl")) == 1
     assert "has no chat template to write to itself with" in capsys.readouterr().err
+    number_model(0, 32, 1).save_pretrained(tmp_path / "t5")
+    number_tokenizer().save_pretrained(tmp_path / "t5")
+    assert main(words(TinyPair(tmp_path / "t5", tmp_path / "t5"), tmp_path / "a.jsonl")) == 1
+    assert "error: t5 is an encoder-decoder: write takes decoder-only targets" in capsys.readouterr().err
     assert not (tmp_path / "a.jsonl").exists()
