@@ -97,6 +97,12 @@ def test_kinds_take_turns_and_one_given_twice_comes_twice_as_often(tokenizer: An
     }
 
 
+def test_each_kind_has_every_temperature_even_where_there_are_as_many_of_both(tokenizer: Any) -> None:
+    chats = OwnChats(tokenizer, STOPS, 24, (0.0, 0.7, 1.0), ("qa", "chat", "maths"))
+    lines = [played(chats, number, tokenizer, [("so it is?", True)])[1][0] for number in range(9)]
+    assert len({(line.get("kind"), line["temperature"]) for line in lines}) == 9
+
+
 def test_how_a_turn_begins_depends_on_its_number_and_the_seed_alone(tokenizer: Any) -> None:
     def openings(seed: int, order: Sequence[int]) -> dict[int, list[int]]:
         chats = OwnChats(tokenizer, STOPS, kinds=("maths", "qa"), seed=seed)
