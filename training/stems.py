@@ -180,7 +180,7 @@ def _sum(dice: Random) -> list[Part]:
             (f"{name} drives {many * few} miles in {few} hours.", "At this speed, how"),
             (f"There are {some} boxes with {few} {thing} in each, and {name} takes out {few + 1}.", "How many"),
             (f"{name} is {many} years old and {other} is {some} years younger.", "How old will"),
-            (f"Of the {many} teachers at a school {some} teach languages and {few} teach music.", "How many"),
+            (f"In a club of {many} members {some} swim and {few} others row.", "How many"),
             (f"{name} reads {some} pages a day of a book that has {many * 10} pages.", f"After {few} days, how many"),
             (f"{name} saves ${some} a week, {other} ${few} more than that.", "How many weeks"),
         )
