@@ -18,6 +18,7 @@ from app.record_fields import RECORD_FIELDS, record_args
 from app.replay_fields import REPLAY_FIELDS, replay_args
 from app.report_fields import REPORT_FIELDS, report_args
 from app.simulate_fields import SIMULATE_FIELDS, simulate_args
+from app.write_fields import WRITE_FIELDS, write_args
 
 _LOOKS = ("color", "ascii", "quiet", "verbose")
 Takes = Literal["all", "models", "catalogue", "looks"]
@@ -147,6 +148,16 @@ COMMANDS: Mapping[str, SubCommand] = {
         LATENCY_FIELDS,
         latency_args,
         "models",
+    ),
+    "write": SubCommand(
+        "write FILE.jsonl [--kinds chat,qa,…|all] [options]",
+        "let a target write text to learn from",
+        "app.write:write",
+        WRITE_FIELDS,
+        write_args,
+        "models",
+        ("seed", "data_dir"),
+        word=Word("file", "?", "FILE", "the text's file; a stopped run goes on in it"),
     ),
     "tables": SubCommand(
         "tables --from self|FILES --out FILE [options]",

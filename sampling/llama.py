@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sampling.attention import attention
 from sampling.cache import SlotCache
 from sampling.types import KVCache
 from utils.packed_linear import HalfLinear, PackedLinear, merge
@@ -215,9 +216,7 @@ class Layer:
         alike = bias is None or bias.shape[0] == 1  # a bias of ragged rows hides what is too far by itself
         if self.window and alike and keys.shape[2] >= self.window + new:
             keys, values, bias = latest(self.window + new - 1, keys, values, bias)
-        mixed = F.scaled_dot_product_attention(
-            turned[:, : self.heads], keys, values, attn_mask=bias, scale=self.scale, enable_gqa=True
-        )
+        mixed = attention(turned[:, : self.heads], keys, values, bias, self.scale)
         return plus(self.o, mixed.transpose(1, 2).reshape(rows, new, -1), x)
 
     def think(self, x: Tensor) -> Tensor:

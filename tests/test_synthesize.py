@@ -21,9 +21,12 @@ from sampling.sampler import KeyedSampler
 from sampling.types import Limits
 from tests.tiny import VOCAB, tiny_model, tiny_tokenizer
 from training.dialogues import Ask, Chat, GivenPrompts, OwnChats
-from training.self_text import passages, write_self, written
+from training.self_text import begin, passages, write_self, written
+from training.stems import KINDS
 from training.synthesize import Writer, draw
-from utils.errors import UserError
+from training.tables import read_passages
+from training.texts import SHORTEST, read_texts
+from utils.errors import UsageError, UserError
 from utils.logits_processors import make_processor
 from utils.packed_linear import pack
 
@@ -65,6 +68,17 @@ def test_a_chat_does_not_depend_on_its_neighbours_or_on_where_the_run_began(mode
     assert not set(later) & set(range(7))
     other = first(own(model, tokenizer, batch=8, seed=4), 24)
     assert any(other[number] != lines for number, lines in together.items() if number in other)
+
+
+def test_chats_of_any_kind_do_not_depend_on_their_neighbours_either(model: Any, tokenizer: Any) -> None:
+    def by_kind(batch: int) -> Writer:
+        return Writer(model, VOCAB, STOP, OwnChats(tokenizer, STOP, 24, kinds=tuple(KINDS), seed=3), 3, batch)
+
+    alone, together = first(by_kind(1), 18), first(by_kind(8), 36)
+    assert any(line.get("kind") for lines in alone.values() for line in lines)
+    assert all(together[number] == lines for number, lines in alone.items() if number in together)
+    later = first(by_kind(5), 18, done=set(range(9)))
+    assert all(together[number] == lines for number, lines in later.items() if number in together)
 
 
 def test_greedy_answers_are_those_of_the_decode_loop(model: Any, tokenizer: Any) -> None:
@@ -200,3 +214,73 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     file.write_text('{"ids": [1], "start": 0}\n')
     with pytest.raises(UserError, match="is no file of self-written text"):
         written(file)
+
+
+SETTINGS = {"target": "a", "kinds": "chat,qa", "seed": "3"}
+
+
+def test_the_settings_of_a_file_are_a_line_that_its_readers_pass_over(
+    model: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    noted, bare = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    begin(noted, SETTINGS)
+    for file in (noted, bare):
+        write_self(own(model, tokenizer), file, 60, lambda count: None)
+    line, _, rest = noted.read_text().partition("\n")
+    assert json.loads(line)["settings"] == SETTINGS
+    assert rest == bare.read_text()
+    assert passages(noted) == passages(bare)
+    assert read_texts([noted], VOCAB, 512) == read_texts([bare], VOCAB, 512)
+    assert len(read_texts([noted], VOCAB, 512)) == sum(len(one.ids) - one.start >= SHORTEST for one in passages(bare))
+    assert [one for one in read_passages(noted, list, VOCAB) if one.ids] == passages(bare)  # type: ignore[arg-type]
+    begin(noted, SETTINGS)
+    assert noted.read_text() == f"{line}\n{rest}"
+
+
+@pytest.mark.parametrize("kept", [0, 1, 40, -1])
+def test_a_file_killed_while_it_was_begun_is_begun_again(tmp_path: Path, kept: int) -> None:
+    file = tmp_path / "a.jsonl"
+    begin(file, SETTINGS)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:kept])
+    begin(file, SETTINGS)
+    assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"kinds": "qa"}, "was begun with kinds chat,qa, now qa: give the same flags, or another file"),
+        ({"seed": "4"}, "was begun with seed 3, now 4"),
+        ({"target": "b"}, "was begun with target a, now b"),
+        ({"more": "1"}, "was begun with more None, now 1"),
+    ],
+)
+def test_a_file_of_other_settings_is_refused_and_not_touched(
+    tmp_path: Path, changed: dict[str, str], said: str
+) -> None:
+    file = tmp_path / "a.jsonl"
+    begin(file, SETTINGS)
+    before = file.read_bytes()
+    with pytest.raises(UsageError, match=said):
+        begin(file, SETTINGS | changed)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"ids":[1,2],"start":0,"number":0}\n',
+        '{"ids": [], "start": 0, "number": 0, "settings": 3}\n',
+        '{"prompt": "one"}',
+        "words",
+        "\xff\n",
+        "\n",
+    ],
+)
+def test_a_file_that_was_not_begun_here_is_refused_and_not_touched(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(UsageError, match="holds something else, or text of unknown settings: name a new file"):
+        begin(file, SETTINGS)
+    assert file.read_bytes() == content.encode("latin-1")

@@ -6,16 +6,21 @@ tokenizer and no model; how text is sampled is training/synthesize.py's business
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any, Protocol
 
+from training.stems import KINDS, Part
 from utils.errors import UserError
 
 _MARK = "user-turn-0"
 TEMPERATURES = (0.0, 0.7, 1.0)  # of the answers, chat by chat
 USER_TOKENS = 96  # a longer user turn is thrown away
+_LONG_TURN = 288  # tokens of a turn that has a text in it, its beginning included
 _TAIL = 32  # tokens that a template puts between a user's turn and its answer, at most
+_SENTENCE = re.compile(r"(?<!\d)[.!?][\"'”’)]*(?=\s|$)")  # where one ends; behind a figure a point may be another's
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,11 @@ class Talk:
             raise UserError("the target's chat template changes the user's turn: give it files or prompts")
         return self._encode(head)
 
+    def ids(self, text: str) -> list[int]:
+        return self._encode(text) if text else []
+
     def text(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True)).strip()
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
@@ -79,7 +87,9 @@ def _user(text: str) -> dict[str, str]:
 class OwnChats:
     """Chats without end whose user turns the target samples itself (Magpie, arXiv 2406.08464).
 
-    Raises UserError for a tokenizer whose chat template does not allow it.
+    A turn of kind "chat" is all its own; of other kinds its beginning is given, drawn by `seed` (training/stems.py).
+    Chats take the kinds in turn, one given twice twice as often, and each kind the temperatures. Raises UserError for
+    a tokenizer whose chat template does not allow it.
     """
 
     def __init__(
@@ -88,27 +98,53 @@ class OwnChats:
         stop_ids: frozenset[int],
         answer_tokens: int = 384,
         temperatures: Sequence[float] = TEMPERATURES,
+        kinds: Sequence[str] = ("chat",),
+        seed: int = 0,
     ) -> None:
         self._talk, self._stop, self._answer = Talk(tokenizer), stop_ids, answer_tokens
-        self._temperatures = tuple(temperatures)
+        self._temperatures, self._kinds, self._seed = tuple(temperatures), tuple(kinds), seed
         self._head = self._talk.opening()
+        self._room = USER_TOKENS if set(kinds) == {"chat"} else _LONG_TURN
 
     @property
     def longest(self) -> int:
-        return len(self._head) + USER_TOKENS + _TAIL + self._answer
+        return len(self._head) + self._room + _TAIL + self._answer
 
     def chat(self, number: int) -> Chat | None:
         return self._chat(number)
 
     def _chat(self, number: int) -> Chat:
-        turn = yield Ask(self._head, 1.0, USER_TOKENS)
-        text = self._talk.text(turn[:-1]) if turn and turn[-1] in self._stop else ""
-        if not text:
+        turn, kind = number % len(self._kinds), self._kinds[number % len(self._kinds)]
+        temperature = self._temperatures[(number // len(self._kinds) + turn) % len(self._temperatures)]
+        text = yield from self._turn(KINDS[kind](Random(f"{self._seed}/{number}")))
+        if not text.strip():
             return []
-        prompt = self._talk.prompt([_user(text)])
-        temperature = self._temperatures[number % len(self._temperatures)]
+        prompt = self._talk.prompt([_user(text.strip())])
         answer = yield Ask(prompt, temperature, self._answer)
-        return [_line(prompt, answer, temperature, number)]
+        line = _line(prompt, answer, temperature, number)
+        return [line if kind == "chat" else {**line, "kind": kind}]
+
+    def _turn(self, pieces: Sequence[Part]) -> Generator[Ask, list[int], str]:
+        """A user's turn, piece by piece; empty if one did not come to its end."""
+        text = ""
+        for piece in pieces:
+            given = self._talk.ids(text + piece.opening)
+            more = yield Ask(self._head + given, 1.0, piece.tokens)
+            ended = bool(more) and more[-1] in self._stop
+            # Read with what goes before it: some tokenizers drop the space in front of what they decode.
+            added = self._talk.text(given + (more[:-1] if ended else more))[len(self._talk.text(given)) :]
+            if not ended:
+                added = whole_sentences(added) if piece.loose else ""
+            if not added.strip():
+                return ""
+            text += piece.opening + added
+        return text
+
+
+def whole_sentences(text: str) -> str:
+    """The text up to where its last full sentence ends; empty if it holds none."""
+    ends = [found.end() for found in _SENTENCE.finditer(text)]
+    return text[: ends[-1]] if ends else ""
 
 
 class GivenPrompts:
@@ -149,7 +185,7 @@ class GivenPrompts:
             if not answer:
                 break
             lines.append(_line(prompt, answer, temperature, number))
-            messages.append({"role": "assistant", "content": self._talk.text(answer)})
+            messages.append({"role": "assistant", "content": self._talk.text(answer).strip()})
         return lines
 
 

@@ -6,7 +6,7 @@ How it is written is training/synthesize.py's business. Knows no models; says ho
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,32 @@ from sampling.loop import never
 from training.dialogues import Line
 from training.ngram_counts import Passage
 from training.synthesize import Writer
-from utils.errors import UserError
+from utils.errors import UsageError, UserError
+
+_NOTE = -1  # the number of the line that holds the settings; those of chats begin at 0
+
+
+def begin(file: Path, settings: Mapping[str, str]) -> None:
+    """Note in a new file what its text depends on; UsageError, naming the first difference, in another's.
+
+    The note is a first line without ids, as of a chat that came to nothing: who reads the text passes over it.
+    """
+    note = json.dumps({"ids": [], "start": 0, "number": _NOTE, "settings": dict(settings)}).encode("ascii") + b"\n"
+    line = b""
+    if file.is_file():
+        with file.open("rb") as known:
+            line = known.readline()
+    if note.startswith(line) and line != note:  # new, or killed while it was begun
+        file.write_bytes(note)
+        return
+    try:
+        before = dict(_row(line.decode("utf-8", errors="replace"), file)["settings"])
+    except (UserError, KeyError, TypeError, ValueError):
+        raise UsageError(f"{file} holds something else, or text of unknown settings: name a new file") from None
+    for name in (*settings, *before):
+        if before.get(name) != settings.get(name):
+            told = f"{name} {before.get(name)}, now {settings.get(name)}"
+            raise UsageError(f"{file} was begun with {told}: give the same flags, or another file")
 
 
 def written(file: Path) -> tuple[int, set[int]]:
@@ -37,7 +62,7 @@ def _row(line: str, file: Path) -> Line:
             return dict(row)
     except (ValueError, KeyError, TypeError):
         pass
-    raise UserError(f"{file} is no file of self-written text: remove it, or choose another --out")
+    raise UserError(f"{file} is no file of self-written text: remove it, or name another")
 
 
 def write_self(
@@ -50,12 +75,13 @@ def write_self(
     """Append answers to `file` (jsonl) until it holds `tokens` answer tokens; returns how many it holds.
 
     Goes on where an earlier run stopped; chats that came to nothing leave a line without ids. `told` hears the
-    tokens so far. Less than asked for comes back only when interrupted or when the source ends. Raises OSError (a
-    full disk) with the whole lines written so far intact.
+    tokens so far, first those found in the file; nothing where they are enough. Less than asked for comes back only
+    when interrupted or when the source ends. Raises OSError (a full disk) with the whole lines written so far intact.
     """
     count, done = written(file)
     if count >= tokens:
         return count
+    told(count)
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab", buffering=0) as out:
         for number, lines in writer.chats(done, interrupt):

@@ -112,7 +112,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     lines = Path(arguments[0]).read_text(encoding="utf-8").splitlines()
     limit = float(arguments[1]) if len(arguments) > 1 else 10.0
-    sys.stdout.write(figures([json.loads(line) for line in lines], limit) + "\n")
+    rows = [row for row in map(json.loads, lines) if row["ids"]]
+    sys.stdout.write(figures(rows, limit) + "\n")
     return 0
 
 

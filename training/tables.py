@@ -114,7 +114,7 @@ def build(
     """
     if not 1 <= max_n <= MOST:
         raise UsageError(f"max_n must be from 1 to {MOST}, got {max_n}")
-    kept = list(passages)
+    kept = [one for one in passages if len(one.ids)]
     counted = sum(max(0, len(one.ids) - max(one.start, 1)) for one in kept)
     levels = count_levels(kept, max_n)
     if not levels:
