@@ -17,6 +17,8 @@ from sampling.drafters.tables import CHANCE, MATCH, TABLES, Found, MatchIndex, T
 from sampling.rows import behind
 from sampling.types import Draft, Rows, Sampler
 
+_CHOICES = 4  # tokens of one context of the tables that may become siblings
+
 
 class _Offer(NamedTuple):
     """A node that may be taken: less its path's chance, in which order it came, the node above, tokens above."""
@@ -83,7 +85,7 @@ class TableTreeDrafter(TablesDrafter):
     def _all(self, index: MatchIndex, tail: list[int]) -> Iterator[Found]:
         """As :meth:`TablesDrafter._next`, and what it would have found without that, and so on."""
         matches = [(size, Found(token, MATCH, CHANCE[size])) for size, token in index.every(tail)]
-        known = [] if self.tables is None else list(self.tables.every(tail))
+        known = [] if self.tables is None else list(self.tables.every(tail, most=_CHOICES))
         yield from (found for size, found in matches if size >= self.sure_match)
         yield from (Found(one.token, TABLES, one.confidence) for one in known if one.size > 1)
         yield from (found for size, found in matches if size < self.sure_match)
