@@ -2,10 +2,11 @@
 
 The file: 8 bytes MAGIC, the header's length (uint32, little-endian), a JSON header, then for each
 context size three arrays sorted by key: keys uint32, tokens uint16 or uint32, confidence uint8
-(the chance that the token follows, in 255ths). A context may have several entries, the likeliest first. Contexts of one token are their own key; longer ones
-are known by a 32-bit hash only, so an unknown context passes for a known one with a probability of
-entries / 2³² (0.01% at 400 thousand). That costs a refused draft and nothing else: drafts are point
-masses, lossless however they were chosen. Knows no text and no tokenizer, only its fingerprint.
+(the chance that the token follows, in 255ths). A context may have several entries, the likeliest first.
+Contexts of one token are their own key; longer ones are known by a 32-bit hash only, so an unknown context
+passes for a known one with a probability of entries / 2³² (0.01% at 400 thousand). That costs a refused draft
+and nothing else: drafts are point masses, lossless however they were chosen. Knows no text and no tokenizer,
+only its fingerprint.
 """
 
 from __future__ import annotations
