@@ -29,6 +29,7 @@ TABLES_FIELDS = {
     "out": Field("out", _PATH, None, "the tables' file", "tables"),
     "max_n": Field("max_n", Whole(1, 16), 5, "tokens of the longest context", "tables"),
     "max_mb": Field("max_mb", Number(0, 4000, without_low=True), 10.0, "largest file, in million bytes", "tables"),
+    "choices": Field("choices", Whole(1, 8), 3, "most next tokens of a context: trees draft siblings", "tables"),
     "tokens": Field("tokens", Whole(1), 200_000, "answer tokens that self writes", "tables"),
 }
 
@@ -41,6 +42,7 @@ class TablesArgs:
     out: Path | None = None
     max_n: int = 5
     max_mb: float = 10.0
+    choices: int = 3
     tokens: int = 200_000
 
 
@@ -95,6 +97,7 @@ def _build(settings: Settings, options: ModelOptions, args: TablesArgs, interrup
         source=source,
         max_n=args.max_n,
         max_mb=args.max_mb,
+        choices=args.choices,
     )
     if not settings.quiet:
         sys.stderr.write(_told(args.out, facts, time.monotonic() - begun))
@@ -104,8 +107,8 @@ def _build(settings: Settings, options: ModelOptions, args: TablesArgs, interrup
 def _told(out: Path, facts: dict[str, Any], seconds: float) -> str:
     kept, found = sum(facts["contexts"]), sum(facts["contexts_found"])
     return (
-        f"{out}: {facts['bytes'] / 1e6:.1f} MB, {kept:,} of {found:,} contexts of at most {facts['max_n']} tokens "
-        f"from {facts['tokens']:,} tokens in {facts['passages']:,} passages, {seconds:.0f} s\n"
+        f"{out}: {facts['bytes'] / 1e6:.1f} MB, {kept:,} of {found:,} entries for contexts of at most "
+        f"{facts['max_n']} tokens from {facts['tokens']:,} tokens in {facts['passages']:,} passages, {seconds:.0f} s\n"
     )
 
 

@@ -76,8 +76,8 @@ def _unheard(*_: object) -> None:
 class Interrupts:
     """A context in which Ctrl-C sets `stopped`; a second one within 2 s leaves with 130.
 
-    Leaving waits until a drawing (:meth:`whole`) is complete, and no further one disturbs it. Outside the main thread Ctrl-C
-    keeps its meaning.
+    Leaving waits until a drawing (:meth:`whole`) is complete, and no further one disturbs it. Outside the main
+    thread Ctrl-C keeps its meaning.
     """
 
     def __init__(self) -> None:

@@ -8,39 +8,58 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sampling.types import Draft, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Per row, for every node: its token, parent, source, p(x) and q(x); per position the top-2 gap."""
+    """Per row, for every node: its token, parent, source, p(x) and q(x); per position the top-2 gap.
+
+    p(x) and the gap are known where the verifier looked: at the root, behind accepted nodes, and of their children.
+    """
 
     tokens: list[list[int]]
     parents: list[int]
     source: list[list[int]]
-    target_p: list[list[float]]
+    target_p: list[dict[int, float]]
     draft_p: list[list[float]]
-    gaps: list[list[float]]
+    gaps: list[dict[int, float]]
 
     @staticmethod
     def of(verdict: Verdict, draft: Draft) -> Told:
         """Read everything off the device at once."""
-        logits, tokens = verdict.logits, draft.tokens
+        tokens, path, device = draft.tokens, verdict.path, verdict.logits.device
         rows, count = tokens.shape
         parents = list(range(-1, count - 1)) if draft.parents is None else draft.parents.tolist()
         source = [[0] * count] * rows if draft.source is None else draft.source.expand(rows, count).tolist()
-        best = logits.topk(min(2, logits.shape[-1]), dim=-1).values.float()
-        gaps = (best[..., 0] - best[..., -1]).tolist()
-        if not count:
-            nothing: list[list[float]] = [[] for _ in range(rows)]
-            return Told(tokens.tolist(), parents, source, nothing, nothing, gaps)
-        at = torch.tensor(parents, device=logits.device) + 1
-        before = logits.index_select(1, at).float()
-        chosen = before.gather(2, tokens.clamp(min=0).to(logits.device)[..., None])[..., 0]
-        target_p = (chosen - before.logsumexp(dim=-1)).exp().tolist()
         draft_p = [[1.0] * count for _ in range(rows)] if draft.raw is None else draft.raw.tolist()
-        return Told(tokens.tolist(), parents, source, target_p, draft_p, gaps)
+        # Of all positions only those where a row stood, its stages [B, A+1]: a tree has many more.
+        accepted = int((path >= 0).sum(dim=1).max()) if rows else 0
+        stood = torch.cat([torch.full((rows, 1), -1), path[:, :accepted]], dim=1)
+        logits = verdict.logits[torch.arange(rows, device=device)[:, None], stood.to(device) + 1].float()
+        best = logits.topk(min(2, logits.shape[-1]), dim=-1).values
+        gaps = [
+            dict(zip(nodes, values, strict=True))
+            for nodes, values in zip(stood.tolist(), (best[..., 0] - best[..., -1]).tolist(), strict=True)
+        ]
+        told = Told(tokens.tolist(), parents, source, [{} for _ in range(rows)], draft_p, gaps)
+        if count:
+            told._judge(stood, logits)
+        return told
+
+    def _judge(self, stood: Tensor, logits: Tensor) -> None:
+        """p(x) of the children of the nodes at which each row stood, from their logits [B, A+1, V]."""
+        for place, nodes in enumerate(stood.tolist()):
+            stages = {node: stage for stage, node in reversed(list(enumerate(nodes)))}  # -1 is the root, then padding
+            seen = [
+                node for node, parent in enumerate(self.parents) if parent in stages and self.tokens[place][node] >= 0
+            ]
+            at = torch.tensor([stages[self.parents[node]] for node in seen], dtype=torch.long, device=logits.device)
+            ids = torch.tensor([self.tokens[place][node] for node in seen], dtype=torch.long, device=logits.device)
+            chances = (logits[place, at, ids] - logits[place].logsumexp(dim=-1)[at]).exp()
+            self.target_p[place].update(zip(seen, chances.tolist(), strict=True))
 
     def row(self, place: int, path: list[int], token: int | None) -> dict[str, Any]:
         """The fields of row `place`'s Step; nodes are numbered anew without the absent ones."""
@@ -57,5 +76,5 @@ class Told:
             "path": tuple(number[node] for node in path),
             "target_p": tuple(self.target_p[place][node] for node in examined),
             "draft_p": tuple(self.draft_p[place][node] for node in examined),
-            "top2_gap": self.gaps[place][ended + 1],
+            "top2_gap": self.gaps[place][ended],
         }

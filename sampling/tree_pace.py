@@ -1,10 +1,11 @@
 """`gamma auto` for trees: how deep and how wide, by measured goodput (sampling/pace.py chooses for chains).
 
-A tree of tables needs no second figure: its nodes come in falling worth, so gamma counts nodes and each has a chance
-of its own (:class:`sampling.acceptance.Ranks`). A model's tree has two: gamma is its depth, for which the drafter is
-paid. It is judged as the chain of its first children, with as many siblings beside it as what they bring where the
-chain is refused is worth in v(n); CaPE's are leaves, a dynamic tree goes on below them. Knows drafters by their class,
-no tokens and no clock; decides from past rounds only, as every pace does.
+A tree of tables costs nothing to draft and says of each node how likely it is: gamma is how many it may have at
+most, and of those it keeps the ones that are worth their place in the pass, by v(n), by what a pass brings and by how
+far such promises came true (:class:`sampling.drafters.table_tree.Appraisal`). A model's tree has two figures: gamma is
+its depth, for which the drafter is paid. It is judged as the chain of its first children, with as many siblings beside
+it as what they bring where the chain is refused is worth in v(n); CaPE's are leaves, a dynamic tree goes on below them.
+Knows drafters by their class, no tokens and no clock; decides from past rounds only, as every pace does.
 """
 
 from __future__ import annotations
@@ -14,20 +15,22 @@ from typing import Any
 from sampling.acceptance import MEMORY, Acceptance, Ranks, chain_accepted, expected_tokens
 from sampling.costs import Costs
 from sampling.drafters.expand import Expansion
-from sampling.drafters.table_tree import TableTreeDrafter
+from sampling.drafters.table_tree import Appraisal, TableTreeDrafter
 from sampling.events import Step
-from sampling.pace import GAMMA_MAX, SLACK, GoodputPace
+from sampling.pace import GAMMA_MAX, GROWTH, LOOK, SLACK, GoodputPace
 
 SIBLINGS = (0, 1, 2, 4, 6, 8, 12, 16, 24)  # how many may stand beside a chain
 HALF = 10.0  # siblings that are thought to be taken every other time where the chain is refused
 MOST_NODES = 24  # of a best-first tree
 WORTH = 3.0  # refusals that this guess is worth
+TRUST, TRUSTED = 0.85, 8.0  # share of the promised tokens that comes, and how many of them that guess is worth
+RATE, RATED = 1.5, 8.0  # tokens a plain pass' time, and how many passes' time that guess is worth
 
 
 def pace_of(drafter: Any, costs: Costs, nodes: int) -> GoodputPace:
     """What chooses gamma for a drafter whose rounds may have so many nodes."""
     if isinstance(drafter, TableTreeDrafter):
-        return RankPace(min(nodes, MOST_NODES), costs)
+        return RankPace(drafter.appraisal, min(nodes, MOST_NODES), costs)
     expansion = getattr(drafter, "expansion", None)
     if isinstance(expansion, Expansion):
         return ExpandingPace(expansion, nodes, costs=costs)
@@ -35,10 +38,43 @@ def pace_of(drafter: Any, costs: Costs, nodes: int) -> GoodputPace:
 
 
 class RankPace(GoodputPace):
-    """For trees that grow best first: gamma counts nodes."""
+    """For trees that grow best first: gamma is the most nodes, `appraisal` is told what they must be worth."""
+
+    def __init__(self, appraisal: Appraisal, gamma_max: int = MOST_NODES, costs: Costs | None = None) -> None:
+        self.appraisal = appraisal
+        super().__init__(gamma_max, costs)
+
+    def reset(self) -> None:
+        super().reset()
+        self._promised = self._held = self._time = self._tokens = 0.0
 
     def _acceptance(self) -> Acceptance | Ranks:
         return Ranks(self.gamma_max)
+
+    def gamma(self, rows: list[int]) -> list[int]:
+        """The most nodes of the coming round."""
+        found = super().gamma(rows)
+        look = self.appraisal
+        look.promised = 0.0
+        look.trust = (self._held + TRUST * TRUSTED) / (self._promised + TRUSTED)
+        look.rate = (self._tokens + RATE * RATED) / (self._time + RATED)
+        look.v = self.costs.v(found[0] + 1) if self.costs.drafting_known else ()
+        return found
+
+    def _best(self) -> int:
+        """Nodes are judged one by one when they are known; rows of a batch get chains, judged by their past."""
+        if len(self._rows) > 1:
+            return super()._best()
+        return min(self.gamma_max, max(LOOK, GROWTH * (self.costs.reach - 1)))
+
+    def _learn(self, steps: list[Step]) -> None:
+        if len(steps) == 1:
+            (step,) = steps
+            self._promised = MEMORY * self._promised + self.appraisal.promised
+            self._held = MEMORY * self._held + len(step.path) * (self.appraisal.promised > 0)
+            self._time = MEMORY * self._time + self.costs.v(len(step.drafted) + 1)[-1]
+            self._tokens = MEMORY * self._tokens + len(step.emitted)
+        super()._learn(steps)
 
 
 class Rescue:

@@ -17,6 +17,7 @@ from app.prompts import prompt_ids
 from app.settings import ModelOptions, Settings
 from sampling.drafters import StaticTables, TablesDrafter
 from sampling.drafters.table_file import MAGIC
+from sampling.drafters.table_tree import TableTreeDrafter
 from sampling.loop import never
 from tests.scripted import run_lines
 from tests.tiny import VOCAB, TinyPair, tiny_pair
@@ -180,11 +181,21 @@ def test_playing_a_known_answer_accepts_every_draft() -> None:
     assert (nothing.tokens_per_pass, nothing.drafted) == (1.0, 0)
 
 
+def test_a_tree_is_played_down_the_branch_that_the_answer_takes() -> None:
+    """Behind 1 2 came 3, behind 2 alone last 5: the chain drafts 3, the tree both, and the answer says 5."""
+    row = [1, 2, 3, 9, 7, 2, 5]
+    answer = Passage([*row, 4, 1, 2, 5, *range(40, 60)], len(row))
+    chain = play([answer], TablesDrafter(None, least=0), 12)
+    tree = play([answer], TableTreeDrafter(None, least=0.01), 12)
+    assert chain.accepted < tree.accepted
+    assert tree.tokens == chain.tokens == 23
+
+
 def test_the_table_of_figures_has_a_row_for_each_way() -> None:
     row = {"ids": [1, 2, 3, 4] * 5, "start": 4}
     rows = [{**row, "temperature": t} for t in (0.0, 0.7) for _ in range(80)]
     lines = figures(rows, 1.0, gammas=(1,)).splitlines()
-    assert len(lines) == 2 + 2 + 10
+    assert len(lines) == 2 + 2 + 12
     assert "1.88" in next(line for line in lines if line.startswith("| 0 | match of 2"))  # 15 tokens in 8 passes
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sampling.acceptance import Ranks, chain_accepted, expected_tokens
 from sampling.drafters.expand import Expansion
+from sampling.drafters.table_tree import Appraisal
 from sampling.events import Step
 from sampling.tree_pace import ExpandingPace, RankPace, Rescue
 from tests.pacing import PLAIN, flat, make_step, packed, unpacked
@@ -65,25 +66,59 @@ def test_a_sibling_that_the_tree_goes_on_below_is_worth_more_than_a_leaf() -> No
     assert branch(2) > 2 * leaf(2)
 
 
-def grown(pace: RankPace, chances: list[float], v: V, rounds: int = 300) -> list[int]:
-    """The gammas of rounds in which node r is accepted with chances[r]."""
-    noise, gammas = random.Random(3), []
+def grown(chances: list[float], v: V, promised: float = 1.0, rounds: int = 300) -> tuple[RankPace, list[int]]:
+    """The nodes of rounds in which node r is accepted with chances[r]; the drafter promises `promised` times that."""
+    pace, noise, sizes = RankPace(Appraisal(), len(chances)), random.Random(3), []
     for _ in range(rounds):
         (gamma,) = pace.gamma([0])
-        path = tuple(rank for rank in range(gamma) if noise.random() < chances[rank])
-        pace.observe(tree_step(gamma, (-1,) * gamma, path, 0.002, v(gamma + 1)))
-        gammas.append(gamma)
-    return gammas
+        nodes = pace.appraisal.kept([promised * chance for chance in chances[:gamma]])
+        path = tuple(rank for rank in range(nodes) if noise.random() < chances[rank])
+        pace.observe(tree_step(nodes, (-1,) * nodes, path, 0.002, v(nodes + 1)))
+        sizes.append(nodes)
+    return pace, sizes
 
 
+@pytest.mark.parametrize("promised", [1.0, 2.0, 0.5])
 @pytest.mark.parametrize("v", [flat, packed, unpacked])
-def test_a_best_first_tree_is_about_as_large_as_its_nodes_are_worth(v: V) -> None:
-    """Node r holds with .4 / (r + 1). What is chosen brings 97% of what the best size would."""
+def test_a_best_first_tree_is_about_as_large_as_its_nodes_are_worth(v: V, promised: float) -> None:
+    """Node r holds with .4 / (r + 1), whatever is promised. What is chosen brings 97% of what the best size would."""
     chances = [0.4 / (rank + 1) for rank in range(16)]
     true = [(1 + sum(chances[:size])) / (0.002 * size + v(size + 1)) for size in range(17)]
-    gammas = grown(RankPace(), chances, v)
-    late = sorted(gammas[150:])
+    _, sizes = grown(chances, v, promised)
+    late = sorted(sizes[150:])
     assert true[late[len(late) // 2]] > 0.97 * max(true)
+
+
+def test_trust_is_the_share_of_the_promised_tokens_that_came() -> None:
+    pace, _ = grown([0.4, 0.2, 0.1, 0.1], flat, promised=1.6)
+    assert pace.appraisal.trust == pytest.approx(1 / 1.6, abs=0.12)
+
+
+def test_a_tree_that_never_holds_is_given_up_and_tried_again() -> None:
+    def steep(n: int) -> float:
+        return 1 + 0.1 * (n - 1)
+
+    pace, noise, sizes = RankPace(Appraisal(), 8), random.Random(1), []
+    for turn in range(400):
+        (gamma,) = pace.gamma([0])
+        nodes = pace.appraisal.kept([0.3, 0.2, 0.1][:gamma])
+        path = (0,) if nodes and turn >= 200 and noise.random() < 0.5 else ()
+        pace.observe(tree_step(nodes, (-1,) * nodes, path, 0.001, steep(nodes + 1)))
+        sizes.append(nodes)
+    assert sum(sizes[100:200]) < 60  # a node in two rounds is what forgetting costs; at first there were two in each
+    assert sum(sizes[:10]) > 8
+    assert sum(sizes[300:]) > 120
+
+
+def test_what_is_kept_by_hand() -> None:
+    """rate 2, v 1, 1.1, 1.2, 1.9: nodes cost .2, .2 and 1.4."""
+    look = Appraisal(trust=0.5, v=(1.0, 1.1, 1.2, 1.9), rate=2.0)
+    assert look.kept([0.9, 0.5, 0.5]) == 2  # they bring .45, .25 and .25
+    assert look.promised == pytest.approx(1.4)
+    assert look.kept([0.3, 0.2]) == 0  # .15 < .2
+    assert look.promised == 0.0
+    assert look.kept([0.3, 0.3, 0.3]) == 0
+    assert Appraisal().kept([0.1, 0.1]) == 2  # nothing known of costs: all stay
 
 
 def expanded(v: V, taken: float, alpha: float = 0.3, c: float = 0.07, rounds: int = 300) -> list[tuple[int, int]]:

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sampling.drafters.table_tree import TableTreeDrafter
 from sampling.drafters.tables import StaticTables, TablesDrafter
 from sampling.sampler import KeyedSampler
-from sampling.types import Drafter
+from sampling.types import Draft, Drafter
+from sampling.verify import above
 from training.ngram_counts import Passage
 from training.tables import build
 from utils.logits_processors import make_processor
@@ -25,7 +27,7 @@ from utils.logits_processors import make_processor
 HELD_OUT = 60
 LENGTH = 128  # tokens of each answer that are played
 SLOPE = 0.03  # what a drafted token adds to a pass, in one-token passes
-GAMMAS = (1, 2, 4, 8)
+GAMMAS = (1, 2, 4, 8, 12)
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,24 @@ def play(passages: Sequence[Passage], drafter: Drafter, gamma: int, length: int 
         drafter.start([ids[:at]], nothing, nothing)
         while at < len(ids):
             want = min(gamma, len(ids) - at - 1)
-            draft = drafter.propose([ids[:at]], [want], sampler).tokens[0].tolist() if want else []
-            held = next((i for i, token in enumerate(draft) if token != ids[at + i]), len(draft))
+            draft = drafter.propose([ids[:at]], [want], sampler) if want else Draft.empty(1)
+            held, count = _held(draft, ids[at : at + want]), draft.tokens.shape[1]
             tokens, passes = tokens + held + 1, passes + 1
-            drafted, accepted = drafted + len(draft), accepted + held
+            drafted, accepted = drafted + count, accepted + held
             at += held + 1
     return Played(tokens, passes, drafted, accepted)
+
+
+def _held(draft: Draft, answer: Sequence[int]) -> int:
+    """How many of the answer's tokens are a way down from the root of the draft of one row."""
+    tokens = draft.tokens[0].tolist()
+    down = {edge: node for node, edge in enumerate(zip(above(draft.parents, len(tokens)), tokens, strict=True))}
+    node = -1
+    for count, token in enumerate(answer):
+        if (node, token) not in down:
+            return count
+        node = down[node, token]
+    return len(answer)
 
 
 def split(rows: Sequence[dict[str, Any]], temperature: float, count: int = HELD_OUT) -> list[int]:
@@ -80,14 +94,15 @@ def figures(rows: Sequence[dict[str, Any]], max_mb: float, gammas: Sequence[int]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "tables.bin")
         size = 1 + max(max(row["ids"]) for row in rows)
-        facts = build(rest, file, vocab_size=size, fingerprint=None, source="held-out split", max_mb=max_mb)
+        facts = build(rest, file, vocab_size=size, fingerprint=None, source="held-out split", max_mb=max_mb, choices=3)
         tables = StaticTables.open(file)
         drafters: dict[str, Drafter] = {
             "matches alone": TablesDrafter(None, least=0),
             "tables alone": TablesDrafter(tables, least=0, longest=0),
             "any match, then tables": TablesDrafter(tables, least=0, sure_match=1),
             "match of 2 or more, then tables": TablesDrafter(tables, least=0),
-            "the same, weak chains cut (default)": TablesDrafter(tables),
+            "the same, weak chains cut": TablesDrafter(tables),
+            "a tree of γ nodes, paths below .05 cut": TableTreeDrafter(tables, least=0.05),
         }
         lines = [f"{facts['tokens']:,} tokens counted, {facts['bytes'] / 1e6:.1f} MB", ""]
         lines += ["| temperature | drafts | " + " | ".join(f"γ = {gamma}" for gamma in gammas) + " |"]

@@ -69,7 +69,7 @@ def _passage(line: str, where: str, encode: Encode, vocab_size: int) -> Passage:
 
 
 def pruned(levels: Sequence[Level], entries: int) -> list[Level]:
-    """At most `entries` contexts: those often seen and those that correct the shorter context stay.
+    """At most `entries` entries: those often seen and those that correct the shorter context stay.
 
     A context whose token the shorter one predicts as well goes before one that says something new,
     a rare one before a frequent one, a long one before a short one.
@@ -97,6 +97,7 @@ def build(
     source: str,
     max_n: int = 5,
     max_mb: float = 10.0,
+    choices: int = 1,
 ) -> dict[str, Any]:
     """Count, prune to `max_mb` million bytes, write; returns the header's facts with `bytes`.
 
@@ -107,6 +108,7 @@ def build(
         source: told in the header.
         max_n: tokens of the longest context, 1 … 16.
         max_mb: most bytes of the file, in millions.
+        choices: most next tokens of a context; trees draft more than one.
 
     Raises:
         UsageError: max_n or max_mb out of range.
@@ -116,7 +118,7 @@ def build(
         raise UsageError(f"max_n must be from 1 to {MOST}, got {max_n}")
     kept = [one for one in passages if len(one.ids)]
     counted = sum(max(0, len(one.ids) - max(one.start, 1)) for one in kept)
-    levels = count_levels(kept, max_n)
+    levels = count_levels(kept, max_n, most=choices)
     if not levels:
         raise UserError(f"{source}: no tokens to count")
     room = int(max_mb * 1e6) - _HEADER

@@ -2,10 +2,11 @@
 
 The file: 8 bytes MAGIC, the header's length (uint32, little-endian), a JSON header, then for each
 context size three arrays sorted by key: keys uint32, tokens uint16 or uint32, confidence uint8
-(the chance that the token follows, in 255ths). Contexts of one token are their own key; longer ones
-are known by a 32-bit hash only, so an unknown context passes for a known one with a probability of
-entries / 2³² (0.01% at 400 thousand). That costs a refused draft and nothing else: drafts are point
-masses, lossless however they were chosen. Knows no text and no tokenizer, only its fingerprint.
+(the chance that the token follows, in 255ths). A context may have several entries, the likeliest first.
+Contexts of one token are their own key; longer ones are known by a 32-bit hash only, so an unknown context
+passes for a known one with a probability of entries / 2³² (0.01% at 400 thousand). That costs a refused draft
+and nothing else: drafts are point masses, lossless however they were chosen. Knows no text and no tokenizer,
+only its fingerprint.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _UNSURE = 0.5  # the published bigram format tells no counts
 
 
 class Known(NamedTuple):
-    """What the tables know of a context: its size in tokens, its best next token and that token's chance."""
+    """What the tables know of a context: its size in tokens, a next token and that token's chance."""
 
     size: int
     token: int
@@ -43,7 +44,7 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class TableArrays:
-    """The entries of one context size, sorted by key: keys, tokens and confidence are all [N] integers."""
+    """The entries of one context size, sorted by key, of one key the likeliest token first: all [N] integers."""
 
     size: int
     keys: np.ndarray[Any, Any]
@@ -69,20 +70,23 @@ class StaticTables:
         ]
 
     def __len__(self) -> int:
-        """How many contexts are known."""
+        """How many entries there are."""
         return sum(len(keys) for keys, _, _ in self._levels)
 
     def next(self, tail: list[int], least: int = 1) -> Known | None:
         """The best token behind the longest known suffix of `tail` that has at least `least` tokens."""
         return next(self.every(tail, least), None)
 
-    def every(self, tail: list[int], least: int = 1) -> Iterator[Known]:
-        """The best token behind each known suffix of `tail` of at least `least` tokens, the longest first."""
+    def every(self, tail: list[int], least: int = 1, most: int = 1) -> Iterator[Known]:
+        """The `most` best tokens behind each known suffix of `tail` of at least `least` tokens, the longest first."""
         keys = suffix_keys(tail, self.max_n)
         for size in range(len(keys), least - 1, -1):
             known, tokens, confidence = self._levels[size - 1]
-            at = bisect_left(known, keys[size - 1])
-            if at < len(known) and known[at] == keys[size - 1]:
+            key = keys[size - 1]
+            begin = bisect_left(known, key)
+            for at in range(begin, min(begin + most, len(known))):
+                if known[at] != key:
+                    break
                 yield Known(size, tokens[at], confidence[at] / 255)
 
     @staticmethod

@@ -7,15 +7,22 @@ best chance, so nodes come in falling worth. Children are point masses. Needs no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 
+from sampling.drafters.table_file import StaticTables
 from sampling.drafters.tables import CHANCE, MATCH, TABLES, Found, MatchIndex, TablesDrafter
 from sampling.rows import behind
 from sampling.types import Draft, Rows, Sampler
+
+LEAST = 0.03
+"""Less likely paths are not looked at."""
+_CHOICES = 4  # tokens of one context of the tables that may become siblings
 
 
 class _Offer(NamedTuple):
@@ -27,12 +34,43 @@ class _Offer(NamedTuple):
     found: Found
     tail: list[int]
 
+    @property
+    def worth(self) -> float:
+        return -self.unworth
+
+
+@dataclass
+class Appraisal:
+    """How many nodes of a tree are worth their place in the pass. May be set anew between rounds.
+
+    trust: how much of what the nodes' chances promise comes true. v: v(1), v(2), … of the target's passes; without it
+    every node stays. rate: tokens that a plain pass' time brings anyway. promised: tokens that the last tree promised.
+    """
+
+    trust: float = 1.0
+    v: Sequence[float] = ()
+    rate: float = 1.0
+    promised: float = 0.0
+
+    def kept(self, chances: Sequence[float]) -> int:
+        """The number of nodes, likeliest first, that maximises trust · their chances − rate · v."""
+        counts = range(min(len(chances), max(0, len(self.v) - 1)) + 1) if self.v else (len(chances),)
+        sums = [0.0, *accumulate(chances)]
+        count = max(counts, key=lambda n: self.trust * sums[n] - (self.rate * self.v[n] if self.v else 0.0))
+        self.promised = sums[count]
+        return count
+
 
 class TableTreeDrafter(TablesDrafter):
     """As :class:`TablesDrafter`, but k[b] counts the nodes of a tree, the deepest of which has k[b] above it at most.
 
-    No path is less likely than `least`. Rows of a batch share one shape: they get chains.
+    No path is less likely than `least`, and `appraisal` keeps the nodes that pay. Rows of a batch share one shape: they
+    get chains.
     """
+
+    def __init__(self, tables: StaticTables | None = None, *, least: float = LEAST, **how: int) -> None:
+        super().__init__(tables, least=least, **how)
+        self.appraisal = Appraisal()
 
     def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
         """A tree of at most k[0] nodes; `source` is [1, N]."""
@@ -41,7 +79,9 @@ class TableTreeDrafter(TablesDrafter):
         (row,) = behind(self._leads, rows)
         index = self._indices[0]
         index.follow(row)
-        taken = self._grown(index, row[-self._reach :], k[0])
+        grown = self._grown(index, row[-self._reach :], k[0])
+        kept = self.appraisal.kept([one.worth for one in grown])
+        taken = [(one.parent, one.found) for one in grown[:kept]]
         if all(parent == node - 1 for node, (parent, _) in enumerate(taken)):
             parents = None
         else:
@@ -50,23 +90,23 @@ class TableTreeDrafter(TablesDrafter):
         source = torch.tensor([[found.source for _, found in taken]], dtype=torch.long)
         return Draft(tokens, parents=parents, source=source)
 
-    def _grown(self, index: MatchIndex, tail: list[int], nodes: int) -> list[tuple[int, Found]]:
-        """(parent, what was found) of each node, the likeliest path first."""
+    def _grown(self, index: MatchIndex, tail: list[int], nodes: int) -> list[_Offer]:
+        """The nodes, the likeliest path first."""
         offers: list[_Offer] = []
-        taken: list[tuple[int, Found]] = []
+        taken: list[_Offer] = []
         order = 0
         at = _Offer(-1.0, 0, -1, Found(-1, 0, 1.0), tail)
         node = -1
         while len(taken) < nodes:
             for found in self._offered(index, at.tail):
-                if (worth := -at.unworth * found.chance) >= self.least:
+                if (worth := at.worth * found.chance) >= self.least:
                     order += 1
                     heappush(offers, _Offer(-worth, order, node, found, at.tail))
             if not offers:
                 break
             best = heappop(offers)
             node = len(taken)
-            taken.append((best.parent, best.found))
+            taken.append(best)
             at = best._replace(tail=[*best.tail[1 - self._reach :], best.found.token])
         return taken
 
@@ -83,7 +123,7 @@ class TableTreeDrafter(TablesDrafter):
     def _all(self, index: MatchIndex, tail: list[int]) -> Iterator[Found]:
         """As :meth:`TablesDrafter._next`, and what it would have found without that, and so on."""
         matches = [(size, Found(token, MATCH, CHANCE[size])) for size, token in index.every(tail)]
-        known = [] if self.tables is None else list(self.tables.every(tail))
+        known = [] if self.tables is None else list(self.tables.every(tail, most=_CHOICES))
         yield from (found for size, found in matches if size >= self.sure_match)
         yield from (Found(one.token, TABLES, one.confidence) for one in known if one.size > 1)
         yield from (found for size, found in matches if size < self.sure_match)
