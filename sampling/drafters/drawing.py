@@ -124,7 +124,7 @@ class Drawing:
         return Column(tokens.cpu(), law, _chances(logits, at, whole).cpu(), logits, whole)
 
     def others(self, columns: list[Column], count: int) -> list[list[list[Other]]]:
-        """By column and row the `count` likeliest tokens but the drawn one, the likeliest first, of equals the lower id.
+        """By column and row the `count` likeliest tokens but the drawn one, best first, of equals the lower id.
 
         Fewer where fewer have any mass.
         """
