@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from torch import Tensor
 
 import sampling.verify
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, Rows
+from sampling.types import Draft, Rows, Sampler
 from sampling.verify import children, depth_of, prefixes_of, verify
 from tests.branching import softmax
 from tests.reference import NaiveLaw, chi_square_p, exact_law
-from tests.runs import enumeration_error, sample_counts
+from tests.runs import decode, enumeration_error, sample_counts, steps
 from tests.test_enumeration import EXACT, PROMPT, sure_start
 from tests.toy_drafters import LawDrafter, TreeDrafter
 from tests.toys import TableLM
@@ -39,7 +40,7 @@ def error_of(
     )
 
 
-@pytest.mark.parametrize("widths", [*SHAPES, (3, 2), (2, 2, 1), (1, 1, 2)])
+@pytest.mark.parametrize("widths", [*SHAPES, (3, 2), (3, 3), (2, 2, 1), (1, 1, 2), (2, 2, 2)])
 @pytest.mark.parametrize("holes", [False, True])
 def test_trees_of_point_masses_are_exact(widths: tuple[int, ...], holes: bool) -> None:
     length = len(widths) + 2
@@ -52,6 +53,16 @@ def test_trees_of_drawn_children_are_exact(widths: tuple[int, ...], replacing: b
     law = NaiveLaw(top_k=2) if len(widths) > 1 else NaiveLaw()  # two of three tokens: fewer forks
     make = lambda: TreeDrafter(DRAFTER, widths, replacing=replacing)  # noqa: E731
     assert error_of(make, len(widths), length=len(widths) + 2, law=law) < EXACT
+
+
+@pytest.mark.parametrize(("widths", "length"), [((2, 1, 1), 4), ((1, 2, 1), 4), ((1, 1, 2), 5)])
+def test_deep_trees_of_drawn_children_are_exact(widths: tuple[int, ...], length: int) -> None:
+    """Three levels; two of three tokens are possible."""
+    assert error_of(lambda: TreeDrafter(DRAFTER, widths), 3, length=length, law=NaiveLaw(top_k=2)) < EXACT
+
+
+def test_three_drawn_children_with_a_level_below_are_exact() -> None:
+    assert error_of(lambda: TreeDrafter(DRAFTER, (3, 1)), 2, length=3) < EXACT
 
 
 @pytest.mark.parametrize("stop", [{0}, {1, 2}])
@@ -67,9 +78,23 @@ def test_rules_that_look_back_see_the_path_to_each_node() -> None:
 # -- mistakes that must be caught ---------------------------------------------------------------
 
 
-def test_drawing_from_the_full_law_after_a_refused_sibling_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling.verify, "residual", lambda p, q: p)
-    assert error_of(lambda: TreeDrafter(DRAFTER, (2,)), 1) > CAUGHT
+@pytest.mark.parametrize("widths", [(2,), (2, 1), (1, 2), (1, 1, 2)])
+def test_drawing_from_the_full_law_after_a_refused_sibling_is_caught(
+    widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the siblings stand. The chains in these trees are judged rightly: only what has siblings is wrong."""
+    right = sampling.verify.examine_laws
+
+    def judged(p: Tensor, laws: list[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
+        with monkeypatch.context() as wrong:
+            if len(laws) > 1 and bool((rest[0][:, 1] >= 0).any()):
+                wrong.setattr(sampling.verify, "residual", lambda p, q: p)
+            return right(p, laws, *rest)
+
+    monkeypatch.setattr(sampling.verify, "examine_laws", judged)
+    law = NaiveLaw(top_k=2) if len(widths) > 1 else softmax
+    make = lambda: TreeDrafter(DRAFTER, widths)  # noqa: E731
+    assert error_of(make, len(widths), length=len(widths) + 2, law=law) > CAUGHT
 
 
 def test_a_law_that_siblings_were_not_drawn_from_is_caught() -> None:
@@ -99,6 +124,29 @@ def test_a_tree_that_is_a_chain_has_the_chains_verdict(seed: int, laws: bool, te
     tree = verify(logits, replace(draft, parents=torch.arange(-1, 3)), rows, keys, sampler())
     assert torch.equal(chain.path, tree.path)
     assert torch.equal(chain.token, tree.token)
+    assert torch.equal(chain.probs, tree.probs)
+
+
+@pytest.mark.parametrize("drafts", ["law", "greedy"])
+def test_a_drafter_that_calls_its_chains_trees_decodes_as_it_does_with_chains(drafts: Any) -> None:
+    """Bit for bit: every round of both, through the real noise."""
+
+    class Treelike(LawDrafter):
+        def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+            draft = super().propose(rows, k, sampler)
+            return replace(draft, parents=torch.arange(-1, draft.tokens.shape[1] - 1))
+
+    target, drafter, prompts = TableLM(8, seed=21), TableLM(8, seed=22), [[0, 1], [2, 3, 4]]
+    accepted = 0
+    for seed in range(5):
+        runs = []
+        for kind in (LawDrafter, Treelike):
+            sampler = KeyedSampler(make_processor(0.9, 0, 0.95, 0.0), seed, draft_sampling=drafts)
+            events = decode(target, prompts, kind(drafter, least_top=0.2), sampler, length=25, gamma=4)
+            runs.append([(one.drafted, one.path, one.token) for row in (0, 1) for one in steps(events, row)])
+        assert runs[0] == runs[1]
+        accepted += sum(len(path) for _, path, _ in runs[0])
+    assert accepted > 20
 
 
 def test_children_depths_and_prefixes_by_hand() -> None:
@@ -141,15 +189,30 @@ def test_a_block_drawn_from_the_plain_residual_is_caught(monkeypatch: pytest.Mon
     assert error > CAUGHT
 
 
-def test_blocks_accept_at_least_as_many() -> None:
-    """20,000 rounds, the same drafts and the same noise."""
-    rounds, count = 20_000, 4
-    logits, draft, rows, keys = random_draft(5, rounds, count, 8, True)
-    accepted = {}
-    for way in ("token", "block"):
-        sampler = KeyedSampler(make_processor(1.0, 0, 1.0, 0.0), 3, verification=way)  # type: ignore[arg-type]
-        accepted[way] = int((verify(logits, draft, rows, keys, sampler).path >= 0).sum())
-    assert accepted["block"] > accepted["token"]
+def counted(near: float, count: int, way: Any) -> Tensor:
+    """Tokens accepted in each of 20,000 rounds [R]; the share `near` of each draft's law is the target's own."""
+    logits, draft, rows, keys = random_draft(5, 20_000, count, 8, True)
+    assert draft.probs is not None
+    law = near * torch.softmax(logits[:, :-1], dim=-1) + (1 - near) * draft.probs
+    noise = torch.Generator().manual_seed(6)
+    tokens = torch.multinomial(law.reshape(-1, 8), 1, generator=noise).reshape(draft.tokens.shape)
+    draft = Draft(torch.where(draft.tokens >= 0, tokens, -1), law)
+    sampler = KeyedSampler(make_processor(1.0, 0, 1.0, 0.0), 3, verification=way)
+    return (verify(logits, draft, rows, keys, sampler).path >= 0).sum(dim=1)
+
+
+@pytest.mark.parametrize("near", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("count", [2, 4])
+def test_blocks_accept_at_least_as_many(count: int, near: float) -> None:
+    """20,000 rounds, the same drafts and the same noise: more by two standard errors of the paired difference."""
+    more = (counted(near, count, "block") - counted(near, count, "token")).double()
+    assert float(more.mean()) > 2 * float(more.std()) / len(more) ** 0.5
+
+
+def test_a_block_of_one_and_a_block_of_the_targets_own_drafts_are_judged_as_tokens_are() -> None:
+    """Round by round: of one draft the chance is the same, of drafts drawn from p all are accepted."""
+    assert torch.equal(counted(0.3, 1, "block"), counted(0.3, 1, "token"))
+    assert torch.equal(counted(1.0, 3, "block"), counted(1.0, 3, "token"))
 
 
 @pytest.mark.parametrize("way", ["block", "tree"])

@@ -10,6 +10,7 @@ Shapes: B rows, n ids covered (V without a short list), N drafted positions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,13 +22,33 @@ from sampling.types import Draft, Rows, Sampler
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One drafted position of all rows: tokens [B] (-1 = none), the law over the ids covered [B, n], raw [B], and the
-    logits [B, n] that all came from."""
+    """One drafted position of all rows: tokens [B] (-1 = none), the law over the ids covered [B, n], raw [B], the
+    logits [B, n] that all came from and the logarithm of the sum of their exponentials [B]."""
 
     tokens: Tensor
     law: Tensor
     raw: Tensor
     logits: Tensor
+    whole: Tensor
+
+    def chances(self) -> Tensor:
+        """[B, n] probabilities at temperature 1."""
+        return (self.logits.float() - self.whole[:, None]).exp()
+
+
+class Other(NamedTuple):
+    """A token that was not drawn and its probability: at temperature 1 beside point masses, else in the law."""
+
+    token: int
+    chance: float
+
+
+class Leaves(NamedTuple):
+    """C further tokens of one position: tokens [B, C] (-1 = none), raw [B, C], laws [B, C, n] unless point masses."""
+
+    tokens: Tensor
+    raw: Tensor
+    laws: Tensor | None
 
 
 class Covered:
@@ -99,26 +120,61 @@ class Drawing:
             at = torch.zeros(len(rows), dtype=torch.long, device=law.device).index_copy_(0, where, drawn)
             ids = drawn if self.short_list is None else self.short_list.index_select(0, drawn)
             tokens = torch.full_like(at, -1).index_copy_(0, where, ids)
-        return Column(tokens.cpu(), law, _chances(logits, at).cpu(), logits)
+        whole = logits.float().logsumexp(dim=-1)
+        return Column(tokens.cpu(), law, _chances(logits, at, whole).cpu(), logits, whole)
 
-    def beside(self, column: Column, law: Tensor, rows: Rows, depth: int, counts: list[int]) -> list[Column]:
-        """max(counts) further tokens of the same position, counts[b] of row b: each from what `law` [B, n] leaves.
+    def others(self, columns: list[Column], count: int) -> list[list[list[Other]]]:
+        """By column and row the `count` likeliest tokens but the drawn one, best first, of equals the lower id.
 
-        `rows` [B] are the committed tokens, `depth` drafts behind them. Point masses: the most likely ones.
+        Fewer where fewer have any mass.
         """
-        found: list[Column] = []
-        left, at = law, self._index(column.tokens).to(law.device)
+        point_mass = self.sampler.point_mass
+        law = torch.stack([column.chances() if point_mass else column.law for column in columns])
+        least = law.topk(min(count + 1, law.shape[-1]), dim=-1).values[..., -1:]
+        where = ((law >= least) & (law > 0)).nonzero(as_tuple=True)  # `topk` orders equals as it likes
+        depths, places, at = where
+        ids = at if self.short_list is None else self.short_list[at]
+        drawn = [column.tokens.tolist() for column in columns]
+        found: list[list[list[Other]]] = [[[] for _ in row] for row in drawn]
+        listed = (part.tolist() for part in (depths, places, ids, law[where]))
+        for depth, place, token, chance in zip(*listed, strict=True):
+            if token != drawn[depth][place]:
+                found[depth][place].append(Other(token, chance))
+        return [[sorted(row, key=lambda other: -other.chance)[:count] for row in rows] for rows in found]
+
+    def beside(
+        self, column: Column, others: list[list[Other]], rows: Rows, depth: int, counts: list[int]
+    ) -> Leaves | None:
+        """counts[b] further tokens of the same position of row b, None if there are none at all.
+
+        Point masses: the first of `others`. Else each is drawn from what those before it leave of the law. `rows` [B]
+        are the committed tokens, `depth` drafts behind them.
+        """
+        if not max(counts):
+            return None
+        if not self.sampler.point_mass:
+            return self._drawn_beside(column, rows, depth, counts)
+        kept = [row[:count] for row, count in zip(others, counts, strict=True)]
+        padded = [[*row, *[Other(-1, 1.0)] * (max(counts) - len(row))] for row in kept]
+        tokens = torch.tensor([[other.token for other in row] for row in padded])
+        return Leaves(tokens, torch.tensor([[other.chance for other in row] for row in padded]), None)
+
+    def _drawn_beside(self, column: Column, rows: Rows, depth: int, counts: list[int]) -> Leaves:
+        """max(counts) ≥ 1 tokens of each row, counts[b] of them present; no token twice."""
+        tokens, raw, laws = [], [], []
+        left, at = column.law, self._index(column.tokens).to(column.law.device)
         numbers = torch.tensor([[name, len(row) + depth] for name, row in zip(self.numbers, rows, strict=True)])
         for turn in range(max(counts)):
             left = left.scatter(1, at[:, None], 0.0)
             mass = left.sum(dim=-1, keepdim=True)
-            left = torch.where(mass > 0, left / mass.clamp(min=torch.finfo(left.dtype).tiny), law)
-            at = left.argmax(dim=-1) if self.sampler.point_mass else self.sampler.draw(left, numbers)
+            left = torch.where(mass > 0, left / mass.clamp(min=torch.finfo(left.dtype).tiny), column.law)
+            at = self.sampler.draw(left, numbers)
             goes = torch.tensor([count > turn for count in counts], device=at.device) & (mass[:, 0] > 0)
             ids = at if self.short_list is None else self.short_list.index_select(0, at)
-            tokens = torch.where(goes, ids, torch.full_like(ids, -1)).cpu()
-            found.append(Column(tokens, left, _chances(column.logits, at).cpu(), column.logits))
-        return found
+            tokens.append(torch.where(goes, ids, torch.full_like(ids, -1)).cpu())
+            raw.append(_chances(column.logits, at, column.whole).cpu())
+            laws.append(left)
+        return Leaves(torch.stack(tokens, dim=1), torch.stack(raw, dim=1), torch.stack(laws, dim=1))
 
     def _index(self, tokens: Tensor) -> Tensor:
         """Where tokens [B] stand among the ids covered; 0 for absent ones."""
@@ -139,6 +195,13 @@ class Drawing:
         )
 
 
-def _chances(logits: Tensor, at: Tensor) -> Tensor:
-    """The probabilities at temperature 1 of ids `at` [B] in logits [B, n]."""
-    return (logits.gather(1, at[:, None])[:, 0].float() - logits.float().logsumexp(dim=-1)).exp()
+def sure(columns: list[Column]) -> list[list[float]]:
+    """By column and row the likeliest id's probability at temperature 1."""
+    best = torch.stack([column.logits for column in columns]).amax(dim=-1).float()
+    found: list[list[float]] = (best - torch.stack([column.whole for column in columns])).exp().tolist()
+    return found
+
+
+def _chances(logits: Tensor, at: Tensor, whole: Tensor) -> Tensor:
+    """The probabilities at temperature 1 of ids `at` [B] in logits [B, n]; `whole` as in :class:`Column`."""
+    return (logits.gather(1, at[:, None])[:, 0].float() - whole).exp()

@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from sampling.drafters.drawing import Column, Drawing
+from sampling.drafters.drawing import Column, Drawing, Leaves, Other, sure
 from sampling.events import Call
 from sampling.short_list import spread
 from sampling.types import Draft, Rows
@@ -41,57 +40,46 @@ class Expansion:
     def grow(self, drawing: Drawing, columns: list[Column], rows: Rows, call: Call) -> Draft:
         """The tree made of a chain: its nodes first, then the siblings by depth. `rows` [B] are the committed ones."""
         chain = drawing.draft(columns, call)
-        laws = [
-            column.law if not drawing.sampler.point_mass else column.logits.float().softmax(-1) for column in columns
-        ]
-        counts = self._counts(chain, columns, laws, drawing.short_list)
-        widths = [max(beside[depth] for beside in counts) for depth in range(len(columns))]
-        if not any(widths):
-            return chain
-        leaves = [
-            drawing.beside(column, law, rows, depth, [beside[depth] for beside in counts])
-            for depth, (column, law) in enumerate(zip(columns, laws, strict=True))
-        ]
-        return _joined(chain, leaves, drawing)
+        others = drawing.others(columns, _MOST)
+        counts = self._counts(chain, sure(columns), others)
+        beside = (
+            drawing.beside(column, more, rows, depth, [row[depth] for row in counts])
+            for depth, (column, more) in enumerate(zip(columns, others, strict=True))
+        )
+        leaves = {depth: found for depth, found in enumerate(beside) if found is not None}
+        return _joined(chain, leaves, drawing) if leaves else chain
 
-    def _counts(
-        self, chain: Draft, columns: list[Column], laws: list[Tensor], short_list: Tensor | None
-    ) -> list[list[int]]:
-        """Of each row and depth the siblings: as many as the bins say, the most promising ones within `nodes`."""
-        best = [law.topk(min(_MOST + 1, law.shape[-1]), dim=-1) for law in laws]
-        sure = [column.logits.float().softmax(dim=-1).amax(dim=-1).tolist() for column in columns]
+    def _counts(self, chain: Draft, best: list[list[float]], others: list[list[list[Other]]]) -> list[list[int]]:
+        """Of each row and depth the siblings: as many as the bins say, the most promising ones within `nodes`.
+
+        `best`, the probability of the likeliest token, and `others` by depth and row.
+        """
+        assert chain.raw is not None
         found = []
-        for place, tokens in enumerate(chain.tokens.tolist()):
+        for place, (tokens, raw) in enumerate(zip(chain.tokens.tolist(), chain.raw.tolist(), strict=True)):
             reach, offers, length = 1.0, [], sum(token >= 0 for token in tokens)
             for depth in range(length):
-                values, ids = (part[place].tolist() for part in best[depth])
-                if short_list is not None:
-                    ids = short_list[best[depth].indices[place]].tolist()
-                others = [
-                    value for value, token in zip(values, ids, strict=True) if token != tokens[depth] and value > 0
-                ]
-                offers += [(reach * value, depth) for value in others[: siblings_of(sure[depth][place])]]
-                assert chain.raw is not None
-                reach *= float(chain.raw[place, depth])
+                most = siblings_of(best[depth][place])
+                offers += [(reach * other.chance, depth) for other in others[depth][place][:most]]
+                reach *= raw[depth]
             kept = [depth for _, depth in sorted(offers, reverse=True)[: max(0, self.nodes - length)]]
-            found.append([kept.count(depth) for depth in range(len(columns))])
+            found.append([kept.count(depth) for depth in range(len(tokens))])
         return found
 
 
-def _joined(chain: Draft, leaves: list[list[Column]], drawing: Drawing) -> Draft:
-    """Chain and leaves as one draft; the parent of a leaf is the chain's node above it."""
+def _joined(chain: Draft, leaves: dict[int, Leaves], drawing: Drawing) -> Draft:
+    """Chain and leaves, by depth, as one draft; the parent of a leaf is the chain's node above it."""
     parents = list(range(-1, chain.tokens.shape[1] - 1))
-    parents += [depth - 1 for depth, columns in enumerate(leaves) for _ in columns]
-    flat = [column for columns in leaves for column in columns]
+    parents += [depth - 1 for depth, found in leaves.items() for _ in range(found.tokens.shape[1])]
     probs = chain.probs
     if probs is not None:
-        laws = torch.stack([column.law for column in flat], dim=1)
+        laws = torch.cat([found.laws for found in leaves.values() if found.laws is not None], dim=1)
         probs = torch.cat([probs, spread(laws, drawing.short_list, drawing.vocab_size, 0.0)], dim=1)
     assert chain.raw is not None
     return replace(
         chain,
-        tokens=torch.cat([chain.tokens, torch.stack([column.tokens for column in flat], dim=1)], dim=1),
+        tokens=torch.cat([chain.tokens, *(found.tokens for found in leaves.values())], dim=1),
         probs=probs,
-        raw=torch.cat([chain.raw, torch.stack([column.raw for column in flat], dim=1)], dim=1),
+        raw=torch.cat([chain.raw, *(found.raw for found in leaves.values())], dim=1),
         parents=torch.tensor(parents),
     )
