@@ -33,6 +33,9 @@ LEAST = 0.12
 SURE = 0.35
 """How likely the first token of the tables must be, for a trained drafter not to take over (docs/notes.md)."""
 
+GROWN = {"tables": "dynamic", "match": "dynamic", "static": "dynamic"}
+"""How drafts grow under `expand auto`, by kind; others stay chains."""
+
 
 class Cascade(NamedTuple):
     """Drafters by name, large to small, how many tokens each adds, and how much they let pass."""
@@ -89,7 +92,7 @@ class Drafters:
             return (kind, *cascade, *ngram)
         if kind == "ngram":
             return (kind, *_ngram_settings(settings).values())
-        grown = (settings.expand, settings.nodes)
+        grown = (self._grown(kind, settings), settings.nodes)
         if kind in MATCHED or trained_kind(kind) is not None:
             return (kind, settings.gamma == "auto", *grown)
         return (kind, *grown)
@@ -98,7 +101,7 @@ class Drafters:
         """Whether drafts of this kind may be drawn from a model's law."""
         if kind in CASCADES:
             return any(name not in ("tables", "ngram", "maxgram") for name in self.cascade(kind, settings).names)
-        if settings.expand == "dynamic" and BEHIND.get(kind, MATCHED.get(kind, kind)) == "feature":
+        if self._grown(kind, settings) == "dynamic" and BEHIND.get(kind, MATCHED.get(kind, kind)) == "feature":
             return False
         return kind in ("model", *STUDENTS, *BEHIND, *MATCHED)
 
@@ -109,20 +112,31 @@ class Drafters:
         if (trained := BEHIND.get(kind, MATCHED.get(kind))) is not None:
             first = TablesDrafter(self.tables() if kind in BEHIND else None)
             auto = settings.gamma == "auto"
-            return TakeOverDrafter(first, self._trained(trained, settings), sure=SURE, learn=auto)
+            behind = self._trained(trained, settings, self._grown(kind, settings))
+            return TakeOverDrafter(first, behind, sure=SURE, learn=auto)
         if kind in STUDENTS:
-            return self._trained(kind, settings)
+            return self._trained(kind, settings, self._grown(kind, settings))
         if kind in ("static", "match", "tables"):
             return self._looking_up(kind, settings)
         return self._simple(kind, settings)
 
-    def _trained(self, kind: str, settings: Settings) -> Drafter:
+    def _grown(self, kind: str, settings: Settings) -> str:
+        """none, cape or dynamic: whether drafts of this kind become trees.
+
+        "auto" is what was found fastest (docs/notes.md): under `gamma auto`, where the target's pass can score a tree.
+        """
+        if settings.expand != "auto":
+            return settings.expand
+        fits = settings.gamma == "auto" and getattr(self._target.network, "takes_trees", False)
+        return GROWN.get(kind, "none") if fits else "none"
+
+    def _trained(self, kind: str, settings: Settings, grown: str) -> Drafter:
         least = LEAST if settings.gamma == "auto" else 0.0
-        return self.students.drafter(kind, least, _expansion(settings), settings.expand == "dynamic")
+        return self.students.drafter(kind, least, _expansion(grown, settings), grown == "dynamic")
 
     def _looking_up(self, kind: str, settings: Settings) -> Drafter:
         """Drafts from what was said and from tables: as a tree, or as a chain."""
-        make = TableTreeDrafter if settings.expand == "dynamic" else TablesDrafter
+        make = TableTreeDrafter if self._grown(kind, settings) == "dynamic" else TablesDrafter
         if kind == "static":
             return make(self._static(), longest=0)
         return make(self.tables() if kind == "tables" else None)
@@ -136,7 +150,7 @@ class Drafters:
         if kind == "maxgram":
             return MaxGramDrafter(self.tables())
         if kind == "model" and self.model is not None:
-            return ModelDrafter(self.model, expansion=_expansion(settings))
+            return ModelDrafter(self.model, expansion=_expansion(self._grown(kind, settings), settings))
         return NoDrafter()
 
     def _static(self) -> StaticTables:
@@ -195,8 +209,8 @@ class Drafters:
         return self._models[name]
 
 
-def _expansion(settings: Settings) -> Expansion | None:
-    return None if settings.expand == "none" else Expansion(settings.nodes)
+def _expansion(grown: str, settings: Settings) -> Expansion | None:
+    return None if grown == "none" else Expansion(settings.nodes)
 
 
 def _tuples(matrix: list[list[int]] | None) -> Matrix:

@@ -137,9 +137,9 @@ _TABLE: tuple[Field, ...] = (
     Field("verify", Choice(("token", "block")), "token", "judge drawn drafts token by token, or as blocks", DECODING),
     Field(
         "expand",
-        Choice(("none", "cape", "dynamic")),
-        "none",
-        "grow drafts into trees: siblings where a model is unsure, or the likeliest nodes of all",
+        Choice(("auto", "none", "cape", "dynamic")),
+        "auto",
+        "grow drafts into trees: siblings where a model is unsure, the likeliest nodes of all, or what is fastest",
         DECODING,
     ),
     Field("nodes", Whole(1, 64), 24, "most draft nodes of a round, where drafts are trees", DECODING),

@@ -98,6 +98,11 @@ class EncDecNetwork(ModelNetwork):
         biased: Tensor = mask + (right - by_slot).to(mask).masked_fill(mask < 0, 0.0)
         return biased
 
+    @property
+    def takes_trees(self) -> bool:
+        """Whether a draft may be a tree."""
+        return self.maskable and type(self.model).__name__ in PLACEABLE
+
     def _check_placeable(self) -> None:
         name = self.check_maskable()
         if name not in PLACEABLE:

@@ -81,6 +81,8 @@ class LlamaNetwork:
     def dtype(self) -> torch.dtype:
         return self._embed.weight.dtype
 
+    takes_trees = True
+
     def new_cache(self, rows: int) -> SlotCache:
         """An empty cache; it takes the number of rows from what is first fed."""
         return SlotCache(self.layers)

@@ -37,10 +37,15 @@ class ModelNetwork:
         dtype: torch.dtype = self.model.dtype
         return dtype
 
+    @property
+    def maskable(self) -> bool:
+        """Whether its attention takes a mask of ours."""
+        return self.config._attn_implementation in _MASKABLE
+
     def check_maskable(self) -> str:
         """The model's name; UserError if its attention takes no mask for ragged rows."""
         name, attention = type(self.model).__name__, self.config._attn_implementation
-        if attention not in _MASKABLE:
+        if not self.maskable:
             raise UserError(
                 f"{name} runs with {attention} attention, which takes no 4-D mask; "
                 "ragged rows and trees need sdpa or eager"
@@ -72,6 +77,11 @@ class TransformersNetwork(ModelNetwork):
         accepted = inspect.signature(model.forward).parameters
         self._keeps = "logits_to_keep" in accepted
         self._positions = "position_ids" in accepted
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether a draft may be a tree of any size, at any length."""
+        return self.maskable and self._positions and self._window is None
 
     def new_cache(self, rows: int) -> SlotCache:
         return SlotCache(self.layers)
