@@ -56,8 +56,11 @@ class Buffer:
         self.length = length
 
     def select(self, rows: Tensor) -> None:
-        if self.data is not None:
-            self.data = self.data.index_select(0, rows.to(self.data.device))
+        if self.data is None:
+            return
+        chosen = self.view().index_select(0, rows.to(self.data.device))  # what is filled: a row's room is larger
+        self.data = chosen.new_empty((*chosen.shape[:2], *self.data.shape[2:]))
+        self.data[:, :, : self.length] = chosen
 
     def fork(self) -> Buffer:
         twin = Buffer()

@@ -8,15 +8,14 @@ closing it at any time leaves the caches consistent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from sampling.events import Call, Event, Finished, Prefill, Reason, Step, by_row
 from sampling.rows import check_rows, first_rows
 from sampling.told import Told
-from sampling.types import LM, Draft, Drafter, FixedPace, Limits, Pace, Rows, Sampler, Session, Verdict
+from sampling.types import LM, Draft, Drafter, FixedPace, Limits, Pace, Rows, Sampler, Session
 from sampling.verify import verify
 from utils.errors import UserError
 from utils.timing import Stopwatch
@@ -150,47 +149,42 @@ class _Run:
         self.drafter.observe(self.rows, draft, verdict)
         draft_s += watch.lap()
         self.session.keep(verdict.path)
-        outcomes = [self._commit(place, draft, verdict) for place in range(len(self.rows))]
+        gained = zip(self.rows, self.ends, told.tokens, verdict.path.tolist(), verdict.token.tolist(), strict=True)
+        outcomes = [self._commit(*one) for one in gained]
         share = len(self.rows)
         shared = [seconds / share for seconds in (draft_s, verify_s, sample_s)]
         calls = [*draft.calls, Call(self.name, 1, verify_s)]
-        steps = self._steps(gammas, draft, told, outcomes, calls, shared)
+        records = self._records(draft, told, outcomes, calls, shared)
         if not self.opening:
-            for step, depth in zip(steps, depths, strict=True):
-                self.pace.observe(replace(step, gamma=depth))  # what was asked for: a limit is not silence
+            for record, depth in zip(records, depths, strict=True):
+                self.pace.observe(Step(gamma=depth, **record))  # what was asked for: a limit is not silence
         self.opening = False
         self._drop([place for place, outcome in enumerate(outcomes) if outcome.reason is None])
         overhead_s = watch.lap() / share
-        for step, outcome in zip(steps, outcomes, strict=True):
-            yield replace(step, overhead_s=overhead_s)
+        for record, gamma, outcome in zip(records, gammas, outcomes, strict=True):
+            yield Step(gamma=gamma, overhead_s=overhead_s, **record)
             if outcome.reason is not None:
-                yield Finished(step.row, outcome.reason)
+                yield Finished(record["row"], outcome.reason)
 
-    def _steps(
-        self,
-        gammas: list[int],
-        draft: Draft,
-        told: Told,
-        outcomes: list[_Outcome],
-        calls: list[Call],
-        shared: list[float],
-    ) -> list[Step]:
-        """The records of a round; `shared` are each row's seconds of drafting, verifying and sampling."""
+    def _records(
+        self, draft: Draft, told: Told, outcomes: list[_Outcome], calls: list[Call], shared: list[float]
+    ) -> list[dict[str, Any]]:
+        """What a round's Steps hold beside gamma and overhead; `shared` are each row's seconds of drafting, verifying
+        and sampling."""
         draft_s, verify_s, sample_s = shared
         each = tuple(Call(name, passes, seconds / len(outcomes)) for name, passes, seconds in calls)
         inner = by_row(draft.trace)
         return [
-            Step(
-                row=self.ids[place],
-                gamma=gammas[place],
+            {
+                "row": self.ids[place],
                 **told.row(place, outcome.path, outcome.token),
-                token=outcome.token,
-                calls=each,
-                draft_s=draft_s,
-                verify_s=verify_s,
-                sample_s=sample_s,
-                inner=tuple(inner.get(self.ids[place], ())),
-            )
+                "token": outcome.token,
+                "calls": each,
+                "draft_s": draft_s,
+                "verify_s": verify_s,
+                "sample_s": sample_s,
+                "inner": tuple(inner.get(self.ids[place], ())),
+            }
             for place, outcome in enumerate(outcomes)
         ]
 
@@ -199,19 +193,20 @@ class _Run:
             return Draft.empty(len(self.rows))
         return self.drafter.propose(self.rows, depths, self.sampler.drafting())
 
-    def _commit(self, place: int, draft: Draft, verdict: Verdict) -> _Outcome:
-        """Append what row `place` gained. The earliest stop ends it; nothing behind a stop is emitted."""
-        row, drafted = self.rows[place], draft.tokens[place].tolist()
-        path = [node for node in verdict.path[place].tolist() if node >= 0]
+    def _commit(self, row: list[int], end: int, drafted: list[int], nodes: list[int], token: int) -> _Outcome:
+        """Append what a row gained: the accepted `nodes` (-1 padded) of its drafts and its own token.
+
+        The earliest stop ends it; nothing behind a stop is emitted.
+        """
+        path = [node for node in nodes if node >= 0]
         for count, node in enumerate(path, start=1):
             row.append(drafted[node])
             if drafted[node] in self.stop:
                 return _Outcome(path[:count], None, "eos")
-        token = int(verdict.token[place])
         row.append(token)
         if token in self.stop:
             return _Outcome(path, token, "eos")
-        return _Outcome(path, token, "length" if len(row) >= self.ends[place] else None)
+        return _Outcome(path, token, "length" if len(row) >= end else None)
 
     def _drop(self, active: list[int]) -> None:
         """Go on with the rows at these places only."""

@@ -26,6 +26,7 @@ Verification = Literal["token", "block"]
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 _TARGET, _COIN, _DRAFT = 1, 2, 3  # the streams
+_MANY = 16  # keys mixed as a tensor, not one by one
 
 
 def _mix(word: int) -> int:
@@ -44,6 +45,13 @@ def _shifted(words: Tensor, bits: int) -> Tensor:
     return (words >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
+def _mixed(words: Tensor) -> Tensor:
+    """`_mix` of int64 words."""
+    words = (words ^ _shifted(words, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
+    words = (words ^ _shifted(words, 27)).mul_(_signed(0x94D049BB133111EB))
+    return words ^ _shifted(words, 31)
+
+
 _offsets: dict[tuple[int, torch.device], Tensor] = {}
 
 
@@ -57,11 +65,12 @@ def _steps(count: int, device: torch.device) -> Tensor:
 
 def uniforms(keys: list[int], count: int, device: torch.device) -> Tensor:
     """[len(keys), count] float64 in (0, 1): `count` numbers from the SplitMix64 stream of each key."""
-    states = torch.tensor([_signed(key) for key in keys], dtype=torch.long, device=device)
-    words = states[:, None] + _steps(count, device)
-    words = (words ^ _shifted(words, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
-    words = (words ^ _shifted(words, 27)).mul_(_signed(0x94D049BB133111EB))
-    words = words ^ _shifted(words, 31)
+    return _numbers(torch.tensor([_signed(key) for key in keys], dtype=torch.long), count, device)
+
+
+def _numbers(states: Tensor, count: int, device: torch.device) -> Tensor:
+    """:func:`uniforms` of the streams in these states [M]."""
+    words = _mixed(states.to(device)[:, None] + _steps(count, device))
     return _shifted(words, 11).double().add_(0.5).mul_(2.0**-53)
 
 
@@ -71,6 +80,18 @@ def stream_key(seed: int, stream: int, row: int, index: int) -> int:
     for part in (stream, row, index):
         word = _mix((word + (part + 1) * _GOLDEN) & _WORD)
     return word
+
+
+def stream_states(seed: int, stream: int, keys: Tensor) -> Tensor:
+    """[M] int64 on the host: the :func:`stream_key` of each (row, index) of keys [M, 2], as a signed word."""
+    if len(keys) < _MANY:  # a few are faster one by one
+        words = [_signed(stream_key(seed, stream, row, index)) for row, index in keys.tolist()]
+        return torch.tensor(words, dtype=torch.long)
+    start = _mix((seed + _GOLDEN) & _WORD)
+    states = torch.full((len(keys),), _signed(_mix((start + (stream + 1) * _GOLDEN) & _WORD)))
+    for part in keys.unbind(1):
+        states = _mixed(states + (part + 1) * _signed(_GOLDEN))
+    return states
 
 
 class KeyedSampler:
@@ -136,8 +157,8 @@ class KeyedSampler:
     def _race(self, probs: Tensor, keys: Tensor, stream: int) -> Tensor:
         if self.processor.greedy:
             return probs.argmax(dim=-1)
-        words = [stream_key(self.seed, stream, row, position) for row, position in keys.tolist()]
-        noise = uniforms(words, probs.shape[-1], probs.device).to(probs.dtype)
+        states = stream_states(self.seed, stream, keys)
+        noise = _numbers(states, probs.shape[-1], probs.device).to(probs.dtype)
         noise.clamp_(max=1 - torch.finfo(probs.dtype).eps)
         return (probs / noise.neg_().log1p_().neg_()).argmax(dim=-1)
 

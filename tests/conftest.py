@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,44 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import pytest
 import torch
+
+SLOWEST_FIRST = (
+    "identity_real",
+    "model_files",
+    "cascade_exact",
+    "student_exact",
+    "chi_square",
+    "terminal",
+    "cascade_students",
+    "distill",
+    "shards",
+    "encdec_pair",
+    "prefix_exact",
+    "docs_library",
+    "negative_controls",
+    "encdec",
+    "check",
+    "oneshot",
+    "quantization",
+    "trees",
+    "beam",
+    "enumeration",
+    "cache_audit",
+    "loading",
+    "bench_journal",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files are dealt out to the processes in this order: no long one is left for the end, when others are done."""
+    places = {f"test_{name}.py": place for place, name in enumerate(SLOWEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: no collection of garbage needs to look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -94,13 +94,36 @@ def sample_counts(
     *,
     prompt: list[int],
     samples: int = 50_000,
-    batch: int = 250,
+    batch: int = 1_000,
     first: int = 3,
-    **options: Any,
+    length: int,
+    gamma: int = 4,
+    stop: Iterable[int] = (),
 ) -> Counter[tuple[int, ...]]:
-    """Counts of the first `first` tokens of `samples` answers, drawn as rows of large batches."""
+    """Counts of the first `first` tokens of `samples` answers, drawn as rows of large batches.
+
+    A batch ends with the round in which its last row has them: what rounds behind it emit is not looked at.
+    """
     found: Counter[tuple[int, ...]] = Counter()
+    assert samples % batch == 0, f"{samples} samples are no whole batches of {batch}"
     for seed in range(samples // batch):
-        rows = answers(target, [list(prompt) for _ in range(batch)], make_drafter(), make_sampler(seed), **options)
+        rows: Rows = [[] for _ in range(batch)]
+        lacking = set(range(batch))
+        drafter, sampler = make_drafter(), make_sampler(seed)
+        for event in generate(
+            target,
+            [list(prompt) for _ in range(batch)],
+            drafter,
+            sampler,
+            Limits(length, frozenset(stop)),
+            pace=FixedPace(gamma),
+            interrupt=lambda lacking=lacking: not lacking,
+        ):
+            if isinstance(event, Step):
+                rows[event.row] += event.emitted
+                if len(rows[event.row]) >= first:
+                    lacking.discard(event.row)
+            elif isinstance(event, Finished):
+                lacking.discard(event.row)
         found.update(tuple(row[:first]) for row in rows)
     return found

@@ -209,6 +209,17 @@ def test_slots_may_trade_places() -> None:
     assert torch.equal(buffer.view(), expected[:, :, :4])
 
 
+def test_chosen_rows_keep_what_is_filled_and_go_on_growing() -> None:
+    buffer, content = Buffer(), torch.arange(3 * 2 * 4 * 2.0).view(3, 2, 4, 2)
+    buffer.append(content)
+    buffer.crop(3)
+    buffer.select(torch.tensor([2, 0, 2, 1]))
+    expected = content[[2, 0, 2, 1]][:, :, :3]
+    assert torch.equal(buffer.view(), expected)
+    more = torch.rand(4, 2, 300, 2)  # beyond the room that there is
+    assert torch.equal(buffer.append(more), torch.cat([expected, more], dim=2))
+
+
 # -- who cannot, and who is too long --------------------------------------------------------------
 
 

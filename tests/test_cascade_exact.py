@@ -86,7 +86,6 @@ def counted(name: str, lenience: float, case: str, samples: int) -> float:
         lambda seed: KeyedSampler(processor, seed=5000 + seed, **options),
         prompt=START,
         samples=samples,
-        batch=500,
         length=4,
         gamma=64,
     )

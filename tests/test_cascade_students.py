@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import sampling.cache
 from sampling.cascades import cascade_of
 from sampling.causal import CausalLM
 from sampling.drafters import MaxGramDrafter
@@ -46,6 +47,12 @@ COUNTED: dict[str, tuple[list[str], list[list[int]]]] = {
     "glide < points": (["glide", "points"], [[2, 1], [0, 2]]),
     "glide < plain": (["glide", "plain"], [[2, 0], [0, 2]]),
 }
+
+
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches grow by a few slots at a time: 2,500 short rows need no room for 256 more each, and growing is tested."""
+    monkeypatch.setattr(sampling.cache, "GROW", 8)
 
 
 def greedy() -> KeyedSampler:
@@ -204,7 +211,7 @@ def counted(case: str, way: str, lenience: float, samples: int = 5_000, law: Nai
         lambda seed: KeyedSampler(make_processor(1.0), seed=7000 + seed, **SAMPLERS[way]),
         prompt=[3, 1, 3, 1],
         samples=samples,
-        batch=1_000,
+        batch=2_500,
         length=4,
         gamma=64,
     )

@@ -28,7 +28,9 @@ from tests.runs import decode, emitted, reasons
 from tests.toy_drafters import PointDrafter
 from utils.logits_processors import make_processor
 
-LENGTH = 32
+LENGTH = 24
+SHORTER = 14  # tokens of a drafter that is nearly always wrong: each is a round, of the widest passes there are
+SAMPLED = 20
 TABLES = Path(__file__).parent.parent / "weights" / "smollm2-135m-tables" / "tables.bin"
 ARTICLE = (
     "The tide mill stands where the creek narrows. Twice a day the sea fills the pond behind its wall; twice a day "
@@ -145,25 +147,33 @@ def run_all(
     stop: frozenset[int],
     gamma: int,
 ) -> Rows:
-    """One prompt after the other, each on its own session."""
+    """One prompt after the other, each on its own session; as many as there are prompts."""
     found = []
-    for prompt, session in zip(prompts, sessions, strict=True):
+    for prompt, session in zip(prompts, sessions, strict=False):
         options = {"length": LENGTH, "gamma": gamma, "stop": stop, "session": session}
         found.append(emitted(decode(lm, [prompt], make_drafter(), sampler, **options))[0])
     return found
 
 
 def run_batch(
-    lm: CausalLM, prompts: Rows, drafter: Drafter, sampler: KeyedSampler, batch: Any, stop: frozenset[int], gamma: int
+    lm: CausalLM,
+    prompts: Rows,
+    drafter: Drafter,
+    sampler: KeyedSampler,
+    batch: Any,
+    stop: frozenset[int],
+    gamma: int,
+    length: int = LENGTH,
 ) -> Rows:
     """All prompts as rows of one batch, on a fork of a session that has read them."""
-    options = {"length": LENGTH, "gamma": gamma, "stop": stop, "session": batch.fork()}
+    options = {"length": length, "gamma": gamma, "stop": stop, "session": batch.fork()}
     return emitted(decode(lm, prompts, drafter, sampler, **options), len(prompts))
 
 
-def agree(found: Rows, references: list[GreedyRun]) -> None:
-    """The rule of ALGORITHMS 8.4 over six prompts."""
-    verdicts = [same_or_tied(ids, reference) for ids, reference in zip(found, references, strict=True)]
+def agree(found: Rows, references: list[GreedyRun], length: int = LENGTH) -> None:
+    """The rule of ALGORITHMS 8.4 over six prompts, or as many as were run, and the first `length` tokens."""
+    begun = [GreedyRun(one.ids[:length], one.gaps[:length]) for one in references[: len(found)]]
+    verdicts = [same_or_tied(ids, reference) for ids, reference in zip(found, begun, strict=True)]
     assert "different" not in verdicts, verdicts
     assert verdicts.count("tied") <= 1, verdicts
 
@@ -182,6 +192,7 @@ def test_plain_decoding_equals_transformers(plain: Rows, references: list[Greedy
 
 
 ALONE = [("ngram", 4), ("shallow", 4)]
+NAMED = 3  # prompts that a drafter with a model of its own runs alone: long, early stop, repetitive
 BATCHED = [
     *(("always wrong", 1), ("always wrong", 4), ("always wrong", 8), ("shallow", 1), ("shallow", 8)),
     *(("ngram", 1), ("ngram", 8)),
@@ -215,12 +226,14 @@ def test_greedy_identity(
         "shallow": lambda: ModelDrafter(request.getfixturevalue("shallow")),
         "stranger": lambda: ModelDrafter(request.getfixturevalue("stranger")),
     }
+    length = SHORTER if name in ("always wrong", "stranger") else LENGTH
     if together:
-        found = run_batch(lm, prompts, makers[name](), greedy(), batch, stop, gamma)
+        found = run_batch(lm, prompts, makers[name](), greedy(), batch, stop, gamma, length)
     else:
-        found = run_all(lm, prompts, makers[name], greedy(), sessions, stop, gamma)
-    agree(found, references)
-    agree(found, [GreedyRun(ids, reference.gaps) for ids, reference in zip(plain, references, strict=True)])
+        some = prompts[:NAMED] if name == "shallow" else prompts
+        found = run_all(lm, some, makers[name], greedy(), sessions, stop, gamma)
+    agree(found, references, length)
+    agree(found, [GreedyRun(ids, reference.gaps) for ids, reference in zip(plain, references, strict=True)], length)
 
 
 def test_a_batch_of_the_default_pairs_lanes_says_what_its_prompts_say_alone(
@@ -232,8 +245,7 @@ def test_a_batch_of_the_default_pairs_lanes_says_what_its_prompts_say_alone(
     for name in ("plain", "glide", "feature", "maxgram", "tables"):
         answers = run_rows(engine.lane(name, settings), [prompts[row] for row in chosen], str, interrupt=never)
         found = [list(answer.ids) for answer in answers]
-        cut = [GreedyRun(references[row].ids[:12], references[row].gaps[:12]) for row in chosen]
-        agree(found, cut)
+        agree(found, [references[row] for row in chosen], 12)
         assert answers[0].stats.stop_reason == "eos"
 
 
@@ -243,7 +255,7 @@ def sampled(**options: Any) -> KeyedSampler:
 
 @pytest.fixture(scope="module")
 def plain_sampled(lm: CausalLM, prompts: Rows, stop: frozenset[int], batch: Any) -> Rows:
-    return run_batch(lm, prompts, NoDrafter(), sampled(), batch, stop, 4)
+    return run_batch(lm, prompts, NoDrafter(), sampled(), batch, stop, 4, SAMPLED)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +274,7 @@ def test_at_temperature_0_8_the_text_is_plain_decodings(
     """Same seed, same noise by row and position. A draw within rounding of a tie may differ: one prompt at most."""
     options = {"gumbel": {"coupling": "gumbel"}, "greedy drafts": {"draft_sampling": "greedy"}}.get(name, {})
     drafter = NgramDrafter(lm.vocab_size) if name == "ngram" else ModelDrafter(request.getfixturevalue("shallow"))
-    found = run_batch(lm, prompts, drafter, sampled(**options), batch, stop, gamma)
+    found = run_batch(lm, prompts, drafter, sampled(**options), batch, stop, gamma, SAMPLED)
     same = [ids == other for ids, other in zip(found, plain_sampled, strict=True)]
     assert sum(same) >= len(same) - 1, same
     assert len({tuple(ids) for ids in found}) == len(prompts)
@@ -275,7 +287,7 @@ def test_rejection_at_temperature_0_8_draws_a_real_answer(
     shallow_lm = request.getfixturevalue("shallow")
 
     def once() -> list[Any]:
-        options = {"length": LENGTH, "stop": stop, "session": sessions[-1]}
+        options = {"length": SAMPLED, "stop": stop, "session": sessions[-1]}
         return decode(lm, [prompts[-1]], ModelDrafter(shallow_lm), sampled(), **options)
 
     events = once()

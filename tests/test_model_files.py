@@ -14,6 +14,7 @@ import zipfile
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NamedTuple
 
 import gguf
 import pytest
@@ -25,6 +26,7 @@ from utils import gguf_convert, model_cache
 from utils.catalogue import ModelSpec, PairSpec, spec_from_argument
 from utils.errors import UserError
 from utils.gguf_convert import converted, converted_entry
+from utils.loaded import LoadedPair
 from utils.loading import LoadOptions, load_pair
 from utils.model_cache import cache_folder, is_whole, sha256
 from utils.package_file import package_file
@@ -203,20 +205,27 @@ def gguf_bytes() -> list[str]:
     return pre_tokenizers.ByteLevel.alphabet()
 
 
+class Finished(NamedTuple):
+    """The pair that was loaded from the file, what was told meanwhile, and the cache that then holds it converted."""
+
+    pair: LoadedPair
+    told: list[tuple[str, float | None]]
+    home: Path
+
+
 @pytest.fixture(scope="module")
-def finished(gguf_file, tmp_path_factory) -> Path:
-    """A cache in which the file is already converted, to be copied."""
+def finished(gguf_file, tmp_path_factory) -> Finished:
+    """The file loaded once; the cache is there to be copied."""
     home = tmp_path_factory.mktemp("finished") / "cache"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPEC_CACHE_DIR", str(home))
-        converted(gguf_file, sha256(gguf_file), silent, never)
-    return home
-
-
-def test_a_gguf_file_loads_as_the_model_it_was_written_from(gguf_file):
     told: list[tuple[str, float | None]] = []
     spec = PairSpec(name="x", target=spec_from_argument(str(gguf_file)), drafter="none")
-    pair = load_pair(spec, CPU, lambda *what: told.append(what))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPEC_CACHE_DIR", str(home))
+        return Finished(load_pair(spec, CPU, lambda *what: told.append(what)), told, home)
+
+
+def test_a_gguf_file_loads_as_the_model_it_was_written_from(finished):
+    pair, told, _ = finished
     ids = torch.tensor([[1, 70, 80, 90, 100]])
     expected = tiny_model(hidden=64)(ids).logits
     assert torch.allclose(pair.target.model(ids).logits, expected, atol=1e-3)
@@ -228,7 +237,7 @@ def test_a_gguf_file_loads_as_the_model_it_was_written_from(gguf_file):
 
 
 def test_a_converted_file_is_used_again_until_it_is_damaged(gguf_file, finished, cache):
-    shutil.copytree(finished, cache, copy_function=shutil.copyfile)  # with new times: contents are compared
+    shutil.copytree(finished.home, cache, copy_function=shutil.copyfile)  # with new times: contents are compared
     digest = sha256(gguf_file)
     entry = converted_entry(digest)[0]
     made = (entry / "manifest.json").stat().st_mtime_ns

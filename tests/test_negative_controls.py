@@ -332,9 +332,9 @@ def far_drafter() -> TableLM:
 def counted_p(make: Callable[[KeyedSampler], Drafter], law: NaiveLaw, samples: int = 20_000) -> float:
     processor = make_processor(law.temperature, law.top_k, law.top_p, law.min_p)
     total = sum_counts = None
-    for seed in range(samples // 500):
+    for seed in range(samples // 1_000):
         sampler = KeyedSampler(processor, seed=seed)
-        options = {"prompt": START, "samples": 500, "batch": 500, "length": 4, "gamma": 2}
+        options = {"prompt": START, "samples": 1_000, "batch": 1_000, "length": 4, "gamma": 2}
         total = sample_counts(toy_target(), lambda s=sampler: make(s), lambda _, s=sampler: s, **options)
         sum_counts = total if sum_counts is None else sum_counts + total
     assert sum_counts is not None

@@ -221,10 +221,10 @@ def test_the_default_model_says_what_transformers_says(default_pair: Any, refere
     for text in ("List the days of the week, one a line.", "Say the word fish five times, then explain why."):
         chat = [{"role": "user", "content": text}]
         prompt = list(default_pair.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
-        reference = transformers_greedy(reference_model, prompt, 40, default_pair.stop_ids, **theirs(rules))
+        reference = transformers_greedy(reference_model, prompt, 32, default_pair.stop_ids, **theirs(rules))
         for drafter in (NoDrafter(), TablesDrafter(None), NgramDrafter(lm.vocab_size)):
             sampler = KeyedSampler(make_processor(0.0, **rules))
-            found = answers(lm, [prompt], drafter, sampler, length=40, gamma=4, stop=default_pair.stop_ids)[0]
+            found = answers(lm, [prompt], drafter, sampler, length=32, gamma=4, stop=default_pair.stop_ids)[0]
             told.append(same_or_tied(found, reference))
     assert "different" not in told
     assert told.count("same") >= 5

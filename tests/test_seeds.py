@@ -251,6 +251,19 @@ def test_uniform_numbers_follow_the_uniform_law() -> None:
     assert float(numbers[-1]) < 1
 
 
+@pytest.mark.parametrize("seed", [0, 42, -3, (1 << 64) - 1, 1 << 90])
+def test_many_keys_are_mixed_as_each_alone(seed: int) -> None:
+    """On both sides of where keys are no longer mixed one by one: the noise of a row knows no batch."""
+    from sampling.sampler import _MANY, stream_key, stream_states
+
+    keys = torch.tensor([[row, position] for row in (0, 1, 7, 1 << 40) for position in (0, 5, 8191, (1 << 62) + 1)])
+    keys = torch.cat([keys, keys + 1])
+    wanted = [stream_key(seed, 3, row, position) for row, position in keys.tolist()]
+    for count in (_MANY - 1, _MANY, len(keys)):
+        found = stream_states(seed, 3, keys[:count])
+        assert [word % (1 << 64) for word in found.tolist()] == wanted[:count]
+
+
 def test_improbable_tokens_are_drawn_as_often_as_they_should() -> None:
     """Float32 laws with a token of 1e-3: the race has no floor."""
     law = torch.tensor([0.6, 0.399, 0.001], dtype=torch.float32)

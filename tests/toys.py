@@ -138,7 +138,7 @@ class ToySession:
         self._check(rows)
         nodes = _check_draft(draft, len(rows), self.lm.vocab_size)
         missing = [len(row) - len(_common_prefix(held, row)) for held, row in zip(self.cached, rows, strict=True)]
-        present = [sum(token >= 0 for token in row) for row in draft.tokens.tolist()]
+        present = (draft.tokens >= 0).sum(dim=1).tolist()
         deepest = max((len(row) + count for row, count in zip(rows, present, strict=True)), default=0)
         require(deepest <= self.lm.context, f"{deepest} tokens do not fit the context of {self.lm.context}")
         self.lm.passes += 1
@@ -161,8 +161,10 @@ class ToySession:
                 if node < 0:
                     require(all(later < 0 for later in nodes[position:]), "a path is padded at its end only")
                     break
-                require(node < len(tokens) and tokens[node] >= 0, f"node {node} is absent and cannot be kept")
-                require(parents[node] == last, f"node {node} does not follow node {last}")
+                if node >= len(tokens) or tokens[node] < 0:
+                    raise ProtocolMisuseError(f"node {node} is absent and cannot be kept")
+                if parents[node] != last:
+                    raise ProtocolMisuseError(f"node {node} does not follow node {last}")
                 held.append(tokens[node])
                 last = node
         self._pending = None
@@ -193,8 +195,8 @@ class ToySession:
     def _check(self, rows: Rows) -> None:
         self._alive()
         require(len(rows) == len(self.cached), f"{len(rows)} rows for a session of {len(self.cached)}")
-        require(all(len(row) > 0 for row in rows), "a row must hold at least one token to be scored")
-        ids = {token for row in rows for token in row}
+        require(all(rows), "a row must hold at least one token to be scored")
+        ids = set().union(*rows)
         require(ids <= set(range(self.lm.vocab_size)), f"ids outside the vocabulary: {sorted(ids)}")
 
 
@@ -220,13 +222,14 @@ def _check_draft(draft: Draft, rows: int, vocab_size: int) -> list[Rows]:
     require(tokens.numel() == 0 or int(tokens.min()) >= -1, "absent nodes are -1")
     if draft.probs is not None:
         require(draft.probs.shape == (*tokens.shape, vocab_size), f"draft laws of shape {tuple(draft.probs.shape)}")
+    require(all(parent < node for node, parent in enumerate(parents)), "a parent comes before its children")
     paths: list[Rows] = []
     for row in tokens.tolist():
         found: Rows = [[]]
-        for node, parent in enumerate(parents):
-            require(parent < node, "a parent comes before its children")
-            require(row[node] < 0 or parent < 0 or row[parent] >= 0, "a present node under an absent one")
-            found.append([*found[parent + 1], max(row[node], 0)])
+        for token, parent in zip(row, parents, strict=True):
+            if token >= 0 and parent >= 0 and row[parent] < 0:
+                raise ProtocolMisuseError("a present node under an absent one")
+            found.append([*found[parent + 1], max(token, 0)])
         paths.append(found)
     return paths
 
