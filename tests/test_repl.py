@@ -82,7 +82,7 @@ BAD = {
     "/k_matrix x": "k_matrix must be",
     "/lenience 0": "lenience must be",
     "/verify never": "verify must be token or block",
-    "/expand sideways": "expand must be none, cape or dynamic",
+    "/expand sideways": "expand must be auto, none, cape or dynamic",
     "/nodes 0": "nodes must be a whole number from 1 to 64, got 0 (still 24)",
     "/gamma 0": "gamma must be a whole number from 1 to 64 or auto, got 0 (still 4)",
     "/gamma x": "gamma must be",
