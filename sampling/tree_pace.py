@@ -21,7 +21,7 @@ from sampling.pace import GAMMA_MAX, GROWTH, LOOK, SLACK, GoodputPace
 
 SIBLINGS = (0, 1, 2, 4, 6, 8, 12, 16, 24)  # how many may stand beside a chain
 HALF = 10.0  # siblings that are thought to be taken every other time where the chain is refused
-MOST_NODES = 24  # of a best-first tree
+MOST_NODES = 11  # of a best-first tree: wider passes cost more than such nodes bring (docs/notes.md)
 WORTH = 3.0  # refusals that this guess is worth
 TRUST, TRUSTED = 0.85, 8.0  # share of the promised tokens that comes, and how many of them that guess is worth
 RATE, RATED = 1.5, 8.0  # tokens a plain pass' time, and how many passes' time that guess is worth
