@@ -69,7 +69,7 @@ def usual_keys() -> AbstractContextManager[None]:
     return _keys(echo=True)
 
 
-def _unheard(*_: object) -> None:
+def unheard(*_: object) -> None:
     """Ctrl-C while the program is leaving because of one."""
 
 
@@ -107,7 +107,7 @@ class Interrupts:
         if self._pipe is None:
             return
         signal.set_wakeup_fd(self._wakeup)
-        signal.signal(signal.SIGINT, _unheard if self._leave else self._before)
+        signal.signal(signal.SIGINT, unheard if self._leave else self._before)
         for end in self._pipe:
             os.close(end)
         self._pipe = None

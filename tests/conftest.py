@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,14 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: no collection of garbage needs to look at it again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_again() -> Iterator[None]:
+    """What leaves because of Ctrl-C ends a process; here it is the next test's turn."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

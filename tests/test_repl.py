@@ -20,6 +20,7 @@ from app.command_table import TABLE
 from app.keys import open_block, unblocked
 from app.pairs import load_engine
 from app.save import osc52, write_whole
+from app.terminal import unheard
 from app.wrap import visible
 from tests.scripted import Ran, catalogue_of, failing, run_lines
 from tests.tiny import tiny_pair
@@ -428,7 +429,7 @@ def test_a_second_ctrl_c_leaves_with_130(catalogue: Path, monkeypatch: pytest.Mo
     ran = run_lines(catalogue, arm, "one", "never")
     assert ran.code == 130
     assert "never" not in ran.text
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is unheard  # nothing disturbs the leaving
 
 
 def test_ctrl_c_while_waiting_for_the_models_keeps_the_message(catalogue: Path) -> None:
@@ -614,7 +615,7 @@ def test_a_second_ctrl_c_waits_for_the_drawing_to_be_whole() -> None:
     with pytest.raises(SystemExit) as leaving:
         draw()
     assert (done, leaving.value.code) == (["drawn"], 130)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is unheard  # nothing disturbs the leaving
 
 
 def test_a_second_ctrl_c_long_after_the_first_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
