@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sampling.types import Draft, Verdict
+from sampling.verify import above
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Told:
         """Read everything off the device at once."""
         tokens, path, device = draft.tokens, verdict.path, verdict.logits.device
         rows, count = tokens.shape
-        parents = list(range(-1, count - 1)) if draft.parents is None else draft.parents.tolist()
+        parents = list(above(draft.parents, count))
         source = [[0] * count] * rows if draft.source is None else draft.source.expand(rows, count).tolist()
         draft_p = [[1.0] * count for _ in range(rows)] if draft.raw is None else draft.raw.tolist()
         # Of all positions only those where a row stood, its stages [B, A+1]: a tree has many more.
