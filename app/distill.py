@@ -78,13 +78,17 @@ class _Distillation:
             return self._stopped(f"{self._written} is kept")
         found = self._features(engine, source)
         if found is None:
-            return self._stopped(f"what the target made of the texts so far is kept in {self.out / WORK}")
+            return self._stopped(f"what the target made of the texts so far is kept in {self._kept_features}")
         student, learned, held = found
         result = self._train(engine, student, learned, held)
         if not result.finished:
             return self._stopped(f"the checkpoint of step {result.steps:,} is kept in {self.out}")
         self._finish(engine, source, result, len(learned), len(held))
         return 0
+
+    @property
+    def _kept_features(self) -> Path:
+        return self.args.features or self.out / WORK / "features"
 
     @property
     def _written(self) -> Path:
@@ -117,7 +121,7 @@ class _Distillation:
         learned, held = split_texts(source, HELD, self.args)
         student = student_for(engine, self.args, learned, self.settings.seed)
         layers = student.target_layers(engine.target.network.layers)
-        folder = self.out / WORK / "features"
+        folder = self._kept_features
         files = extract(engine.target.network, source.texts, layers, folder, self.progress, self.interrupt)
         if self.interrupt():
             return None
@@ -139,6 +143,7 @@ class _Distillation:
             seed=self.settings.seed,
             minutes=args.minutes,
             patience=args.patience,
+            mixed=args.lags == "mixed",
             precise=self.options.dtype == "float32",
         )
 

@@ -70,6 +70,8 @@ _SHAPE = (
 _TRAINING = (
     Field("steps", Whole(1, 16), 3, "drafted steps to train over (feature)", _GROUP),
     Field("lag", Whole(1, 64), 5, "tokens its view of the target lags behind, at most (glide)", _GROUP),
+    Field("lags", Choice(("block", "mixed")), "block", "every lag alike, or the short ones more often (glide)", _GROUP),
+    Field("recency", Choice(("off", "on")), "off", "a learned leaning towards the latest keys (glide)", _GROUP),
     Field("law", Law(), "full", "learn the full law, its K likeliest ids, or the likeliest", _GROUP),
     Field("hard_weight", Number(0, 1), 0.0, "share of the law moved to its likeliest id", _GROUP),
     Field("epochs", _above_0(1000), 4.0, "times the data is learned from", _GROUP),
@@ -80,6 +82,7 @@ _TRAINING = (
 )
 _WHERE = (
     Field("out", _path("DIR", "a folder"), None, "folder for the drafter; kept work in it is gone on with", _GROUP),
+    Field("features", _path("DIR", "a folder"), None, "folder of what the target computes, to be shared by runs", _GROUP),
     Field("batch", Whole(1, 4096), 32, "chats that are written at once", _GROUP),
     Field("export", _path("DIR", "a folder"), None, "also save a plain one as a transformers model", _GROUP),
 )
@@ -87,7 +90,7 @@ DISTILL_FIELDS: Mapping[str, Field] = {field.name: field for field in (*_WHERE, 
 TRAINING_NAMES = tuple(field.name for field in (*_SHAPE, *_TRAINING))
 """What a checkpoint depends on beside the data."""
 DATA_NAMES = tuple(field.name for field in _DATA)
-_ONLY_FOR = {"steps": "feature", "lag": "glide"}
+_ONLY_FOR = {"steps": "feature", "lag": "glide", "lags": "glide", "recency": "glide"}
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class DistillArgs:
     """What `distill` takes beside the settings. `command` is what was typed; `data` is ("self",) or files."""
 
     out: Path | None = None
+    features: Path | None = None
     data: tuple[str, ...] = (SELF,)
     prompts: Path | None = None
     tokens: int = 200_000
@@ -112,6 +116,8 @@ class DistillArgs:
     head: str = "trained"
     steps: int = 3
     lag: int = 5
+    lags: str = "block"
+    recency: str = "off"
     law: int | str = "full"
     hard_weight: float = 0.0
     epochs: float = 4.0
@@ -154,7 +160,7 @@ def distill_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> Dis
         values["data"] = _sources(given)
     if "init_layers" in values:
         values["init_layers"] = _init_layers(values)
-    for name in ("out", "prompts", "export"):
+    for name in ("out", "prompts", "export", "features"):
         if values.get(name):
             values[name] = Path(os.path.expanduser(values[name]))
     args = DistillArgs(**values, limited="tokens" in given, command=shlex.join(["python", "infer.py", *arguments]))

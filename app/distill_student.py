@@ -53,6 +53,7 @@ def config_for(engine: Engine, args: DistillArgs, listed: int) -> StudentConfig:
         "shared_head": args.head != "trained",
         "project": args.head == "projected",
         "block_size": args.lag,
+        "recency": args.recency == "on" and args.student == "glide",
     }
     plain = shape_for(model, args.student)
     if args.heads is not None:

@@ -47,6 +47,7 @@ class StudentConfig:
     block_size: int = 5  # glide: the longest lag it was trained for
     short_list: int = 0  # ids of the head; 0 = all of them
     cross_last: bool = False  # glide: every layer reads the target's last one
+    recency: bool = False  # glide: its cross-attention has a learned leaning towards late keys, one slope a head
     shared_embedding: bool = False  # the embedding is the target's and not stored
     shared_head: bool = False  # the head's rows are the target's and not stored
     project: bool = False  # a square matrix before the head
@@ -137,16 +138,32 @@ class CrossAttention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.q_proj = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=False)
         self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
+        self.recency = nn.Parameter(first_slopes(self.heads)) if config.recency else None
 
     def forward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, mask: Tensor | None
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, mask: Tensor
     ) -> Tensor:
-        """x [B, T, H]; keys and values [B, H_kv, S, D]; mask bool [.., T, S], None = everything is seen."""
+        """x [B, T, H] at positions 0 … T − 1; keys and values [B, H_kv, S, D]; mask bool [T, S]."""
         query = turned(self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2), rotation)
+        if self.recency is not None:
+            place = torch.arange(mask.shape[-1], device=mask.device)
+            late = lateness(self.recency, place[None, : mask.shape[-2]], len(place))
+            mask = late.masked_fill(~mask, float("-inf")).to(query.dtype)
         mixed = F.scaled_dot_product_attention(
             query, keys.to(query.dtype), values.to(query.dtype), attn_mask=mask, scale=self.scaling, enable_gqa=True
         )
         return cast(Tensor, self.o_proj(mixed.transpose(1, 2).flatten(2)))
+
+
+def first_slopes(heads: int) -> Tensor:
+    """[heads] slopes that recency starts from: 4, 1, ¼, 0 in turn, so that some heads see the latest key alone."""
+    return torch.tensor([4.0, 1.0, 0.25, 0.0]).repeat(heads // 4 + 1)[:heads]
+
+
+def lateness(slopes: Tensor, positions: Tensor, slots: int) -> Tensor:
+    """What recency adds to the scores [B, heads, T, slots]: −slope · (position − slot), of queries [B, T]."""
+    behind = positions[:, None, :, None] - torch.arange(slots, device=positions.device)
+    return -slopes[:, None, None] * behind
 
 
 class Gated(nn.Module):
@@ -239,6 +256,7 @@ class Student(nn.Module):
         offset: int = 0,
         steps: int = 1,
         lag: int | None = None,
+        block: int | None = None,
     ) -> list[Tensor]:
         """What the head is applied to, [B, T, H], for each of `steps` drafted steps (1 but for feature students).
 
@@ -247,6 +265,7 @@ class Student(nn.Module):
             hidden: feature: the target's last hidden states [B, T, G].
             kv: glide: the target's keys and values of each layer read, [B, H_kv, T, D].
             offset: glide: where the first block of the mask begins, 0 … block_size − 1.
+            block: glide: the length of the mask's blocks (default: the configuration's `block_size`).
             lag: glide: instead of blocks every position misses its last `lag` tokens, as the draft at that depth does.
         """
         embedded = self.model.embed_tokens(ids)
@@ -255,7 +274,7 @@ class Student(nn.Module):
         rotation = self.rotary(positions)
         cross = None
         if self.cross_rotary is not None and kv is not None:
-            block = self.config.block_size
+            block = block or self.config.block_size
             seen = block_mask(length, block, offset, ids.device) if lag is None else lag_mask(length, lag, ids.device)
             cross = (kv, self.cross_rotary(positions), seen)
         earlier: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.model.layers]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sampling.cache import SlotCache
 from sampling.llama import Layer, Map, as_it_is, causal_bias, latest, norm_of, plus, rotate
 from sampling.short_list import spread
-from sampling.student import CrossAttention, Rotary, Student
+from sampling.student import CrossAttention, Rotary, Student, lateness
 from sampling.types import KVCache
 from utils.packed_linear import HalfLinear, PackedLinear, available, half_available, packable
 
@@ -153,7 +153,7 @@ class StudentNetwork:
         for index, layer in enumerate(self._layers):
             x = layer.attend(x, rotation, bias, cache, index)
             if seen is not None:
-                x = self._cross[index].read(x, turning, seen, index)
+                x = self._cross[index].read(x, turning, seen, index, positions)
             x = layer.think(x)
         return x
 
@@ -237,15 +237,21 @@ class _Cross:
     size: int
     scale: float
     window: int
+    slopes: Tensor | None  # [heads] of its recency
 
     @staticmethod
     def of(module: CrossAttention, take: Callable[[nn.Module], nn.Module], window: int) -> _Cross:
-        return _Cross(take(module.q_proj), take(module.o_proj), module.head_dim, module.scaling, window)
+        return _Cross(take(module.q_proj), take(module.o_proj), module.head_dim, module.scaling, window, module.recency)
 
-    def read(self, x: Tensor, turning: tuple[Tensor, Tensor], seen: Seen, index: int) -> Tensor:
+    def read(
+        self, x: Tensor, turning: tuple[Tensor, Tensor], seen: Seen, index: int, positions: Tensor
+    ) -> Tensor:
         rows, new, _ = x.shape
         query = rotate(self.q(x).view(rows, new, -1, self.size), turning).transpose(1, 2)
         (keys, values), bias = seen.kv[index], seen.bias
+        if self.slopes is not None:
+            late = lateness(self.slopes, positions, keys.shape[2])
+            bias = late if bias is None else (bias + late).clamp_min(torch.finfo(late.dtype).min)
         if self.window and rows == 1 and keys.shape[2] >= self.window + new:  # of one row the last slots are the latest
             keys, values, bias = latest(self.window + new - 1, keys, values, bias)
         keys, values = keys.to(x), values.to(x)

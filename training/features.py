@@ -27,6 +27,7 @@ from training.texts import Text, Told
 SHARD = 64  # sequences a file
 FED = 4096  # tokens a pass, padding included
 KEPT = torch.bfloat16
+_SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True)
@@ -50,26 +51,38 @@ def extract(
 ) -> list[Path]:
     """Run `model` over `texts`; the shards' files, fewer than needed only when interrupted.
 
-    A shard of an earlier run is taken if it was made of the same texts and layers.
+    A shard of an earlier run is taken if it was made of the same texts and holds these layers, perhaps others too: one
+    folder serves students of every kind.
     Raises OSError where the disk is full; a shard appears whole or not at all.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
     for first in range(0, len(texts), SHARD):
         part = texts[first : first + SHARD]
-        file = folder / f"features-{_mark(part, layers)}.safetensors"
         told("running the target over the texts", first / len(texts))
         if interrupt():
             return files
-        if not file.is_file():
+        file = _made(folder, part, layers)
+        if file is None:
+            file = folder / f"{_mark(part)}{'-'.join(map(str, sorted(layers)))}{_SUFFIX}"
             write(file, _shard(model, part, layers))
         files.append(file)
     return files
 
 
-def _mark(texts: Sequence[Text], layers: Sequence[int]) -> str:
-    told = json.dumps([[text.ids, text.start] for text in texts] + [list(layers)])
-    return hashlib.sha256(told.encode("ascii")).hexdigest()[:16]
+def _made(folder: Path, texts: Sequence[Text], layers: Sequence[int]) -> Path | None:
+    """A shard of the same texts that holds at least these layers."""
+    mark = _mark(texts)
+    for file in sorted(folder.glob(f"{mark}*{_SUFFIX}")):
+        if set(map(str, layers)) <= set(file.name.removeprefix(mark).removesuffix(_SUFFIX).split("-")):
+            return file
+    return None
+
+
+def _mark(texts: Sequence[Text]) -> str:
+    """The beginning of the name of every shard of these texts."""
+    told = json.dumps([[text.ids, text.start] for text in texts])
+    return f"features-{hashlib.sha256(told.encode('ascii')).hexdigest()[:16]}-"
 
 
 def write(file: Path, tensors: dict[str, Tensor]) -> None:

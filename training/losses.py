@@ -49,7 +49,16 @@ class Teacher:
 
 
 def loss(
-    student: Student, teacher: Teacher, batch: Batch, *, kind: Law, hard: float, steps: int, decay: float, offset: int
+    student: Student,
+    teacher: Teacher,
+    batch: Batch,
+    *,
+    kind: Law,
+    hard: float,
+    steps: int,
+    decay: float,
+    offset: int,
+    block: int | None = None,
 ) -> tuple[Tensor, float]:
     """(loss, cross-entropy of the first step in nats), means over the tokens that count.
 
@@ -59,7 +68,7 @@ def loss(
     wanted = batch.weight > 0
     weight = batch.weight[wanted]
     states = student.states(
-        batch.ids, batch.hidden if student.config.kind == "feature" else None, batch.kv or None, offset, steps
+        batch.ids, batch.hidden if student.config.kind == "feature" else None, batch.kv or None, offset, steps, block=block
     )
     hidden = batch.hidden[wanted]
     total, first = torch.zeros((), device=weight.device), 0.0

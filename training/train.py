@@ -56,6 +56,7 @@ class Job:
     evaluations: int = 12
     patience: int = 4
     depth: int = 4
+    mixed: bool = False  # glide: the mask's blocks have every length up to the lag in turn, so short lags are met more
     save_every: float = 60.0
     precise: bool = False  # float32 products also where 16 bit is to be had
 
@@ -245,7 +246,9 @@ class _Run:
         rate = min(1.0, (self.step + 1) / max(1.0, job.warmup * self.total)) * (0.5 + 0.5 * math.cos(math.pi * done))
         for group in self.optimizer.param_groups:
             group["lr"] = job.lr * max(rate, 0.02)
-        offset = random.Random(job.seed * 1_000_003 + self.step).randrange(self.student.config.block_size)
+        draw = random.Random(job.seed * 1_000_003 + self.step)
+        block = self.student.config.block_size
+        block = draw.randint(1, block) if job.mixed else block
         self.student.train()
         with self._mixed():
             value, first = loss(
@@ -256,7 +259,8 @@ class _Run:
                 hard=job.hard,
                 steps=1 if done < job.single else job.steps,
                 decay=job.decay,
-                offset=offset,
+                offset=draw.randrange(block),
+                block=block,
             )
         self.optimizer.zero_grad(set_to_none=True)
         value.backward()  # type: ignore[no-untyped-call]
