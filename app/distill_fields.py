@@ -82,7 +82,7 @@ _TRAINING = (
 )
 _WHERE = (
     Field("out", _path("DIR", "a folder"), None, "folder for the drafter; kept work in it is gone on with", _GROUP),
-    Field("features", _path("DIR", "a folder"), None, "folder of what the target computes, to be shared by runs", _GROUP),
+    Field("features", _path("DIR", "a folder"), None, "folder of what the target computes, for several runs", _GROUP),
     Field("batch", Whole(1, 4096), 32, "chats that are written at once", _GROUP),
     Field("export", _path("DIR", "a folder"), None, "also save a plain one as a transformers model", _GROUP),
 )

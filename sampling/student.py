@@ -140,9 +140,7 @@ class CrossAttention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
         self.recency = nn.Parameter(first_slopes(self.heads)) if config.recency else None
 
-    def forward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, mask: Tensor
-    ) -> Tensor:
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """x [B, T, H] at positions 0 … T − 1; keys and values [B, H_kv, S, D]; mask bool [T, S]."""
         query = turned(self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2), rotation)
         if self.recency is not None:

@@ -243,9 +243,7 @@ class _Cross:
     def of(module: CrossAttention, take: Callable[[nn.Module], nn.Module], window: int) -> _Cross:
         return _Cross(take(module.q_proj), take(module.o_proj), module.head_dim, module.scaling, window, module.recency)
 
-    def read(
-        self, x: Tensor, turning: tuple[Tensor, Tensor], seen: Seen, index: int, positions: Tensor
-    ) -> Tensor:
+    def read(self, x: Tensor, turning: tuple[Tensor, Tensor], seen: Seen, index: int, positions: Tensor) -> Tensor:
         rows, new, _ = x.shape
         query = rotate(self.q(x).view(rows, new, -1, self.size), turning).transpose(1, 2)
         (keys, values), bias = seen.kv[index], seen.bias

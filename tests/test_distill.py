@@ -27,6 +27,7 @@ from app.distill_student import student_for
 from app.oneshot import load_engine
 from app.settings import ModelOptions, Settings
 from sampling.loop import never
+from sampling.student_file import read_config
 from sampling.theory import efficiency, expected_speedup
 from tests.distilling import counting_target
 from tests.test_synthesize import largest_file
@@ -86,14 +87,15 @@ def untrained_alpha(target: Path, data: Path, kind: str, folder: Path) -> float:
     return held_out(student, teacher_for(engine.loaded.target.model, student), batches, 1).alpha[0]
 
 
-@pytest.mark.parametrize("kind", ["plain", "glide", "feature"])
+@pytest.mark.parametrize("kind", ["plain", "glide", "feature", "glide --recency on --lags mixed"])
 def test_a_drafter_learns_its_target_and_drafts_for_it(
     kind: str, target: Path, plain: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = plain
+    kind, *more = kind.split()
     if kind != "plain":
         out = tmp_path / kind
-        longer = ["--epochs", "16"] if kind == "feature" else []
+        longer = [*more, "--epochs", "16"] if kind == "feature" else more
         assert main(words(target, out, "--data", str(data), "--student", kind, *QUICK, *longer)) == 0
         printed = capsys.readouterr().out
         assert re.search(r"alpha by position 0\.\d\d .* costs c = \d+\.\d+ of", printed, re.DOTALL)
@@ -102,6 +104,7 @@ def test_a_drafter_learns_its_target_and_drafts_for_it(
     assert untrained_alpha(target, data, kind, tmp_path / "features") < 0.3
     assert found["best"]["held"]["alpha"][0] > 0.6
     assert found["student"]["kind"] == kind
+    assert read_config(out)["recency"] == ("--recency" in more)
     assert found["c"] > 0
     assert len(found["expected"]) == 8
     assert (out / "README.md").read_text().startswith(f"# {kind} drafter for target\n")
@@ -213,7 +216,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
     assert report(out)["best"]["held"]["alpha"][0] > 0.5
 
 
-@pytest.mark.parametrize(("size", "file"), [(20_000, r"features-\w+\.safetensors"), (900, r"written\.jsonl")])
+@pytest.mark.parametrize(("size", "file"), [(20_000, r"features-[\w-]+\.safetensors"), (900, r"written\.jsonl")])
 def test_a_full_disk_is_told_with_the_file_whatever_is_being_written(
     size: int, file: str, target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

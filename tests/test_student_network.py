@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -30,6 +30,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "two layers, short list": {"num_hidden_layers": 2, "short": SHORT},
     "projected, short list": {"project": True, "short": SHORT},
     "no groups": {"num_key_value_heads": 4, "num_hidden_layers": 2, "project": True},
+    "recency, short list": {"num_hidden_layers": 2, "recency": True, "short": SHORT},
 }
 NOTHING = Draft.empty(1)
 
@@ -144,9 +145,10 @@ def test_a_glide_student_in_pieces_equals_the_whole(shape: str, dtype: torch.dty
 
 
 @DTYPES
-def test_a_glide_draft_at_each_depth_is_what_it_was_trained_for(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("shape", ["projected, short list", "recency, short list"])
+def test_a_glide_draft_at_each_depth_is_what_it_was_trained_for(shape: str, dtype: torch.dtype) -> None:
     """Depth d of a draft sees what training's lag d shows, and what the d-th place of a block shows."""
-    target, student = some("glide", "projected, short list", dtype)
+    target, student = some("glide", shape, dtype)
     ids, block = text(8, 21), student.config.block_size
     kv = [target_kv(target, ids, layer) for layer in student.target_layers(3)]
     whole = torch.tensor([ids])
@@ -165,7 +167,7 @@ def test_a_glide_draft_at_each_depth_is_what_it_was_trained_for(dtype: torch.dty
 
 
 def test_ragged_rows_of_a_glide_student_equal_each_row_alone() -> None:
-    for shape in ("one layer", "two layers, short list"):
+    for shape in ("one layer", "two layers, short list", "recency, short list"):
         target, student = some("glide", shape)
         rows, held = [text(9, 14), text(10, 6), text(11, 3)], [11, 5, 2]
         session = GlideLM(student, 3).open(rows, target=fed(target, rows, held))
@@ -204,6 +206,37 @@ def test_every_layer_may_read_the_last_one() -> None:
     ids = text(13, 9)
     session = GlideLM(student, 3).open([ids], target=fed(target, [ids], [8]))
     close(session.score([ids], NOTHING)[0, 0], beside(student, target, ids, 8)[-1])
+
+
+def test_recency_leans_towards_the_latest_keys() -> None:
+    """A steep slope sees the latest key alone, none sees the keys alike: as if the others were, or were not, hidden."""
+    target, student = some("glide", "one layer")
+    ids = text(15, 12)
+    plain = beside(student, target, ids, 9)[-1]
+    for slope, alike in ((0.0, True), (2.0, False)):
+        leaning = make_student("glide", target, recency=True)
+        leaning.load_state_dict(student.state_dict(), strict=False)
+        cross: Any = leaning.model.layers[0].cross_attn
+        cross.recency.fill_(slope)
+        session = GlideLM(leaning, 3).open([ids], target=fed(target, [ids], [9]))
+        assert torch.allclose(session.score([ids], NOTHING)[0, 0], plain, atol=1e-4) == alike
+    cross.recency.fill_(1e4)
+    sharp = beside(leaning, target, ids, 9)[-1]
+    key, value = target_kv(target, ids, leaning.target_layers(3)[0])
+    assert not torch.allclose(sharp, plain, atol=1e-3)
+    place = torch.arange(12)
+    last = place.clamp(min=1, max=9)[:, None] - 1
+    x, turning = torch.randn(1, 12, 16), leaning.cross_rotary(place[None])  # type: ignore[misc]
+    got = cross(x, turning, key, value, place[None] <= last)
+    close(got, _without_recency(cross, x, turning, key, value, place[None] == last))
+
+
+def _without_recency(cross: Any, x: Tensor, turning: Any, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    slopes, cross.recency = cross.recency, None
+    try:
+        return cast(Tensor, cross(x, turning, key, value, mask))
+    finally:
+        cross.recency = slopes
 
 
 def test_without_a_key_cross_attention_adds_nothing() -> None:

@@ -68,7 +68,12 @@ def loss(
     wanted = batch.weight > 0
     weight = batch.weight[wanted]
     states = student.states(
-        batch.ids, batch.hidden if student.config.kind == "feature" else None, batch.kv or None, offset, steps, block=block
+        batch.ids,
+        batch.hidden if student.config.kind == "feature" else None,
+        batch.kv or None,
+        offset,
+        steps,
+        block=block,
     )
     hidden = batch.hidden[wanted]
     total, first = torch.zeros((), device=weight.device), 0.0

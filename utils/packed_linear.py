@@ -3,8 +3,9 @@
 A plain `nn.Linear` brings its weight into the kernel's layout on every call, which makes a pass
 over 4 or 8 tokens cost a multiple of a pass over one. `PackedLinear` does it once (oneDNN, through
 the operators the inductor uses when it freezes a graph), so that a pass over 8 tokens costs little
-more than a pass over one; the packed weight is the only copy that is kept. Same numbers up to
-float32 rounding. Knows no models beyond "a module with `nn.Linear` children", and no gradients: where a
+more than a pass over one. On processors where another layout is faster for few rows (utils/few_rows.py) a second
+copy is kept for those; otherwise the packed weight is the only one. Same numbers up to float32
+rounding. Knows no models beyond "a module with `nn.Linear` children", and no gradients: where a
 gradient, another dtype or another device is asked for, it unpacks its weight and works as `F.linear`.
 """
 
@@ -18,6 +19,9 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from utils import few_rows
+from utils.few_rows import FewRows
 
 ROWS_HINT = 8  # token count that the layout is chosen for; 8 is as good as any at 1 … 256, a hint of 1 is not
 
@@ -41,16 +45,19 @@ class PackedLinear(nn.Module):
     """
 
     bias: Tensor | None
+    _few: FewRows | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, twice: bool = True) -> None:
         """Pack `weight` [out, in] (float32, CPU) and keep a copy of `bias` [out].
 
+        `twice`: a second copy for few rows may be kept, where that is faster; it is made at the first such pass.
         Raises ValueError for another dtype or device, or where `available()` is False.
         """
-        self._hold(_pack(weight), weight.shape[0], None if bias is None else bias.detach().clone())
+        self._hold(_pack(weight), weight.shape[0], None if bias is None else bias.detach().clone(), twice)
 
-    def _hold(self, packed: Tensor, rows: int, bias: Tensor | None) -> None:
+    def _hold(self, packed: Tensor, rows: int, bias: Tensor | None, twice: bool) -> None:
         super().__init__()
+        self._twice, self._few = twice, None
         self._packed = packed
         self._start = 0  # this layer's first row in `_packed`, which may hold other layers' rows as well
         self.out_features, self.in_features = rows, packed.shape[1]
@@ -74,13 +81,22 @@ class PackedLinear(nn.Module):
             whole = torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
             part = whole[..., self._start : self._start + self.out_features]
             return cast(Tensor, part if self.bias is None else part + self.bias)
+        if few_rows.fits(x) and self._has_few():
+            return cast(FewRows, self._few)(x, self.bias)
         return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], ""))
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
         """(x Wᵀ + b) + other, with `other` of the result's shape, added while the product is in registers."""
-        if self._shares or not self._fits(x):
+        if self._shares or not self._fits(x) or (few_rows.fits(x) and self._has_few()):
             return self.forward(x) + other
         return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, other, self._packed, self.bias, "add"))
+
+    def _has_few(self) -> bool:
+        """Whether there is a copy for few rows; it is made where there may be one."""
+        if self._few is None and self._twice:
+            self._twice = few_rows.available()
+            self._few = FewRows(self.weight) if self._twice else None
+        return self._few is not None
 
     def unpacked(self) -> nn.Linear:
         """The plain layer with the same numbers; its weight is a dense copy without gradient."""
@@ -115,16 +131,16 @@ class PackedLinear(nn.Module):
         elif weight.shape != (self.out_features, self.in_features):
             error_msgs.append(f"{prefix}weight is {tuple(weight.shape)}, not {(self.out_features, self.in_features)}")
         else:
-            self._packed, self._start = _pack(weight.detach()), 0
+            self._packed, self._start, self._few = _pack(weight.detach()), 0, None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed": self.weight, "_start": 0}
+        return {**self.__dict__, "_packed": self.weight, "_start": 0, "_few": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_packed": _pack(state["_packed"])})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
-        return PackedLinear(self.weight, self.bias).train(self.training)
+        return PackedLinear(self.weight, self.bias, self._twice).train(self.training)
 
 
 class HalfLinear(nn.Module):
@@ -179,11 +195,12 @@ def pack(model: nn.Module) -> int:
     if not available():
         return 0
     count = 0
+    twice = few_rows.affordable(sum(cast(nn.Linear, one).weight.numel() for one in model.modules() if packable(one)))
     packed: MutableMapping[nn.Module, PackedLinear] = WeakKeyDictionary()  # weak: each dense weight goes at once
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if isinstance(child, nn.Linear) and child not in packed and packable(child):
-                packed[child] = PackedLinear(child.weight.detach(), child.bias).train(child.training)
+                packed[child] = PackedLinear(child.weight.detach(), child.bias, twice).train(child.training)
                 count += 1
             if child is not None and child in packed:
                 setattr(parent, name, packed[child])
@@ -205,9 +222,10 @@ def merge(parts: Sequence[PackedLinear]) -> PackedLinear:
         first = _pack(torch.cat([part.weight for part in parts]))
     biases = [torch.zeros(part.out_features) if part.bias is None else part.bias for part in parts]
     merged = PackedLinear.__new__(PackedLinear)
-    merged._hold(first, sum(rows), None if all(part.bias is None for part in parts) else torch.cat(biases))
+    bias = None if all(part.bias is None for part in parts) else torch.cat(biases)
+    merged._hold(first, sum(rows), bias, all(part._twice for part in parts))
     for part, start in zip(parts, starts, strict=True):
-        part._packed, part._start = first, start
+        part._packed, part._start, part._few = first, start, None
     return merged.train(parts[0].training)
 
 
