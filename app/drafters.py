@@ -6,6 +6,8 @@ tables and trained drafters; knows no lanes and keeps no drafter.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.kinds import MATCHED
@@ -135,8 +137,10 @@ class Drafters:
         return self.students.drafter(kind, least, _expansion(grown, settings), grown == "dynamic")
 
     def _looking_up(self, kind: str, settings: Settings) -> Drafter:
-        """Drafts from what was said and from tables: as a tree, or as a chain."""
-        make = TableTreeDrafter if self._grown(kind, settings) == "dynamic" else TablesDrafter
+        """Drafts from what was said and from tables: as a tree, which may look at the noise as it drafts alone, or as a
+        chain."""
+        grown = self._grown(kind, settings) == "dynamic"
+        make: Callable[..., TablesDrafter] = partial(TableTreeDrafter, peek=True) if grown else TablesDrafter
         if kind == "static":
             return make(self._static(), longest=0)
         return make(self.tables() if kind == "tables" else None)

@@ -10,6 +10,8 @@ The noise is a hash (the SplitMix64 generator, Steele et al. 2014, seeded by the
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -26,6 +28,7 @@ Verification = Literal["token", "block"]
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 _TARGET, _COIN, _DRAFT = 1, 2, 3  # the streams
+_MEAN = 0.5772156649015329  # of Gumbel noise
 _MANY = 16  # keys mixed as a tensor, not one by one
 
 
@@ -33,6 +36,11 @@ def _mix(word: int) -> int:
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
     return word ^ (word >> 31)
+
+
+def _gumbel(word: int) -> float:
+    """The noise of a word: −log E for the exponential number E that :meth:`KeyedSampler._race` makes of it."""
+    return -math.log(-math.log1p(-((word >> 11) + 0.5) * 2.0**-53))
 
 
 def _signed(word: int) -> int:
@@ -150,6 +158,14 @@ class KeyedSampler:
         """What a drafter draws with."""
         return DraftingSampler(self)
 
+    def noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
+        """What the target's own draw there adds to each id's logit: temperature × (Gumbel noise less its mean)."""
+        if self.processor.greedy:
+            return [0.0] * len(ids)
+        state = stream_key(self.seed, _TARGET, row, position)
+        words = [_mix((state + (one + 1) * _GOLDEN) & _WORD) for one in ids]
+        return [self.processor.temperature * (_gumbel(word) - _MEAN) for word in words]
+
     def _tick(self) -> int:
         self._ticks += 1
         return self._ticks
@@ -190,6 +206,12 @@ class DraftingSampler:
         ticked = keys.clone()
         ticked[:, 1] = sampler._tick()
         return sampler._race(probs, ticked, _DRAFT)
+
+    def noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
+        """See :meth:`KeyedSampler.noise`. Only for drafters whose drafts are all point masses: those never touch what
+        is said. Whoever lets the noise decide *whether* a drawn draft is made biases the draw behind its refusal.
+        """
+        return self._sampler.noise(row, position, ids)
 
     def coin(self, prob: Tensor) -> Tensor:
         return self._sampler.coin(prob)

@@ -3,26 +3,35 @@
 Where the longest context is wrong a shorter one may be right, and asking it costs nothing. The tree grows best first
 (as EAGLE-2's does from a model, Li et al., arXiv 2406.16858): the next node is always the one whose whole path has the
 best chance, so nodes come in falling worth. Children are point masses. Needs no model and knows none.
+
+A target that samples draws with noise that its seed fixes before any pass. The tree may look at it: a token that the
+noise favours is likelier to be drawn than its frequency says. Of the law only the frequency is known, so half of the
+noise is believed (docs/notes.md, "The noise is known"). What is said does not change: a point mass is lossless
+however it was chosen (shared randomness as in Daliri et al., arXiv 2408.07978).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from sampling.drafters.table_file import StaticTables
 from sampling.drafters.tables import CHANCE, MATCH, TABLES, Found, MatchIndex, TablesDrafter
 from sampling.rows import behind
-from sampling.types import Draft, Rows, Sampler
+from sampling.types import Draft, Rows, Sampler, Session
 
 LEAST = 0.03
 """Less likely paths are not looked at."""
 _CHOICES = 4  # tokens of one context of the tables that may become siblings
+BELIEVED = 0.5  # of the noise
+Noise = Callable[[int, Sequence[int]], list[float]]  # tokens above a node, ids → what the draw adds to their logits
 
 
 class _Offer(NamedTuple):
@@ -65,21 +74,34 @@ class TableTreeDrafter(TablesDrafter):
     """As :class:`TablesDrafter`, but k[b] counts the nodes of a tree, the deepest of which has k[b] above it at most.
 
     No path is less likely than `least`, and `appraisal` keeps the nodes that pay. Rows of a batch share one shape: they
-    get chains.
+    get chains. `peek`: the noise of the target's draw is looked at where the sampler shows it. Not for a drafter
+    beside which another one draws from laws of its own: which of them drafts must not depend on the noise.
     """
 
-    def __init__(self, tables: StaticTables | None = None, *, least: float = LEAST, **how: int) -> None:
+    def __init__(
+        self, tables: StaticTables | None = None, *, least: float = LEAST, peek: bool = False, **how: int
+    ) -> None:
         super().__init__(tables, least=least, **how)
-        self.appraisal = Appraisal()
+        self.appraisal, self.peek = Appraisal(), peek
+        self._names: list[int] = []  # of the rows, as the sampler's keys have them
+
+    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
+        super().start(prompt, target, verifier)
+        self._names = list(range(len(prompt)))
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        self._names = [self._names[row] for row in rows.tolist()]
 
     def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
         """A tree of at most k[0] nodes; `source` is [1, N]."""
         if len(rows) != 1:
             return super().propose(rows, k, sampler)
+        noise = self._noise(len(rows[0]), sampler) if self.peek else None
         (row,) = behind(self._leads, rows)
         index = self._indices[0]
         index.follow(row)
-        grown = self._grown(index, row[-self._reach :], k[0])
+        grown = self._grown(index, row[-self._reach :], k[0], noise)
         kept = self.appraisal.kept([one.worth for one in grown])
         taken = [(one.parent, one.found) for one in grown[:kept]]
         if all(parent == node - 1 for node, (parent, _) in enumerate(taken)):
@@ -90,15 +112,26 @@ class TableTreeDrafter(TablesDrafter):
         source = torch.tensor([[found.source for _, found in taken]], dtype=torch.long)
         return Draft(tokens, parents=parents, source=source)
 
-    def _grown(self, index: MatchIndex, tail: list[int], nodes: int) -> list[_Offer]:
+    def _noise(self, length: int, sampler: Sampler) -> Noise | None:
+        """The noise behind a row of `length` tokens, if there is any to be seen."""
+        told = getattr(sampler, "noise", None)
+        if told is None:
+            return None
+        name = self._names[0]
+        return lambda depth, ids: told(name, length + depth, ids)
+
+    def _grown(self, index: MatchIndex, tail: list[int], nodes: int, noise: Noise | None) -> list[_Offer]:
         """The nodes, the likeliest path first."""
         offers: list[_Offer] = []
         taken: list[_Offer] = []
         order = 0
         at = _Offer(-1.0, 0, -1, Found(-1, 0, 1.0), tail)
-        node = -1
+        node, depths = -1, [0]  # tokens above the children of the root and of each node
         while len(taken) < nodes:
-            for found in self._offered(index, at.tail):
+            offered = list(self._offered(index, at.tail))
+            if noise is not None:
+                offered = _favoured(offered, noise(depths[node + 1], [found.token for found in offered]))
+            for found in offered:
                 if (worth := at.worth * found.chance) >= self.least:
                     order += 1
                     heappush(offers, _Offer(-worth, order, node, found, at.tail))
@@ -107,6 +140,7 @@ class TableTreeDrafter(TablesDrafter):
             best = heappop(offers)
             node = len(taken)
             taken.append(best)
+            depths.append(depths[best.parent + 1] + 1)
             at = best._replace(tail=[*best.tail[1 - self._reach :], best.found.token])
         return taken
 
@@ -128,3 +162,12 @@ class TableTreeDrafter(TablesDrafter):
         yield from (Found(one.token, TABLES, one.confidence) for one in known if one.size > 1)
         yield from (found for size, found in matches if size < self.sure_match)
         yield from (Found(one.token, TABLES, one.confidence) for one in known if one.size == 1)
+
+
+def _favoured(offered: list[Found], noise: list[float]) -> list[Found]:
+    """The same tokens with the chances that the noise leaves them; as they are where there is none."""
+    if not any(noise):
+        return offered
+    weights = [found.chance * math.exp(BELIEVED * one) for found, one in zip(offered, noise, strict=True)]
+    total = max(0.0, 1 - sum(found.chance for found in offered)) + sum(weights)
+    return [found._replace(chance=weight / total) for found, weight in zip(offered, weights, strict=True)]
