@@ -57,6 +57,7 @@ _SHAPE = (
     Field("hidden", Whole(8, 65_536), None, "its width (default: the target's)", _GROUP),
     Field("heads", Whole(1, 1024), None, "its attention heads (default: the target's)", _GROUP),
     Field("intermediate", Whole(8, 1_000_000), None, "its MLP's width (default: the target's)", _GROUP),
+    Field("start", _path("DIR", "a folder"), None, "a trained drafter of this shape to go on from", _GROUP),
     Field("init_layers", WholeList(0, 999, NONE), (NONE,), "target layers that its layers start from, or none", _GROUP),
     Field("short_list", Whole(0), 4096, "ids of its head, the most frequent ones; 0: all", _GROUP),
     Field(
@@ -111,6 +112,7 @@ class DistillArgs:
     hidden: int | None = None
     heads: int | None = None
     intermediate: int | None = None
+    start: Path | None = None
     init_layers: tuple[int, ...] = ()
     short_list: int = 4096
     head: str = "trained"
@@ -160,13 +162,15 @@ def distill_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> Dis
         values["data"] = _sources(given)
     if "init_layers" in values:
         values["init_layers"] = _init_layers(values)
-    for name in ("out", "prompts", "export", "features"):
+    for name in ("out", "prompts", "export", "features", "start"):
         if values.get(name):
             values[name] = Path(os.path.expanduser(values[name]))
     args = DistillArgs(**values, limited="tokens" in given, command=shlex.join(["python", "infer.py", *arguments]))
     for name, kind in _ONLY_FOR.items():
         if name in given and args.student != kind:
             raise UsageError(f"{_flag(name)} belongs to --student {kind}, the student is {args.student}")
+    if args.start is not None and args.init_layers:
+        raise UsageError("--start and --init-layers contradict each other: give one")
     if args.export is not None and (args.student != "plain" or args.short_list):
         raise UsageError("--export needs --student plain and --short-list 0: no ordinary model has another head")
     if args.heads is not None and args.hidden is not None and args.hidden % args.heads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.errors import UsageError, UserError
@@ -70,6 +71,8 @@ def student_for(engine: Engine, args: DistillArgs, learned: list[Text], seed: in
     from training.texts import short_list
     from utils.packed_linear import unpacked_copy
 
+    if args.start is not None:
+        return _going_on(engine, args, args.start, learned)
     listed: list[int] = []
     if 0 < args.short_list < engine.loaded.target.vocab_size:
         listed = short_list(learned, args.short_list, sorted(engine.stop_ids))
@@ -78,3 +81,22 @@ def student_for(engine: Engine, args: DistillArgs, learned: list[Text], seed: in
     target = unpacked_copy(engine.loaded.target.model)  # packed weights cannot be copied from
     student = new_student(config, target, listed, list(args.init_layers), seed)
     return student.to(engine.target.device)
+
+
+def _going_on(engine: Engine, args: DistillArgs, folder: Path, learned: list[Text]) -> Student:
+    """A trained student to train further. UsageError if it is of another shape than the flags say."""
+    import torch
+
+    from sampling.student_file import load_student
+    from training.build import taken_up
+    from utils.fit import fingerprint
+
+    old = load_student(folder, engine.loaded.target.model, fingerprint(engine.tokenizer))
+    wanted = config_for(engine, args, old.config.short_list if args.short_list else 0)
+    for name in ("kind", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "short_list"):
+        theirs, ours = getattr(old.config, name), getattr(wanted, name)
+        if theirs != ours:
+            raise UsageError(f"--start {folder}: its {name} is {theirs}, the flags say {ours}")
+    seen = max(old.config.window, *(len(text.ids) for text in learned))
+    changed = replace(old.config, window=seen, block_size=wanted.block_size, recency=wanted.recency)
+    return taken_up(old, changed, torch.device(engine.target.device))

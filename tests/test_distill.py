@@ -119,6 +119,23 @@ def test_a_drafter_learns_its_target_and_drafts_for_it(
     assert spec["target_passes"] < ar["target_passes"]
 
 
+def test_a_trained_drafter_is_trained_further(
+    target: Path, plain: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, flags = tmp_path / "further", ["--data", str(data), "--epochs", "1", "--lr", "0.0001"]
+    assert main(words(target, out, *flags, "--start", str(plain))) == 0
+    assert report(out)["curve"][0]["held"]["alpha"][0] > report(plain)["best"]["held"]["alpha"][0] - 0.1
+    assert f"start {plain}" in (out / "README.md").read_text()
+    capsys.readouterr()
+    for more, said in (
+        (["--layers", "2"], f"--start {plain}: its num_hidden_layers is 1, the flags say 2"),
+        (["--student", "feature"], f"--start {plain}: its kind is plain, the flags say feature"),
+        (["--init-layers", "0"], "--start and --init-layers contradict each other: give one"),
+    ):
+        assert main(words(target, tmp_path / "refused", *flags, "--start", str(plain), *more)) == 2
+        assert capsys.readouterr().err.strip().endswith(said)
+
+
 # -- going on -------------------------------------------------------------------------------------
 
 

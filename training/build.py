@@ -117,3 +117,25 @@ def _start_layers(student: Student, target: Any, chosen: list[int]) -> None:
 def _copy(own: Tensor, theirs: Tensor) -> None:
     with torch.no_grad():
         own.copy_(theirs.detach().float())
+
+
+def taken_up(old: Student, config: StudentConfig, device: torch.device) -> Student:
+    """A student with the weights of `old`, to be trained further; it shares none but the embedding.
+
+    `config` may differ in window, block size and recency; recency that `old` has not begins with slopes of 0, i.e. as
+    if it were not there.
+    """
+    with torch.device("meta"):  # no memory for parameters that are replaced
+        student = Student(config, old.ids)
+    weights = {name: value.detach().clone() for name, value in old.state_dict().items() if "embed_tokens" not in name}
+    weights["model.embed_tokens.weight"] = old.model.embed_tokens.weight.detach()
+    heads = torch.zeros(config.large_num_attention_heads)
+    for name in student.state_dict():
+        if name.endswith(".recency"):
+            weights.setdefault(name, heads.clone())
+    student.load_state_dict(weights, assign=True)
+    student.requires_grad_(True)
+    student.adopt(old.ids, old.cross_rotary)
+    student.model.embed_tokens.weight.requires_grad_(not config.shared_embedding)
+    student.lm_head.weight.requires_grad_(not config.shared_head)
+    return student.to(device)
