@@ -40,7 +40,6 @@ class Answer:
     text: str
     stats: Stats
     may_differ: bool = False  # from `ar`, rightly
-    asked: int = 0  # gammas of all rounds together
     terms: Terms = field(default_factory=Terms)
     rows: int = 1  # prompts that were answered together, this one included
 
@@ -73,14 +72,13 @@ def run_lane(
 
     `terms` go with the answer; without them it has no figures that need them.
     """
-    meter, asked = Meter(prompt_n=len(prompt)), 0
+    meter = Meter(prompt_n=len(prompt))
     for event in lane.run(prompt, interrupt=interrupt):
         meter.add(event)
-        asked += getattr(event, "gamma", 0)
         if show is not None:
             show(event)
     text, differs = decode(meter.ids), may_differ(lane, lane.settings)
-    return Answer(lane.name, tuple(meter.ids), text, meter.stats, differs, asked, terms or Terms())
+    return Answer(lane.name, tuple(meter.ids), text, meter.stats, differs, terms or Terms())
 
 
 def agrees(plain: Answer, other: Answer) -> bool | None:

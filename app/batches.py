@@ -62,17 +62,14 @@ def run_rows(
     from app.lanes import may_differ
 
     meters = [Meter(row, len(prompt), len(prompts)) for row, prompt in enumerate(prompts)]
-    asked = [0] * len(prompts)
     for event in lane.run_rows([list(prompt) for prompt in prompts], interrupt=interrupt):
         row = getattr(event, "row", None)
         for meter in meters if row is None else [meters[row]]:
             meter.add(event)
-        if row is not None:
-            asked[row] += getattr(event, "gamma", 0)
     differs = may_differ(lane, lane.settings)
     return [
-        Answer(lane.name, tuple(one.ids), decode(one.ids), one.stats, differs, gammas, terms or Terms(), len(prompts))
-        for one, gammas in zip(meters, asked, strict=True)
+        Answer(lane.name, tuple(one.ids), decode(one.ids), one.stats, differs, terms or Terms(), len(prompts))
+        for one in meters
     ]
 
 

@@ -198,11 +198,11 @@ def _model(variant: Variant, total: Stats, plain: Stats) -> dict[str, Any]:
 
 
 def _mean_gamma(answers: Sequence[Answer], variant: Variant) -> float | None:
-    """Tokens asked of the drafter a round; the gamma itself where it is fixed."""
+    """Under auto the tokens drafted a round, of a tree all its nodes; the gamma itself where it is fixed."""
     if variant.gamma != "auto":
         return None if variant.gamma is None else float(variant.gamma)
     rounds = sum(answer.stats.target_passes for answer in answers)
-    return _short(sum(answer.asked for answer in answers) / rounds) if rounds else None
+    return _short(sum(answer.stats.draft_n for answer in answers) / rounds) if rounds else None
 
 
 def _differences(both: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:

@@ -238,7 +238,7 @@ def loops_line(loops: dict[str, Any], plain: bool = False) -> str:
 
 
 def _named(row: dict[str, Any]) -> str:
-    """Method, gamma and temperature, if it has them: spec 4 T0.7, or spec auto(2.7) with what it asked for."""
+    """Method, gamma and temperature, if it has them: spec 4 T0.7, or spec auto(2.7) with what it drafted."""
     gamma, mean = row["gamma"], row["mean_gamma"]
     if gamma == "auto" and mean is not None:
         gamma = f"auto({mean:.1f})"

@@ -115,7 +115,7 @@ def test_the_rows_seconds_are_the_batchs(engine: Engine) -> None:
     assert [answer.stats.ttft_ms for answer in answers] == pytest.approx([first] * 3)
     assert [answer.stats.prompt_n for answer in answers] == list(map(len, rows))
     assert [answer.rows for answer in answers] == [3] * 3
-    assert all(answer.asked >= answer.stats.draft_n > 0 for answer in answers)
+    assert all(answer.stats.draft_n > 0 for answer in answers)
 
 
 def test_a_meter_shares_the_prefill_out() -> None:

@@ -86,7 +86,7 @@ class World:
             target_passes=draw.randrange(2, 6),
             top2_gaps=(None,) * 5 + (draw.choice([0.5, 1e-4, float("inf")]),),
         )
-        return Answer(lane.name, tuple(ids), decode(ids), stats, False, draw.randrange(9), terms)
+        return Answer(lane.name, tuple(ids), decode(ids), stats, False, terms)
 
     def run(self, left: int = 1 << 30, *, like: Settings = SETTINGS, **changes: Any) -> int:
         self.left, self.asked = left, []
@@ -302,7 +302,6 @@ WHOLE = Answer(
         calls={"target": 3},
     ),
     True,
-    4,
     Terms(True, "auto", {"target": Model("t", None)}, ("match", "tables")),
 )
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from app.answers import run_lane
+from app.answers import Answer, run_lane
 from app.bench import run_bench
 from app.bench_fields import BenchArgs
+from app.bench_figures import _mean_gamma
+from app.bench_plan import Variant
 from app.cli import main
 from app.lanes import Engine
 from app.oneshot import load_engine
@@ -20,6 +22,7 @@ from app.settings import Layers, ModelOptions, Settings
 from app.toolbar import toolbar
 from sampling.events import Step
 from sampling.loop import never
+from sampling.metrics import Stats
 from sampling.pace import GoodputPace
 from tests.scripted import catalogue_of, run_lines
 from tests.tiny import TinyPair, tiny_pair, write_prompts
@@ -137,6 +140,14 @@ def test_bench_rows_of_auto_carry_the_mean_gamma(
     assert 0 <= rows["auto"]["mean_gamma"] <= 16  # 0 where drafting did not pay at all
     assert rows["auto"]["differs"] == 0
     assert f"auto({rows['auto']['mean_gamma']:.1f})" in capsys.readouterr().out
+
+
+def test_the_mean_gamma_counts_what_was_drafted_not_what_might_have_been() -> None:
+    """A tree is asked for so many nodes at most and grows as many as pay."""
+    answers = [Answer("spec", (), "", Stats(draft_n=drafted, target_passes=4)) for drafted in (9, 5)]
+    assert _mean_gamma(answers, Variant("spec", "auto")) == 1.75
+    assert _mean_gamma(answers, Variant("spec", 4)) == 4
+    assert _mean_gamma(answers, Variant("ar", None)) is None
 
 
 def test_run_json_says_auto(pair: TinyPair, capsys: pytest.CaptureFixture[str]) -> None:
