@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from sampling.drafters.none import NoDrafter
-from sampling.drafters.table_tree import BELIEVED, TableTreeDrafter
+from sampling.drafters.table_tree import BELIEVED, SURE, TableTreeDrafter
 from sampling.drafters.tables import CHANCE
 from sampling.sampler import KeyedSampler
 from sampling.types import Rows
@@ -76,10 +76,9 @@ def test_chances_are_weighed_by_half_of_the_noise() -> None:
     made.start([PROMPT], None, None)  # type: ignore[arg-type]
     made.propose([PROMPT], [1], drawing.drafting())
     (noise,) = drawing.noise(0, len(PROMPT), [4])
-    weight = CHANCE[2] * math.exp(BELIEVED * noise)
     first = made._grown(made._indices[0], PROMPT, 1, made._noise(len(PROMPT), drawing.drafting()))[0]
     assert first.found.token == 4
-    assert first.worth == pytest.approx(weight / (weight + 1 - CHANCE[2]))
+    assert first.worth == pytest.approx(min(SURE, CHANCE[2] * math.exp(BELIEVED * noise)))
 
 
 def test_rows_keep_their_noise_when_others_have_ended() -> None:

@@ -31,6 +31,7 @@ LEAST = 0.03
 """Less likely paths are not looked at."""
 _CHOICES = 4  # tokens of one context of the tables that may become siblings
 BELIEVED = 0.5  # of the noise
+SURE = 0.97  # no token favoured by the noise is likelier
 Noise = Callable[[int, Sequence[int]], list[float]]  # tokens above a node, ids → what the draw adds to their logits
 
 
@@ -166,8 +167,7 @@ class TableTreeDrafter(TablesDrafter):
 
 def _favoured(offered: list[Found], noise: list[float]) -> list[Found]:
     """The same tokens with the chances that the noise leaves them; as they are where there is none."""
-    if not any(noise):
-        return offered
-    weights = [found.chance * math.exp(BELIEVED * one) for found, one in zip(offered, noise, strict=True)]
-    total = max(0.0, 1 - sum(found.chance for found in offered)) + sum(weights)
-    return [found._replace(chance=weight / total) for found, weight in zip(offered, weights, strict=True)]
+    return [
+        found._replace(chance=min(SURE, found.chance * math.exp(BELIEVED * one))) if one else found
+        for found, one in zip(offered, noise, strict=True)
+    ]
