@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sampling.attention import attention
 from sampling.cache import SlotCache
 from sampling.types import KVCache
-from utils.packed_linear import HalfLinear, PackedLinear, merge
+from utils.packed_linear import HalfLinear, PackedLinear, merge, ready
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 DYNAMIC_ROPE = ("dynamic", "longrope")  # their frequencies change with the length: not a function of the position
@@ -70,6 +70,7 @@ class LlamaNetwork:
         self._norm = norm_of(trunk.norm, isinstance(self._head, PackedLinear))
         self.layers = int(config.num_hidden_layers)
         self._layers = [Layer.of(layer) for layer in trunk.layers[: self.layers]]
+        ready(self._head, *(part for layer in self._layers for part in layer.products))
         self.vocab_size = int(config.vocab_size)
         self.context = int(config.max_position_embeddings)
 
@@ -200,6 +201,11 @@ class Layer:
             scale=attention.scaling,
             window=window,
         )
+
+    @property
+    def products(self) -> tuple[object, ...]:
+        """Its linear maps."""
+        return self.qkv, self.o, self.gate_up, self.down
 
     def __call__(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], bias: Tensor | None, cache: SlotCache, index: int

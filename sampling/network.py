@@ -13,6 +13,7 @@ from torch import Tensor
 from sampling.cache import SlotCache, as_transformers_cache
 from sampling.types import KVCache, Network
 from utils.errors import UserError
+from utils.packed_linear import ready
 
 _CROPPABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 _MASKABLE = {"sdpa", "eager"}
@@ -24,6 +25,7 @@ class ModelNetwork:
     def __init__(self, model: Any, config: Any) -> None:
         self.model, self.config = model, config
         head = model.get_output_embeddings()
+        ready(*model.modules())
         size = getattr(head, "out_features", None)  # a packed head would unpack its weight to show its shape
         self.vocab_size: int = head.weight.shape[0] if size is None else size
 

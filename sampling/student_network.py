@@ -24,7 +24,7 @@ from sampling.llama import Layer, Map, as_it_is, causal_bias, latest, norm_of, p
 from sampling.short_list import spread
 from sampling.student import CrossAttention, Rotary, Student, lateness
 from sampling.types import KVCache
-from utils.packed_linear import HalfLinear, PackedLinear, available, half_available, packable
+from utils.packed_linear import HalfLinear, PackedLinear, available, half_available, packable, ready
 
 TABLE = 1024  # positions by which a table of angles grows
 
@@ -72,6 +72,7 @@ class StudentNetwork:
         self._norm = norm_of(trunk.norm, frozen)
         self._project = take(trunk.project) if config.project else None
         self._head = take(student.lm_head)
+        ready(self._head, *(part for layer in self._layers for part in layer.products))
         self._ids = cast(Tensor, student.short_list) if config.short_list else None
         self._cross: list[_Cross] = []
         self._cross_angles = self._angles

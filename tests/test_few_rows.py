@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from sampling.llama import LlamaNetwork
+from tests.students import make_target
 from utils import few_rows, packed_linear
 from utils.few_rows import FEW, FewRows
-from utils.packed_linear import PackedLinear, merge, pack
+from utils.packed_linear import PackedLinear, merge, pack, ready
 
 pytestmark = pytest.mark.skipif(not packed_linear.available(), reason="this build of torch cannot pack")
 has_operator = pytest.mark.skipif(not hasattr(torch.ops.mkl, "_mkl_linear"), reason="this build of torch has no MKL")
@@ -140,3 +142,21 @@ def test_a_large_model_keeps_one_copy(dense: type[Dense], monkeypatch: pytest.Mo
         with torch.no_grad():
             model(torch.randn(1, 8))
         assert dense.calls == calls
+
+
+def test_networks_have_it_before_their_first_pass(dense: type[Dense]) -> None:
+    target = make_target()
+    pack(target)
+    network = LlamaNetwork(target)
+    for layer in network._layers:
+        assert all(part._few is not None for part in layer.products)  # type: ignore[attr-defined]
+    assert network._head._few is not None
+    assert all(
+        part._few is None for part in (target.model.layers[0].self_attn.q_proj, target.model.layers[0].mlp.up_proj)
+    )
+    other = nn.Sequential(linear(20, 8), nn.ReLU())
+    pack(other)
+    ready(*other.modules())
+    assert isinstance(other[0], PackedLinear)
+    assert other[0]._few is not None
+    assert dense.calls == 0

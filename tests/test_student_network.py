@@ -30,7 +30,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "two layers, short list": {"num_hidden_layers": 2, "short": SHORT},
     "projected, short list": {"project": True, "short": SHORT},
     "no groups": {"num_key_value_heads": 4, "num_hidden_layers": 2, "project": True},
-    "recency, short list": {"num_hidden_layers": 2, "recency": True, "short": SHORT},
+    "recency, short list": {"recency": True, "short": SHORT},
+    "recency, two layers": {"num_hidden_layers": 2, "recency": True},
 }
 NOTHING = Draft.empty(1)
 
@@ -167,7 +168,7 @@ def test_a_glide_draft_at_each_depth_is_what_it_was_trained_for(shape: str, dtyp
 
 
 def test_ragged_rows_of_a_glide_student_equal_each_row_alone() -> None:
-    for shape in ("one layer", "two layers, short list", "recency, short list"):
+    for shape in ("one layer", "two layers, short list", "recency, two layers"):
         target, student = some("glide", shape)
         rows, held = [text(9, 14), text(10, 6), text(11, 3)], [11, 5, 2]
         session = GlideLM(student, 3).open(rows, target=fed(target, rows, held))

@@ -50,7 +50,7 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None = None, twice: bool = True) -> None:
         """Pack `weight` [out, in] (float32, CPU) and keep a copy of `bias` [out].
 
-        `twice`: a second copy for few rows may be kept, where that is faster; it is made at the first such pass.
+        `twice`: a second copy for few rows may be kept, where that is faster; `ready` or the first such pass makes it.
         Raises ValueError for another dtype or device, or where `available()` is False.
         """
         self._hold(_pack(weight), weight.shape[0], None if bias is None else bias.detach().clone(), twice)
@@ -227,6 +227,13 @@ def merge(parts: Sequence[PackedLinear]) -> PackedLinear:
     for part, start in zip(parts, starts, strict=True):
         part._packed, part._start, part._few = first, start, None
     return merged.train(parts[0].training)
+
+
+def ready(*parts: object) -> None:
+    """Make the copies for few rows now, not in the first pass, which is somebody's figure. Other things are let be."""
+    for part in parts:
+        if isinstance(part, PackedLinear) and not part._shares:
+            part._has_few()
 
 
 def unpacked_copy(model: nn.Module) -> nn.Module:
