@@ -30,7 +30,7 @@ from tests.tiny import tiny_model
 from utils.catalogue import load_catalogue
 from utils.errors import UsageError, UserError
 from utils.loading import LoadOptions, load_drafter, load_pair
-from utils.packed_linear import PackedLinear, pack, unpacked_copy
+from utils.packed_linear import PackedLinear, pack, ready, unpacked_copy
 from utils.packed_t5 import LeanDense, lean
 
 CPU = LoadOptions(device="cpu")
@@ -199,6 +199,7 @@ def test_packing_leaves_the_numbers_and_never_unpacks(pair: NumberPair, monkeypa
         assert sorted(packed.state_dict()) == sorted(plain.state_dict())
         copied = unpacked_copy(packed)
         torch.testing.assert_close(copied(**named).logits, wanted, rtol=0, atol=1e-5)
+        ready(*packed.modules())
         monkeypatch.setattr(PackedLinear, "weight", property(lambda _: pytest.fail("a packed weight was unpacked")))
         torch.testing.assert_close(packed(**named).logits, wanted, rtol=0, atol=1e-5)
     gated = number_model(5, 32, 1, feed_forward_proj="gated-gelu").eval()
