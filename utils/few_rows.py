@@ -1,6 +1,6 @@
 """A float32 product for few rows at a time, as decoding needs it: MKL's packed one, where it is the faster.
 
-On Intel processors it beats oneDNN's up to 16 rows and loses beyond (docs/notes.md, "What a pass costs"); on AMD's
+On Intel processors it beats oneDNN's up to 16 rows and loses beyond (docs/notes.md, "Few rows on Intel"); on AMD's
 it does not. It is a second copy of the weight, beside the one that serves many rows. Knows no layers.
 """
 
