@@ -62,17 +62,17 @@ def extract(
         told("running the target over the texts", first / len(texts))
         if interrupt():
             return files
-        file = _made(folder, part, layers)
+        mark = _mark(part)
+        file = _made(folder, mark, layers)
         if file is None:
-            file = folder / f"{_mark(part)}{'-'.join(map(str, sorted(layers)))}{_SUFFIX}"
+            file = folder / f"{mark}{'-'.join(map(str, sorted(layers)))}{_SUFFIX}"
             write(file, _shard(model, part, layers))
         files.append(file)
     return files
 
 
-def _made(folder: Path, texts: Sequence[Text], layers: Sequence[int]) -> Path | None:
-    """A shard of the same texts that holds at least these layers."""
-    mark = _mark(texts)
+def _made(folder: Path, mark: str, layers: Sequence[int]) -> Path | None:
+    """A shard of the texts of this mark that holds at least these layers."""
     for file in sorted(folder.glob(f"{mark}*{_SUFFIX}")):
         if set(map(str, layers)) <= set(file.name.removeprefix(mark).removesuffix(_SUFFIX).split("-")):
             return file
