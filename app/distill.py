@@ -143,7 +143,6 @@ class _Distillation:
             seed=self.settings.seed,
             minutes=args.minutes,
             patience=args.patience,
-            mixed=args.lags == "mixed",
             precise=self.options.dtype == "float32",
         )
 

@@ -71,7 +71,6 @@ _SHAPE = (
 _TRAINING = (
     Field("steps", Whole(1, 16), 3, "drafted steps to train over (feature)", _GROUP),
     Field("lag", Whole(1, 64), 5, "tokens its view of the target lags behind, at most (glide)", _GROUP),
-    Field("lags", Choice(("block", "mixed")), "block", "every lag alike, or the short ones more often (glide)", _GROUP),
     Field("recency", Choice(("off", "on")), "off", "a learned leaning towards the latest keys (glide)", _GROUP),
     Field("law", Law(), "full", "learn the full law, its K likeliest ids, or the likeliest", _GROUP),
     Field("hard_weight", Number(0, 1), 0.0, "share of the law moved to its likeliest id", _GROUP),
@@ -91,7 +90,7 @@ DISTILL_FIELDS: Mapping[str, Field] = {field.name: field for field in (*_WHERE, 
 TRAINING_NAMES = tuple(field.name for field in (*_SHAPE, *_TRAINING))
 """What a checkpoint depends on beside the data."""
 DATA_NAMES = tuple(field.name for field in _DATA)
-_ONLY_FOR = {"steps": "feature", "lag": "glide", "lags": "glide", "recency": "glide"}
+_ONLY_FOR = {"steps": "feature", "lag": "glide", "recency": "glide"}
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,6 @@ class DistillArgs:
     head: str = "trained"
     steps: int = 3
     lag: int = 5
-    lags: str = "block"
     recency: str = "off"
     law: int | str = "full"
     hard_weight: float = 0.0

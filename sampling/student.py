@@ -254,7 +254,6 @@ class Student(nn.Module):
         offset: int = 0,
         steps: int = 1,
         lag: int | None = None,
-        block: int | None = None,
     ) -> list[Tensor]:
         """What the head is applied to, [B, T, H], for each of `steps` drafted steps (1 but for feature students).
 
@@ -263,7 +262,6 @@ class Student(nn.Module):
             hidden: feature: the target's last hidden states [B, T, G].
             kv: glide: the target's keys and values of each layer read, [B, H_kv, T, D].
             offset: glide: where the first block of the mask begins, 0 … block_size − 1.
-            block: glide: the length of the mask's blocks (default: the configuration's `block_size`).
             lag: glide: instead of blocks every position misses its last `lag` tokens, as the draft at that depth does.
         """
         embedded = self.model.embed_tokens(ids)
@@ -272,7 +270,7 @@ class Student(nn.Module):
         rotation = self.rotary(positions)
         cross = None
         if self.cross_rotary is not None and kv is not None:
-            block = block or self.config.block_size
+            block = self.config.block_size
             seen = block_mask(length, block, offset, ids.device) if lag is None else lag_mask(length, lag, ids.device)
             cross = (kv, self.cross_rotary(positions), seen)
         earlier: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.model.layers]

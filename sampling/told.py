@@ -52,15 +52,20 @@ class Told:
 
     def _judge(self, stood: Tensor, logits: Tensor) -> None:
         """p(x) of the children of the nodes at which each row stood, from their logits [B, A+1, V]."""
-        for place, nodes in enumerate(stood.tolist()):
-            stages = {node: stage for stage, node in reversed(list(enumerate(nodes)))}  # -1 is the root, then padding
-            seen = [
-                node for node, parent in enumerate(self.parents) if parent in stages and self.tokens[place][node] >= 0
-            ]
-            at = torch.tensor([stages[self.parents[node]] for node in seen], dtype=torch.long, device=logits.device)
-            ids = torch.tensor([self.tokens[place][node] for node in seen], dtype=torch.long, device=logits.device)
-            chances = (logits[place, at, ids] - logits[place].logsumexp(dim=-1)[at]).exp()
-            self.target_p[place].update(zip(seen, chances.tolist(), strict=True))
+        wanted: list[tuple[int, int, int]] = []  # of each: row, stage, token
+        nodes: list[int] = []
+        for place, passed in enumerate(stood.tolist()):
+            stages = {node: stage for stage, node in reversed(list(enumerate(passed)))}  # -1 is the root, then padding
+            for node, (parent, token) in enumerate(zip(self.parents, self.tokens[place], strict=True)):
+                if parent in stages and token >= 0:
+                    wanted.append((place, stages[parent], token))
+                    nodes.append(node)
+        if not wanted:
+            return
+        places, at, ids = torch.tensor(wanted, device=logits.device).unbind(1)
+        chances = (logits[places, at, ids] - logits.logsumexp(dim=-1)[places, at]).exp()
+        for (place, _, _), node, chance in zip(wanted, nodes, chances.tolist(), strict=True):
+            self.target_p[place][node] = chance
 
     def row(self, place: int, path: list[int], token: int | None) -> dict[str, Any]:
         """The fields of row `place`'s Step; nodes are numbered anew without the absent ones."""

@@ -10,9 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from app.cli import main
 from tests.tiny import tiny_model, tiny_pair, tiny_tokenizer
 
 ROOT = Path(__file__).parent.parent
+
+
+def here(capsys: pytest.CaptureFixture[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which has loaded torch and transformers already."""
+    code = main([*arguments])
+    said = capsys.readouterr()
+    return subprocess.CompletedProcess(arguments, code, said.out, said.err)
 
 
 def infer(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -52,8 +60,8 @@ def test_pairs_reads_the_catalogue_it_is_given(tmp_path, tiny):
     assert done.stderr == f"error: {file}:4: pair 'mine': unknown key 'draftr' (did you mean 'drafter'?)\n"
 
 
-def test_check_shows_both_models_and_that_they_fit(tiny):
-    done = infer("check", *tiny.flags())
+def test_check_shows_both_models_and_that_they_fit(tiny, capsys):
+    done = here(capsys, "check", *tiny.flags())
     assert done.returncode == 0, done.stderr
     said = [" ".join(line.split()) for line in done.stdout.splitlines()]
     parameters = sum(p.numel() for p in tiny_model().parameters())
@@ -74,12 +82,12 @@ def test_check_shows_both_models_and_that_they_fit(tiny):
     assert re.fullmatch(r"memory \d+ MB \d+ MB", memory)
 
 
-def test_check_ends_with_the_reason_when_a_pair_does_not_fit(tiny, tmp_path):
+def test_check_ends_with_the_reason_when_a_pair_does_not_fit(tiny, tmp_path, capsys):
     strange = tiny_tokenizer()
     strange._tokenizer.add_tokens(["<other>"])
     tiny_model().save_pretrained(tmp_path / "strange")
     strange.save_pretrained(tmp_path / "strange")
-    done = infer("check", "--target", str(tiny.target), "--drafter", str(tmp_path / "strange"))
+    done = here(capsys, "check", "--target", str(tiny.target), "--drafter", str(tmp_path / "strange"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.endswith(
         "error: strange cannot draft for target: token '<other>' (id 300) lies outside the vocabulary both models "

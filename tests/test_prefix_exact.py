@@ -195,13 +195,16 @@ def theirs(rules: Rules) -> Rules:
 def test_greedy_text_is_that_of_transformers(rules: Rules) -> None:
     model = tiny_model(3)
     lm, small = CausalLM(model), CausalLM(noisy_copy(model, 0.05), "drafter")
-    for prompt in ([5, 6, 7, 5, 6, 7, 5, 6], [250, 9, 9, 9], list(range(40, 80))):
-        reference = transformers_greedy(model, prompt, 60, [2], **theirs(rules))
-        for make in (NoDrafter, lambda: ModelDrafter(small), lambda: NgramDrafter(lm.vocab_size), MaxGramDrafter):
-            for gamma in (1, 4, 8):
-                sampler = KeyedSampler(make_processor(0.0, **rules))
-                found = answers(lm, [prompt], make(), sampler, length=60, gamma=gamma, stop=[2])[0]
-                assert same_or_tied(found, reference) != "different"
+    prompts = [[5, 6, 7, 5, 6, 7, 5, 6], [250, 9, 9, 9], list(range(40, 80))]
+    references = [transformers_greedy(model, prompt, 60, [2], **theirs(rules)) for prompt in prompts]
+    for make in (NoDrafter, lambda: ModelDrafter(small), lambda: NgramDrafter(lm.vocab_size), MaxGramDrafter):
+        for gamma, together in ((1, True), (4, False), (8, True)):
+            sampler, options = KeyedSampler(make_processor(0.0, **rules)), {"length": 60, "gamma": gamma, "stop": [2]}
+            if together:
+                found = answers(lm, prompts, make(), sampler, **options)
+            else:
+                found = [answers(lm, [prompt], make(), sampler, **options)[0] for prompt in prompts]
+            assert all(same_or_tied(ids, told) != "different" for ids, told in zip(found, references, strict=True))
 
 
 def test_ragged_rows_are_ruled_by_their_own_prefixes() -> None:
@@ -218,13 +221,17 @@ def test_ragged_rows_are_ruled_by_their_own_prefixes() -> None:
 def test_the_default_model_says_what_transformers_says(default_pair: Any, reference_model: Any, rules: Rules) -> None:
     lm = CausalLM(default_pair.target.model, vocab_size=default_pair.vocab_size)
     told: list[str] = []
-    for text in ("List the days of the week, one a line.", "Say the word fish five times, then explain why."):
-        chat = [{"role": "user", "content": text}]
-        prompt = list(default_pair.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
-        reference = transformers_greedy(reference_model, prompt, 32, default_pair.stop_ids, **theirs(rules))
-        for drafter in (NoDrafter(), TablesDrafter(None), NgramDrafter(lm.vocab_size)):
-            sampler = KeyedSampler(make_processor(0.0, **rules))
-            found = answers(lm, [prompt], drafter, sampler, length=32, gamma=4, stop=default_pair.stop_ids)[0]
-            told.append(same_or_tied(found, reference))
+    chats = [
+        [{"role": "user", "content": text}]
+        for text in ("List the days of the week, one a line.", "Say the word fish five times, then explain why.")
+    ]
+    template = default_pair.tokenizer.apply_chat_template
+    prompts = [list(template(chat, add_generation_prompt=True, return_dict=False)) for chat in chats]
+    stop = default_pair.stop_ids
+    references = [transformers_greedy(reference_model, prompt, 32, stop, **theirs(rules)) for prompt in prompts]
+    for drafter in (NoDrafter(), TablesDrafter(None), NgramDrafter(lm.vocab_size)):
+        sampler = KeyedSampler(make_processor(0.0, **rules))
+        found = answers(lm, prompts, drafter, sampler, length=32, gamma=4, stop=stop)
+        told += [same_or_tied(ids, reference) for ids, reference in zip(found, references, strict=True)]
     assert "different" not in told
     assert told.count("same") >= 5

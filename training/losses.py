@@ -58,7 +58,6 @@ def loss(
     steps: int,
     decay: float,
     offset: int,
-    block: int | None = None,
 ) -> tuple[Tensor, float]:
     """(loss, cross-entropy of the first step in nats), means over the tokens that count.
 
@@ -73,7 +72,6 @@ def loss(
         batch.kv or None,
         offset,
         steps,
-        block=block,
     )
     hidden = batch.hidden[wanted]
     total, first = torch.zeros((), device=weight.device), 0.0

@@ -56,7 +56,6 @@ class Job:
     evaluations: int = 12
     patience: int = 4
     depth: int = 4
-    mixed: bool = False  # glide: the mask's blocks have every length up to the lag in turn, so short lags are met more
     save_every: float = 60.0
     precise: bool = False  # float32 products also where 16 bit is to be had
 
@@ -247,8 +246,6 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = job.lr * max(rate, 0.02)
         draw = random.Random(job.seed * 1_000_003 + self.step)
-        block = self.student.config.block_size
-        block = draw.randint(1, block) if job.mixed else block
         self.student.train()
         with self._mixed():
             value, first = loss(
@@ -259,8 +256,7 @@ class _Run:
                 hard=job.hard,
                 steps=1 if done < job.single else job.steps,
                 decay=job.decay,
-                offset=draw.randrange(block),
-                block=block,
+                offset=draw.randrange(self.student.config.block_size),
             )
         self.optimizer.zero_grad(set_to_none=True)
         value.backward()  # type: ignore[no-untyped-call]
