@@ -6,8 +6,6 @@ tables and trained drafters; knows no lanes and keeps no drafter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.kinds import MATCHED
@@ -140,10 +138,11 @@ class Drafters:
         """Drafts from what was said and from tables: as a tree, which may look at the noise as it drafts alone, or as a
         chain."""
         grown = self._grown(kind, settings) == "dynamic"
-        make: Callable[..., TablesDrafter] = partial(TableTreeDrafter, peek=True) if grown else TablesDrafter
-        if kind == "static":
-            return make(self._static(), longest=0)
-        return make(self.tables() if kind == "tables" else None)
+        tables = None if kind == "match" else self._static() if kind == "static" else self.tables()
+        alone = {"longest": 0} if kind == "static" else {}
+        if grown:
+            return TableTreeDrafter(tables, peek=True, recall=kind == "tables", **alone)
+        return TablesDrafter(tables, **alone)
 
     def _simple(self, kind: str, settings: Settings) -> Drafter:
         """A drafter that is no trained one and made of no others."""

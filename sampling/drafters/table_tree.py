@@ -8,6 +8,9 @@ A target that samples draws with noise that its seed fixes before any pass. The 
 noise favours is likelier to be drawn than its frequency says. Of the law only the frequency is known, so half of the
 noise is believed (docs/notes.md, "The noise is known"). What is said does not change: a point mass is lossless
 however it was chosen (shared randomness as in Daliri et al., arXiv 2408.07978).
+
+It may also recall what the target itself thought likely behind the same tokens (:mod:`sampling.drafters.recalled`): of
+a sampled text no match knows what was likely and not drawn.
 """
 
 from __future__ import annotations
@@ -22,11 +25,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sampling.drafters.recalled import Recalled
 from sampling.drafters.table_file import StaticTables
 from sampling.drafters.tables import CHANCE, MATCH, TABLES, Found, MatchIndex, TablesDrafter
 from sampling.rows import behind
-from sampling.types import Draft, Rows, Sampler, Session
+from sampling.types import Draft, Rows, Sampler, Session, Verdict
 
+RECALLED = 2  # index into TableTreeDrafter.names
 LEAST = 0.03
 """Less likely paths are not looked at."""
 _CHOICES = 4  # tokens of one context of the tables that may become siblings
@@ -77,22 +82,40 @@ class TableTreeDrafter(TablesDrafter):
     No path is less likely than `least`, and `appraisal` keeps the nodes that pay. Rows of a batch share one shape: they
     get chains. `peek`: the noise of the target's draw is looked at where the sampler shows it. Not for a drafter
     beside which another one draws from laws of its own: which of them drafts must not depend on the noise.
+    `recall`: what the target thought likely in this answer is offered too.
     """
 
     def __init__(
-        self, tables: StaticTables | None = None, *, least: float = LEAST, peek: bool = False, **how: int
+        self,
+        tables: StaticTables | None = None,
+        *,
+        least: float = LEAST,
+        peek: bool = False,
+        recall: bool = False,
+        **how: int,
     ) -> None:
         super().__init__(tables, least=least, **how)
         self.appraisal, self.peek = Appraisal(), peek
+        self._recalled = Recalled() if recall else None
+        self.names = (*TablesDrafter.names, "recalled") if recall else TablesDrafter.names
         self._names: list[int] = []  # of the rows, as the sampler's keys have them
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         super().start(prompt, target, verifier)
         self._names = list(range(len(prompt)))
+        self._recalled = None if self._recalled is None else Recalled()
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
         self._names = [self._names[row] for row in rows.tolist()]
+
+    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
+        """Keep the laws at which the row stood."""
+        if self._recalled is None or len(rows) != 1:
+            return
+        path = [node for node in verdict.path[0].tolist() if node >= 0]
+        row = [*rows[0][-2:], *draft.tokens[0, path].tolist()]
+        self._recalled.learn(row, verdict.probs[0, [0, *(node + 1 for node in path)]])
 
     def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
         """A tree of at most k[0] nodes; `source` is [1, N]."""
@@ -161,8 +184,15 @@ class TableTreeDrafter(TablesDrafter):
         known = [] if self.tables is None else list(self.tables.every(tail, most=_CHOICES))
         yield from (found for size, found in matches if size >= self.sure_match)
         yield from (Found(one.token, TABLES, one.confidence) for one in known if one.size > 1)
+        yield from self._thought(tail, 2)
         yield from (found for size, found in matches if size < self.sure_match)
         yield from (Found(one.token, TABLES, one.confidence) for one in known if one.size == 1)
+        yield from self._thought(tail, 1)
+
+    def _thought(self, tail: list[int], size: int) -> Iterator[Found]:
+        """What the target thought likely behind the last `size` tokens, if it is to be recalled."""
+        if self._recalled is not None:
+            yield from (Found(token, RECALLED, chance) for token, chance in self._recalled.behind(tail, size))
 
 
 def _favoured(offered: list[Found], noise: list[float]) -> list[Found]:
