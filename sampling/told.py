@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sampling.best import best
 from sampling.types import Draft, Verdict
 from sampling.verify import above
 
@@ -40,10 +41,10 @@ class Told:
         accepted = int((path >= 0).sum(dim=1).max()) if rows else 0
         stood = torch.cat([torch.full((rows, 1), -1), path[:, :accepted]], dim=1)
         logits = verdict.logits[torch.arange(rows, device=device)[:, None], stood.to(device) + 1].float()
-        best = logits.topk(min(2, logits.shape[-1]), dim=-1).values
+        top = best(logits, 2)[0]
         gaps = [
             dict(zip(nodes, values, strict=True))
-            for nodes, values in zip(stood.tolist(), (best[..., 0] - best[..., -1]).tolist(), strict=True)
+            for nodes, values in zip(stood.tolist(), (top[..., 0] - top[..., -1]).tolist(), strict=True)
         ]
         told = Told(tokens.tolist(), parents, source, [{} for _ in range(rows)], draft_p, gaps)
         if count:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sampling.best import best
+
 SHARES = {2: 0.6, 1: 0.3}
 """By tokens of context: so much of a token's probability then is its chance of being drawn now (docs/notes.md, "Laws
 recalled")."""
@@ -23,7 +25,7 @@ class Recalled:
 
     def learn(self, row: list[int], laws: Tensor) -> None:
         """The laws [M, V] behind the last M tokens of `row`. One that leaves no choice says no more than the text."""
-        values, ids = laws.topk(min(_MOST, laws.shape[-1]), dim=-1)
+        values, ids = best(laws, _MOST)
         first = len(row) - len(laws) + 1
         for end, chances, following in zip(range(first, len(row) + 1), values.tolist(), ids.tolist(), strict=True):
             if chances[0] == 1:

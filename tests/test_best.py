@@ -1,0 +1,33 @@
+"""The few largest, found piece by piece, are those of `topk`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sampling.best import best
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 9000), st.integers(1, 5), st.integers(0, 10_000), st.booleans())
+def test_it_finds_what_topk_finds(size: int, count: int, seed: int, masked: bool) -> None:
+    values = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(seed))
+    if masked:  # nearly nothing is possible, as after top-k
+        values = values.masked_fill(values < values.max() - 1e-6, float("-inf"))
+    found, places = best(values, count)
+    assert torch.equal(found, values.topk(min(count, size), dim=-1).values)
+    assert torch.equal(values.gather(-1, places), found)
+    assert all(len(set(row)) == len(row) for row in places.flatten(0, 1).tolist())
+
+
+@pytest.mark.parametrize("size", [49152, 49153, 4097, 4096])
+@pytest.mark.parametrize("place", [0, -1])
+def test_both_ends_are_looked_at(size: int, place: int) -> None:
+    values = torch.zeros(1, size)
+    values[0, place] = 1.0
+    found, places = best(values, 4)
+    assert found[0, 0] == 1
+    assert places[0, 0] == place % size
+    assert (found[0, 1:] == 0).all()
