@@ -106,6 +106,14 @@ def test_damage_is_named_in_one_line(file: Path, damage: Any, said: str) -> None
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_that_is_overwritten_or_cut_while_it_is_used_changes_nothing(file: Path) -> None:
+    tables = StaticTables.open(file)
+    file.write_bytes(b"\xff" * file.stat().st_size)
+    assert tables.next([4, 5, 1, 2, 3]).token == 9  # type: ignore[union-attr]
+    file.write_bytes(b"")
+    assert tables.next([0, 1, 2]).token == 3  # type: ignore[union-attr]
+
+
 def test_tables_of_another_vocabulary_or_tokenizer_are_refused(file: Path) -> None:
     with pytest.raises(UserError, match="for a vocabulary of 300 ids, the target has 299"):
         StaticTables.open(file, vocab_size=299)

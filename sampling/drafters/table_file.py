@@ -1,4 +1,4 @@
-"""Static n-gram tables: a compact file, mapped into memory, and the look-up in it.
+"""Static n-gram tables: a compact file, read into memory, and the look-up in it.
 
 The file: 8 bytes MAGIC, the header's length (uint32, little-endian), a JSON header, then for each
 context size three arrays sorted by key: keys uint32, tokens uint16 or uint32, confidence uint8
@@ -12,7 +12,6 @@ only its fingerprint.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import zlib
 from bisect import bisect_left
@@ -109,7 +108,7 @@ class StaticTables:
                     return _published(file, vocab_size)
                 if begin[: len(MAGIC)] != MAGIC:
                     raise UserError(f"{file} holds no n-gram tables: it does not begin with {MAGIC.decode()}")
-                data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+                data = begin + opened.read()  # not mapped: a file that is overwritten meanwhile changes nothing here
         except OSError as error:
             raise UserError(f"cannot read the n-gram tables {file}: {error.strerror}") from error
         header, levels = _parsed(file, data)
@@ -128,7 +127,7 @@ def _check_fit(file: Path, header: dict[str, Any], vocab_size: int | None, finge
         raise UserError(f"the n-gram tables {file} were made with another tokenizer ({theirs}, here {fingerprint})")
 
 
-def _parsed(file: Path, data: mmap.mmap) -> tuple[dict[str, Any], list[TableArrays]]:
+def _parsed(file: Path, data: bytes) -> tuple[dict[str, Any], list[TableArrays]]:
     """Header and arrays of a whole, undamaged file."""
     length = int.from_bytes(data[len(MAGIC) : _HEAD], "little")
     try:
@@ -149,7 +148,7 @@ def _parsed(file: Path, data: mmap.mmap) -> tuple[dict[str, Any], list[TableArra
         raise UserError(f"the n-gram tables {file} are damaged: the header does not describe the data") from error
 
 
-def _level(data: mmap.mmap, start: int, described: dict[str, Any]) -> TableArrays:
+def _level(data: bytes, start: int, described: dict[str, Any]) -> TableArrays:
     size, count, offsets = int(described["size"]), int(described["entries"]), described["offsets"]
     if not 1 <= size <= MOST:
         raise ValueError(size)
