@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 _PIECE = 256
-_LEAST = 16 * _PIECE  # fewer are sought through at once
+_PIECES = 16  # of fewer, or for more than so many, all is sought through at once
 
 
 def best(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -15,7 +15,7 @@ def best(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     The largest lie in those pieces of V whose own largest is largest, and in the rest behind the last whole piece.
     """
     size = values.shape[-1]
-    if size < _LEAST or values.device.type != "cpu" or count > _PIECE // 16:
+    if size < _PIECES * _PIECE or count > _PIECES or values.device.type != "cpu":
         found = values.topk(min(count, size), dim=-1)
         return found.values, found.indices
     whole = size - size % _PIECE

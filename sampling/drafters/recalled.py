@@ -30,9 +30,9 @@ class Recalled:
         for end, chances, following in zip(range(first, len(row) + 1), values.tolist(), ids.tolist(), strict=True):
             if chances[0] == 1:
                 continue
+            likely = [(token, p) for token, p in zip(following, chances, strict=True) if p > 0]
             for size, share in SHARES.items():
-                likely = [(token, share * p) for token, p in zip(following, chances, strict=True) if p > 0]
-                self._behind[tuple(row[max(0, end - size) : end])] = likely
+                self._behind[tuple(row[max(0, end - size) : end])] = [(token, share * p) for token, p in likely]
 
     def behind(self, tail: list[int], size: int) -> list[tuple[int, float]]:
         """(id, chance) behind the last `size` tokens, the likeliest first; none where they were not seen."""
