@@ -1,4 +1,6 @@
-"""The few largest of many: the same as `topk`, three times as fast over a vocabulary on a CPU. Knows no laws."""
+"""The largest of many, and the few largest: as `argmax` and `topk` find them, several times as fast over a vocabulary
+on a CPU. Knows no laws.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,21 @@ from torch import Tensor
 
 _PIECE = 256
 _PIECES = 16  # of fewer, or for more than so many, all is sought through at once
+
+
+def largest(values: Tensor) -> Tensor:
+    """The place [...] of the largest of values [..., V], the first of equal ones: it is looked for in that piece of V
+    whose own largest is largest."""
+    size = values.shape[-1]
+    if size < _PIECES * _PIECE or values.device.type != "cpu":
+        return values.argmax(dim=-1)
+    whole = size - size % _PIECE
+    tops = values[..., :whole].unflatten(-1, (-1, _PIECE)).amax(dim=-1)
+    if whole < size:
+        tops = torch.cat([tops, values[..., whole:].amax(dim=-1, keepdim=True)], dim=-1)
+    begin: Tensor = (tops.argmax(dim=-1, keepdim=True) * _PIECE).clamp_(max=size - _PIECE)  # a short last piece looks back
+    inside = values.gather(-1, begin + torch.arange(_PIECE)).argmax(dim=-1)
+    return begin.squeeze(-1) + inside
 
 
 def best(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

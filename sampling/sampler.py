@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sampling.best import largest
 from sampling.types import Rows
 from utils.errors import UserError
 from utils.logits_processors import LogitsProcessor
@@ -48,16 +49,17 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def _shifted(words: Tensor, bits: int) -> Tensor:
+def _shifted(words: Tensor, bits: int, into: Tensor) -> Tensor:
     """Logical right shift of int64 words."""
-    return (words >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+    return torch.bitwise_right_shift(words, bits, out=into).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mixed(words: Tensor) -> Tensor:
-    """`_mix` of int64 words."""
-    words = (words ^ _shifted(words, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
-    words = (words ^ _shifted(words, 27)).mul_(_signed(0x94D049BB133111EB))
-    return words ^ _shifted(words, 31)
+    """`_mix` of int64 words, in their place: of a whole vocabulary, new memory costs more than the arithmetic."""
+    spare = torch.empty_like(words)
+    words.bitwise_xor_(_shifted(words, 30, spare)).mul_(_signed(0xBF58476D1CE4E5B9))
+    words.bitwise_xor_(_shifted(words, 27, spare)).mul_(_signed(0x94D049BB133111EB))
+    return words.bitwise_xor_(_shifted(words, 31, spare))
 
 
 _offsets: dict[tuple[int, torch.device], Tensor] = {}
@@ -79,7 +81,7 @@ def uniforms(keys: list[int], count: int, device: torch.device) -> Tensor:
 def _numbers(states: Tensor, count: int, device: torch.device) -> Tensor:
     """:func:`uniforms` of the streams in these states [M]."""
     words = _mixed(states.to(device)[:, None] + _steps(count, device))
-    return _shifted(words, 11).double().add_(0.5).mul_(2.0**-53)
+    return _shifted(words, 11, words).double().add_(0.5).mul_(2.0**-53)
 
 
 def stream_key(seed: int, stream: int, row: int, index: int) -> int:
@@ -172,11 +174,11 @@ class KeyedSampler:
 
     def _race(self, probs: Tensor, keys: Tensor, stream: int) -> Tensor:
         if self.processor.greedy:
-            return probs.argmax(dim=-1)
+            return largest(probs)
         states = stream_states(self.seed, stream, keys)
         noise = _numbers(states, probs.shape[-1], probs.device).to(probs.dtype)
         noise.clamp_(max=1 - torch.finfo(probs.dtype).eps)
-        return (probs / noise.neg_().log1p_().neg_()).argmax(dim=-1)
+        return largest(torch.div(probs, noise.neg_().log1p_().neg_(), out=noise))
 
 
 class DraftingSampler:

@@ -36,14 +36,31 @@ class Draft:
         return Draft(torch.empty((rows, 0), dtype=torch.long))
 
 
+class Laws(Protocol):
+    """A verifier's processed laws at the root and after each node of a draft, worked out where they are asked for."""
+
+    def at(self, rows: Tensor, nodes: Tensor) -> Tensor: ...  # [M] places, [M] nodes (-1: the root) → [M, V]
+    def all(self) -> Tensor: ...  # [B, N+1, V]
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the verifier made of a draft."""
 
     path: Tensor  # [B, A] long: accepted nodes from the root, -1 padded
     token: Tensor  # [B] long: the verifier's own token (correction or bonus)
-    probs: Tensor  # [B, N+1, V] the verifier's processed law at the root and after each node
+    laws: Tensor | Laws  # [B, N+1, V]
     logits: Tensor  # [B, N+1, V] raw
+
+    @property
+    def probs(self) -> Tensor:
+        """[B, N+1, V] the verifier's processed law at the root and after each node: all that were looked at and the
+        many that were not. See :meth:`law`."""
+        return self.laws if isinstance(self.laws, Tensor) else self.laws.all()
+
+    def law(self, rows: Tensor, nodes: Tensor) -> Tensor:
+        """[M, V] the laws of the rows at these places [M] behind these nodes [M] (-1: the root)."""
+        return self.laws[rows, nodes + 1] if isinstance(self.laws, Tensor) else self.laws.at(rows, nodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,26 +40,67 @@ def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampler: Samp
     Returns:
         The accepted nodes of each row and the verifier's own token behind them.
     """
-    law = law_of(logits, draft, rows, sampler)
+    laws = LazyLaws(logits, draft, rows, sampler)
     if draft.parents is None and draft.probs is not None and draft.tokens.shape[1] and getattr(sampler, "block", False):
         from sampling.block import judged
 
-        return Verdict(*judged(law, draft, keys, sampler), law, logits)
-    tokens, table = draft.tokens.to(law.device), children(draft.parents, draft.tokens.shape[1])
+        return Verdict(*judged(laws.all(), draft, keys, sampler), laws, logits)
+    tokens, table = draft.tokens.to(logits.device), children(draft.parents, draft.tokens.shape[1])
 
     def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        kids, where = table[here + 1], active.to(law.device)
-        p = law[where, here.to(law.device) + 1]
-        x = absent_as(kids, tokens[where[:, None], kids.clamp(min=0).to(law.device)] if tokens.shape[1] else None)
+        kids, where = table[here + 1], active.to(logits.device)
+        p = laws.at(active, here)
+        x = absent_as(kids, tokens[where[:, None], kids.clamp(min=0).to(where.device)] if tokens.shape[1] else None)
         if draft.probs is None or not bool((x >= 0).any()):
             chosen, own = examine_points(p, x, at, sampler)
         else:
-            laws = draft.probs.to(p)
-            ways = [laws[where, kids[:, turn].clamp(min=0).to(law.device)] for turn in range(kids.shape[1])]
+            drawn = draft.probs.to(p)
+            ways = [drawn[where, kids[:, turn].clamp(min=0).to(where.device)] for turn in range(kids.shape[1])]
             chosen, own = examine_laws(p, ways, x, at, sampler)
         return gone_down(kids, chosen), own
 
-    return Verdict(*descend(draft, keys, examine), law, logits)
+    return Verdict(*descend(draft, keys, examine), laws, logits)
+
+
+class LazyLaws:
+    """See :class:`sampling.types.Laws`. A tree has many more nodes than rows come to stand at, and a law of a large
+    vocabulary costs a processor as much as drafting does: each is worked out when it is first asked for. On an
+    accelerator, where starting the work is what costs, all are at once.
+    """
+
+    def __init__(self, logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> None:
+        self._logits, self._draft, self._rows, self._sampler = logits, draft, rows, sampler
+        self._all: Tensor | None = None
+        self._prefixes: Rows | None = None
+        self._known: dict[tuple[int, int], Tensor] = {}
+
+    def all(self) -> Tensor:
+        if self._all is None:
+            self._all = law_of(self._logits, self._draft, self._rows, self._sampler)
+        return self._all
+
+    def at(self, rows: Tensor, nodes: Tensor) -> Tensor:
+        if self._all is not None or self._logits.device.type != "cpu":
+            laws = self.all()
+            return laws[rows.to(laws.device), nodes.to(laws.device) + 1]
+        places = list(zip(rows.tolist(), nodes.tolist(), strict=True))
+        new = [place for place in dict.fromkeys(places) if place not in self._known]
+        if new:
+            found = self._law(new)
+            self._known.update(zip(new, found, strict=True))
+            if new == places:
+                return found
+        return torch.stack([self._known[place] for place in places])
+
+    def _law(self, places: list[tuple[int, int]]) -> Tensor:
+        rows, nodes = torch.tensor(places).unbind(1)
+        prefixes: Rows = []
+        if self._sampler.needs_prefixes:
+            if self._prefixes is None:
+                self._prefixes = prefixes_of(self._rows, self._draft)
+            width = self._logits.shape[1]
+            prefixes = [self._prefixes[row * width + node + 1] for row, node in places]
+        return self._sampler.law(self._logits[rows, nodes + 1], prefixes)
 
 
 def law_of(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> Tensor:

@@ -1,4 +1,4 @@
-"""The few largest, found piece by piece, are those of `topk`."""
+"""The largest and the few largest, found piece by piece, are those of `argmax` and `topk`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling.best import best
+from sampling.best import best, largest
 
 
 @settings(max_examples=60, deadline=None)
@@ -31,3 +31,19 @@ def test_both_ends_are_looked_at(size: int, place: int) -> None:
     assert found[0, 0] == 1
     assert places[0, 0] == place % size
     assert (found[0, 1:] == 0).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 9000), st.integers(0, 10_000), st.integers(1, 50))
+def test_the_first_of_the_largest_is_found(size: int, seed: int, kinds: int) -> None:
+    values = torch.randint(kinds, (2, 3, size), generator=torch.Generator().manual_seed(seed)).float()
+    expected = (values == values.amax(dim=-1, keepdim=True)).int().argmax(dim=-1)
+    assert torch.equal(largest(values), expected)
+
+
+@pytest.mark.parametrize("size", [49152, 49153, 4097, 4096])
+@pytest.mark.parametrize("place", [0, -1])
+def test_the_largest_may_lie_at_an_end(size: int, place: int) -> None:
+    values = torch.zeros(size)
+    values[place] = 1.0
+    assert largest(values) == place % size

@@ -115,7 +115,8 @@ class TableTreeDrafter(TablesDrafter):
             return
         path = [node for node in verdict.path[0].tolist() if node >= 0]
         row = [*rows[0][-2:], *draft.tokens[0, path].tolist()]
-        self._recalled.learn(row, verdict.probs[0, [0, *(node + 1 for node in path)]])
+        stood = torch.tensor([-1, *path])
+        self._recalled.learn(row, verdict.law(torch.zeros_like(stood), stood))
 
     def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
         """A tree of at most k[0] nodes; `source` is [1, N]."""

@@ -1,0 +1,86 @@
+"""The laws of a verdict: each worked out when it is asked for, the same as if all had been."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from sampling.sampler import KeyedSampler
+from sampling.types import Draft, Rows, Verdict
+from sampling.verify import LazyLaws, law_of, verify
+from utils.logits_processors import LogitsProcessor
+
+V, NODES = 11, 5
+PARENTS = torch.tensor([-1, 0, 0, -1, 3])
+ROWS: Rows = [[1, 2, 3, 2], [4, 5, 4]]
+
+
+class Counting(KeyedSampler):
+    """Counts the laws that it works out."""
+
+    made = 0
+
+    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
+        self.made += logits.flatten(0, -2).shape[0]
+        return super().law(logits, prefixes)
+
+
+def case(seed: int = 0) -> tuple[Tensor, Draft]:
+    source = torch.Generator().manual_seed(seed)
+    tokens = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
+    return torch.randn(2, NODES + 1, V, generator=source), Draft(tokens, parents=PARENTS)
+
+
+def processors() -> list[LogitsProcessor]:
+    return [
+        LogitsProcessor(),
+        LogitsProcessor(temperature=0),
+        LogitsProcessor(temperature=0.7, top_k=4),
+        LogitsProcessor(repetition_penalty=2.0),
+        LogitsProcessor(temperature=0, no_repeat_ngram=2),
+    ]
+
+
+@pytest.mark.parametrize("processor", processors())
+def test_a_law_by_itself_is_that_of_all(processor: LogitsProcessor) -> None:
+    logits, draft = case()
+    sampler = KeyedSampler(processor)
+    expected = law_of(logits, draft, ROWS, sampler)
+    laws = LazyLaws(logits, draft, ROWS, sampler)
+    for rows, nodes in (([1], [2]), ([0, 1], [-1, -1]), ([0, 1, 0, 0], [-1, 2, 4, 4]), ([1, 0], [2, 0])):
+        where, at = torch.tensor(rows), torch.tensor(nodes)
+        assert torch.equal(laws.at(where, at), expected[where, at + 1])
+    assert torch.equal(laws.all(), expected)
+    assert torch.equal(laws.at(torch.tensor([1]), torch.tensor([3])), expected[[1], [4]])
+
+
+@pytest.mark.parametrize("processor", processors())
+def test_the_laws_of_a_verdict_are_all_there(processor: LogitsProcessor) -> None:
+    logits, draft = case(1)
+    sampler = KeyedSampler(processor)
+    verdict = verify(logits, draft, ROWS, torch.tensor([[0, 4], [1, 3]]), sampler)
+    expected = law_of(logits, draft, ROWS, sampler)
+    assert torch.equal(verdict.probs, expected)
+    assert torch.equal(verdict.law(torch.tensor([1]), torch.tensor([-1])), expected[[1], [0]])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_only_where_a_row_stood_is_a_law_worked_out(seed: int) -> None:
+    logits, draft = case(seed)
+    sampler = Counting(LogitsProcessor(temperature=0.7), seed)
+    verdict = verify(logits, draft, ROWS, torch.tensor([[0, 4], [1, 3]]), sampler)
+    stood = len(ROWS) + int((verdict.path >= 0).sum())
+    assert sampler.made == stood
+    path = [node for node in verdict.path[0].tolist() if node >= 0]
+    at = torch.tensor([-1, *path])
+    seen = verdict.law(torch.zeros_like(at), at)
+    assert sampler.made == stood  # known already
+    assert torch.equal(seen, law_of(logits, draft, ROWS, sampler)[0, at + 1])
+
+
+def test_laws_given_as_a_tensor_are_looked_up() -> None:
+    given = torch.rand(2, 3, V)
+    verdict = Verdict(torch.zeros(2, 0), torch.zeros(2), given, given)
+    assert verdict.probs is given
+    assert torch.equal(verdict.law(torch.tensor([1, 0]), torch.tensor([-1, 1])), given[[1, 0], [0, 2]])
