@@ -23,11 +23,12 @@ from app.bench_journal import Journal, open_journal
 from app.bench_plan import Item, Place, Variant, order, references, variants_of
 from app.costs import terms_of
 from app.datasets import questions_of
-from app.oneshot import INTERRUPTED, load_engine
+from app.oneshot import load_engine
 from app.prompts import Question, chosen, conversation, cut, fitting, stratified
 from app.recorder import Asked, recorder_of, take_of
 from app.terminal import Interrupts
 from utils.errors import UsageError
+from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.against import Rival

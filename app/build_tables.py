@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from app.fields import Field
 from app.kinds import Number, Text, Whole
 from utils.errors import UsageError
+from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.settings import ModelOptions, Settings
     from training.ngram_counts import Passage
 
-INTERRUPTED = 130
 SELF = "self"
 _PATH = Text(metavar="FILE", allowed="a file", optional=True)
 TABLES_FIELDS = {

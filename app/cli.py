@@ -19,11 +19,10 @@ from app.ranks import TERMINATED, check_world, died, end, hush, leading, serve, 
 from app.settings import Layers, Settings, misspelt_variables
 from app.subcommands import COMMANDS
 from utils.errors import UsageError, UserError
+from utils.progress import INTERRUPTED
 from utils.world import World
 
 __all__ = ["build_parser", "main", "want_color"]
-
-INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,6 +21,7 @@ from app.distill_kept import WORK, WRITTEN, check_folder, hash_of, keep
 from app.distill_student import check_target, student_for
 from app.distill_texts import Given, Source, split_texts, texts_for
 from utils.errors import UserError
+from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.lanes import Engine
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from training.features import Example
     from training.train import Job, Result
 
-INTERRUPTED = 130
 HELD = 48  # sequences held out
 
 

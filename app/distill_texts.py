@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from training.texts import Text
 
 
-_ALL = 1 << 60  # tokens: as many as there are prompts for
-
-
 @dataclass(frozen=True)
 class Given:
     """What the user asked for, who hears of the progress and what stops it."""
@@ -70,7 +67,7 @@ def _write(engine: Engine, given: Given, file: Path) -> bool:
     from app.prompts import read_questions
     from training.dialogues import GivenPrompts, OwnChats
     from training.dialogues import Source as Chats
-    from training.self_text import write_self
+    from training.self_text import ENDLESS, write_self
     from training.synthesize import Writer
 
     args = given.args
@@ -83,10 +80,10 @@ def _write(engine: Engine, given: Given, file: Path) -> bool:
         source = GivenPrompts(engine.tokenizer, turns, temperatures=args.temperatures, most=room)
     network, seed = engine.target.network, given.settings.seed
     writer = Writer(network, engine.target.vocab_size, engine.stop_ids, source, seed, args.batch)
-    tokens = args.tokens if args.prompts is None or args.limited else _ALL
+    tokens = args.tokens if args.prompts is None or args.limited else ENDLESS
 
     def share(count: int) -> None:
-        given.progress(f"writing text, {count:,} tokens", min(1.0, count / tokens) if tokens < _ALL else None)
+        given.progress(f"writing text, {count:,} tokens", min(1.0, count / tokens) if tokens < ENDLESS else None)
 
     share(0)
     write_self(writer, file, tokens, share, given.interrupt)

@@ -18,10 +18,10 @@ from app.answers import Answer, run_lane
 from app.bench_file import write_json
 from app.bench_plan import Variant
 from app.lanes import may_differ
-from app.oneshot import INTERRUPTED
 from app.prompts import conversation, fitting
 from app.verdict import NEAR_TIE, difference, gap_between
 from utils.errors import UsageError
+from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.bench import Bench

@@ -19,6 +19,7 @@ from app.prompts import fitting, given_prompt
 from app.recorder import Asked, recorder_of, take_of
 from app.terminal import Interrupts
 from app.wrap import visible
+from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.lanes import Engine, Lane
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from app.settings import ModelOptions, Settings
     from sampling.events import Event
 
-INTERRUPTED = 130
 _WIDTH = 120  # columns of figures that go to no terminal
 
 

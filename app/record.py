@@ -16,13 +16,14 @@ from app.answer_bar import answer_bar
 from app.answers import Answer, run_lane, shown_settings
 from app.bench_file import machine
 from app.datasets import questions_of
-from app.oneshot import INTERRUPTED, load_engine
+from app.oneshot import load_engine
 from app.prompts import Question, chosen, conversation, cut, fitting, stratified
 from app.record_file import RecordFile
 from app.terminal import Interrupts
 from sampling.drafters import NoDrafter
 from utils.errors import UsageError
 from utils.fit import fingerprint
+from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.lanes import Engine

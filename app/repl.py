@@ -24,12 +24,12 @@ from app.reader import PromptReader, Reader
 from app.settings import Layers, ModelOptions, Settings
 from app.terminal import Interrupts, quiet_keys
 from utils.errors import UserError
+from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.commands import Completion
 
 MakeReader = Callable[[Actions], Reader]
-INTERRUPTED = 130
 
 
 def run_console(

@@ -20,13 +20,13 @@ from app.recording import RecordedAnswer, chosen, read_recording
 from app.repl import is_live, make_console
 from app.terminal import Interrupts, quiet_keys
 from utils.errors import UserError
+from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.replay_fields import ReplayArgs
     from app.settings import ModelOptions, Settings
     from sampling.events import Event
 
-INTERRUPTED = 130
 _NAP = 0.05  # seconds after which a waiting replay looks for Ctrl-C
 
 

@@ -18,7 +18,6 @@ from app.bench_file import writable, write_json
 from app.bench_plan import Variant, order
 from app.costs import ignores_gamma
 from app.lanes import Lane
-from app.oneshot import INTERRUPTED
 from app.record import WIDTHS
 from app.simulate_figures import Costs, Played, figures
 from app.stand_in import StandIn, stand_in
@@ -28,6 +27,7 @@ from sampling.drafters import NoDrafter
 from sampling.events import Step
 from sampling.recordings import Recorded
 from sampling.types import Limits
+from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.settings import ModelOptions, Settings

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from app.distill_figures import Progress
 from app.kinds import plain
 from utils.errors import UserError
+from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.lanes import Engine
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
     from app.write_fields import WriteArgs
     from training.dialogues import Source
 
-INTERRUPTED = 130
 _LONGEST = 1024  # tokens of a given prompt with its answer
-_ALL = 1 << 60  # tokens: as many as there are prompts for
 
 
 def write(settings: Settings, options: ModelOptions, args: WriteArgs) -> int:
@@ -48,7 +47,7 @@ def write(settings: Settings, options: ModelOptions, args: WriteArgs) -> int:
 def _write(
     engine: Engine, settings: Settings, args: WriteArgs, turns: list[list[str]] | None, interrupt: Callable[[], bool]
 ) -> int:
-    from training.self_text import begin, write_self
+    from training.self_text import ENDLESS, begin, write_self
     from training.synthesize import Writer
 
     if engine.encodes:
@@ -59,10 +58,10 @@ def _write(
     writer = Writer(network, size, engine.stop_ids, source, settings.seed, args.batch)
     told = _Told(Progress(sys.stderr, quiet=settings.quiet), args.tokens)
     try:
-        count = write_self(writer, args.file, args.tokens or _ALL, told, interrupt)
+        count = write_self(writer, args.file, args.tokens or ENDLESS, told, interrupt)
     finally:
         told.progress.close()
-    if interrupt() and count < (args.tokens or _ALL):
+    if interrupt() and count < (args.tokens or ENDLESS):
         kept = f"interrupted: {args.file} keeps {count:,} tokens"
         sys.stderr.write(f"{kept}, the same command goes on from there\n")
         return INTERRUPTED

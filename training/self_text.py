@@ -16,6 +16,7 @@ from training.ngram_counts import Passage
 from training.synthesize import Writer
 from utils.errors import UsageError, UserError
 
+ENDLESS = 1 << 60  # tokens: as many as there are prompts for
 _NOTE = -1  # the number of the line that holds the settings; those of chats begin at 0
 
 

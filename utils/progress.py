@@ -10,10 +10,14 @@ Progress = Callable[[str, float | None], None]
 """(what is being done, fraction done 0..1 or None where it is not known)"""
 
 
+INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C ended."""
+
+
 class Cancelled(UserError):  # noqa: N818  # not a failure
     """The user stopped it; nothing half-done is left behind."""
 
-    exit_code = 130
+    exit_code = INTERRUPTED
 
 
 def silent(_stage: str, _fraction: float | None) -> None:
