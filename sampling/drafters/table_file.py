@@ -90,7 +90,7 @@ class StaticTables:
 
     @staticmethod
     def open(path: str | Path, *, vocab_size: int | None = None, fingerprint: str | None = None) -> StaticTables:
-        """Map a file into memory: this project's format, or a published bigram table (a JSON list).
+        """Read a file: this project's format, or a published bigram table (a JSON list).
 
         Args:
             path: the file.
