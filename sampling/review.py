@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sampling.laws import law_of
 from sampling.types import Draft, Rows, Sampler, Verdict
-from sampling.verify import TINY, descend, examine_laws, examine_points, law_of, residual
+from sampling.verify import TINY, descend, examine_laws, examine_points, residual
 
 
 class Review(NamedTuple):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sampling.best import best
+from sampling.laws import above
 from sampling.types import Draft, Verdict
-from sampling.verify import above
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,9 @@ class Told:
         # Of all positions only those where a row stood, its stages [B, A+1]: a tree has many more.
         accepted = int((path >= 0).sum(dim=1).max()) if rows else 0
         stood = torch.cat([torch.full((rows, 1), -1), path[:, :accepted]], dim=1)
-        logits = verdict.logits[torch.arange(rows, device=device)[:, None], stood.to(device) + 1].float()
+        places = stood + 1 + torch.arange(rows)[:, None] * (count + 1)
+        logits = verdict.logits.flatten(0, 1).index_select(0, places.flatten().to(device)).float()
+        logits = logits.unflatten(0, places.shape)
         top = best(logits, 2)[0]
         gaps = [
             dict(zip(nodes, values, strict=True))

@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sampling.types import Draft, Rows, Sampler, Verdict
+from sampling.laws import LazyLaws, above
+from sampling.types import Draft, Laws, Rows, Sampler, Verdict
 
 TINY = 1e-12  # a residual with less mass than this is rounding: draw from p
 
@@ -45,6 +46,8 @@ def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampler: Samp
         from sampling.block import judged
 
         return Verdict(*judged(laws.all(), draft, keys, sampler), laws, logits)
+    if len(rows) == 1 and draft.probs is None:
+        return Verdict(*followed(draft, keys, laws, sampler), laws, logits)
     tokens, table = draft.tokens.to(logits.device), children(draft.parents, draft.tokens.shape[1])
 
     def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,56 +65,25 @@ def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampler: Samp
     return Verdict(*descend(draft, keys, examine), laws, logits)
 
 
-class LazyLaws:
-    """See :class:`sampling.types.Laws`. A tree has many more nodes than rows come to stand at, and a law of a large
-    vocabulary costs a processor as much as drafting does: each is worked out when it is first asked for. On an
-    accelerator, where starting the work is what costs, all are at once.
+def followed(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tuple[Tensor, Tensor]:
+    """Path [1, depth] and own token [1] of one row whose drafts are point masses: down to the child that is drawn until
+    there is none. What :func:`descend` and :func:`examine_points` do, without their tensors of one element.
     """
-
-    def __init__(self, logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> None:
-        self._logits, self._draft, self._rows, self._sampler = logits, draft, rows, sampler
-        self._all: Tensor | None = None
-        self._prefixes: Rows | None = None
-        self._known: dict[tuple[int, int], Tensor] = {}
-
-    def all(self) -> Tensor:
-        if self._all is None:
-            self._all = law_of(self._logits, self._draft, self._rows, self._sampler)
-        return self._all
-
-    def at(self, rows: Tensor, nodes: Tensor) -> Tensor:
-        if self._all is not None or self._logits.device.type != "cpu":
-            laws = self.all()
-            return laws[rows.to(laws.device), nodes.to(laws.device) + 1]
-        places = list(zip(rows.tolist(), nodes.tolist(), strict=True))
-        new = [place for place in dict.fromkeys(places) if place not in self._known]
-        if new:
-            found = self._law(new)
-            self._known.update(zip(new, found, strict=True))
-            if new == places:
-                return found
-        return torch.stack([self._known[place] for place in places])
-
-    def _law(self, places: list[tuple[int, int]]) -> Tensor:
-        rows, nodes = torch.tensor(places).unbind(1)
-        prefixes: Rows = []
-        if self._sampler.needs_prefixes:
-            if self._prefixes is None:
-                self._prefixes = prefixes_of(self._rows, self._draft)
-            width = self._logits.shape[1]
-            prefixes = [self._prefixes[row * width + node + 1] for row, node in places]
-        return self._sampler.law(self._logits[rows, nodes + 1], prefixes)
-
-
-def law_of(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> Tensor:
-    """The verifier's law [B, N+1, V] at the root and after each node."""
-    return sampler.law(logits, prefixes_of(rows, draft) if sampler.needs_prefixes else [])
-
-
-def above(parents: Tensor | None, count: int) -> Sequence[int]:
-    """The parent of each node; those of a chain where `parents` is None."""
-    found: Sequence[int] = range(-1, count - 1) if parents is None else parents.tolist()
-    return found
+    children: dict[tuple[int, int], int] = {}
+    count = draft.tokens.shape[1]
+    for node, (parent, token) in enumerate(zip(above(draft.parents, count), draft.tokens[0].tolist(), strict=True)):
+        if token >= 0:
+            children.setdefault((parent, token), node)
+    place, path, here = torch.zeros(1, dtype=torch.long), list[int](), -1
+    while True:
+        own = int(sampler.draw(laws.at(place, torch.tensor([here])), keys + torch.tensor([0, len(path)])))
+        found = children.get((here, own))
+        if found is None:
+            break
+        path.append(found)
+        here = found
+    padded = [*path, *[-1] * (depth_of(draft.parents, count) - len(path))]
+    return torch.tensor([padded], dtype=torch.long), torch.tensor([own])
 
 
 def children(parents: Tensor | None, count: int) -> Tensor:
@@ -229,16 +201,3 @@ def check_ratio(ratio: Tensor) -> None:
     """ValueError where p(x)/q(x) is no number."""
     if bool(ratio.isnan().any()):
         raise ValueError("p(x)/q(x) is 0/0: a token was drafted that its own law gives no mass")
-
-
-def prefixes_of(rows: Rows, draft: Draft) -> Rows:
-    """The committed tokens and the drafts before each examined position: B × (N+1) prefixes."""
-    drafts = draft.tokens.tolist()
-    parents = above(draft.parents, draft.tokens.shape[1])
-    found: Rows = []
-    for row, drafted in zip(rows, drafts, strict=True):
-        at = [row]
-        for node, parent in enumerate(parents):
-            at.append([*at[parent + 1], drafted[node]])
-        found += at
-    return found

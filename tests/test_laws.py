@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
+from sampling.laws import LazyLaws, law_of
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Rows, Verdict
-from sampling.verify import LazyLaws, law_of, verify
+from sampling.verify import verify
 from utils.logits_processors import LogitsProcessor
 
 V, NODES = 11, 5
@@ -84,3 +87,28 @@ def test_laws_given_as_a_tensor_are_looked_up() -> None:
     verdict = Verdict(torch.zeros(2, 0), torch.zeros(2), given, given)
     assert verdict.probs is given
     assert torch.equal(verdict.law(torch.tensor([1, 0]), torch.tensor([-1, 1])), given[[1, 0], [0, 2]])
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> Draft:
+    """A tree of one row whose siblings may say the same, some of its nodes absent."""
+    count = draw(st.integers(0, 6))
+    parents = torch.tensor([draw(st.integers(-1, node - 1)) for node in range(count)], dtype=torch.long)
+    tokens = [draw(st.integers(-1, 3)) for _ in range(count)]
+    return Draft(torch.tensor([tokens], dtype=torch.long), parents=parents)
+
+
+@settings(max_examples=150, deadline=None)
+@given(drafts(), st.integers(0, 1000), st.sampled_from([0.0, 0.7]))
+def test_one_row_is_judged_as_it_is_in_a_batch(draft: Draft, seed: int, temperature: float) -> None:
+    count = draft.tokens.shape[1]
+    logits = torch.randn(1, count + 1, 4, generator=torch.Generator().manual_seed(seed))
+    twice = Draft(draft.tokens.repeat(2, 1), parents=draft.parents)
+    key = torch.tensor([[3, 7]])
+    alone = verify(logits, draft, [[1]], key, KeyedSampler(LogitsProcessor(temperature), seed))
+    pair = verify(
+        logits.repeat(2, 1, 1), twice, [[1], [1]], key.repeat(2, 1), KeyedSampler(LogitsProcessor(temperature), seed)
+    )
+    assert torch.equal(alone.path, pair.path[:1])
+    assert torch.equal(alone.token, pair.token[:1])
+    assert alone.path.dtype == alone.token.dtype == torch.long

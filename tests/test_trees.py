@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import sampling.verify
+from sampling.laws import prefixes_of
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Rows, Sampler
-from sampling.verify import children, depth_of, prefixes_of, verify
+from sampling.verify import children, depth_of, verify
 from tests.branching import softmax
 from tests.reference import NaiveLaw, chi_square_p, exact_law
 from tests.runs import decode, enumeration_error, sample_counts, steps

@@ -17,9 +17,9 @@ from typing import Any
 
 from sampling.drafters.table_tree import TableTreeDrafter
 from sampling.drafters.tables import StaticTables, TablesDrafter
+from sampling.laws import above
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter
-from sampling.verify import above
 from training.ngram_counts import Passage
 from training.tables import build
 from utils.logits_processors import make_processor
