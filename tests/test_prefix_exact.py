@@ -1,7 +1,7 @@
 """Processors that look at the prefix stay exact under speculation: at draft i they see prefix + drafts[:i].
 
-By taking every branch, by counting, by greedy identity with transformers; a sampler that ignores the
-drafts in the prefix is caught by each of them.
+By taking every branch, by counting, by greedy identity with transformers; prefixes without the
+drafts are caught by each of them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from sampling.causal import CausalLM
 from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter, TablesDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.takeover import TakeOverDrafter
 from sampling.sampler import KeyedSampler
-from sampling.types import Drafter, Rows
+from sampling.types import Draft, Drafter, Rows
 from tests import cascades
 from tests.branching import BranchingSampler, distance, enumerate_runs
 from tests.reference import NaiveLaw, chi_square_p, exact_law, same_or_tied, transformers_greedy
@@ -89,22 +88,14 @@ def test_trained_drafters_with_a_short_list_too(kind: str, drafts: Any) -> None:
 # -- the negative control -------------------------------------------------------------------------
 
 
-def committed_only(law: NaiveLaw) -> Callable[..., Tensor]:
-    """A mutant: the laws of one row's draft are all made with the committed tokens alone."""
-
-    def wrong(logits: Tensor, prefixes: Rows) -> Tensor:
-        if logits.dim() < 3:
-            return law(logits, prefixes)
-        width = logits.shape[1]
-        return law(logits, [prefixes[place - place % width] for place in range(len(prefixes))])
-
-    wrong.needs_prefixes = True  # type: ignore[attr-defined]
-    return wrong
+def committed_only(rows: Rows, draft: Draft) -> Rows:
+    """A mutant of `prefixes_of`: every law of a row's draft is made with the committed tokens alone."""
+    return [row for row in rows for _ in range(draft.tokens.shape[1] + 1)]
 
 
 @pytest.mark.parametrize("law", ["penalty", "bigrams once"])
 @pytest.mark.parametrize("name", ["model", "always 3"])
-def test_ignoring_the_drafts_in_the_prefix_is_caught(name: str, law: str) -> None:
+def test_ignoring_the_drafts_in_the_prefix_is_caught(name: str, law: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Id 3 is in no prompt: whether it is in the prefix is the drafts' doing."""
     target, right = sure_start(4, 1), LAWS[law]
     make = {"model": lambda: ModelDrafter(TableLM(4, seed=7)), "always 3": lambda: PointDrafter(4, lambda row: 3)}[name]
@@ -114,7 +105,8 @@ def test_ignoring_the_drafts_in_the_prefix_is_caught(name: str, law: str) -> Non
 
     expected = exact_law(target, PROMPT, right, 4)
     assert distance(enumerate_runs(run, right), expected) < EXACT
-    assert distance(enumerate_runs(run, committed_only(right)), expected) > CAUGHT
+    monkeypatch.setattr("sampling.laws.prefixes_of", committed_only)
+    assert distance(enumerate_runs(run, right), expected) > CAUGHT
 
 
 # -- counting -------------------------------------------------------------------------------------
@@ -144,22 +136,14 @@ COUNTED: dict[str, tuple[Callable[[], Drafter], Rules, Rules]] = {
 }
 
 
-class CommittedOnly(KeyedSampler):
-    """The same mutant over the real sampler."""
-
-    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
-        width = logits.shape[1] if logits.dim() == 3 else 1
-        return super().law(logits, [prefixes[place - place % width] for place in range(len(prefixes))])
-
-
-def counted(name: str, samples: int, kind: type[KeyedSampler] = KeyedSampler) -> float:
+def counted(name: str, samples: int) -> float:
     make, options, law = COUNTED[name]
     processor = make_processor(**{"temperature": 1.0, **law}, **RULES)
     gamma = 64 if name == "cascade" else 3
     found = sample_counts(
         target_lm(),
         make,
-        lambda seed: kind(processor, seed=700 + seed, **options),
+        lambda seed: KeyedSampler(processor, seed=700 + seed, **options),
         prompt=START,
         samples=samples,
         length=4,
@@ -174,8 +158,9 @@ def test_sampled_tokens_have_the_targets_law(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rejection", "gumbel"])
-def test_the_count_sees_the_mutant(name: str) -> None:
-    assert counted(name, 5_000, CommittedOnly) < FAIL_BELOW
+def test_the_count_sees_the_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sampling.laws.prefixes_of", committed_only)
+    assert counted(name, 5_000) < FAIL_BELOW
 
 
 # -- greedy identity with transformers --------------------------------------------------------------
