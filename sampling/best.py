@@ -21,9 +21,8 @@ def largest(values: Tensor) -> Tensor:
     tops = values[..., :whole].unflatten(-1, (-1, _PIECE)).amax(dim=-1)
     if whole < size:
         tops = torch.cat([tops, values[..., whole:].amax(dim=-1, keepdim=True)], dim=-1)
-    begin: Tensor = (tops.argmax(dim=-1, keepdim=True) * _PIECE).clamp_(
-        max=size - _PIECE
-    )  # a short last piece looks back
+    begin: Tensor = tops.argmax(dim=-1, keepdim=True) * _PIECE
+    begin = begin.clamp(max=size - _PIECE)  # a short last piece looks back
     inside = values.gather(-1, begin + torch.arange(_PIECE)).argmax(dim=-1)
     return begin.squeeze(-1) + inside
 

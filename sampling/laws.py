@@ -35,8 +35,6 @@ class LazyLaws:
             laws = self.all()
             return laws[rows.to(laws.device), nodes.to(laws.device) + 1]
         places = list(zip(rows.tolist(), nodes.tolist(), strict=True))
-        if len(places) == 1 and places[0] in self._known:
-            return self._known[places[0]][None]
         new = [place for place in dict.fromkeys(places) if place not in self._known]
         if new:
             found = self._law(new)

@@ -69,15 +69,15 @@ def followed(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tuple[
     """Path [1, depth] and own token [1] of one row whose drafts are point masses: down to the child that is drawn until
     there is none. What :func:`descend` and :func:`examine_points` do, without their tensors of one element.
     """
-    children: dict[tuple[int, int], int] = {}
+    kids: dict[tuple[int, int], int] = {}  # by node above and token
     count = draft.tokens.shape[1]
     for node, (parent, token) in enumerate(zip(above(draft.parents, count), draft.tokens[0].tolist(), strict=True)):
         if token >= 0:
-            children.setdefault((parent, token), node)
+            kids.setdefault((parent, token), node)
     place, path, here = torch.zeros(1, dtype=torch.long), list[int](), -1
     while True:
         own = int(sampler.draw(laws.at(place, torch.tensor([here])), keys + torch.tensor([0, len(path)])))
-        found = children.get((here, own))
+        found = kids.get((here, own))
         if found is None:
             break
         path.append(found)
