@@ -66,7 +66,7 @@ class Told:
         if not wanted:
             return
         places, at, ids = torch.tensor(wanted, device=logits.device).unbind(1)
-        chances = (logits[places, at, ids] - logits.logsumexp(dim=-1)[places, at]).exp()
+        chances = logits.softmax(dim=-1)[places, at, ids]
         for (place, _, _), node, chance in zip(wanted, nodes, chances.tolist(), strict=True):
             self.target_p[place][node] = chance
 

@@ -1,4 +1,4 @@
-"""The largest and the few largest, found piece by piece, are those of `argmax` and `topk`."""
+"""The largest and the few largest, as numpy finds them, are those of `argmax` and `topk`."""
 
 from __future__ import annotations
 
@@ -47,3 +47,18 @@ def test_the_largest_may_lie_at_an_end(size: int, place: int) -> None:
     values = torch.zeros(size)
     values[place] = 1.0
     assert largest(values) == place % size
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_any_kind_of_number_may_be_compared(dtype: torch.dtype) -> None:
+    values = torch.randperm(5000, generator=torch.Generator().manual_seed(1)).to(dtype)[None]
+    assert values[0, largest(values)[0]] == values.max()
+    assert best(values, 2)[0][0, 0] == values.max()
+
+
+def test_what_is_looked_through_is_left_as_it_is() -> None:
+    values = torch.randn(1, 49152, generator=torch.Generator().manual_seed(2))
+    before = values.clone()
+    best(values, 4)
+    largest(values)
+    assert torch.equal(values, before)

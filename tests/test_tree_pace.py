@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sampling.acceptance import Ranks, chain_accepted, expected_tokens
 from sampling.drafters.expand import Expansion
@@ -119,6 +121,34 @@ def test_what_is_kept_by_hand() -> None:
     assert look.promised == 0.0
     assert look.kept([0.3, 0.3, 0.3]) == 0
     assert Appraisal().kept([0.1, 0.1]) == 2  # nothing known of costs: all stay
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(1, 99), max_size=12),
+    st.lists(st.integers(0, 40), min_size=1, max_size=13),
+    st.integers(20, 120),
+    st.integers(50, 400),
+)
+def test_a_tree_that_stops_growing_keeps_what_it_would_have_kept(
+    chances: list[int], steps: list[int], trust: int, rate: int
+) -> None:
+    falling = sorted((chance / 100 for chance in chances), reverse=True)
+    v = tuple(1.0 + sum(steps[:count]) / 100 for count in range(len(steps)))
+    look, short = (Appraisal(trust=trust / 100, v=v, rate=rate / 100) for _ in range(2))
+    grown = next((count for count, chance in enumerate(falling) if not look.more(chance, count)), len(falling))
+    assert short.kept(falling[:grown]) == look.kept(falling)
+    assert short.promised == look.promised
+
+
+def test_a_tree_stops_growing_by_hand() -> None:
+    """rate 2, v 1, 1.1, 1.2, 1.9, trust ½: a node behind the first must bring .2, two of them 1.6."""
+    look = Appraisal(trust=0.5, v=(1.0, 1.1, 1.2, 1.9), rate=2.0)
+    assert look.more(0.41, 1)
+    assert not look.more(0.39, 1)
+    assert not look.more(0.99, 2)  # the last node costs 1.4
+    assert not look.more(0.99, 3)  # the pass holds no more
+    assert Appraisal().more(0.01, 50)  # nothing known of costs: all may stay
 
 
 def expanded(v: V, taken: float, alpha: float = 0.3, c: float = 0.07, rounds: int = 300) -> list[tuple[int, int]]:

@@ -75,6 +75,13 @@ class Appraisal:
         self.promised = sums[count]
         return count
 
+    def more(self, chance: float, taken: int) -> bool:
+        """Whether :meth:`kept` could still keep more than `taken` nodes if none behind them is likelier than this."""
+        if not self.v:
+            return True
+        counts = range(taken + 1, len(self.v))
+        return any(self.trust * chance * (n - taken) > self.rate * (self.v[n] - self.v[taken]) for n in counts)
+
 
 class TableTreeDrafter(TablesDrafter):
     """As :class:`TablesDrafter`, but k[b] counts the nodes of a tree, the deepest of which has k[b] above it at most.
@@ -146,13 +153,13 @@ class TableTreeDrafter(TablesDrafter):
         return lambda depth, ids: told(name, length + depth, ids)
 
     def _grown(self, index: MatchIndex, tail: list[int], nodes: int, noise: Noise | None) -> list[_Offer]:
-        """The nodes, the likeliest path first."""
+        """The nodes, the likeliest path first, as far as the appraisal may keep them."""
         offers: list[_Offer] = []
         taken: list[_Offer] = []
         order = 0
         at = _Offer(-1.0, 0, -1, Found(-1, 0, 1.0), tail)
         node, depths = -1, [0]  # tokens above the children of the root and of each node
-        while len(taken) < nodes:
+        while len(taken) < nodes and self.appraisal.more(at.worth, len(taken)):
             offered = list(self._offered(index, at.tail))
             if noise is not None:
                 offered = _favoured(offered, noise(depths[node + 1], [found.token for found in offered]))
@@ -160,7 +167,7 @@ class TableTreeDrafter(TablesDrafter):
                 if (worth := at.worth * found.chance) >= self.least:
                     order += 1
                     heappush(offers, _Offer(-worth, order, node, found, at.tail))
-            if not offers:
+            if not offers or not self.appraisal.more(offers[0].worth, len(taken)):
                 break
             best = heappop(offers)
             node = len(taken)
