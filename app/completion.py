@@ -35,8 +35,8 @@ LANE_HELP = {
     "match": "matches in the conversation alone",
     "maxgram": "the longest match, then bigrams",
     **_TRAINED,
-    **{name: f"tables, and {kind} where they are silent" for name, kind in BEHIND.items()},
-    **{name: f"a match, and {kind} where there is none" for name, kind in MATCHED.items()},
+    **{name: f"tables, and {kind} where they are unsure" for name, kind in BEHIND.items()},
+    **{name: f"matches, and {kind} where they are unsure" for name, kind in MATCHED.items()},
     **_CASCADES,
     "beam": "the likeliest of several texts",
 }
@@ -45,7 +45,7 @@ DRAFTER_HELP = {
     "tables": "n-gram tables",
     "maxgram": "the longest match, then bigrams",
     **{kind: f"the pair's {kind} drafter" for kind in ("plain", "glide", "feature")},
-    **{name: f"tables, and {kind} where they are silent" for name, kind in BEHIND.items()},
+    **{name: f"tables, and {kind} where they are unsure" for name, kind in BEHIND.items()},
     **_CASCADES,
     "none": "no drafter",
 }

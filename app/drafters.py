@@ -14,6 +14,7 @@ from sampling.cascades import cascade_of, chain_of
 from sampling.causal import CausalLM
 from sampling.drafters import ModelDrafter, NgramDrafter, NoDrafter, StaticTables, TablesDrafter
 from sampling.drafters.expand import Expansion
+from sampling.drafters.joint_tree import JointTreeDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.table_tree import TableTreeDrafter
 from sampling.drafters.takeover import TakeOverDrafter
@@ -33,8 +34,8 @@ LEAST = 0.12
 SURE = 0.35
 """How likely the first token of the tables must be, for a trained drafter not to take over (docs/notes.md)."""
 
-GROWN = {"tables": "dynamic", "match": "dynamic", "static": "dynamic"}
-"""How drafts grow under `expand auto`, by kind; others stay chains."""
+GROWN = {"tables": "dynamic", "match": "dynamic", "static": "dynamic"} | dict.fromkeys((*BEHIND, *MATCHED), "joint")
+"""How drafts grow under `expand auto`, by kind; others stay chains. "joint": one tree of what both drafters offer."""
 
 
 class Cascade(NamedTuple):
@@ -101,6 +102,8 @@ class Drafters:
         """Whether drafts of this kind may be drawn from a model's law."""
         if kind in CASCADES:
             return any(name not in ("tables", "ngram", "maxgram") for name in self.cascade(kind, settings).names)
+        if self._grown(kind, settings) == "joint":
+            return False
         if self._grown(kind, settings) == "dynamic" and BEHIND.get(kind, MATCHED.get(kind, kind)) == "feature":
             return False
         return kind in ("model", *STUDENTS, *BEHIND, *MATCHED)
@@ -110,10 +113,7 @@ class Drafters:
         if kind in CASCADES:
             return self._cascade(kind, settings)
         if (trained := BEHIND.get(kind, MATCHED.get(kind))) is not None:
-            first = TablesDrafter(self.tables() if kind in BEHIND else None)
-            auto = settings.gamma == "auto"
-            behind = self._trained(trained, settings, self._grown(kind, settings))
-            return TakeOverDrafter(first, behind, sure=SURE, learn=auto)
+            return self._with_trained(kind, trained, settings)
         if kind in STUDENTS:
             return self._trained(kind, settings, self._grown(kind, settings))
         if kind in ("static", "match", "tables"):
@@ -121,18 +121,29 @@ class Drafters:
         return self._simple(kind, settings)
 
     def _grown(self, kind: str, settings: Settings) -> str:
-        """none, cape or dynamic: whether drafts of this kind become trees.
+        """none, cape, dynamic or joint: whether drafts of this kind become trees.
 
-        "auto" is what was found fastest (docs/notes.md): under `gamma auto`, where the target's pass can score a tree.
+        "auto" is what was found fastest (docs/notes.md), where the target's pass can score a tree: what looks up alone
+        grows under `gamma auto` only.
         """
         if settings.expand != "auto":
             return settings.expand
-        fits = settings.gamma == "auto" and getattr(self._target.network, "takes_trees", False)
-        return GROWN.get(kind, "none") if fits else "none"
+        grown = GROWN.get(kind, "none")
+        fits = (settings.gamma == "auto" or grown == "joint") and getattr(self._target.network, "takes_trees", False)
+        return grown if fits else "none"
 
     def _trained(self, kind: str, settings: Settings, grown: str) -> Drafter:
         least = LEAST if settings.gamma == "auto" else 0.0
         return self.students.drafter(kind, least, _expansion(grown, settings), grown == "dynamic")
+
+    def _with_trained(self, kind: str, trained: str, settings: Settings) -> Drafter:
+        """What looks up, and a trained drafter: one tree of both, or the second where the first is unsure."""
+        tables, grown = self.tables() if kind in BEHIND else None, self._grown(kind, settings)
+        if grown == "joint":
+            auto = settings.gamma == "auto"
+            return JointTreeDrafter(self.students.lm(trained), tables, learn=auto, peek=True, recall=kind in BEHIND)
+        behind = self._trained(trained, settings, grown)
+        return TakeOverDrafter(TablesDrafter(tables), behind, sure=SURE, learn=settings.gamma == "auto")
 
     def _looking_up(self, kind: str, settings: Settings) -> Drafter:
         """Drafts from what was said and from tables: as a tree, which may look at the noise as it drafts alone, or as a

@@ -36,12 +36,12 @@ TITLES = {
     "cascade": "cascade",
     "chain": "chain",
     "beam": "beam search",
-    "tables+plain": "tables, else plain",
-    "tables+glide": "tables, else GLIDE",
-    "tables+feature": "tables, else feature",
-    "match+plain": "matches, else plain",
-    "match+glide": "matches, else GLIDE",
-    "match+feature": "matches, else feature",
+    "tables+plain": "tables and plain",
+    "tables+glide": "tables and GLIDE",
+    "tables+feature": "tables and feature",
+    "match+plain": "matches and plain",
+    "match+glide": "matches and GLIDE",
+    "match+feature": "matches and feature",
 }
 LABELS = {"ar": "AR"}
 RATES_NOTE = "seconds and rates leave prefill out"

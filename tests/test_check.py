@@ -102,7 +102,7 @@ def test_check_of_the_default_pair_states_its_figures():
     assert "parameters 134,515,008" in said
     assert "context 8,192 tokens" in said
     assert "stops at: <|im_end|> (2)" in said
-    assert "drafter: tables" in said
+    assert "drafter: tables+feature" in said
 
 
 def test_check_with_an_unknown_pair_is_one_line():

@@ -95,7 +95,7 @@ def test_three_turns(chat: Terminal) -> None:
         ("/temperature hot", "error: temperature must be"),
         ("/nothing", "error: unknown command /nothing"),
         ("/pair nobody", "error: unknown pair 'nobody'"),
-        ("/compare draft,spec", "needs a drafter model"),
+        ("/compare draft,spec", "cannot run alone"),
         ("/undo", "taken back"),
         ("/save /no/such/place.json", "nothing was saved"),
         ("/stats", "verify"),

@@ -40,6 +40,7 @@ class FeatureLM(FollowingLM):
     """What `FeatureDrafter` drafts from: opens sessions that feed tokens with states."""
 
     kind = "feature"
+    reads_hidden = True
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False

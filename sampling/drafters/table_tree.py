@@ -133,7 +133,9 @@ class TableTreeDrafter(TablesDrafter):
         (row,) = behind(self._leads, rows)
         index = self._indices[0]
         index.follow(row)
-        grown = self._grown(index, row[-self._reach :], k[0], noise)
+        tail = row[-self._reach :]
+        first = self._first(row, list(self._offered(index, tail)), noise, rows)
+        grown = self._grown(index, tail, k[0], noise, first)
         kept = self.appraisal.kept([one.worth for one in grown])
         taken = [(one.parent, one.found) for one in grown[:kept]]
         if all(parent == node - 1 for node, (parent, _) in enumerate(taken)):
@@ -152,17 +154,24 @@ class TableTreeDrafter(TablesDrafter):
         name = self._names[0]
         return lambda depth, ids: told(name, length + depth, ids)
 
-    def _grown(self, index: MatchIndex, tail: list[int], nodes: int, noise: Noise | None) -> list[_Offer]:
-        """The nodes, the likeliest path first, as far as the appraisal may keep them."""
+    def _first(self, row: list[int], offered: list[Found], noise: Noise | None, rows: Rows) -> list[Found]:
+        """What may follow the row, of what is offered there; `rows` are the committed tokens alone."""
+        return offered if noise is None else favoured(offered, noise(0, [found.token for found in offered]))
+
+    def _grown(
+        self, index: MatchIndex, tail: list[int], nodes: int, noise: Noise | None, offered: list[Found]
+    ) -> list[_Offer]:
+        """The nodes, the likeliest path first, as far as the appraisal may keep them; `offered` behind the root."""
         offers: list[_Offer] = []
         taken: list[_Offer] = []
         order = 0
         at = _Offer(-1.0, 0, -1, Found(-1, 0, 1.0), tail)
         node, depths = -1, [0]  # tokens above the children of the root and of each node
         while len(taken) < nodes and self.appraisal.more(at.worth, len(taken)):
-            offered = list(self._offered(index, at.tail))
-            if noise is not None:
-                offered = _favoured(offered, noise(depths[node + 1], [found.token for found in offered]))
+            if taken:
+                offered = list(self._offered(index, at.tail))
+                if noise is not None:
+                    offered = favoured(offered, noise(depths[node + 1], [found.token for found in offered]))
             for found in offered:
                 if (worth := at.worth * found.chance) >= self.least:
                     order += 1
@@ -203,9 +212,9 @@ class TableTreeDrafter(TablesDrafter):
             yield from (Found(token, RECALLED, chance) for token, chance in self._recalled.behind(tail, size))
 
 
-def _favoured(offered: list[Found], noise: list[float]) -> list[Found]:
+def favoured(offered: list[Found], noise: list[float], believed: float = BELIEVED) -> list[Found]:
     """The same tokens with the chances that the noise leaves them; as they are where there is none."""
     return [
-        found._replace(chance=min(SURE, found.chance * math.exp(BELIEVED * one))) if one else found
+        found._replace(chance=min(SURE, found.chance * math.exp(believed * one))) if one else found
         for found, one in zip(offered, noise, strict=True)
     ]
