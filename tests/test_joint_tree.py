@@ -76,7 +76,7 @@ def test_chances_by_hand() -> None:
     made._indices[0].follow(PROMPT)
     offered = list(made._offered(made._indices[0], PROMPT))
     assert [(found.token, found.chance) for found in offered] == [(4, CHANCE[2])]
-    found = {one.token: one for one in made._first(PROMPT, offered, None, [PROMPT])}
+    found = {one.token: one for one in made._first([PROMPT], offered, None)}
     assert found[4].chance == pytest.approx(1 - (1 - CHANCE[2]) * (1 - SHARE * 0.5))
     assert made.names[found[4].source] == ("trained" if CHANCE[2] < SHARE * 0.5 else "match")
     assert found[1].chance == pytest.approx(SHARE * 0.1)

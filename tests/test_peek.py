@@ -77,7 +77,7 @@ def test_chances_are_weighed_by_half_of_the_noise() -> None:
     made.propose([PROMPT], [1], drawing.drafting())
     (noise,) = drawing.noise(0, len(PROMPT), [4])
     seen, index = made._noise(len(PROMPT), drawing.drafting()), made._indices[0]
-    offered = made._first(PROMPT, list(made._offered(index, PROMPT)), seen, [PROMPT])
+    offered = made._first([PROMPT], list(made._offered(index, PROMPT)), seen)
     first = made._grown(index, PROMPT, 1, seen, offered)[0]
     assert first.found.token == 4
     assert first.worth == pytest.approx(min(SURE, CHANCE[2] * math.exp(BELIEVED * noise)))

@@ -65,9 +65,9 @@ class JointTreeDrafter(TableTreeDrafter):
         self._watch.lap()
         return draft if self._asked is None else replace(draft, calls=(Call(self.lm.name, 1, self._asked),))
 
-    def _first(self, row: list[int], offered: list[Found], noise: Noise | None, rows: Rows) -> list[Found]:
+    def _first(self, rows: Rows, offered: list[Found], noise: Noise | None) -> list[Found]:
         """What may follow the row: of matches and tables, and where that pays of the drafter."""
-        known = super()._first(row, offered, noise, rows)
+        known = super()._first(rows, offered, noise)
         sure = max((found.chance for found in known), default=0.0)
         if sure >= ENOUGH or self._session is None or len(rows[0]) >= self.lm.context:
             return known

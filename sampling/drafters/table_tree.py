@@ -134,7 +134,7 @@ class TableTreeDrafter(TablesDrafter):
         index = self._indices[0]
         index.follow(row)
         tail = row[-self._reach :]
-        first = self._first(row, list(self._offered(index, tail)), noise, rows)
+        first = self._first(rows, list(self._offered(index, tail)), noise)
         grown = self._grown(index, tail, k[0], noise, first)
         kept = self.appraisal.kept([one.worth for one in grown])
         taken = [(one.parent, one.found) for one in grown[:kept]]
@@ -154,8 +154,8 @@ class TableTreeDrafter(TablesDrafter):
         name = self._names[0]
         return lambda depth, ids: told(name, length + depth, ids)
 
-    def _first(self, row: list[int], offered: list[Found], noise: Noise | None, rows: Rows) -> list[Found]:
-        """What may follow the row, of what is offered there; `rows` are the committed tokens alone."""
+    def _first(self, rows: Rows, offered: list[Found], noise: Noise | None) -> list[Found]:
+        """What may follow the committed tokens `rows` [1], of what is offered there."""
         return offered if noise is None else favoured(offered, noise(0, [found.token for found in offered]))
 
     def _grown(
