@@ -25,6 +25,7 @@ _CASCADES = {
     "cascade": "drafters that review each other's drafts",
     "chain": "the cascade's drafters, one behind the other",
 }
+_BEHIND = {name: f"tables, and {kind} where they are unsure" for name, kind in BEHIND.items()}
 LANE_HELP = {
     "ar": "the target alone",
     "spec": "the pair's drafter",
@@ -35,7 +36,7 @@ LANE_HELP = {
     "match": "matches in the conversation alone",
     "maxgram": "the longest match, then bigrams",
     **_TRAINED,
-    **{name: f"tables, and {kind} where they are unsure" for name, kind in BEHIND.items()},
+    **_BEHIND,
     **{name: f"matches, and {kind} where they are unsure" for name, kind in MATCHED.items()},
     **_CASCADES,
     "beam": "the likeliest of several texts",
@@ -45,7 +46,7 @@ DRAFTER_HELP = {
     "tables": "n-gram tables",
     "maxgram": "the longest match, then bigrams",
     **{kind: f"the pair's {kind} drafter" for kind in ("plain", "glide", "feature")},
-    **{name: f"tables, and {kind} where they are unsure" for name, kind in BEHIND.items()},
+    **_BEHIND,
     **_CASCADES,
     "none": "no drafter",
 }

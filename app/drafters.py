@@ -139,11 +139,11 @@ class Drafters:
     def _with_trained(self, kind: str, trained: str, settings: Settings) -> Drafter:
         """What looks up, and a trained drafter: one tree of both, or the second where the first is unsure."""
         tables, grown = self.tables() if kind in BEHIND else None, self._grown(kind, settings)
+        auto = settings.gamma == "auto"
         if grown == "joint":
-            auto = settings.gamma == "auto"
             return JointTreeDrafter(self.students.lm(trained), tables, learn=auto, peek=True, recall=kind in BEHIND)
         behind = self._trained(trained, settings, grown)
-        return TakeOverDrafter(TablesDrafter(tables), behind, sure=SURE, learn=settings.gamma == "auto")
+        return TakeOverDrafter(TablesDrafter(tables), behind, sure=SURE, learn=auto)
 
     def _looking_up(self, kind: str, settings: Settings) -> Drafter:
         """Drafts from what was said and from tables: as a tree, which may look at the noise as it drafts alone, or as a

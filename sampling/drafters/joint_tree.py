@@ -91,7 +91,7 @@ class JointTreeDrafter(TableTreeDrafter):
         ids = (best.indices if short is None else short[best.indices]).tolist()
         source = len(self.names) - 1
         found = [Found(token, source, SHARE * chance) for token, chance in zip(ids, chances, strict=True)]
-        return found if noise is None else favoured(found, noise(0, ids), BELIEVED)
+        return favoured(found, noise, 0, BELIEVED)
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         super().observe(rows, draft, verdict)

@@ -156,7 +156,7 @@ class TableTreeDrafter(TablesDrafter):
 
     def _first(self, rows: Rows, offered: list[Found], noise: Noise | None) -> list[Found]:
         """What may follow the committed tokens `rows` [1], of what is offered there."""
-        return offered if noise is None else favoured(offered, noise(0, [found.token for found in offered]))
+        return favoured(offered, noise, 0)
 
     def _grown(
         self, index: MatchIndex, tail: list[int], nodes: int, noise: Noise | None, offered: list[Found]
@@ -169,9 +169,7 @@ class TableTreeDrafter(TablesDrafter):
         node, depths = -1, [0]  # tokens above the children of the root and of each node
         while len(taken) < nodes and self.appraisal.more(at.worth, len(taken)):
             if taken:
-                offered = list(self._offered(index, at.tail))
-                if noise is not None:
-                    offered = favoured(offered, noise(depths[node + 1], [found.token for found in offered]))
+                offered = favoured(list(self._offered(index, at.tail)), noise, depths[node + 1])
             for found in offered:
                 if (worth := at.worth * found.chance) >= self.least:
                     order += 1
@@ -212,9 +210,11 @@ class TableTreeDrafter(TablesDrafter):
             yield from (Found(token, RECALLED, chance) for token, chance in self._recalled.behind(tail, size))
 
 
-def favoured(offered: list[Found], noise: list[float], believed: float = BELIEVED) -> list[Found]:
-    """The same tokens with the chances that the noise leaves them; as they are where there is none."""
+def favoured(offered: list[Found], noise: Noise | None, depth: int, believed: float = BELIEVED) -> list[Found]:
+    """The same tokens with the chances that the noise leaves them at this depth; as they are where there is none."""
+    if noise is None:
+        return offered
     return [
         found._replace(chance=min(SURE, found.chance * math.exp(believed * one))) if one else found
-        for found, one in zip(offered, noise, strict=True)
+        for found, one in zip(offered, noise(depth, [found.token for found in offered]), strict=True)
     ]
