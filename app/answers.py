@@ -17,7 +17,7 @@ from sampling.metrics import Meter, Stats
 from sampling.ratios import expected, speedup
 
 if TYPE_CHECKING:
-    from app.lanes import Lane
+    from app.lane import Lane
     from app.settings import Settings
     from sampling.events import Event
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from app.fields import FIELDS, MODELS, Field
-from app.kinds import Switch, did_you_mean, got, named
+from app.kinds import Switch
 from app.settings import ModelOptions, model_options
 from app.subcommands import COMMANDS, OWN_FIELDS
+from app.words import did_you_mean, got, named
 from utils.errors import UsageError
 
 PROGRAM = "infer.py"

@@ -20,7 +20,7 @@ from utils.errors import UsageError
 if TYPE_CHECKING:
     from app.bench import Bench
     from app.bench_fields import BenchArgs
-    from app.lanes import Lane
+    from app.lane import Lane
     from app.prompts import Question
 
 

@@ -33,7 +33,8 @@ from utils.progress import INTERRUPTED
 if TYPE_CHECKING:
     from app.against import Rival
     from app.bench_fields import BenchArgs
-    from app.lanes import Engine, Lane
+    from app.lane import Lane
+    from app.lanes import Engine
     from app.recorder import Recorder
     from app.settings import ModelOptions, Settings
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from app.fields import Field
-from app.kinds import LANES, Names, Switch, Text, Whole, WholeList
-from app.kinds_numbers import NumberList
+from app.kinds import LANES, Switch, Text, Whole
+from app.kinds_lists import Names, NumberList, WholeList
 
 
 @dataclass(frozen=True)

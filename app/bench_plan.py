@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.costs import ignores_gamma
-from app.kinds import plain
+from app.words import plain
 
 if TYPE_CHECKING:
     from app.answers import Answer

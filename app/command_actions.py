@@ -14,8 +14,9 @@ from typing import Any
 from app.bench_fields import BENCH_FIELDS, NAMED
 from app.commands import Apply, ConsoleActions
 from app.fields import SETTING_FIELDS, Field, setting
-from app.kinds import Kind, Switch, Whole, did_you_mean, got
+from app.kinds import Kind, Switch, Whole
 from app.settings import Settings
+from app.words import did_you_mean, got
 from utils.errors import UsageError
 
 SAVED = (".json", ".txt", ".md", ".html", ".svg")

@@ -8,7 +8,7 @@ from app.command_actions import PROCESSORS, processor_text, processor_usage
 from app.command_table import COMMANDS, TABLE
 from app.commands import ConsoleActions
 from app.fields import SETTING_FIELDS
-from app.kinds import did_you_mean, got
+from app.words import did_you_mean, got
 from utils.errors import UsageError
 
 WIDTH = 60

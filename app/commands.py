@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from app.kinds import did_you_mean, named
 from app.settings import Settings
+from app.words import did_you_mean, named
 from utils.errors import UsageError, UserError
 
 

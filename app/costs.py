@@ -16,7 +16,8 @@ from utils.errors import UserError
 from utils.specs import STUDENTS
 
 if TYPE_CHECKING:
-    from app.lanes import Engine, Lane
+    from app.lane import Lane
+    from app.lanes import Engine
 
 Swi = Mapping[str, float | None]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from app.settings import ModelOptions, Settings
     from sampling.student import Student
     from training.features import Example
-    from training.train import Job, Result
+    from training.job import Job, Result
 
 HELD = 48  # sequences held out
 
@@ -130,7 +130,7 @@ class _Distillation:
         return student, [of[id(text)] for text in learned], [of[id(text)] for text in held]
 
     def _job(self) -> Job:
-        from training.train import Job
+        from training.job import Job
 
         args = self.args
         return Job(

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from app.fields import Field
-from app.kinds import Choice, Number, RefusedError, Text, Whole, WholeList, WholeOr
-from app.kinds_numbers import NumberList
+from app.kinds import Choice, Number, RefusedError, Text, Whole, WholeOr
+from app.kinds_lists import NumberList, WholeList
 from utils.errors import UsageError
 
 SELF, NONE = "self", "none"

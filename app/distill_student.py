@@ -12,7 +12,8 @@ from utils.errors import UsageError, UserError
 if TYPE_CHECKING:
     from app.distill_fields import DistillArgs
     from app.lanes import Engine
-    from sampling.student import Student, StudentConfig
+    from sampling.student import Student
+    from sampling.student_config import StudentConfig
     from training.texts import Text
 
 

@@ -10,22 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.kinds import (
-    LANES,
-    Choice,
-    Kind,
-    Names,
-    Number,
-    RefusedError,
-    Seed,
-    Switch,
-    Text,
-    Whole,
-    WholeOr,
-    did_you_mean,
-    got,
-)
+from app.kinds import LANES, Choice, Kind, Number, RefusedError, Seed, Switch, Text, Whole, WholeOr
 from app.kinds_cascade import Drafters, KMatrix
+from app.kinds_lists import Names
+from app.words import did_you_mean, got
 from utils.errors import UsageError
 from utils.specs import DRAFTER_WORDS
 from utils.templates import AUTO, NAMES

@@ -6,13 +6,12 @@ A kind turns what a user typed (or a configuration file holds) into a plain Pyth
 
 from __future__ import annotations
 
-import difflib
 import re
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from app.words import NUMBER, SHOWN, did_you_mean, plain
 from utils.specs import BEHIND, CASCADES, STUDENTS
 
 LOOKED_UP = ("ngram", "tables", "static", "match", "maxgram")  # lanes in which no model drafts
@@ -21,8 +20,6 @@ LANES: tuple[str, ...] = ("ar", "spec", "draft", *LOOKED_UP, *STUDENTS, *BEHIND,
 SEED_LIMIT = 2**63 - 1
 
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
-_SHOWN = 40
 
 
 class RefusedError(ValueError):
@@ -40,33 +37,6 @@ class Kind(Protocol):
     def choices(self) -> tuple[str, ...]: ...  # values to offer on Tab; may be empty
     def read(self, value: object) -> Any: ...  # raises RefusedError
     def show(self, value: Any) -> str: ...
-
-
-def got(value: object) -> str:
-    """The refused value for an error line: numbers bare, text quoted, long ones cut, always one line."""
-    text = value if isinstance(value, str) and _NUMBER.fullmatch(value) else repr(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
-
-
-def named(word: str) -> str:
-    """A refused name for an error line: as typed, but cut when long and always one printable line."""
-    text = word if word.isprintable() else repr(word)[1:-1]
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
-
-
-def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The name most like `word`, or None when nothing is near; slashes and dashes in front do not count."""
-    bare = {name.lstrip("/-"): name for name in sorted(set(names))}
-    wanted = word.lstrip("/-").casefold()
-    begun = [name for name in bare if len(wanted) > 1 and name.startswith(wanted)]
-    close = difflib.get_close_matches(wanted, list(bare), 1, 0.6)
-    return next((bare[name] for name in (wanted, *begun, *close) if name in bare), None)
-
-
-def did_you_mean(word: str, names: Iterable[str], prefix: str = "") -> str:
-    """ " (did you mean NAME?)" with a leading space, or nothing."""
-    name = nearest(word, names)
-    return f" (did you mean {prefix}{name}?)" if name else ""
 
 
 @dataclass(frozen=True)
@@ -87,7 +57,7 @@ class Whole:
         return f"a whole number from {self.low} to {self.high}"
 
     def read(self, value: object) -> int:
-        if isinstance(value, str) and _WHOLE.fullmatch(value) and len(value) <= _SHOWN:
+        if isinstance(value, str) and _WHOLE.fullmatch(value) and len(value) <= SHOWN:
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
             raise RefusedError(self.allowed)
@@ -155,7 +125,7 @@ class Number:
         return f"a number, {self._range}" if self._range.startswith("at") else f"a number {self._range}"
 
     def read(self, value: object) -> float:
-        if isinstance(value, str) and _NUMBER.fullmatch(value):
+        if isinstance(value, str) and NUMBER.fullmatch(value):
             value = float(value)
         if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
             raise RefusedError(self.allowed)
@@ -179,7 +149,7 @@ class Choice:
     @property
     def metavar(self) -> str:
         every = "|".join(self.choices)
-        return every if len(every) <= _SHOWN else "NAME"
+        return every if len(every) <= SHOWN else "NAME"
 
     @property
     def allowed(self) -> str:
@@ -258,64 +228,3 @@ class Seed:
 
     def show(self, value: Any) -> str:
         return str(value)
-
-
-@dataclass(frozen=True)
-class Names:
-    """A comma list (or a sequence) of one or more different names out of `choices`, in the order given."""
-
-    choices: tuple[str, ...]
-    metavar: str = "LIST"
-
-    @property
-    def allowed(self) -> str:
-        return f"a comma list of {', '.join(self.choices)}, each once"
-
-    def read(self, value: object) -> tuple[str, ...]:
-        if isinstance(value, str):
-            value = tuple(part.strip() for part in value.split(","))
-        if not isinstance(value, list | tuple) or not value or any(name not in self.choices for name in value):
-            raise RefusedError(self.allowed)
-        if len(set(value)) != len(value):
-            raise RefusedError(self.allowed)
-        return tuple(value)
-
-    def show(self, value: Any) -> str:
-        return ",".join(value)
-
-
-@dataclass(frozen=True)
-class WholeList:
-    """A comma list of different whole numbers from `low` to `high`, in the order given; `word` may stand among them."""
-
-    low: int
-    high: int
-    word: str = ""
-    metavar: str = "LIST"
-    choices: tuple[str, ...] = ()
-
-    @property
-    def allowed(self) -> str:
-        word = f" or {self.word}" if self.word else ""
-        return f"a comma list of whole numbers from {self.low} to {self.high}{word}, each once"
-
-    def read(self, value: object) -> tuple[int | str, ...]:
-        parts = value.split(",") if isinstance(value, str) else value
-        if not isinstance(parts, list | tuple) or not parts:
-            raise RefusedError(self.allowed)
-        one: Kind = WholeOr(self.low, self.high, self.word) if self.word else Whole(self.low, self.high)
-        try:
-            numbers = tuple(one.read(part.strip() if isinstance(part, str) else part) for part in parts)
-        except RefusedError:
-            raise RefusedError(self.allowed) from None
-        if len(set(numbers)) != len(numbers):
-            raise RefusedError(self.allowed)
-        return numbers
-
-    def show(self, value: Any) -> str:
-        return ",".join(map(str, value))
-
-
-def plain(value: float) -> str:
-    """A number without a needless ".0": 1.0 → 1, 0.9 → 0.9."""
-    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))

@@ -19,7 +19,7 @@ from sampling.beam_plan import BeamPlan
 
 @dataclass(frozen=True)
 class KnownLane:
-    """The parts of app/lanes.py's Lane by the same names. `auto`: gamma was chosen from round to round.
+    """The parts of app/lane.py's Lane by the same names. `auto`: gamma was chosen from round to round.
 
     `settings` are those of its answer, which a file has elsewhere.
     """

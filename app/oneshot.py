@@ -22,7 +22,8 @@ from app.wrap import visible
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
-    from app.lanes import Engine, Lane
+    from app.lane import Lane
+    from app.lanes import Engine
     from app.recorder import Recorder
     from app.settings import ModelOptions, Settings
     from sampling.events import Event

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from app.fields import Field
-from app.kinds import Names, Number, Text, Whole, WholeList
-from app.kinds_numbers import NumberList, PassSeconds
+from app.kinds import Number, Text, Whole
+from app.kinds_lists import Names, NumberList, PassSeconds, WholeList
 from app.simulate_fields import METHODS
 from utils.errors import UsageError
 

@@ -34,7 +34,8 @@ except ImportError:  # no POSIX
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from app.lanes import Engine, Lane
+    from app.lane import Lane
+    from app.lanes import Engine
     from app.settings import Settings
 
 MakeTracks = Callable[[Decode], Sequence[Track]]

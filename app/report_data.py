@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from app.kinds import got, named
+from app.words import got, named
 from utils.errors import UsageError
 
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]

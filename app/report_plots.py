@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.kinds import named
 from app.report_data import PARTS, Key, Run, Summary, Value, time_split
+from app.words import named
 from utils.plots import COLOURS, GREY, MARKERS, svg
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from app.lanes import Engine, Lane, make_sampler
+from app.lane import Lane, make_sampler
+from app.lanes import Engine
 from app.settings import Settings
 from sampling.events import Step
 from sampling.types import Limits

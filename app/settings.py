@@ -15,7 +15,8 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from app.fields import FIELDS, MODEL_FIELDS, SETTING_FIELDS, Field, default, setting
-from app.kinds import LANES, did_you_mean, nearest
+from app.kinds import LANES
+from app.words import did_you_mean, nearest
 from utils.errors import UsageError
 
 __all__ = ["FIELDS", "LANES", "Layers", "ModelOptions", "Settings", "misspelt_variables", "resolve"]

@@ -17,7 +17,7 @@ from app.answers import run_lane
 from app.bench_file import writable, write_json
 from app.bench_plan import Variant, order
 from app.costs import ignores_gamma
-from app.lanes import Lane
+from app.lane import Lane
 from app.record import WIDTHS
 from app.simulate_figures import Costs, Played, figures
 from app.stand_in import StandIn, stand_in

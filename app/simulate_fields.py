@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from app.fields import Field
-from app.kinds import LANES, Names, Number, Text, Whole, WholeList
-from app.kinds_numbers import PassSeconds
+from app.kinds import LANES, Number, Text, Whole
+from app.kinds_lists import Names, PassSeconds, WholeList
 from utils.errors import UsageError
 
 METHODS = tuple(name for name in LANES if name not in ("ar", "draft", "beam"))

@@ -18,7 +18,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from app.lanes import Engine, Lane
+from app.lane import Lane
+from app.lanes import Engine
 from app.round_speed import ROUNDS, Pass, Round, drafting_lane, measure_rounds, proposals
 from app.settings import Settings
 from sampling.cache import CrossCache

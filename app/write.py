@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from app.distill_figures import Progress
-from app.kinds import plain
+from app.words import plain
 from utils.errors import UserError
 from utils.progress import INTERRUPTED
 

@@ -11,7 +11,7 @@ from typing import Any
 from app.bench_fields import BENCH_FIELDS, paths_of
 from app.fields import Field
 from app.kinds import RefusedError, Whole
-from app.kinds_numbers import NumberList
+from app.kinds_lists import NumberList
 from training.stems import KINDS
 from utils.errors import UsageError
 

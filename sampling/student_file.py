@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from sampling.student import Student, StudentConfig
+from sampling.student import Student
+from sampling.student_config import StudentConfig
 from utils.errors import UserError
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

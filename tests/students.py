@@ -15,7 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sampling.causal import CausalLM, CausalSession
 from sampling.drafters import FeatureDrafter, GlideLM, ModelDrafter
-from sampling.student import Student, StudentConfig
+from sampling.student import Student
+from sampling.student_config import StudentConfig
 from sampling.student_file import target_rotary
 from sampling.student_network import StudentNetwork
 from sampling.types import Draft, Rows

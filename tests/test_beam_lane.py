@@ -15,7 +15,8 @@ from app.beams import BeamLine, BeamReader
 from app.bench import run_bench
 from app.bench_fields import BenchArgs
 from app.figures import PaneData
-from app.lanes import Engine, make_plan, may_differ
+from app.lane import make_plan
+from app.lanes import Engine, may_differ
 from app.live import Track, play
 from app.oneshot import load_engine, run_once
 from app.palette import Look

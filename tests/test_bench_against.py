@@ -20,7 +20,8 @@ from app.lanes import Engine
 from app.oneshot import load_engine
 from app.settings import ModelOptions, Settings
 from sampling.loop import never
-from sampling.student import Student, StudentConfig
+from sampling.student import Student
+from sampling.student_config import StudentConfig
 from sampling.student_file import save_student
 from tests.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer, write_prompts
 from utils.errors import UsageError, UserError

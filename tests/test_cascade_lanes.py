@@ -10,7 +10,8 @@ import pytest
 
 from app.answers import Answer, run_lane
 from app.cli import main
-from app.lanes import Engine, Lane, may_differ
+from app.lane import Lane
+from app.lanes import Engine, may_differ
 from app.oneshot import load_engine
 from app.prompts import prompt_ids
 from app.settings import Layers, ModelOptions, Settings

@@ -13,7 +13,8 @@ from rich.console import Console
 from transformers import T5ForConditionalGeneration
 
 from app.against import make_rivals
-from app.lanes import Engine, make_sampler
+from app.lane import make_sampler
+from app.lanes import Engine
 from app.oneshot import run_once
 from app.settings import ModelOptions, Settings
 from app.speed import speed_table

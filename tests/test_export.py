@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from sampling.student import Student, StudentConfig
+from sampling.student import Student
+from sampling.student_config import StudentConfig
 from sampling.student_file import save_student
 from tests.tiny import tiny_tokenizer
 from training.export import export_plain, llama_of

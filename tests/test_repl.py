@@ -356,7 +356,7 @@ def test_the_draft_lane_runs_beside_the_target(catalogue: Path) -> None:
 def test_an_error_while_decoding_is_one_line_and_the_next_turn_works(
     catalogue: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from app.lanes import Lane
+    from app.lane import Lane
 
     def out_of_memory(*_: Any, **__: Any) -> Any:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: 99 GB")

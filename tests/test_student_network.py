@@ -17,7 +17,8 @@ from torch import Tensor
 from sampling.causal import CausalLM
 from sampling.drafters.feature import FeatureLM
 from sampling.drafters.glide import GlideLM
-from sampling.student import Student, StudentConfig
+from sampling.student import Student
+from sampling.student_config import StudentConfig
 from sampling.student_network import StudentNetwork
 from sampling.types import Draft
 from tests.students import close, fed, make_student, make_target, spread_logits, text

@@ -29,7 +29,8 @@ from app.students import UnusableDrafterError
 from sampling.drafters.feature_tree import FeatureTreeDrafter
 from sampling.events import Step
 from sampling.loop import never
-from sampling.student import KINDS, Student, StudentConfig
+from sampling.student import Student
+from sampling.student_config import KINDS, StudentConfig
 from sampling.student_file import is_student, save_student
 from tests.scripted import run_lines
 from tests.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer, write_prompts

@@ -7,7 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from sampling.student import Layer, Student, StudentConfig
+from sampling.student import Layer, Student
+from sampling.student_config import StudentConfig
 from sampling.student_file import target_rotary
 from utils.errors import UsageError, UserError
 

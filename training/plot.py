@@ -17,7 +17,7 @@ Line = tuple[str, list[float]]
 
 
 def curve_svg(curve: Sequence[dict[str, Any]]) -> str:
-    """The picture of :class:`training.train.Result`'s curve; two panels side by side."""
+    """The picture of :class:`training.job.Result`'s curve; two panels side by side."""
     seen = [mark["tokens"] for mark in curve]
     held = [mark["held"] for mark in curve]
     losses: list[Line] = [("training", [mark["loss"] for mark in curve]), ("held out", [one["loss"] for one in held])]

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from sampling.drafters.following import FollowingLM, FollowingSession, Readable
 from sampling.student import Student
-from sampling.student_network import Seen, StudentNetwork, fed_columns
+from sampling.student_network import StudentNetwork, fed_columns
+from sampling.student_parts import Seen
 from sampling.types import Rows, Session
 
 

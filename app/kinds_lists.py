@@ -1,4 +1,4 @@
-"""Kinds of lists of numbers: several figures at once, and seconds by tokens. No torch."""
+"""Kinds of lists: names, whole numbers, figures, seconds by tokens. Knows no setting by name, no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,64 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from app.kinds import Number, RefusedError, Whole, plain
+from app.kinds import Kind, Number, RefusedError, Whole, WholeOr
+from app.words import plain
+
+
+@dataclass(frozen=True)
+class Names:
+    """A comma list (or a sequence) of one or more different names out of `choices`, in the order given."""
+
+    choices: tuple[str, ...]
+    metavar: str = "LIST"
+
+    @property
+    def allowed(self) -> str:
+        return f"a comma list of {', '.join(self.choices)}, each once"
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if isinstance(value, str):
+            value = tuple(part.strip() for part in value.split(","))
+        if not isinstance(value, list | tuple) or not value or any(name not in self.choices for name in value):
+            raise RefusedError(self.allowed)
+        if len(set(value)) != len(value):
+            raise RefusedError(self.allowed)
+        return tuple(value)
+
+    def show(self, value: Any) -> str:
+        return ",".join(value)
+
+
+@dataclass(frozen=True)
+class WholeList:
+    """A comma list of different whole numbers from `low` to `high`, in the order given; `word` may stand among them."""
+
+    low: int
+    high: int
+    word: str = ""
+    metavar: str = "LIST"
+    choices: tuple[str, ...] = ()
+
+    @property
+    def allowed(self) -> str:
+        word = f" or {self.word}" if self.word else ""
+        return f"a comma list of whole numbers from {self.low} to {self.high}{word}, each once"
+
+    def read(self, value: object) -> tuple[int | str, ...]:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple) or not parts:
+            raise RefusedError(self.allowed)
+        one: Kind = WholeOr(self.low, self.high, self.word) if self.word else Whole(self.low, self.high)
+        try:
+            numbers = tuple(one.read(part.strip() if isinstance(part, str) else part) for part in parts)
+        except RefusedError:
+            raise RefusedError(self.allowed) from None
+        if len(set(numbers)) != len(numbers):
+            raise RefusedError(self.allowed)
+        return numbers
+
+    def show(self, value: Any) -> str:
+        return ",".join(map(str, value))
 
 
 @dataclass(frozen=True)

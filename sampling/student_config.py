@@ -1,0 +1,52 @@
+"""The shape of a student: what its file says of it and what it must know of its target. Knows no modules, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from utils.errors import UserError
+
+Kind = Literal["plain", "glide", "feature"]
+KINDS: tuple[str, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class StudentConfig:
+    """The shape of a student and what it must know of its target (`large_…`)."""
+
+    kind: Kind
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    large_hidden_size: int = 0
+    large_num_attention_heads: int = 0
+    large_head_dim: int = 0
+    max_position_embeddings: int = 8192
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    block_size: int = 5  # glide: the longest lag it was trained for
+    short_list: int = 0  # ids of the head; 0 = all of them
+    cross_last: bool = False  # glide: every layer reads the target's last one
+    recency: bool = False  # glide: its cross-attention has a learned leaning towards late keys, one slope a head
+    shared_embedding: bool = False  # the embedding is the target's and not stored
+    shared_head: bool = False  # the head's rows are the target's and not stored
+    project: bool = False  # a square matrix before the head
+    window: int = 0  # while drafting it looks back so far only, as far as it has learned to; 0 = to the beginning
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UserError(f"a student is {', '.join(KINDS)}, got '{self.kind}'")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise UserError(f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} of keys")
+        if self.kind == "glide" and not (self.large_num_attention_heads and self.large_head_dim):
+            raise UserError("a glide drafter needs large_num_attention_heads and large_head_dim of its target")
+        if self.kind == "feature" and not self.large_hidden_size:
+            raise UserError("a feature drafter needs large_hidden_size of its target")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
