@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sampling.drafters.composite import Composite, Growing, renumbered
 from sampling.drafters.drawing import Covered
-from sampling.drafters.model import opened
+from sampling.drafters.model import opened, scoring
 from sampling.events import Call, Step, by_row
 from sampling.review import Review, review
 from sampling.short_list import spread
@@ -58,8 +58,7 @@ class Reviewer:
         """The judgement, what it tells the watcher, and the ids that its laws cover (None: all)."""
         session = self.session
         assert session is not None
-        ids = None if sampler.needs_prefixes else getattr(session, "short_list", None)
-        score = session.score if ids is None else session.score_short  # type: ignore[attr-defined]
+        score, ids = scoring(session, whole=sampler.needs_prefixes)
         logits = score([row[: self.lm.context] for row in rows], draft)  # cut rows have no drafts, and are not heard
         seen = draft
         if ids is not None:

@@ -30,8 +30,6 @@ class FeatureDrafter(ModelDrafter):
     in `start`, for a target's session that keeps no hidden states. `vocab_size`: use only the first so many ids.
     """
 
-    needs_hidden = True
-
     def __init__(self, student: Student, name: str = "feature", vocab_size: int | None = None) -> None:
         super().__init__(FeatureLM(student, name, vocab_size))
 

@@ -41,8 +41,6 @@ class FeatureTreeDrafter(ModelDrafter):
     batch share one shape: they get chains with siblings, drawn as the sampler says.
     """
 
-    needs_hidden = True
-
     def __init__(
         self, lm: FeatureLM, least: float = 0.0, expansion: Expansion | None = None, width: int = WIDTH
     ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sampling.drafters.model import opened
+from sampling.drafters.model import opened, scoring
 from sampling.drafters.table_file import StaticTables
 from sampling.drafters.table_tree import SURE, Noise, TableTreeDrafter, favoured
 from sampling.drafters.tables import Found
@@ -82,9 +82,8 @@ class JointTreeDrafter(TableTreeDrafter):
 
     def _thoughts(self, rows: Rows, noise: Noise | None) -> list[Found]:
         """The drafter's likeliest tokens behind the row and the chances that they have by themselves."""
-        session: Any = self._session
-        short = getattr(session, "short_list", None)
-        score = session.score if short is None else session.score_short
+        assert self._session is not None
+        score, short = scoring(self._session)
         logits = score(rows, Draft.empty(1))[0, 0].float()
         best = logits.topk(min(CANDIDATES, logits.shape[-1]))
         chances = (best.values - logits.logsumexp(dim=-1)).exp().tolist()

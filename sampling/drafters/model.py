@@ -5,6 +5,7 @@ Knows any :class:`sampling.types.LM`; what its session reads of the target's is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,13 @@ def opened(lm: LM, prompt: Rows, previous: Session | None, target: Session) -> S
     return lm.open(fitting, previous=previous, target=target)
 
 
+def scoring(session: Session, whole: bool = False) -> tuple[Callable[[Rows, Draft], Tensor], Tensor | None]:
+    """What gives logits of a session and the ids [n] of their columns; None: all, as `whole` asks for."""
+    beside: Any = session
+    short = None if whole else getattr(beside, "short_list", None)
+    return (beside.score if short is None else beside.score_short), short
+
+
 class ModelDrafter:
     """Draft chains from `lm` (Leviathan et al., arXiv 2211.17192).
 
@@ -38,6 +46,7 @@ class ModelDrafter:
 
     def __init__(self, lm: LM, least: float = 0.0, expansion: Expansion | None = None) -> None:
         self.lm, self.least, self.expansion = lm, least, expansion
+        self.needs_hidden = bool(getattr(lm, "reads_hidden", False))
         self._session: Session | None = None
         self._ids: list[int] = []  # the caller's numbers of the rows: they key the noise
 
@@ -57,13 +66,12 @@ class ModelDrafter:
 
     def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
         """Chains of at most k[b] tokens; tokens [B, N], probs [B, N, V] unless point masses."""
-        session: Any = self._session
+        session = self._session
         fits = [min(want, self.lm.context - len(row)) for want, row in zip(k, rows, strict=True)]
         if session is None or max(fits) <= 0:
             return Draft.empty(len(rows))
         watch = Stopwatch(getattr(self.lm, "device", None))
-        short = None if sampler.needs_prefixes else getattr(session, "short_list", None)
-        score = session.score if short is None else session.score_short
+        score, short = scoring(session, whole=sampler.needs_prefixes)
         drawing = Drawing(sampler, self._ids, self.lm.vocab_size, short)
         active = [list(row[: self.lm.context]) for row in rows]  # longer ones draft nothing
         nothing = Draft.empty(len(rows))
