@@ -54,10 +54,7 @@ class WholeList:
         if not isinstance(parts, list | tuple) or not parts:
             raise RefusedError(self.allowed)
         one: Kind = WholeOr(self.low, self.high, self.word) if self.word else Whole(self.low, self.high)
-        try:
-            numbers = tuple(one.read(part.strip() if isinstance(part, str) else part) for part in parts)
-        except RefusedError:
-            raise RefusedError(self.allowed) from None
+        numbers = _each(parts, one.read, self.allowed)
         if len(set(numbers)) != len(numbers):
             raise RefusedError(self.allowed)
         return numbers
