@@ -11,6 +11,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 import tty
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,39 @@ def test_the_death_of_a_process_ends_the_others_with_one_line(catalogue: Path, t
         said = [line for rank in range(3) for line in ranks.errors(rank)]
         assert said == [f"error: rank {killed} (process {ranks.processes[killed].pid}) has died"]
         assert killed == 0 or ranks.errors(0) == said
+
+
+def wait_for_one_who_died(folder: str) -> int:
+    """Rank 1 dies while somebody holds its connections open, as if gloo had missed their end; the others wait for it."""
+    import torch.distributed as dist
+
+    from utils.team import LostError, joined
+
+    world = World.of(os.environ)
+    team = joined(world, "cpu")
+    if world.rank == 1:
+        if (holder := os.fork()) == 0:
+            time.sleep(600)
+            os._exit(0)
+        (Path(folder) / "holder").write_text(str(holder))
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        with team.in_step():
+            dist.all_reduce(torch.ones(3))
+    except LostError as error:
+        sys.stdout.write(str(error))
+        return 1
+    return 0
+
+
+def test_who_waits_for_a_process_that_died_unnoticed_is_let_go(tmp_path: Path) -> None:
+    with Ranks(tmp_path, 3, wait_for_one_who_died, str(tmp_path)) as ranks:
+        try:
+            assert ranks.codes(30) == [1, -signal.SIGKILL, 1]
+        finally:
+            os.kill(int((tmp_path / "holder").read_text()), signal.SIGKILL)
+        told = f"rank 1 (process {ranks.processes[1].pid}) has died"
+        assert [ranks.out(0), ranks.out(2)] == [told, told]
 
 
 def test_ctrl_c_in_every_process_stops_the_answer_and_leaves_nothing_behind(catalogue: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from utils.errors import UsageError, UserError
+from utils.waiting import watch
 from utils.witness import GRACE, Witness, line_of
 from utils.world import World
 
@@ -46,6 +47,7 @@ class Team:
         self.broken = ""  # what ended the run
         self.numbers = 0  # given out so far, see `number`
         self.witness = Witness(world, store, self.gather((socket.gethostname(), os.getpid())))
+        watch(self.witness.missed)
 
     # -- orders -------------------------------------------------------------------------------
 

@@ -35,6 +35,10 @@ class Witness:
         named = [f"rank {rank} (process {self._others[rank][1]})" for rank in self._gone()]
         return f"{' and '.join(named)} {'has' if len(named) == 1 else 'have'} died" if named else ""
 
+    def missed(self) -> str:
+        """Who has died here, or what another rank has found to have ended the run; "" while all is well."""
+        return self.lost() or self._published("why")
+
     def speaks(self) -> bool:
         """Whether it is for this rank to say what went wrong: rank 0, else the first to ask. To be asked once."""
         if self.world.rank == 0:
