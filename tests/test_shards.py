@@ -172,9 +172,10 @@ def test_the_death_of_a_process_ends_the_others_with_one_line(catalogue: Path, t
         assert killed == 0 or ranks.errors(0) == said
 
 
-def wait_for_one_who_died(folder: str) -> int:
-    """Rank 1 dies while somebody holds its connections open, as if gloo had missed their end; the others wait for it."""
+def wait_for_one_who_died(folder: str, functional: bool) -> int:
+    """Rank 1 dies while somebody holds its connections open, as if gloo had missed their end; the others wait."""
     import torch.distributed as dist
+    from torch.distributed._functional_collectives import all_reduce
 
     from utils.team import LostError, joined
 
@@ -188,6 +189,8 @@ def wait_for_one_who_died(folder: str) -> int:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         with team.in_step():
+            if functional:
+                (all_reduce(torch.ones(3), "sum", dist.group.WORLD) + 1).sum().item()
             dist.all_reduce(torch.ones(3))
     except LostError as error:
         sys.stdout.write(str(error))
@@ -195,8 +198,9 @@ def wait_for_one_who_died(folder: str) -> int:
     return 0
 
 
-def test_who_waits_for_a_process_that_died_unnoticed_is_let_go(tmp_path: Path) -> None:
-    with Ranks(tmp_path, 3, wait_for_one_who_died, str(tmp_path)) as ranks:
+@pytest.mark.parametrize("functional", [False, True], ids=["collective", "functional"])
+def test_who_waits_for_a_process_that_died_unnoticed_is_let_go(tmp_path: Path, functional: bool) -> None:
+    with Ranks(tmp_path, 3, wait_for_one_who_died, str(tmp_path), functional) as ranks:
         try:
             assert ranks.codes(30) == [1, -signal.SIGKILL, 1]
         finally:
