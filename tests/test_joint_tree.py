@@ -11,10 +11,20 @@ import torch
 from app.drafters import Drafters
 from app.settings import Settings
 from sampling.causal import CausalLM
-from sampling.drafters.joint_tree import BELIEVED, CANDIDATES, ENOUGH, SHARE, JointTreeDrafter
+from sampling.drafters.joint_tree import (
+    CANDIDATES,
+    ENOUGH,
+    FLOOR,
+    NOBODY,
+    OWN,
+    SHARES,
+    SHARPENED,
+    JointTreeDrafter,
+    pooled,
+)
 from sampling.drafters.none import NoDrafter
-from sampling.drafters.table_tree import SURE, TableTreeDrafter
-from sampling.drafters.tables import CHANCE
+from sampling.drafters.table_tree import RECALLED, SURE, TableTreeDrafter
+from sampling.drafters.tables import CHANCE, MATCH, TABLES, Found
 from sampling.drafters.takeover import PROBE_EVERY
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Verdict
@@ -70,26 +80,57 @@ def test_where_nothing_was_said_the_drafters_likeliest_are_the_children_of_the_r
     assert [(call.model, call.passes) for call in draft.calls] == [("trained", 1)]
 
 
+def weight(*said: float) -> float:
+    return (sum(said) + FLOOR) ** SHARPENED
+
+
 def test_chances_by_hand() -> None:
-    """A token of both has the chance that one of them is right; the surer of them proposes it."""
+    """What is said of a token is added up and shared out; who adds most proposes it."""
     made = started(thinking([math.log(p) for p in (0.1, 0.1, 0.1, 0.2, 0.5)]), [PROMPT])
     made._indices[0].follow(PROMPT)
     offered = list(made._offered(made._indices[0], PROMPT))
     assert [(found.token, found.chance) for found in offered] == [(4, CHANCE[2])]
     found = {one.token: one for one in made._first([PROMPT], offered, None)}
-    assert found[4].chance == pytest.approx(1 - (1 - CHANCE[2]) * (1 - SHARE * 0.5))
-    assert made.names[found[4].source] == ("trained" if CHANCE[2] < SHARE * 0.5 else "match")
-    assert found[1].chance == pytest.approx(SHARE * 0.1)
+    ours = [weight(OWN * p) for p in (0.1, 0.1, 0.1, 0.2)]
+    both = weight(OWN * 0.5, SHARES[MATCH] * CHANCE[2])
+    total = NOBODY + sum(ours) + both + (V - 5) * weight()
+    assert found[4].chance == pytest.approx(both / total)
+    assert made.names[found[4].source] == ("trained" if SHARES[MATCH] * CHANCE[2] <= OWN * 0.5 else "match")
+    assert found[1].chance == pytest.approx(ours[1] / total)
     assert made.names[found[1].source] == "trained"
+
+
+def test_each_kind_of_offer_is_believed_in_its_own_way() -> None:
+    """Beside a drafter's law a match says more than a table; chances of all tokens never exceed one."""
+    kinds = (MATCH, TABLES, RECALLED)
+    found = pooled([Found(kind, kind, 0.3) for kind in kinds], {7: 0.4}, 3, None)
+    total = NOBODY + sum(weight(SHARES[kind] * 0.3) for kind in kinds) + weight(OWN * 0.4)
+    assert {one.token: one.source for one in found} == {7: 3, MATCH: MATCH, TABLES: TABLES, RECALLED: RECALLED}
+    for one in found:
+        said = OWN * 0.4 if one.token == 7 else SHARES[one.source] * 0.3
+        assert one.chance == pytest.approx(weight(said) / total)
+    assert sum(one.chance for one in found) == pytest.approx(1 - NOBODY / total)
 
 
 def test_the_noise_is_weighed_with_the_drafters_law() -> None:
     drawing = sampler(1.0, seed=3)
     made = started(thinking([math.log(0.5), math.log(0.5)]), [ROW], peek=True)
-    found = {one.token: one.chance for one in made._thoughts([ROW], made._noise(len(ROW), drawing.drafting()))}
-    for token, noise in zip((0, 1), drawing.noise(0, len(ROW), [0, 1]), strict=True):
-        assert found[token] == pytest.approx(min(SURE, SHARE * 0.5 * math.exp(BELIEVED * noise)))
+    noise = made._noise(len(ROW), drawing.drafting())
+    found = {one.token: one.chance for one in made._first([ROW], [], noise)}
+    loud = [math.exp(one) for one in drawing.noise(0, len(ROW), list(range(V)))]
+    total = NOBODY + weight(OWN * 0.5) * sum(loud[:2]) + weight() * sum(loud[2:])
+    for token in (0, 1):
+        assert found[token] == pytest.approx(min(SURE, weight(OWN * 0.5) * loud[token] / total))
     assert len(found) == min(V, CANDIDATES)
+
+
+@pytest.mark.parametrize("kind", [TableTreeDrafter, JointTreeDrafter])
+def test_any_temperature_can_be_peeked_at(kind: type[TableTreeDrafter]) -> None:
+    """Noise in a logit is as large as the temperature: e to the power of it is no number at some thousands."""
+    given = () if kind is TableTreeDrafter else (thinking([0.0, 0.0]),)
+    made = kind(*given, least=0.0, peek=True)
+    alone = answers(TableLM(V), [PROMPT], NoDrafter(), sampler(1e5, 1), length=20)
+    assert emitted(decode(TableLM(V), [PROMPT], made, sampler(1e5, 1), length=20, gamma=4)) == alone
 
 
 def test_below_the_root_the_tree_grows_from_what_was_said() -> None:

@@ -1,14 +1,17 @@
 """Trees from what was already said, whose first tokens a trained drafter has a say in.
 
-Where matches and tables are unsure of the next token, one pass of a trained drafter says how likely each is; a token's
-chance is then that of either being right, and the tree grows on from there as :mod:`sampling.drafters.table_tree` has
-it. One pass a round, and none where what was said is sure, or where past passes brought fewer tokens than their time
-is worth. Children are point masses chosen beforehand, so the noise of the target's draw may be looked at here too.
+Where matches and tables are unsure of the next token, one pass of a trained drafter says how likely each is. What all
+of them say of a token is added up, each by how far it can be believed beside the others, and the sums share out the
+chance between them (a linear pool, sharpened; Ranjan and Gneiting, J. R. Stat. Soc. B 72, 2010, for why a sum of
+forecasts wants sharpening); the tree grows on from there as :mod:`sampling.drafters.table_tree` has it. One pass a
+round, and none where what was said is sure, or where past passes brought fewer tokens than their time is worth.
+Children are point masses chosen beforehand, so the noise of the target's draw may be looked at here too.
 Knows any LM that has a session; not what it reads.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +19,7 @@ from torch import Tensor
 
 from sampling.drafters.model import opened, scoring
 from sampling.drafters.table_file import StaticTables
-from sampling.drafters.table_tree import SURE, Noise, TableTreeDrafter, favoured
+from sampling.drafters.table_tree import SURE, Noise, TableTreeDrafter, favour
 from sampling.drafters.tables import Found
 from sampling.drafters.takeover import PROBE_EVERY, Case, Worth
 from sampling.events import Call
@@ -24,8 +27,13 @@ from sampling.types import LM, Draft, Rows, Sampler, Session, Verdict
 from utils.timing import Stopwatch
 
 ENOUGH = 0.6  # where a token of the tables is likelier than this the drafter is not asked
-SHARE = 0.5  # of a drafter's probability: the token's chance where nothing else offers it
-BELIEVED = 0.7  # of the noise, beside a law
+SHARES = (0.95, 0.2, 2.1)
+"""How far the chance that a match, a table, a recalled law gives a token is believed beside a drafter's law: a drafter
+trained on the same text knows what a table knows (docs/notes.md, "What a token's chance is made of")."""
+OWN = 0.78  # how far its own probability is
+FLOOR = 0.004  # what a token has of being named at all
+SHARPENED = 1.6  # power of the sum: those who agree are surer than their mean
+NOBODY = 0.067  # weight of all the tokens that nobody names
 CANDIDATES = 16  # of the drafter's likeliest tokens
 HOPED = 0.25  # tokens a pass of the drafter is thought to bring before it has been asked
 
@@ -76,21 +84,19 @@ class JointTreeDrafter(TableTreeDrafter):
             return known
         self.case.idle = 0
         self._watch.lap()
-        thought = self._thoughts(rows, noise)
+        thought = self._thoughts(rows)
         self._asked = self._watch.lap()
-        return _joined(known, thought)
+        return pooled(offered, thought, len(self.names) - 1, noise)
 
-    def _thoughts(self, rows: Rows, noise: Noise | None) -> list[Found]:
-        """The drafter's likeliest tokens behind the row and the chances that they have by themselves."""
+    def _thoughts(self, rows: Rows) -> dict[int, float]:
+        """The drafter's likeliest tokens behind the row and their probabilities."""
         assert self._session is not None
         score, short = scoring(self._session)
         logits = score(rows, Draft.empty(1))[0, 0].float()
         best = logits.topk(min(CANDIDATES, logits.shape[-1]))
         chances = (best.values - logits.logsumexp(dim=-1)).exp().tolist()
         ids = (best.indices if short is None else short[best.indices]).tolist()
-        source = len(self.names) - 1
-        found = [Found(token, source, SHARE * chance) for token, chance in zip(ids, chances, strict=True)]
-        return favoured(found, noise, 0, BELIEVED)
+        return dict(zip(ids, chances, strict=True))
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         super().observe(rows, draft, verdict)
@@ -108,13 +114,21 @@ class JointTreeDrafter(TableTreeDrafter):
             self._session.select(rows)
 
 
-def _joined(known: list[Found], thought: list[Found]) -> list[Found]:
-    """Every token of either, with the chance that one of the two is right; who is surer of it proposes it."""
-    found = {one.token: one for one in known}
-    for one in thought:
-        other = found.get(one.token)
-        if other is not None:
-            surer = max(one, other, key=lambda each: each.chance)
-            one = surer._replace(chance=min(SURE, 1 - (1 - one.chance) * (1 - other.chance)))
-        found[one.token] = one
-    return list(found.values())
+def pooled(offered: list[Found], thought: dict[int, float], source: int, noise: Noise | None) -> list[Found]:
+    """Every token that is `offered` or `thought` of, and its chance beside all others; who adds most to it proposes it.
+
+    `thought`: the probabilities of a trained drafter, which is called `source`.
+    """
+    known = {one.token: one for one in offered}
+    tokens = list({**thought, **known})
+    weights, sources = [NOBODY], [source]
+    for token, louder in zip(tokens, favour(noise, 0, tokens), strict=True):
+        said, own = known.get(token), OWN * thought.get(token, 0.0)
+        others = 0.0 if said is None else SHARES[said.source] * said.chance
+        weights.append((others + own + FLOOR) ** SHARPENED * louder)
+        sources.append(source if said is None or own >= others else said.source)
+    total = math.fsum(weights)
+    return [
+        Found(token, by, min(SURE, weight / total))
+        for token, by, weight in zip(tokens, sources[1:], weights[1:], strict=True)
+    ]

@@ -36,6 +36,7 @@ LEAST = 0.03
 """Less likely paths are not looked at."""
 _CHOICES = 4  # tokens of one context of the tables that may become siblings
 BELIEVED = 0.5  # of the noise
+LOUDEST = 100.0  # noise in a logit beyond which it makes no difference; at a temperature of thousands there is more
 SURE = 0.97  # no token favoured by the noise is likelier
 Noise = Callable[[int, Sequence[int]], list[float]]  # tokens above a node, ids → what the draw adds to their logits
 
@@ -210,11 +211,19 @@ class TableTreeDrafter(TablesDrafter):
             yield from (Found(token, RECALLED, chance) for token, chance in self._recalled.behind(tail, size))
 
 
-def favoured(offered: list[Found], noise: Noise | None, depth: int, believed: float = BELIEVED) -> list[Found]:
+def favoured(offered: list[Found], noise: Noise | None, depth: int) -> list[Found]:
     """The same tokens with the chances that the noise leaves them at this depth; as they are where there is none."""
     if noise is None:
         return offered
+    louder = favour(noise, depth, [found.token for found in offered], BELIEVED)
     return [
-        found._replace(chance=min(SURE, found.chance * math.exp(believed * one))) if one else found
-        for found, one in zip(offered, noise(depth, [found.token for found in offered]), strict=True)
+        found if factor == 1 else found._replace(chance=min(SURE, found.chance * factor))
+        for found, factor in zip(offered, louder, strict=True)
     ]
+
+
+def favour(noise: Noise | None, depth: int, ids: Sequence[int], believed: float = 1.0) -> list[float]:
+    """What the noise at this depth multiplies the chance of each id by, if so much of it is believed."""
+    if noise is None:
+        return [1.0] * len(ids)
+    return [math.exp(min(LOUDEST, believed * one)) for one in noise(depth, ids)]
