@@ -141,7 +141,9 @@ class Drafters:
         tables, grown = self.tables() if kind in BEHIND else None, self._grown(kind, settings)
         auto = settings.gamma == "auto"
         if grown == "joint":
-            return JointTreeDrafter(self.students.lm(trained), tables, learn=auto, peek=True, recall=kind in BEHIND)
+            how: dict[str, Any] = {"learn": auto, "peek": True, "recall": kind in BEHIND}
+            lm, agreement = self.students.lm(trained), self.students.agreement(trained)
+            return JointTreeDrafter(lm, tables, agreement=agreement, **how)
         behind = self._trained(trained, settings, grown)
         return TakeOverDrafter(TablesDrafter(tables), behind, sure=SURE, learn=auto)
 

@@ -61,6 +61,13 @@ class Students:
             self._fresh[kind] = self._build(kind)
         return self._fresh[kind].lm
 
+    def agreement(self, kind: str) -> float:
+        """How often its likeliest token was the target's on held-out text, as its training found; 0 if it says not."""
+        try:
+            return float(read_config(self.folder(kind))["held_out"]["held"]["alpha"][0])
+        except (KeyError, IndexError, TypeError, ValueError):
+            return 0.0
+
     def drafter(
         self, kind: str, least: float = 0.0, expansion: Expansion | None = None, dynamic: bool = False
     ) -> Drafter:

@@ -12,14 +12,16 @@ from app.drafters import Drafters
 from app.settings import Settings
 from sampling.causal import CausalLM
 from sampling.drafters.joint_tree import (
+    AGREEING,
     CANDIDATES,
     ENOUGH,
     FLOOR,
     NOBODY,
-    OWN,
-    SHARES,
-    SHARPENED,
+    STRONG,
+    WEAK,
+    Beliefs,
     JointTreeDrafter,
+    beliefs,
     pooled,
 )
 from sampling.drafters.none import NoDrafter
@@ -80,8 +82,11 @@ def test_where_nothing_was_said_the_drafters_likeliest_are_the_children_of_the_r
     assert [(call.model, call.passes) for call in draft.calls] == [("trained", 1)]
 
 
-def weight(*said: float) -> float:
-    return (sum(said) + FLOOR) ** SHARPENED
+SHARES, OWN = WEAK.shares, WEAK.own  # of a drafter that nobody has measured
+
+
+def weight(*said: float, sharpened: float = WEAK.sharpened) -> float:
+    return (sum(said) + FLOOR) ** sharpened
 
 
 def test_chances_by_hand() -> None:
@@ -103,13 +108,22 @@ def test_chances_by_hand() -> None:
 def test_each_kind_of_offer_is_believed_in_its_own_way() -> None:
     """Beside a drafter's law a match says more than a table; chances of all tokens never exceed one."""
     kinds = (MATCH, TABLES, RECALLED)
-    found = pooled([Found(kind, kind, 0.3) for kind in kinds], {7: 0.4}, 3, None)
-    total = NOBODY + sum(weight(SHARES[kind] * 0.3) for kind in kinds) + weight(OWN * 0.4)
+    believed = Beliefs((0.9, 0.2, 1.5), own=0.7, sharpened=2.0, noise=1.0)
+    found = pooled([Found(kind, kind, 0.3) for kind in kinds], {7: 0.4}, 3, None, believed)
+    said = {7: 0.7 * 0.4, **{kind: believed.shares[kind] * 0.3 for kind in kinds}}
+    total = NOBODY + sum(weight(one, sharpened=2.0) for one in said.values())
     assert {one.token: one.source for one in found} == {7: 3, MATCH: MATCH, TABLES: TABLES, RECALLED: RECALLED}
     for one in found:
-        said = OWN * 0.4 if one.token == 7 else SHARES[one.source] * 0.3
-        assert one.chance == pytest.approx(weight(said) / total)
+        assert one.chance == pytest.approx(weight(said[one.token], sharpened=2.0) / total)
     assert sum(one.chance for one in found) == pytest.approx(1 - NOBODY / total)
+
+
+def test_a_drafter_that_agrees_oftener_is_believed_more() -> None:
+    assert beliefs(0.0) == beliefs(AGREEING[0]) == WEAK
+    assert beliefs(1.0) == beliefs(AGREEING[1]) == STRONG
+    half = beliefs(sum(AGREEING) / 2)
+    assert half.own == pytest.approx((WEAK.own + STRONG.own) / 2)
+    assert half.shares[TABLES] == pytest.approx((WEAK.shares[TABLES] + STRONG.shares[TABLES]) / 2)
 
 
 def test_the_noise_is_weighed_with_the_drafters_law() -> None:
@@ -117,7 +131,7 @@ def test_the_noise_is_weighed_with_the_drafters_law() -> None:
     made = started(thinking([math.log(0.5), math.log(0.5)]), [ROW], peek=True)
     noise = made._noise(len(ROW), drawing.drafting())
     found = {one.token: one.chance for one in made._first([ROW], [], noise)}
-    loud = [math.exp(one) for one in drawing.noise(0, len(ROW), list(range(V)))]
+    loud = [math.exp(WEAK.noise * one) for one in drawing.noise(0, len(ROW), list(range(V)))]
     total = NOBODY + weight(OWN * 0.5) * sum(loud[:2]) + weight() * sum(loud[2:])
     for token in (0, 1):
         assert found[token] == pytest.approx(min(SURE, weight(OWN * 0.5) * loud[token] / total))
@@ -257,6 +271,7 @@ def test_the_default_pair_drafts_from_both(default_pair: Any) -> None:
         assert isinstance(found, JointTreeDrafter)
         assert found.names == ("match", "tables", "recalled", "feature")
         assert found.needs_hidden
+        assert WEAK.own < found.beliefs.own <= STRONG.own  # by what its config says of its training
         assert not made.from_laws("tables+feature", settings)
     behind = made.make("match+plain", Settings(gamma="auto"))
     assert isinstance(behind, JointTreeDrafter)

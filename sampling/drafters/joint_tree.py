@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -27,28 +27,56 @@ from sampling.types import LM, Draft, Rows, Sampler, Session, Verdict
 from utils.timing import Stopwatch
 
 ENOUGH = 0.6  # where a token of the tables is likelier than this the drafter is not asked
-SHARES = (0.95, 0.2, 2.1)
-"""How far the chance that a match, a table, a recalled law gives a token is believed beside a drafter's law: a drafter
-trained on the same text knows what a table knows (docs/notes.md, "What a token's chance is made of")."""
-OWN = 0.78  # how far its own probability is
 FLOOR = 0.004  # what a token has of being named at all
-SHARPENED = 1.6  # power of the sum: those who agree are surer than their mean
 NOBODY = 0.067  # weight of all the tokens that nobody names
 CANDIDATES = 16  # of the drafter's likeliest tokens
 HOPED = 0.25  # tokens a pass of the drafter is thought to bring before it has been asked
+
+
+class Beliefs(NamedTuple):
+    """How far the probability that a match, a table, a recalled law (`shares`) and a trained drafter (`own`) give a
+    token is believed beside those of the others; the power their sum is raised to; how much of the noise is believed.
+    """
+
+    shares: tuple[float, float, float]
+    own: float
+    sharpened: float
+    noise: float
+
+
+AGREEING = (0.4, 0.57)
+"""How often the likeliest token of two students was the target's greedy one on held-out text, and what fitted beside
+them (docs/notes.md, "What a token's chance is made of"): a drafter trained on the same text knows what a table knows.
+"""
+WEAK = Beliefs((0.95, 0.3, 2.1), own=0.42, sharpened=1.4, noise=0.9)
+STRONG = Beliefs((0.95, 0.2, 2.1), own=0.78, sharpened=1.6, noise=1.0)
+
+
+def beliefs(agreement: float) -> Beliefs:
+    """For a drafter that agrees with the target so often; between and beyond the two that were measured."""
+    low, high = AGREEING
+    part = min(1.0, max(0.0, (agreement - low) / (high - low)))
+
+    def between(weak: float, strong: float) -> float:
+        return weak + part * (strong - weak)
+
+    matches, tables, recalled = map(between, WEAK.shares, STRONG.shares)
+    return Beliefs((matches, tables, recalled), *map(between, WEAK[1:], STRONG[1:]))
 
 
 class JointTreeDrafter(TableTreeDrafter):
     """As :class:`TableTreeDrafter` with a trained drafter `lm`, which is asked for the root's children of one row.
 
     A batch, and a row that outgrows the context of `lm`, get what matches and tables offer. `learn`: ask only while
-    that pays. `source` of the drafter's tokens is the last of `names`. The arguments in `how` are those of
-    :class:`TableTreeDrafter`.
+    that pays. `agreement`: how often its likeliest token is the target's. `source` of the drafter's tokens is the last
+    of `names`. The arguments in `how` are those of :class:`TableTreeDrafter`.
     """
 
-    def __init__(self, lm: LM, tables: StaticTables | None = None, *, learn: bool = True, **how: Any) -> None:
+    def __init__(
+        self, lm: LM, tables: StaticTables | None = None, *, learn: bool = True, agreement: float = 0.0, **how: Any
+    ) -> None:
         super().__init__(tables, **how)
-        self.lm, self.learn = lm, learn
+        self.lm, self.learn, self.beliefs = lm, learn, beliefs(agreement)
         self.needs_hidden = bool(getattr(lm, "reads_hidden", False))
         self.names = (*self.names, lm.name)
         self.case, self.worth = Case(then=HOPED), Worth()
@@ -86,7 +114,7 @@ class JointTreeDrafter(TableTreeDrafter):
         self._watch.lap()
         thought = self._thoughts(rows)
         self._asked = self._watch.lap()
-        return pooled(offered, thought, len(self.names) - 1, noise)
+        return pooled(offered, thought, len(self.names) - 1, noise, self.beliefs)
 
     def _thoughts(self, rows: Rows) -> dict[int, float]:
         """The drafter's likeliest tokens behind the row and their probabilities."""
@@ -114,7 +142,9 @@ class JointTreeDrafter(TableTreeDrafter):
             self._session.select(rows)
 
 
-def pooled(offered: list[Found], thought: dict[int, float], source: int, noise: Noise | None) -> list[Found]:
+def pooled(
+    offered: list[Found], thought: dict[int, float], source: int, noise: Noise | None, believed: Beliefs
+) -> list[Found]:
     """Every token that is `offered` or `thought` of, and its chance beside all others; who adds most to it proposes it.
 
     `thought`: the probabilities of a trained drafter, which is called `source`.
@@ -122,10 +152,10 @@ def pooled(offered: list[Found], thought: dict[int, float], source: int, noise: 
     known = {one.token: one for one in offered}
     tokens = list({**thought, **known})
     weights, sources = [NOBODY], [source]
-    for token, louder in zip(tokens, favour(noise, 0, tokens), strict=True):
-        said, own = known.get(token), OWN * thought.get(token, 0.0)
-        others = 0.0 if said is None else SHARES[said.source] * said.chance
-        weights.append((others + own + FLOOR) ** SHARPENED * louder)
+    for token, louder in zip(tokens, favour(noise, 0, tokens, believed.noise), strict=True):
+        said, own = known.get(token), believed.own * thought.get(token, 0.0)
+        others = 0.0 if said is None else believed.shares[said.source] * said.chance
+        weights.append((others + own + FLOOR) ** believed.sharpened * louder)
         sources.append(source if said is None or own >= others else said.source)
     total = math.fsum(weights)
     return [

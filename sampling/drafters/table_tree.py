@@ -222,7 +222,7 @@ def favoured(offered: list[Found], noise: Noise | None, depth: int) -> list[Foun
     ]
 
 
-def favour(noise: Noise | None, depth: int, ids: Sequence[int], believed: float = 1.0) -> list[float]:
+def favour(noise: Noise | None, depth: int, ids: Sequence[int], believed: float) -> list[float]:
     """What the noise at this depth multiplies the chance of each id by, if so much of it is believed."""
     if noise is None:
         return [1.0] * len(ids)
