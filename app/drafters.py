@@ -141,9 +141,9 @@ class Drafters:
         tables, grown = self.tables() if kind in BEHIND else None, self._grown(kind, settings)
         auto = settings.gamma == "auto"
         if grown == "joint":
-            how: dict[str, Any] = {"learn": auto, "peek": True, "recall": kind in BEHIND}
             lm, agreement = self.students.lm(trained), self.students.agreement(trained)
-            return JointTreeDrafter(lm, tables, agreement=agreement, **how)
+            recall = kind in BEHIND
+            return JointTreeDrafter(lm, tables, learn=auto, agreement=agreement, peek=True, recall=recall)
         behind = self._trained(trained, settings, grown)
         return TakeOverDrafter(TablesDrafter(tables), behind, sure=SURE, learn=auto)
 

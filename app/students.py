@@ -44,6 +44,7 @@ class Students:
     def __init__(self, loaded: LoadedPair, target: CausalLM) -> None:
         self._loaded, self._target = loaded, target
         self._fresh: dict[str, ModelDrafter] = {}  # of each kind one that never starts
+        self._agreement: dict[str, float] = {}
 
     def folder(self, kind: str) -> Path:
         """Where the student lies: the pair's drafter if it is of this kind, else the pair's `students`.
@@ -63,10 +64,9 @@ class Students:
 
     def agreement(self, kind: str) -> float:
         """How often its likeliest token was the target's on held-out text, as its training found; 0 if it says not."""
-        try:
-            return float(read_config(self.folder(kind))["held_out"]["held"]["alpha"][0])
-        except (KeyError, IndexError, TypeError, ValueError):
-            return 0.0
+        if kind not in self._agreement:
+            self._agreement[kind] = _agreement(read_config(self.folder(kind)))
+        return self._agreement[kind]
 
     def drafter(
         self, kind: str, least: float = 0.0, expansion: Expansion | None = None, dynamic: bool = False
@@ -128,6 +128,13 @@ def described(kind: str, folder: Path) -> str:
         parts.append(f"{size / 1e6:.1f} MB")
     parts.append(_origin(told))
     return f"{kind}: {', '.join(filter(None, parts))} ({folder})"
+
+
+def _agreement(told: dict[str, Any]) -> float:
+    try:
+        return float(told["held_out"]["held"]["alpha"][0])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return 0.0
 
 
 def _origin(told: dict[str, Any]) -> str:

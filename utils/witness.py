@@ -36,8 +36,8 @@ class Witness:
         return f"{' and '.join(named)} {'has' if len(named) == 1 else 'have'} died" if named else ""
 
     def missed(self) -> str:
-        """Who has died here, or what another rank has found to have ended the run; "" while all is well."""
-        return self.lost() or self._published("why")
+        """What another rank has found to have ended the run, else who has died here; "" while all is well."""
+        return self._published("why") or self.lost()
 
     def speaks(self) -> bool:
         """Whether it is for this rank to say what went wrong: rank 0, else the first to ask. To be asked once."""
@@ -67,7 +67,7 @@ class Witness:
             return self._agreed(f"rank {self.world.rank}: {line_of(error)}")
         until = time.monotonic() + GRACE
         while time.monotonic() < until and not self.left:
-            if said := self._published("why") or self.lost():
+            if said := self.missed():
                 return self._agreed(said)
             time.sleep(0.05)
         return f"a process of this run cannot be reached any more ({line_of(error)[:120]})"

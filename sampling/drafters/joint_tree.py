@@ -151,14 +151,13 @@ def pooled(
     """
     known = {one.token: one for one in offered}
     tokens = list({**thought, **known})
-    weights, sources = [NOBODY], [source]
+    weights, sources = list[float](), list[int]()
     for token, louder in zip(tokens, favour(noise, 0, tokens, believed.noise), strict=True):
         said, own = known.get(token), believed.own * thought.get(token, 0.0)
         others = 0.0 if said is None else believed.shares[said.source] * said.chance
         weights.append((others + own + FLOOR) ** believed.sharpened * louder)
         sources.append(source if said is None or own >= others else said.source)
-    total = math.fsum(weights)
+    total = math.fsum([NOBODY, *weights])
     return [
-        Found(token, by, min(SURE, weight / total))
-        for token, by, weight in zip(tokens, sources[1:], weights[1:], strict=True)
+        Found(token, by, min(SURE, weight / total)) for token, by, weight in zip(tokens, sources, weights, strict=True)
     ]

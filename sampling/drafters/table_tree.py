@@ -213,8 +213,6 @@ class TableTreeDrafter(TablesDrafter):
 
 def favoured(offered: list[Found], noise: Noise | None, depth: int) -> list[Found]:
     """The same tokens with the chances that the noise leaves them at this depth; as they are where there is none."""
-    if noise is None:
-        return offered
     louder = favour(noise, depth, [found.token for found in offered], BELIEVED)
     return [
         found if factor == 1 else found._replace(chance=min(SURE, found.chance * factor))
