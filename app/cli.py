@@ -26,7 +26,10 @@ __all__ = ["build_parser", "main", "want_color"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code; raises nothing and leaves no noise for the interpreter's end."""
+    """Run the program and return its exit code; raises nothing and leaves no noise for the interpreter's end.
+
+    A process that has met others, under torchrun, ends here.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     world = World.of(os.environ)
     verbose = "--verbose" in arguments or os.environ.get("SPEC_VERBOSE", "").lower() in ("on", "yes", "true", "1")

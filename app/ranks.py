@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from utils.catalogue import PairSpec
     from utils.loading import LoadedPair, LoadOptions
     from utils.progress import Progress
+    from utils.team import Team
 
 TERMINATED = 128 + signal.SIGTERM
 
@@ -119,11 +120,7 @@ def died() -> str:
     """Which processes have died, in words; "" if none has, or none was met."""
     if _seen:
         return _seen[0]
-    if "utils.team" not in sys.modules:
-        return ""
-    from utils.team import known
-
-    team = known()
+    team = _team()
     return team.witness.lost() if team is not None else ""
 
 
@@ -153,18 +150,28 @@ def tell_launcher(text: str, environ: Mapping[str, str] = os.environ) -> None:
 
 def broken() -> bool:
     """Whether the others are lost: nothing can be decoded any more."""
-    if "utils.team" not in sys.modules:
-        return False
-    from utils.team import known
-
-    team = known()
+    team = _team()
     return team is not None and team.broken not in ("", "left")
 
 
 def end(code: int) -> None:
-    """Leave the process here and now where the others are lost: the libraries' own ends would wait for them."""
-    if broken():
+    """Leave the process here and now if it has met others.
+
+    Where they are lost the libraries' own ends would wait for them. Where all is well gloo's threads may still hold
+    the last collective while the interpreter ends, and letting go of it then aborts the process ("terminate called
+    without an active exception"; pytorch/pytorch pull request 179291).
+    """
+    if _team() is not None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 stream.flush()
         os._exit(code)
+
+
+def _team() -> Team | None:
+    """The team, if it has been joined; torch is not imported for the question."""
+    if "utils.team" not in sys.modules:
+        return None
+    from utils.team import known
+
+    return known()

@@ -209,6 +209,21 @@ def test_who_waits_for_a_process_that_died_unnoticed_is_let_go(tmp_path: Path, f
         assert [ranks.out(0), ranks.out(2)] == [told, told]
 
 
+def infer_and_come_back(words: list[str]) -> int:
+    code = infer(words)
+    sys.stdout.write("came back")
+    return code
+
+
+def test_no_process_of_several_comes_to_an_interpreters_end_that_gloo_could_abort(
+    catalogue: Path, tmp_path: Path
+) -> None:
+    with Ranks(tmp_path, 3, infer_and_come_back, words(catalogue, "--compare", "ar", "--quiet", tokens=6)) as ranks:
+        assert ranks.codes() == [0, 0, 0]
+        assert ranks.out(0).strip()
+        assert not any("came back" in ranks.out(rank) for rank in range(3))
+
+
 def test_ctrl_c_in_every_process_stops_the_answer_and_leaves_nothing_behind(catalogue: Path, tmp_path: Path) -> None:
     with Ranks(tmp_path, 3, infer, words(catalogue, "--compare", "ar", "--quiet", tokens=240)) as ranks:
         ranks.wait_for_text()
@@ -311,7 +326,7 @@ def test_three_machines_of_one_process_each_answer_as_one_machine(catalogue: Pat
         for rank in range(3)
     ]
     said = [node.communicate(timeout=500) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0, 0], said
+    assert [node.returncode for node in nodes] == [0, 0, 0], "\n".join(error for _, error in said)
     first, *others = said
     assert json.loads(first[0])["same_output"] is True
     assert [out for out, _ in others] == ["", ""]
