@@ -130,6 +130,7 @@ def test_it_writes_goes_on_and_says_when_it_is_finished(
     ("more", "said"),
     [
         (["--kinds", "qa"], "was begun with kinds chat, now qa"),
+        (["--dtype", "bfloat16"], "was begun with dtype float32, now bfloat16"),
         (["--seed", "4"], "was begun with seed 3, now 4"),
         (["--temperatures", "0"], "was begun with temperatures 0,0.7,1, now 0"),
         (["--answer-tokens", "9"], "was begun with answer tokens 24, now 9"),
