@@ -48,7 +48,7 @@ def machine(loaded: Any) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "dtype": str(loaded.target.dtype).removeprefix("torch."),
+        "dtype": loaded.target.dtype_text,
         "quantization": loaded.target.quantization,
     }
 

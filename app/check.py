@@ -144,7 +144,7 @@ def _properties(model: LoadedModel, spec: ModelSpec) -> list[tuple[str, str]]:
         ("source", spec.source),
         ("parameters", f"{model.parameters:,}"),
         ("memory", f"{model.bytes / 1e6:,.0f} MB"),
-        ("dtype", str(model.dtype).removeprefix("torch.")),
+        ("dtype", model.dtype_text),
         ("quantization", model.quantization),
         ("device", str(model.device)),
         ("context", limit_text(model.context)),

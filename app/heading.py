@@ -60,5 +60,5 @@ def drafter_name(engine: Engine) -> str:
 
 def dtype_name(model: LoadedModel) -> str:
     """The number format of a model's weights."""
-    name = str(model.dtype).removeprefix("torch.")
+    name = model.dtype_text
     return name if model.quantization == "none" else f"{model.quantization} ({name})"

@@ -117,8 +117,8 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
 def comparable(bench: Bench, greedy: bool) -> list[Variant]:
     """The variants that must equal plain decoding, apart from itself. UsageError if there are none."""
     loaded = bench.engine.loaded
-    if str(loaded.target.dtype) != "torch.float32" or loaded.target.quantization != "none":
-        kind = f"{loaded.target.dtype}, {loaded.target.quantization}".removeprefix("torch.")
+    if loaded.target.dtype_text != "float32" or loaded.target.quantization != "none":
+        kind = f"{loaded.target.dtype_text}, {loaded.target.quantization}"
         raise UsageError(f"--check-identity needs the target in float32 and not quantized, got {kind}")
     found = [
         variant

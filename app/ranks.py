@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from app.subcommands import COMMANDS
 from utils.errors import UsageError
@@ -162,10 +162,15 @@ def end(code: int) -> None:
     without an active exception"; pytorch/pytorch pull request 179291).
     """
     if _team() is not None:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(AttributeError, OSError, ValueError):
-                stream.flush()
-        os._exit(code)
+        leave_at_once(code)
+
+
+def leave_at_once(code: int) -> NoReturn:
+    """End the process without the interpreter's end, which would wait for threads that cannot be called off."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _team() -> Team | None:

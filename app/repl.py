@@ -6,7 +6,6 @@ Importing this imports no torch, so the prompt takes typing at once. Knows no de
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from app.commands import dispatch
 from app.conversation import clean
 from app.keys import LeaveError
 from app.pairs import Loader, load_engine, one_line
-from app.ranks import broken
+from app.ranks import broken, leave_at_once
 from app.reader import PromptReader, Reader
 from app.settings import Layers, ModelOptions, Settings
 from app.terminal import Interrupts, quiet_keys
@@ -66,7 +65,7 @@ def run_console(
         if actions.recorder is not None:
             actions.recorder.close()
     if actions.pairs.leave() and out is None:
-        _leave_at_once(code)
+        leave_at_once(code)  # a thread is inside a library that cannot be called off
     return code
 
 
@@ -153,11 +152,3 @@ def _handle(actions: Actions, line: str) -> None:
     if text is not None:
         actions.editing = editing  # only the very next message takes the last one's place
         actions.send(text)
-
-
-def _leave_at_once(code: int) -> None:
-    """A thread is inside a library that cannot be called off: end without waiting for it."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)

@@ -88,7 +88,7 @@ def _settings(engine: Engine, settings: Settings, args: WriteArgs, turns: list[l
     return {
         "target": target.name,
         "quantization": target.quantization,
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": target.dtype_text,
         "tokenizer": fingerprint(engine.tokenizer),
         "prompts": said,
         "kinds": ",".join(args.kinds) if turns is None else "none",

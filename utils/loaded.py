@@ -57,6 +57,11 @@ class LoadedModel:
     encodes: bool = False  # an encoder reads the prompt, by itself
     shard: int | None = None  # the number under which all ranks hold a part; None: the model is whole
 
+    @property
+    def dtype_text(self) -> str:
+        """The weights' dtype as `--dtype` takes it."""
+        return str(self.dtype).removeprefix("torch.")
+
 
 def limit_text(context: int) -> str:
     """A context in words."""
