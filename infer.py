@@ -10,7 +10,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if __name__ == "__main__":
     try:
-        from app.cli import main
+        from app.command_line.main import main
 
         code = main()
     except KeyboardInterrupt:  # while Python was still importing

@@ -9,39 +9,40 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sampling.api import (
         autoregressive_generate,
+        autoregressive_generate_encoder_decoder,
+        beam_search_generate,
         cascade_generate,
         ngram_assisted_speculative_generate,
         speculative_generate,
+        speculative_generate_encoder_decoder,
     )
-    from sampling.api_encdec import autoregressive_generate_encoder_decoder, speculative_generate_encoder_decoder
-    from sampling.beam import beam_generate
-    from sampling.beam_api import beam_search_generate
-    from sampling.beam_plan import BeamPlan
-    from sampling.drafters.feature import FeatureDrafter
-    from sampling.drafters.glide import GlideLM
+    from sampling.beam.plan import BeamPlan
+    from sampling.beam.search import beam_generate
+    from sampling.drafters.draft_heads.eagle import FeatureDrafter
+    from sampling.drafters.draft_heads.glide import GlideLM
+    from sampling.drafters.draft_heads.network import StudentNetwork
     from sampling.drafters.max_gram import MaxGramDrafter
     from sampling.engine import Engine
     from sampling.loop import generate
-    from sampling.recorded import RecordedLM
-    from sampling.student_network import StudentNetwork
+    from sampling.recorded.target import RecordedLM
 
 _HOMES = {
     "Engine": "sampling.engine",
-    "BeamPlan": "sampling.beam_plan",
-    "FeatureDrafter": "sampling.drafters.feature",
-    "GlideLM": "sampling.drafters.glide",
+    "BeamPlan": "sampling.beam.plan",
+    "FeatureDrafter": "sampling.drafters.draft_heads.eagle",
+    "GlideLM": "sampling.drafters.draft_heads.glide",
     "MaxGramDrafter": "sampling.drafters.max_gram",
-    "RecordedLM": "sampling.recorded",
-    "StudentNetwork": "sampling.student_network",
+    "RecordedLM": "sampling.recorded.target",
+    "StudentNetwork": "sampling.drafters.draft_heads.network",
     "autoregressive_generate": "sampling.api",
-    "autoregressive_generate_encoder_decoder": "sampling.api_encdec",
-    "beam_generate": "sampling.beam",
-    "beam_search_generate": "sampling.beam_api",
+    "autoregressive_generate_encoder_decoder": "sampling.api",
+    "beam_generate": "sampling.beam.search",
+    "beam_search_generate": "sampling.api",
     "cascade_generate": "sampling.api",
     "generate": "sampling.loop",
     "ngram_assisted_speculative_generate": "sampling.api",
     "speculative_generate": "sampling.api",
-    "speculative_generate_encoder_decoder": "sampling.api_encdec",
+    "speculative_generate_encoder_decoder": "sampling.api",
 }
 
 __all__ = [

@@ -1,36 +1,183 @@
-"""The one-call functions: each checks its arguments, builds its parts and drains the loop. Plain transformers
-models in, new ids out. Knows no text; a tokenizer, where one is taken, is asked for its stop ids and its size only.
+"""The one-call functions: each checks its arguments, builds its parts and drains the loop. Models of transformers in,
+new ids out.
+
+What cannot be used is refused in one line that says what to do. Those for encoder-decoder models (T5 and the like) are
+the same ones under names that say so; beam search drains :func:`sampling.beam.beam_generate`. Knows no text; a
+tokenizer, where one is taken, is asked for its stop ids and its size only.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from numbers import Integral
 from typing import Any
 
-from sampling.api_arguments import (
-    Ids,
-    Seed,
-    Stop,
-    drafter_of,
-    prompt_ids,
-    sampler_of,
-    share,
-    stop_ids_of,
-    take_more,
-    target_of,
-)
-from sampling.cascades import cascade_of
-from sampling.drafters import NgramDrafter, NoDrafter
-from sampling.events import Step
+import torch
+
+from sampling.beam.plan import BeamPlan, EarlyStopping
+from sampling.beam.search import beam_generate
+from sampling.drafters.cascade import cascade_of
+from sampling.drafters.draft_model import ModelDrafter, NoDrafter
+from sampling.drafters.tables.ngram import NgramDrafter
+from sampling.events import BeamStep, BeamTree, Step
 from sampling.loop import generate
-from sampling.sampler import Coupling, DraftSampling
-from sampling.types import LM, Drafter, FixedPace, Limits, Sampler
-from utils.checks import whole
-from utils.errors import UserError
-from utils.logits_processors import LogitsProcessor
+from sampling.models.causal import CausalLM
+from sampling.models.encoder_decoder import check_same_kind, is_encoder_decoder, lm_of
+from sampling.sampler import Coupling, DraftSampling, KeyedSampler
+from sampling.types import LM, Drafter, FixedPace, Limits, Rule, Sampler
+from utils.errors import UserError, shown, whole
+from utils.logits_processors import GreedyProcessor, LogitsProcessor
+
+Ids = Sequence[int] | torch.Tensor
+Stop = int | Iterable[int] | None
+Seed = int | torch.Generator
+
+PADDING = 1024
+"""Models whose sizes differ by so many ids have different tokenizers: drafts of the one would be noise to the other."""
+_REFUSED = {
+    ("skip_sample_adjustment", True): "without the adjustment after a refusal the text no longer has the target's law",
+    ("first_target", False): "the target always does the opening round (no drafts before the prompt is read)",
+}
+_TAKEN = ("use_cache", "debug", "first_target", "skip_sample_adjustment")
+_MEANT = {  # names that other libraries use
+    **dict.fromkeys(("inputs", "prompt", "prompt_ids"), "input_ids"),
+    **dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), "max_gen_len"),
+    **dict.fromkeys(("eos_token_id", "stop", "stop_ids"), "end_tokens_id"),
+    **dict.fromkeys(("temperature", "top_p", "top_k", "do_sample", "processor"), "logits_processor"),
+    **dict.fromkeys(("generator", "random_seed"), "seed"),
+    **dict.fromkeys(("num_assistant_tokens", "n_spec_tokens"), "gamma"),
+    **dict.fromkeys(("assistant_model", "draft_model"), "drafter"),
+}
 
 _log = logging.getLogger("sampling")
+
+
+def take_more(function: Callable[..., Any], more: dict[str, Any]) -> bool:
+    """The arguments that change nothing or are refused; whether `debug` is on.
+
+    Raises TypeError for an unknown keyword, with the nearest known one; UserError for a value that cannot be honoured.
+    """
+    names = [name for name in inspect.signature(function).parameters if name != "more"]
+    for name, value in more.items():
+        if name not in _TAKEN:
+            meant = _MEANT.get(name, "")
+            near = [meant] if meant in names else get_close_matches(name, [*names, *_TAKEN], n=1)
+            hint = f" (did you mean '{near[0]}'?)" if near else ""
+            raise TypeError(f"{function.__name__}() got an unexpected keyword argument '{name}'{hint}")
+        if not isinstance(value, bool):
+            raise UserError(f"{name} must be True or False, got {shown(value)}")
+        if (name, value) in _REFUSED:
+            raise UserError(f"{name}={value} is refused: {_REFUSED[name, value]}")
+    return bool(more.get("debug", False))
+
+
+def prompt_ids(given: Any, name: str = "input_ids") -> list[int]:
+    """One prompt as ids: a sequence of ints, or a tensor [n] or [1, n]."""
+    if isinstance(given, str):
+        raise UserError(f"{name} must be token ids, got text: encode it first (tokenizer(text).input_ids)")
+    rows = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(rows, Sequence):
+        raise UserError(f"{name} must be a list of ids or a tensor of them, got {type(given).__name__}")
+    if len(rows) == 1 and isinstance(rows[0], Sequence) and not isinstance(rows[0], str):
+        rows = rows[0]
+    if not len(rows):
+        raise UserError(f"{'the prompt' if name == 'input_ids' else name} is empty: give at least one token")
+    if isinstance(rows[0], Sequence) and not isinstance(rows[0], str):
+        raise UserError(f"{name} must be one prompt, got {len(rows)} rows (Engine.generate takes several)")
+    wrong = next((token for token in rows if not isinstance(token, Integral) or isinstance(token, bool)), None)
+    if wrong is not None:
+        raise UserError(f"{name} must be whole numbers, got {shown(wrong)}")
+    return [int(token) for token in rows]
+
+
+def sampler_of(
+    processor: LogitsProcessor | None,
+    seed: Seed,
+    coupling: Coupling = "rejection",
+    draft_sampling: DraftSampling = "law",
+) -> KeyedSampler:
+    """The sampler of a call. From a generator one number is drawn; the global one is never touched."""
+    if isinstance(processor, type):
+        raise UserError(f"logits_processor must be an object, got the class {processor.__name__}: call it")
+    if processor is not None and not (callable(processor) and hasattr(processor, "needs_prefixes")):
+        raise UserError(
+            f"logits_processor must be one of utils.logits_processors, got {type(processor).__name__}"
+            " (GreedyProcessor(), NucleusProcessor(temperature, top_p) …)"
+        )
+    if isinstance(seed, torch.Generator):
+        seed = int(torch.randint(2**62, (), generator=seed, device=seed.device))
+    if not isinstance(seed, Integral) or isinstance(seed, bool):
+        raise UserError(f"seed must be a whole number or a torch.Generator, got {shown(seed)}")
+    return KeyedSampler(processor or GreedyProcessor(), int(seed), coupling=coupling, draft_sampling=draft_sampling)
+
+
+def stop_ids_of(end: Stop, eos: Stop, model: Any, tokenizer: Any = None) -> frozenset[int]:
+    """What the caller named; else what the model's generation config and the tokenizer name."""
+    given: list[Any] = [stop for stop in (end, eos) if stop is not None]
+    if not given:
+        given = [
+            getattr(getattr(model, "generation_config", None), "eos_token_id", None),
+            getattr(tokenizer, "eos_token_id", None),
+            getattr(model, "end_id", None),  # a recording's
+        ]
+    ids: set[int] = set()
+    for stop in given:
+        several = [] if stop is None else [stop] if isinstance(stop, Integral | str) else list(stop)
+        wrong = next((one for one in several if not isinstance(one, Integral) or isinstance(one, bool)), None)
+        if wrong is not None:
+            raise UserError(f"end_tokens_id must be an id or several, got {shown(wrong)}")
+        ids.update(map(int, several))
+    return frozenset(ids)
+
+
+def target_of(model: Any) -> LM:
+    """The target as an LM: a transformers model, a Network, or an LM such as RecordedLM as it is."""
+    return _lm(model, "target")
+
+
+def drafter_of(model: Any, name: str = "drafter") -> Drafter:
+    """A drafter: an object with `propose` as it is, or a model to draft from."""
+    if not hasattr(model, "propose"):
+        return ModelDrafter(_lm(model, name))
+    if not isinstance(getattr(model, "rule", None), Rule):
+        raise UserError(f"{name} must have a `rule` by which its drafts are judged: sampling.types.Rule.POINT, DRAWN …")
+    way: Drafter = model
+    return way
+
+
+def _lm(model: Any, name: str) -> LM:
+    if isinstance(model, str):
+        raise UserError(f"{name} must be a model, got {shown(model)}: load it (AutoModelForCausalLM.from_pretrained)")
+    if isinstance(model, type) or not any(hasattr(model, part) for part in ("open", "new_cache", "config")):
+        raise UserError(f"{name} must be a transformers model, got {shown(model)}")
+    return model if hasattr(model, "open") else lm_of(model, name)
+
+
+def check_drafters(target: LM, drafters: Sequence[Drafter], tokenizer: Any = None) -> None:
+    """UserError for models on different devices, of different kinds, or whose sizes say that their ids mean different
+    tokens. Smaller differences are taken: a draft never has an id that only one of the two knows.
+    """
+    parts = [part for one in drafters for part in getattr(one, "members", (one,))]
+    models = [target, *(part.lm for part in parts if hasattr(part, "lm"))]
+    check_same_kind(models)
+    for model in models[1:]:
+        places = [getattr(one, "device", None) for one in (model, target)]
+        if None not in places and places[0] != places[1]:
+            raise UserError(f"{model.name} is on {places[0]}, the target on {places[1]}: move one of them")
+        if isinstance(target, CausalLM) and isinstance(model, CausalLM):
+            _check_sizes(model, target, tokenizer)
+
+
+def _check_sizes(model: LM, target: LM, tokenizer: Any) -> None:
+    sizes = f"{model.name} has {model.vocab_size:,} ids, the target {target.vocab_size:,}"
+    if tokenizer is not None and hasattr(tokenizer, "__len__"):
+        if min(target.vocab_size, len(tokenizer)) - model.vocab_size >= PADDING:
+            raise UserError(f"different vocabularies: {sizes}, and the tokenizer {len(tokenizer):,}")
+    elif abs(target.vocab_size - model.vocab_size) >= PADDING:
+        raise UserError(f"different vocabularies: {sizes} (one tokenizer for both? then give it)")
 
 
 def autoregressive_generate(
@@ -92,7 +239,8 @@ def speculative_generate(
     """Speculative decoding with a draft model: the target's own law, fewer target passes.
 
     Args as in :func:`autoregressive_generate`; `gamma` drafts a round. `drafter` is a model, or an object that drafts,
-    such as ``MaxGramDrafter()``. Two models must share one tokenizer; padded vocabularies are cut to the shared range.
+    such as ``MaxGramDrafter()``. Two models must share one tokenizer; of ids that only one of
+    them has none is drafted.
     `more` also takes ``first_target=True`` (always so) and ``skip_sample_adjustment=False``, and refuses the opposites.
 
     Returns:
@@ -100,7 +248,7 @@ def speculative_generate(
     """
     debug = take_more(speculative_generate, more)
     lm, way = target_of(target), drafter_of(drafter)
-    lm = share(lm, [way], tokenizer)
+    check_drafters(lm, [way], tokenizer)
     stop = stop_ids_of(end_tokens_id, eos_tokens_id, target, tokenizer)
     sampler = sampler_of(logits_processor, seed, coupling, draft_sampling)
     return _drain(lm, input_ids, way, sampler, max_gen_len, stop, gamma, debug)
@@ -161,7 +309,7 @@ def cascade_generate(
     Args as in :func:`speculative_generate`, and:
         drafters: large to small; transformers models, or drafters such as ``MaxGramDrafter()``. All but the last
             review the drafts of those behind them, so they must be models.
-        target: a transformers model, or a :class:`sampling.recorded.RecordedLM` for greedy decoding.
+        target: a transformers model, or a :class:`sampling.recorded.target.RecordedLM` for greedy decoding.
         k_matrix: row r is the reviewer (0 = the target), column c says how many more tokens drafter c + 1 adds.
         lenience: λ ≥ 1 of the reviews between drafters; the target's own are exact whatever it is.
 
@@ -171,7 +319,7 @@ def cascade_generate(
     debug = take_more(cascade_generate, more)
     lm = target_of(target)
     ways = [drafter_of(way, f"drafter {number}") for number, way in enumerate(drafters, 1)]
-    lm = share(lm, ways, tokenizer)
+    check_drafters(lm, ways, tokenizer)
     way = cascade_of(ways, k_matrix, lenience)
     stop = stop_ids_of(end_tokens_id, eos_tokens_id, target, tokenizer)
     sampler = sampler_of(logits_processor, seed, coupling, draft_sampling)
@@ -203,3 +351,92 @@ def _drain(
                 _log.info("round %d: drafted %s, accepted %s, then %s", rounds, list(event.drafted), kept, event.token)
             rounds += 1
     return ids, accepted / drafted if drafted else 0.0
+
+
+def autoregressive_generate_encoder_decoder(input_ids: Ids, target: Any, **arguments: Any) -> list[int]:
+    """Plain decoding with an encoder-decoder model: one pass of the encoder, one of the decoder a token.
+
+    `input_ids` are the encoder's, with the end token that its tokenizer adds; `arguments` are those of
+    :func:`sampling.api.autoregressive_generate`.
+
+    Returns:
+        The new ids, without the decoder's start token, the stop id included.
+
+    Raises:
+        UserError: `target` is no encoder-decoder model, or an argument cannot be used.
+    """
+    _check("target", target)
+    return autoregressive_generate(input_ids, target, **arguments)
+
+
+def speculative_generate_encoder_decoder(
+    input_ids: Ids, drafter: Any, target: Any, tokenizer: Any = None, **arguments: Any
+) -> tuple[list[int], float]:
+    """Speculative decoding of an encoder-decoder model with a smaller one, each with its own encoder, run once.
+
+    `arguments` are those of :func:`sampling.api.speculative_generate`.
+
+    Returns:
+        The new ids, without the decoder's start token, and accepted / drafted (0.0 if nothing was drafted).
+
+    Raises:
+        UserError: one of the two is no encoder-decoder model, or an argument cannot be used.
+    """
+    _check("target", target)
+    _check("drafter", drafter)
+    return speculative_generate(input_ids, drafter, target, tokenizer, **arguments)
+
+
+def _check(role: str, model: Any) -> None:
+    if not is_encoder_decoder(model):
+        raise UserError(f"{role} must be an encoder-decoder model, got {type(model).__name__}")
+
+
+def beam_search_generate(
+    input_ids: Ids,
+    model: Any,
+    *,
+    num_beams: int = 4,
+    top_k: int = 0,
+    min_length: int = 0,
+    alpha: float = 1.2,
+    max_gen_len: int = 100,
+    end_tokens_id: Stop = None,
+    eos_tokens_id: Stop = None,
+    pad_token_id: int | None = None,
+    tokenizer: Any = None,
+    logits_processor: LogitsProcessor | None = None,
+    early_stopping: EarlyStopping = False,
+    penalty_offset: float = 5.0,
+    **more: Any,
+) -> list[int]:
+    """The best answer that a beam search finds: score = Σ log p / ((m + len) / (m + 1))^α.
+
+    Args:
+        input_ids: the prompt, at least one id.
+        model: a transformers model, causal or encoder-decoder, a :class:`sampling.types.Network`, or any
+            :class:`sampling.types.LM`.
+        num_beams, top_k, min_length, alpha, early_stopping: see :class:`sampling.beam.plan.BeamPlan`.
+        max_gen_len: the most new ids.
+        end_tokens_id: an id or several that end an answer (`eos_tokens_id` is the same). None: the model's own (and the
+            tokenizer's, if given).
+        pad_token_id: accepted for compatibility; nothing is padded.
+        logits_processor: log p is that of its law; None or a greedy one: the model's own.
+        penalty_offset: m. With 0, α is transformers' `length_penalty`.
+
+    Returns:
+        The new ids, the stop id included.
+
+    Raises:
+        UserError: an argument that cannot be used, in one line. TypeError: an unknown keyword.
+    """
+    take_more(beam_search_generate, more)
+    lm = target_of(model)
+    plan = BeamPlan(num_beams, top_k, min_length, alpha, penalty_offset, early_stopping)
+    limits = Limits(max_gen_len, stop_ids_of(end_tokens_id, eos_tokens_id, model, tokenizer), lm.context)
+    tree = BeamTree()
+    for event in beam_generate(lm, [prompt_ids(input_ids)], limits, plan, processor=logits_processor):
+        if isinstance(event, BeamStep):
+            tree.add(event)
+    tree.close()
+    return list(tree.best.tokens)

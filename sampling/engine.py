@@ -1,32 +1,124 @@
 """An engine: a model that keeps its drafter, for many prompts at a time, thin over the one loop.
 
 For callers who come from serving engines: load once, switch speculative decoding on and off, hand in a list of prompts
-and a generation config. Text passes through and is not looked at: the tokenizer that is handed in makes ids of prompts
-and texts of ids, and chat templates are those of utils/templates.py.
+and a generation config, transformers' own or a dict of its names. What this project cannot honour of that is refused
+by name, never left out in silence; what changes no text is taken. Text passes through and is not looked at: the
+tokenizer that is handed in makes ids of prompts and texts of ids, and chat templates are those of
+utils/catalogue/templates.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from sampling.api_arguments import Seed, drafter_of, prompt_ids, sampler_of, share, stop_ids_of, target_of
-from sampling.causal import CausalLM
-from sampling.drafters import FeatureDrafter, GlideLM, ModelDrafter, NoDrafter
-from sampling.engine_config import read_config
+from sampling.api import Seed, check_drafters, drafter_of, prompt_ids, sampler_of, stop_ids_of, target_of
+from sampling.drafters.draft_heads.checkpoint import load_student
+from sampling.drafters.draft_heads.eagle import FeatureDrafter
+from sampling.drafters.draft_heads.glide import GlideLM
+from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.network import StudentNetwork
+from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.events import Step
 from sampling.loop import generate
-from sampling.student import Student
-from sampling.student_file import load_student
-from sampling.student_network import StudentNetwork
+from sampling.models.causal import CausalLM
 from sampling.types import Drafter, FixedPace, Limits
-from utils.checks import shown, whole
-from utils.errors import UserError
-from utils.templates import carries_template, check_template, end_ids, render
+from utils.catalogue.templates import carries_template, check_template, end_ids, render
+from utils.errors import UserError, shown, whole
+from utils.logits_processors import LogitsProcessor, make_processor
+
+NEW_TOKENS = 128  # where the config says nothing
+
+_HONOURED = (
+    *("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size"),
+    *("max_new_tokens", "max_length", "eos_token_id"),
+)
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # values that ask for nothing; None always does
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "typical_p", "top_h"), (1, 1.0)),
+    **dict.fromkeys(("encoder_repetition_penalty", "length_penalty", "guidance_scale"), (1, 1.0)),
+    **dict.fromkeys(("min_length", "min_new_tokens", "epsilon_cutoff", "eta_cutoff", "diversity_penalty"), (0, 0.0)),
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "penalty_alpha", "prompt_lookup_num_tokens"), (0, 0.0)),
+    **dict.fromkeys(("early_stopping", "renormalize_logits", "remove_invalid_values", "token_healing"), (False,)),
+    **dict.fromkeys(("use_mtp", "low_memory", "output_attentions", "output_hidden_states"), (False,)),
+    **dict.fromkeys(("output_scores", "output_logits", "return_dict_in_generate"), (False,)),
+}
+_WITHOUT_EFFECT = (
+    *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size"),
+    *("pad_token_id", "bos_token_id", "decoder_start_token_id", "transformers_version"),
+    *("compile_config", "disable_compile", "continuous_batching_config"),
+    # of transformers' own speculative decoding, which is not asked for here
+    *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+    *("max_matching_ngram_size", "assistant_early_exit", "assistant_lookbehind", "target_lookbehind"),
+    *("assistant_ensemble_weight", "speculation_type"),
+)
 
 ALLOWED = "a whole number, at least 1"
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What a generation config comes to. `max_length` counts the prompt, `max_new_tokens` does not and wins."""
+
+    processor: LogitsProcessor
+    max_new_tokens: int | None
+    max_length: int | None
+    stop: Any  # an id, several, or None
+
+    def new_tokens(self, prompt: int) -> int:
+        """The most new ids behind prompts of up to `prompt` tokens. UserError if max_length leaves none."""
+        if self.max_new_tokens is not None or self.max_length is None:
+            return NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
+        if self.max_length <= prompt:
+            raise UserError(
+                f"max_length must be above the {prompt} tokens of the longest prompt, got {self.max_length}"
+            )
+        return self.max_length - prompt
+
+
+def read_config(given: Any) -> EngineConfig:
+    """From a GenerationConfig, a dict of its names, or a model that has one.
+
+    Raises UserError for what cannot be honoured, an unknown name in a dict and a value outside its range.
+    """
+    if hasattr(given, "generation_config"):
+        given = given.generation_config
+    if isinstance(given, Mapping):
+        values = dict(given)
+    elif hasattr(given, "to_dict"):
+        values = given.to_dict()
+    else:
+        raise UserError(f"generation_config must be a GenerationConfig or a dict, got {shown(given)}")
+    values = {name: value for name, value in values.items() if value is not None and not name.startswith("_")}
+    for name, value in values.items():
+        known = name in _HONOURED or name in _WITHOUT_EFFECT
+        if not known and not any(value == neutral for neutral in _NEUTRAL.get(name, ())):
+            near = [] if name in _NEUTRAL else get_close_matches(name, _HONOURED, n=1, cutoff=0.75)
+            hint = f"did you mean {near[0]}?" if near else "leave it out"
+            raise UserError(f"generation_config: {name}={shown(value)} cannot be honoured here: {hint}")
+    sampled = values.get("do_sample", False)
+    if not isinstance(sampled, bool):
+        raise UserError(f"do_sample must be True or False, got {shown(sampled)}")
+    lengths = {
+        name: whole(name, values[name], 1, "a whole number, at least 1") if name in values else None
+        for name in ("max_new_tokens", "max_length")
+    }
+    return EngineConfig(_processor(values, sampled), **lengths, stop=values.get("eos_token_id"))
+
+
+def _processor(values: dict[str, Any], sampled: bool) -> LogitsProcessor:
+    """As transformers: greedy unless `do_sample`, and then temperature 1 and top-k 50 where nothing else is said."""
+    rules: dict[str, Any] = {
+        "repetition_penalty": values.get("repetition_penalty", 1.0),
+        "no_repeat_ngram": values.get("no_repeat_ngram_size", 0),
+    }
+    if not sampled:
+        return make_processor(0.0, **rules)
+    numbers: dict[str, Any] = {"temperature": 1.0, "top_k": 50}
+    numbers |= {name: values[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in values}
+    return make_processor(**numbers, **rules)
 
 
 @dataclass(frozen=True)
@@ -51,8 +143,8 @@ class Engine:
         model: a transformers causal model.
         tokenizer: its tokenizer; one without a pad token will do, nothing is padded.
         max_n_spec_tokens: the most tokens that a round may draft.
-        template: a chat template by name (utils/templates.py). "auto": the tokenizer's own, and prompts as they are
-            where it has none; "plain": prompts as they are.
+        template: a chat template by name (utils/catalogue/templates.py). "auto": the tokenizer's own, and prompts as
+        they are     where it has none; "plain": prompts as they are.
     """
 
     def __init__(self, model: Any, tokenizer: Any, max_n_spec_tokens: int = 5, *, template: str = "auto") -> None:
@@ -60,7 +152,6 @@ class Engine:
         self.model, self.tokenizer, self.template = model, tokenizer, check_template(template)
         self.last = Figures()
         self._lm = target_of(model)
-        self._full = self._shared = self._lm.vocab_size  # ids of the model alone, and beside its drafter
         self._drafter: Drafter | None = None
         self._n_spec_tokens = self.max_n_spec_tokens
         self._enabled = False
@@ -90,9 +181,8 @@ class Engine:
             raise UserError("no drafter is set: enable_spec_dec(drafter) sets one")
         if drafter is not None:
             way = self._glide(drafter) if use_glide_drafter else self._made(drafter)
-            self._lm.vocab_size = self._full
-            self._lm = share(self._lm, [way], self.tokenizer)
-            self._drafter, self._shared = way, self._lm.vocab_size
+            check_drafters(self._lm, [way], self.tokenizer)
+            self._drafter = way
         self._n_spec_tokens, self._enabled = count, True
 
     def disable_spec_dec(self) -> None:
@@ -101,7 +191,7 @@ class Engine:
 
     def clear_spec_dec(self) -> None:
         """Decode plainly and let the drafter go."""
-        self._enabled, self._drafter, self._shared = False, None, self._full
+        self._enabled, self._drafter = False, None
 
     def generate(
         self,
@@ -132,7 +222,6 @@ class Engine:
         limits = Limits(config.new_tokens(max(map(len, rows))), stop, self._lm.context)
         sampler = sampler_of(config.processor, seed)
         drafter: Drafter = self._drafter if self._enabled and self._drafter is not None else NoDrafter()
-        self._lm.vocab_size = self._shared if self._enabled else self._full
         gamma = getattr(drafter, "most", self._n_spec_tokens)
         found: list[list[int]] = [[] for _ in rows]
         steps: list[Step] = []

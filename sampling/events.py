@@ -1,7 +1,9 @@
-"""What happened while decoding: frozen records of ints and floats.
+"""What happened while decoding: frozen records of ints and floats, and the beams that the steps of a search amount to.
 
 The loop yields these; the recorder, the figures and the screen only ever see these. Every record
-is JSON-able (:func:`to_json`, :func:`from_json`). Knows no text, no tensors and no torch.
+is JSON-able (:func:`to_json`, :func:`from_json`). A beam search's steps say only by what token which beam grew;
+:class:`BeamTree` puts the sequences together, for the search itself, the figures and the screen alike. Knows no text,
+no tensors and no torch.
 """
 
 from __future__ import annotations
@@ -215,3 +217,46 @@ def from_json(data: dict[str, Any]) -> Event:
     make: Any = {Step: _step, BeamStep: _beam_step}.get(kind)
     event: Event = kind(**fields) if make is None else make(fields)
     return event
+
+
+class Hypothesis(NamedTuple):
+    """A beam with all its tokens (a closing stop id included). `score` is `log_p` with the length penalty."""
+
+    tokens: tuple[int, ...]
+    log_p: float
+    score: float
+    finished: bool
+
+
+class BeamTree:
+    """The beams after the steps so far. Both lists are ordered best first."""
+
+    def __init__(self) -> None:
+        self.running = [Hypothesis((), 0.0, 0.0, False)]
+        self.finished: list[Hypothesis] = []
+
+    def add(self, step: BeamStep) -> None:
+        """Grow by one step. Finished beams keep their score; equal scores keep the order in which they finished."""
+        before, self.running = self.running, []
+        for beam in step.beams:
+            grown = (*before[beam.parent].tokens, beam.token)
+            if beam.fate == "kept":
+                self.running.append(Hypothesis(grown, beam.log_p, beam.score, False))
+            elif beam.fate == "finished":
+                self.finished.append(Hypothesis(grown, beam.log_p, beam.score, True))
+        self.finished.sort(key=lambda beam: -beam.score)
+
+    def close(self) -> None:
+        """The search is over: beams that are still running are out, unless none has finished."""
+        if self.finished:
+            self.running = []
+
+    @property
+    def ranked(self) -> list[Hypothesis]:
+        """Running and finished beams, best first; of equal scores the finished one."""
+        return sorted([*self.finished, *self.running], key=lambda beam: -beam.score)
+
+    @property
+    def best(self) -> Hypothesis:
+        """The answer so far; without tokens before the first step."""
+        return self.ranked[0]

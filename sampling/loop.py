@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from sampling.events import Call, Event, Finished, Prefill, Reason, Step, by_row
 from sampling.rows import check_rows, first_rows
-from sampling.told import Told
 from sampling.types import LM, Draft, Drafter, FixedPace, Limits, Pace, Rows, Sampler, Session
-from sampling.verify import verify
+from sampling.verify.round_metrics import Told
+from sampling.verify.rules import rule_of, verify
 from utils.errors import UserError
 from utils.timing import Stopwatch
 
@@ -126,6 +127,7 @@ class _Run:
     ) -> None:
         self.name, self.drafter, self.sampler = lm.name, drafter, sampler
         self.stop, self.pace, self.session = limits.stop, pace, session
+        self.rule = rule_of(drafter, sampler)
         self.device = getattr(lm, "device", None)
         self.rows = [list(row) for row in rows]
         self.ids = list(range(len(rows)))
@@ -138,12 +140,12 @@ class _Run:
         gammas = [0] * len(self.rows) if self.opening else self.pace.gamma(self.ids)
         # Draft at most remaining − 1: the target's own token always has room.
         depths = [min(g, end - len(row) - 1) for g, end, row in zip(gammas, self.ends, self.rows, strict=True)]
-        draft = self._draft(depths)
+        keys = torch.tensor([[name, len(row)] for name, row in zip(self.ids, self.rows, strict=True)])
+        draft = self._draft(depths, keys)
         draft_s = watch.lap() + waited
         logits = self.session.score(self.rows, draft)
         verify_s = watch.lap()
-        keys = torch.tensor([[name, len(row)] for name, row in zip(self.ids, self.rows, strict=True)])
-        verdict = verify(logits, draft, self.rows, keys, self.sampler)
+        verdict = verify(logits, draft, self.rows, keys, self.sampler, self.rule)
         told = Told.of(verdict, draft)
         sample_s = watch.lap()
         self.drafter.observe(self.rows, draft, verdict)
@@ -188,10 +190,10 @@ class _Run:
             for place, outcome in enumerate(outcomes)
         ]
 
-    def _draft(self, depths: list[int]) -> Draft:
+    def _draft(self, depths: list[int], keys: Tensor) -> Draft:
         if not any(depth > 0 for depth in depths):
             return Draft.empty(len(self.rows))
-        return self.drafter.propose(self.rows, depths, self.sampler.drafting())
+        return self.drafter.propose(self.rows, depths, self.sampler.drafting(keys))
 
     def _commit(self, row: list[int], end: int, drafted: list[int], nodes: list[int], token: int) -> _Outcome:
         """Append what a row gained: the accepted `nodes` (-1 padded) of its drafts and its own token.

@@ -23,7 +23,9 @@ _NEAR = 32  # sequences that part mostly part near their ends
 def common_prefix(cached: list[int], row: list[int]) -> int:
     """Length of the common prefix; slices compare fast, and nearly always at once."""
     limit = min(len(cached), len(row))
-    if cached[:limit] == row[:limit]:
+    short, long = (cached, row) if limit == len(cached) else (row, cached)
+    # Where the last tokens differ no whole row need be compared in vain.
+    if short[limit - 1 :] == long[limit - 1 : limit] and short == long[:limit]:
         return limit
     high, back = limit, _NEAR  # cached[:high] does not match
     low = max(0, limit - back)
@@ -61,6 +63,17 @@ def lead(prompt: Rows, session: Any) -> Rows:
     """What stands before each row that a drafter is shown: nothing, or the prompt where rows do not hold it."""
     apart = getattr(session, "source", None) is not None
     return [list(row) if apart else [] for row in prompt]
+
+
+def ids_of(session: Any) -> int:
+    """How many ids a target's session has: nothing beyond them may be drafted. No bound where there is no session."""
+    size: int = getattr(session, "vocab_size", 1 << 62)
+    return size
+
+
+def takes_trees(session: Any) -> bool:
+    """Whether drafts may be trees, as a target's session says of itself; where there is none to say so they may."""
+    return bool(getattr(session, "takes_trees", True))
 
 
 def behind(leads: Rows, rows: Rows) -> Rows:

@@ -2,8 +2,10 @@
 
 A draw is the argmax of log p + Gumbel noise, computed as an exponential race (p / E is largest).
 The target's noise is keyed by (seed, row, position), so a token of a sequence does not depend on
-how many drafts were tried before it. Coins and the drafter's own draws come from other streams
-that never repeat. Knows no text, no models; never touches torch's global generator.
+how many drafts were tried before it. Coins and the drafters' own draws come from other streams, and
+their keys also hold the committed lengths at which the round, and each round of a cascade inside it,
+began. Nothing is counted: equal calls give equal text, and no key comes twice in one text, whoever
+built the sampler. Knows no text, no models; never touches torch's global generator.
 
 The noise is a hash (the SplitMix64 generator, Steele et al. 2014, seeded by the key), the same on every device.
 """
@@ -12,19 +14,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.best import largest
 from sampling.types import Rows
+from sampling.vocabulary import largest
 from utils.errors import UserError
 from utils.logits_processors import LogitsProcessor
 
 Coupling = Literal["rejection", "gumbel"]
 DraftSampling = Literal["law", "greedy"]
-Verification = Literal["token", "block"]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
@@ -84,21 +87,23 @@ def _numbers(states: Tensor, count: int, device: torch.device) -> Tensor:
     return _shifted(words, 11, words).double().add_(0.5).mul_(2.0**-53)
 
 
-def stream_key(seed: int, stream: int, row: int, index: int) -> int:
-    """A 64-bit key for one (seed, stream, row, index); every part is mixed in by itself."""
+def stream_key(seed: int, stream: int, *parts: int) -> int:
+    """A 64-bit key for (seed, stream, parts): every part is mixed in by itself, and first how many there are, so that
+    no key is a step on the way to a longer one."""
     word = _mix((seed + _GOLDEN) & _WORD)
-    for part in (stream, row, index):
+    for part in (stream + ((len(parts) - 2) << 32), *parts):
         word = _mix((word + (part + 1) * _GOLDEN) & _WORD)
     return word
 
 
 def stream_states(seed: int, stream: int, keys: Tensor) -> Tensor:
-    """[M] int64 on the host: the :func:`stream_key` of each (row, index) of keys [M, 2], as a signed word."""
+    """[M] int64 on the host: the :func:`stream_key` of each of keys [M, K], as a signed word."""
     if len(keys) < _MANY:  # a few are faster one by one
-        words = [_signed(stream_key(seed, stream, row, index)) for row, index in keys.tolist()]
+        words = [_signed(stream_key(seed, stream, *parts)) for parts in keys.tolist()]
         return torch.tensor(words, dtype=torch.long)
     start = _mix((seed + _GOLDEN) & _WORD)
-    states = torch.full((len(keys),), _signed(_mix((start + (stream + 1) * _GOLDEN) & _WORD)))
+    kind = stream + ((keys.shape[1] - 2) << 32)
+    states = torch.full((len(keys),), _signed(_mix((start + (kind + 1) * _GOLDEN) & _WORD)))
     for part in keys.unbind(1):
         states = _mixed(states + (part + 1) * _signed(_GOLDEN))
     return states
@@ -112,7 +117,6 @@ class KeyedSampler:
         seed: any integer; the same seed gives the same answer.
         coupling: "rejection" draws drafts with noise of their own, "gumbel" with the target's.
         draft_sampling: "greedy" makes every draft of a model a point mass.
-        verification: "block" has drawn chains judged as a whole (sampling/block.py).
     """
 
     def __init__(
@@ -122,18 +126,13 @@ class KeyedSampler:
         *,
         coupling: Coupling = "rejection",
         draft_sampling: DraftSampling = "law",
-        verification: Verification = "token",
     ) -> None:
         if coupling not in ("rejection", "gumbel"):
             raise UserError(f"coupling must be rejection or gumbel, got {coupling!r}")
         if draft_sampling not in ("law", "greedy"):
             raise UserError(f"draft_sampling must be law or greedy, got {draft_sampling!r}")
-        if verification not in ("token", "block"):
-            raise UserError(f"verification must be token or block, got {verification!r}")
         self.processor, self.seed = processor, seed
-        self.block = verification == "block"
         self.coupling, self.draft_sampling = coupling, draft_sampling
-        self._ticks = 0
 
     @property
     def needs_prefixes(self) -> bool:
@@ -151,14 +150,16 @@ class KeyedSampler:
         """One id a row: [M, V] probabilities, [M, 2] keys (row, position) → [M] long."""
         return self._race(probs, keys, _TARGET)
 
-    def coin(self, prob: Tensor) -> Tensor:
-        """[M] probabilities → [M] bool: u < prob with u in (0, 1), so 0 is never and 1 always accepted."""
-        key = stream_key(self.seed, _COIN, 0, self._tick())
-        return uniforms([key], prob.shape[0], prob.device)[0] < prob.double()
+    def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
+        """[M] probabilities → [M] bool: u < prob with u in (0, 1), so 0 is never and 1 always accepted.
 
-    def drafting(self) -> DraftingSampler:
-        """What a drafter draws with."""
-        return DraftingSampler(self)
+        Keys [M, 4]: row, position, committed length at the round's start, turn among the siblings there.
+        """
+        return _numbers(self._states(_COIN, keys), 1, prob.device)[:, 0] < prob.double()
+
+    def drafting(self, starts: Tensor) -> DraftingSampler:
+        """What a drafter draws with in the round that begins at these (row, committed length) [B, 2]."""
+        return DraftingSampler(self, starts)
 
     def noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
         """What the target's own draw there adds to each id's logit: temperature × (Gumbel noise less its mean)."""
@@ -168,24 +169,27 @@ class KeyedSampler:
         words = [_mix((state + (one + 1) * _GOLDEN) & _WORD) for one in ids]
         return [self.processor.temperature * (_gumbel(word) - _MEAN) for word in words]
 
-    def _tick(self) -> int:
-        self._ticks += 1
-        return self._ticks
+    def _states(self, stream: int, keys: Tensor) -> Tensor:
+        """Where the noise of these keys comes from: a pure function, so that nothing needs to be remembered."""
+        return stream_states(self.seed, stream, keys)
 
     def _race(self, probs: Tensor, keys: Tensor, stream: int) -> Tensor:
         if self.processor.greedy:
             return largest(probs)
-        states = stream_states(self.seed, stream, keys)
-        noise = _numbers(states, probs.shape[-1], probs.device).to(probs.dtype)
+        noise = _numbers(self._states(stream, keys), probs.shape[-1], probs.device).to(probs.dtype)
         noise.clamp_(max=1 - torch.finfo(probs.dtype).eps)
         return largest(torch.div(probs, noise.neg_().log1p_().neg_(), out=noise))
 
 
 class DraftingSampler:
-    """The drafter's view of a :class:`KeyedSampler`: the same law, other noise unless coupled."""
+    """The drafter's view of a :class:`KeyedSampler` in one round: the same law, other noise unless coupled.
 
-    def __init__(self, sampler: KeyedSampler) -> None:
-        self._sampler = sampler
+    `starts` [B, 2]: row and committed length where the round begins. A round of a cascade inside it is a view within
+    this view (`outer`): lengths only grow while a round drafts, so no two of its nested rounds begin at the same one.
+    """
+
+    def __init__(self, sampler: KeyedSampler, starts: Tensor, outer: DraftingSampler | None = None) -> None:
+        self._sampler, self._starts, self._outer = sampler, starts, outer
 
     @property
     def needs_prefixes(self) -> bool:
@@ -199,15 +203,17 @@ class DraftingSampler:
         return self._sampler.law(logits, prefixes)
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
-        """Greedy drafts: the argmax. Gumbel coupling: the target's noise. Else noise that never repeats."""
+        """Greedy drafts: the argmax. Gumbel coupling: the target's noise. Else noise of the round's own.
+
+        Keys [M, 2] (row, position), or [M, 3] with the turn of a further draw at that position, 1 and up.
+        """
         sampler = self._sampler
         if sampler.draft_sampling == "greedy":
             return probs.argmax(dim=-1)
-        if sampler.coupling == "gumbel":
-            return sampler.draw(probs, keys)
-        ticked = keys.clone()
-        ticked[:, 1] = sampler._tick()
-        return sampler._race(probs, ticked, _DRAFT)
+        if sampler.coupling == "gumbel" or sampler.processor.greedy:
+            return sampler.draw(probs, keys[:, :2])
+        turned = keys if keys.shape[1] > 2 else F.pad(keys, (0, 1))
+        return sampler._race(probs, self._within(turned), _DRAFT)
 
     def noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
         """See :meth:`KeyedSampler.noise`. Only for drafters whose drafts are all point masses: those never touch what
@@ -215,8 +221,20 @@ class DraftingSampler:
         """
         return self._sampler.noise(row, position, ids)
 
-    def coin(self, prob: Tensor) -> Tensor:
-        return self._sampler.coin(prob)
+    def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
+        return self._sampler.coin(prob, self._within(keys))
 
-    def drafting(self) -> DraftingSampler:
-        return self
+    def drafting(self, starts: Tensor) -> DraftingSampler:
+        """The view of a round inside this one."""
+        return DraftingSampler(self._sampler, starts, self)
+
+    def _within(self, keys: Tensor) -> Tensor:
+        """Keys [M, K] with the lengths behind them at which the rounds around them began, outermost first."""
+        begun = self._begun
+        return torch.tensor([[*parts, *begun[parts[0]]] for parts in keys.tolist()], dtype=torch.long)
+
+    @cached_property
+    def _begun(self) -> dict[int, tuple[int, ...]]:
+        """By row; looked up once somebody draws."""
+        outer = None if self._outer is None else self._outer._begun
+        return {row: (length,) if outer is None else (*outer[row], length) for row, length in self._starts.tolist()}

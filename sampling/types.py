@@ -6,7 +6,9 @@ Shapes: B rows, N draft nodes, V vocabulary, T fed tokens, S cached slots, H hid
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
 import torch
@@ -16,6 +18,19 @@ from sampling.events import Call, Step
 
 Rows = list[list[int]]
 """B ragged committed sequences, on the host."""
+
+
+class Rule(IntEnum):
+    """By which rule a drafter's drafts are judged (sampling/verify/rules.py). It is a trait of the drafter, fixed
+    before anything is drawn: a rule that depended on what was drawn would not be the one whose exactness was proved.
+
+    Where a sampler's drafts are point masses (greedy, gumbel coupling) POINT judges every drafter. Of a drafter made of
+    several the highest of their rules judges all it drafts; its point masses are laws with all mass on one id then.
+    """
+
+    POINT = 0  # point masses under every sampler
+    DRAWN = 1  # drawn from laws that travel with them; judged in turn
+    BLOCK = 2  # chains so drawn; judged as a whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +107,8 @@ class Network(Protocol):
     layers: int
 
     @property
+    def takes_trees(self) -> bool: ...  # whether its attention takes the mask of a tree, of any size at any length
+    @property
     def device(self) -> torch.device: ...
     @property
     def dtype(self) -> torch.dtype: ...
@@ -111,10 +128,17 @@ class Network(Protocol):
 class Session(Protocol):
     """One LM, its KV cache and the tokens the cache holds.
 
+    V is `vocab_size`: of a session beside a target's the target's, so that both speak of the same ids. What the model
+    has no id for gets -inf, what the target has no id for is left out: any law that drafts are drawn from is exact.
+
     Where the prompt is no part of the rows (an encoder reads it) the session has it as `source`, rows begin with
     `initial`, and `read() -> int` reads the prompt once and says how many tokens that were.
     """
 
+    @property
+    def vocab_size(self) -> int: ...  # V
+    @property
+    def takes_trees(self) -> bool: ...  # whether a draft may be a tree, of any size and at any length
     @property
     def initial(self) -> Rows: ...  # the prompt, or [[decoder_start]] * B
     def sync(self, rows: Rows) -> list[int]: ...  # crop to the common prefix; cached tokens per row
@@ -138,13 +162,13 @@ class LM(Protocol):
         prompt: Rows,
         *,
         previous: Session | None = None,  # take over its cache (it must not be used again)
-        target: Session | None = None,  # for models that read the target's cache
+        target: Session | None = None,  # whose ids the logits are of, and whose cache some models read
         hidden: bool = False,
     ) -> Session: ...
 
 
 class Sampler(Protocol):
-    """The only source of randomness; seeded, with a state of its own."""
+    """The only source of randomness: all noise is a function of its seed and its key, and nothing is counted."""
 
     def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """[..., V] logits → [..., V] float32 processed probabilities.
@@ -154,9 +178,25 @@ class Sampler(Protocol):
         """
         ...
 
-    def draw(self, probs: Tensor, keys: Tensor) -> Tensor: ...  # [M, V], [M, 2] (row, position) → [M]
-    def coin(self, prob: Tensor) -> Tensor: ...  # [M] → [M] bool: u < prob, never ≤
-    def drafting(self) -> Sampler: ...  # the drafter's view: own noise, or the target's under gumbel coupling
+    def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
+        """[M, V] probabilities → [M] ids.
+
+        Keys on the host, [M, 2]: row, position. A drafter that draws several times for one position keys the further
+        draws by their turn too, [M, 3].
+        """
+        ...
+
+    def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
+        """[M] probabilities → [M] bool: u < prob, never ≤.
+
+        Keys on the host, [M, 4]: row, position, committed length at the round's start, turn among siblings.
+        """
+        ...
+
+    def drafting(self, starts: Tensor) -> Sampler:
+        """The drafter's view in the round that begins at `starts` [B, 2] (row, committed length): noise of its own, or
+        the target's under gumbel coupling. Of a view: that of a round inside its round."""
+        ...
 
     @property
     def needs_prefixes(self) -> bool: ...  # the law depends on the tokens before, or on which id a logit is of
@@ -166,7 +206,8 @@ class Sampler(Protocol):
 
 
 class Drafter(Protocol):
-    """A way of drafting. `start` opens an answer; `propose` and `observe` alternate.
+    """A way of drafting. `start` opens an answer; `propose` and `observe` alternate. `rule` says how its drafts are
+    judged, and so what they are: see :class:`Rule`.
 
     `start` opens the drafter's own sessions but reads no prompt: the loop feeds `sessions` in
     pieces, so that an interrupt is heeded there too. A drafter that reads the target's hidden states
@@ -176,6 +217,9 @@ class Drafter(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def rule(self) -> Rule: ...
 
     @property
     def sessions(self) -> tuple[Session, ...]: ...  # its models' sessions; () if it has none
@@ -204,3 +248,17 @@ class FixedPace:
 
     def observe(self, step: Step) -> None:
         return None
+
+
+def above(parents: Tensor | None, count: int) -> Sequence[int]:
+    """The parent of each node; those of a chain where `parents` is None."""
+    found: Sequence[int] = range(-1, count - 1) if parents is None else parents.tolist()
+    return found
+
+
+def depths_of(parents: Tensor | None, count: int) -> list[int]:
+    """How many tokens there are on the way down to each node, itself included."""
+    depths: list[int] = []
+    for parent in above(parents, count):
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return depths

@@ -17,36 +17,36 @@ import pytest
 import torch
 
 SLOWEST_FIRST = (
-    "identity_real",
-    "model_files",
-    "cascade_exact",
-    "student_exact",
-    "chi_square",
-    "terminal",
-    "cascade_students",
-    "distill",
-    "shards",
-    "encdec_pair",
-    "prefix_exact",
-    "docs_library",
-    "negative_controls",
-    "encdec",
-    "check",
-    "oneshot",
-    "quantization",
-    "trees",
-    "beam",
-    "enumeration",
-    "cache_audit",
-    "loading",
-    "bench_journal",
+    "sampling/test_identity_real.py",
+    "utils/loading/test_model_files.py",
+    "sampling/drafters/test_cascade_exact.py",
+    "sampling/drafters/draft_heads/test_exact.py",
+    "sampling/verify/test_chi_square.py",
+    "app/console/test_terminal.py",
+    "sampling/drafters/test_cascade_students.py",
+    "app/distill/test_distill.py",
+    "utils/distributed/test_shards.py",
+    "app/lanes/test_encoder_decoder.py",
+    "sampling/verify/test_prefix_exact.py",
+    "sampling/test_docs_library.py",
+    "sampling/verify/test_negative_controls.py",
+    "sampling/models/test_encoder_decoder.py",
+    "app/measure/test_check.py",
+    "app/command_line/test_run.py",
+    "utils/loading/test_quantization.py",
+    "sampling/verify/test_trees.py",
+    "sampling/test_beam.py",
+    "sampling/verify/test_enumeration.py",
+    "sampling/models/test_cache_audit.py",
+    "utils/loading/test_loading.py",
+    "app/bench/test_journal.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files are dealt out to the processes in this order: no long one is left for the end, when others are done."""
-    places = {f"test_{name}.py": place for place, name in enumerate(SLOWEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    places = {Path(__file__).parent / name: place for place, name in enumerate(SLOWEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def pytest_collection_finish() -> None:
@@ -56,18 +56,20 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _ctrl_c_again() -> Iterator[None]:
-    """What leaves because of Ctrl-C ends a process; here it is the next test's turn."""
-    before = signal.getsignal(signal.SIGINT)
+def _signals_again() -> Iterator[None]:
+    """What leaves because of a signal ends a process; here it is the next test's turn."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
 def default_pair() -> Any:
     """The default pair of models.yaml in float32 on the CPU."""
-    from utils.catalogue import load_catalogue
-    from utils.loading import LoadOptions, load_pair
+    from utils.catalogue.catalogue import load_catalogue
+    from utils.loading.loaded import LoadOptions
+    from utils.loading.loading import load_pair
 
     catalogue = load_catalogue(Path(__file__).parent.parent / "models.yaml")
     return load_pair(catalogue.pairs[catalogue.default], LoadOptions(device="cpu", dtype="float32"))
@@ -94,3 +96,11 @@ def untouched_global_noise() -> Iterator[None]:
     before = torch.get_rng_state()
     yield
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The one number that what is timed reads as the time, in seconds."""
+    now = [0.0]
+    monkeypatch.setattr("utils.timing.time.perf_counter", lambda: now[0])
+    return now

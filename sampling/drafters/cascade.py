@@ -1,35 +1,45 @@
 """A drafter whose drafts are reviewed by a model between it and the target.
 
-The vertical cascade of Cascade Speculative Drafting (arXiv 2312.11462, section 3.2): the reviewer runs the rounds
-that a target runs, may be lenient, and passes up the law that its tokens really have (sampling/review.py). Knows
-neither the drafter below nor the target above.
+The vertical cascade of Cascade Speculative Drafting (Chen et al., arXiv 2312.11462, section 3.2): the reviewer runs
+the rounds that a target runs, may be lenient, and passes up the distribution that its tokens really have
+(sampling/verify/review.py). A cascade as it is written down, a list of drafters, large to small, a K matrix and a
+lenience, becomes one drafter by :func:`cascade_of` (algorithm 1). Knows neither the drafter below nor the target above.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.drafters.composite import Composite, Growing, renumbered
+from sampling.drafters.combined import ChainDrafter, Composite, Growing, Link, renumbered
+from sampling.drafters.draft_heads.eagle import FeatureDrafter
+from sampling.drafters.draft_model import ModelDrafter, opened, scoring
 from sampling.drafters.drawing import Covered
-from sampling.drafters.model import opened, scoring
 from sampling.events import Call, Step, by_row
-from sampling.review import Review, review
-from sampling.short_list import spread
-from sampling.told import Told
-from sampling.types import LM, Draft, Drafter, Rows, Sampler, Session, Verdict
-from utils.k_matrix import check_lenience
+from sampling.types import LM, Draft, Drafter, Rows, Rule, Sampler, Session, Verdict
+from sampling.verify.review import Review, review
+from sampling.verify.round_metrics import Told
+from sampling.vocabulary import spread
+from utils.catalogue.k_matrix import Matrix, check_fit, check_lenience
+from utils.errors import UserError
 from utils.timing import Stopwatch
+
+_ALL = 1 << 30  # a review is never cut but by the room that is left
 
 
 class Reviewer:
-    """A model with its session, as a member of a cascade: judges drafts and adds a token of its own."""
+    """A model with its session, as a member of a cascade: judges drafts and adds a token of its own.
 
-    def __init__(self, lm: LM) -> None:
-        self.lm = lm
+    `rule`: by which the target judges what it lets out; its own reviews go token by token.
+    """
+
+    def __init__(self, lm: LM, rule: Rule = Rule.DRAWN) -> None:
+        self.lm, self.rule = lm, rule
         self.names = (lm.name,)
         self.session: Session | None = None
         self._ids: list[int] = []
@@ -44,6 +54,10 @@ class Reviewer:
         self._ids = list(range(len(prompt)))
         self.session = opened(self.lm, prompt, previous, target)
 
+    def keys(self, rows: Rows) -> Tensor:
+        """[B, 2]: the caller's number of each row and where it ends."""
+        return torch.tensor([[name, len(row)] for name, row in zip(self._ids, rows, strict=True)])
+
     def number(self, place: int) -> int:
         """The caller's number of the row at `place`."""
         return self._ids[place]
@@ -54,8 +68,13 @@ class Reviewer:
             return [0] * len(rows)
         return [max(0, min(want, self.lm.context - len(row))) for want, row in zip(k, rows, strict=True)]
 
-    def review(self, rows: Rows, draft: Draft, sampler: Sampler, lenience: float) -> tuple[Review, Told, Tensor | None]:
-        """The judgement, what it tells the watcher, and the ids that its laws cover (None: all)."""
+    def review(
+        self, rows: Rows, draft: Draft, keys: Tensor, going: Tensor, sampler: Sampler, lenience: float
+    ) -> tuple[Review, Told, Tensor | None]:
+        """The judgement of the rows `going` [M], what it tells the watcher, and the ids its laws cover (None: all).
+
+        `keys` are those of all rows. The others draw nothing: it would be drawn again where they go on.
+        """
         session = self.session
         assert session is not None
         score, ids = scoring(session, whole=sampler.needs_prefixes)
@@ -64,9 +83,8 @@ class Reviewer:
         if ids is not None:
             logits = F.pad(logits, (0, 1), value=-torch.inf)  # the last column: every id that is not covered
             seen = _covered(draft, ids)
-            sampler = Covered(sampler, ids, self.lm.vocab_size)
-        keys = torch.tensor([[name, len(row)] for name, row in zip(self._ids, rows, strict=True)])
-        found = review(logits, seen, rows, keys, sampler, lenience)
+            sampler = Covered(sampler, ids, session.vocab_size)
+        found = review(logits, seen, rows, keys, sampler, lenience, going)
         session.keep(found.verdict.path)
         return found, Told.of(found.verdict, seen), ids
 
@@ -102,16 +120,18 @@ class CascadeDrafter(Composite):
         if max(k) <= 0:
             return Draft.empty(len(rows))
         watch = Stopwatch(getattr(self.reviewer.lm, "device", None))
-        draft = self.inner.propose(rows, [max(0, most - 1) for most in k], sampler)
+        keys, going = self.reviewer.keys(rows), [place for place, most in enumerate(k) if most > 0]
+        draft = self.inner.propose(rows, [max(0, most - 1) for most in k], sampler.drafting(keys))
         drafting = watch.lap()
-        found, told, ids = self.reviewer.review(rows, draft, sampler, self.lenience)
+        found, told, ids = self.reviewer.review(rows, draft, keys, torch.tensor(going), sampler, self.lenience)
         call = Call(self.reviewer.lm.name, 1, watch.lap())
         grown = Growing(rows, self.names)
         numbers = self.numbered(self.inner)
         for one in (*draft.calls, call):
             grown.called(one)
-        grown.append(_emitted(found, draft, ids, numbers, self.reviewer.lm.vocab_size), range(len(self.names)), k)
-        going = [place for place, most in enumerate(k) if most > 0]
+        assert self.reviewer.session is not None
+        emitted = _emitted(found, draft, ids, numbers, self.reviewer.session.vocab_size)
+        grown.append(emitted, range(len(self.names)), k)
         steps = self._steps(going, draft, found.verdict, told, ids, call, drafting)
         return replace(grown.draft(), trace=tuple(steps))
 
@@ -175,7 +195,7 @@ def _emitted(found: Review, draft: Draft, ids: Tensor | None, numbers: list[int]
     accepted = (verdict.path >= 0).sum(dim=1)
     own = F.pad(torch.zeros_like(draft.tokens), (0, 1)).scatter(1, accepted[:, None], 1).bool()
     before = torch.arange(count + 1).expand(rows, -1) < accepted[:, None]
-    spoken = verdict.token if ids is None else ids.cpu()[verdict.token]
+    spoken = verdict.token if ids is None else torch.where(verdict.token < 0, -1, ids.cpu()[verdict.token])
     drafted = F.pad(draft.tokens, (0, 1), value=-1)
     tokens = torch.where(before, drafted, torch.where(own, spoken[:, None], torch.full_like(drafted, -1)))
     source = torch.zeros_like(draft.tokens) if draft.source is None else draft.source.expand_as(draft.tokens)
@@ -195,3 +215,55 @@ def _chances(verdict: Verdict, tokens: Tensor, ids: Tensor | None) -> Tensor:
         at = torch.searchsorted(ids, at).clamp(max=len(ids) - 1)
     chosen = logits.gather(2, at[..., None])[..., 0]
     return (chosen - logits.logsumexp(dim=-1)).exp().cpu()
+
+
+def cascade_of(drafters: Sequence[Drafter], matrix: Any, lenience: float = 1.0) -> ChainDrafter:
+    """The cascade of `drafters`, large to small, by the K matrix; λ = `lenience` holds between them only.
+
+    All but the last review: model drafters (of which the model is taken) or models. A last one without a model is
+    asked for K's last entry at a time, one with a model for what is missing. A cascade ignores gamma: a
+    proposal has up to `most` tokens, and what it is asked for only cuts.
+
+    Raises:
+        UserError: no drafter, a matrix that does not fit, λ < 1, or a drafter that cannot review before the last.
+    """
+    if not drafters:
+        raise UserError("a cascade needs at least one drafter")
+    k, lenience = check_fit(matrix, len(drafters)), check_lenience(lenience)
+    *reviewers, last = drafters
+    call = None if isinstance(last, ModelDrafter) else k[-1][-1] or None
+    links = [Link(last, 0, call, 0 if call is None else call - 1)]
+    for place in range(len(reviewers) - 1, -1, -1):
+        below = _chain(links, k, place + 1)
+        drafter = CascadeDrafter(_reviewer(reviewers[place]), below, lenience)
+        links.insert(0, Link(drafter, 0, _ALL, below.most))
+    return _chain(links, k, 0)
+
+
+def chain_of(drafters: Sequence[Drafter], amounts: Sequence[int]) -> ChainDrafter:
+    """Drafter i adds amounts[i] tokens behind those before it; nobody reviews but the target.
+
+    UserError for no drafter, another number of amounts, or one below zero.
+    """
+    if not drafters or len(drafters) != len(amounts):
+        raise UserError(f"a chain needs an amount for each of its drafters, got {len(amounts)} for {len(drafters)}")
+    if min(amounts) < 0:
+        raise UserError(f"the amounts of a chain must be 0 or more, got {min(amounts)}")
+    return ChainDrafter([Link(drafter, amount) for drafter, amount in zip(drafters, amounts, strict=True)])
+
+
+def _chain(links: Sequence[Link], k: Matrix, reviewer: int) -> ChainDrafter:
+    """What `reviewer` (0 = the target) is given: the drafters after it, with the tokens of its row."""
+    row = k[reviewer][reviewer:]
+    return ChainDrafter([link._replace(tokens=tokens) for link, tokens in zip(links, row, strict=True)])
+
+
+def _reviewer(drafter: Any) -> Reviewer:
+    """What reviews: the model of a model drafter, or a model."""
+    if isinstance(drafter, FeatureDrafter):
+        raise UserError("feature cannot review drafts (it has no states but its target's): only the last can be one")
+    model: Any = drafter.lm if isinstance(drafter, ModelDrafter) else drafter
+    if not hasattr(model, "open"):
+        name = drafter.names[0] if getattr(drafter, "names", ()) else type(drafter).__name__
+        raise UserError(f"{name} is no model and cannot review drafts: only the last drafter of a cascade may be one")
+    return Reviewer(model, drafter.rule) if isinstance(drafter, ModelDrafter) else Reviewer(model)

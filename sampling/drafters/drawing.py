@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from sampling.events import Call
-from sampling.short_list import spread
 from sampling.types import Draft, Rows, Sampler
+from sampling.vocabulary import spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,11 @@ class Covered:
         drawn = self._sampler.draw(spread(probs[:, : len(self._ids)], self._ids, self._vocab_size, 0.0), keys)
         return torch.searchsorted(self._ids, drawn)
 
-    def coin(self, prob: Tensor) -> Tensor:
-        return self._sampler.coin(prob)
+    def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
+        return self._sampler.coin(prob, keys)
 
-    def drafting(self) -> Covered:
-        return Covered(self._sampler.drafting(), self._ids, self._vocab_size)
+    def drafting(self, starts: Tensor) -> Covered:
+        return Covered(self._sampler.drafting(starts), self._ids, self._vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,20 @@ class Drawing:
     """Draws the columns of one draft.
 
     `numbers` are the caller's numbers of the rows, which key the noise; `short_list` [n] the ids that the
-    logits cover, ascending, None = all `vocab_size` of them.
+    logits cover, ascending, None = all `vocab_size` of them. `likeliest`: where the sampler would draw with noise of
+    the drafter's own the likeliest ids are taken, so that all drafts are point masses.
     """
 
     sampler: Sampler
     numbers: list[int]
     vocab_size: int
     short_list: Tensor | None = None
+    likeliest: bool = False
+
+    @property
+    def point_mass(self) -> bool:
+        """Whether the drafts are point masses."""
+        return self.likeliest or self.sampler.point_mass
 
     def column(self, logits: Tensor, rows: Rows, going: list[bool]) -> Column:
         """Draw for each row with `going`; logits [B, n], at temperature 1 before any processor."""
@@ -112,24 +119,29 @@ class Drawing:
         places = [place for place, goes in enumerate(going) if goes]
         keys = torch.tensor([[self.numbers[place], len(rows[place])] for place in places])
         if len(places) == len(rows):
-            at = sampler.draw(law, keys)
+            at = self._drawn(sampler, law, keys)
             tokens = at if self.short_list is None else self.short_list.index_select(0, at)
         else:
             where = torch.tensor(places, device=law.device)
-            drawn = sampler.draw(law[where], keys)
+            drawn = self._drawn(sampler, law[where], keys)
             at = torch.zeros(len(rows), dtype=torch.long, device=law.device).index_copy_(0, where, drawn)
             ids = drawn if self.short_list is None else self.short_list.index_select(0, drawn)
             tokens = torch.full_like(at, -1).index_copy_(0, where, ids)
         whole = logits.float().logsumexp(dim=-1)
         return Column(tokens.cpu(), law, _chances(logits, at, whole).cpu(), logits, whole)
 
+    def _drawn(self, sampler: Sampler, law: Tensor, keys: Tensor) -> Tensor:
+        """[M] one index into each law [M, n]."""
+        if self.likeliest and not sampler.point_mass:
+            return law.argmax(dim=-1)
+        return sampler.draw(law, keys)
+
     def others(self, columns: list[Column], count: int) -> list[list[list[Other]]]:
         """By column and row the `count` likeliest tokens but the drawn one, best first, of equals the lower id.
 
         Fewer where fewer have any mass.
         """
-        point_mass = self.sampler.point_mass
-        law = torch.stack([column.chances() if point_mass else column.law for column in columns])
+        law = torch.stack([column.chances() if self.point_mass else column.law for column in columns])
         least = law.topk(min(count + 1, law.shape[-1]), dim=-1).values[..., -1:]
         where = ((law >= least) & (law > 0)).nonzero(as_tuple=True)  # `topk` orders equals as it likes
         depths, places, at = where
@@ -152,7 +164,7 @@ class Drawing:
         """
         if not max(counts):
             return None
-        if not self.sampler.point_mass:
+        if not self.point_mass:
             return self._drawn_beside(column, rows, depth, counts)
         kept = [row[:count] for row, count in zip(others, counts, strict=True)]
         padded = [[*row, *[Other(-1, 1.0)] * (max(counts) - len(row))] for row in kept]
@@ -163,12 +175,13 @@ class Drawing:
         """max(counts) ≥ 1 tokens of each row, counts[b] of them present; no token twice."""
         tokens, raw, laws = [], [], []
         left, at = column.law, self._index(column.tokens).to(column.law.device)
-        numbers = torch.tensor([[name, len(row) + depth] for name, row in zip(self.numbers, rows, strict=True)])
+        places = [[name, len(row) + depth, 0] for name, row in zip(self.numbers, rows, strict=True)]
+        keys = torch.tensor(places)  # turn 0 is the chain's own draw
         for turn in range(max(counts)):
             left = left.scatter(1, at[:, None], 0.0)
             mass = left.sum(dim=-1, keepdim=True)
             left = torch.where(mass > 0, left / mass.clamp(min=torch.finfo(left.dtype).tiny), column.law)
-            at = self.sampler.draw(left, numbers)
+            at = self.sampler.draw(left, keys + torch.tensor([0, 0, turn + 1]))
             goes = torch.tensor([count > turn for count in counts], device=at.device) & (mass[:, 0] > 0)
             ids = at if self.short_list is None else self.short_list.index_select(0, at)
             tokens.append(torch.where(goes, ids, torch.full_like(ids, -1)).cpu())
@@ -184,7 +197,7 @@ class Drawing:
     def draft(self, columns: list[Column], call: Call) -> Draft:
         """The draft made of `columns`, N ≥ 1: its laws [B, N, V] travel with it unless they are point masses."""
         probs = None
-        if not self.sampler.point_mass:
+        if not self.point_mass:
             law = torch.stack([column.law for column in columns], dim=1)
             probs = spread(law, self.short_list, self.vocab_size, 0.0)
         return Draft(

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampling.drafters.table_file import StaticTables
-from sampling.rows import behind, common_prefix, first_rows, lead, parted
-from sampling.types import Draft, Rows, Sampler, Session, Verdict
+from sampling.drafters.tables.table_file import StaticTables
+from sampling.rows import behind, common_prefix, first_rows, ids_of, lead, parted
+from sampling.types import Draft, Rows, Rule, Sampler, Session, Verdict
 
 MAXGRAM, BIGRAM = 0, 1  # indices into MaxGramDrafter.names
 _KEPT = 128  # lengths that can be gone back to without counting anew
@@ -98,22 +98,25 @@ class SuffixMatches:
 
 class MaxGramDrafter:
     """Point-mass chains by MaG. `tables`: their contexts of one token are the bigrams; None = no bigrams.
-    Ids from `vocab_size` on are nobody's bigram.
+    Ids from `vocab_size` on are nobody's bigram, nor those that the target does not have.
 
     `source` is [B, N]: what was copied is of "maxgram", the tail of "bigram".
     """
 
     names: tuple[str, ...] = ("maxgram", "bigram")
+    rule = Rule.POINT
     sessions: tuple[Session, ...] = ()
 
     def __init__(self, tables: StaticTables | None = None, vocab_size: int = 1 << 30) -> None:
         self.tables, self.vocab_size = tables, vocab_size
+        self._bigrams = tables  # as far as the target has their ids
         self._matches: list[SuffixMatches] = []
         self._leads: Rows = []
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         """Nothing is generated yet: every answer begins without a match."""
         self._leads = lead(prompt, target)
+        self._bigrams = None if self.tables is None else self.tables.below(min(self.vocab_size, ids_of(target)))
         self._matches = [SuffixMatches(row) for row in behind(self._leads, first_rows(prompt, target))]
 
     def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
@@ -142,8 +145,8 @@ class MaxGramDrafter:
         return drafted, copied
 
     def _bigram(self, token: int) -> int | None:
-        known = self.tables.next([token]) if self.tables is not None else None
-        return known.token if known is not None and known.token < self.vocab_size else None
+        known = self._bigrams.next([token]) if self._bigrams is not None else None
+        return known.token if known is not None else None
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         return None  # the matches follow the rows they are shown

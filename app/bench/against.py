@@ -1,0 +1,238 @@
+"""`bench --against transformers`: the same prompts through transformers' own `generate`, as anyone gets it without us.
+
+* hf-plain: no drafts. hf-lookup: `prompt_lookup_num_tokens=10`. hf-assisted: `assistant_model`, a drafter model or a
+  plain student, with transformers' defaults (20 tokens, fewer where the drafter is unsure).
+* The target is a plain copy (`nn.Linear` as usual, nothing packed), with transformers' own attention and cache.
+
+Only decoding is timed: a streamer hears each token (with drafts: each accepted run) as it is known, the first hearing
+is the time to first token, and the rate counts what comes after it: tokens behind the first run / seconds between the
+first hearing and the last, so that reading the prompt (there also the drafter's, and the first drafts) is in no rate,
+as in ours. What `generate` does after the last token is not counted either. Knows no figures beyond these: no drafted
+or accepted tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from app.lanes.answers import Answer
+from sampling.stats.summary import Stats
+from utils.errors import UsageError
+
+if TYPE_CHECKING:
+    from app.lanes.lane import Engine
+    from app.settings.layers import ModelOptions, Settings
+    from utils.loading.loaded import LoadedPair
+
+
+TRANSFORMERS = "transformers"
+PLAIN, LOOKUP, ASSISTED = "hf-plain", "hf-lookup", "hf-assisted"
+LOOKUP_TOKENS = 10
+
+
+class _StoppedError(Exception):
+    """Ends `generate` from within."""
+
+
+class Arrivals:
+    """A streamer that notes when tokens arrive: `ids`, and of each run its length and the time in seconds."""
+
+    def __init__(self, interrupt: Callable[[], bool]) -> None:
+        self.ids: list[int] = []
+        self.runs: list[int] = []
+        self.times: list[float] = []
+        self._interrupt = interrupt
+        self._prompt = True
+
+    def put(self, tokens: Any) -> None:
+        """Tokens [1, n] or [1]; the first call brings the prompt."""
+        if self._prompt:
+            self._prompt = False
+            return
+        self.times.append(time.perf_counter())
+        run = tokens.flatten().tolist()
+        self.ids += run
+        self.runs.append(len(run))
+        if self._interrupt():
+            raise _StoppedError
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+    def stats(self, started: float, prompt_n: int, reason: Any) -> Stats:
+        """The figures of an answer begun at `started`; tokens of the first run are in no rate."""
+        first = 1000 * (self.times[0] - started) if self.times else None
+        return Stats(
+            stop_reason=reason,
+            prompt_n=prompt_n,
+            prompt_ms=first or 0.0,
+            ttft_ms=first,
+            predicted_n=len(self.ids),
+            predicted_ms=1000 * (self.times[-1] - self.times[0]) if self.times else 0.0,
+            target_passes=max(0, len(self.runs) - 1),
+            openings=self.runs[0] if self.runs else 0,
+        )
+
+
+@dataclass(frozen=True)
+class Rival:
+    """One way of calling `generate` of `model` (a plain transformers model); `more` is what makes it this way."""
+
+    name: str
+    model: Any
+    stop_ids: frozenset[int]
+    context: int
+    vocab_size: int
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def answer(
+        self,
+        prompt: Sequence[int],
+        settings: Settings,
+        decode: Callable[[list[int]], str],
+        interrupt: Callable[[], bool],
+    ) -> Answer:
+        """Decode one prompt. Sampled answers repeat with the seed; they are other draws than our lanes'."""
+        import torch
+
+        from utils.loading.quiet import quiet_warnings
+
+        ids = torch.tensor([list(prompt)], device=self.model.device)
+        arrivals, interrupted = Arrivals(interrupt), False
+        cuda = [self.model.device] if self.model.device.type == "cuda" else []
+        with torch.random.fork_rng(cuda), quiet_warnings():
+            torch.manual_seed(settings.seed)
+            started = time.perf_counter()
+            try:
+                self.model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=min(settings.max_new_tokens, self.context - len(prompt)),
+                    streamer=arrivals,
+                    **law(settings),
+                    **self._padding(),
+                    **self.more,
+                )
+            except _StoppedError:
+                interrupted = True
+        ended = "eos" if arrivals.ids and arrivals.ids[-1] in self.stop_ids else "length"
+        stats = arrivals.stats(started, len(prompt), "interrupted" if interrupted else ended)
+        found = tuple(arrivals.ids)
+        return Answer(self.name, found, decode(list(found)), stats, may_differ=settings.temperature > 0)
+
+    def _padding(self) -> dict[str, Any]:
+        """Rows of the head that stand for no token are never chosen (our lanes leave them out)."""
+        surplus = range(self.vocab_size, self.model.config.get_text_config().vocab_size)
+        return {"suppress_tokens": list(surplus)} if surplus else {}
+
+
+def law(settings: Settings) -> dict[str, Any]:
+    """The settings' law as arguments of `generate`, which applies them in our order."""
+    rules = {"repetition_penalty": settings.repetition_penalty} if settings.repetition_penalty != 1 else {}
+    rules |= {"no_repeat_ngram_size": settings.no_repeat_ngram} if settings.no_repeat_ngram else {}
+    if settings.temperature == 0:
+        return {"do_sample": False, **rules}
+    return {
+        **rules,
+        "do_sample": True,
+        "temperature": settings.temperature,
+        "top_k": settings.top_k,
+        "top_p": settings.top_p,
+        "min_p": settings.min_p or None,
+    }
+
+
+def make_rivals(engine: Engine, options: ModelOptions, against: str) -> tuple[dict[str, Rival], list[str]]:
+    """The ways of `--against`, by name, and lines about what is left out.
+
+    `against` is `transformers`, or `transformers:DRAFTER` with the drafter (a plain student or a transformers model)
+    that hf-assisted gets instead of the pair's own (or, where that is of another kind, the pair's plain student).
+    Raises UserError for a drafter that cannot be loaded or does not fit.
+    """
+    from utils.kernels.packed_linear import unpacked_copy
+
+    if engine.loaded.target.shard is not None:
+        raise UsageError(f"--against {TRANSFORMERS} needs the whole target in one process: leave torchrun out")
+    loaded, drafter = engine.loaded, against.partition(":")[2]
+    model = as_bought(unpacked_copy(loaded.target.model), engine.stop_ids)
+    shared: dict[str, Any] = {
+        "model": model,
+        "stop_ids": engine.stop_ids,
+        "context": engine.context,
+        "vocab_size": engine.target.vocab_size,
+    }
+    ways: dict[str, dict[str, Any]] = {PLAIN: {}, LOOKUP: {"prompt_lookup_num_tokens": LOOKUP_TOKENS}}
+    pair = _other(engine, options, drafter) if drafter else loaded
+    assistant = _assistant(pair, engine)
+    notes: list[str] = []
+    if isinstance(assistant, str):
+        notes.append(f"{ASSISTED} is left out: {assistant}")
+    else:
+        ways[ASSISTED] = {"assistant_model": as_bought(assistant, engine.stop_ids)}
+    return {name: Rival(name, more=more, **shared) for name, more in ways.items()}, notes
+
+
+def rivals_of(
+    engine: Engine, settings: Settings, options: ModelOptions, against: str
+) -> tuple[Mapping[str, Rival], Sequence[str]]:
+    """What --against names, and notes on what is left out of it, which are told at once."""
+    rivals, notes = make_rivals(engine, options, against)
+    if not settings.quiet:
+        sys.stderr.write("".join(f"{note}\n" for note in notes))
+    return rivals, notes
+
+
+def as_bought(model: Any, stop_ids: frozenset[int]) -> Any:
+    """`model` without preferences of its own but where an answer ends; shares everything with it, changes nothing."""
+    from transformers import GenerationConfig
+
+    stop = sorted(stop_ids)
+    twin = copy.copy(model)
+    ends: dict[str, Any] = {"eos_token_id": stop or None, "pad_token_id": stop[0] if stop else 0}
+    ends |= {"decoder_start_token_id": getattr(model.generation_config, "decoder_start_token_id", None)}
+    twin.generation_config = GenerationConfig(**ends)  # type: ignore[no-untyped-call]
+    return twin
+
+
+def _other(engine: Engine, options: ModelOptions, drafter: str) -> LoadedPair:
+    """The pair with this drafter. UsageError if `generate` can use none of its kind."""
+    from app.lanes.pairing import load_options
+    from utils.loading.loading import load_drafter
+
+    pair = load_drafter(engine.loaded, drafter, load_options(options))
+    if pair.drafter_kind not in ("model", "plain"):
+        raise UsageError(
+            f"--against {TRANSFORMERS}:{drafter}: transformers has no {pair.drafter_kind} drafter, "
+            "name a model or a plain one"
+        )
+    return pair
+
+
+def _assistant(pair: LoadedPair, engine: Engine) -> Any:
+    """The drafter of `pair` (else its plain student) as a transformers model, or why `generate` can have none."""
+    from utils.kernels.packed_linear import unpacked_copy
+
+    if pair.drafter is not None and pair.drafter_kind == "model":
+        theirs, ours = pair.drafter.vocab_size, pair.target.vocab_size
+        if theirs != ours:
+            return f"transformers takes no drafter with another number of logits ({theirs:,}, the target's {ours:,})"
+        return unpacked_copy(pair.drafter.model)
+    folder = pair.student if pair.drafter_kind == "plain" else None
+    if folder is None:
+        try:
+            folder = pair.spec.student("plain")
+        except UsageError:
+            named = f"--against {TRANSFORMERS}:DRAFTER names a model or a plain one"
+            return f"transformers has no {pair.drafter_kind} drafter ({named})"
+    from sampling.drafters.draft_heads.checkpoint import load_student
+    from training.draft_heads.export import llama_of
+    from utils.loading.fit import fingerprint
+
+    student = load_student(folder, pair.target.model, fingerprint(engine.tokenizer))
+    model: Any = llama_of(student)
+    return model.to(pair.target.device, pair.target.dtype)

@@ -1,0 +1,211 @@
+"""`bench --check-identity`: is the output really unchanged?
+
+Every lane's ids are compared with plain decoding's and, at temperature 0, with what transformers'
+own `generate` makes of the same weights, loaded a second time and left as they are. The rule: equal,
+or first different where the target's two best logits lie closer than 0.001 (float32 cannot tell them
+apart), at most 1 prompt in 50. Knows no figures of speed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.bench.results import facts
+from app.lanes.answers import Answer, run_lane
+from app.lanes.comparison import NEAR_TIE, Variant, difference, gap_between, may_differ
+from app.prompts.questions import conversation, fitting
+from utils.errors import UsageError
+from utils.files import write_json
+from utils.progress import INTERRUPTED
+
+if TYPE_CHECKING:
+    from app.bench.plan import Measurement
+    from app.lanes.lane import Engine
+    from app.settings.layers import ModelOptions
+
+
+TOLERATED = 50  # one prompt in so many may meet a near tie
+
+Reference = Callable[[list[int], int], list[int]]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where an answer leaves the one it must equal. `gap`: of the target's two best logits there."""
+
+    prompt: int
+    label: str
+    against: str
+    position: int
+    gap: float | None
+
+    @property
+    def near_tie(self) -> bool:
+        return self.gap is not None and self.gap < NEAR_TIE
+
+    def __str__(self) -> str:
+        gap = "unknown" if self.gap is None else f"{self.gap:.2g}"
+        tie = " (near tie)" if self.near_tie else ""
+        where = f"at token {self.position + 1}, top-2 gap {gap}{tie}"
+        return f"prompt {self.prompt}: {self.label} differs from {self.against} {where}"
+
+
+@dataclass
+class Report:
+    """What was compared so far. `lanes` counts methods × gammas, plain decoding included if it was compared."""
+
+    lanes: int
+    tokens: int
+    prompts: int = 0
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """The rule: near ties only, and in at most one prompt of 50 (one, where there are fewer)."""
+        prompts = {difference.prompt for difference in self.differences}
+        allowed = max(1, self.prompts // TOLERATED)
+        return all(difference.near_tie for difference in self.differences) and len(prompts) <= allowed
+
+    def __str__(self) -> str:
+        count = len(self.differences)
+        ties = sum(difference.near_tie for difference in self.differences)
+        told = f"{count} differ" + (f", {ties} of them at a near tie" if count else "")
+        return f"identity: {self.prompts} prompts × {self.tokens} tokens × {self.lanes} lanes: {told}"
+
+
+def check_identity(bench: Measurement, options: ModelOptions) -> int:
+    """Compare the first turn of every question; prints each difference and a summary; 1 if the rule is broken.
+
+    Raises UsageError where the rule cannot hold: other number formats than float32, or nothing to compare.
+    """
+    from tqdm import tqdm
+
+    greedy = bench.settings.temperature == 0
+    variants = comparable(bench, greedy)
+    reference = transformers_reference(bench.engine, options) if greedy else None
+    report = Report(lanes=len(variants) + (reference is not None), tokens=bench.settings.max_new_tokens)
+    settings = bench.settings
+    with tqdm(bench.questions, unit="prompt", disable=settings.quiet, file=sys.stderr, leave=False) as bar:
+        for number, question in enumerate(bar, start=1):
+            chat = conversation(bench.engine, settings)
+            try:
+                prompt = fitting(chat.plan(question.turns[0]).prompt, bench.engine.context)
+            except UsageError as error:
+                bar.write(f"prompt {question.line or number} skipped: {error}", file=sys.stderr)
+                continue
+            found = compare(bench, question.line or number, prompt, variants, reference)
+            if found is None:
+                bench.interrupted = True
+                break
+            report.prompts += 1
+            report.differences += found
+            for difference in found:
+                bar.write(str(difference), file=sys.stdout)
+    sys.stdout.write(f"{report}{'' if reference else ' (transformers not compared: sampled)'}\n")
+    if bench.args.out is not None:
+        _write(bench, report)
+    if bench.interrupted:
+        sys.stderr.write("interrupted: prompts behind this were not compared\n")
+        return INTERRUPTED
+    return 0 if report.passed else 1
+
+
+def comparable(bench: Measurement, greedy: bool) -> list[Variant]:
+    """The variants that must equal plain decoding, apart from itself. UsageError if there are none."""
+    loaded = bench.engine.loaded
+    if loaded.target.dtype_text != "float32" or loaded.target.quantization != "none":
+        kind = f"{loaded.target.dtype_text}, {loaded.target.quantization}"
+        raise UsageError(f"--check-identity needs the target in float32 and not quantized, got {kind}")
+    found = [
+        variant
+        for variant in bench.variants
+        if variant.method != "ar" and not may_differ(lane := bench.lane(variant), lane.settings)
+    ]
+    if not found and not greedy:
+        raise UsageError("--check-identity: no lane here must equal ar when sampling (try ngram, or --coupling gumbel)")
+    return found
+
+
+def compare(
+    bench: Measurement, number: int, prompt: list[int], variants: Sequence[Variant], reference: Reference | None
+) -> list[Difference] | None:
+    """All differences of one prompt; None when interrupted."""
+    plain = _answer(bench, Variant("ar"), prompt)
+    answers = [(variant.label, _answer(bench, variant, prompt)) for variant in variants if not bench.interrupt()]
+    if bench.interrupt() or plain.interrupted or any(answer.interrupted for _, answer in answers):
+        return None
+    expected: list[tuple[str, Sequence[int]]] = [("ar", plain.ids)]
+    if reference is not None:
+        room = min(bench.settings.max_new_tokens, bench.engine.context - len(prompt))
+        expected.append(("transformers", reference(prompt, room)))
+    found: list[Difference] = []
+    for against, ids in expected:
+        for label, answer in [("ar", plain), *answers]:
+            if label == against:
+                continue
+            at = difference(ids, answer.ids)
+            if at is not None:
+                found.append(Difference(number, label, against, at, gap_between(plain.stats, answer.stats, at)))
+    return found
+
+
+def _answer(bench: Measurement, variant: Variant, prompt: list[int]) -> Answer:
+    return run_lane(bench.lane(variant), prompt, bench.decode, interrupt=bench.interrupt)
+
+
+def transformers_reference(engine: Engine, options: ModelOptions) -> Reference:
+    """`generate(do_sample=False)` of a plain transformers model with the target's weights, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig
+
+    from app.lanes.pairing import load_options
+    from utils.loading.quiet import quiet_warnings
+    from utils.loading.sources import model_folder
+    from utils.progress import never, silent
+
+    loading = load_options(options)
+    folder: Path = model_folder(engine.loaded.spec.target, loading, silent, never)
+    with quiet_warnings():
+        kind: Any = AutoModelForSeq2SeqLM if engine.encodes else AutoModelForCausalLM
+        model: Any = kind.from_pretrained(
+            str(folder),
+            dtype=torch.float32,
+            trust_remote_code=loading.trust_remote_code,
+            local_files_only=True,
+        )
+    model = model.eval().to(engine.loaded.target.device)
+    stop = sorted(engine.stop_ids)
+    ends: dict[str, Any] = {"eos_token_id": stop or None, "pad_token_id": stop[0] if stop else 0}
+    ends |= {"decoder_start_token_id": engine.start_id}
+    model.generation_config = GenerationConfig(**ends)  # type: ignore[no-untyped-call]  # none of the model's own preferences
+    padding = list(range(engine.target.vocab_size, model.get_output_embeddings().weight.shape[0]))
+
+    def generate(prompt: list[int], tokens: int) -> list[int]:
+        ids = torch.tensor([prompt], device=model.device)
+        with torch.no_grad(), quiet_warnings():
+            made = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=tokens,
+                suppress_tokens=padding or None,
+            )
+        new: list[int] = made[0, 1 if engine.encodes else len(prompt) :].tolist()
+        return new
+
+    return generate
+
+
+def _write(bench: Measurement, report: Report) -> None:
+    identity = {
+        "prompts": report.prompts,
+        "tokens": report.tokens,
+        "lanes": report.lanes,
+        "passed": report.passed,
+        "differences": [vars(difference) | {"near_tie": difference.near_tie} for difference in report.differences],
+    }
+    write_json(Path(bench.args.out or ""), {**facts(bench), "identity": identity})

@@ -1,0 +1,294 @@
+"""The journal of `bench --out F.json`: F.json.partial, a line an answer, so that a killed run loses none and goes on.
+
+The first line says what run it is of (:func:`about`: plain JSON and, but for the machine, known before a model is
+loaded), a `part` line begins each time the run is taken up, the others are answers. A line without its newline was cut
+by a kill and is dropped; any other that cannot be read is an error. Knows answers and their places, no models and no
+figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from app.lanes.answers import Answer, shown_settings
+from app.lanes.comparison import Variant
+from utils.errors import UsageError, UserError
+from utils.files import beside
+
+if TYPE_CHECKING:
+    from app.bench.options import BenchArgs
+    from app.prompts.questions import Question
+    from app.settings.layers import ModelOptions, Settings
+
+
+_ELSEWHERE = ("prompts", "ids", "limit", "turns", "methods", "out", "check_identity")  # told otherwise, or no matter
+_MODELS = {"drafter_device", "drafter_quantization", "attn_implementation", "revision"}
+_SAME = ("device", "gpu", "dtype", "quantization")  # of the machine: a run is timed on one kind of device
+About = Mapping[str, Any]
+
+
+class Place(NamedTuple):
+    """Which of a benchmark's answers: question and turn (from 0), repeat (from 0), variant."""
+
+    question: int
+    turn: int
+    repeat: int
+    variant: Variant
+
+
+def about(settings: Settings, options: ModelOptions, args: BenchArgs, questions: Sequence[Question]) -> dict[str, Any]:
+    """What makes a run this run, known before a model is loaded; plain JSON values."""
+    from app.lanes.pairing import choose_pair
+
+    spec = choose_pair(options)
+    models = options.model_dump(include=_MODELS)
+    own = {name: value for name, value in vars(args).items() if name not in _ELSEWHERE}
+    found = {
+        "pair": spec.name,
+        "target": spec.target.source,
+        "drafter": spec.drafter_name,
+        **models,
+        **shown_settings(settings),
+        "methods": args.methods or settings.compare,
+        **own,
+        "prompts": [_digest(question) for question in questions],
+    }
+    told: dict[str, Any] = json.loads(json.dumps(found, default=str))
+    return told
+
+
+def _digest(question: Question) -> str:
+    text = json.dumps([question.turns, question.category, question.question_id])
+    return sha256(text.encode()).hexdigest()[:12]
+
+
+def difference(there: About, here: About) -> str | None:
+    """What the journal's run and this one differ in, in words: the first such thing; None if they are the same."""
+    for name in dict.fromkeys([*here, *there]):
+        if there.get(name) != here.get(name):
+            if name == "prompts":
+                return _other_prompts(there.get(name) or [], here.get(name) or [])
+            return f"{name} {_shown(there.get(name))} there, {_shown(here.get(name))} here"
+    return None
+
+
+def difference_of_machines(there: About, here: About) -> str | None:
+    """The same of two machines: figures of several devices are no figures of one run."""
+    return difference(*({name: machine.get(name) for name in _SAME} for machine in (there, here)))
+
+
+def _other_prompts(there: Sequence[str], here: Sequence[str]) -> str:
+    if len(there) != len(here):
+        return f"{len(there)} prompts there, {len(here)} here"
+    number = next(number for number, pair in enumerate(zip(there, here, strict=True), start=1) if pair[0] != pair[1])
+    return f"other prompts (the first that differs is the {number}. of {len(here)})"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_shown, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Head(_Strict):
+    journal: int
+    run: dict[str, Any]
+
+
+class _Part(_Strict):
+    part: dict[str, Any]
+
+
+class _Line(_Strict):
+    question: int
+    turn: int
+    repeat: int
+    method: str
+    gamma: int | str | None
+    temperature: float | None
+    answer: Answer
+
+    @property
+    def place(self) -> Place:
+        return Place(self.question, self.turn, self.repeat, Variant(self.method, self.gamma, self.temperature))
+
+
+VERSION = 1
+
+
+def open_journal(
+    settings: Settings, options: ModelOptions, args: BenchArgs, questions: Sequence[Question]
+) -> Journal | None:
+    """The journal beside --out with what an earlier run of this command measured; None where there is none to keep."""
+    if args.out is None or args.check_identity:
+        return None
+    if beside(args.out, _name(args.out)) is None:
+        if not settings.quiet:
+            sys.stderr.write(f"no journal can be kept beside {args.out}: a stopped run begins anew\n")
+        return None
+    journal = Journal(args.out, about(settings, options, args, questions))
+    if not settings.quiet and journal.known:
+        sys.stderr.write(f"going on: {len(journal.known)} answers are in {journal.path}\n")
+    elif not settings.quiet and args.out.exists():
+        sys.stderr.write(f"{args.out} is there already: this run begins anew and replaces it in the end\n")
+    return journal
+
+
+def _name(out: Path) -> str:
+    return f"{out.name}.partial"
+
+
+class Journal:
+    """What was measured before (`known`) and a place for what is measured now.
+
+    UsageError for a journal of another run, one that another process is writing, or one with a broken line.
+    """
+
+    def __init__(self, out: Path, run: About) -> None:
+        self.path, self.run = out.with_name(_name(out)), dict(run)
+        self.known: dict[Place, Answer] = {}
+        self.parts: list[dict[str, Any]] = []  # machine and answers of each part
+        self._whole = 0  # bytes of complete lines
+        self._file: IO[bytes] | None = None
+        self._lock = self._locked()
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def _locked(self) -> Any:
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self.path.with_name(f".{self.path.name}.lock"))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UsageError(
+                f"{self.path} is being written by another run: wait for it, or give another --out"
+            ) from None
+        return lock
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return
+        lines = data.split(b"\n")[:-1]
+        self._whole = sum(len(line) + 1 for line in lines)
+        for number, line in enumerate(lines, start=1):
+            try:
+                self._take(json.loads(line), first=number == 1)
+            except (ValueError, ValidationError, RecursionError) as error:
+                told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+                raise UsageError(
+                    f"{self.path}:{number}: no line of a journal: {told} (delete the file to begin anew)"
+                ) from None
+
+    def _take(self, row: Any, *, first: bool) -> None:
+        if first:
+            head = _Head.model_validate(row)
+            found = f"version {head.journal} there, {VERSION} here" if head.journal != VERSION else None
+            self._must_be_same(found or difference(head.run, self.run))
+        elif isinstance(row, dict) and "part" in row:
+            self.parts.append({"machine": _Part.model_validate(row).part, "answers": 0})
+        else:
+            line = _Line.model_validate(row)
+            if line.place in self.known or not self.parts:
+                raise ValueError("an answer twice, or of no part")
+            self.known[line.place] = line.answer
+            self.parts[-1]["answers"] += 1
+
+    def answer(self, place: Place, prompt_n: int) -> Answer | None:
+        """What was answered there before; UsageError if the prompt had another number of tokens then."""
+        found = self.known.get(place)
+        if found is not None and found.stats.prompt_n != prompt_n:
+            there, number = found.stats.prompt_n, place.question + 1
+            self._must_be_same(f"prompt {number} has {there} tokens there, {prompt_n} here")
+        return found
+
+    def _must_be_same(self, found: str | None) -> None:
+        if found is not None:
+            raise UsageError(
+                f"{self.path} is the journal of another run: {found} (delete it to begin anew, or give another --out)"
+            )
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def begin(self, machine: Mapping[str, Any]) -> None:
+        """Begin a part on this machine. UsageError on another kind of device than before."""
+        if self.parts:
+            self._must_be_same(difference_of_machines(self.parts[0]["machine"], machine))
+        with self._told():
+            self._file = self.path.open("r+b" if self._whole else "wb")
+            self._file.truncate(self._whole)
+            self._file.seek(self._whole)
+        if not self._whole:
+            self._write({"journal": VERSION, "run": self.run})
+        self.parts.append({"machine": dict(machine), "answers": 0})
+        self._write({"part": dict(machine)})
+        self.sync()
+
+    def add(self, place: Place, answer: Answer) -> None:
+        """Enter an answer; it outlives this process from here on."""
+        variant = place.variant
+        line = _Line.model_construct(
+            question=place.question,
+            turn=place.turn,
+            repeat=place.repeat,
+            method=variant.method,
+            gamma=variant.gamma,
+            temperature=variant.temperature,
+            answer=answer,
+        )
+        self._write(line.model_dump())
+        self.parts[-1]["answers"] += 1
+
+    def sync(self) -> None:
+        """What was entered outlives the machine from here on."""
+        assert self._file is not None
+        with self._told():
+            os.fsync(self._file.fileno())
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        with self._told():
+            self._file.write(json.dumps(row).encode() + b"\n")
+            self._file.flush()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """An error of the disk in one line."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"cannot write {self.path}: {error.strerror} (what it holds is kept: the same command goes on from it)"
+            ) from error
+
+    def close(self, *, done: bool = False) -> None:
+        """Leave the journal for the next run of the same command, or take it away where all is `done`."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+        if done:
+            self.path.unlink(missing_ok=True)
+        Path(self._lock.lock_file).unlink(missing_ok=True)
+        self._lock.release()

@@ -1,0 +1,97 @@
+"""What `bench` and `report` take on the command line beside the settings. No torch, no models, no plots."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.settings.table import PROMPT_FIELDS, Field, paths_of
+from app.settings.types import LANES, Names, NumberList, Switch, Text, Whole, WholeList
+from utils.errors import UsageError
+
+
+@dataclass(frozen=True)
+class BenchArgs:
+    """What `bench` takes beside the settings. `methods` is empty for the lanes of --compare."""
+
+    prompts: Path | str | None = None  # a file, or (text) the name of a data set
+    methods: tuple[str, ...] = ()
+    gammas: tuple[int | str, ...] = (1, 2, 4, 8)
+    repeat: int = 3
+    limit: int | None = None
+    out: Path | None = None
+    check_identity: bool = False
+    ids: Path | None = None
+    turns: int | None = None
+    against: str | None = None
+    temperatures: tuple[float, ...] = ()
+    report: Path | None = None
+    batch_size: int = 1
+
+
+_PATH = Text(metavar="FILE", allowed="a file", optional=True)
+_AGAINST = r"transformers(:\S.*)?"
+BENCH_FIELDS = {
+    **{name: PROMPT_FIELDS[name] for name in ("prompts", "ids", "turns")},
+    "methods": Field("methods", Names(LANES), (), "lanes to time (default: those of --compare)", "bench"),
+    "gammas": Field("gammas", WholeList(1, 64, "auto"), (1, 2, 4, 8), "gammas to time; auto may be one", "bench"),
+    "temperatures": Field(
+        "temperatures", NumberList(0, 5, once=True), (), "temperatures to time, each beside its own ar", "bench"
+    ),
+    "repeat": Field("repeat", Whole(1, 1000), 3, "times each prompt is answered", "bench"),
+    "limit": PROMPT_FIELDS["limit"],
+    "batch_size": Field("batch_size", Whole(1, 1024), 1, "prompts answered together, as one batch", "bench"),
+    "out": Field("out", _PATH, None, "write every figure to this JSON file; a stopped run goes on", "bench"),
+    "report": Field("report", _PATH, None, "write tables and plots to this HTML file", "bench"),
+    "against": Field(
+        "against",
+        Text("transformers[:DRAFTER]", "transformers or transformers:DRAFTER", optional=True, pattern=_AGAINST),
+        None,
+        "time transformers' own generate too: plain, prompt lookup, assisted",
+        "bench",
+    ),
+    "check_identity": Field(
+        "check_identity", Switch(), False, "compare every output with plain decoding and transformers", "bench"
+    ),
+}
+
+
+def bench_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> BenchArgs:
+    """The arguments read from their texts; UsageError in one line."""
+    texts = {name: given[name] for name in BENCH_FIELDS if name in given}
+    values = {name: BENCH_FIELDS[name].read(text, label=f"--{name.replace('_', '-')}") for name, text in texts.items()}
+    return BenchArgs(**{**values, **paths_of(values)})
+
+
+@dataclass(frozen=True)
+class ReportArgs:
+    """The bench run's file, and the page to write."""
+
+    file: Path
+    out: Path
+
+
+REPORT_FIELDS = {
+    "out": Field(
+        "out",
+        Text(metavar="FILE", allowed="a file", optional=True),
+        None,
+        "the HTML file to write (default: the name of FILE, ending in .html)",
+        "report",
+    ),
+}
+
+
+def report_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> ReportArgs:
+    """The arguments read from their texts; UsageError in one line."""
+    if not given.get("file"):
+        raise UsageError("report needs a file that bench --out wrote: python infer.py report FILE.json")
+    file = Path(os.path.expanduser(given["file"]))
+    told = REPORT_FIELDS["out"].read(given["out"], label="--out") if "out" in given else None
+    out = Path(os.path.expanduser(told)) if told else file.with_suffix(".html")
+    if out == file:
+        raise UsageError(f"--out {out} is the file to be read: name another")
+    return ReportArgs(file, out)

@@ -1,0 +1,132 @@
+"""What a benchmark times: variants (a method at a gamma and a temperature), their order, their references.
+
+Asks lanes what they take, and decodes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from app.bench.journal import Journal
+from app.lanes.comparison import Variant
+from app.lanes.costs import ignores_gamma
+from app.prompts.questions import conversation, fitting
+from utils.errors import UsageError
+from utils.machine import machine
+
+if TYPE_CHECKING:
+    from app.bench.against import Rival
+    from app.bench.options import BenchArgs
+    from app.lanes.answers import Answer
+    from app.lanes.lane import Engine, Lane
+    from app.prompts.questions import Question
+    from app.settings.layers import Settings
+
+
+@dataclass
+class Item:
+    """One prompt (one turn of a question) and its answers: `answers[repeat][variant]`."""
+
+    question: Question
+    turn: int
+    prompt: str
+    prompt_n: int
+    answers: list[dict[Variant, Answer]] = field(default_factory=list)
+
+
+def variants_of(engine: Engine, settings: Settings, args: BenchArgs, rivals: Iterable[str] = ()) -> list[Variant]:
+    """At every temperature methods × gammas, then the rivals; a method that drafts nothing appears once.
+
+    One that ignores gamma appears once for all numbers (its gamma is None) and once for auto.
+    """
+    found: list[Variant] = []
+    for temperature in args.temperatures or (None,):
+        tempered = settings if temperature is None else settings.changed(temperature=temperature)
+        for method in args.methods or settings.compare:
+            lane = engine.lane(method, tempered)
+            gammas: Iterable[int | str | None] = dict.fromkeys(args.gammas) if lane.drafts else [None]
+            if ignores_gamma(lane):
+                gammas = dict.fromkeys(gamma if gamma == "auto" else None for gamma in gammas)
+            found += [Variant(method, gamma, temperature) for gamma in gammas]
+        found += [Variant(name, temperature=temperature) for name in rivals]
+    return found
+
+
+def references(variants: Sequence[Variant]) -> dict[float | None, Variant]:
+    """Of each temperature the variant whose answers stand for it: `ar`, else its first one."""
+    found: dict[float | None, Variant] = {}
+    for variant in variants:
+        if variant.method == "ar" or variant.temperature not in found:
+            found[variant.temperature] = variant
+    return found
+
+
+class Measurement:
+    """A benchmark's pair, settings, questions and variants, and its answers so far (`items`)."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        args: BenchArgs,
+        questions: Sequence[Question],
+        interrupt: Callable[[], bool],
+        rivals: Mapping[str, Rival] | None = None,
+        notes: Sequence[str] = (),
+        journal: Journal | None = None,
+    ) -> None:
+        self.engine, self.settings, self.args = engine, settings, args
+        self.questions, self.interrupt, self.journal = questions, interrupt, journal
+        self.rivals, self.notes = rivals or {}, list(notes)
+        self.items: list[Item] = []
+        self.skipped: list[str] = []
+        self.interrupted = False
+        # Where a lane's gamma is None it must not be auto all the same.
+        self._fixed = next((gamma for gamma in args.gammas if gamma != "auto"), None)
+        self.variants = variants_of(engine, settings, args, self.rivals)
+        self.references = references(self.variants)
+        self.reference = next(iter(self.references.values()))
+        self.decode = conversation(engine, settings).text
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """Machine and number of answers of every part of the run."""
+        if self.journal is not None:
+            return self.journal.parts
+        return [{"machine": machine(self.engine.loaded), "answers": self.measured}]
+
+    @property
+    def measured(self) -> int:
+        """How many answers there are."""
+        return sum(len(row) for item in self.items for row in item.answers)
+
+    def lane(self, variant: Variant, **changes: Any) -> Lane:
+        """A lane that remembers nothing of earlier answers."""
+        self.engine.forget()
+        gamma = self._fixed if variant.gamma is None else variant.gamma
+        if gamma is not None:
+            changes["gamma"] = gamma
+        return self.engine.lane(variant.method, self.settings_of(variant, **changes))
+
+    def settings_of(self, variant: Variant, **changes: Any) -> Settings:
+        if variant.temperature is not None:
+            changes["temperature"] = variant.temperature
+        return self.settings.changed(**changes)
+
+    def turns(self, question: Question) -> Iterator[tuple[Item, list[int]]]:
+        """The prompts of a question; the next one is planned when the last has been answered."""
+        chat = conversation(self.engine, self.settings)
+        for turn, text in enumerate(question.turns):
+            plan = chat.plan(text)
+            try:
+                fitting(plan.prompt, self.engine.context)
+            except UsageError as error:
+                number = question.line or question.question_id
+                self.skipped.append(f"prompt {number}, turn {turn + 1} skipped: {error}")
+                return
+            item = Item(question, turn, text, len(plan.prompt))
+            yield item, plan.prompt
+            answer = item.answers[0][self.reference]
+            chat.commit(plan, list(answer.ids), answer.stats.stop_reason or "length")

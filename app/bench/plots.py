@@ -1,0 +1,237 @@
+"""The plots of a benchmark's report: what each shows as a table of figures, and the drawing made of that table.
+
+A plot for which the run measured nothing says what run would fill it. Knows checked figures (app/bench/results.py), no
+HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from app.bench.results import PARTS, Key, Run, Summary, Value, time_split
+from app.settings.types import named
+from utils.svg_plots import COLOURS, GREY, MARKERS, svg
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+_PART_COLOURS = ("#d55e00", "#0072b2", "#56b4e9", "#999999", "#dddddd")
+_WIDTH, _ROW, _MOST = 9.5, 0.2, 60.0  # inches: of a plot, of a line of it, of the highest plot
+ALL = "all prompts"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """`rows` are a name and a figure for each of `head`; without `drawing` there is only `missing`."""
+
+    title: str
+    about: str
+    head: tuple[str, ...] = ()
+    rows: tuple[tuple[str, tuple[Value, ...]], ...] = ()
+    drawing: str = ""
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Variants:
+    """The rows of one temperature with the name, colour and mark of each: a method's gammas share a colour."""
+
+    rows: Sequence[Summary]
+    names: Mapping[Key, str]
+    prefix: str
+
+    def of(self, row: Summary) -> str:
+        return named(self.names[row.key])
+
+    def look(self, row: Summary) -> tuple[str, str]:
+        methods = list(dict.fromkeys(one.method for one in self.rows))
+        place = methods.index(row.method)
+        again = [one.key for one in self.rows if one.method == row.method].index(row.key)
+        return COLOURS[place % len(COLOURS)], MARKERS[(place + again) % len(MARKERS)]
+
+
+def plots(run: Run, variants: Variants) -> list[Plot]:
+    """The plots of one temperature, in the order of the page."""
+    return [_speedups(variants), _alphas(variants), _sweep(variants), _times(run, variants)]
+
+
+def _drawn(draw: Callable[[Figure], None], height: float, name: str) -> str:
+    return svg(draw, _WIDTH, min(height, _MOST), name)
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper")
+
+
+# -- speed-up by category -----------------------------------------------------------------------
+
+
+def _speedups(variants: Variants) -> Plot:
+    title, about = "Speed-up by category", "Over plain decoding (ar) in the same run; the median of the repeats."
+    rows = [row for row in variants.rows if row.speedup is not None]
+    if not rows:
+        return Plot(title, about, missing="No method was compared with plain decoding: bench --methods ar,spec does.")
+    categories = sorted({name for row in rows for name, one in row.categories.items() if one.speedup is not None})
+    missing = "" if categories else "The prompts have no categories: bench with its own prompts, or a file with them."
+    table = tuple((variants.of(row), (row.speedup, *(_category(row, name) for name in categories))) for row in rows)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        places = [ALL, *categories]
+        for index, (row, (name, values)) in enumerate(zip(rows, table, strict=True)):
+            shift = (index + 0.5) / len(rows) * 0.8 - 0.4
+            known = [(value, place + shift) for place, value in enumerate(values) if value is not None]
+            colour, marker = variants.look(row)
+            axes.plot(*zip(*known, strict=True), marker, color=colour, markersize=5, label=name)
+            axes.hlines(shift, *_ends(row), color=colour, linewidth=1.2)
+        axes.axvline(1.0, color=GREY, linewidth=1)
+        axes.set_yticks(range(len(places)), [named(place) for place in places])
+        axes.set_ylim(len(places) - 0.4, -0.6)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("speed-up (the line at 1 is plain decoding; bars: least and most of the repeats)")
+        axes.yaxis.grid(False)
+        _legend(figure, axes)
+
+    height = 1.2 + (1 + len(categories)) * max(0.32, 0.09 * len(rows))
+    drawing = _drawn(draw, max(height, 0.7 + _ROW * len(rows)), f"{variants.prefix}speedups")
+    return Plot(title, about, (ALL, *categories), table, drawing, missing)
+
+
+def _category(row: Summary, name: str) -> Value:
+    return row.categories[name].speedup if name in row.categories else None
+
+
+# -- alpha by position --------------------------------------------------------------------------
+
+
+def _alphas(variants: Variants) -> Plot:
+    title, about = "Acceptance by draft position", "Accepted at position j / examined at j."
+    rows = [row for row in variants.rows if any(alpha is not None for alpha in row.alpha_per_position)]
+    if not rows:
+        return Plot(title, about, missing="Nothing was drafted: bench --methods ar,spec drafts.")
+    deepest = max(j for row in rows for j, alpha in enumerate(row.alpha_per_position, 1) if alpha is not None)
+    table = tuple((variants.of(row), _padded(row.alpha_per_position, deepest)) for row in rows)
+
+    def draw(figure: Figure) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        axes = figure.subplots()
+        for row, (name, values) in zip(rows, table, strict=True):
+            colour, marker = variants.look(row)
+            known = [(j, alpha) for j, alpha in enumerate(values, 1) if alpha is not None]
+            axes.plot(*zip(*known, strict=True), marker=marker, color=colour, markersize=4, linewidth=1, label=name)
+        axes.set_ylim(-0.03, 1.03)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("draft position")
+        axes.set_ylabel("alpha")
+        _legend(figure, axes)
+
+    head = tuple(map(str, range(1, deepest + 1)))
+    return Plot(title, about, head, table, _drawn(draw, max(3.2, 0.7 + _ROW * len(rows)), f"{variants.prefix}alpha"))
+
+
+def _padded(values: Sequence[Value], length: int) -> tuple[Value, ...]:
+    return tuple(values[:length]) + (None,) * (length - len(values))
+
+
+# -- gamma sweep --------------------------------------------------------------------------------
+
+
+def _sweep(variants: Variants) -> Plot:
+    title = "Gamma: measured and expected speed-up"
+    about = (
+        "Expected: S = E / (gamma·c + v), E = (1 − alpha^(gamma+1)) / (1 − alpha), with alpha, c and v as measured in "
+        "these runs. It is left out where a drafter often drafts fewer than gamma tokens, which the formula does not "
+        "describe."
+    )
+    found: dict[str, list[Summary]] = {}
+    for row in variants.rows:
+        if isinstance(row.gamma, int) and row.speedup is not None:
+            found.setdefault(row.method, []).append(row)
+    swept = {method: sorted(rows, key=_gamma) for method, rows in found.items() if len(rows) > 1}
+    if not swept:
+        needed = (
+            "No method was timed at several gammas beside plain decoding: bench --methods ar,spec --gammas 1,2,4,8."
+        )
+        return Plot(title, about, missing=needed)
+    rows = [row for method in swept.values() for row in method]
+    table = tuple((variants.of(row), (row.speedup, *_ends(row), row.expected_speedup)) for row in rows)
+
+    def draw(figure: Figure) -> None:
+        columns = min(3, len(swept))
+        grid = list(figure.subplots(-(-len(swept) // columns), columns, sharey=True, squeeze=False).flat)
+        for axes in grid[len(swept) :]:
+            axes.set_axis_off()
+        for axes, (method, rows) in zip(grid, swept.items(), strict=False):
+            _panel(axes, rows, variants)
+            axes.set_title(named(method))
+
+    height = 3.1 * -(-len(swept) // 3)
+    head = ("measured", "least", "most", "expected")
+    return Plot(title, about, head, table, _drawn(draw, height, f"{variants.prefix}gamma"))
+
+
+def _gamma(row: Summary) -> int:
+    return row.gamma if isinstance(row.gamma, int) else 0
+
+
+def _ends(row: Summary) -> tuple[float, float]:
+    """The least and the most of the repeats."""
+    told = row.speedup_per_repeat or [row.speedup or 0.0]
+    return min(told), max(told)
+
+
+def _panel(axes: Axes, rows: Sequence[Summary], variants: Variants) -> None:
+    colour, marker = variants.look(rows[0])
+    gammas = [_gamma(row) for row in rows]
+    for row in rows:
+        axes.vlines(_gamma(row), *_ends(row), color=colour, linewidth=1)
+    axes.plot(gammas, [row.speedup or 0.0 for row in rows], marker=marker, color=colour, label="measured")
+    known = [(_gamma(row), row.expected_speedup) for row in rows if row.expected_speedup is not None]
+    if known:
+        axes.plot(*zip(*known, strict=True), "--", marker="x", color="black", linewidth=1, label="expected")
+    auto = next((row for row in variants.rows if (row.method, row.gamma) == (rows[0].method, "auto")), None)
+    if auto is not None and auto.speedup is not None:
+        axes.axhline(auto.speedup, linestyle=":", color=colour, label="gamma auto")
+    axes.axhline(1.0, color=GREY, linewidth=1)
+    axes.set_xticks(gammas)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("gamma")
+    axes.legend(loc="lower center", fontsize=7)
+
+
+# -- time split ---------------------------------------------------------------------------------
+
+
+def _times(run: Run, variants: Variants) -> Plot:
+    title = "Where the time goes"
+    about = "Milliseconds a token after the first one, over all answers; rest: what the loop itself takes."
+    found = [(row, split) for row in variants.rows if (split := time_split(run, row.key)) is not None]
+    if not found:
+        needed = "The file holds no answers with their times: bench --out writes them."
+        return Plot(title, about, missing=needed)
+    table = tuple((variants.of(row), split) for row, split in found)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        places = range(len(table))
+        left = [0.0] * len(table)
+        for part, colour, values in zip(
+            PARTS, _PART_COLOURS, zip(*(row for _, row in table), strict=True), strict=True
+        ):
+            widths = [value or 0.0 for value in values]
+            if any(widths):
+                axes.barh(places, widths, 0.7, left, color=colour, edgecolor="white", linewidth=0.5, label=part)
+            left = [start + width for start, width in zip(left, widths, strict=True)]
+        axes.set_yticks(places, [name for name, _ in table])
+        axes.set_ylim(len(table) - 0.4, -0.6)
+        axes.set_xlabel("milliseconds a token")
+        axes.yaxis.grid(False)
+        _legend(figure, axes)
+
+    return Plot(title, about, PARTS, table, _drawn(draw, 1.0 + 0.28 * len(table), f"{variants.prefix}time"))

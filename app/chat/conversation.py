@@ -1,0 +1,264 @@
+"""The history of one chat, by token ids: which prompt goes to the model next, and what came back.
+
+An answer's ids are kept as they were decoded and never tokenised again; only the *tail* that the
+chat template puts behind an answer is. Every change is planned first (:class:`Plan`) and made by
+:meth:`Conversation.commit`, so an error or an interrupt leaves the conversation as it was.
+Where an encoder reads the prompt, messages stand alone: each is a prompt by itself.
+Knows no models, no sampling and no screen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from app.chat.template_text import Message, Template, Tokenizer
+from sampling.events import Reason
+from utils.catalogue.templates import AUTO, end_ids
+from utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message and its answer. `answer` holds the emitted ids, a closing stop id included."""
+
+    user: str
+    prompt: tuple[int, ...]  # everything the model read before the answer
+    answer: tuple[int, ...]
+    text: str
+    reason: Reason
+    regenerated: int = 0  # how often this turn was answered anew
+    seed: int | None = None
+    record: dict[str, Any] = field(default_factory=dict)  # settings and lanes, for /save
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A turn about to be answered: `prompt` is what to decode from, `keep` the turns before it.
+
+    `answer` are ids that the answer has already (a continuation); they are part of `prompt`, unless the decoder has
+    them by itself: then they are `begun` as well.
+    """
+
+    user: str
+    prompt: list[int]
+    keep: int
+    answer: tuple[int, ...] = ()
+    regenerated: int = 0
+    seed: int | None = None  # the seed the answer began with; None = the current one
+    begun: tuple[int, ...] = ()
+
+
+def clean(text: str) -> str:
+    """Text that every tokenizer takes: lone surrogates become U+FFFD, NUL bytes go."""
+    return text.replace("\x00", "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+class Conversation:
+    """Turns by their ids. `stop_ids` end an answer; `context` is the most the model can read.
+
+    `single`: an encoder reads each message by itself, without template, system prompt and history.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop_ids: frozenset[int],
+        context: int,
+        *,
+        system: str = "",
+        chat: bool = True,
+        single: bool = False,
+        template: str = AUTO,
+    ) -> None:
+        self.turns: list[Turn] = []
+        self.system = system
+        self.chat = chat
+        self.template_name = template
+        self._take(tokenizer, stop_ids, context, single)
+
+    def _take(self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int, single: bool) -> None:
+        self.tokenizer, self.own_stop_ids, self.context, self.single = tokenizer, stop_ids, context, single
+        self._named(self.template_name)
+
+    def _named(self, name: str) -> None:
+        self.template, self.template_name = Template(self.tokenizer, name), name
+        self.stop_ids = self.own_stop_ids | end_ids(self.tokenizer, name)  # what ends an answer
+
+    @property
+    def templated(self) -> bool:
+        """Whether messages go through a chat template; otherwise the text is simply continued."""
+        return self.chat and self.template.present and not self.single
+
+    @property
+    def ids(self) -> list[int]:
+        """Everything said so far, as the model has it."""
+        return [*self.turns[-1].prompt, *self.turns[-1].answer] if self.turns else []
+
+    # -- plans --------------------------------------------------------------------------------
+
+    def plan(self, text: str) -> Plan:
+        """A new turn. Raises UserError if it does not fit the context."""
+        return self._fitting(Plan(text, self._prompt(self.turns, text), keep=len(self.turns)))
+
+    def plan_edit(self, text: str) -> Plan:
+        """The last message replaced by `text`."""
+        before = self.turns[:-1] if self._last("/edit") else []
+        return self._fitting(Plan(text, self._prompt(before, text), keep=len(before)))
+
+    def plan_regen(self) -> Plan:
+        """The last message answered anew; `regenerated` counts up, so that a seed can follow it."""
+        last = self._last("/regen")
+        return Plan(last.user, list(last.prompt), len(self.turns) - 1, regenerated=last.regenerated + 1)
+
+    def plan_continue(self) -> Plan:
+        """The last answer goes on from its ids."""
+        last = self._last("/continue")
+        if last.reason == "eos":
+            raise UserError("nothing to continue: the last answer ended by itself (cut or stopped answers go on)")
+        plan = Plan(last.user, self.ids, len(self.turns) - 1, last.answer, last.regenerated, last.seed)
+        if self.single:
+            plan = replace(plan, prompt=list(last.prompt), begun=last.answer)
+        return self._fitting(plan)
+
+    def _last(self, command: str) -> Turn:
+        if not self.turns:
+            raise UserError(f"{command}: no message yet")
+        return self.turns[-1]
+
+    def _fitting(self, plan: Plan) -> Plan:
+        count = len(plan.prompt)
+        if count == 0:
+            raise UserError("the message has no tokens: nothing was sent")
+        if count >= self.context:
+            room = "" if count > self.context else " and an answer needs one more"
+            raise UserError(
+                f"the prompt is {count:,} tokens, the context holds {self.context:,}{room}: nothing was sent; "
+                "the conversation is unchanged"
+            )
+        return plan
+
+    # -- changes ------------------------------------------------------------------------------
+
+    def commit(self, plan: Plan, ids: list[int], reason: Reason, *, seed: int | None = None, **record: Any) -> Turn:
+        """Enter the answer of a plan: `ids` are the newly emitted ones."""
+        answer = (*plan.answer, *ids)
+        prompt = tuple(plan.prompt if plan.begun else plan.prompt[: len(plan.prompt) - len(plan.answer)])
+        text = self.text(answer)
+        turn = Turn(plan.user, prompt, answer, text, reason, plan.regenerated, seed, record)
+        self.turns[plan.keep :] = [turn]
+        return turn
+
+    def undo(self) -> Turn:
+        """Take the last turn back."""
+        self._last("/undo")
+        return self.turns.pop()
+
+    def clear(self) -> None:
+        self.turns.clear()
+
+    def set_system(self, system: str) -> None:
+        """Another system prompt, for the turns already there as well; answers keep their ids."""
+        old, self.system = self.system, system
+        try:
+            self.turns[:] = self._rebuilt(lambda turn: turn.answer)
+        except UserError:
+            self.system = old
+            raise
+
+    def set_template(self, name: str) -> None:
+        """Another chat template, for the turns already there as well; answers keep their ids."""
+        old = self.template_name
+        try:
+            self._named(name)
+            self.turns[:] = self._rebuilt(lambda turn: turn.answer)
+        except UserError:
+            self._named(old)
+            raise
+
+    def adopt(
+        self,
+        tokenizer: Tokenizer,
+        stop_ids: frozenset[int],
+        context: int,
+        single: bool = False,
+        template: str | None = None,
+    ) -> bool:
+        """Go on with another model (and template). True if the history had to be tokenised anew, from its texts."""
+        same = single == self.single and (tokenizer is self.tokenizer or self._same_ids(tokenizer))
+        before, named = (self.tokenizer, self.own_stop_ids, self.context, self.single), self.template_name
+        self.template_name = template or named
+        self._take(tokenizer, stop_ids, context, single)
+        if not self.turns or (same and self.template_name == named):
+            return False
+        try:
+            self.turns[:] = self._rebuilt(lambda turn: turn.answer if same else tuple(self._encode(turn.text)))
+        except UserError:
+            self.template_name = named
+            self._take(*before)
+            raise
+        return not same
+
+    def reads(self, turns: Sequence[Turn], vocab_size: int) -> bool:
+        """Whether the ids of these turns say here what their texts say."""
+        ids = all(0 <= one < vocab_size for turn in turns for one in (*turn.prompt, *turn.answer))
+        return ids and all(turn.prompt and turn.answer and self.text(turn.answer) == turn.text for turn in turns)
+
+    def load(self, turns: Sequence[Turn], system: str, *, same: bool) -> None:
+        """Go on with a saved conversation: by its ids where they are this tokenizer's, else from its texts."""
+        before, self.turns, self.system = (self.turns, self.system), list(turns), system
+        try:
+            if not same:
+                self.turns[:] = self._rebuilt(lambda turn: tuple(self._encode(turn.text)))
+        except UserError:
+            self.turns, self.system = before
+            raise
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def text(self, ids: tuple[int, ...] | list[int]) -> str:
+        """The answer's text: without the stop token that closed it."""
+        end = -1 if ids and ids[-1] in self.stop_ids else None
+        return self.tokenizer.decode(list(ids[:end]), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _encode(self, text: str, special: bool = False) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    def _same_ids(self, tokenizer: Tokenizer) -> bool:
+        vocabularies = [getattr(one, "get_vocab", None) for one in (tokenizer, self.tokenizer)]
+        return all(vocabularies) and vocabularies[0]() == vocabularies[1]()  # type: ignore[misc]
+
+    def _rebuilt(self, answer: Any) -> list[Turn]:
+        turns: list[Turn] = []
+        for turn in self.turns:
+            prompt = tuple(self._prompt(turns, turn.user))
+            turns.append(replace(turn, prompt=prompt, answer=tuple(answer(turn))))
+        return turns
+
+    def _prompt(self, turns: list[Turn], text: str) -> list[int]:
+        """The ids of the next prompt: everything before, the closing of the last turn, the new message."""
+        if not turns or self.single:
+            if self.templated:
+                return self._encode(self.template.render(self.system, [{"role": "user", "content": text}]))
+            return self._encode(text, special=True)
+        said = [*turns[-1].prompt, *turns[-1].answer]
+        tail = self._tail(turns, text)
+        if said[-1] in self.stop_ids:
+            end = self.tokenizer.decode([said[-1]])
+            if tail.lstrip().startswith(end):  # the answer closed the turn itself, as the template does
+                tail = tail.lstrip()[len(end) :]
+            else:
+                said.pop()
+        return said + self._encode(tail)
+
+    def _tail(self, turns: list[Turn], text: str) -> str:
+        if not self.templated:
+            return f"\n{text}"
+        messages: list[Message] = []
+        for turn in turns:
+            messages += [{"role": "user", "content": turn.user}, {"role": "assistant", "content": turn.text}]
+        tail = self.template.tail(self.system, messages[:-1], text)
+        if tail is None:
+            raise UserError("the model's chat template leaves out earlier answers; /clear or /chat off goes on")
+        return tail

@@ -1,0 +1,190 @@
+"""The command line's grammar: argparse made from the table of settings, and errors in the house's one line.
+
+:func:`read_request` turns words into a :class:`Request`; nothing is loaded, run or (but for --help and --version)
+printed here. No torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from app.command_line.subcommands import COMMANDS, OWN_FIELDS
+from app.settings.layers import ModelOptions, model_options
+from app.settings.table import FIELDS, MODELS, Field
+from app.settings.types import Switch, did_you_mean, got, named
+from utils.errors import UsageError
+from utils.machine import version
+
+PROGRAM = "infer.py"
+ALIASES = {"--load-in-8bit": "int8", "--load-in-4bit": "nf4"}
+_MANY = ("from", "data")  # flags that take several values
+
+
+@dataclass(frozen=True)
+class Request:
+    """An understood command line. `flags` holds the text of every setting given; `prompt` "-" means stdin.
+
+    The pair that `check` is to look at is `options.pair`. `own` is what the sub-command takes beside the settings.
+    """
+
+    command: str
+    options: ModelOptions
+    flags: Mapping[str, Any]
+    environ: Mapping[str, str]
+    prompt: str | None = None
+    as_json: bool = False
+    speed: bool = False
+    own: Any = None
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises UsageError where argparse would print its usage and leave."""
+
+    def error(self, message: str) -> NoReturn:
+        lacking = re.fullmatch(r"argument (\S+): expected .*argument.*", message)
+        surplus = re.fullmatch(r"argument (\S+): ignored explicit argument (.*)", message)
+        if lacking:
+            name = lacking[1].removeprefix("--").replace("-", "_")
+            tables = (FIELDS, *(OWN_FIELDS.values()))
+            known = next((table[name] for table in tables if name in table), None)
+            raise UsageError(f"{lacking[1]} needs a value" + (f": {known.kind.allowed}" if known else ""))
+        raise UsageError(f"{surplus[1]} takes no value, got {surplus[2]}" if surplus else message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Help and version, to a stream whose errors count (argparse drops them)."""
+        (file or sys.stdout).write(message)
+
+
+class _Format(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+
+def build_parser(command: str = "chat") -> argparse.ArgumentParser:
+    """The parser of one sub-command; every value it yields is text, or a bool for a switch."""
+    known = COMMANDS[command]
+    rows = [each.usage for each in COMMANDS.values()] if command == "chat" else [known.usage]
+    parser = _Parser(
+        prog=PROGRAM,
+        usage="\n       ".join(f"python {PROGRAM} {row}" for row in rows),
+        description=_overview() if command == "chat" else known.about,
+        epilog="Variables preset these: SPEC_GAMMA=8. `run --help`, `bench --help` tell more.",
+        formatter_class=_Format,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    _add_own(parser, command)
+    for group in dict.fromkeys(one.group for one in FIELDS.values()):
+        section = parser.add_argument_group(group)
+        for one in (one for one in FIELDS.values() if one.group == group and known.takes(one)):
+            _add(section, one)
+        if group == MODELS and known.loads:
+            for flag, meant in ALIASES.items():
+                section.add_argument(flag, action="store_true", help=f"the same as --quantization {meant}")
+    other = parser.add_argument_group("Help")
+    other.add_argument("-h", "--help", action="help", help="show this and leave")
+    other.add_argument("--version", action="version", version=version(), help="show the version and leave")
+    return parser
+
+
+def _overview() -> str:
+    rows = "\n".join(f"  {name:<8} {known.about}" for name, known in COMMANDS.items())
+    return f"Plain and speculative decoding side by side.\n\n{rows}"
+
+
+def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
+    if command == "chat":
+        parser.add_argument("surplus", nargs="*", help=argparse.SUPPRESS)
+        return
+    section = parser.add_argument_group(command.capitalize())
+    if (word := COMMANDS[command].word) is not None:
+        section.add_argument(word.name, nargs=word.nargs, metavar=word.metavar, help=word.help)
+    for switch, text in COMMANDS[command].switches.items():
+        section.add_argument(f"--{switch}", action="store_true", help=text)
+    for known in OWN_FIELDS.get(command, {}).values():
+        _add(section, known, **({"nargs": "+"} if known.name in _MANY else {}))
+
+
+def _add(section: Any, known: Field, **more: Any) -> None:
+    """One flag; of a switch both forms, of which help shows the one that changes something."""
+    text = known.help.replace("%", "%%")
+    if isinstance(known.kind, Switch):
+        words = known.name.replace("_", "-")
+        for flag, value in ((f"--{words}", True), (f"--no-{words}", False)):
+            shown = ("do not " + text if known.default else text) if flag == known.flag else argparse.SUPPRESS
+            section.add_argument(
+                flag, dest=known.name, action="store_const", const=value, default=argparse.SUPPRESS, help=shown
+            )
+        return
+    if known.default not in (None, "", ()):
+        text += f" (default {known.show(known.default)})"
+    metavar = (known.kind.metavar, "…") if more.get("nargs") == "+" else known.kind.metavar
+    section.add_argument(known.flag, dest=known.name, metavar=metavar, default=argparse.SUPPRESS, help=text, **more)
+
+
+def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
+    """Understand a command line; UsageError in one line, SystemExit behind --help and --version."""
+    explicit = bool(arguments) and arguments[0] in COMMANDS
+    command = arguments[0] if explicit else "chat"
+    words = list(arguments[1:] if explicit else arguments)
+    parser = build_parser(command)
+    values, unknown = parser.parse_known_intermixed_args(words)
+    given = vars(values)
+    flags = {name: given[name] for name in FIELDS if name in given}
+    if unknown:
+        raise UsageError(_unknown(next((w for w in unknown if w.startswith("-")), unknown[0]), command, parser))
+    if given.get("surplus"):
+        raise UsageError(_surplus(given["surplus"], explicit))
+    flags |= _aliases(given)
+    if given.get("name") is not None and flags.setdefault("pair", given["name"]) != given["name"]:
+        raise UsageError(f"check {named(given['name'])} and --pair {flags['pair']} contradict each other: give one")
+    return Request(
+        command=command,
+        options=model_options(environ, flags),
+        flags=flags,
+        environ=environ,
+        prompt=" ".join(given["prompt"]) if given.get("prompt") else None,
+        as_json=given.get("json", False),
+        speed=given.get("speed") is True,
+        own=COMMANDS[command].own(given, arguments),
+    )
+
+
+def _unknown(word: str, command: str, parser: argparse.ArgumentParser) -> str:
+    if not word.startswith("-"):
+        return f"{command} takes no further argument {got(word)}"
+    flag = word.partition("=")[0]
+    owners = [name for name in COMMANDS if name != command and flag in _flags(build_parser(name))]
+    if owners:
+        return f"{command} takes no {flag} ({', '.join(owners)} {'does' if len(owners) == 1 else 'do'})"
+    return (
+        f"unknown flag {named(flag)}{did_you_mean(flag, _flags(parser)) or ' (--help lists them; -- ends the flags)'}"
+    )
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    return [flag for action in parser._actions for flag in action.option_strings]
+
+
+def _surplus(words: Sequence[str], explicit: bool) -> str:
+    word = words[0]
+    if word in COMMANDS:
+        return f"the sub-command comes first: python {PROGRAM} {word} …"
+    if explicit:
+        return f"chat takes no argument {got(word)} (one answer: python {PROGRAM} run PROMPT)"
+    hint = did_you_mean(word, COMMANDS) or f": have {', '.join(COMMANDS)}"
+    return f"unknown sub-command {got(word)}{hint}; one answer: python {PROGRAM} run PROMPT"
+
+
+def _aliases(given: Mapping[str, Any]) -> dict[str, str]:
+    """The quantization that --quantization and its two aliases ask for; they may say the same thing twice."""
+    asked = {f"--quantization {given['quantization']}": given["quantization"]} if "quantization" in given else {}
+    asked |= {flag: meant for flag, meant in ALIASES.items() if given.get(flag[2:].replace("-", "_"))}
+    if len(set(asked.values())) > 1:
+        raise UsageError(f"{' and '.join(asked)} contradict each other: give one")
+    return {"quantization": next(iter(asked.values()))} if asked else {}

@@ -1,0 +1,161 @@
+"""The command line: layers the settings, hands over, and turns what goes wrong into one line and an exit code.
+
+0 done, 1 failed at run time, 2 usage or configuration, 130 interrupted. Answers go to stdout, errors to stderr.
+Knows no models; whatever imports torch is imported only after the command line has been understood.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import IO, TextIO
+
+from app.command_line.arguments import Request, read_request
+from app.command_line.subcommands import COMMANDS
+from app.lanes.processes import TERMINATED, check_world, died, end, hush, leading, serve, tell_launcher
+from app.settings.layers import Layers, misspelt_variables
+from utils.distributed.world import World
+from utils.errors import UsageError, UserError
+from utils.progress import INTERRUPTED
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code; raises nothing and leaves no noise for the interpreter's end.
+
+    A process that has met others, under torchrun, ends here.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    world = World.of(os.environ)
+    verbose = "--verbose" in arguments or os.environ.get("SPEC_VERBOSE", "").lower() in ("on", "yes", "true", "1")
+    word = hush(world, verbose) if world.rank else sys.stderr
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or replaced by something plainer
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    code = 0
+    try:
+        code = _guarded(arguments, world, verbose, word)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has had enough
+        _silence(sys.stdout)
+    except OSError as error:
+        _silence(sys.stdout)
+        if code == 0:  # else it has been told
+            _complain(f"error: {_system_error(error)}\n")
+            code = 1
+    end(code)
+    return code
+
+
+def _guarded(arguments: list[str], world: World, verbose: bool, word: IO[str]) -> int:
+    try:
+        request = read_request(arguments, os.environ)
+        check_world(request.command, request.options, world, [name for name, row in COMMANDS.items() if row.shares])
+        if world.rank:
+            return serve(request.options, world, word)
+        with leading(request.options, world):
+            return _ended(_run(request), verbose)
+    except SystemExit as leaving:  # --help and --version, SIGTERM and a second Ctrl-C
+        return _ended(leaving.code if isinstance(leaving.code, int) else 0, verbose)
+    except (BrokenPipeError, KeyboardInterrupt):
+        raise
+    except UserError as error:
+        _report(" ".join(str(error).split()), verbose)
+        return error.exit_code
+    except Exception as error:
+        system = isinstance(error, OSError) and error.errno is not None
+        _report(_system_error(error) if system else _internal(error, verbose), verbose)  # type: ignore[arg-type]
+        return 1
+
+
+def _ended(code: int, verbose: bool) -> int:
+    """The exit code; where torchrun ended everybody because a process has died, that is the error to tell."""
+    if code != TERMINATED or not (lost := died()):
+        return code
+    _report(lost, verbose)
+    return 1
+
+
+def _report(text: str, verbose: bool) -> None:
+    """The error in hand in one line; before it its traceback, if asked for."""
+    _complain(f"{traceback.format_exc() if verbose else ''}error: {text}\n")
+    tell_launcher(f"error: {text}")
+
+
+def _system_error(error: OSError) -> str:
+    """What the operating system refused, and on which file if it says so."""
+    place = f" {error.filename}" if error.filename else ""
+    return f"cannot read or write{place}: {error.strerror}"
+
+
+def _internal(error: Exception, verbose: bool) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    told = f"internal: {type(error).__name__}" + (f": {first}" if first else "")
+    return told if verbose else f"{told} (run with --verbose for the traceback)"
+
+
+def _complain(text: str) -> None:
+    """To stderr; where that is closed there is nobody to tell."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _silence(stream: TextIO | None) -> None:
+    """Point a broken stream at nothing, so that the interpreter's last flush says nothing."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # type: ignore[union-attr]
+
+
+def _run(request: Request) -> int:
+    """Hand over to the sub-command; the exit code."""
+    for warning in misspelt_variables(request.environ):
+        _complain(f"warning: {warning}\n")
+    options = request.options
+    if request.command == "pairs":
+        from app.measure.check import list_pairs
+
+        return list_pairs(options)
+    layers = layers_of(request)
+    if request.command == "check":
+        from app.measure.check import check_pair
+
+        # The name stands for --pair, so that --target and --drafter hold beside it.
+        return check_pair(None, layers.settings, options, speed=request.speed)
+    if run := COMMANDS[request.command].run:
+        module, _, name = run.partition(":")
+        return int(getattr(import_module(module), name)(layers.settings, options, request.own))
+    from app.screen.palette import is_terminal
+
+    if request.command == "run" or not is_terminal(sys.stdin):
+        from app.command_line.run import run_once
+
+        return run_once(layers.settings, options, _prompt(request.prompt), request.as_json)
+    from app.console.repl import run_console
+
+    return run_console(layers.settings, options, layers)
+
+
+def layers_of(request: Request) -> Layers:
+    """All layers but /set; the flags first, so that a wrong one is told even if the catalogue is wrong too."""
+    flags_alone = Layers.of(environ=request.environ, flags=request.flags)
+    if not COMMANDS[request.command].layered:
+        return flags_alone
+    from app.lanes.pairing import choose_pair
+
+    return flags_alone.resolve(choose_pair(request.options).defaults)
+
+
+def _prompt(given: str | None) -> str | None:
+    """The prompt of `run`; None stands for everything that comes through the pipe."""
+    if given not in (None, "-"):
+        return given
+    if sys.stdin is None or sys.stdin.closed:
+        raise UsageError("no prompt: stdin is closed")
+    return None

@@ -1,0 +1,195 @@
+"""The table of sub-commands: usage, help, which flags each takes and what runs it. README and --help come from it.
+
+A new sub-command is one row here and a module with its fields. Nothing that runs is imported: no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from app.bench.options import BENCH_FIELDS, REPORT_FIELDS, bench_args, report_args
+from app.distill.options import DISTILL_FIELDS, TABLES_FIELDS, WRITE_FIELDS, distill_args, tables_args, write_args
+from app.measure.options import LATENCY_FIELDS, PLAN_FIELDS, latency_args, plan_args
+from app.replay.options import REPLAY_FIELDS, replay_args
+from app.settings.table import MODELS, Field
+from app.simulate.options import RECORD_FIELDS, SIMULATE_FIELDS, record_args, simulate_args
+
+_LOOKS = ("color", "ascii", "quiet", "verbose")
+Takes = Literal["all", "models", "catalogue", "looks"]
+
+
+class Word(NamedTuple):
+    """What a sub-command takes without a flag: argparse's `nargs`, and the name of what it yields."""
+
+    name: str
+    nargs: str
+    metavar: str
+    help: str
+
+
+def _nothing(given: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class SubCommand:
+    """One sub-command.
+
+    `run` is "module:function", called with settings, options and what `own` made of the given words and flags; where
+    it is empty the command line itself knows what to do. `level` says which of the common flags are taken: all,
+    those of the models, those of the catalogue's listing, or those of looks alone; `also` names further settings,
+    `without` those that are left out all the same.
+    `layered`: the pair's own settings count. `shares`: several processes can share its target (torchrun).
+    """
+
+    usage: str
+    about: str
+    run: str = ""
+    fields: Mapping[str, Field] = field(default_factory=dict)
+    own: Callable[[Mapping[str, Any], Sequence[str]], Any] = _nothing
+    level: Takes = "all"
+    also: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    word: Word | None = None
+    switches: Mapping[str, str] = field(default_factory=dict)
+    shares: bool = False
+
+    @property
+    def loads(self) -> bool:
+        """Whether it takes the flags of the models."""
+        return self.level in ("all", "models")
+
+    @property
+    def layered(self) -> bool:
+        """Whether the pair's own settings count for it."""
+        return self.level == "all"
+
+    def takes(self, known: Field) -> bool:
+        """Whether a common flag is one of its own."""
+        if known.name in self.without:
+            return False
+        if self.level == "all" or known.name in (*_LOOKS, *self.also):
+            return True
+        return known.group == MODELS if self.level == "models" else self.level == "catalogue" and known.name == "models"
+
+
+_PROMPT = Word("prompt", "*", "PROMPT", "the prompt; - reads it from a pipe")
+_FILE = Word("file", "?", "FILE", "a recording: of record, as torch prints tensors, or a JSON map of ids")
+_CHATTING = ("system", "chat", "template")
+_DRAFTING = (
+    *("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset"),
+    *("cascade", "k_matrix", "lenience"),
+)
+_NAME = Word("name", "?", "NAME", "a pair of the catalogue")
+COMMANDS: Mapping[str, SubCommand] = {
+    "chat": SubCommand("[chat] [options]", "talk in the terminal (without a terminal: as run)", shares=True),
+    "run": SubCommand(
+        "run [PROMPT|-] [--json] [options]",
+        "answer one prompt; - or a pipe is one prompt",
+        word=_PROMPT,
+        switches={"json": "every figure, as one JSON object"},
+        shares=True,
+    ),
+    "bench": SubCommand(
+        "bench [--prompts F.jsonl] [options]",
+        "time many prompts, methods and gammas",
+        "app.bench.run:run_bench",
+        BENCH_FIELDS,
+        bench_args,
+        shares=True,
+    ),
+    "report": SubCommand(
+        "report FILE [--out FILE] [options]",
+        "tables and plots of a bench run, as one HTML file",
+        "app.bench.report:run_report",
+        REPORT_FIELDS,
+        report_args,
+        "looks",
+        word=Word("file", "?", "FILE", "a file that bench --out wrote"),
+    ),
+    "record": SubCommand(
+        "record [--prompts F.jsonl] --out F.jsonl [options]",
+        "record what a target answers, to stand in for it",
+        "app.simulate.record_target:run_record",
+        RECORD_FIELDS,
+        record_args,
+        without=("record",),
+    ),
+    "simulate": SubCommand(
+        "simulate FILE [--drafter D] [--gammas 1,2,4] [options]",
+        "try drafters against a recorded target",
+        "app.simulate.run:run_simulate",
+        SIMULATE_FIELDS,
+        simulate_args,
+        "models",
+        (*_CHATTING, *_DRAFTING),
+        word=_FILE,
+    ),
+    "plan": SubCommand(
+        "plan [--c LIST|--target-params N …] [options]",
+        "what speed-up to expect over gamma and alpha",
+        "app.measure.plan:run_plan",
+        PLAN_FIELDS,
+        plan_args,
+        "models",
+        _DRAFTING,
+        switches={"json": "every figure, as one JSON object"},
+    ),
+    "latency": SubCommand(
+        "latency [--layers 1,2,4,8,16] [options]",
+        "what drafters of one size and many depths cost here",
+        "app.measure.latency:run_latency",
+        LATENCY_FIELDS,
+        latency_args,
+        "models",
+    ),
+    "write": SubCommand(
+        "write FILE.jsonl [--kinds chat,qa,…|all] [options]",
+        "let a target write text to learn from",
+        "app.distill.write:write",
+        WRITE_FIELDS,
+        write_args,
+        "models",
+        ("seed", "data_dir"),
+        word=Word("file", "?", "FILE", "the text's file; a stopped run goes on in it"),
+    ),
+    "tables": SubCommand(
+        "tables --from self|FILES --out FILE [options]",
+        "build n-gram tables for a target",
+        "app.distill.tables:build_tables",
+        TABLES_FIELDS,
+        tables_args,
+        "models",
+        ("seed",),
+    ),
+    "distill": SubCommand(
+        "distill --out DIR [--student KIND] [options]",
+        "train a drafter for a target",
+        "app.distill.distill:distill",
+        DISTILL_FIELDS,
+        distill_args,
+        "models",
+        ("seed",),
+    ),
+    "replay": SubCommand(
+        "replay FILE [--speed X] [options]",
+        "show a recording again, without any model",
+        "app.replay.player:replay",
+        REPLAY_FIELDS,
+        replay_args,
+        "looks",
+        ("view", "palette", "debug"),
+        word=Word("file", "?", "FILE", "what --record has written"),
+    ),
+    "pairs": SubCommand("pairs [options]", "list the catalogue", level="catalogue"),
+    "check": SubCommand(
+        "check [NAME] [--speed] [options]",
+        "verify that a pair fits and say why not",
+        level="models",
+        word=_NAME,
+        switches={"speed": "also time passes over 1 to 16 tokens"},
+    ),
+}
+OWN_FIELDS: Mapping[str, Mapping[str, Field]] = {name: one.fields for name, one in COMMANDS.items() if one.fields}

@@ -1,0 +1,146 @@
+"""What the console says about itself: the header, /info, /stats. Knows how to describe, not how to decode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from app.chat.answered import Answered
+from app.lanes.answers import Answer, judged, plain_answer
+from app.lanes.comparison import promise
+from app.lanes.costs import Terms, cost_lines
+from app.screen.figures import PaneData, StatsLines
+from app.screen.live import look_of
+from app.screen.view import Header, Summary, drafter_name, dtype_name, heading, models_of
+from app.settings.layers import Settings
+from sampling.stats.ratios import speedup
+from sampling.stats.summary import Stats, merge
+from utils.loading.loaded import NO_LIMIT, limit_text
+
+if TYPE_CHECKING:
+    from app.chat.conversation import Conversation
+    from app.lanes.lane import Engine
+    from utils.loading.loaded import LoadedModel
+
+
+_POSITIONS, _WIDTHS = 6, (2, 4, 8, 16)  # what /gamma shows of alpha and v(n)
+_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
+
+
+def header(engine: Engine, settings: Settings, console: Console) -> Header:
+    """The line over everything: models, place and settings."""
+    look = look_of(console, settings)
+    return heading(models_of(engine), settings, look, engine.last_gamma(settings))
+
+
+def _count(number: float) -> str:
+    return next((f"{number / size:.3g}{unit}" for size, unit in _UNITS if number >= size), f"{number:.0f}")
+
+
+def _model(model: LoadedModel) -> str:
+    context = limit_text(model.context).removesuffix(" tokens")
+    return (
+        f"{model.name}: {_count(model.parameters)} parameters, {model.bytes / 1e6:,.0f} MB, {dtype_name(model)} "
+        f"on {model.device}, context {context}, loaded in {model.seconds:.1f} s"
+    )
+
+
+def info(engine: Engine, chat: Conversation) -> str:
+    """/info: pair, models, context."""
+    loaded = engine.loaded
+    used = len(chat.ids)
+    return "\n".join(
+        [
+            f"pair     {loaded.spec.name}",
+            f"target   {_model(loaded.target)}",
+            f"drafter  {_model(loaded.drafter) if loaded.drafter is not None else drafter_name(engine)}",
+            *(f"  {name}  {_model(model)}" for name, model in loaded.cascade_models.items()),
+            f"vocabulary {engine.target.vocab_size:,} ids, stop ids {', '.join(map(str, sorted(engine.stop_ids)))}",
+            f"prompts  {_prompts(chat)}",
+            f"output   {promise(loaded.target.precision)}",
+            _context(used, engine.context),
+        ]
+    )
+
+
+def _prompts(chat: Conversation) -> str:
+    if chat.single:
+        return "each message by itself, as it is (the encoder reads it)"
+    return "chat template" if chat.templated else "plain text"
+
+
+def _context(used: int, context: int) -> str:
+    if context >= NO_LIMIT:
+        return f"context  {used:,} tokens used, {limit_text(context)}"
+    return f"context  {used:,} of {context:,} tokens used, {context - used:,} left"
+
+
+def pace_text(engine: Engine, settings: Settings) -> str:
+    """/gamma under `auto`: of each lane that has one, the state of its choice; "" before any round."""
+    found = {name: engine.pace(name) for name in settings.compare}
+    return "\n".join(_pace(name, pace.summary()) for name, pace in found.items() if pace is not None and pace.rounds)
+
+
+def _pace(name: str, state: dict[str, Any]) -> str:
+    alphas = " ".join(f"{alpha:.2f}"[1 if alpha < 1 else 0 :] for alpha in state["alpha"][:_POSITIONS])
+    v = ", ".join(f"v({n}) {state['v'][n - 1]:.2f}" for n in _WIDTHS if n <= len(state["v"]))
+    guessed = "" if state["measured"] else " (guessed)"
+    return (
+        f"{name}: gamma {state['gamma']} in the last of {state['rounds']} rounds, {state['probes']} probes\n"
+        f"  alpha {alphas} …   c {state['c']:.3f}{guessed}   {v}"
+    )
+
+
+def last_stats(answered: Answered, console: Console, settings: Settings) -> RenderableType:
+    """/stats last: the figures and the verdict of the last answer, with where the time went."""
+    look = look_of(console, settings).sized(height=None)
+    answers = answered.answers
+    plain = plain_answer(answers)
+    panes, lines = [], []
+    for track, answer in zip(answered.tracks, answers, strict=True):
+        pane = replace(track.pane(), expected=answer.expected(plain))
+        panes.append(pane)
+        lines += [f"{pane.label}: {_times(answer.stats)}"]
+        lines += [f"{' ' * len(pane.label)}  {line}" for line in cost_lines(answer.stats, answer.terms)]
+    return Group(Summary(panes, look, judged(answers), legend=False), Text("\n".join(lines), style="dim"))
+
+
+def _times(stats: Stats) -> str:
+    parts = [("draft", stats.draft_ms), ("verify", stats.verify_ms), ("sample", stats.sample_ms)]
+    shown = ", ".join(f"{name} {ms:.0f} ms" for name, ms in [*parts, ("other", stats.overhead_ms)])
+    return f"{shown}; {stats.draft_n} drafted, {stats.draft_n_discarded} of them discarded"
+
+
+def session_stats(answers: Sequence[Answered], console: Console, settings: Settings) -> RenderableType:
+    """/stats session: every lane over all answers of this run; the speed-up is the ratio of their rates."""
+    lanes: dict[str, list[Answer]] = {}
+    for answered in answers:
+        for answer in answered.answers:
+            lanes.setdefault(answer.method, []).append(answer)
+    merged = {name: merge(answer.stats for answer in found) for name, found in lanes.items()}
+    panes = [PaneData(name, (), stats, "done") for name, stats in merged.items()]
+    look = look_of(console, settings).sized(height=None)
+    lines = [f"{len(answers)} answer{'s' if len(answers) != 1 else ''}"]
+    for name, stats in merged.items():
+        ratio = speedup(merged["ar"], stats) if name != "ar" and "ar" in merged else None
+        lines += [f"{name}: {ratio:.2f}x the rate of plain decoding"] if ratio else []
+        lines += [f"{name}: {line}" for line in cost_lines(stats, _shared(lanes[name]))]
+    return Group(StatsLines(panes, look), Text("\n".join(lines), style="dim"))
+
+
+def _shared(answers: Sequence[Answer]) -> Terms:
+    """The terms of all these answers, or none where they differ: other models under the same names."""
+    first = answers[0].terms
+    same = all((one.terms.models, one.terms.sources) == (first.models, first.sources) for one in answers)
+    return first if same else Terms()
+
+
+def stats_json(answered: Answered) -> str:
+    """/stats json: what `run --json` would print."""
+    data: dict[str, Any] = answered.to_json()
+    return json.dumps(data, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,447 @@
+"""Where lines come from: a prompt with history, keys, completion and a status line, or plain lines where that fails.
+
+Escape sequences in what is typed and pasted: those of keys go on, every other one is taken out and nobody obeys it. Alt
+with a key is the escape byte and a character, as terminals send it, so a typed `ESC c` stays a key; inside a paste it
+is taken out as well. What Tab offers is given as a function; keys not named here are those of prompt_toolkit's Emacs
+mode (Ctrl-R, Up, Ctrl-X Ctrl-E). Knows no commands and no models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, get_common_complete_suffix
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import has_arg, is_searching
+from prompt_toolkit.key_binding import KeyBindings
+from prompt_toolkit.key_binding.key_processor import KeyPressEvent
+from prompt_toolkit.keys import Keys
+
+from app.screen.terminal import FAR, usual_keys
+from utils.errors import UserError
+
+_C1 = "\x80-\x9f\udc80-\udc9f"  # 8-bit controls; bytes that are no UTF-8 come as surrogates
+_CONTROL = r"(?:\x1b++\[|\x1b*+[\x9b\udc9b])"
+_OPEN = r"(?:\x1b++[\]PX^_]|\x1b*+[\x90\x98\x9d-\x9f\udc90\udc98\udc9d-\udc9f])"
+_BODY = rf"[^\x00-\x1f\x7f{_C1}]"
+_SEQUENCE = re.compile(
+    rf"""
+    (?P<string>  {_OPEN}{_BODY}*+(?:\x07|\x1b\\|[\x9c\udc9c]) )             # OSC, DCS, SOS, PM and APC with their ends
+  | (?P<control> {_CONTROL}(?:\[[@-~]|[0-?]*+[\ -/]*+[@-Z\\-~]) )           # CSI; Linux sends F1 as ESC [ [ A
+  | (?P<charset> \x1b++[()][0-~] )                                          # what `tput sgr0` sends beside its CSI
+  | (?P<begun>   (?:{_CONTROL}(?:\[|[0-?]*+[\ -/]*+)|{_OPEN}{_BODY}*+\x1b?|\x1b++[()]?)\Z )
+  | (?P<broken>  {_CONTROL}[0-?]*+[\ -/]*+|{_OPEN}(?={_BODY}) )             # what never came to its end
+  | (?P<lone>    \x1b*+[{_C1}] )
+    """,
+    re.VERBOSE,
+)
+_KEY = re.compile(r"\x1b++(?:O[A-Za-z]|[ -~])?")
+_CURSOR = re.compile(r"\x1b\[\d+;\d+R\Z")
+_NO_TEXT = re.compile("[\udc80-\udcff]")
+_PASTE, _PASTED, _CTRL_C = "\x1b[200~", "\x1b[201~", "\x03"
+_PASTE_ENDS = re.compile(f"{re.escape(_PASTED)}|{_CTRL_C}")
+
+Offer = Callable[[str], Iterable[Any]]  # the line up to the cursor → records with text, start, help
+
+BLOCK = '"""'
+
+AT_ONCE = 1.0  # seconds; a prompt that fails sooner than this
+TRIES = 3  # so often one after the other is not tried again
+
+
+def without_escapes(text: str) -> str:
+    """A whole text without its escape sequences, those of keys included."""
+
+    def kept(found: re.Match[str]) -> str:
+        return re.sub(rf"\A{_OPEN}|\A{_CONTROL}.*|\x1b.?", "", found["begun"] or "")
+
+    return _NO_TEXT.sub("\ufffd", _KEY.sub("", _SEQUENCE.sub(kept, text)))
+
+
+class KeyParser:
+    """Stands before prompt_toolkit's parser and hands it keys and text alone, however the reads cut them up.
+
+    Where the cursor is, as the terminal tells it, goes on only while that is `awaited`. A paste whose end mark was
+    lost ends with Ctrl-C.
+    """
+
+    def __init__(self, parser: Any, awaited: Callable[[], bool] = lambda: False) -> None:
+        from prompt_toolkit.input.ansi_escape_sequences import ANSI_SEQUENCES
+
+        self._parser, self._awaited, self._known = parser, awaited, ANSI_SEQUENCES
+        self._held = ""  # the beginning of a sequence
+        self._pasting = False
+
+    def feed(self, data: str) -> None:
+        text, self._held = self._held + data, ""
+        while text:
+            text = self._pasted(text) if self._pasting else self._typed(text)
+
+    def flush(self) -> None:
+        """No more came for a while: Escape, or Alt with a key, is what it looks like; any other beginning is none."""
+        if not self._pasting:
+            held, self._held = self._held, ""
+            self._parser.feed(held if re.fullmatch(r"\x1b+.?", held) else without_escapes(held))
+        self._parser.flush()
+
+    def feed_and_flush(self, data: str) -> None:
+        self.feed(data)
+        self.flush()
+
+    def _typed(self, text: str) -> str:
+        """Hand on what was typed; what is left of `text` where a paste begins."""
+        end = 0
+        for found in _SEQUENCE.finditer(text):
+            self._parser.feed(_NO_TEXT.sub("\ufffd", text[end : found.start()]))
+            end, self._held = found.end(), found["begun"] or ""
+            sequence = (found["control"] or "").lstrip("\x1b")
+            key = f"\x1b{sequence}"
+            if key == _PASTE:
+                self._parser.feed(_PASTE)
+                self._pasting = True
+                return text[end:]
+            if (sequence and key in self._known) or (_CURSOR.match(key) and self._awaited()):
+                self._parser.feed(found["control"])
+        self._parser.feed(_NO_TEXT.sub("\ufffd", text[end:]))
+        return ""
+
+    def _pasted(self, text: str) -> str:
+        """Hand on what was pasted, as it is; what is left of `text` behind the paste."""
+        if found := _PASTE_ENDS.search(text):
+            self._parser.feed(text[: found.start()] + _PASTED)
+            self._pasting = False
+            return text[found.start() if found[0] == _CTRL_C else found.end() :]
+        begun = text.rfind("\x1b", -len(_PASTED))
+        cut = begun if begun >= 0 and _PASTED.startswith(text[begun:]) else len(text)
+        self._parser.feed(text[:cut])
+        self._held = text[cut:]
+        return ""
+
+
+class CommandCompleter(Completer):
+    """Completes a first line that begins with one "/"; messages are left alone."""
+
+    def __init__(self, offer: Offer) -> None:
+        self._offer = offer
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        line = document.text_before_cursor
+        if not line.startswith("/") or line.startswith("//") or "\n" in line:
+            return
+        for found in self._offer(line):
+            yield Completion(found.text, start_position=found.start - len(line), display_meta=found.help)
+
+
+def open_block(text: str) -> bool:
+    """Whether `text` began a block with three quotes and has not ended it."""
+    stripped = text.strip()
+    return stripped.startswith(BLOCK) and not (len(stripped) >= 2 * len(BLOCK) and stripped.endswith(BLOCK))
+
+
+def unblocked(text: str) -> str:
+    """The inside of a closed block, never a command; any other text as it is."""
+    stripped = text.strip()
+    if not stripped.startswith(BLOCK) or open_block(text):
+        return text
+    inside = stripped[len(BLOCK) : -len(BLOCK)].strip("\n")
+    return f"/{inside.lstrip()}" if inside.lstrip().startswith("/") else inside
+
+
+def complete(buffer: Buffer) -> None:
+    """Take the only completion or what all have in common, else walk through the menu.
+
+    At once, not behind a completion that may still be running: a Tab typed quickly counts as well.
+    """
+    if buffer.complete_state:
+        buffer.complete_next()
+        return
+    document = buffer.document
+    found = list(buffer.completer.get_completions(document, CompleteEvent(completion_requested=True)))
+    if len(found) == 1:
+        buffer.apply_completion(found[0])
+    elif common := get_common_complete_suffix(document, found):
+        buffer.insert_text(common)
+    elif found:
+        buffer.start_completion()
+
+
+class LeaveError(Exception):
+    """Ctrl-C for the second time: leave at once."""
+
+
+def key_bindings(hint: Callable[[str], None], second: Callable[[], bool]) -> KeyBindings:
+    """Enter sends, Alt-Enter and Ctrl-J begin a line, Ctrl-C clears; `hint` shows one line for a moment.
+
+    `second` tells whether another Ctrl-C has just stopped an answer: then this one leaves.
+    """
+    keys = KeyBindings()
+
+    @keys.add("enter", filter=~is_searching)  # there it takes what was found
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if open_block(buffer.text):
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    @keys.add("c-j")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @keys.add(Keys.BracketedPaste)
+    def _(event: KeyPressEvent) -> None:
+        pasted = event.data.replace("\r\n", "\n").replace("\r", "\n")
+        event.current_buffer.insert_text(without_escapes(pasted))
+
+    @keys.add("tab")
+    def _(event: KeyPressEvent) -> None:
+        complete(event.current_buffer)
+
+    def count(event: KeyPressEvent) -> None:
+        if abs(event.arg) < 100:
+            event.append_to_arg_count(event.data)
+        else:  # a million times is a hang, and then no memory: it stays at three digits
+            event.key_processor.arg = str(event.arg)
+
+    for digit in "0123456789":
+        keys.add(digit, filter=has_arg)(count)
+        keys.add("escape", digit)(count)
+
+    @keys.add("c-c", filter=~is_searching)
+    @keys.add("<sigint>", filter=~is_searching)
+    def _(event: KeyPressEvent) -> None:
+        if second():
+            event.app.exit(exception=LeaveError())
+            return
+        was_empty = not event.current_buffer.text
+        event.current_buffer.reset()
+        if was_empty:
+            hint("Ctrl-D or /exit leaves")
+
+    return keys
+
+
+class Reader(Protocol):
+    """Gives the user's lines. `read` raises EOFError at the end, HungUpError where there is no terminal any more."""
+
+    def read(self, default: str = "") -> str: ...
+    def refresh(self) -> None: ...  # the status line may have changed; called from any thread
+    def leave(self) -> None: ...  # it is the end, now or at the next `read`; called from a signal handler
+
+
+class HungUpError(Exception):
+    """The terminal has gone."""
+
+
+def state_folder(environ: Any = os.environ) -> Path:
+    """Where the console keeps what outlives it."""
+    state = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "speculative-console"
+
+
+def history_path(environ: Any = os.environ) -> Path:
+    """Where typed lines are kept between runs."""
+    return state_folder(environ) / "history"
+
+
+class PromptReader:
+    """A prompt_toolkit prompt with `status` in its bottom line.
+
+    `ascii` and `color` choose how it looks; `note` takes a line that the user should read once, `tell` what the prompt
+    raised; while `second` holds, Ctrl-C raises LeaveError.
+    """
+
+    def __init__(
+        self,
+        offer: Callable[[str], Iterable[Any]],
+        status: Callable[[], str],
+        note: Callable[[str], None],
+        tell: Callable[[Exception], None],
+        *,
+        second: Callable[[], bool] = lambda: False,
+        ascii: bool = False,
+        color: bool = True,
+        **session: Any,
+    ) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.application import get_app
+        from prompt_toolkit.filters import Condition, to_filter
+        from prompt_toolkit.output import ColorDepth, create_output
+        from prompt_toolkit.styles import Style
+
+        self._status, self._hint, self._tell, self._second = status, "", tell, second
+        self._failed = 0  # so often one after the other
+        self._plain = self._waiting = self._left = False  # plain lines; one of them is being read; `leave` was called
+        self._more = ".. " if ascii else "… "
+        style = {"bottom-toolbar": "noreverse" + (" fg:ansibrightblack" if color else ""), "prompt": "bold"}
+        self.session: PromptSession[str] = PromptSession(
+            "> " if ascii else "› ",
+            multiline=True,
+            prompt_continuation=lambda width, line, wrapped: "" if wrapped else self._more,
+            history=_history(note),
+            completer=CommandCompleter(offer),
+            complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
+            key_bindings=key_bindings(self._show_hint, second),
+            bottom_toolbar=self._toolbar,
+            style=Style.from_dict(style),
+            color_depth=None if color else ColorDepth.DEPTH_1_BIT,
+            enable_open_in_editor=True,
+            reserve_space_for_menu=5,
+            tempfile_suffix=".txt",
+            **{"output": create_output(always_prefer_tty=True), **session},
+        )
+        self.session.default_buffer.on_text_changed += lambda _: self._show_hint("")
+        for window in self.session.layout.find_all_windows():
+            window.dont_extend_height = to_filter(True)  # the status line right below the input
+        source = self.session.app.input
+        if hasattr(source, "vt100_parser"):
+            source.vt100_parser = KeyParser(source.vt100_parser, lambda: self.session.app.renderer.waiting_for_cpr)
+
+    def _show_hint(self, text: str) -> None:
+        self._hint = text
+
+    def _toolbar(self) -> str:
+        from prompt_toolkit.utils import get_cwidth
+
+        width = self.session.app.output.get_size().columns - 1
+        text = self._hint or self._status()
+        while get_cwidth(text) > width:
+            text = text[:-1]
+        return text
+
+    def read(self, default: str = "") -> str:
+        """One message; raises EOFError when the user leaves with Ctrl-D. What the prompt raises is told, and it comes
+        back with its text; if that goes wrong at once and again, plain lines are read from then on."""
+        self._hint = ""
+        if not self._plain:
+            type_ahead(self.session.app.input, FAR.taken())
+        while not self._plain:
+            begun = time.monotonic()
+            try:
+                text = self._prompted(default)
+                self._failed = 0
+                return text
+            except KeyboardInterrupt:
+                default = ""
+            except (EOFError, LeaveError, HungUpError):
+                raise
+            except Exception as error:
+                default = self.session.default_buffer.text
+                self._failed = self._failed + 1 if time.monotonic() - begun < AT_ONCE else 1
+                self._plain = self._failed >= TRIES
+                self._tell(error)
+                if self._plain:
+                    self._tell(UserError("the prompt does not work here: plain lines from now on"))
+        return unblocked(without_escapes(self._line(default)))
+
+    def _prompted(self, default: str) -> str:
+        from prompt_toolkit.patch_stdout import patch_stdout
+
+        try:
+            # Where standard output goes to a file, it must not be turned to the terminal.
+            with patch_stdout(raw=True) if sys.stdout.isatty() else nullcontext():
+                text = self.session.prompt(default=default, pre_run=self._prepared, set_exception_handler=False)
+        except EOFError:
+            if self.session.app.input.closed and not self._left:
+                raise HungUpError from None
+            raise
+        return unblocked(without_escapes(text))  # a quoted key or an editor may have brought some
+
+    def _prepared(self) -> None:
+        """What goes wrong in the event loop ends this prompt; otherwise a traceback would wait for Enter."""
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: self._end(context.get("exception") or RuntimeError(context["message"]))
+        )
+        # A search that was open when the last prompt ended would take the keys, unseen.
+        self.session.app.layout.focus(self.session.default_buffer)
+        if self._left:
+            self._end(EOFError())
+
+    def _end(self, reason: BaseException) -> None:
+        app = self.session.app
+        if app.future is not None and not app.future.done():
+            app.exit(exception=reason)
+
+    def _line(self, default: str) -> str:
+        """A plain line; an empty one stands for `default`, which is shown before."""
+        default += FAR.taken()
+        if default:
+            sys.stdout.write(f"Enter alone sends: {without_escapes(default)}\n")
+        sys.stdout.write(str(self.session.message))
+        sys.stdout.flush()
+        self._waiting = True
+        try:
+            if self._left:
+                raise EOFError
+            with usual_keys():
+                line = sys.stdin.buffer.readline().decode(sys.stdin.encoding, "surrogateescape")
+        except KeyboardInterrupt:
+            sys.stdout.write("\n")
+            if self._second():
+                raise LeaveError from None
+            raise
+        finally:
+            self._waiting = False
+        if not line:
+            raise EOFError if sys.stdin.isatty() else HungUpError
+        return line.rstrip("\n") or default
+
+    def leave(self) -> None:
+        """End the reading with EOFError, now or when it begins. For a signal handler."""
+        self._left = True
+        if self._waiting:
+            raise EOFError
+        if (loop := self.session.app.loop) is not None:
+            loop.call_soon_threadsafe(self._end, EOFError())
+
+    def refresh(self) -> None:
+        """Redraw the status line; may be called from any thread."""
+        if self.session.app.is_running:
+            self.session.app.invalidate()
+
+
+def type_ahead(source: Any, text: str) -> None:
+    """Have the next prompt read `text` first, as if it were typed now."""
+    from prompt_toolkit.input.typeahead import store_typeahead
+    from prompt_toolkit.input.vt100_parser import Vt100Parser
+
+    if text:
+        pressed: list[Any] = []
+        KeyParser(Vt100Parser(pressed.append)).feed_and_flush(text)
+        store_typeahead(source, pressed)
+
+
+def _history(note: Callable[[str], None]) -> Any:
+    """The history between runs, or one for this run where it cannot be kept."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    class KeptHistory(FileHistory):
+        """A file history that gives up quietly when the file can no longer be written."""
+
+        def store_string(self, string: str) -> None:
+            try:
+                super().store_string(string.encode("utf-8", "replace").decode("utf-8"))
+            except OSError as error:
+                note(f"the line was not kept in the history: {error.strerror or error}")
+
+    path = history_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(path, "ab"):
+            if path.is_file():
+                path.chmod(0o600)
+        path.read_bytes()[:1]
+    except OSError as error:
+        note(f"no history between runs: {path}: {error.strerror or error}")
+        return InMemoryHistory()
+    return KeptHistory(str(path))

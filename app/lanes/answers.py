@@ -1,0 +1,174 @@
+"""One answer of one lane with its figures, and what `run --json` and `bench --out` say about it.
+
+Knows lanes by name and ids, not how they decode, and nothing of terminals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from app.lanes.comparison import Verdict, difference, gap_between, may_differ, near_tie, verdict
+from app.lanes.costs import Terms, swi_of
+from sampling.stats.metrics import Meter
+from sampling.stats.ratios import expected, speedup
+from sampling.stats.summary import Stats
+
+if TYPE_CHECKING:
+    from app.lanes.lane import Lane
+    from app.settings.layers import Settings
+    from sampling.events import Event
+
+
+_SHOWN = (
+    *("gamma", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed"),
+    *("repetition_penalty", "no_repeat_ngram"),
+    *("coupling", "draft_sampling", "verify", "expand", "nodes", "system", "chat", "template"),
+    *("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset"),
+    *("cascade", "k_matrix", "lenience"),
+    *("num_beams", "beam_top_k", "min_length", "length_penalty"),
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a lane made of a prompt. `ids` holds every emitted id, a closing stop id included."""
+
+    method: str
+    ids: tuple[int, ...]
+    text: str
+    stats: Stats
+    may_differ: bool = False  # from `ar`, rightly
+    terms: Terms = field(default_factory=Terms)
+    rows: int = 1  # prompts that were answered together, this one included
+
+    @property
+    def interrupted(self) -> bool:
+        return self.stats.stop_reason == "interrupted"
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of `results`, without what takes two answers (:func:`results`)."""
+        told = {"method": self.method, "text": self.text, "ids": list(self.ids), **self.stats.to_json()}
+        return {**told, "swi": swi_of(self.stats, self.terms)}
+
+    def expected(self, plain: Answer | None) -> float | None:
+        """The speed-up over `plain` to expect at what both measured; None where no formula describes the lane."""
+        if plain is None or not self.terms.drafts:
+            return None
+        return expected(self.stats, plain.stats, self.terms.gamma)
+
+
+def run_lane(
+    lane: Lane,
+    prompt: list[int],
+    decode: Callable[[list[int]], str],
+    *,
+    interrupt: Callable[[], bool],
+    show: Callable[[Event], None] | None = None,
+    terms: Terms | None = None,
+) -> Answer:
+    """Decode one prompt to its end. The lane reads the prompt itself; `show` sees every event.
+
+    `terms` go with the answer; without them it has no figures that need them.
+    """
+    meter = Meter(prompt_n=len(prompt))
+    for event in lane.run(prompt, interrupt=interrupt):
+        meter.add(event)
+        if show is not None:
+            show(event)
+    text, differs = decode(meter.ids), may_differ(lane, lane.settings)
+    return Answer(lane.name, tuple(meter.ids), text, meter.stats, differs, terms or Terms())
+
+
+def agrees(plain: Answer, other: Answer) -> bool | None:
+    """Whether `other` is the text of plain decoding; None where it may rightly differ or cannot be told.
+
+    An interrupted answer can only be told to differ: as far as it goes it may be the same.
+    """
+    if other.may_differ:
+        return None
+    at = difference(plain.ids, other.ids)
+    if plain.interrupted or other.interrupted:
+        return False if at is not None and at < min(len(plain.ids), len(other.ids)) else None
+    return at is None
+
+
+class Parting(NamedTuple):
+    """Where an answer leaves plain decoding's (from 0), and the target's top-2 gap there (None: not recorded).
+
+    `kind`: a near tie, which rounding may turn; beyond one, which is an alarm; where it may rightly differ another
+    draw of the same distribution, or another text (of another model, or of a search).
+    """
+
+    kind: Literal["near tie", "beyond", "other draw", "other text"]
+    position: int
+    gap: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        finite = self.gap is not None and math.isfinite(self.gap)
+        return {"kind": self.kind, "position": self.position, "gap": self.gap if finite else None}
+
+
+def parting(plain: Answer, other: Answer) -> Parting | None:
+    """Where and how two whole answers part; None where they are the same."""
+    at = difference(plain.ids, other.ids)
+    if at is None:
+        return None
+    gap = gap_between(plain.stats, other.stats, at)
+    if other.may_differ:
+        return Parting("other text" if other.method == "draft" or other.stats.beams else "other draw", at, gap)
+    tied = gap is not None and gap < near_tie(plain.terms.precision)
+    return Parting("near tie" if tied else "beyond", at, gap)
+
+
+def plain_answer(answers: Sequence[Answer]) -> Answer | None:
+    """The answer of `ar`, if it is there."""
+    return next((answer for answer in answers if answer.method == "ar"), None)
+
+
+def judged(answers: Sequence[Answer]) -> Verdict | None:
+    """The verdict on the last lane against plain decoding, where both ran."""
+    plain, last = plain_answer(answers), answers[-1]
+    if plain is None or plain is last:
+        return None
+    label = last.method if len(answers) > 2 else ""
+    searched = last.stats.beams > 0
+    return verdict(
+        plain.stats,
+        last.stats,
+        plain.ids,
+        last.ids,
+        may_differ=last.may_differ,
+        searched=searched,
+        label=label,
+        precision=plain.terms.precision,
+    )
+
+
+def compared(answers: Sequence[Answer]) -> dict[str, Any]:
+    """`speedup` (the last lane's rate over ar's) and `same_output` (of every lane that must equal ar)."""
+    plain = plain_answer(answers)
+    if plain is None or len(answers) < 2:
+        return {"speedup": None, "same_output": None}
+    last = answers[-1]
+    ratio = None if last is plain else speedup(plain.stats, last.stats)
+    told = [agrees(plain, answer) for answer in answers if answer is not plain]
+    same = False if False in told else (True if True in told else None)
+    return {"speedup": None if ratio is None else round(ratio, 4), "same_output": same}
+
+
+def results(answers: Sequence[Answer], plain: Answer | None = None) -> list[dict[str, Any]]:
+    """The entries of `results`, exactly the keys of `run --json`; `plain` is ar's answer if it is not among them."""
+    plain = plain or plain_answer(answers)
+    told = [(answer, answer.expected(plain)) for answer in answers]
+    return [
+        {**answer.to_json(), "expected_speedup": None if factor is None else round(factor, 4)}
+        for answer, factor in told
+    ]
+
+
+def shown_settings(settings: Settings) -> dict[str, Any]:
+    """The settings that an answer depends on."""
+    return {name: getattr(settings, name) for name in _SHOWN}

@@ -1,0 +1,207 @@
+"""Lanes compared: is one faster, may its text differ, and does it; by which rule its drafts are accepted, in words and
+as chances; how far the same can be promised at all, by the number format that the target computes in; in what order
+methods are timed.
+
+Works on figures and ids only; knows no text of the answer, no models and no screen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from app.settings.types import plain
+
+if TYPE_CHECKING:
+    from app.settings.layers import Settings
+    from sampling.stats.summary import Stats
+
+
+Rule = Literal["argmax", "match", "ratio", "coupled"]
+
+RULES: dict[Rule, str] = {
+    "argmax": "greedy: a draft x is accepted if x = argmax p",
+    "match": "point mass: the target draws its own token, x is accepted if that is x; chance p(x)",
+    "ratio": "x drawn from q is accepted with chance min(1, p(x)/q(x))",
+    "coupled": "drafter and target draw with the same noise; x is accepted if both drew it",
+}
+
+AS_FAST = 0.02  # speeds this close (as a share) are called equal
+NEAR_TIE = 1e-3  # logit gap under which two tokens are tied in float32
+ROUNDING = {"float32": (8e-5, NEAR_TIE), "float16": (0.11, 0.1), "bfloat16": (1.2, 0.5)}
+"""By number format: how far the logits of passes of different width lie apart at most, and the gap under which two
+tokens may change places, as measured on the default target (docs/notes.md, "The same token in passes of different
+width")."""
+
+Style = Literal["good", "bad", "alarm", "plain"]
+
+
+def rule_of(temperature: float, *, sampled: bool, coupling: str = "rejection", draft_sampling: str = "law") -> Rule:
+    """The rule of a lane: `sampled` says that its drafter is a model (tables and n-grams are point masses)."""
+    if temperature == 0:
+        return "argmax"
+    if not sampled or draft_sampling == "greedy":
+        return "match"
+    return "coupled" if coupling == "gumbel" else "ratio"
+
+
+def may_differ(lane: Any, settings: Settings) -> bool:
+    """Whether the lane's text may rightly differ from that of `ar` with the same seed."""
+    sampled = settings.temperature > 0 and settings.coupling == "rejection" and settings.draft_sampling == "law"
+    return lane.name in ("draft", "beam") or (lane.law_drafts and sampled)
+
+
+def chance(rule: Rule, q: float, p: float) -> float | None:
+    """How likely the target was to accept a draft; None where the rule leaves nothing to chance, or no formula."""
+    if rule == "match":
+        return p
+    return ratio(q, p) if rule == "ratio" else None
+
+
+def ratio(q: float, p: float, lenience: float = 1.0) -> float:
+    """The chance that x ~ q is accepted; `lenience` is that of a review before the target's."""
+    # Theorem (Leviathan 2023): accepting x ~ q with min(1, p/q) leaves p(x) unchanged.
+    return min(1.0, lenience * p / q) if q > 0 else 0.0
+
+
+def reviews(rule: Rule, lenience: float | None, letter: str = "lambda") -> str:
+    """The rule of the reviews inside a cascade; `lenience` is None where it is not known, `letter` its name."""
+    decides = "only the target's decides the text"
+    if lenience is None:
+        return f"reviews inside may be lenient: {decides}"
+    if lenience == 1:
+        return f"reviews inside are as strict as the target's ({letter} 1), but {decides}"
+    enough = f"chance min(1, {lenience:g} p(x)/q(x))" if rule == "ratio" else f"p(x) > q(x)/{lenience:g} is enough"
+    return f"reviews inside may be lenient ({letter} {lenience:g}), {enough}: {decides}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`text` in plain ASCII ("2.11x faster, same output") and the style it deserves."""
+
+    text: str
+    style: Style
+
+
+def near_tie(precision: str) -> float:
+    """The logit gap under which rounding may let two tokens change places; 0 where that is not measured."""
+    return ROUNDING.get(precision, (0.0, 0.0))[1]
+
+
+def promise(precision: str) -> str:
+    """What holds of the output: `precision` is the dtype that the target computes in, or its quantization."""
+    if precision not in ROUNDING:
+        return f"the target's own up to {precision} rounding, which is not measured: tokens may change places"
+    moved, tie = ROUNDING[precision]
+    return (
+        f"the target's own up to {precision} rounding: logits of passes of different width differ by up to {moved:g} "
+        f"(default target, CPU), so two tokens closer than {tie:g} may change places"
+    )
+
+
+def verdict(
+    stats_ar: Stats | None,
+    stats_last: Stats | None,
+    ids_ar: Sequence[int],
+    ids_last: Sequence[int],
+    *,
+    may_differ: bool,
+    searched: bool = False,
+    label: str = "",
+    precision: str = "float32",
+) -> Verdict | None:
+    """The verdict on the last lane, or None without two lanes that emitted something.
+
+    `may_differ`: the drafts were sampled, so another text of the same distribution is right;
+    otherwise (greedy, or noise keyed to the position) a difference is an alarm. `searched`: the last
+    lane looked for a better text than plain decoding's, so that another one is no other draw. If a lane was
+    stopped, what both have is compared. `label` names the last lane, where there are more than two. `precision`: see
+    :func:`promise`; what its rounding explains is no alarm.
+    """
+    if stats_ar is None or stats_last is None or not ids_ar or not ids_last:
+        return None
+    stopped = "interrupted" in (stats_ar.stop_reason, stats_last.stop_reason)
+    position = difference(ids_ar, ids_last, prefix=stopped)
+    speed, style = _speed(stats_ar, stats_last)
+    ending = ", stopped" if stopped else ""
+    if position is not None and not may_differ:
+        gap = gap_between(stats_ar, stats_last, position)
+        parts = [f"differs at token {position + 1}{_gap(gap, precision)}{ending}", speed]
+        rounded = precision != "float32" and gap is not None and gap < near_tie(precision)
+        return _verdict(label, "; ".join(part for part in parts if part), "plain" if rounded else "alarm")
+    if position is not None:
+        up_to = "" if precision == "float32" else f" up to {precision} rounding"
+        same = "another text, as beam search may find" if searched else f"same distribution{up_to}, different draw"
+    else:
+        same = "same output so far" if stopped else "same output"
+    return _verdict(label, (f"{speed}, " if speed else "") + same + ending, style)
+
+
+def difference(one: Sequence[int], other: Sequence[int], *, prefix: bool = False) -> int | None:
+    """The first position (from 0) where the ids differ, None if they do not.
+
+    With `prefix` the shorter one may end early; otherwise ending early is a difference.
+    """
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return index
+    return None if prefix or len(one) == len(other) else min(len(one), len(other))
+
+
+def _verdict(label: str, text: str, style: Style) -> Verdict:
+    return Verdict(f"{label}: {text}" if label else text, style)
+
+
+def _speed(plain: Stats, other: Stats) -> tuple[str, Style]:
+    mine, theirs = other.predicted_per_second, plain.predicted_per_second
+    if not mine or not theirs:
+        return "", "plain"
+    ratio = mine / theirs
+    if abs(ratio - 1) <= AS_FAST:
+        return "as fast", "plain"
+    return (f"{ratio:.2f}x faster", "good") if ratio > 1 else (f"{1 / ratio:.2f}x slower", "bad")
+
+
+def gap_between(plain: Stats, other: Stats, position: int) -> float | None:
+    """The target's top-2 gap at a position, from the answer that recorded it."""
+    gap = plain.gap_at(position)
+    return other.gap_at(position) if gap is None else gap
+
+
+def _gap(gap: float | None, precision: str) -> str:
+    if gap is None:
+        return "" if precision == "float32" else f" ({precision})"
+    if precision not in ROUNDING:
+        return f", top-2 gap {gap:.3f} ({precision} rounding is not measured)"
+    if precision != "float32":
+        return f", top-2 gap {gap:.3f} ({'within' if gap < near_tie(precision) else 'beyond'} {precision} rounding)"
+    if gap < NEAR_TIE:
+        return f", top-2 gap {gap:.1e} (near tie)" if gap else ", top-2 gap 0 (tie)"
+    return f", top-2 gap {gap:.3f}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One thing to time: a method, at one gamma where it drafts. `temperature`: None for that of the settings."""
+
+    method: str
+    gamma: int | str | None = None
+    temperature: float | None = None
+
+    @property
+    def label(self) -> str:
+        gamma = "" if self.gamma is None else f" gamma {self.gamma}"
+        return f"{self.method}{gamma}{at_temperature(self.temperature)}"
+
+
+def at_temperature(temperature: float | None) -> str:
+    """ " temperature 0.7" with a leading space, or nothing."""
+    return "" if temperature is None else f" temperature {plain(temperature)}"
+
+
+def order(variants: Sequence[Variant], turn: int) -> list[Variant]:
+    """The variants in the order of round `turn`: rotated by one each time, reversed every other time."""
+    start = (turn // 2) % len(variants)
+    rotated = [*variants[start:], *variants[:start]]
+    return rotated[::-1] if turn % 2 else rotated

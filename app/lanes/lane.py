@@ -1,0 +1,304 @@
+"""Lanes: a loaded pair and the settings bound to the one decode loop, by the names of `--compare`.
+
+A :class:`Lane` is one way of answering a prompt. `ar` is the target alone, `spec` the target with the pair's drafter,
+`draft` the drafter model alone, `beam` the target searching; the others are the target with a drafter of that kind
+(app/lanes/drafters.py makes them). An :class:`Engine` keeps drafters from answer to answer and makes them anew when
+their settings change. Knows no text, no screen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from app.lanes.drafters import Drafters
+from app.settings.types import LANES
+from sampling.beam.plan import BeamPlan
+from sampling.beam.search import beam_generate
+from sampling.drafters.cape import Expansion
+from sampling.drafters.draft_model import NoDrafter
+from sampling.drafters.tables.table_file import StaticTables
+from sampling.drafters.tables.tree import TableTreeDrafter
+from sampling.events import Event
+from sampling.gamma.costs import Costs
+from sampling.gamma.goodput import GoodputPace
+from sampling.gamma.tree import MOST_NODES, ExpandingPace, RankPace
+from sampling.loop import generate, never
+from sampling.models.encoder_decoder import go_on, lm_of
+from sampling.sampler import KeyedSampler
+from sampling.types import LM, Drafter, FixedPace, Limits, Rows, Rule, Session
+from utils.catalogue.specs import trained_kind
+from utils.catalogue.templates import end_ids
+from utils.errors import UsageError
+from utils.logits_processors import make_processor
+
+if TYPE_CHECKING:
+    from app.lanes.drafters import Students
+    from app.settings.layers import Settings
+    from utils.loading.loaded import LoadedPair
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One way of answering a prompt. `shares_target`: it runs on a session of the target."""
+
+    name: str
+    lm: LM
+    drafter: Drafter
+    settings: Settings
+    limits: Limits
+    shares_target: bool = True
+    reopen: Callable[[list[int], Sequence[int]], Session] | None = None  # where the lane keeps a session of its own
+    pace: GoodputPace | None = None  # `gamma auto`
+    beams: BeamPlan | None = None  # beam search in place of the loop
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """What `Step.source` indexes into."""
+        return self.drafter.names
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is ever drafted."""
+        return not isinstance(self.drafter, NoDrafter)
+
+    @property
+    def most(self) -> int | None:
+        """Tokens that a round may draft where the drafter itself says how many (cascade, chain); None: gamma does."""
+        return getattr(self.drafter, "most", None)
+
+    @property
+    def takes_gamma(self) -> bool:
+        """Whether a fixed gamma changes anything."""
+        return self.drafts and self.most is None
+
+    @property
+    def law_drafts(self) -> bool:
+        """Whether its drafts may be drawn from a model's law, so that sampled text may rightly be another draw of the
+        same distribution."""
+        return self.drafter.rule is not Rule.POINT
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether its target session must keep the target's hidden states."""
+        return bool(getattr(self.drafter, "needs_hidden", False))
+
+    @property
+    def context(self) -> int:
+        """The most tokens that prompt and answer may have together."""
+        return min(self.limits.context, self.lm.context)
+
+    def run(
+        self,
+        prompt: list[int],
+        *,
+        session: Session | None = None,
+        interrupt: Callable[[], bool] = never,
+        begun: Sequence[int] = (),
+    ) -> Iterator[Event]:
+        """Decode one prompt. `session` is an open session of the target; without one the lane reads the prompt.
+
+        `begun`: see :meth:`Engine.open`; a session that is given has it already.
+        """
+        if session is None and self.reopen is not None:
+            session = self.reopen(prompt, begun)
+        if self.beams is not None:
+            processor = make_sampler(self.settings).processor
+            return beam_generate(
+                self.lm, [prompt], self.limits, self.beams, processor=processor, session=session, interrupt=interrupt
+            )
+        return self.run_rows([prompt], session=session, interrupt=interrupt)
+
+    def run_rows(
+        self, prompts: Rows, *, session: Session | None = None, interrupt: Callable[[], bool] = never
+    ) -> Iterator[Event]:
+        """Decode several prompts as one batch; `session` is an open one of `lm` for them.
+
+        UsageError for a lane that searches, UserError for a drafter that follows one row.
+        """
+        if self.beams is not None:
+            raise UsageError(f"lane {self.name} searches for one prompt at a time, got {len(prompts)}")
+        if self.pace is not None:
+            self.pace.begin()
+        return generate(
+            self.lm,
+            prompts,
+            self.drafter,
+            make_sampler(self.settings),
+            self.limits,
+            pace=self.pace or FixedPace(self._gamma()),
+            session=session,
+            interrupt=interrupt,
+        )
+
+    def _gamma(self) -> int:
+        if not self.drafts:
+            return 0
+        return int(self.settings.gamma) if self.most is None else self.most
+
+
+def make_sampler(settings: Settings) -> KeyedSampler:
+    """The sampler of one answer."""
+    processor = make_processor(
+        settings.temperature,
+        settings.top_k,
+        settings.top_p,
+        settings.min_p,
+        repetition_penalty=settings.repetition_penalty,
+        no_repeat_ngram=settings.no_repeat_ngram,
+    )
+    return KeyedSampler(
+        processor,
+        settings.seed,
+        coupling=settings.coupling,  # type: ignore[arg-type]
+        draft_sampling=settings.draft_sampling,  # type: ignore[arg-type]
+    )
+
+
+def make_plan(settings: Settings) -> BeamPlan:
+    """How the lane `beam` searches."""
+    return BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
+
+
+class Engine:
+    """A loaded pair, ready to decode: its models as LMs and the drafters that outlive an answer.
+
+    Raises UnusableDrafterError if the pair's own tables or trained drafter are damaged or made for another target.
+    """
+
+    def __init__(self, loaded: LoadedPair) -> None:
+        self.loaded = loaded
+        self.tokenizer: Any = loaded.tokenizer
+        self.stop_ids = frozenset(loaded.stop_ids)
+        self.context = int(loaded.context)
+        self.target = lm_of(loaded.target.model, "target", loaded.vocab_size)
+        self.drafters = Drafters(loaded, self.target)
+        self._kept: dict[str, tuple[Any, Drafter]] = {}
+        self._paces: dict[str, tuple[Drafter, GoodputPace]] = {}
+        self._costs: dict[tuple[str, Any], Costs] = {}
+        self._own: Session | None = None  # the draft lane's session
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines worth showing once."""
+        if self.target.takes_trees or self.loaded.drafter_kind == "none":
+            return self.loaded.notes
+        return (*self.loaded.notes, f"{self.loaded.target.name} takes no token trees: drafts are chains")
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the target reads its prompt with an encoder."""
+        return self.loaded.target.encodes
+
+    @property
+    def start_id(self) -> int | None:
+        """What the target's decoder starts from, where it has one of its own."""
+        return getattr(self.target, "start_id", None)
+
+    @property
+    def students(self) -> Students:
+        """The pair's trained drafters."""
+        return self.drafters.students
+
+    @property
+    def drafter(self) -> LM | None:
+        """The pair's drafter, where it is a model that runs alone."""
+        return self.drafters.model
+
+    def tables(self) -> StaticTables | None:
+        """The pair's static tables; None if it names none. UserError if the file cannot be used."""
+        return self.drafters.tables()
+
+    def lanes(self, settings: Settings) -> list[Lane]:
+        """The lanes of `settings.compare`, in order. UsageError names a lane that this pair cannot run."""
+        return [self.lane(name, settings) for name in settings.compare]
+
+    def lane(self, name: str, settings: Settings) -> Lane:
+        """One lane by name."""
+        limits = self.limits(settings)
+        if name == "draft":
+            if self.drafter is None:
+                kind = self.loaded.drafter_kind
+                if trained_kind(kind) is not None:
+                    raise UsageError(f"lane draft: a {kind} drafter reads the target's states and cannot run alone")
+                raise UsageError(f"lane draft needs a drafter model, got drafter {kind} (--drafter sets one)")
+            return Lane(name, self.drafter, NoDrafter(), settings, limits, shares_target=False, reopen=self._reopen)
+        if name == "beam":
+            return Lane(name, self.target, NoDrafter(), settings, limits, beams=make_plan(settings))
+        drafter = self._drafter(name, settings)
+        return Lane(name, self.target, drafter, settings, limits, pace=self._pace(name, drafter, settings))
+
+    def _kind(self, name: str) -> str:
+        """What drafts in the lane; UsageError for an unknown lane."""
+        if name not in LANES:
+            raise UsageError(f"lane {name!r} is unknown; lanes are {', '.join(LANES)}")
+        return {"ar": "none", "spec": self.loaded.drafter_kind}.get(name, name)
+
+    def pace(self, name: str) -> GoodputPace | None:
+        """What chooses gamma in this lane under `gamma auto`; None before it has run so."""
+        return self._paces[name][1] if name in self._paces else None
+
+    def last_gamma(self, settings: Settings) -> int | None:
+        """What `gamma auto` chose for the last round of the last lane that has one; None before."""
+        paces = [self.pace(name) for name in reversed(settings.compare)]
+        return next((pace.last for pace in paces if pace is not None), None)
+
+    def limits(self, settings: Settings) -> Limits:
+        """When an answer ends."""
+        stop_ids = self.stop_ids | end_ids(self.tokenizer, settings.template)
+        return Limits(settings.max_new_tokens, stop_ids, self.context)
+
+    def open(
+        self, prompt: list[int], previous: Session | None = None, *, hidden: bool = False, begun: Sequence[int] = ()
+    ) -> Session:
+        """A session of the target, going on from the cache of `previous` (which must not be used again).
+
+        `hidden`: it keeps hidden states; a cache without them is read anew then, one with them serves either way.
+        `begun`: what the decoder has of the answer already, where an encoder reads the prompt.
+        """
+        return go_on(self.target.open([prompt], previous=previous, hidden=hidden), begun)
+
+    def forget(self) -> None:
+        """Drop everything kept from earlier answers: n-gram stores, the drafters' caches, acceptances.
+
+        How long passes take here is no answer's and stays known.
+        """
+        self._kept.clear()
+        self._paces.clear()
+        self._own = None
+
+    def _reopen(self, prompt: list[int], begun: Sequence[int]) -> Session:
+        assert self.drafter is not None
+        previous, self._own = self._own, None
+        self._own = go_on(self.drafter.open([prompt], previous=previous), begun)
+        return self._own
+
+    def _drafter(self, name: str, settings: Settings) -> Drafter:
+        """The lane's drafter; the one of the last answer unless its settings have changed."""
+        kind = self._kind(name)
+        key = self.drafters.key(kind, settings)
+        found = self._kept.get(name)
+        if found is None or found[0] != key:
+            found = self._kept[name] = (key, self.drafters.make(kind, settings))
+        return found[1]
+
+    def _pace(self, name: str, drafter: Drafter, settings: Settings) -> GoodputPace | None:
+        """Under `gamma auto` the lane's pace: it lives as long as its drafter does."""
+        if settings.gamma != "auto" or isinstance(drafter, NoDrafter) or getattr(drafter, "most", None) == 0:
+            return None
+        found = self._paces.get(name)
+        if found is None or found[0] is not drafter:
+            costs = self._costs.setdefault((name, self._kept[name][0]), Costs())
+            found = self._paces[name] = (drafter, pace_of(drafter, costs, settings.nodes))
+        return found[1]
+
+
+def pace_of(drafter: Any, costs: Costs, nodes: int) -> GoodputPace:
+    """What chooses gamma for a drafter whose rounds may have so many nodes."""
+    if isinstance(drafter, TableTreeDrafter):
+        return RankPace(drafter.appraisal, min(nodes, MOST_NODES), costs)
+    expansion = getattr(drafter, "expansion", None)
+    if isinstance(expansion, Expansion):
+        return ExpandingPace(expansion, nodes, costs=costs)
+    return GoodputPace(costs=costs, whole=getattr(drafter, "most", None))

@@ -1,0 +1,75 @@
+"""A lane as a file tells of it: what the screen, the figures and /trace ask of one, without what it takes to run it.
+
+A running lane is told as one of these (:func:`known`); read again, it takes the lane's place. No models, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from app.lanes.costs import Terms
+from app.settings.layers import Settings
+from app.settings.table import SETTING_FIELDS
+from sampling.beam.plan import BeamPlan
+
+
+@dataclass(frozen=True)
+class KnownLane:
+    """The parts of app/lanes/lane.py's Lane by the same names. `auto`: gamma was chosen from round to round.
+
+    `settings` are those of its answer, which a file has elsewhere.
+    """
+
+    name: str
+    drafts: bool = False
+    source_names: tuple[str, ...] = ()
+    law_drafts: bool = False
+    auto: bool = False
+    lenience: float | None = None
+    beams: BeamPlan | None = None
+    terms: Terms = field(default_factory=Terms)
+    settings: Settings = field(default_factory=Settings)
+
+    @property
+    def pace(self) -> object | None:
+        """Only whether there was one."""
+        return self.auto or None
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the settings, as plain values."""
+        return {name: value for name, value in asdict(self).items() if name != "settings"}
+
+
+LANE = TypeAdapter(KnownLane)
+
+
+def known(lane: Any, terms: Terms) -> KnownLane:
+    """What a file has to say of a lane."""
+    return KnownLane(
+        lane.name,
+        bool(getattr(lane, "drafts", False)),
+        tuple(getattr(lane, "source_names", ())),
+        bool(getattr(lane, "law_drafts", False)),
+        getattr(lane, "pace", None) is not None,
+        lenience_of(lane),
+        getattr(lane, "beams", None),
+        terms,
+        lane.settings,
+    )
+
+
+def lenience_of(lane: Any) -> float | None:
+    """That of the reviews inside the lane's cascade; None if it has none."""
+    if isinstance(lane, KnownLane):
+        return lane.lenience
+    links = getattr(getattr(lane, "drafter", None), "links", ())
+    return next((link.drafter.lenience for link in links if hasattr(link.drafter, "lenience")), None)
+
+
+def settings_of(told: Mapping[str, Any]) -> Settings:
+    """The settings of an answer as a file has them; names that this program does not know are passed over."""
+    return Settings(**{name: value for name, value in told.items() if name in SETTING_FIELDS})

@@ -1,0 +1,85 @@
+"""How long a pass over n tokens takes here: passes that leave the cache as they found it, timed in turns.
+
+Everything is measured in turns, so that a machine that slows down slows all of it down. Knows no lanes and no texts:
+the tokens are random.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+
+from sampling.models.cache import CrossCache
+from sampling.models.causal import CausalLM
+from sampling.models.encoder_decoder import EncDecNetwork
+from sampling.types import Network
+from utils.timing import Stopwatch
+
+COUNTS = range(1, 17)
+BUDGET = 60.0  # seconds after which no further repeat is begun
+Key = TypeVar("Key")
+
+Pass = Callable[[], object]
+
+
+def measure_costs(
+    model: Network | CausalLM, counts: Iterable[int] = COUNTS, context: int = 256, repeats: int = 15
+) -> dict[int, float]:
+    """Seconds of one pass over n new tokens behind `context` cached ones, logits of all n included.
+
+    The median of `repeats`, taken in turns over all `counts` after a warm-up.
+    """
+    network = model.network if isinstance(model, CausalLM) else model
+    laps = timed(passes(network, counts, context), repeats, network.device)
+    return {count: statistics.median(seconds) for count, seconds in laps.items()}
+
+
+def passes(network: Network, counts: Iterable[int], context: int) -> dict[int, Pass]:
+    """For each n a pass over n tokens that leaves the cache as it found it."""
+    counts = sorted(set(counts))
+    context = max(1, min(context, network.context - counts[-1]))
+    ids, positions = random_tokens(network.vocab_size, context + counts[-1], network.device)
+    cache = network.new_cache(1)
+    if isinstance(network, EncDecNetwork):
+        assert isinstance(cache, CrossCache)
+        network.read(cache, ids[:, :context].tolist())
+    with torch.inference_mode():
+        network.forward(ids[:, :context], positions[:, :context], None, cache, 1)
+
+    def one(count: int) -> Pass:
+        new, places = ids[:, context : context + count], positions[:, context : context + count]
+
+        def run() -> None:
+            with torch.inference_mode():
+                network.forward(new, places, None, cache, count)
+                cache.crop(context)
+
+        return run
+
+    return {count: one(count) for count in counts}
+
+
+def timed(turns: dict[Key, Pass], repeats: int, device: torch.device) -> dict[Key, list[float]]:
+    """Seconds of each pass: all in turn, `repeats` times or as often as the budget allows, at least three."""
+    laps: dict[Key, list[float]] = {key: [] for key in turns}
+    begun = time.monotonic()
+    for run in turns.values():
+        run()
+    for repeat in range(max(1, repeats)):
+        if repeat >= 3 and time.monotonic() - begun > BUDGET:
+            break
+        for key, run in turns.items():
+            watch = Stopwatch(device)
+            run()
+            laps[key].append(watch.lap())
+    return laps
+
+
+def random_tokens(vocab_size: int, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """`count` random ids [1, count], always the same ones, and their positions."""
+    ids = torch.randint(0, vocab_size, (1, count), generator=torch.Generator().manual_seed(0))
+    return ids.to(device), torch.arange(count, device=device)[None]

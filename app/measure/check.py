@@ -1,0 +1,203 @@
+"""`pairs` and `check`: what the catalogue holds, and whether a pair fits and how it would run here.
+
+Prints tables to stdout. Knows no decoding; the catalogue is listed without torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from app.lanes.pairing import catalogue, choose_pair, load_options
+from app.settings.layers import ModelOptions, Settings
+from utils.errors import UserError
+from utils.loading.loaded import limit_text
+
+if TYPE_CHECKING:
+    from app.lanes.lane import Engine
+    from utils.catalogue.specs import ModelSpec, PairSpec
+    from utils.loading.loaded import LoadedModel, LoadedPair
+
+
+_WIDE = 200  # columns for a table that goes into a file or a pipe
+
+
+def list_pairs(options: ModelOptions) -> int:
+    """Print the catalogue as a table; 0. Raises UsageError if it is wrong."""
+    known = catalogue(options)
+    table = _table("pair", "target", "drafter", "method", "state", "notes")
+    for pair in known.pairs.values():
+        name = Text(pair.name, style="bold" if pair.name == known.default else "")
+        if pair.name == known.default:
+            name.append(" (default)")
+        table.add_row(name, pair.target.name, _drafting(pair), pair.method, _state(pair), pair.notes)
+    _console("auto").print(table)
+    return 0
+
+
+def check_pair(name: str | None, settings: Settings, options: ModelOptions, speed: bool) -> int:
+    """Load the pair and print what it is made of and that it fits; 0.
+
+    With `speed` also the time of passes over 1 … 16 tokens, the cost of drafting and the parts of a round. Raises
+    UserError (exit code 1) with the reason where the pair cannot be loaded or does not fit, its own tables or
+    trained drafter included; others that the pair names are told in a line each.
+    """
+    from app.lanes.lane import Engine
+
+    spec = choose_pair(options, name)
+    loaded = _load(spec, settings, options)
+    engine = Engine(loaded)
+    console = _console(settings.color)
+    console.print(_models(loaded))
+    for line in [*_shared(loaded), *_students(engine)]:
+        console.print(Text(line), soft_wrap=True)
+    for note in loaded.notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
+    if speed:
+        from app.measure.speed import speed_table
+
+        console.print(speed_table(engine, settings))
+    return 0
+
+
+def _load(spec: PairSpec, settings: Settings, options: ModelOptions) -> LoadedPair:
+    from app.screen.output import LoadProgress
+    from app.screen.terminal import Interrupts
+    from utils.loading.loading import load_pair
+
+    progress = LoadProgress(sys.stderr, quiet=settings.quiet)
+    try:
+        with Interrupts() as interrupted:
+            return load_pair(spec, load_options(options), progress, interrupted)
+    finally:
+        progress.close()
+
+
+def _console(color: str) -> Console:
+    """The console for stdout; --color outranks the environment, which rich honours itself."""
+    forced = {"always": True, "never": False}.get(color)
+    width = None if sys.stdout.isatty() else _WIDE
+    return Console(
+        force_terminal=True if forced else None,
+        no_color=None if forced is None else not forced,
+        highlight=False,
+        width=width,
+    )
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _drafting(pair: PairSpec) -> str:
+    """The drafter; of a cascade its drafters, large to small, of a chain in their order."""
+    between = {"cascade": " < ", "chain": " + "}.get(pair.drafter_name)
+    return between.join(pair.cascade_names) if between else pair.drafter_name
+
+
+def _state(pair: PairSpec) -> str:
+    """Whether the pair can be loaded now, or after fetching, or what is missing. Asks no network."""
+    from utils.catalogue.specs import CASCADES, trained_kind
+    from utils.loading.sources import is_here
+
+    cascading = pair.drafter in CASCADES
+    models: list[ModelSpec] = [] if isinstance(pair.drafter, str) else [pair.drafter]
+    models += pair.cascade_models if cascading else ()
+    for kind in filter(None, map(trained_kind, pair.cascade_names if cascading else (pair.drafter,))):
+        folder = getattr(pair.students, kind)
+        if not Path(folder).is_dir():
+            return f"needs {folder}"
+    return "ready" if all(is_here(model) for model in (pair.target, *models)) else "to be fetched"
+
+
+def _models(loaded: LoadedPair) -> Table:
+    """One column a model, one row a property."""
+    models = [("target", loaded.target, loaded.spec.target)]
+    if loaded.drafter is not None:
+        assert not isinstance(loaded.spec.drafter, str)
+        models.append(("drafter", loaded.drafter, loaded.spec.drafter))
+    specs = {spec.name: spec for spec in loaded.spec.cascade_models}
+    models += [(f"drafter {place}", loaded.cascade_models[name], specs[name]) for place, name in _placed(loaded)]
+    table = _table(loaded.spec.name, *[role for role, _, _ in models])
+    columns = [_properties(model, spec) for _, model, spec in models]
+    for row in zip(*columns, strict=True):
+        table.add_row(row[0][0], *[value for _, value in row])
+    return table
+
+
+def _placed(loaded: LoadedPair) -> list[tuple[int, str]]:
+    """The models of the cascade with their places in it, from 1."""
+    names = enumerate(loaded.spec.cascade_names, start=1)
+    return [(place, name) for place, name in names if name in loaded.cascade_models]
+
+
+def _properties(model: LoadedModel, spec: ModelSpec) -> list[tuple[str, str]]:
+    return [
+        ("model", model.name),
+        ("source", spec.source),
+        ("parameters", f"{model.parameters:,}"),
+        ("memory", f"{model.bytes / 1e6:,.0f} MB"),
+        ("dtype", model.dtype_text),
+        ("quantization", model.quantization),
+        ("device", str(model.device)),
+        ("context", limit_text(model.context)),
+        ("vocabulary", f"{model.vocab_size:,} ids"),
+        ("loaded in", f"{model.seconds:.1f} s"),
+    ]
+
+
+def _shared(loaded: LoadedPair) -> list[str]:
+    """What the models have in common, in sentences."""
+    stops = ", ".join(f"{loaded.tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(loaded.stop_ids))
+    lines = [
+        f"drafter: {_named(loaded)}",
+        f"tokenizer: {len(loaded.tokenizer.get_vocab()):,} tokens, chat template: {_template(loaded)}",
+        f"stops at: {stops or 'nothing, answers end at their length'}",
+        f"context of the pair: {limit_text(loaded.context)}",
+    ]
+    if models := loaded.drafting_models:
+        shared = min([loaded.vocab_size, *(model.vocab_size for model in models)])
+        every = "both models" if len(models) == 1 else f"all {len(models) + 1} models"
+        lines.append(f"the pair fits: {shared:,} ids mean the same in {every}")
+    else:
+        lines.append(f"the pair fits: {loaded.drafter_kind} drafts in the target's own vocabulary")
+    return lines
+
+
+def _template(loaded: LoadedPair) -> str:
+    if loaded.target.encodes:
+        return "none, the encoder reads each prompt as it is"
+    return "yes" if loaded.tokenizer.chat_template else "none, prompts are completed as they are"
+
+
+def _named(loaded: LoadedPair) -> str:
+    if loaded.drafter is not None:
+        return loaded.drafter.name
+    names = ", ".join(loaded.spec.cascade_names)
+    return f"{loaded.drafter_kind} of {names}" if loaded.drafter_kind in ("cascade", "chain") else loaded.drafter_kind
+
+
+def _students(engine: Engine) -> list[str]:
+    """A line for each trained drafter: the pair's own first, then those it names beside, built to see that they fit."""
+    from app.lanes.drafters import described
+    from utils.catalogue.specs import STUDENTS, trained_kind
+
+    loaded, lines = engine.loaded, []
+    own = trained_kind(loaded.drafter_kind)
+    named = [kind for kind in STUDENTS if kind != own and getattr(loaded.spec.students, kind) is not None]
+    for kind in filter(None, [own, *named]):
+        try:
+            folder = engine.students.folder(kind)
+            engine.students.drafter(kind)
+            lines.append(described(kind, folder))
+        except UserError as error:
+            lines.append(f"{kind}: not usable: {error}")
+    return lines

@@ -1,0 +1,197 @@
+"""`latency`: what drafters of one size and many depths cost here, milliseconds a drafted token.
+
+Random Llama-shaped models of nearly equal parameters, from wide with one layer to narrow with many, draft behind the
+same prompt in turns with the pair's target; what they would say does not matter. Reproduces a finding of Decoding
+Speculative Decoding (arXiv 2402.01528): latency grows with depth, not with width. Knows no acceptance: it is given.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from app.screen.output import load_engine
+from app.screen.terminal import Interrupts
+from sampling.gamma.costs import pass_times
+from sampling.stats.theory import best_gamma
+from utils.errors import UsageError
+from utils.files import writable, write_json
+from utils.machine import machine
+
+if TYPE_CHECKING:
+    import torch
+    from rich.table import Table
+
+    from app.lanes.lane import Engine
+    from app.measure.options import LatencyArgs
+    from app.settings.layers import ModelOptions, Settings
+
+
+CONTEXT = 256  # tokens of the prompt
+DRAFTS = 4  # a round
+WIDTHS = (1, 2, 3, 5, 9, 17)  # tokens of the target's passes that are timed
+HEAD = 64  # width of an attention head
+MLP = 8 / 3  # its width over the model's, as Llama has it; the nearest width of the model to that is taken
+STEP = 8  # the MLP's width comes in such steps
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama with tied embeddings: `heads` of 64, an MLP of `intermediate`."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    vocab_size: int
+
+    @property
+    def parameters(self) -> int:
+        per_layer = 4 * self.hidden**2 + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        return self.vocab_size * self.hidden + self.layers * per_layer + self.hidden
+
+
+def shape_of(layers: int, parameters: float, vocab_size: int) -> Shape:
+    """The shape of so many layers with nearly so many parameters whose MLP is nearest to 8/3 of its width.
+
+    UsageError if even the narrowest has more.
+    """
+    found: list[Shape] = []
+    for hidden in range(HEAD, 1 << 14, HEAD):
+        left = parameters - Shape(layers, hidden, 0, vocab_size).parameters
+        intermediate = round(left / (3 * layers * hidden) / STEP) * STEP
+        if intermediate < STEP:
+            break
+        found.append(Shape(layers, hidden, intermediate, vocab_size))
+    if not found:
+        least = Shape(layers, HEAD, STEP, vocab_size).parameters
+        raise UsageError(
+            f"--params must be at least {least:,} for {layers} layers and {vocab_size:,} ids, got {parameters:,.0f}"
+        )
+    return min(found, key=lambda one: abs(one.intermediate / one.hidden - MLP))
+
+
+def run_latency(settings: Settings, options: ModelOptions, args: LatencyArgs) -> int:
+    """Measure, print and write; the exit code."""
+    if args.out is not None:
+        writable(args.out)
+    with Interrupts() as interrupt:
+        engine = load_engine(settings, options.changed(drafter="none"), interrupt)
+    shapes = [shape_of(layers, args.params, engine.target.vocab_size) for layers in args.layers]
+    seconds, verify = measure(engine, shapes, args.repeat)
+    rows = figures(shapes, seconds, verify, args.alpha)
+    _print(rows, verify, settings, args, engine.loaded.target.name)
+    if args.out is not None:
+        told = {"target": engine.loaded.target.name, "machine": machine(engine.loaded), "alpha": args.alpha}
+        passes = {str(n): round(one, 7) for n, one in verify.items()}
+        write_json(args.out, {**told, "pass_seconds": passes, "shapes": rows})
+    return 0
+
+
+def measure(engine: Engine, shapes: Sequence[Shape], repeats: int) -> tuple[list[float], dict[int, float]]:
+    """Seconds of a drafted token of each shape and of target passes by tokens: medians, all measured in turns."""
+    from app.lanes.pass_times import passes, timed
+
+    place = engine.loaded.target
+    turns: dict[Any, Callable[[], object]] = {
+        ("shape", at): drafting(shape, place.device, place.dtype) for at, shape in enumerate(shapes)
+    }
+    turns |= {("target", n): run for n, run in passes(engine.target.network, WIDTHS, CONTEXT).items()}
+    laps = timed(turns, repeats, place.device)
+    seconds = {key: statistics.median(each) for key, each in laps.items()}
+    return [seconds["shape", at] / DRAFTS for at in range(len(shapes))], {n: seconds["target", n] for n in WIDTHS}
+
+
+def drafting(shape: Shape, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
+    """Drafts 4 tokens with a random model of this shape, as the console would: its network, packed on the CPU."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from sampling.drafters.draft_model import ModelDrafter
+    from sampling.models.causal import CausalLM
+    from sampling.sampler import KeyedSampler
+    from utils.kernels.packed_linear import pack
+    from utils.logits_processors import make_processor
+
+    heads = shape.hidden // HEAD
+    config = LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=4 * CONTEXT,
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: Any = LlamaForCausalLM(config)
+    model = model.eval().requires_grad_(False).to(device=device, dtype=dtype)
+    if device.type == "cpu" and dtype == torch.float32:
+        pack(model)
+    drafter = ModelDrafter(CausalLM(model, "drafter"))
+    rows = [[place % shape.vocab_size for place in range(CONTEXT)]]
+    nothing: Any = None
+    drafter.start(rows, nothing, nothing)
+    sampler = KeyedSampler(make_processor(0.0)).drafting(torch.tensor([[0, CONTEXT]]))
+    return lambda: drafter.propose(rows, [DRAFTS], sampler)
+
+
+def figures(
+    shapes: Sequence[Shape], seconds: Sequence[float], verify: Mapping[int, float], alpha: float
+) -> list[dict[str, Any]]:
+    """A row a shape: its cost, and the best gamma and speed at this acceptance."""
+    times = pass_times(verify)
+    one = times(1)
+    rows = []
+    for shape, spent in zip(shapes, seconds, strict=True):
+        gamma, speedup = best_gamma(alpha, spent / one, lambda n: times(n) / one)
+        rows.append(
+            {
+                **asdict(shape),
+                "parameters": shape.parameters,
+                "t_draft": round(spent, 7),
+                "c": round(spent / one, 5),
+                "over_first": round(spent / seconds[0], 4),
+                "best_gamma": gamma,
+                "expected_speedup": round(speedup, 4),
+                "throughput": round(speedup / one, 4),
+            }
+        )
+    return rows
+
+
+def _print(
+    rows: Sequence[dict[str, Any]], verify: Mapping[int, float], settings: Settings, args: LatencyArgs, target: str
+) -> None:
+    from app.screen.output import screen
+
+    console = screen(settings, sys.stdout)
+    title = f"drafters of nearly {args.params:,.0f} parameters beside {target}, alpha {args.alpha:g}"
+    console.print(title, style="italic", markup=False)
+    console.print(_table(rows, settings))
+    shown = ", ".join(f"{n}: {1000 * seconds:.3g}" for n, seconds in verify.items())
+    console.print(f"ms of a target pass by tokens: {shown}; speeds are at each shape's best gamma", markup=False)
+
+
+def _table(rows: Sequence[dict[str, Any]], settings: Settings) -> Table:
+    from app.screen.output import small_table
+
+    table = small_table(settings)
+    for name in ("layers", "width", "MLP", "params", "draft ms", "c", "of 1st", "gamma", "tok/s", "S"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            *(str(row[name]) for name in ("layers", "hidden", "intermediate")),
+            f"{row['parameters'] / 1e6:.1f}M",
+            f"{1000 * row['t_draft']:.3g}",
+            f"{row['c']:.3f}",
+            f"{row['over_first']:.2f}x",
+            str(row["best_gamma"]),
+            f"{row['throughput']:.1f}",
+            f"{row['expected_speedup']:.2f}",
+        )
+    return table

@@ -1,0 +1,118 @@
+"""What `plan` and `latency` take on the command line beside the models. No torch, no models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.settings.table import Field
+from app.settings.types import METHODS, Names, Number, NumberList, PassSeconds, Text, Whole, WholeList
+from utils.errors import UsageError
+
+_PLAN, _LATENCY = "plan", "latency"
+_HUGE = Number(0, 1e30, without_low=True)
+_SIZES = NumberList(0, 1e15, without_low=True)
+ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+
+PLAN_FIELDS: Mapping[str, Field] = {
+    field.name: field
+    for field in (
+        Field("methods", Names(METHODS), ("spec",), "drafters of the pair to measure, as the lanes of bench", _PLAN),
+        Field(
+            "c", NumberList(0, 1000), (), "costs of a drafted token instead, in one-token passes of the target", _PLAN
+        ),
+        Field("v", PassSeconds(), (), "of a pass over 1, 2, … tokens, in any unit (default: measured, or flat)", _PLAN),
+        Field("target_params", _HUGE, None, "describe the target instead: its parameters", _PLAN),
+        Field("target_bytes", _HUGE, 2.0, "bytes of one of them", _PLAN),
+        Field("drafter_params", _SIZES, (), "parameters of the drafters to it", _PLAN),
+        Field("drafter_bytes", _HUGE, None, "bytes of one of those (default: as the target's)", _PLAN),
+        Field("bandwidth", _HUGE, None, "bytes that the described machine reads a second", _PLAN),
+        Field("flops", _HUGE, None, "operations it does a second (default: no limit)", _PLAN),
+        Field("gammas", WholeList(1, 64), GAMMAS, "rows of the tables", _PLAN),
+        Field("alphas", NumberList(0, 1), ALPHAS, "columns of the tables", _PLAN),
+    )
+}
+LATENCY_FIELDS: Mapping[str, Field] = {
+    field.name: field
+    for field in (
+        Field("layers", WholeList(1, 100), (1, 2, 4, 8, 16), "depths to compare", _LATENCY),
+        Field("params", _HUGE, 30e6, "parameters that each shape has, nearly", _LATENCY),
+        Field("alpha", Number(0, 1), 0.7, "acceptance to predict speeds at", _LATENCY),
+        Field("repeat", Whole(3, 1000), 15, "times each shape drafts", _LATENCY),
+        Field(
+            "out", Text(metavar="F.json", allowed="a file", optional=True), None, "write every figure here", _LATENCY
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class PlanArgs:
+    """What `plan` takes beside the models. `c` outranks every other way of telling what drafting costs."""
+
+    methods: tuple[str, ...] = ("spec",)
+    c: tuple[float, ...] = ()
+    v: tuple[tuple[int, float], ...] = ()
+    target_params: float | None = None
+    target_bytes: float = 2.0
+    drafter_params: tuple[float, ...] = ()
+    drafter_bytes: float | None = None
+    bandwidth: float | None = None
+    flops: float | None = None
+    gammas: tuple[int, ...] = GAMMAS
+    alphas: tuple[float, ...] = ALPHAS
+    as_json: bool = False
+
+    @property
+    def described(self) -> bool:
+        """Whether no model is needed: the target is described, or everything is given as ratios."""
+        return self.target_params is not None or bool(self.c)
+
+
+@dataclass(frozen=True)
+class LatencyArgs:
+    """What `latency` takes beside the models."""
+
+    layers: tuple[int, ...] = (1, 2, 4, 8, 16)
+    params: float = 30e6
+    alpha: float = 0.7
+    repeat: int = 15
+    out: Path | None = None
+
+
+def _read(fields: Mapping[str, Field], given: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {name: given[name] for name in fields if name in given}
+    return {name: fields[name].read(text, label=f"--{name.replace('_', '-')}") for name, text in texts.items()}
+
+
+def plan_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> PlanArgs:
+    """The arguments read from their texts; UsageError in one line for what does not go together."""
+    args = PlanArgs(**_read(PLAN_FIELDS, given), as_json=bool(given.get("json")))
+    if args.target_params is None:
+        for name in ("drafter_params", "drafter_bytes", "target_bytes", "bandwidth", "flops"):
+            if name in given:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} describes hardware or drafters of --target-params: give that too"
+                )
+        return args
+    if args.bandwidth is None:
+        raise UsageError("--target-params needs --bandwidth: bytes that the machine reads a second, such as 3.35e12")
+    if not (args.drafter_params or args.c):
+        raise UsageError("--target-params needs --drafter-params or --c: what the drafters are")
+    if args.c and args.drafter_params:
+        raise UsageError("--c and --drafter-params contradict each other: give one")
+    if args.v:
+        raise UsageError("--v and --target-params contradict each other: give one")
+    return args
+
+
+def latency_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> LatencyArgs:
+    """The arguments read from their texts; UsageError in one line."""
+    values = _read(LATENCY_FIELDS, given)
+    if values.get("out"):
+        values["out"] = Path(os.path.expanduser(values["out"]))
+    return LatencyArgs(**values)

@@ -1,0 +1,164 @@
+"""`plan`: what speed-up to expect over gamma and alpha, for drafters and a target measured here or only described.
+
+The mathematics is sampling/stats/theory.py's. Knows how to measure a pair (app/measure/speed.py), not how to load one,
+and prints tables or one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sampling.gamma.costs import pass_times
+from sampling.stats.theory import best_gamma, break_even, expected_speedup, roofline
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from app.measure.options import PlanArgs
+    from app.settings.layers import ModelOptions, Settings
+
+
+LIMIT = 64  # highest gamma that is thought of
+REPEATS = 7  # of each measured pass: a quick look
+CONTEXT = 256  # tokens before a measured pass
+
+
+@dataclass(frozen=True)
+class Option:
+    """A drafter and its target as costs: `c` of a drafted token, v(n) of a pass, both in one-token passes."""
+
+    name: str
+    c: float
+    v: Callable[[int], float]
+    t_verify: float | None = None  # seconds of the one-token pass, where they are known
+
+
+def run_plan(settings: Settings, options: ModelOptions, args: PlanArgs) -> int:
+    """Print the plan; the exit code."""
+    found = _described(args) if args.described else _measured(settings, options, args)
+    surfaces = [surface(one, args.gammas, args.alphas) for one in found]
+    if args.as_json:
+        sys.stdout.write(json.dumps({"options": surfaces}, ensure_ascii=False, allow_nan=False) + "\n")
+        return 0
+    from app.screen.output import screen
+
+    console = screen(settings, sys.stdout)
+    for told in surfaces:
+        console.print(_heading(told), style="italic", markup=False)
+        console.print(_table(told, settings))
+        console.print(f"{_break_even(told)}\n", markup=False)
+    return 0
+
+
+def surface(option: Option, gammas: Sequence[int], alphas: Sequence[float]) -> dict[str, Any]:
+    """The expected speed-ups S[gamma][alpha] of an option, its best gamma at each alpha, and its break-even alpha."""
+
+    def row(gamma: int) -> list[float]:
+        return [round(expected_speedup(alpha, gamma, option.c, option.v(gamma + 1)), 4) for alpha in alphas]
+
+    best = [best_gamma(alpha, option.c, option.v, LIMIT) for alpha in alphas]
+    even = break_even(option.c, option.v, LIMIT)
+    return {
+        "drafter": option.name,
+        "c": round(option.c, 6),
+        "v": {str(n): round(option.v(n), 4) for n in (1, 2, 3, 5, 9, 17)},
+        "t_verify": option.t_verify,
+        "alphas": list(alphas),
+        "gammas": list(gammas),
+        "expected_speedup": [row(gamma) for gamma in gammas],
+        "best_gamma": [gamma for gamma, _ in best],
+        "best_speedup": [round(found, 4) for _, found in best],
+        "break_even_alpha": None if even is None else round(even, 4),
+    }
+
+
+# -- where the costs come from ----------------------------------------------------------------------
+
+
+def _described(args: PlanArgs) -> list[Option]:
+    """Costs as they are given, or by the sizes of models and the speed of a machine."""
+    if args.target_params is None or args.bandwidth is None:
+        times = pass_times(dict(args.v)) if args.v else lambda n: 1.0
+        return [Option("given", c, lambda n: times(n) / times(1)) for c in args.c]
+    target = roofline(args.target_params, args.target_bytes, args.bandwidth, args.flops)
+    one = target(1)
+
+    def option(name: str, c: float) -> Option:
+        return Option(name, c, lambda n: target(n) / one, one)
+
+    if args.c:
+        return [option("given", c) for c in args.c]
+    width = args.drafter_bytes if args.drafter_bytes is not None else args.target_bytes
+    drafters = {size: roofline(size, width, args.bandwidth, args.flops) for size in args.drafter_params}
+    return [option(f"{_size(size)} parameters", drafter(1) / one) for size, drafter in drafters.items()]
+
+
+def _size(parameters: float) -> str:
+    for unit, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if parameters >= factor:
+            return f"{parameters / factor:.3g}{unit}"
+    return f"{parameters:.3g}"
+
+
+def _measured(settings: Settings, options: ModelOptions, args: PlanArgs) -> list[Option]:
+    """The pair's target and drafters, timed here in turns."""
+    from app.lanes.pass_times import passes, timed
+    from app.measure.speed import drafting_lane, proposals
+    from app.screen.output import load_engine
+    from app.screen.terminal import Interrupts
+
+    with Interrupts() as interrupt:
+        engine = load_engine(settings, options, interrupt)
+    turns: dict[tuple[str, int], Any] = {}
+    if not args.v:
+        turns |= {("target", n): run for n, run in passes(engine.target.network, range(1, 18), CONTEXT).items()}
+    turns |= {("target", 1): passes(engine.target.network, [1], CONTEXT)[1]}
+    for method in args.methods:
+        proposed = proposals(*drafting_lane(engine, settings, CONTEXT, method=method))
+        turns |= {(f"drafter {method}", n): run for n, run in list(proposed.items())[-1:]}
+    laps = timed(turns, REPEATS, engine.loaded.target.device)
+    seconds = {key: statistics.median(each) for key, each in laps.items()}
+    one = seconds["target", 1]
+    measured = {n: each for (role, n), each in seconds.items() if role == "target"}
+    times = pass_times(dict(args.v) or measured)
+    costs = {role.removeprefix("drafter "): each / n for (role, n), each in seconds.items() if role != "target"}
+    return [Option(name, costs.get(name, 0.0) / one, lambda n: times(n) / times(1), one) for name in args.methods]
+
+
+# -- telling ----------------------------------------------------------------------------------------
+
+
+def _heading(told: dict[str, Any]) -> str:
+    passes = ", ".join(f"v({n}) {value:.2f}" for n, value in told["v"].items() if n in ("2", "5", "9"))
+    pace = "" if told["t_verify"] is None else f", a pass {told['t_verify'] * 1000:.3g} ms"
+    return f"{told['drafter']}: c {told['c']:.3g}, {passes}{pace}"
+
+
+def _table(told: dict[str, Any], settings: Settings) -> Table:
+    """Gamma down, alpha across; each alpha's best gamma below."""
+    from rich.text import Text
+
+    from app.screen.output import small_table
+
+    table = small_table(settings)
+    table.add_column("gamma", justify="right")
+    for alpha in told["alphas"]:
+        table.add_column(f"{alpha:.2f}".lstrip("0") if alpha < 1 else "1", justify="right")
+    tops = [max(column) for column in zip(*told["expected_speedup"], strict=True)]
+    for gamma, row in zip(told["gammas"], told["expected_speedup"], strict=True):
+        cells = [Text(f"{value:.2f}", "bold" if value == top else "") for value, top in zip(row, tops, strict=True)]
+        table.add_row(str(gamma), *cells)
+    table.add_section()
+    table.add_row("best", *map(str, told["best_gamma"]))
+    table.add_row("S", *(f"{value:.2f}" for value in told["best_speedup"]))
+    return table
+
+
+def _break_even(told: dict[str, Any]) -> str:
+    even = told["break_even_alpha"]
+    return f"pays from alpha {even:.2f} on" if even is not None else "never pays, whatever is accepted"

@@ -1,0 +1,229 @@
+"""How long a pass over n tokens takes here, what drafting costs and where a round's time goes: `check --speed`.
+
+Times passes over 1 … 16 tokens of the target and of a drafter that runs alone, against plain transformers'
+own one-token pass, and the drafter's own `propose`. Everything is measured in turns and the medians are compared; then
+some rounds of the real loop. Knows no texts: tokens are random, and the prompt of the loop repeats itself, so that a
+drafter that looks tokens up finds them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from app.lanes.lane import Engine, Lane, make_sampler
+from app.lanes.pass_times import COUNTS, Pass, passes, random_tokens, timed
+from app.settings.layers import Settings
+from sampling.events import Step
+from sampling.models.causal import CausalLM
+from sampling.models.encoder_decoder import is_encoder_decoder
+from sampling.types import Limits
+from utils.kernels.packed_linear import unpacked_copy
+from utils.timing import Stopwatch
+
+if TYPE_CHECKING:
+    from utils.loading.loaded import LoadedModel
+
+SECOND_COPY = 4e9  # bytes of weights up to which a plain copy is made to compare with
+BUSY = 1.4  # median over minimum, above which the repeats were disturbed
+
+GAMMA = 4  # drafts a round
+ROUNDS = 40
+PERIOD = 7  # of the prompt
+
+
+def plain_pass(model: Any, context: int) -> Pass:
+    """The one-token pass of transformers' own forward, with its own cache, behind `context` tokens."""
+    ids, positions = random_tokens(model.config.vocab_size, context + 1, model.device)
+    new, places = ids[:, context:], positions[:, context:]
+    if is_encoder_decoder(model):
+        return _plain_decoder_pass(model, ids[:, :context], new)
+    with torch.inference_mode():
+        cache = model(ids[:, :context], use_cache=True, logits_to_keep=1).past_key_values
+
+    def run() -> None:
+        with torch.inference_mode():
+            model(new, position_ids=places, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache.crop(-1)
+
+    return run
+
+
+def _plain_decoder_pass(model: Any, before: torch.Tensor, new: torch.Tensor) -> Pass:
+    """The same of a decoder, whose encoder has read as many tokens."""
+    with torch.inference_mode():
+        begun = model(input_ids=before, decoder_input_ids=before, use_cache=True)
+    states, cache = (begun.encoder_last_hidden_state,), begun.past_key_values
+
+    def run() -> None:
+        with torch.inference_mode():
+            model(encoder_outputs=states, decoder_input_ids=new, past_key_values=cache, use_cache=True)
+            cache.crop(-1)
+
+    return run
+
+
+def speed_table(
+    engine: Engine, settings: Settings | None = None, context: int = 256, repeats: int = 15, rounds: int = ROUNDS
+) -> RenderableType:
+    """Measure a pair and lay it out: milliseconds and v(n) = T(n) / T(1), what drafting costs, a round's parts.
+
+    Takes some 20 s for the default pair, a minute for slow ones; prints nothing.
+    """
+    networks = {"target": engine.target.network}
+    if isinstance(engine.drafter, CausalLM):
+        networks["drafter"] = engine.drafter.network
+    turns: dict[tuple[str, int], Pass] = {}
+    for role, network in networks.items():
+        turns |= {(role, count): run for count, run in passes(network, COUNTS, context).items()}
+    if (plain := _plain_twin(engine.loaded.target)) is not None:
+        turns["plain", 1] = plain_pass(plain, context)
+    lane, prompt = drafting_lane(engine, settings or Settings(), context, rounds)
+    turns |= {("drafts", count): run for count, run in proposals(lane, prompt).items()}
+    laps = timed(turns, repeats, engine.loaded.target.device)
+    costs = {key: statistics.median(seconds) for key, seconds in laps.items()}
+    engine.forget()  # what was measured is no conversation
+    around = measure_rounds(*drafting_lane(engine, settings or Settings(), context, rounds), rounds)
+    engine.forget()
+    lines = [*_lines(costs, context), *_drafting(costs, lane, around), str(around), *_doubts(laps)]
+    return Group(_table(costs, list(networks)), *(Text(line) for line in lines))
+
+
+def _table(costs: dict[tuple[str, int], float], roles: list[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("n", justify="right")
+    for role in roles:
+        table.add_column(f"{role} ms", justify="right")
+        table.add_column("v(n)", justify="right")
+    for count in COUNTS:
+        row = [str(count)]
+        for role in roles:
+            seconds = costs[role, count]
+            row += [f"{seconds * 1e3:.1f}", f"{seconds / costs[role, 1]:.2f}"]
+        table.add_row(*row)
+    return table
+
+
+def _lines(costs: dict[tuple[str, int], float], context: int) -> list[str]:
+    own = costs["target", 1]
+    lines = [f"a pass over n tokens behind {context} cached ones; v(8) = {costs['target', 8] / own:.2f}"]
+    if ("plain", 1) in costs:
+        plain = costs["plain", 1]
+        lines.append(
+            f"one-token pass: {own * 1e3:.1f} ms, {own / plain:.2f}x plain transformers' ({plain * 1e3:.1f} ms)"
+        )
+    return lines
+
+
+def _drafting(costs: dict[tuple[str, int], float], lane: Lane, around: Round) -> list[str]:
+    """c by the drafter's own `propose` and by the loop, and what each position adds."""
+    own, counts = costs["target", 1], sorted(count for role, count in costs if role == "drafts")
+    if not lane.drafts:
+        return []
+    if not counts:
+        return ["the drafter proposed nothing here: its cost is unknown"]
+    seconds = costs["drafts", counts[-1]] / counts[-1]
+    steps = [costs["drafts", count] - costs.get(("drafts", count - 1), 0.0) for count in counts]
+    by_position = ", ".join(f"{max(0.0, step) * 1e3:.3g}" for step in steps)
+    lines = [
+        f"a drafted token costs c = {seconds / own:.2g} of a one-token pass of the target: {seconds * 1e3:.3g} ms, "
+        f"by position {by_position} ms"
+    ]
+    if around.drafted is not None:
+        lines.append(f"in the loop, what is to be caught up included, c = {around.drafted / own:.2g}")
+    return lines
+
+
+def _doubts(laps: dict[tuple[str, int], list[float]]) -> list[str]:
+    """A warning where the repeats scatter so much that something else must have been running."""
+    scatter = statistics.median(statistics.median(seconds) / min(seconds) for seconds in laps.values())
+    if scatter <= BUSY:
+        return []
+    return [f"the machine is busy: a pass takes {scatter:.1f}x its best time, so these figures say little"]
+
+
+def _plain_twin(target: LoadedModel) -> Any | None:
+    """The target as plain transformers runs it: itself if nothing in it was packed, else an unpacked copy.
+
+    None where a second copy of the weights would be too large.
+    """
+    return unpacked_copy(target.model) if target.bytes <= SECOND_COPY else None
+
+
+@dataclass(frozen=True)
+class Round:
+    """Seconds that the parts of a round take (medians over rounds), and of a drafted token within them."""
+
+    verifying: float
+    drafting: float
+    sampling: float
+    overhead: float
+    drafted: float | None  # None: nothing was drafted
+    rounds: int
+
+    @property
+    def seconds(self) -> float:
+        return self.verifying + self.drafting + self.sampling + self.overhead
+
+    def __str__(self) -> str:
+        parts = ("verifying", "drafting", "sampling", "overhead")
+        shares = (f"{name} {100 * getattr(self, name) / self.seconds:.1f}%" for name in parts)
+        return f"a round: {', '.join(shares)} of {self.seconds * 1e3:.1f} ms ({self.rounds} rounds, gamma {GAMMA})"
+
+
+def drafting_lane(
+    engine: Engine, settings: Settings, context: int, rounds: int = ROUNDS, method: str = "spec"
+) -> tuple[Lane, list[int]]:
+    """A drafting lane at gamma 4 (the pair's own, if no method is named), with room for so many rounds and no stop,
+    and a prompt for it."""
+    lane = engine.lane(method, settings.changed(gamma=GAMMA))
+    length = max(1, min(context, lane.context // 2))
+    room = min(rounds * (GAMMA + 1) + 2, lane.context - length)
+    prompt = [place % PERIOD for place in range(length)]
+    return replace(lane, limits=Limits(room, frozenset(), lane.context)), prompt
+
+
+def proposals(lane: Lane, prompt: list[int]) -> dict[int, Pass]:
+    """For 1 … 4 drafts the drafter's own `propose` behind the opening round; {} where it drafts nothing."""
+    if not lane.drafts:
+        return {}
+    opening = lane.run(prompt)
+    opened = any(isinstance(event, Step) for event in opening)
+    assert opened
+    # Whatever the target said: a prompt that goes on repeating itself gives a drafter that looks tokens up its chance.
+    rows = [[*prompt, len(prompt) % PERIOD]]
+    sampler = make_sampler(lane.settings).drafting(torch.tensor([[0, len(rows[0])]]))
+    lengths = {count: lane.drafter.propose(rows, [count], sampler).tokens.shape[1] for count in range(1, GAMMA + 1)}
+
+    def one(count: int) -> Pass:
+        return lambda: (lane.drafter.propose(rows, [count], sampler), opening)  # held: the drafter reads its session
+
+    return {count: one(count) for count, length in lengths.items() if length == count}
+
+
+def measure_rounds(lane: Lane, prompt: list[int], rounds: int = ROUNDS) -> Round:
+    """Run the real loop for so many rounds and take the medians; overhead is all that is none of the other parts."""
+    found: list[tuple[float, float, float, float]] = []
+    drafted: list[float] = []
+    events = lane.run(prompt)
+    opened = any(isinstance(event, Step) for event in events)  # up to the opening round, which drafts nothing
+    assert opened
+    watch = Stopwatch(getattr(lane.lm, "device", None))
+    for event in events:
+        whole = watch.lap()
+        if isinstance(event, Step):
+            parts = (event.verify_s, event.draft_s, event.sample_s)
+            found.append((*parts, max(0.0, whole - sum(parts))))
+            drafted += [event.draft_s / len(event.drafted)] if event.drafted else []
+        if len(found) >= rounds:
+            break
+    events.close()  # type: ignore[attr-defined]  # a generator
+    verifying, drafting, sampling, overhead = (statistics.median(part) for part in zip(*found, strict=True))
+    each = statistics.median(drafted) if drafted else None
+    return Round(verifying, drafting, sampling, overhead, each, len(found))

@@ -1,0 +1,136 @@
+"""Data sets by name: spec_bench, mt_bench, gsm8k, mmlu and hellaswag as questions.
+
+Each is a jsonl file of the folder that `data_dir` names or, if it is not there and the package `datasets` is
+installed, what that package loads. Every record becomes an object of a prompt file (app/prompts/questions.py) first.
+Knows no models, and nothing of right answers: what is measured is speed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from app.prompts.questions import Question, numbered_lines, parsed, question_of, read_questions
+from utils.errors import UsageError, UserError
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """`files`: its names in the folder, the first that is there counts. `hub`: repository, configuration and split.
+
+    `entry` makes of a record what a prompt file would hold, None where it is no part of the set.
+    """
+
+    files: tuple[str, ...]
+    hub: tuple[str, str | None, str] | None
+    entry: Callable[[Record], dict[str, Any] | None]
+
+
+def _gsm8k(row: Record) -> dict[str, Any]:
+    return {"prompt": row["question"]}
+
+
+def _mmlu(row: Record) -> dict[str, Any]:
+    """The layout of Hendrycks et al. (2021): a header, the question, lettered choices, "Answer:"."""
+    subject = row["subject"]
+    if not isinstance(row["choices"], list):
+        raise TypeError
+    choices = [f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, row["choices"], strict=False)]
+    header = f"The following is a multiple choice question about {subject.replace('_', ' ')}."
+    return {"prompt": "\n".join([header, "", row["question"], *choices, "Answer:"]), "category": subject}
+
+
+def _hellaswag(row: Record) -> dict[str, Any]:
+    return {"prompt": row["prompt"] if "prompt" in row else row["ctx"]}
+
+
+def _mt_bench(row: Record) -> dict[str, Any] | None:
+    """A question of two turns; others of Spec-Bench's are not MT-Bench's."""
+    turns = row["turns"] if "turns" in row else row["prompt"]
+    name = row["prompt_id"] if "prompt_id" in row else row.get("question_id")
+    entry = {"turns": turns, "category": row.get("category"), "question_id": name}
+    return entry if isinstance(turns, list) and len(turns) == 2 else None
+
+
+DATASETS: Mapping[str, DataSet] = {
+    "spec_bench": DataSet(("spec_bench.jsonl",), None, dict),
+    "mt_bench": DataSet(
+        ("mt_bench.jsonl", "spec_bench.jsonl"), ("HuggingFaceH4/mt_bench_prompts", None, "train"), _mt_bench
+    ),
+    "gsm8k": DataSet(("gsm8k_test.jsonl",), ("openai/gsm8k", "main", "test"), _gsm8k),
+    "mmlu": DataSet(("mmlu_sample.jsonl",), ("cais/mmlu", "all", "test"), _mmlu),
+    "hellaswag": DataSet(("hellaswag_prompts.jsonl",), ("Rowan/hellaswag", None, "validation"), _hellaswag),
+}
+
+
+def questions_of(prompts: str | Path | None, data_dir: str = "", *, offline: bool = False) -> list[Question]:
+    """The questions of a data set's name, of a file, or the built-in ones.
+
+    A name means the set even where a file is called so (./NAME is that file). UsageError names the line, or says
+    where a set was looked for; UserError if the package `datasets` cannot load it. `offline`: it asks its cache alone.
+    """
+    if not isinstance(prompts, str) or prompts not in DATASETS:
+        return read_questions(prompts)
+    known = DATASETS[prompts]
+    folder = Path(os.path.expanduser(data_dir)) if data_dir else None
+    file = next((folder / name for name in known.files if (folder / name).is_file()), None) if folder else None
+    if file is not None:
+        found = _questions(
+            known, file, ((number, parsed(line, f"{file}:{number}")) for number, line in numbered_lines(file))
+        )
+    elif known.hub is not None and find_spec("datasets") is not None:
+        place = known.hub[0]
+        found = _questions(known, place, enumerate(_load(prompts, known.hub, offline), start=1))
+    else:
+        raise UsageError(_missing(prompts, known, folder))
+    if not found:
+        raise UsageError(f"{file or prompts} holds no questions of {prompts}")
+    return found
+
+
+def _questions(known: DataSet, place: object, rows: Iterable[tuple[int, Record]]) -> list[Question]:
+    """The questions of numbered records. What has no question_id of its own goes by its number."""
+    found = []
+    for number, row in rows:
+        where = f"{place}:{number}"
+        try:
+            entry = known.entry(row)
+        except KeyError as error:
+            raise UsageError(f'{where}: needs "{error.args[0]}", has {", ".join(sorted(row)) or "nothing"}') from None
+        except (AttributeError, TypeError):
+            raise UsageError(f"{where}: subject and question must be text, choices a list") from None
+        if entry is not None:
+            name = entry.get("question_id")
+            found.append(question_of({**entry, "question_id": number if name is None else name}, where, number))
+    return found
+
+
+def _load(name: str, hub: tuple[str, str | None, str], offline: bool) -> Iterable[Record]:
+    from datasets import DownloadConfig, load_dataset
+
+    repository, configuration, split = hub
+    try:
+        cached = DownloadConfig(local_files_only=offline)
+        rows: Iterable[Record] = load_dataset(repository, configuration, split=split, download_config=cached)
+    except Exception as error:  # of the network, the disk, or its own
+        told = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{name}: the package datasets could not load {repository}: {told} (--data-dir names a folder of files)"
+        ) from error
+    return rows
+
+
+def _missing(name: str, known: DataSet, folder: Path | None) -> str:
+    """Where the set was looked for, and what to do."""
+    files = " or ".join(known.files)
+    looked = f"no {files} in {folder}" if folder else f"its file {files} was looked for nowhere"
+    package = ", and the package datasets is not installed" if known.hub is not None else ""
+    more = " (or pip install datasets)" if known.hub is not None else ""
+    return f"no data set {name}: {looked}{package}; --data-dir or SPEC_DATA_DIR names the folder{more}"

@@ -1,0 +1,189 @@
+"""Prompts: one from standard input, many from a file, and how a text becomes the ids a model reads.
+
+Files are jsonl (`prompt`, or `turns`; optionally `category` and `question_id`) or plain text with a
+prompt a line. Knows no models beyond their tokenizer; a wrong line is named by its number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from app.chat.conversation import Conversation, clean
+from app.prompts.built_in import PROMPTS
+from utils.errors import UsageError
+
+if TYPE_CHECKING:
+    from app.lanes.lane import Engine
+    from app.settings.layers import Settings
+
+
+_NO_LIMIT = 1 << 60
+
+
+@dataclass(frozen=True)
+class Question:
+    """One entry of a prompt file: what the user says, turn by turn."""
+
+    turns: tuple[str, ...]
+    category: str | None = None
+    question_id: int | str | None = None
+    line: int = 0
+
+
+BUILT_IN = tuple(Question(turns, category, number) for number, (category, turns) in enumerate(PROMPTS, start=1))
+
+
+def conversation(engine: Engine, settings: Settings) -> Conversation:
+    """An empty chat under these settings. It sets no limit of its own: see :func:`fitting`."""
+    system, chat, template = settings.system, settings.chat, settings.template
+    return Conversation(
+        engine.tokenizer,
+        engine.stop_ids,
+        _NO_LIMIT,
+        system=system,
+        chat=chat,
+        single=engine.encodes,
+        template=template,
+    )
+
+
+def fitting(ids: list[int], context: int) -> list[int]:
+    """The ids of a prompt; UsageError if there are none, or if they leave an answer no room."""
+    if not ids:
+        raise UsageError("the prompt has no tokens: give some text")
+    if len(ids) >= context:
+        raise UsageError(f"the prompt is {len(ids):,} tokens, the context holds {context:,} with room for an answer")
+    return ids
+
+
+def prompt_ids(engine: Engine, text: str, settings: Settings) -> list[int]:
+    """A message as the model reads it: in the chat template unless settings say otherwise. UsageError if too long."""
+    return fitting(conversation(engine, settings).plan(text).prompt, engine.context)
+
+
+def piped(stream: IO[str]) -> str:
+    """All of a piped stream as ONE prompt: UTF-8, what is none replaced, without its closing newlines."""
+    raw = getattr(stream, "buffer", None)
+    text = raw.read().decode("utf-8", errors="replace") if raw is not None else stream.read()
+    return str(text).removeprefix("\ufeff").rstrip("\r\n")
+
+
+def given_prompt(prompt: str | None, stream: IO[str]) -> str:
+    """The prompt of `run`: the argument, or for None what is piped in. UsageError if empty."""
+    if prompt is None and stream.isatty():
+        raise UsageError('no prompt: give one (run "…"), or pipe it in')
+    text = clean(piped(stream) if prompt is None else prompt)
+    if not text.strip():
+        raise UsageError("the prompt is empty: give some text")
+    return text
+
+
+def read_questions(path: str | Path | None) -> list[Question]:
+    """The questions of a file (.jsonl, else one prompt a line), or the built-in ones. UsageError names the line."""
+    if path is None:
+        return list(BUILT_IN)
+    file = Path(os.path.expanduser(path))
+    if file.suffix == ".txt":
+        questions = [Question((clean(line),), line=number) for number, line in numbered_lines(file)]
+    else:
+        questions = [
+            question_of(parsed(line, place := f"{file}:{number}"), place, number)
+            for number, line in numbered_lines(file)
+        ]
+    if not questions:
+        raise UsageError(f"{file} holds no prompts")
+    return questions
+
+
+def numbered_lines(file: Path) -> list[tuple[int, str]]:
+    """The lines of a file that are not blank, with their numbers. UsageError if it cannot be read."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
+    except FileNotFoundError:
+        raise UsageError(f"no prompt file {file}: name an existing .jsonl or .txt file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the prompts in {file}: {' '.join(str(error).split())}") from None
+    return [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
+    """The questions whose ids `file` lists, one a line (# begins a comment), in its order. UsageError names a line."""
+    path = Path(os.path.expanduser(file))
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the question ids in {path}: {' '.join(str(error).split())}") from None
+    known: dict[str, list[Question]] = {}
+    for question in questions:
+        if question.question_id is not None:
+            known.setdefault(str(question.question_id), []).append(question)
+    found: dict[str, Question] = {}
+    for number, line in enumerate(lines, start=1):
+        name = line.partition("#")[0].strip()
+        same = known.get(name, [])
+        if name in found:
+            raise UsageError(f"{path}:{number}: question id {_short(name)} stands there twice")
+        if name and len(same) != 1:
+            have = f"{len(same) or 'none'} of the {len(questions)} prompts"
+            raise UsageError(
+                f"{path}:{number}: {have} have question id {_short(name)}, not one (--prompts names their file)"
+            )
+        if name:
+            found[name] = same[0]
+    if not found:
+        raise UsageError(f"{path} holds no question ids")
+    return list(found.values())
+
+
+def cut(questions: Sequence[Question], turns: int | None) -> list[Question]:
+    """The questions with their first `turns` turns; None keeps all."""
+    return list(questions) if turns is None else [replace(one, turns=one.turns[:turns]) for one in questions]
+
+
+def parsed(line: str, where: str) -> dict[str, Any]:
+    """The JSON object of a line; UsageError begins with `where`."""
+    try:
+        data: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: no JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f'{where}: must be an object with "prompt" or "turns", got {_short(data)}')
+    return data
+
+
+def question_of(data: Mapping[str, Any], where: str, number: int) -> Question:
+    """The question that an object of a prompt file stands for; UsageError begins with `where`."""
+    if ("prompt" in data) == ("turns" in data):
+        keys = ", ".join(sorted(map(str, data))) or "nothing"
+        raise UsageError(f'{where}: needs "prompt" or "turns" (one of them), has {keys}')
+    turns = data.get("turns", [data.get("prompt")])
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+        kind = "prompt must be text" if "prompt" in data else "turns must be a list of texts"
+        raise UsageError(f"{where}: {kind} and not empty, got {_short(data.get('prompt', turns))}")
+    category, name = data.get("category"), data.get("question_id")
+    if category is not None and not isinstance(category, str):
+        raise UsageError(f"{where}: category must be text, got {_short(category)}")
+    known = name if isinstance(name, int | str) else None
+    return Question(tuple(clean(turn) for turn in turns), category, known, number)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def stratified(questions: Sequence[Question], limit: int | None) -> list[Question]:
+    """At most `limit` questions, as evenly from the categories as they allow; file order is kept."""
+    if limit is None or limit >= len(questions):
+        return list(questions)
+    piles: dict[str | None, list[int]] = {}
+    for index, question in enumerate(questions):
+        piles.setdefault(question.category, []).append(index)
+    deepest = max(map(len, piles.values()))
+    rounds = [pile[depth] for depth in range(deepest) for pile in piles.values() if depth < len(pile)]
+    return [questions[index] for index in sorted(rounds[:limit])]

@@ -1,0 +1,35 @@
+"""What `replay` takes on the command line beside the looks. No torch, no models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.settings.table import Field
+from app.settings.types import Number, Whole
+from utils.errors import UsageError
+
+REPLAY_FIELDS = {
+    "speed": Field("speed", Number(0, 1_000_000), 1.0, "times its own speed; 0: at once", "replay"),
+    "answer": Field("answer", Whole(1), None, "only this answer, counted from 1", "replay"),
+}
+
+
+@dataclass(frozen=True)
+class ReplayArgs:
+    """The recording, how fast it is shown, and which of its answers (None: all)."""
+
+    file: Path
+    speed: float = 1.0
+    answer: int | None = None
+
+
+def replay_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> ReplayArgs:
+    """The arguments read from their texts; UsageError in one line."""
+    if not given.get("file"):
+        raise UsageError("replay needs a file that --record has written")
+    values = {name: known.read(given[name], f"--{name}") for name, known in REPLAY_FIELDS.items() if name in given}
+    return ReplayArgs(Path(os.path.expanduser(given["file"])), **values)

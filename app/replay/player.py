@@ -1,0 +1,110 @@
+"""`replay`: a recording shown again, at its own speed, in any view. Needs no model and no tokenizer: no torch.
+
+On a terminal each event appears when its lane's own clock has come to it; elsewhere only the end of each answer is
+printed. Knows no format (app/replay/session_log.py) and draws nothing itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from app.lanes.race import seconds
+from app.replay.session_log import RecordedAnswer, chosen, read_recording
+from app.screen.live import look_of, play, play_live, show
+from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
+from app.screen.view import Canvas, heading, question
+from utils.errors import UserError
+from utils.progress import INTERRUPTED
+
+if TYPE_CHECKING:
+    from app.replay.options import ReplayArgs
+    from app.settings.layers import ModelOptions, Settings
+    from sampling.events import Event
+
+
+_NAP = 0.05  # seconds after which a waiting replay looks for Ctrl-C
+
+
+def replay(settings: Settings, options: ModelOptions, args: ReplayArgs) -> int:
+    """Show a recording; the exit code. UserError for a file that is none."""
+    recording = read_recording(args.file)
+    answers = list(chosen(recording, args.answer))
+    console = make_console(settings)
+    live = is_live(console) and not settings.quiet and args.speed > 0
+    with quiet_keys(), Interrupts() as stop:
+        player = Player(Canvas(settings, console, live, stop), args.speed)
+        for answer in answers:
+            if not player.play(answer):
+                return INTERRUPTED
+    notes = recording.notes if answers else [*recording.notes, f"{args.file} holds no answer yet"]
+    sys.stderr.write("".join(f"{note}\n" for note in notes))
+    return 0
+
+
+class Player:
+    """Shows answers one after the other on a place."""
+
+    def __init__(self, place: Canvas, speed: float) -> None:
+        self.place, self.speed = place, speed
+        self._shown = ""
+
+    def play(self, answer: RecordedAnswer) -> bool:
+        """Show one answer; False if Ctrl-C ended it."""
+        try:
+            return self._play(answer)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # figures that no run has
+            raise UserError(f"{answer.place}: the answer cannot be shown: {error}") from None
+
+    def _play(self, answer: RecordedAnswer) -> bool:
+        place, tracks = self.place, answer.tracks()
+        if not place.settings.quiet:
+            self._head(answer)
+        if place.live:
+            events = paced(answer.events, self.speed, place.stop)
+            play_live(events, tracks, place.out, place.settings, place.stop)
+        else:
+            play(answer.events, tracks)
+        if place.stop():
+            return False
+        show(tracks, answer.turn(tracks).text, place)
+        return True
+
+    def _head(self, answer: RecordedAnswer) -> None:
+        """What ran, where that has changed, and what was asked."""
+        look = look_of(self.place.out, self.place.settings)
+        line = heading(answer.head.model_dump(), answer.settings, look)
+        told = "".join(segment.text for row in line.rows() for segment in row)
+        if told != self._shown:
+            self.place.say(line)
+        self._shown = told
+        self.place.say(question(answer.opening.prompt, look))
+
+
+def timed(events: Sequence[tuple[int, Event]]) -> list[tuple[float, int, Event]]:
+    """The events with the time at which each has happened by its lane's own clock, in that order."""
+    clocks: dict[int, float] = {}
+    found = []
+    for lane, event in events:
+        clocks[lane] = clocks.get(lane, 0.0) + seconds(event)
+        found.append((clocks[lane], lane, event))
+    return sorted(found, key=lambda one: one[0])
+
+
+def paced(
+    events: Sequence[tuple[int, Event]],
+    speed: float,
+    stop: Callable[[], bool],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[tuple[int, Event]]:
+    """The events, each when it is due at `speed` (above 0) times its own; ends early when stopped."""
+    begun = clock()
+    for at, lane, event in timed(events):
+        while not stop() and (left := at / speed - (clock() - begun)) > 0:
+            sleep(min(left, _NAP))
+        if stop():
+            return
+        yield lane, event

@@ -1,0 +1,245 @@
+"""The figures of the lanes as screen rows: bars, stats lines, accepted by position, notes.
+
+Seconds and rates are decoding time: they leave the prefill out, and a note says so. Knows no events
+and no token ids; figures that are undefined are not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from app.screen.beams import BeamLine
+from app.screen.palette import Look
+from app.screen.rows import Drawn, Field, Piece, Row, field, flow, share
+from app.screen.spans import Span
+
+if TYPE_CHECKING:
+    from sampling.stats.summary import Stats
+
+
+State = Literal["waiting", "prefill", "running", "done", "stopped"]
+
+TITLES = {
+    "ar": "autoregressive",
+    "spec": "speculative",
+    "draft": "drafter alone",
+    "ngram": "n-gram drafts",
+    "tables": "n-gram tables",
+    "static": "static tables alone",
+    "match": "matches alone",
+    "maxgram": "max-gram drafts",
+    "plain": "plain drafter",
+    "glide": "GLIDE drafter",
+    "feature": "feature drafter",
+    "cascade": "cascade",
+    "chain": "chain",
+    "beam": "beam search",
+    "tables+plain": "tables and plain",
+    "tables+glide": "tables and GLIDE",
+    "tables+feature": "tables and feature",
+    "match+plain": "matches and plain",
+    "match+glide": "matches and GLIDE",
+    "match+feature": "matches and feature",
+}
+LABELS = {"ar": "AR"}
+RATES_NOTE = "seconds and rates leave prefill out"
+_BAR_MIN = 8
+_POSITIONS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class PaneData:
+    """One lane as it stands. `title` is the lane's name (ar, spec …) or any other words.
+
+    `progress` is shown while waiting or reading the prompt ("reading prompt 256 of 3000"); `limit`
+    is the most tokens the answer may have; `expected` the expected speed-up, if it is known; `gamma` that of
+    the last round, where it changes from round to round; `names` who may have proposed a span, by its source; `beams`
+    those of a beam search, best first.
+    """
+
+    title: str
+    spans: Sequence[Span] = ()
+    stats: Stats | None = None
+    state: State = "waiting"
+    progress: str = ""
+    limit: int | None = None
+    expected: float | None = None
+    gamma: int | None = None
+    names: tuple[str, ...] = ()
+    beams: tuple[BeamLine, ...] = ()
+
+    @property
+    def heading(self) -> str:
+        """The title in words."""
+        return TITLES.get(self.title, self.title)
+
+    @property
+    def label(self) -> str:
+        """The short name in front of the figures."""
+        return LABELS.get(self.title, self.title)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens emitted so far."""
+        return self.stats.predicted_n if self.stats else 0
+
+    @property
+    def drafting(self) -> bool:
+        """Whether anything was drafted."""
+        return bool(self.stats and self.stats.draft_n)
+
+    @property
+    def telling(self) -> bool:
+        """Whether there is more to say than what every lane has."""
+        return self.drafting or bool(self.stats and self.stats.beams)
+
+    @property
+    def tinted(self) -> bool:
+        """Whether accepted text is tinted by who proposed it."""
+        return len(self.names) > 1
+
+    @property
+    def status(self) -> str:
+        """Where the lane is, in a few words."""
+        if self.state in ("waiting", "prefill"):
+            return self.progress or ("waiting" if self.state == "waiting" else "reading prompt")
+        if self.state == "running":
+            tokens = f"{self.tokens} of {self.limit} tok" if self.limit else f"{self.tokens} tok"
+            return tokens if self.gamma is None else f"{tokens}, gamma {self.gamma}"
+        if self.state == "stopped":
+            return f"stopped, {self.tokens} tok"
+        cut = self.stats is not None and self.stats.stop_reason == "length"
+        return f"cut at {self.tokens} tok" if cut else f"done, {self.tokens} tok"
+
+    @property
+    def fraction(self) -> float:
+        """How much of the lane is done, 0…1."""
+        if self.state == "done":
+            return 1.0
+        return min(1.0, self.tokens / self.limit) if self.limit else 0.0
+
+
+def note(pane: PaneData) -> str:
+    """Why an answer is not whole ("cut at 128 tokens, /continue"), or ""."""
+    if pane.state == "stopped" or (pane.stats and pane.stats.stop_reason == "interrupted"):
+        return f"stopped at {pane.tokens} tokens"
+    if pane.stats is None or pane.stats.stop_reason != "length":
+        return ""
+    full = pane.limit is not None and pane.tokens < pane.limit
+    return f"cut at {pane.tokens} tokens, " + ("the context is full" if full else "/continue")
+
+
+def rate(value: float | None) -> str:
+    """Tokens a second."""
+    return "- tok/s" if value is None else f"{value:.1f} tok/s"
+
+
+def _milliseconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f} ms" if value < 10_000 else f"{value / 1000:.1f} s"
+
+
+def _cells(stats: Stats) -> tuple[str, str, str, str]:
+    return (
+        f"{stats.predicted_n} tok",
+        f"{stats.predicted_ms / 1000:.2f} s",
+        rate(stats.predicted_per_second),
+        _milliseconds(stats.ttft_ms),
+    )
+
+
+def details(pane: PaneData, look: Look, first: str = "  ") -> list[Field]:
+    """What became of a lane's drafts, or what its beam search took, as fields; empty if it did neither."""
+    stats = pane.stats
+    if stats is not None and stats.beams:
+        return _searched(stats, look, first)
+    if stats is None or not stats.draft_n:
+        return []
+    texts = [f"accepted {stats.draft_n_accepted}/{stats.draft_n} ({stats.draft_n_accepted / stats.draft_n:.0%})"]
+    if stats.alpha is not None:
+        texts.append(f"{look.glyph('alpha')} {share(stats.alpha)}")
+    if stats.tokens_per_pass is not None:
+        passes = f"{stats.target_passes} pass" + ("es" if stats.target_passes != 1 else "")
+        per_pass = f"{stats.tokens_per_pass:.2f} tok/pass"
+        texts += [f"{per_pass} over {passes}"] if look.fancy else [per_pass, passes]
+    if pane.expected is not None:
+        texts.append(f"expected {pane.expected:.1f}{look.glyph('times')}")
+    return [field(text, "faint" if look.fancy else "plain", first if not i else "  ") for i, text in enumerate(texts)]
+
+
+def _searched(stats: Stats, look: Look, first: str) -> list[Field]:
+    """What a beam search took."""
+    passes = f"{stats.target_passes} pass" + ("es" if stats.target_passes != 1 else "")
+    texts = [f"{stats.beams} beam" + ("s" if stats.beams != 1 else ""), passes]
+    return [field(text, "faint" if look.fancy else "plain", first if not i else "  ") for i, text in enumerate(texts)]
+
+
+def _bar(pane: PaneData, width: int, look: Look) -> tuple[Piece, ...]:
+    full = round(pane.fraction * width)
+    role = "accent" if pane.drafting else "plain"
+    return ((look.glyph("bar") * full, role), (look.glyph("rest") * (width - full), "faint"))
+
+
+class StatsLines(Drawn):
+    """One line of figures a lane, in columns; with colour each opens with a bar of its progress.
+
+    Without colour a drafting lane's line goes on with its acceptance figures.
+    """
+
+    def __init__(self, panes: Sequence[PaneData], look: Look) -> None:
+        self.panes, self.look = panes, look
+
+    def rows(self) -> list[Row]:
+        cells = [_cells(pane.stats) if pane.stats else None for pane in self.panes]
+        widths = [max((len(row[i]) for row in cells if row), default=0) for i in range(4)]
+        label = max((len(pane.label) for pane in self.panes), default=0)
+        rows: list[Row] = []
+        for pane, row in zip(self.panes, cells, strict=True):
+            name = field(pane.label.ljust(label), "faint" if self.look.fancy else "plain")
+            if row is None or not pane.tokens:
+                rows += flow([name, field(pane.status, "faint")], self.look, label + 2)
+                continue
+            tokens, seconds, speed, first = (text.rjust(width) for text, width in zip(row, widths, strict=True))
+            role = "strong" if pane.drafting and self.look.color else "plain"
+            figures = [field(text, role) for text in (tokens, seconds, speed, f"TTFT {first}")]
+            fields = [name, *self._progress(pane, label, figures), *figures]
+            if not self.look.color:
+                fields += details(pane, self.look, " | ")
+            rows += flow(fields, self.look, label + 2)
+        return rows
+
+    def _progress(self, pane: PaneData, label: int, figures: list[Field]) -> list[Field]:
+        room = self.look.width - label - 4 - sum(item.width + 2 for item in figures[1:]) - figures[0].width
+        width = min(room, self.look.width // 2 - label - 2)
+        return [Field(_bar(pane, width, self.look))] if self.look.color and width >= _BAR_MIN else []
+
+
+class StatsLine(StatsLines):
+    """The figures of one lane."""
+
+    def __init__(self, pane: PaneData, look: Look) -> None:
+        super().__init__([pane], look)
+
+
+class Positions(Drawn):
+    """Acceptance by draft position: accepted at j / examined at j, for every position examined."""
+
+    def __init__(self, stats: Stats | None, look: Look) -> None:
+        self.stats, self.look = stats, look
+
+    def rows(self) -> list[Row]:
+        alphas = self.stats.alpha_per_position if self.stats else ()
+        known = [(j, alpha) for j, alpha in enumerate(alphas, 1) if alpha is not None]
+        if not known:
+            return []
+        levels = self.look.glyph("levels")
+        fields = [field("accepted by position", "faint")]
+        for j, alpha in known[:_POSITIONS]:
+            level = levels[round(alpha * (len(levels) - 1))] if levels else ""
+            fields.append(Field(((f"{j} ", "faint"), (level, "accent"), (f"{alpha:.2f}", "faint"))))
+        if len(known) > _POSITIONS:
+            fields.append(field(f"{self.look.glyph('ellipsis')} to {known[-1][0]}", "faint"))
+        return flow(fields, self.look, 2)

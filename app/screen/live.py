@@ -1,0 +1,236 @@
+"""A race on the screen: every lane's events become text and figures, drawn between rounds, and printed for good.
+
+Drawing happens while no lane computes, so it is on no lane's clock. What is printed at the end stays in the
+scrollback. Knows no models; whether there is a terminal at all its caller decides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from app.lanes.answers import Answer, judged, plain_answer
+from app.lanes.comparison import may_differ
+from app.lanes.costs import Terms
+from app.lanes.logged_lane import known, lenience_of
+from app.screen.beams import BeamReader
+from app.screen.figures import PaneData, State, StatsLine, note
+from app.screen.palette import Look
+from app.screen.panes import Layout
+from app.screen.rows import visible
+from app.screen.spans import Spanner
+from app.screen.terminal import InPlace, Interrupts
+from app.screen.view import Frame
+from app.settings.layers import Settings
+from sampling.events import BeamStep, Event, Finished, Prefill, Reason, Step, to_json
+from sampling.stats.metrics import Meter
+
+FRAMES_A_SECOND = 12
+_STATES: dict[str, State] = {"interrupted": "stopped"}
+
+
+def look_of(console: Console, settings: Settings) -> Look:
+    """The screen as it is now, with what the settings and the terminal allow to be drawn."""
+    width, height = console.size
+    encoding = (console.encoding or "").lower().replace("-", "")
+    color = console.color_system is not None and not console.no_color
+    plain = settings.ascii or not encoding.startswith("utf")
+    return Look(width=width, height=max(2, height - 1), color=color, ascii=plain, palette=settings.palette)
+
+
+class Track:
+    """What one lane has made so far: events, figures and coloured text.
+
+    `before` are ids of the answer that are on the screen already (a continuation); `terms` go with its answer.
+    """
+
+    def __init__(
+        self,
+        lane: Any,
+        decode: Callable[[list[int]], str],
+        prompt_n: int,
+        limit: int,
+        before: Sequence[int] = (),
+        terms: Terms | None = None,
+    ) -> None:
+        self.lane, self.limit, self.terms = lane, limit, terms or Terms()
+        self.events: list[Event] = []
+        self.meter = Meter(prompt_n=prompt_n)
+        self.beams = BeamReader(decode, before) if getattr(lane, "beams", None) is not None else None
+        self.spanner = self.beams or Spanner(decode, bool(getattr(lane, "drafts", False)), context=before)
+        self.decode = decode
+        self._state: State = "waiting"
+        self._progress = ""
+        self.expected: float | None = None  # the speed-up that the figures measured let expect
+
+    def feed(self, event: Event) -> None:
+        """Take in an event of this lane."""
+        self.events.append(event)
+        self.meter.add(event)
+        self.spanner.feed(event)
+        if isinstance(event, Prefill):
+            self._state, self._progress = "prefill", f"reading {event.done:,} / {event.total:,} tokens"
+        else:
+            self._state = "running" if isinstance(event, Step | BeamStep) else _STATES.get(event.reason, "done")
+
+    @property
+    def steps(self) -> list[Step]:
+        return [event for event in self.events if isinstance(event, Step)]
+
+    @property
+    def beam_steps(self) -> list[BeamStep]:
+        return [event for event in self.events if isinstance(event, BeamStep)]
+
+    @property
+    def reason(self) -> Reason:
+        """Why the lane ended; "interrupted" if it has not."""
+        last = self.events[-1] if self.events else None
+        return last.reason if isinstance(last, Finished) else "interrupted"
+
+    def pane(self) -> PaneData:
+        """The lane as it stands, for the screen."""
+        return PaneData(
+            self.lane.name,
+            self.spanner.spans,
+            self.meter.stats,
+            self._state,
+            self._progress,
+            self.limit,
+            expected=self.expected,
+            gamma=self._gamma(),
+            names=tuple(getattr(self.lane, "source_names", ())),
+            beams=() if self.beams is None else self.beams.beams,
+        )
+
+    def _gamma(self) -> int | None:
+        """What `gamma auto` chose for the last round; None where gamma is fixed."""
+        last = self.events[-1] if self.events and getattr(self.lane, "pace", None) is not None else None
+        return last.gamma if isinstance(last, Step) else None
+
+    def answer(self) -> Answer:
+        """The lane's result with its figures."""
+        ids = tuple(self.meter.ids)
+        differs = may_differ(self.lane, self.lane.settings)
+        ended = bool(self.events) and isinstance(self.events[-1], Finished)
+        text = self.decode(list(ids)) if ended else self.text
+        return Answer(self.lane.name, ids, text, self.meter.stats, differs, terms=self.terms)
+
+    @property
+    def text(self) -> str:
+        """The answer so far, as it stands on the screen."""
+        return "".join(span.text for span in self.spanner.spans if span.committed)
+
+    def record(self) -> dict[str, Any]:
+        """The lane with its events, for /save."""
+        lane, events = known(self.lane, self.terms).to_json(), [to_json(event) for event in self.events]
+        return {**self.answer().to_json(), "lane": lane, "events": events}
+
+
+def frame(tracks: Sequence[Track], look: Look, layout: str, **more: Any) -> Frame:
+    """The lanes as they stand."""
+    kind: Layout = layout  # type: ignore[assignment]
+    return Frame([track.pane() for track in tracks], look, layout=kind, **more)
+
+
+def play(
+    race: Iterable[tuple[int, Event]],
+    tracks: Sequence[Track],
+    draw: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Run a race to its end, drawing between rounds at most 12 times a second."""
+    draw()
+    last = clock()
+    for index, event in race:
+        tracks[index].feed(event)
+        if clock() - last >= 1 / FRAMES_A_SECOND:
+            draw()
+            last = clock()
+
+
+def play_live(
+    race: Iterable[tuple[int, Event]],
+    tracks: Sequence[Track],
+    console: Console,
+    settings: Settings,
+    interrupts: Interrupts,
+) -> None:
+    """The same on a terminal: the lanes stream in place, and the place is clean again afterwards."""
+    with InPlace(console) as place:
+
+        def draw() -> None:
+            with interrupts.whole():
+                place.draw(frame(tracks, look_of(console, settings), settings.view, show_discarded=settings.debug))
+
+        play(race, tracks, draw)
+
+
+class Surface(Protocol):
+    """What an answer is printed on."""
+
+    out: Console
+
+    @property
+    def settings(self) -> Settings: ...
+    def say(self, what: Any) -> None: ...
+
+
+def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
+    """The final print: panes, figures, verdict and legend, then the text alone, to be copied."""
+    settings = place.settings
+    look = look_of(place.out, settings).sized(height=None)
+    last = tracks[-1].pane()
+    if settings.quiet:
+        place.out.print(Text(visible(text)), soft_wrap=True)
+        place.say(StatsLine(last, look))
+        if note(last):
+            place.say(note(last))
+        return
+    place.say(panes(tracks, place.out, settings))
+    if settings.view == "trace":
+        place.say(traced(tracks, place.out, settings, None))
+    place.out.print()
+    place.out.print(Text(visible(text)))
+
+
+def panes(tracks: Sequence[Track], console: Console, settings: Settings) -> RenderableType:
+    """All lanes in full with verdict and legend."""
+    look = look_of(console, settings).sized(height=None)
+    answers = [track.answer() for track in tracks]
+    plain = plain_answer(answers)
+    if plain is not None:
+        for track, found in zip(tracks, answers, strict=True):
+            track.expected = found.expected(plain)
+    return frame(tracks, look, settings.view, verdict=judged(answers), show_discarded=settings.debug)
+
+
+def traced(tracks: Sequence[Track], console: Console, settings: Settings, rounds: int | None) -> RenderableType:
+    """The last lane that drafted or searched, round by round (the last lane, if none did)."""
+    from app.lanes.comparison import rule_of
+    from app.screen.trace import Trace
+
+    track = next((one for one in reversed(tracks) if one.pane().telling), tracks[-1])
+    used = track.lane.settings
+    if track.lane.beams is not None:
+        return _searched(track, look_of(console, settings).sized(height=None), rounds)
+    shaped = (used.top_k, used.top_p, used.min_p, used.repetition_penalty, used.no_repeat_ngram)
+    exact = used.temperature == 1 and shaped == (0, 1.0, 0.0, 1.0, 0)
+    rule = rule_of(
+        used.temperature, sampled=track.lane.law_drafts, coupling=used.coupling, draft_sampling=used.draft_sampling
+    )
+    look = look_of(console, settings).sized(height=None)
+    names, lenience = track.lane.source_names, lenience_of(track.lane)
+    return Trace(track.steps, track.decode, look, names, rule=rule, last=rounds, exact=exact, lenience=lenience)
+
+
+def _searched(track: Track, look: Look, steps: int | None) -> RenderableType:
+    """A beam search, step by step."""
+    from app.screen.beams import BeamTrace, rule_of
+
+    plan = track.lane.beams
+    rule = rule_of(plan.num_beams, plan.alpha, plan.offset)
+    return BeamTrace(track.beam_steps, track.decode, look, rule=rule, last=steps)

@@ -1,0 +1,156 @@
+"""What a command that is no console shows: how far it is on standard error, small tables on standard output.
+
+Loading says how far it is; so does work that answers prompts, seldom where that is no terminal. At most 100 columns
+where a table goes to a file. Knows no figures and no answers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import IO, TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from app.lanes.lane import Engine
+    from app.settings.layers import ModelOptions, Settings
+
+
+_WIDTH = 100  # columns of a table that goes to no terminal
+
+
+def answer_bar(total: int, settings: Settings, known: int = 0) -> Any:
+    """A tqdm bar over `total` answers, `known` of which are there already; --quiet shows none."""
+    from tqdm import tqdm
+
+    return tqdm(
+        total=total,
+        initial=known,
+        unit="answer",
+        disable=settings.quiet,
+        file=sys.stderr,
+        mininterval=0.2 if sys.stderr.isatty() else 10,
+        leave=False,
+    )
+
+
+def load_engine(settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]) -> Engine:
+    """Load the pair that the options name, with its progress on standard error."""
+    from app.lanes.pairing import choose_pair, load_options
+
+    spec = choose_pair(options)
+    progress = LoadProgress(sys.stderr, quiet=settings.quiet)
+    from app.lanes.lane import Engine
+    from app.lanes.processes import load_pair
+
+    try:
+        loaded = load_pair(spec, load_options(options), progress, cancelled)
+    finally:
+        progress.close()
+    engine = Engine(loaded)
+    if not settings.quiet:
+        for note in engine.notes:
+            sys.stderr.write(f"{note}\n")
+    return engine
+
+
+class LoadProgress:
+    """One line on a terminal that shows what is being loaded; elsewhere only long work is named, once."""
+
+    def __init__(self, stream: IO[str], *, quiet: bool) -> None:
+        self._stream, self._quiet = stream, quiet
+        self._live = stream.isatty()
+        self._stage = ""
+
+    def __call__(self, stage: str, fraction: float | None) -> None:
+        if self._quiet:
+            return
+        if self._live:
+            share = "" if fraction is None else f" {100 * fraction:.0f}%"
+            self._write(f"\r\x1b[K{stage}{share}")
+        elif fraction is not None and stage != self._stage:
+            self._write(f"{stage}\n")
+        self._stage = stage
+
+    def close(self) -> None:
+        """Take the line off the terminal."""
+        if self._live and self._stage and not self._quiet:
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]) -> tuple[Any, int]:
+    """The target's tokenizer and how many ids it has; the weights are not loaded."""
+    from app.lanes.pairing import choose_pair, load_options
+    from utils.errors import UserError
+    from utils.loading.build import load_tokenizer
+    from utils.loading.quiet import quiet_environment, quiet_libraries
+    from utils.loading.sources import model_folder
+
+    quiet_environment()
+    quiet_libraries()
+    target = choose_pair(options).target
+    progress = LoadProgress(sys.stderr, quiet=settings.quiet)
+    try:
+        folder = model_folder(target, load_options(options), progress, cancelled)
+        tokenizer = load_tokenizer(folder, load_options(options))
+    finally:
+        progress.close()
+    if tokenizer is None:
+        raise UserError(f"{target.name} has no tokenizer files: they are needed")
+    return tokenizer, max(tokenizer.get_vocab().values()) + 1
+
+
+def screen(settings: Settings, stream: TextIO) -> Console:
+    """The console for tables on `stream`: --color outranks the environment; 100 columns where it is no terminal."""
+    from rich.console import Console
+
+    from app.screen.palette import want_color
+
+    color = want_color(settings, stream, os.environ)
+    width = None if stream.isatty() else int(os.environ.get("COLUMNS") or _WIDTH)
+    return Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
+
+
+def print_table(console: Console, title: str, table: Table) -> None:
+    """The title has the console's width, not the table's."""
+    console.print(title, style="italic", markup=False)
+    console.print(table)
+
+
+def small_table(settings: Settings) -> Table:
+    """A table without frame."""
+    from rich import box
+    from rich.table import Table
+
+    lines = box.ASCII if settings.ascii else box.SIMPLE_HEAD
+    narrow: dict[str, Any] = {"show_edge": False, "pad_edge": False, "padding": (0, 0, 0, 1)}
+    return Table(box=lines, **narrow)
+
+
+def fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]], least: Sequence[str]) -> Table:
+    """Rows of cells by column; while they are too wide for the console the columns of `least` go, first to last."""
+    kept, left = list(rows[0]), list(least)
+    while True:
+        table = small_table(settings)
+        for name in kept:
+            table.add_column(name, no_wrap=name == "method", justify="left" if name == "method" else "right")
+        for row in rows:
+            table.add_row(*(row[name] for name in kept))
+        if not left or table_width(table, console) <= console.width:
+            return table
+        kept = [name for name in kept if name != left[0]]
+        left.pop(0)
+
+
+def table_width(table: Table, console: Console) -> int:
+    """The columns it would take on an endless screen."""
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum

@@ -1,0 +1,150 @@
+"""How the screen looks: its size, what may be drawn, and the style of each role.
+
+A role is a word (accepted, rejected, target, faint …); colour never carries a meaning alone: rejected
+text is struck through and the target's is bold. Which drafter proposed an accepted token is a tint of
+"accepted"; `/trace` says it in words. Knows no text and no layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TextIO
+
+from rich.style import Style
+
+from app.settings.layers import Settings
+
+TINTS = ("accepted", "accepted 2", "accepted 3", "accepted 4")
+"""The roles of accepted text by the drafter that proposed it, in the order of its lane's names."""
+
+# The tints of a palette keep apart from each other on black and on white, and from what terminals call green;
+# those of "cb" also to colour-blind eyes.
+PALETTES: dict[str, dict[str, str]] = {
+    "default": {
+        "accepted": "green",
+        "accepted 2": "color(37)",
+        "accepted 3": "color(108)",
+        "accepted 4": "color(106)",
+        "rejected": "strike red",
+        "discarded": "dim italic",
+        "target": "bold bright_blue",
+        "accent": "green",
+        "good": "bold green",
+    },
+    # For colour-blind eyes: blue against orange, and a line under what the target wrote.
+    "cb": {
+        "accepted": "color(39)",
+        "accepted 2": "color(37)",
+        "accepted 3": "color(31)",
+        "accepted 4": "color(26)",
+        "rejected": "strike color(208)",
+        "discarded": "dim italic",
+        "target": "bold underline",
+        "accent": "color(39)",
+        "good": "bold color(39)",
+    },
+}
+_COMMON = {
+    "plain": "",
+    "strong": "bold",
+    "faint": "dim",
+    "cursor": "dim",
+    "question": "bold magenta",
+    "bad": "bold yellow",
+    "alarm": "bold reverse red",
+}
+
+UNICODE = {
+    "corners": "┌┐└┘",
+    "edges": "─│",
+    "ellipsis": "…",
+    "cursor": "▌",
+    "bar": "━",
+    "rest": "─",
+    "arrow": "←",
+    "prompt": "›",
+    "newline": "↵",
+    "alpha": "α",
+    "gamma": "γ",
+    "lambda": "λ",
+    "times": "×",
+    "levels": "▁▂▃▄▅▆▇█",
+}
+ASCII = {
+    "corners": "++++",
+    "edges": "-|",
+    "ellipsis": "...",
+    "cursor": "_",
+    "bar": "=",
+    "rest": "-",
+    "arrow": "<-",
+    "prompt": ">",
+    "newline": "\\n",
+    "alpha": "alpha",
+    "gamma": "gamma",
+    "lambda": "lambda",
+    "times": "x",
+    "levels": "",
+}
+_WORDS = ("alpha", "gamma", "lambda", "times", "levels")
+
+
+def tint(source: int) -> str:
+    """The role of accepted text proposed by number `source` of a lane's names; after the last tint they repeat."""
+    return TINTS[source % len(TINTS)]
+
+
+@cache
+def _style(palette: str, role: str) -> Style:
+    table = {**_COMMON, **PALETTES.get(palette, PALETTES["default"])}
+    return Style.parse(table[role])
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The screen: `width` columns, `height` rows (None: as many as it takes) and what may be drawn on it.
+
+    Without `color` no style at all is used, marks and words carry the meaning; with `ascii` everything
+    that is not the model's or the user's text is ASCII. `palette` is a key of PALETTES.
+    """
+
+    width: int = 80
+    height: int | None = None
+    color: bool = True
+    ascii: bool = False
+    palette: str = "default"
+
+    @property
+    def fancy(self) -> bool:
+        """Whether figures are drawn with bars and Greek letters rather than in plain words."""
+        return self.color and not self.ascii
+
+    def style(self, role: str) -> Style | None:
+        """The style of a role; None without colour."""
+        return _style(self.palette, role) if self.color else None
+
+    def glyph(self, name: str) -> str:
+        """The characters drawn for `name`. Greek letters and level bars are words without colour."""
+        plain = self.ascii or (name in _WORDS and not self.color)
+        return (ASCII if plain else UNICODE)[name]
+
+    def sized(self, *, width: int | None = None, height: int | None = None) -> Look:
+        """The same look at another width (None: the same one) and height (None: unlimited)."""
+        return replace(self, width=self.width if width is None else width, height=height)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def want_color(settings: Settings, stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether to colour `stream`: --color, else NO_COLOR, else FORCE_COLOR, else whether it is a capable terminal."""
+    if settings.color != "auto":
+        return settings.color == "always"
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return environ["FORCE_COLOR"] != "0"
+    return is_terminal(stream) and environ.get("TERM") != "dumb"

@@ -1,0 +1,239 @@
+"""The lanes' texts in panes: side by side, stacked, or without borders, within a given height.
+
+Every word shows what became of it: by style, or without colour by marks, {+x+} for the target's own
+token and [-x-] for a rejected one. With colour accepted text is tinted by who proposed it. Where the text
+is longer than the pane its end is shown. Knows no events, no ids and no figures but those in
+:class:`app.screen.figures.PaneData`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from rich.cells import cell_len
+from rich.segment import Segment
+
+from app.screen.beams import below
+from app.screen.figures import PaneData, rate
+from app.screen.palette import Look, tint
+from app.screen.rows import Drawn, Line, Piece, Row, fit, row_of, shared, width_of, wrap
+from app.screen.spans import NO_TEXT, Span
+
+Layout = Literal["auto", "side", "stack", "trace"]
+
+SIDE_FROM = 80  # columns from which two panes stand side by side by themselves
+BORDER_FROM = 40  # columns from which panes have borders
+_MARKS = {"target": ("{+", "+}"), "rejected": ("[-", "-]"), "discarded": ("[~", "~]")}
+_WORDS = re.compile(r"(\s*)(.*?)(\s*)", re.DOTALL)
+
+
+def _off_record(text: str, look: Look) -> str:
+    """Rejected and discarded text: line breaks become symbols, so that it cannot move the answer."""
+    text = re.sub(r"\r?\n", lambda _: look.glyph("newline"), text)
+    return text.replace(NO_TEXT, "<end>") if look.ascii else text
+
+
+def _marked(text: str, role: str, look: Look) -> list[Piece]:
+    """Text between its marks, white space outside of them; every line is marked by itself."""
+    before, after = _MARKS[role]
+    pieces: list[Piece] = []
+    for index, line in enumerate(text.split("\n")):
+        if index:
+            pieces.append(("\n", role))
+        head, core, tail = _WORDS.fullmatch(line).groups()  # type: ignore[union-attr]
+        pieces += [(head, role), (f"{before}{core}{after}", role), (tail, role)] if core else [(line, role)]
+    if not text.strip() and "\n" not in text and role == "target":
+        return [(text, role)]  # a mark around a mere space would be torn apart at the line's end
+    if not text.strip():
+        shown = _off_record(text, look) if "\n" in text else text
+        pieces = [(f"{before}{shown}{after}", role)]
+        pieces += [(text, role)] if "\n" in text and role == "target" else []
+    return [(part, kind) for part, kind in pieces if part]
+
+
+def pieces_of(spans: Sequence[Span], look: Look, *, show_discarded: bool = False, tinted: bool = False) -> list[Piece]:
+    """Spans → pieces in the look's manner: styled by kind (`tinted`: and source), or, without colour, marked."""
+    pieces: list[Piece] = []
+    for span in spans:
+        if span.kind == "discarded" and not show_discarded:
+            continue
+        text = span.text if span.committed else _off_record(span.text, look)
+        if span.kind not in _MARKS:
+            pieces.append((text, tint(span.source) if tinted and span.kind == "accepted" else span.kind))
+        elif look.color:
+            pieces += _struck(text, span.kind)
+        else:
+            pieces += _marked(text, span.kind, look)
+    return pieces
+
+
+def _struck(text: str, role: str) -> list[Piece]:
+    """Styled text whose leading spaces stay bare, so that no line runs through or under them."""
+    core = text.lstrip(" ")
+    spaces = len(text) - len(core)
+    return [(" " * spaces, "plain"), (core, role)] if spaces and core else [(text, role)]
+
+
+class Pane(Drawn):
+    """One lane's text under its title. `height` rows in all (None: as many as the text takes)."""
+
+    def __init__(self, data: PaneData, look: Look, *, height: int | None = None, show_discarded: bool = False) -> None:
+        self.data, self.look, self.height = data, look, height
+        self.border = look.width >= BORDER_FROM
+        self._show = show_discarded
+        self._text: list[Line] = []
+        self._lines: list[Line] | None = None  # the text's and what stands below it
+
+    @classmethod
+    def bordered(cls, data: PaneData, look: Look, border: bool, show_discarded: bool) -> Pane:
+        """A pane whose screen, not its own width, decides about borders."""
+        pane = cls(data, look, show_discarded=show_discarded)
+        pane.border = border
+        return pane
+
+    @property
+    def lines(self) -> list[Line]:
+        """The wrapped text, all of it, and the beams of a search."""
+        if self._lines is None:
+            tinted = self.data.tinted and self.look.color
+            pieces = pieces_of(self.data.spans, self.look, show_discarded=self._show, tinted=tinted)
+            if self.data.state == "running":
+                pieces.append((self.look.glyph("cursor"), "cursor"))
+            self._text = wrap(pieces, self._width, self.look.ascii)
+            self._lines = below(self.data.beams, self._text, self._width, None, self.look)
+        return self._lines
+
+    @property
+    def _width(self) -> int:
+        return self.look.width - 4 if self.border else self.look.width
+
+    @property
+    def needed(self) -> int:
+        """Rows for the whole text."""
+        return len(self.lines) + (2 if self.border else 1)
+
+    def rows(self) -> list[Row]:
+        height = self.needed if self.height is None else self.height
+        if height <= 0:
+            return []
+        border = self.border and height >= 3
+        text = [row_of(line, self.look) for line in self._tail(height - (2 if border else 1))]
+        if not border:
+            return [row_of(self._heading(self.look.width), self.look), *text]
+        return [self._top(), *(self._side(row) for row in text), self._bottom()]
+
+    def _tail(self, height: int) -> list[Line]:
+        lines = self.lines
+        if len(lines) > height:
+            lines = below(self.data.beams, self._text, self._width, height, self.look)
+        if len(lines) > height:
+            above = len(lines) - height + 1
+            marker = fit(f"{self.look.glyph('ellipsis')} {above} lines above", self.look.width - 4, self.look)
+            lines = [((marker, "faint"),), *lines[above:]] if height > 1 else lines[len(lines) - height :]
+        return [*lines, *[()] * (height - len(lines))]
+
+    def _heading(self, width: int) -> list[Piece]:
+        """Title and status as far as they fit; a status is shown whole or not at all."""
+        title = fit(self.data.heading, width, self.look)
+        status = f" {self.data.status}"
+        role = "accent" if self._drafts else "faint"
+        room = width - cell_len(title)
+        return [(title, role), *([(status, "faint")] if cell_len(status) <= room else [])]
+
+    @property
+    def _drafts(self) -> bool:
+        return self.data.drafting or any(span.kind != "plain" for span in self.data.spans)
+
+    @property
+    def _frame(self) -> str:
+        return "accent" if self._drafts else "faint"
+
+    def _top(self) -> Row:
+        corners, edge = self.look.glyph("corners"), self.look.glyph("edges")[0]
+        heading = self._heading(self.look.width - 5)
+        rest = edge * (self.look.width - 4 - width_of(heading))
+        start, end = (corners[0] + " ", self._frame), (" " + rest + corners[1], self._frame)
+        return row_of([start, *heading, end], self.look)
+
+    def _bottom(self) -> Row:
+        corners, edge = self.look.glyph("corners"), self.look.glyph("edges")[0]
+        speed = self.data.stats.predicted_per_second if self.data.stats else None
+        figure = f" {rate(speed)} " if speed is not None else ""
+        figure = figure if len(figure) <= self.look.width - 4 else ""
+        rest = edge * (self.look.width - 3 - len(figure))
+        return row_of(
+            [(corners[2] + rest, self._frame), (figure, self._frame), (edge + corners[3], self._frame)], self.look
+        )
+
+    def _side(self, text: Row) -> Row:
+        edge = self.look.glyph("edges")[1]
+        frame = self.look.style(self._frame)
+        used = sum(segment.cell_length for segment in text)
+        return [Segment(edge + " ", frame), *text, Segment(" " * (self.look.width - 3 - used)), Segment(edge, frame)]
+
+
+class SideBySide(Drawn):
+    """All lanes: in rows of two from 80 columns on (or as `layout` asks), else one under the other.
+
+    The panes of a row are equally high, and all together are never higher than `look.height`.
+    """
+
+    def __init__(
+        self, panes: Sequence[PaneData], look: Look, layout: Layout = "auto", *, show_discarded: bool = False
+    ) -> None:
+        self.look = look
+        wide = look.width >= (BORDER_FROM if layout == "side" else SIDE_FROM)
+        columns = 2 if wide and layout != "stack" else 1
+        groups = [panes[start : start + columns] for start in range(0, len(panes), columns)]
+        self.groups = [
+            [self._pane(data, len(group), i, show_discarded) for i, data in enumerate(group)] for group in groups
+        ]
+
+    def _pane(self, data: PaneData, columns: int, index: int, show_discarded: bool) -> Pane:
+        width = self.look.width
+        if columns == 2:
+            width = (width - 1) // 2 if index == 0 else width - 1 - (width - 1) // 2
+        look = self.look.sized(width=width)
+        return Pane.bordered(data, look, self.look.width >= BORDER_FROM, show_discarded)
+
+    @property
+    def needed(self) -> int:
+        """Rows for all texts in full."""
+        return sum(self._needs())
+
+    @property
+    def least(self) -> int:
+        """Rows to leave to the texts: four lines in borders each, fewer on a low screen or for short texts."""
+        height = self.look.height
+        most = 6 if height is None else min(6, max(2, height // (2 * max(1, len(self.groups)))))
+        return sum(min(need, most) for need in self._needs())
+
+    def _needs(self) -> list[int]:
+        return [max(pane.needed for pane in group) for group in self.groups]
+
+    def rows(self) -> list[Row]:
+        return self.within(self.look.height)
+
+    def within(self, height: int | None) -> list[Row]:
+        """The rows, at most `height` of them (None: all)."""
+        needs = self._needs()
+        heights = needs if height is None else shared(needs, height)
+        rows: list[Row] = []
+        for group, high in zip(self.groups, heights, strict=True):
+            for pane in group:
+                pane.height = high
+            columns = [pane.rows() for pane in group]
+            if len(columns) == 1:
+                rows += columns[0]
+            else:
+                width = group[0].look.width + 1
+                rows += [_beside(left, right, width) for left, right in zip(*columns, strict=True)]
+        return rows
+
+
+def _beside(left: Row, right: Row, width: int) -> Row:
+    """Two rows, the right one beginning at column `width`."""
+    gap = width - sum(segment.cell_length for segment in left)
+    return [*left, Segment(" " * gap), *right]

@@ -1,0 +1,338 @@
+"""Screen rows: what everything drawn is made of, from text made harmless to fields that wrap only between each other.
+
+Text becomes lines, wrapped by display width at word boundaries. Control characters, escape sequences and direction
+overrides never reach the terminal. Wide characters, joined emoji and combining marks keep together. Indentation and
+line breaks stay; a line is broken at a space (which goes), between wide characters, or, if a word is longer than the
+line, inside it. A piece is (text, role); a row is a list of rich segments without a line end, never wider than the
+look. Knows no spans, no models, no figures and no events.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from rich.cells import cell_len, get_character_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
+
+from app.screen.palette import Look
+
+Piece = tuple[str, str]
+Line = tuple[Piece, ...]
+_Cluster = tuple[str, int, str]  # text, columns, role
+
+TAB = 4
+_JOINER = "\u200d"
+_PRESENTATION = "\ufe0f"
+
+_CLOSING = frozenset("、。，．：；！？）」』】〉》〕,.:;!?)]}")  # never at the start of a line
+
+_DROPPED = [
+    *(0x00AD, 0x061C, 0x180E, 0x200B, 0x200E, 0x200F, 0xFEFF),
+    *range(0x202A, 0x202F),  # direction embeddings and overrides
+    *range(0x2060, 0x2070),  # invisible operators, direction isolates
+    *range(0xFFF9, 0xFFFC),
+    *range(0xE0000, 0xE0080),  # tags: text that no eye sees
+]
+_CONTROLS = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029]
+_HOSTILE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\xa0\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+# Text of one column a character and no clusters: most of what models write, measured by its length.
+_SIMPLE = re.compile(
+    "[ -~\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0482\u2010-\u2027\u2030-\u203b\u2400-\u2426\u2500-\u25fc]*"
+)
+
+Row = list[Segment]
+
+
+def _shown(code: int, ascii_only: bool) -> str:
+    """A visible stand-in for a control character."""
+    if code == 0x2028 or code == 0x2029:
+        return " "
+    if code < 0x20 or code == 0x7F:
+        picture = "^" + chr(code ^ 0x40)
+        return picture if ascii_only else chr(0x2421 if code == 0x7F else 0x2400 + code)
+    return f"\\x{code:02x}"
+
+
+def _table(ascii_only: bool) -> dict[int, str]:
+    table = {code: _shown(code, ascii_only) for code in _CONTROLS}
+    table |= dict.fromkeys(_DROPPED, "") | {0xA0: " "}
+    return table | dict.fromkeys(range(0xD800, 0xE000), "?" if ascii_only else "\ufffd")
+
+
+_TABLES = {False: _table(False), True: _table(True)}
+
+
+def visible(text: str, ascii_only: bool = False) -> str:
+    """`text` without anything that a terminal would obey: only line breaks and tabs are left.
+
+    Controls become symbols (␛, or ^[ with `ascii_only`); invisible format characters are dropped.
+    """
+    if not _HOSTILE.search(text):
+        return text
+    text = text.replace("\r\n", "\n").removesuffix("\r")
+    return text.translate(_TABLES[ascii_only])
+
+
+def hard_lines(pieces: Sequence[Piece], ascii_only: bool = False) -> list[Line]:
+    """The pieces cut at line breaks and made harmless; tabs are expanded. At least one line."""
+    lines: list[list[Piece]] = [[]]
+    for text, role in pieces:
+        first, *others = visible(text, ascii_only).split("\n")
+        if first:
+            lines[-1].append((first, role))
+        for part in others:
+            lines.append([(part, role)] if part else [])
+    return [_untabbed(line) for line in lines]
+
+
+def _untabbed(line: list[Piece]) -> Line:
+    if not any("\t" in text for text, _ in line):
+        return tuple(line)
+    column, done = 0, []
+    for text, role in line:
+        before, *others = text.split("\t")
+        column += cell_len(before)
+        for part in others:
+            spaces = TAB - column % TAB
+            before += " " * spaces + part
+            column += spaces + cell_len(part)
+        done.append((before, role))
+    return tuple(done)
+
+
+def wrap(pieces: Sequence[Piece], width: int, ascii_only: bool = False) -> list[Line]:
+    """Screen lines of at most `width` (≥ 2) columns. Finished lines are remembered between calls."""
+    *finished, last = hard_lines(pieces, ascii_only)
+    lines: list[Line] = []
+    for line in finished:
+        lines += _wrapped_once(line, width)
+    lines += _wrapped(last, width)
+    return lines
+
+
+def _wrapped(line: Line, width: int) -> tuple[Line, ...]:
+    text = "".join(part for part, _ in line)
+    if _SIMPLE.fullmatch(text):
+        return _cut_text(line, _cuts(text, width)) if len(text) > width else (line,)
+    return _cut_clusters(_clusters(line), width)
+
+
+def _cuts(text: str, width: int) -> list[tuple[int, int]]:
+    """Where to cut text of one column a character: [start, end) of each screen line."""
+    cuts, start, size = [], 0, len(text)
+    indent = size - len(text.lstrip(" "))
+    while size - start > width:
+        space = text.rfind(" ", start, start + width + 1)
+        if space < max(start, indent):
+            end = following = start + width
+        else:
+            end, following = space, space
+            while end > start and text[end - 1] == " ":
+                end -= 1
+            while following < size and text[following] == " ":
+                following += 1
+        cuts.append((start, end))
+        start = following
+    if start < size or not cuts:
+        cuts.append((start, size))
+    return cuts
+
+
+def _cut_text(line: Line, cuts: list[tuple[int, int]]) -> tuple[Line, ...]:
+    ends = list(accumulate(len(text) for text, _ in line))
+    rows = []
+    for start, end in cuts:
+        row = []
+        index = bisect_left(ends, start + 1)
+        while start < end:
+            text, role = line[index]
+            offset = ends[index] - len(text)
+            row.append((text[start - offset : end - offset], role))
+            start = min(end, ends[index])
+            index += 1
+        rows.append(tuple(row))
+    return tuple(rows)
+
+
+def _clusters(line: Line) -> list[_Cluster]:
+    """What the eye sees as one character each; one that spans pieces has the role of the last.
+
+    A zero-width joiner holds emoji together; elsewhere it is dropped, since terminals disagree on it.
+    """
+    clusters: list[_Cluster] = []
+    joined = False
+    for text, role in line:
+        if not joined and _SIMPLE.fullmatch(text):
+            clusters += [(char, 1, role) for char in text]
+            continue
+        for char in text:
+            width = 1 if " " <= char <= "~" else get_character_cell_size(char)
+            if char == _JOINER:
+                joined = bool(clusters) and clusters[-1][1] == 2
+                continue
+            if not joined and width:
+                clusters.append((char, width, role))
+                continue
+            if not clusters:
+                continue  # a mark with nothing to stand on
+            before, columns, _ = clusters[-1]
+            whole = before + (_JOINER if joined and width else "") + char
+            clusters[-1] = (whole, cell_len(whole) if char == _PRESENTATION else columns, role)
+            joined = joined and not width
+    return clusters
+
+
+def _cut_clusters(clusters: list[_Cluster], width: int) -> tuple[Line, ...]:
+    rows: list[Line] = []
+    start, size = 0, len(clusters)
+    while start < size or not rows:
+        end, following = _line_end(clusters, start, width, indented=not rows)
+        rows.append(_pieces(clusters[start:end]))
+        start = max(following, start + 1)
+    return tuple(rows)
+
+
+def _line_end(clusters: list[_Cluster], start: int, width: int, *, indented: bool) -> tuple[int, int]:
+    """(end of the screen line that begins at `start`, start of the next one)."""
+    size, columns, index, chance = len(clusters), 0, start, start
+    indent = start
+    while indented and indent < size and clusters[indent][0] == " ":
+        indent += 1
+    while index < size and columns + clusters[index][1] <= width:
+        columns += clusters[index][1]
+        index += 1
+        if index < size and index > indent and _may_break(clusters[index - 1], clusters[index]):
+            chance = index
+    if index == size:
+        return size, size
+    end = following = chance if chance > start else max(index, start + 1)
+    while end > max(start, indent) and clusters[end - 1][0] == " ":
+        end -= 1
+    while following < size and clusters[following][0] == " ":
+        following += 1
+    return end, following
+
+
+def _may_break(left: _Cluster, right: _Cluster) -> bool:
+    """Whether a line may end between two clusters: before a space, or beside a wide one."""
+    return right[0] == " " or (2 in (left[1], right[1]) and right[0] not in _CLOSING)
+
+
+def _pieces(clusters: list[_Cluster]) -> Line:
+    merged: list[tuple[list[str], str]] = []
+    for text, _, role in clusters:
+        if merged and merged[-1][1] == role:
+            merged[-1][0].append(text)
+        else:
+            merged.append(([text], role))
+    return tuple(("".join(texts), role) for texts, role in merged)
+
+
+_wrapped_once = lru_cache(maxsize=2048)(_wrapped)
+
+
+class Drawn:
+    """A renderable made of rows. Subclasses give `rows()`; its length is the height."""
+
+    look: Look
+
+    def rows(self) -> list[Row]:
+        """The rows, each at most `look.width` columns wide."""
+        raise NotImplementedError
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for row in self.rows():
+            yield from row
+            yield Segment.line()
+
+
+class Field(NamedTuple):
+    """Some pieces that stay on one row, and what parts them from the field before on the same row."""
+
+    pieces: tuple[Piece, ...]
+    before: str = "  "
+
+    @property
+    def width(self) -> int:
+        return sum(cell_len(text) for text, _ in self.pieces)
+
+
+def field(text: str, role: str = "plain", before: str = "  ") -> Field:
+    """A field of one role."""
+    return Field(((text, role),), before)
+
+
+def row_of(line: Iterable[Piece], look: Look) -> Row:
+    """One row of pieces in the look's styles."""
+    return [Segment(text, look.style(role)) for text, role in line if text]
+
+
+def width_of(line: Iterable[Piece]) -> int:
+    """Columns of a line."""
+    return sum(cell_len(text) for text, _ in line)
+
+
+def flow(fields: Sequence[Field], look: Look, indent: int = 0) -> list[Row]:
+    """Rows of fields: a row ends where the next field does not fit; further rows are indented.
+
+    A field wider than the screen is broken at its own spaces, so no figure is ever cut off.
+    """
+    indent = indent if indent * 3 <= look.width else 0
+    lines: list[list[Piece]] = []
+    column = 0
+    for item in fields:
+        room = look.width - column - cell_len(item.before)
+        if lines and item.width <= room:
+            lines[-1] += [(item.before, "plain"), *item.pieces]
+            column = width_of(lines[-1])
+            continue
+        margin = indent if lines else 0
+        parts: list[Line] = (
+            [item.pieces] if item.width <= look.width - margin else wrap(item.pieces, look.width - margin)
+        )
+        lines += [[(" " * margin, "plain"), *part] for part in parts]
+        column = width_of(lines[-1])
+    return [row_of(line, look) for line in lines]
+
+
+def fit(text: str, width: int, look: Look) -> str:
+    """`text` on at most `width` columns, an ellipsis at its end where it was cut."""
+    if cell_len(text) <= width:
+        return text
+    mark = look.glyph("ellipsis")
+    kept = ""
+    for char in text:
+        if cell_len(kept + char + mark) > width:
+            break
+        kept += char
+    return (kept.rstrip() + mark)[: max(0, width)]
+
+
+def shared(needs: Sequence[int], height: int) -> list[int]:
+    """Heights of at most `needs` that sum to at most `height`: who needs little leaves the rest to others.
+
+    If there is not one row each, the last ones get it.
+    """
+    heights = [0] * len(needs)
+    for index in reversed(range(len(needs))):
+        heights[index] = min(1, height - sum(heights))
+    left = max(0, height - sum(heights))
+    while left and any(have < need for have, need in zip(heights, needs, strict=True)):
+        for index in sorted(range(len(needs)), key=lambda i: heights[i]):
+            if left and heights[index] < needs[index]:
+                heights[index] += 1
+                left -= 1
+    return heights
+
+
+def share(value: float) -> str:
+    """A figure between 0 and 1 with two digits: .85, 1.00."""
+    return f"{value:.2f}".removeprefix("0")

@@ -1,0 +1,264 @@
+"""The terminal while the program works: keys typed early stay unseen and unspoilt, Ctrl-C becomes a flag, and frames
+are redrawn in place.
+
+Where signals reach another process (torchrun starts this one in a session of its own) Ctrl-C is only a byte, so it is
+looked for between two rounds; what else was typed is kept for the next prompt. Knows no models and no prompt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+from app.settings.layers import Settings
+
+_CTRL_C = b"\x03"
+
+
+try:
+    import termios
+except ImportError:  # no POSIX terminal
+    termios = None  # type: ignore[assignment]
+
+
+SECOND_WITHIN = 2.0  # seconds in which a second Ctrl-C leaves the program
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\]8;[^\x1b]*\x1b\\")
+_HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # one update, shown at once where the terminal knows how
+
+
+def is_far(descriptor: int) -> bool:
+    """Whether this is a terminal, and not the one that this process gets its signals from."""
+    if not os.isatty(descriptor):
+        return False
+    try:
+        os.tcgetpgrp(descriptor)
+    except OSError:
+        return True
+    return False
+
+
+class FarKeys:
+    """The keys of a far terminal; of any other :meth:`look` leaves them alone."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._typed = b""
+        self.watching = False  # between two prompts
+
+    def look(self) -> None:
+        """Take what was typed; a Ctrl-C among it becomes the signal it would have been."""
+        while self.watching and select.select([self._descriptor], [], [], 0)[0]:
+            if not (data := os.read(self._descriptor, 1024)):
+                return
+            self._typed += data.replace(_CTRL_C, b"")
+            for _ in range(data.count(_CTRL_C)):
+                signal.raise_signal(signal.SIGINT)
+
+    def taken(self) -> str:
+        """What was typed meanwhile, once."""
+        typed, self._typed = self._typed, b""
+        return typed.decode("utf-8", "replace")
+
+
+FAR = FarKeys(0)
+
+
+@contextmanager
+def _keys(echo: bool) -> Iterator[None]:
+    """Set how the terminal of standard input takes keys, and set it back afterwards."""
+    try:
+        if termios is None or not sys.stdin.isatty():
+            raise OSError
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except (OSError, ValueError, AttributeError):  # no terminal, or no standard input at all
+        yield
+        return
+    now = termios.tcgetattr(descriptor)
+    if echo:
+        now[0] |= termios.ICRNL
+        now[3] |= termios.ECHO | termios.ICANON
+    else:
+        now[0] &= ~(termios.ICRNL | termios.INLCR)
+        now[3] &= ~(termios.ECHO | termios.ICANON)
+    watched = FAR.watching
+    FAR.watching = not echo and is_far(descriptor)
+    if FAR.watching:  # the signal would end torchrun, and with it all of this
+        now[3] &= ~termios.ISIG
+    termios.tcsetattr(descriptor, termios.TCSANOW, now)
+    try:
+        yield
+    finally:
+        FAR.watching = watched
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+
+def quiet_keys() -> AbstractContextManager[None]:
+    """Keys typed meanwhile are not echoed; they wait, as typed, for whoever reads next."""
+    return _keys(echo=False)
+
+
+def usual_keys() -> AbstractContextManager[None]:
+    """The usual terminal, for another program that is run from inside :func:`quiet_keys`."""
+    return _keys(echo=True)
+
+
+def unheard(*_: object) -> None:
+    """Ctrl-C while the program is leaving because of one."""
+
+
+class Interrupts:
+    """A context in which Ctrl-C sets `stopped`; a second one within 2 s leaves with 130.
+
+    Leaving waits until a drawing (:meth:`whole`) is complete, and no further one disturbs it. Outside the main
+    thread Ctrl-C keeps its meaning.
+    """
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._last = -SECOND_WITHIN
+        self._drawing = self._leave = False
+        self._before: Any = None
+        self._pipe: tuple[int, int] | None = None
+        self._wakeup = -1
+
+    def __call__(self) -> bool:
+        FAR.look()
+        return self.stopped
+
+    def __enter__(self) -> Interrupts:
+        try:
+            self._before = signal.signal(signal.SIGINT, self._on_signal)
+        except ValueError:
+            return self
+        self._pipe = os.pipe()
+        for end in self._pipe:
+            os.set_blocking(end, False)
+        self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pipe is None:
+            return
+        signal.set_wakeup_fd(self._wakeup)
+        signal.signal(signal.SIGINT, unheard if self._leave else self._before)
+        for end in self._pipe:
+            os.close(end)
+        self._pipe = None
+
+    def _presses(self) -> int:
+        """How often it was pressed. Python calls the handler once for all that came during a long pass."""
+        try:
+            return os.read(self._pipe[0], 64).count(signal.SIGINT) if self._pipe else 1
+        except BlockingIOError:
+            return 0  # counted with the one before
+
+    def _on_signal(self, *_: object) -> None:
+        now, presses = time.monotonic(), self._presses()
+        second = self.stopped and presses > 0 and now - self._last < SECOND_WITHIN
+        self._leave = self._leave or second or presses > 1
+        self.stopped, self._last = True, now
+        if self._leave and not self._drawing:
+            raise SystemExit(130)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What happens in here is not torn apart by a second Ctrl-C."""
+        self._drawing = True
+        try:
+            yield
+        finally:
+            self._drawing = False
+        if self._leave:
+            raise SystemExit(130)
+
+
+class InPlace:
+    """Lines at the bottom of the screen that are redrawn in place, only where they changed.
+
+    A context: the cursor is hidden inside and always comes back. Never higher than the screen;
+    after a resize it starts over below what the terminal made of the old lines.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._lines: list[str] = []
+        self._width = console.size.width
+
+    def __enter__(self) -> InPlace:
+        self._write(_HIDE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+        self._write(_SHOW)
+
+    def _write(self, text: str) -> None:
+        self.console.file.write(text)
+        self.console.file.flush()
+
+    def draw(self, content: RenderableType) -> None:
+        """Show `content` in place of what was shown."""
+        width, height = self.console.size
+        with self.console.capture() as capture:
+            self.console.print(content)
+        lines = capture.get().split("\n")
+        lines = (lines[:-1] if not lines[-1] else lines)[: max(1, height - 1)]
+        out = [_BEGIN]
+        if width != self._width:
+            out.append(self._erase(width))
+            self._width, self._lines = width, []
+        elif self._lines:
+            out.append(f"\x1b[{len(self._lines)}A\r")
+        for index, line in enumerate(lines):
+            changed = index >= len(self._lines) or self._lines[index] != line
+            out.append(f"{self._filled(line, width)}\n" if changed else "\n")
+        out += ["\x1b[J" if len(lines) < len(self._lines) else "", _END]
+        self._lines = lines
+        self._write("".join(out))
+
+    def _filled(self, line: str, width: int) -> str:
+        # Behind a full line the cursor hangs on the last column: erasing there would take a character.
+        return line if _cells(line) >= width else f"{line}\x1b[K"
+
+    def _erase(self, width: int) -> str:
+        """Go to where the frame began and erase it; on `width` columns its lines may have wrapped."""
+        rows = sum(max(1, -(-_cells(line) // max(1, width))) for line in self._lines)
+        # The first line by itself: some terminals keep a screen in the scrollback that is erased from its very top.
+        return f"\x1b[{rows}A\r\x1b[2K\n\x1b[J\x1b[A" if rows else ""
+
+    def clear(self) -> None:
+        """Take the frame off the screen."""
+        self._write(self._erase(self.console.size.width))
+        self._lines, self._width = [], self.console.size.width
+
+
+def _cells(line: str) -> int:
+    return cell_len(_ESCAPES.sub("", line))
+
+
+def make_console(settings: Settings) -> Console:
+    """The screen, with colour as `settings.color` asks."""
+    with contextlib.suppress(AttributeError, ValueError):
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    color = {"always": "256", "never": None}.get(settings.color, "auto")
+    never = True if settings.color == "never" else None
+    return Console(color_system=color, no_color=never, highlight=False, markup=False, emoji=False)  # type: ignore[arg-type]
+
+
+def is_live(console: Console) -> bool:
+    """Whether there is a terminal that can be drawn on."""
+    return sys.stdout.isatty() and not console.is_dumb_terminal

@@ -1,0 +1,211 @@
+"""Beam search: instead of the likeliest next token, the likeliest sequences, several at a time.
+
+A step: score every running beam in one pass, grow each by its likeliest tokens, keep the best. The beams' caches are
+reordered with them (`Session.select`), never read again. How beams are scored and when the search ends says
+:class:`sampling.beam.plan.BeamPlan`. Knows sessions, but no models, no drafters and no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampling.beam.plan import BeamPlan
+from sampling.events import Beam, BeamStep, BeamTree, Call, Event, Fate, Finished, Reason
+from sampling.loop import never, prefill
+from sampling.rows import common_prefix
+from sampling.types import LM, Draft, Limits, Rows, Session
+from utils.errors import UserError
+from utils.logits_processors import LogitsProcessor, check_finite
+from utils.timing import Stopwatch
+
+
+def beam_generate(
+    lm: LM,
+    prompt: Rows,
+    limits: Limits,
+    plan: BeamPlan | None = None,
+    *,
+    processor: LogitsProcessor | None = None,
+    session: Session | None = None,
+    interrupt: Callable[[], bool] = never,
+) -> Iterator[Event]:
+    """Search for the best answer to one prompt.
+
+    Args:
+        lm: the model.
+        prompt: one row of ids, at least one.
+        limits: new tokens, stop ids, context. A beam that meets a limit finishes there.
+        plan: how to search.
+        processor: log p is that of its law (temperature, top-k …; what it cuts off is never tried). Without one, or
+            with a greedy one, that of the model's own law at temperature 1 (behind its rules of repetition).
+        session: an open session of `lm` for this prompt (one row), whose cache is reused by common prefix. It has one
+            row again when the generator ends or is closed: that with most of the answer.
+        interrupt: polled between steps and prefill pieces, never inside a forward pass.
+
+    Yields:
+        Prefill for each piece of the prompt but its last token, then BeamSteps and one Finished. The answer is
+        :attr:`sampling.events.BeamTree.best` of the steps, closed unless it was interrupted.
+
+    Raises:
+        UserError: not one prompt, an empty one, or one that leaves the context no room.
+    """
+    if len(prompt) != 1:
+        raise UserError(f"beam search takes one prompt at a time, got {len(prompt)}")
+    if limits.max_new_tokens < 1:
+        raise UserError(f"max_new_tokens must be at least 1, got {limits.max_new_tokens}")
+    if session is None:
+        session = lm.open(prompt)
+    row, room = list(session.initial[0]), min(limits.context, lm.context)
+    if len(row) >= room:
+        raise UserError(f"the prompt is {len(row)} tokens, the context holds {room} with room for one more")
+    yield from prefill(session, [row], interrupt)
+    search = _Search(lm, row, limits, room, plan or BeamPlan(), processor, session)
+    try:
+        while search.goes_on:
+            if interrupt():
+                yield Finished(0, "interrupted")
+                return
+            yield search.step()
+        yield Finished(0, search.reason)
+    finally:
+        search.narrow()
+
+
+class _Candidate(NamedTuple):
+    """Beam `parent` grown by `token`; `order` breaks ties: the better parent, then the likelier token, goes first."""
+
+    log_p: float
+    order: tuple[int, int]
+    token: int
+
+    @property
+    def parent(self) -> int:
+        return self.order[0]
+
+
+class _Search:
+    """The running beams: `rows[place]`, prompt and tokens of `tree.running[place]`, is row `place` of the session."""
+
+    def __init__(
+        self,
+        lm: LM,
+        row: list[int],
+        limits: Limits,
+        room: int,
+        plan: BeamPlan,
+        processor: LogitsProcessor | None,
+        session: Session,
+    ) -> None:
+        self.name, self.device = lm.name, getattr(lm, "device", None)
+        self.plan, self.session, self.stop = plan, session, limits.stop
+        self.processor = processor
+        self.longest = min(limits.max_new_tokens, room - len(row))
+        self.prompt, self.rows, self.tree = row, [list(row)], BeamTree()
+        self.length = 0  # tokens of every running beam
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a running beam could still be the answer, as the plan judges it."""
+        running, finished, plan = self.tree.running, self.tree.finished, self.plan
+        if not running or len(finished) < plan.num_beams:
+            return bool(running)
+        if plan.early_stopping is True:
+            return False
+        # Σ log p only falls; with α > 0 the penalty of the longest answer bounds what a beam can reach.
+        reached = self.longest if plan.early_stopping == "never" and plan.alpha > 0 else self.length
+        return plan.score(running[0].log_p, reached) > finished[plan.num_beams - 1].score
+
+    @property
+    def reason(self) -> Reason:
+        """Why the best finished beam ended."""
+        return "eos" if self.tree.finished[0].tokens[-1] in self.stop else "length"
+
+    def step(self) -> BeamStep:
+        """Score, grow, choose, reorder."""
+        watch = Stopwatch(self.device)
+        logits = self.session.score(self.rows, Draft.empty(len(self.rows)))[:, 0]
+        verify_s = watch.lap()
+        beams = self._choose(self._candidates(self._log_probs(logits)))
+        step = BeamStep(0, self.plan.num_beams, beams, (Call(self.name, 1, verify_s),), verify_s, watch.lap())
+        self.tree.add(step)
+        self.length += 1
+        if self.goes_on:
+            self._follow(step.kept)
+        return replace(step, overhead_s=watch.lap())
+
+    def _log_probs(self, logits: Tensor) -> Tensor:
+        """[B, V] logits → [B, V] log p; -inf for stop ids before `min_length`.
+
+        The model's own law is not renormalised for them, a processor's is: it sees what may be chosen only.
+        """
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        early = self.stop if self.length < self.plan.min_length else ()
+        known = sorted(token for token in early if token < scores.shape[-1])
+        banned = torch.tensor(known, dtype=torch.long, device=scores.device)
+        processor = self.processor
+        if processor is not None and not processor.greedy:
+            return processor(scores.index_fill(-1, banned, -torch.inf), self.rows).log()
+        if processor is not None and processor.needs_prefixes:
+            scores = processor.ruled(scores, self.rows)
+        check_finite(scores.amax(dim=-1))
+        return scores.log_softmax(dim=-1).index_fill(-1, banned, -torch.inf)
+
+    def _candidates(self, log_p: Tensor) -> list[_Candidate]:
+        """Each beam grown by its likeliest tokens, all of them best first."""
+        # At most num_beams of a beam's tokens go on, and no more than the stop ids end: others can never count.
+        count = min(self.plan.top_k or self.plan.num_beams + len(self.stop), log_p.shape[-1])
+        values, ids = log_p.topk(count, dim=-1)
+        found = [
+            _Candidate(beam.log_p + value, (parent, place), token)
+            for parent, beam in enumerate(self.tree.running)
+            for place, (value, token) in enumerate(zip(values[parent].tolist(), ids[parent].tolist(), strict=True))
+            if value > -torch.inf
+        ]
+        if not found:
+            raise ValueError("no token is left to choose: each has probability 0, or is a stop id before min_length")
+        return sorted(found, key=lambda one: (-one.log_p, one.order))
+
+    def _choose(self, candidates: list[_Candidate]) -> tuple[Beam, ...]:
+        """What becomes of the candidates, given best first. One that ends counts only among the best num_beams of its
+        step, as in transformers; answers that differ in their stop id alone are one answer."""
+        beams: list[Beam] = []
+        seen: set[tuple[int, int | None]] = set()
+        kept = rank = 0
+        for one in candidates:
+            stops = one.token in self.stop
+            ends = stops or self.length + 1 >= self.longest
+            key = (one.parent, None if stops else one.token)
+            fate: Fate = "dropped"
+            if key in seen:
+                fate = "merged"
+            elif ends and rank < self.plan.num_beams:
+                fate = "finished"
+            elif not ends and kept < self.plan.num_beams:
+                fate = "kept"
+            seen.add(key)
+            rank += fate != "merged"
+            kept += fate == "kept"
+            if fate != "dropped" or len(beams) < 2 * self.plan.num_beams:
+                score = self.plan.score(one.log_p, self.length + 1)
+                beams.append(Beam(one.parent, one.token, one.log_p, score, fate))
+        return tuple(beams)
+
+    def _follow(self, kept: tuple[Beam, ...]) -> None:
+        """Bring rows and caches in the order of the beams that go on."""
+        parents = [beam.parent for beam in kept]
+        if parents != list(range(len(self.rows))):
+            self.session.select(torch.tensor(parents))
+        self.rows = [[*self.rows[beam.parent], beam.token] for beam in kept]
+
+    def narrow(self) -> None:
+        """Leave the session with one row: that which shares most with the answer."""
+        if len(self.rows) > 1:
+            answer = [*self.prompt, *self.tree.best.tokens]
+            place = max(range(len(self.rows)), key=lambda place: common_prefix(self.rows[place], answer))
+            self.session.select(torch.tensor([place]))
+            self.rows = [self.rows[place]]

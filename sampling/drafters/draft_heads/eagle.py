@@ -1,0 +1,255 @@
+"""A feature drafter, as a chain and as a dynamic tree: each token enters with its target's last hidden state one
+position before (EAGLE, Li et al., arXiv 2401.15077).
+
+Where the target's state is not there yet, the student's own state stands in: after a round one pass
+reads all newly committed tokens with their true features and gives the first draft, then each pass reads the
+draft before it, or a level of a tree of drafts. What was computed with stand-ins is dropped when
+the target has moved (sampling/drafters/draft_heads/sessions.py), what belongs to a tree with the next round.
+The prompt is read as any model's is: the loop feeds the session in pieces. It drafts only: its own states are
+no target's, so it reviews nothing. Knows nothing of how the target computes its states.
+
+Dynamic trees (EAGLE-2, Li et al., arXiv 2406.16858): of every level the nodes whose whole path the drafter holds for
+most probable are computed, all in one pass; of all nodes drawn the best are the draft. A node is never likelier than
+those above it, so they are a tree. Children are point masses in every mode, which is lossless however they were chosen
+(draw t ~ p, go down where a child is t); where chains would be drawn from a distribution trees are greedy, and the text
+is plain decoding's with that seed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampling.drafters.cape import Expansion
+from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.network import StudentNetwork
+from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
+from sampling.drafters.draft_model import ModelDrafter
+from sampling.events import Call
+from sampling.models.masks import additive, places
+from sampling.types import Draft, Rows, Rule, Sampler, Session
+from utils.errors import UserError
+from utils.logits_processors import check_finite
+from utils.timing import Stopwatch
+
+WIDTH = 4  # nodes of a level that are computed (docs/notes.md)
+
+
+class FeatureDrafter(ModelDrafter):
+    """Draft chains from a feature student. The target's session must be opened with `hidden=True`.
+
+    Drafts, laws and limits are those of :class:`ModelDrafter`. Raises UserError for a student of another kind and,
+    in `start`, for a target's session that keeps no hidden states. `vocab_size`: use only the first so many ids.
+    """
+
+    def __init__(self, student: Student, name: str = "feature", vocab_size: int | None = None) -> None:
+        super().__init__(FeatureLM(student, name, vocab_size))
+
+
+class FeatureLM(FollowingLM):
+    """What `FeatureDrafter` drafts from: opens sessions that feed tokens with states."""
+
+    kind = "feature"
+    reads_hidden = True
+
+    def open(
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
+    ) -> FeatureSession:
+        """A session beside `target`; it takes over the cache of `previous`, which must not be used again."""
+        self.check(prompt, target)
+        beside = self.readable(target)
+        if not beside.keeps_hidden:
+            raise UserError(f"{self.name} reads its target's hidden states: open the target with hidden=True")
+        if (
+            isinstance(previous, FeatureSession)
+            and previous.network is self.network
+            and previous.follow(beside, prompt)
+        ):
+            return self.beside(previous, beside)
+        assert isinstance(self.network, StudentNetwork)
+        return self.beside(FeatureSession(self.network, prompt, self.vocab_size, True, beside), beside)
+
+
+class FeatureSession(FollowingSession):
+    """B rows of a feature student. The states it keeps are its own, before the final norm."""
+
+    def settled(self, view: int) -> int:
+        """Position p reads state p − 1, which the target has if p ≤ view."""
+        return view + 1
+
+    def score_short(self, rows: Rows, draft: Draft) -> Tensor:
+        """[B, 1, n] logits behind each row. Takes more than one pass if a row is over a token ahead of its target.
+
+        Raises UserError for a draft: there is nothing to review with.
+        """
+        if draft.tokens.shape[1]:
+            raise UserError("a feature drafter cannot review drafts: it has no states but its target's")
+        cached, valid = self.sync(rows), self.target.held()
+        # Each pass may read its own states only as far as earlier passes made them.
+        done = [min(length, len(row) - 1) for length, row in zip(cached, rows, strict=True)]
+        ends = [max(count, held) + 1 for count, held in zip(done, valid, strict=True)]
+        while True:
+            logits = super().score_short([row[:end] for row, end in zip(rows, ends, strict=True)], draft)
+            if all(end >= len(row) for row, end in zip(rows, ends, strict=True)):
+                return logits
+            ends = [end + 1 for end in ends]
+
+    @torch.inference_mode()
+    def grow(self, tokens: list[int], parents: list[int]) -> Tensor:
+        """[M, n] logits behind the last M of N nodes of a tree behind the one row just scored; the others are here.
+
+        `parents` [N] are places in `tokens`, -1 = the row. A node reads its parent's own state and sees the row and its
+        path. No two of the M may be above each other. The next `score_short` or `sync` drops all of them. (Of a student
+        with a window the nodes beside count as well.) An error in the pass leaves an empty cache.
+        """
+        if not self._nodes or not self._nodes[0]:
+            self._settle()
+            self._nodes, self._fed, self._chain = [[]], [[]], False
+        here, known = len(self._tokens[0]), len(self._nodes[0])
+        above = torch.tensor([here + parent for parent in parents[known:]], device=self.network.device)
+        try:
+            logits = self._level(tokens, torch.tensor(parents), above, known, here)
+        except BaseException:
+            self._reset(1)
+            raise
+        self._nodes[0] += [(token, here + place) for place, token in enumerate(tokens[known:], start=known)]
+        return logits[:, : self.vocab_size if self.short_list is None else len(self.short_list)]
+
+    def _level(self, tokens: list[int], parents: Tensor, above: Tensor, known: int, here: int) -> Tensor:
+        """The pass over the nodes from `known` on, whose parents' states lie in the slots `above` [M]."""
+        assert self._hidden is not None
+        network, device = self.network, self.network.device
+        positions, seen = places([here], [[]], parents, here, 0, len(tokens))
+        embedded = network.embed(torch.tensor([tokens[known:]], device=device))
+        joined = network.join_own(embedded, self._hidden.view()[:, 0].index_select(1, above))
+        mask = additive(seen[:, known:], network)
+        own = network.run(joined, positions[:, known:].to(device), mask, self._cache)
+        self._hidden.append(own[:, None])
+        return network.answer(own, own.shape[1])[0][0]
+
+    def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
+        network = self.network
+        own = network.run(self._joined(network.embed(ids), positions), positions, mask, self._cache)
+        return network.answer(own, keep)[0], own
+
+    def _joined(self, embedded: Tensor, positions: Tensor) -> Tensor:
+        """Tokens [B, T, H] at positions [B, T] with the state one position before each of them."""
+        valid = self.target.held()
+        if len(valid) == 1:
+            return self._joined_row(embedded, int(positions[0, 0]), valid[0])
+        before = positions - 1
+        device = positions.device
+        theirs = before < torch.tensor(valid, device=device)[:, None]
+        x = self.network.join_none(embedded)
+        if bool((theirs & (before >= 0)).any()):
+            joined = self.network.join_target(embedded, _at(self.target.hidden(), before))
+            x = torch.where((theirs & (before >= 0))[..., None], joined, x)
+        if not bool(theirs.all()):
+            joined = self.network.join_own(embedded, _at(self.hidden(), before))
+            x = torch.where(theirs[..., None], x, joined)
+        return x
+
+    def _joined_row(self, embedded: Tensor, start: int, valid: int) -> Tensor:
+        """The same for one row, whose tokens stand at `start`, start + 1 …: one of three cases each."""
+        network, count = self.network, embedded.shape[1]
+        if start > valid:
+            return network.join_own(embedded, self.hidden()[:, start - 1 : start])
+        if start:
+            return network.join_target(embedded, self.target.hidden()[:, start - 1 : start - 1 + count])
+        first = network.join_none(embedded[:, :1])
+        if count == 1:
+            return first
+        rest = network.join_target(embedded[:, 1:], self.target.hidden()[:, : count - 1])
+        return torch.cat((first, rest), dim=1)
+
+    def _blank(self) -> FeatureSession:
+        return FeatureSession(self.network, self.initial, self.vocab_size, True, self.target)
+
+
+def _at(states: Tensor, places: Tensor) -> Tensor:
+    """states [B, S, D] at places [B, T], clamped to what is there: [B, T, D]."""
+    index = places.clamp(0, states.shape[1] - 1).to(states.device)
+    return states.gather(1, index[..., None].expand(-1, -1, states.shape[-1]))
+
+
+class Node(NamedTuple):
+    """A token drawn: the node above it (-1: none), depth from 1, its probability and that of its whole path."""
+
+    token: int
+    parent: int
+    depth: int
+    chance: float
+    path: float
+
+
+class FeatureTreeDrafter(ModelDrafter):
+    """Trees of at most `expansion.nodes` nodes and k[0] levels, from what :class:`FeatureDrafter` drafts chains from.
+
+    `least`: nothing is computed below a node whose path is less likely. `width`: nodes computed a level. Rows of a
+    batch share one shape: they get chains with siblings, of point masses too. A target that takes no trees gets the
+    chain of the likeliest tokens.
+    """
+
+    def __init__(
+        self, lm: FeatureLM, least: float = 0.0, expansion: Expansion | None = None, width: int = WIDTH
+    ) -> None:
+        super().__init__(lm, least, expansion or Expansion(), Rule.POINT)
+        self.width = width
+
+    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+        """A tree, its nodes in falling probability of their paths; tokens and raw [1, N], no laws."""
+        depth = min(k[0], self.lm.context - len(rows[0]))
+        if len(rows) != 1 or depth <= 0 or not self.sessions:
+            return super().propose(rows, k, sampler)
+        watch = Stopwatch(getattr(self.lm, "device", None))
+        drawn, best, passes = self._drawn(rows, depth)
+        place = {node: rank for rank, node in enumerate([-1, *best], start=-1)}
+        nodes = [drawn[at] for at in best]
+        parents = [place[node.parent] for node in nodes]
+        return Draft(
+            tokens=torch.tensor([[node.token for node in nodes]]),
+            raw=torch.tensor([[node.chance for node in nodes]]),
+            parents=None if parents == list(range(-1, len(nodes) - 1)) else torch.tensor(parents),
+            calls=(Call(self.lm.name, passes, watch.lap()),),
+        )
+
+    def _drawn(self, rows: Rows, depth: int) -> tuple[list[Node], list[int], int]:
+        """All nodes drawn, which of them are the best, the likeliest first, and how many passes that took."""
+        session = self._session
+        assert isinstance(session, FeatureSession)
+        assert self.expansion is not None
+        most, drawn, fed, above = self.expansion.nodes, list[Node](), list[int](), [-1]
+        logits = session.score_short(rows, Draft.empty(1))[0]
+        for level in range(1, depth + 1):
+            drawn += self._children(logits, above, drawn, level, session.short_list)
+            best = sorted(range(len(drawn)), key=lambda at: -drawn[at].path)[:most]  # of equals those above come first
+            # What is below the last of the best is not among them any more.
+            above = [at for at in best[: most - 1] if drawn[at].depth == level and drawn[at].path >= self.least]
+            above = above[: self.width]
+            if level == depth or not above:
+                break
+            fed += above
+            logits = session.grow([drawn[at].token for at in fed], [_place(fed, drawn[at].parent) for at in fed])
+        return drawn, best, level
+
+    def _children(
+        self, logits: Tensor, above: list[int], drawn: list[Node], depth: int, short_list: Tensor | None
+    ) -> list[Node]:
+        """As many of the likeliest tokens behind each of the nodes `above` as may be kept; logits [M, n]."""
+        assert self.expansion is not None
+        most = min(self.expansion.nodes if self._trees else 1, logits.shape[-1])
+        chances, ids = logits.float().softmax(dim=-1).topk(most, dim=-1)
+        check_finite(chances)
+        ids = ids if short_list is None else short_list[ids]
+        return [
+            Node(token, parent, depth, chance, chance * (1.0 if parent < 0 else drawn[parent].path))
+            for parent, tokens, row in zip(above, ids.tolist(), chances.tolist(), strict=True)
+            for token, chance in zip(tokens, row, strict=True)
+            if chance > 0
+        ]
+
+
+def _place(fed: list[int], node: int) -> int:
+    return -1 if node < 0 else fed.index(node)

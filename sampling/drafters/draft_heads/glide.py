@@ -1,0 +1,122 @@
+"""GLIDE: a drafter that reads its target's keys and values (Du et al., arXiv 2402.02082).
+
+`GlideLM` is a language model like any other, to be drafted from with `ModelDrafter` and able to review chains.
+Its session attends, in every pass, to what the target's session holds at that moment; the tensors are read
+where they lie. Knows nothing of how the target computes them.
+
+Query at position p sees target keys j < min(p, valid), position 0 sees key 0; without a key cross-attention
+adds nothing. A student of one layer caches nothing that depends on the target; one of several layers
+computes accepted drafts anew (see sampling/drafters/draft_heads/sessions.py).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.network import Seen, StudentNetwork, fed_columns
+from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession, Readable
+from sampling.types import Rows, Session
+
+
+class GlideLM(FollowingLM):
+    """A GLIDE student as an LM.
+
+    Args:
+        student: of kind glide.
+        target_layers: how many layers the target has: the student reads the last of them.
+        name: how events and figures call it.
+        offset: added to the position of each query towards the target (one published engine adds gamma).
+        vocab_size: use only the first so many ids (padded vocabularies).
+
+    Raises:
+        UserError: a student of another kind; `open` without a target's session that can be read.
+    """
+
+    kind = "glide"
+
+    def __init__(
+        self,
+        student: Student,
+        target_layers: int,
+        name: str = "glide",
+        offset: int = 0,
+        vocab_size: int | None = None,
+    ) -> None:
+        super().__init__(student, name, vocab_size)
+        self._reads = student.target_layers(target_layers)
+        self._offset = offset
+
+    def open(
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
+    ) -> GlideSession:
+        """A session beside `target`; it takes over the cache of `previous`, which must not be used again."""
+        self.check(prompt, target)
+        beside = self.readable(target)
+        if (
+            isinstance(previous, GlideSession)
+            and previous.reusable(self.network, len(prompt), hidden)
+            and previous.follow(beside, prompt)
+        ):
+            return self.beside(previous, beside)
+        assert isinstance(self.network, StudentNetwork)
+        made = GlideSession(self.network, prompt, self.vocab_size, hidden, beside, self._reads, self._offset)
+        return self.beside(made, beside)
+
+
+class GlideSession(FollowingSession):
+    """B rows of a GLIDE student; `reads` says which target layer each of its layers reads."""
+
+    def __init__(
+        self,
+        network: StudentNetwork,
+        prompt: Rows,
+        vocab_size: int,
+        hidden: bool,
+        target: Readable,
+        reads: list[int],
+        offset: int,
+    ) -> None:
+        self._reads, self._offset = reads, offset
+        super().__init__(network, prompt, vocab_size, hidden, target)
+
+    def settled(self, view: int) -> int:
+        """One layer's K and V come from the ids alone. With more, position p is settled if p ≤ view (0 if view > 0)."""
+        if len(self._reads) == 1:
+            return 1 << 60
+        return view + 1 if view else 0
+
+    def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
+        network = self.network
+        seen = self._seen(positions, fed_columns(mask, positions))
+        own = network.run(network.embed(ids), positions, mask, self._cache, seen)
+        return network.answer(own, keep, self._hidden is not None)
+
+    def _seen(self, positions: Tensor, fed: Tensor) -> Seen | None:
+        """What queries at positions [B, T], fed [B] of them no padding, see of the target; None: it holds nothing."""
+        valid = self.target.held()
+        longest = max(valid)
+        if longest == 0:
+            return None
+        kv = [self.target.kv(layer)[:2] for layer in self._reads]
+        if positions.numel() == 1:  # the usual pass: one query
+            count = min(max(int(positions), 1), longest)
+            return Seen([(key[:, :, :count], value[:, :, :count]) for key, value in kv], offset=self._offset)
+        slots = kv[0][0].shape[2]
+        device = positions.device
+        ends = positions.clamp(min=1).minimum(torch.tensor(valid, device=device)[:, None])
+        window = self.network.window if len(valid) > 1 else 0  # of one row the network itself cuts what is too far
+        first = ends + 1 - window - fed[:, None] if window else torch.zeros_like(ends)
+        if slots == longest and bool((ends == slots).all()) and bool((first <= 0).all()):
+            return Seen(kv, offset=self._offset)
+        place = torch.arange(slots, device=device)
+        hidden = (place >= ends[..., None]) | (place < first[..., None])
+        bias = torch.zeros(hidden.shape, dtype=self.network.dtype, device=device)
+        bias.masked_fill_(hidden, torch.finfo(bias.dtype).min)
+        blind = (ends == 0)[..., None] if 0 in valid else None
+        return Seen(kv, bias[:, None], blind, self._offset)
+
+    def _blank(self) -> GlideSession:
+        hidden = self._hidden is not None
+        return GlideSession(self.network, self.initial, self.vocab_size, hidden, self.target, self._reads, self._offset)

@@ -1,0 +1,296 @@
+"""Small drafter networks that learn from one target: plain, GLIDE and feature, as trainable modules, with their layers.
+
+* plain: a Llama of few layers.
+* glide: between self-attention and MLP each layer reads the target's own keys and values
+  (arXiv 2402.02082; no norm before it, only q and o projections of its own).
+* feature: each token enters together with the target's last hidden state one position before; where
+  there is none yet, the drafter's own state stands in (EAGLE, arXiv 2401.15077).
+
+The head may cover a short list of ids only. Parameter names follow the published GLIDE checkpoints.
+Knows sequences in one piece: no cache, no sessions (sampling/drafters/draft_heads/network.py), no loss (training/).
+Shapes: B sequences, T tokens, H the student's width, G the target's width.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sampling.drafters.draft_heads.config import StudentConfig
+from utils.errors import UserError
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · weight over the last dimension."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.variance_epsilon = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.variance_epsilon).to(x.dtype)
+
+
+class Rotary(nn.Module):
+    """cos and sin [B, T, D] of positions [B, T], from a base; `inv_freq` [D/2] may be replaced."""
+
+    def __init__(self, size: int, theta: float, inv_freq: Tensor | None = None) -> None:
+        super().__init__()
+        made = 1.0 / theta ** (torch.arange(0, size, 2).float() / size)
+        self.register_buffer("inv_freq", made if inv_freq is None else inv_freq.detach().float(), persistent=False)
+        self.attention_scaling = 1.0
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angle = positions[..., None].float() * cast(Tensor, self.inv_freq)
+        angle = torch.cat((angle, angle), dim=-1)
+        return angle.cos() * self.attention_scaling, angle.sin() * self.attention_scaling
+
+
+def turned(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding of heads [B, heads, T, D] by cos, sin [B, T, D]."""
+    cos, sin = (part[:, None].to(x.dtype) for part in rotation)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, config: StudentConfig) -> None:
+        super().__init__()
+        self.head_dim, self.heads = config.head_dim, config.num_attention_heads
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = config.head_dim**-0.5
+        size, shared = config.head_dim, config.num_key_value_heads
+        self.q_proj = nn.Linear(config.hidden_size, self.heads * size, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, shared * size, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, shared * size, bias=False)
+        self.o_proj = nn.Linear(self.heads * size, config.hidden_size, bias=False)
+
+    def forward(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, earlier: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """x [B, T, H]; mask bool over the keys of `earlier` steps and then x's own; appends x's to `earlier`."""
+        query, key, value = (self._heads(linear(x)) for linear in (self.q_proj, self.k_proj, self.v_proj))
+        earlier.append((turned(key, rotation), value))
+        keys, values = (torch.cat(parts, dim=2) for parts in zip(*earlier, strict=True))
+        mixed = F.scaled_dot_product_attention(
+            turned(query, rotation), keys, values, attn_mask=mask, scale=self.scaling, enable_gqa=True
+        )
+        return cast(Tensor, self.o_proj(mixed.transpose(1, 2).flatten(2)))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return cast(Tensor, x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2))
+
+
+class CrossAttention(nn.Module):
+    """Attention over the target's cached keys and values: its q is rotated as the target's."""
+
+    def __init__(self, config: StudentConfig) -> None:
+        super().__init__()
+        self.head_dim, self.heads = config.large_head_dim, config.large_num_attention_heads
+        self.scaling = self.head_dim**-0.5
+        self.q_proj = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
+        self.recency = nn.Parameter(first_slopes(self.heads)) if config.recency else None
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """x [B, T, H] at positions 0 … T − 1; keys and values [B, H_kv, S, D]; mask bool [T, S]."""
+        query = turned(self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2), rotation)
+        if self.recency is not None:
+            place = torch.arange(mask.shape[-1], device=mask.device)
+            late = lateness(self.recency, place[None, : mask.shape[-2]], len(place))
+            mask = late.masked_fill(~mask, float("-inf")).to(query.dtype)
+        mixed = F.scaled_dot_product_attention(
+            query, keys.to(query.dtype), values.to(query.dtype), attn_mask=mask, scale=self.scaling, enable_gqa=True
+        )
+        return cast(Tensor, self.o_proj(mixed.transpose(1, 2).flatten(2)))
+
+
+def first_slopes(heads: int) -> Tensor:
+    """[heads] slopes that recency starts from: 4, 1, ¼, 0 in turn, so that some heads see the latest key alone."""
+    return torch.tensor([4.0, 1.0, 0.25, 0.0]).repeat(heads // 4 + 1)[:heads]
+
+
+def lateness(slopes: Tensor, positions: Tensor, slots: int) -> Tensor:
+    """What recency adds to the scores [B, heads, T, slots]: −slope · (position − slot), of queries [B, T]."""
+    behind = positions[:, None, :, None] - torch.arange(slots, device=positions.device)
+    return -slopes[:, None, None] * behind
+
+
+class Gated(nn.Module):
+    """The SwiGLU block."""
+
+    def __init__(self, config: StudentConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+
+
+def step_mask(length: int, step: int, device: torch.device) -> Tensor:
+    """[T, (step+1)·T] bool: query i of a drafted step sees keys of step 0 up to i − step, of later steps its own line.
+
+    A key of step k at position j is what was computed k tokens after the last target state; only the query
+    i = j + (step − k) meets it while drafting.
+    """
+    first = torch.ones(length, length, dtype=torch.bool, device=device).tril(-step)
+    place = torch.arange(length, device=device)
+    lines = [place[:, None] - place[None] == step - k for k in range(1, step + 1)]
+    return torch.cat([first, *lines], dim=1)
+
+
+def block_mask(length: int, block: int, offset: int, device: torch.device) -> Tensor:
+    """[T, T] bool: position i sees target key j iff j's block comes before i's; the first block is causal.
+
+    Imitates the lag of 1 … block tokens at which drafting sees the target's cache; `offset` shifts the blocks.
+    """
+    place = torch.arange(length, device=device)
+    number = (place + offset) // block
+    seen = number[None] < number[:, None]
+    return seen | ((number == 0)[:, None] & (place[None] <= place[:, None]))
+
+
+def lag_mask(length: int, lag: int, device: torch.device) -> Tensor:
+    """[T, T] bool: query i sees target keys j < i − lag, and key 0 if none: what drafts at depth lag + 1 see."""
+    place = torch.arange(length, device=device)
+    return (place[None] < place[:, None] - lag) | (place[None] == 0).expand(length, -1)
+
+
+class Layer(nn.Module):
+    def __init__(self, config: StudentConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = SelfAttention(config)
+        if config.kind == "glide":
+            self.cross_attn = CrossAttention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = Gated(config)
+
+
+class Trunk(nn.Module):
+    def __init__(self, config: StudentConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        if config.kind == "feature":
+            self.embed_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.feature_norm = RMSNorm(config.large_hidden_size, config.rms_norm_eps)
+            self.state_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.join_embed = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+            self.join_feature = nn.Linear(config.large_hidden_size, config.hidden_size, bias=False)
+            self.join_state = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        if config.project:
+            self.project = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+
+class Student(nn.Module):
+    """A student's parameters and its pass over whole sequences.
+
+    `short_list` [N] long holds the ids of the head's rows, ascending; empty = all ids. `rounded`: while drafting its
+    products may be taken in bfloat16 (its weights come from 16 bit); drafts need no more, the target judges them.
+    """
+
+    def __init__(self, config: StudentConfig, short_list: Tensor | None = None) -> None:
+        super().__init__()
+        self.config, self.rounded = config, False
+        ids = torch.empty(0, dtype=torch.long) if short_list is None else short_list.long()
+        if len(ids) != config.short_list:
+            raise UserError(f"the short list has {len(ids)} ids, the configuration says {config.short_list}")
+        self.model = Trunk(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.short_list or config.vocab_size, bias=False)
+        self.adopt(ids)
+
+    def adopt(self, short_list: Tensor | None, target_rotary: nn.Module | None = None) -> None:
+        """Set what is no parameter: the short list's ids [N] and, for glide, the target's rotary module."""
+        config = self.config
+        ids = torch.empty(0, dtype=torch.long) if short_list is None else short_list.long()
+        self.register_buffer("short_list", ids, persistent=False)
+        self.rotary = Rotary(config.head_dim, config.rope_theta)
+        self.cross_rotary: Rotary | None = None
+        if config.kind == "glide":
+            inverse = getattr(target_rotary, "inv_freq", None)
+            self.cross_rotary = Rotary(config.large_head_dim, config.rope_theta, inverse)
+            self.cross_rotary.attention_scaling = float(getattr(target_rotary, "attention_scaling", 1.0))
+
+    @property
+    def ids(self) -> Tensor:
+        """The short list [N] long, the head's rows in order; empty = all ids."""
+        return cast(Tensor, self.short_list)
+
+    def target_layers(self, count: int) -> list[int]:
+        """Which of the target's `count` layers each layer of a glide student reads; [] for the others."""
+        if self.config.kind != "glide":
+            return []
+        own = self.config.num_hidden_layers
+        return [count - 1 if self.config.cross_last else count - own + index for index in range(own)]
+
+    def states(
+        self,
+        ids: Tensor,
+        hidden: Tensor | None = None,
+        kv: list[tuple[Tensor, Tensor]] | None = None,
+        offset: int = 0,
+        steps: int = 1,
+        lag: int | None = None,
+    ) -> list[Tensor]:
+        """What the head is applied to, [B, T, H], for each of `steps` drafted steps (1 but for feature students).
+
+        Args:
+            ids: [B, T] long, padded on the right.
+            hidden: feature: the target's last hidden states [B, T, G].
+            kv: glide: the target's keys and values of each layer read, [B, H_kv, T, D].
+            offset: glide: where the first block of the mask begins, 0 … block_size − 1.
+            lag: glide: instead of blocks every position misses its last `lag` tokens, as the draft at that depth does.
+        """
+        embedded = self.model.embed_tokens(ids)
+        length = ids.shape[1]
+        positions = torch.arange(length, device=ids.device)[None]
+        rotation = self.rotary(positions)
+        cross = None
+        if self.cross_rotary is not None and kv is not None:
+            block = self.config.block_size
+            seen = block_mask(length, block, offset, ids.device) if lag is None else lag_mask(length, lag, ids.device)
+            cross = (kv, self.cross_rotary(positions), seen)
+        earlier: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.model.layers]
+        found, own = [], None
+        for step in range(steps):
+            x = embedded if hidden is None else self._joined(embedded, hidden, own)
+            mask = step_mask(length, step, ids.device)
+            for index, layer in enumerate(self.model.layers):
+                x = self._layer(cast(Layer, layer), index, x, rotation, mask, earlier[index], cross)
+            own = x
+            x = self.model.norm(x)
+            found.append(self.model.project(x) if self.config.project else x)
+        return found
+
+    def _joined(self, embedded: Tensor, hidden: Tensor, own: Tensor | None) -> Tensor:
+        """Token and state one position before: the target's, or after the first step the student's own."""
+        trunk = self.model
+        if own is None:
+            state = trunk.join_feature(trunk.feature_norm(hidden.to(embedded.dtype)))
+        else:
+            state = trunk.join_state(trunk.state_norm(own))
+        return cast(Tensor, trunk.join_embed(trunk.embed_norm(embedded)) + F.pad(state, (0, 0, 1, 0))[:, :-1])
+
+    def _layer(
+        self,
+        layer: Layer,
+        index: int,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        mask: Tensor,
+        earlier: list[tuple[Tensor, Tensor]],
+        cross: tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, Tensor], Tensor] | None,
+    ) -> Tensor:
+        x = x + layer.self_attn(layer.input_layernorm(x), rotation, mask, earlier)
+        if cross is not None:
+            kv, turning, seen = cross
+            x = x + layer.cross_attn(x, turning, *kv[index], seen)
+        return cast(Tensor, x + layer.mlp(layer.post_attention_layernorm(x)))

@@ -1,0 +1,166 @@
+"""Trees from what was already said, whose first tokens a trained drafter has a say in.
+
+Where matches and tables are unsure of the next token, one pass of a trained drafter says how likely each is. What all
+of them say of a token is added up, each by how far it can be believed beside the others, and the sums share out the
+chance between them (a linear pool, sharpened; Ranjan and Gneiting, J. R. Stat. Soc. B 72, 2010, for why a sum of
+forecasts wants sharpening); the tree grows on from there as :mod:`sampling.drafters.tables.tree` has it. One pass a
+round, and none where what was said is sure, or where past passes brought fewer tokens than their time is worth.
+Children are point masses chosen beforehand, so the noise of the target's draw may be looked at here too.
+Knows any LM that has a session; not what it reads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from sampling.drafters.draft_model import opened, scoring
+from sampling.drafters.fallback import PROBE_EVERY, Case, Worth
+from sampling.drafters.tables.prompt_lookup import Found
+from sampling.drafters.tables.table_file import StaticTables
+from sampling.drafters.tables.tree import SURE, Noise, TableTreeDrafter, favour
+from sampling.events import Call
+from sampling.types import LM, Draft, Rows, Sampler, Session, Verdict
+from utils.logits_processors import check_finite
+from utils.timing import Stopwatch
+
+ENOUGH = 0.6  # where a token of the tables is likelier than this the drafter is not asked
+FLOOR = 0.004  # what a token has of being named at all
+NOBODY = 0.067  # weight of all the tokens that nobody names
+CANDIDATES = 16  # of the drafter's likeliest tokens
+HOPED = 0.25  # tokens a pass of the drafter is thought to bring before it has been asked
+
+
+class Beliefs(NamedTuple):
+    """How far the probability that a match, a table, a recalled law (`shares`) and a trained drafter (`own`) give a
+    token is believed beside those of the others; the power their sum is raised to; how much of the noise is believed.
+    """
+
+    shares: tuple[float, float, float]
+    own: float
+    sharpened: float
+    noise: float
+
+
+AGREEING = (0.4, 0.57)
+"""How often the likeliest token of two students was the target's greedy one on held-out text, and what fitted beside
+them (docs/notes.md, "What a token's chance is made of"): a drafter trained on the same text knows what a table knows.
+"""
+WEAK = Beliefs((0.95, 0.3, 2.1), own=0.42, sharpened=1.4, noise=0.9)
+STRONG = Beliefs((0.95, 0.2, 2.1), own=0.78, sharpened=1.6, noise=1.0)
+
+
+def beliefs(agreement: float) -> Beliefs:
+    """For a drafter that agrees with the target so often; between and beyond the two that were measured."""
+    low, high = AGREEING
+    part = min(1.0, max(0.0, (agreement - low) / (high - low)))
+
+    def between(weak: float, strong: float) -> float:
+        return weak + part * (strong - weak)
+
+    matches, tables, recalled = map(between, WEAK.shares, STRONG.shares)
+    return Beliefs((matches, tables, recalled), *map(between, WEAK[1:], STRONG[1:]))
+
+
+class JointTreeDrafter(TableTreeDrafter):
+    """As :class:`TableTreeDrafter` with a trained drafter `lm`, which is asked for the root's children of one row.
+
+    A batch, and a row that outgrows the context of `lm`, get what matches and tables offer. `learn`: ask only while
+    that pays. `agreement`: how often its likeliest token is the target's. `source` of the drafter's tokens is the last
+    of `names`. The arguments in `how` are those of :class:`TableTreeDrafter`.
+    """
+
+    def __init__(
+        self, lm: LM, tables: StaticTables | None = None, *, learn: bool = True, agreement: float = 0.0, **how: Any
+    ) -> None:
+        super().__init__(tables, **how)
+        self.lm, self.learn, self.beliefs = lm, learn, beliefs(agreement)
+        self.needs_hidden = bool(getattr(lm, "reads_hidden", False))
+        self.names = (*self.names, lm.name)
+        self.case, self.worth = Case(then=HOPED), Worth()
+        self._session: Session | None = None
+        self._asked: float | None = None  # seconds that the drafter took this round
+        self._watch = Stopwatch(getattr(lm, "device", None))
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:  # type: ignore[override]
+        return () if self._session is None else (self._session,)
+
+    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
+        super().start(prompt, target, verifier)
+        previous, self._session = self._session, None
+        if len(prompt) == 1:
+            self._session = opened(self.lm, prompt, previous, target)
+
+    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+        """A tree of at most k[0] nodes; `source` is [1, N]."""
+        self._asked = None
+        draft = super().propose(rows, k, sampler)
+        self._watch.lap()
+        return draft if self._asked is None else replace(draft, calls=(Call(self.lm.name, 1, self._asked),))
+
+    def _first(self, rows: Rows, offered: list[Found], noise: Noise | None) -> list[Found]:
+        """What may follow the row: of matches and tables, and where that pays of the drafter."""
+        known = super()._first(rows, offered, noise)
+        sure = max((found.chance for found in known), default=0.0)
+        if sure >= ENOUGH or self._session is None or len(rows[0]) >= self.lm.context:
+            return known
+        if self.learn and self.case.then <= self.worth.price and self.case.idle < PROBE_EVERY:
+            self.case.idle += 1
+            return known
+        self.case.idle = 0
+        self._watch.lap()
+        thought = self._thoughts(rows)
+        self._asked = self._watch.lap()
+        return pooled(offered, thought, len(self.names) - 1, noise, self.beliefs)
+
+    def _thoughts(self, rows: Rows) -> dict[int, float]:
+        """The drafter's likeliest tokens behind the row and their probabilities."""
+        assert self._session is not None
+        score, short = scoring(self._session)
+        logits = score(rows, Draft.empty(1))[0, 0].float()
+        best = logits.topk(min(CANDIDATES, logits.shape[-1]))
+        whole = logits.logsumexp(dim=-1)
+        check_finite(whole)
+        chances = (best.values - whole).exp().tolist()
+        ids = (best.indices if short is None else short[best.indices]).tolist()
+        return dict(zip(ids, chances, strict=True))
+
+    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
+        super().observe(rows, draft, verdict)
+        if len(rows) != 1:
+            return
+        path = [node for node in verdict.path[0].tolist() if node >= 0]
+        if self._asked is not None and draft.source is not None:
+            mine = bool(path) and int(draft.source[0, path[0]]) == len(self.names) - 1
+            self.case.learn(0, len(path) if mine else 0)
+        self.worth.learn(self._asked, self._watch.lap(), len(path) + 1)
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        if self._session is not None:
+            self._session.select(rows)
+
+
+def pooled(
+    offered: list[Found], thought: dict[int, float], source: int, noise: Noise | None, believed: Beliefs
+) -> list[Found]:
+    """Every token that is `offered` or `thought` of, and its chance beside all others; who adds most to it proposes it.
+
+    `thought`: the probabilities of a trained drafter, which is called `source`.
+    """
+    known = {one.token: one for one in offered}
+    tokens = list({**thought, **known})
+    weights, sources = list[float](), list[int]()
+    for token, louder in zip(tokens, favour(noise, 0, tokens, believed.noise), strict=True):
+        said, own = known.get(token), believed.own * thought.get(token, 0.0)
+        others = 0.0 if said is None else believed.shares[said.source] * said.chance
+        weights.append((others + own + FLOOR) ** believed.sharpened * louder)
+        sources.append(source if said is None or own >= others else said.source)
+    total = math.fsum([NOBODY, *weights])
+    return [
+        Found(token, by, min(SURE, weight / total)) for token, by, weight in zip(tokens, sources, weights, strict=True)
+    ]

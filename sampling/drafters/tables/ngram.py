@@ -1,0 +1,161 @@
+"""N-gram drafting (NASD; with top_k_filler = 1 it is ANPD, Ou et al., arXiv 2404.08698): drafts
+from counts of what followed each context in this very conversation. Needs no model and knows none.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import repeat
+
+import torch
+from torch import Tensor
+
+from sampling.rows import common_prefix, ids_of, lead
+from sampling.types import Draft, Rows, Rule, Sampler, Session, Verdict
+from sampling.vocabulary import best
+from utils.errors import UserError
+
+Context = tuple[int, ...]
+
+
+class NgramStore:
+    """Counts context → {token: count} and the best token of each context.
+
+    Args:
+        n: tokens of an n-gram, 2 or more; contexts have n − 1 tokens.
+        multi_level: also keep the shorter contexts, down to one token; look-ups take the longest known.
+    """
+
+    def __init__(self, n: int = 3, *, multi_level: bool = True) -> None:
+        if n < 2:
+            raise UserError(f"n must be at least 2, got {n}")
+        self.sizes = range(n - 1, 0, -1) if multi_level else range(n - 1, n - 2, -1)
+        self.counts: dict[Context, dict[int, int]] = {}
+        self.best: dict[Context, int] = {}
+
+    def add(self, before: list[int], token: int) -> None:
+        """Count `token` behind every context that `before` ends with."""
+        for size in self.sizes:
+            if size <= len(before):
+                self._count(tuple(before[-size:]), token)
+
+    def fill(self, sequence: list[int], start: int = 0) -> None:
+        """Count every token of `sequence` from index `start` on."""
+        for size in self.sizes:
+            for end in range(max(start, size), len(sequence)):
+                self._count(tuple(sequence[end - size : end]), sequence[end])
+
+    def _count(self, context: Context, token: int) -> None:
+        counts = self.counts.setdefault(context, {})
+        counts[token] = counts.get(token, 0) + 1
+        best = self.best.get(context)
+        if best is None or counts[token] > counts[best]:  # only a strictly greater count takes over
+            self.best[context] = token
+
+    def next(self, before: list[int]) -> int | None:
+        """The best token behind the longest known context; None if none is known."""
+        for size in self.sizes:
+            if size <= len(before):
+                found = self.best.get(tuple(before[-size:]))
+                if found is not None:
+                    return found
+        return None
+
+
+class NgramDrafter:
+    """Point-mass drafts from an :class:`NgramStore` for each row.
+
+    Args:
+        vocab_size: ids below it may be drawn for unknown contexts.
+        n, multi_level: see :class:`NgramStore`.
+        top_k_filler: above 1, the target's k best tokens at every examined position are counted too.
+        stop_if_unknown: end the draft at an unknown context; otherwise propose a random token there.
+        reset: forget between answers; otherwise only what is new in a prompt is added.
+        seed: of the random tokens.
+    """
+
+    names: tuple[str, ...] = ("ngram",)
+    rule = Rule.POINT
+    sessions: tuple[Session, ...] = ()
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        n: int = 3,
+        multi_level: bool = True,
+        top_k_filler: int = 3,
+        stop_if_unknown: bool = True,
+        reset: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if top_k_filler < 1:
+            raise UserError(f"top_k_filler must be at least 1, got {top_k_filler}")
+        self.vocab_size, self.n, self.multi_level = vocab_size, n, multi_level
+        self.top_k_filler, self.stop_if_unknown, self.reset = top_k_filler, stop_if_unknown, reset
+        self._seed, self._random, self._end = seed, random.Random(seed), vocab_size
+        self._stores: list[NgramStore] = [self._store()]
+        self._seen: Rows = [[]]
+        self._leads: Rows = [[]]
+
+    def _store(self) -> NgramStore:
+        return NgramStore(self.n, multi_level=self.multi_level)
+
+    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
+        """Fill the stores from the prompts."""
+        self._random.seed(self._seed)
+        self._end = min(self.vocab_size, ids_of(target))
+        if self.reset or len(self._stores) != len(prompt):
+            self._stores = [self._store() for _ in prompt]
+            self._seen = [[] for _ in prompt]
+        for store, row, seen in zip(self._stores, prompt, self._seen, strict=True):
+            store.fill(row, common_prefix(seen, row))
+        self._seen = [list(row) for row in prompt]
+        self._leads = lead(prompt, target)
+
+    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+        """Chains of at most k[b] tokens."""
+        drafts = [self._chain(store, row, want) for store, row, want in zip(self._stores, rows, k, strict=True)]
+        width = max(map(len, drafts))
+        return Draft(torch.tensor([draft + [-1] * (width - len(draft)) for draft in drafts], dtype=torch.long))
+
+    def _chain(self, store: NgramStore, row: list[int], want: int) -> list[int]:
+        tail = row[-self.n :]
+        known = len(tail)
+        for _ in range(want):
+            token = store.next(tail)
+            if token is None:
+                if self.stop_if_unknown:
+                    break
+                token = self._random.randrange(self._end)
+            tail.append(token)
+        return tail[known:]
+
+    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
+        """Count what was emitted and, with a filler above 1, what the target held likely there."""
+        paths = [[node for node in path if node >= 0] for path in verdict.path.tolist()]
+        fillers = self._fillers(paths, verdict.logits) if self.top_k_filler > 1 else repeat([])
+        for place, (store, row, path) in enumerate(zip(self._stores, rows, paths, strict=True)):
+            gained = [*(int(draft.tokens[place, node]) for node in path), int(verdict.token[place])]
+            before = row[-self.n :]
+            for token in gained:
+                store.add(before, token)
+                for likely in next(fillers):
+                    store.add(before, likely)
+                before = [*before, token]
+            self._seen[place] = [*self._leads[place], *row, *gained]
+
+    def _fillers(self, paths: list[list[int]], logits: Tensor) -> Iterator[list[int]]:
+        """The likeliest ids at the root and behind each node of these paths, row by row; a tree has many more nodes."""
+        visited = [(place, node + 1) for place, path in enumerate(paths) for node in (-1, *path)]
+        if logits.device.type == "cpu":  # one by one nothing is copied; elsewhere a start costs more than the work
+            return (best(logits[at], self.top_k_filler)[1].tolist() for at in visited)
+        places, nodes = torch.tensor(visited, device=logits.device).unbind(1)
+        return iter(best(logits[places, nodes], self.top_k_filler)[1].tolist())
+
+    def select(self, rows: Tensor) -> None:
+        """Repeated rows share a store: whatever it proposes stays lossless."""
+        self._stores = [self._stores[row] for row in rows.tolist()]
+        self._seen = [self._seen[row] for row in rows.tolist()]
+        self._leads = [self._leads[row] for row in rows.tolist()]

@@ -1,0 +1,187 @@
+"""Drafts from what was already said: the conversation's own matches first, static tables behind.
+
+Point-mass chains. Each token follows the longest match of the last tokens in prompt + answer so far,
+if it is at least two tokens long; else the longest known context of the static tables; else a match
+of one token; else the bigram. A chain ends where nothing is known, or before the chance that the
+whole chain holds falls below `least`. Needs no model and knows none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampling.drafters.tables.table_file import StaticTables
+from sampling.rows import behind, common_prefix, ids_of, lead, parted
+from sampling.types import Draft, Rows, Rule, Sampler, Session, Verdict
+from utils.errors import UserError
+
+MATCH, TABLES = 0, 1  # indices into TablesDrafter.names
+LONGEST = 5
+SURE_MATCH = 2
+"""A match this long is followed before the tables are asked (docs/notes.md has the comparison)."""
+LEAST = 0.06
+CHANCE = (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
+"""How often a match of so many tokens held on recorded answers that no table had seen."""
+
+
+class Found(NamedTuple):
+    """A proposed token, who proposes it and how likely it is."""
+
+    token: int
+    source: int
+    chance: float
+
+
+class MatchIndex:
+    """What followed each context of 1 … `longest` tokens the last time it occurred in a sequence.
+
+    A drafter behind others is shown rows with uncommitted drafts at their ends, so tokens can be taken back: every
+    place remembers the one before it that had the same context. What it costs is what is new, and what goes.
+    """
+
+    def __init__(self, longest: int = LONGEST) -> None:
+        self.longest = longest
+        self._row: list[int] = []
+        self._last: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest + 1)]  # by context size: place behind
+        self._older: list[list[int]] = [[] for _ in range(longest + 1)]  # by context size, of each place; -1: none
+
+    def follow(self, row: list[int]) -> None:
+        """Make this the index of `row`: what the last one does not share with it is taken back, what is new is read."""
+        self._cut(common_prefix(self._row, row))
+        known = len(self._row)
+        self._row += row[known:]
+        for size in range(1, self.longest + 1):
+            last, older = self._last[size], self._older[size]
+            for end in range(max(known, size), len(row)):
+                context = tuple(row[end - size : end])
+                older.append(last.get(context, -1))
+                last[context] = end
+
+    def _cut(self, count: int) -> None:
+        """Go back to the first `count` tokens."""
+        row = self._row
+        for size in range(1, self.longest + 1):
+            last, older = self._last[size], self._older[size]
+            for end in range(len(row) - 1, max(count, size) - 1, -1):
+                context, place = tuple(row[end - size : end]), older.pop()
+                if place < 0:
+                    del last[context]
+                else:
+                    last[context] = place
+        del row[count:]
+
+    def next(self, tail: list[int], least: int = 1, most: int | None = None) -> tuple[int, int] | None:
+        """(size, token): the longest suffix of `tail` of `least` … `most` tokens that occurred before."""
+        return next(self.every(tail, least, most), None)
+
+    def every(self, tail: list[int], least: int = 1, most: int | None = None) -> Iterator[tuple[int, int]]:
+        """The same of all such suffixes, the longest first."""
+        for size in range(min(self.longest if most is None else most, len(tail)), least - 1, -1):
+            place = self._last[size].get(tuple(tail[-size:]))
+            if place is not None:
+                yield size, self._row[place]
+
+    def copy(self) -> MatchIndex:
+        """An independent index of the same sequence."""
+        twin = MatchIndex(self.longest)
+        twin._row = list(self._row)
+        twin._last = [dict(last) for last in self._last]
+        twin._older = [list(older) for older in self._older]
+        return twin
+
+
+class TablesDrafter:
+    """Point-mass chains from matches in the conversation and from static tables.
+
+    Args:
+        tables: None drafts from the conversation alone.
+        longest: tokens of the longest match looked for, 0 … 5; 0 drafts from the tables alone.
+        least: a chain stops before the product of its tokens' chances falls below this; 0 never does.
+        sure_match: matches of so many tokens and more come before the tables.
+    """
+
+    names: tuple[str, ...] = ("match", "tables")
+    rule = Rule.POINT
+    sessions: tuple[Session, ...] = ()
+
+    def __init__(
+        self,
+        tables: StaticTables | None = None,
+        *,
+        longest: int = LONGEST,
+        sure_match: int = SURE_MATCH,
+        least: float = LEAST,
+    ) -> None:
+        if not 0 <= least <= 1:
+            raise UserError(f"least must be from 0 to 1, got {least}")
+        if not 0 <= longest <= LONGEST:
+            raise UserError(f"longest must be from 0 to {LONGEST}, got {longest}")
+        self.tables, self.longest, self.least, self.sure_match = tables, longest, least, sure_match
+        self._known = tables  # as far as the target has their ids
+        self._reach = max(1, longest, tables.max_n if tables is not None else 0)
+        self._indices: list[MatchIndex] = []
+        self._leads: Rows = []
+
+    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
+        """Index the prompts; what the last answer left is kept as far as it is still the beginning."""
+        if len(self._indices) != len(prompt):
+            self._indices = [MatchIndex(self.longest) for _ in prompt]
+        self._leads = lead(prompt, target)
+        self._known = None if self.tables is None else self.tables.below(ids_of(target))
+        for index, row in zip(self._indices, prompt, strict=True):
+            index.follow(row)
+
+    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+        """Chains of at most k[b] tokens; `source` is [B, N]."""
+        chains = []
+        for index, row, want in zip(self._indices, behind(self._leads, rows), k, strict=True):
+            index.follow(row)
+            chains.append(self._chain(index, row, want))
+        width = max(map(len, chains))
+        tokens = [[one.token for one in chain] + [-1] * (width - len(chain)) for chain in chains]
+        source = [[one.source for one in chain] + [0] * (width - len(chain)) for chain in chains]
+        return Draft(torch.tensor(tokens, dtype=torch.long), source=torch.tensor(source, dtype=torch.long))
+
+    def chances(self, rows: Rows) -> list[float]:
+        """How likely the first token of each row's chain is; 0 where there would be none."""
+        found = []
+        for index, row in zip(self._indices, behind(self._leads, rows), strict=True):
+            index.follow(row)
+            first = self._next(index, row[-self._reach :])
+            found.append(first.chance if first is not None and first.chance >= self.least else 0.0)
+        return found
+
+    def _chain(self, index: MatchIndex, row: list[int], want: int) -> list[Found]:
+        chain: list[Found] = []
+        tail, chance = row[-self._reach :], 1.0
+        for _ in range(want):
+            found = self._next(index, tail)
+            if found is None:
+                break
+            chance *= found.chance
+            if chance < self.least:
+                break
+            chain.append(found)
+            tail = [*tail[1 - self._reach :], found.token]
+        return chain
+
+    def _next(self, index: MatchIndex, tail: list[int]) -> Found | None:
+        """One token: sure match, table context of two tokens or more, any match, bigram."""
+        match = index.next(tail)
+        if match is None or match[0] < self.sure_match:
+            known = self._known.next(tail) if self._known is not None else None
+            if known is not None and (match is None or known.size > 1):
+                return Found(known.token, TABLES, known.confidence)
+        return None if match is None else Found(match[1], MATCH, CHANCE[match[0]])
+
+    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
+        return None  # the index follows the rows it is shown
+
+    def select(self, rows: Tensor) -> None:
+        """Follow rows that are reordered, repeated or dropped; repeated ones part ways."""
+        self._indices = parted(self._indices, rows.tolist())
+        self._leads = [self._leads[row] for row in rows.tolist()]

@@ -1,0 +1,255 @@
+"""Static n-gram tables: a compact file, read into memory, and the look-up in it.
+
+The file: 8 bytes MAGIC, the header's length (uint32, little-endian), a JSON header, then for each
+context size three arrays sorted by key: keys uint32, tokens uint16 or uint32, confidence uint8
+(the chance that the token follows, in 255ths). A context may have several entries, the likeliest first.
+Contexts of one token are their own key; longer ones are known by a 32-bit hash only (one definition for plain
+integers, to look up, and for numpy arrays, to build), so an unknown context passes for a known one with a probability
+of entries / 2³² (0.01% at 400 thousand). That costs a refused draft and nothing else: drafts are point masses,
+lossless however they were chosen. Knows no text and no tokenizer, only its fingerprint.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from utils.errors import UserError
+from utils.files import write_bytes
+
+_PRIME = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
+
+MAGIC = b"NGRAMTBL"
+FORMAT = 1
+MOST = 16  # tokens of a context
+_ALIGN = 64
+_HEAD = len(MAGIC) + 4
+_UNSURE = 0.5  # the published bigram format tells no counts
+
+
+def suffix_keys(tail: list[int], sizes: int) -> list[int]:
+    """Keys of the last 1, 2 … tokens of `tail`, as many as it has and at most `sizes`."""
+    keys: list[int] = []
+    state = 0
+    for token in tail[: -sizes - 1 : -1]:
+        state = (state + token + 1) * _PRIME & _WORD
+        state ^= state >> 32
+        keys.append((state & 0xFFFFFFFF) if keys else token)
+    return keys
+
+
+def grown(states: np.ndarray[Any, Any], tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Hash states [N] uint64 of contexts made one token longer at their front: tokens [N]."""
+    states = (states + tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_PRIME)
+    mixed: np.ndarray[Any, Any] = states ^ (states >> np.uint64(32))
+    return mixed
+
+
+def keys_of(states: np.ndarray[Any, Any], tokens: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
+    """Keys [N] uint32 of contexts of `size` tokens: their hash, or for size 1 their only token."""
+    return tokens.astype(np.uint32) if size == 1 else (states & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+
+
+class Known(NamedTuple):
+    """What the tables know of a context: its size in tokens, a next token and that token's chance."""
+
+    size: int
+    token: int
+    confidence: float
+
+
+@dataclass(frozen=True)
+class TableArrays:
+    """The entries of one context size, sorted by key, of one key the likeliest token first: all [N] integers."""
+
+    size: int
+    keys: np.ndarray[Any, Any]
+    tokens: np.ndarray[Any, Any]
+    confidence: np.ndarray[Any, Any]
+
+
+class StaticTables:
+    """Looks contexts up: the longest known one of at most `max_n` tokens, backing off to the bigram.
+
+    `header` is the file's: source, counts, date, tokenizer.
+    """
+
+    def __init__(self, header: dict[str, Any], levels: Sequence[TableArrays]) -> None:
+        self.header, self._end = header, 1 << 62
+        self.max_n = max((level.size for level in levels), default=0)
+        sizes = {level.size: level for level in levels}
+        none = np.zeros(0, dtype=np.uint32)
+        ordered = [sizes.get(size, TableArrays(size, none, none, none)) for size in range(1, self.max_n + 1)]
+        # memoryviews: bisect reads single entries far faster through them than through arrays
+        self._levels: list[tuple[memoryview, memoryview, memoryview]] = [
+            (level.keys.data, level.tokens.data, level.confidence.data) for level in ordered
+        ]
+
+    def __len__(self) -> int:
+        """How many entries there are."""
+        return sum(len(keys) for keys, _, _ in self._levels)
+
+    def below(self, end: int) -> StaticTables:
+        """The same tables without the next tokens from id `end` on."""
+        found = copy.copy(self)
+        found._end = end
+        return found
+
+    def next(self, tail: list[int], least: int = 1) -> Known | None:
+        """The best token behind the longest known suffix of `tail` that has at least `least` tokens."""
+        return next(self.every(tail, least), None)
+
+    def every(self, tail: list[int], least: int = 1, most: int = 1) -> Iterator[Known]:
+        """The `most` best tokens behind each known suffix of `tail` of at least `least` tokens, the longest first."""
+        keys = suffix_keys(tail, self.max_n)
+        for size in range(len(keys), least - 1, -1):
+            known, tokens, confidence = self._levels[size - 1]
+            key = keys[size - 1]
+            begin = bisect_left(known, key)
+            for at in range(begin, min(begin + most, len(known))):
+                if known[at] != key:
+                    break
+                if tokens[at] < self._end:
+                    yield Known(size, tokens[at], confidence[at] / 255)
+
+    @staticmethod
+    def open(path: str | Path, *, vocab_size: int | None = None, fingerprint: str | None = None) -> StaticTables:
+        """Read a file: this project's format, or a published bigram table (a JSON list).
+
+        Args:
+            path: the file.
+            vocab_size: of the target; tables with ids beyond it are refused.
+            fingerprint: of the target's tokenizer; tables made with another one are refused.
+
+        Raises:
+            UserError: a file that is missing, damaged, of another format or another vocabulary.
+        """
+        file = Path(path)
+        try:
+            with file.open("rb") as opened:
+                begin = opened.read(_HEAD)
+                if begin[:1] in (b"[", b" ", b"\n"):
+                    return _published(file, vocab_size)
+                if begin[: len(MAGIC)] != MAGIC:
+                    raise UserError(f"{file} holds no n-gram tables: it does not begin with {MAGIC.decode()}")
+                data = begin + opened.read()  # not mapped: a file that is overwritten meanwhile changes nothing here
+        except OSError as error:
+            raise UserError(f"cannot read the n-gram tables {file}: {error.strerror}") from error
+        header, levels = _parsed(file, data)
+        _check_fit(file, header, vocab_size, fingerprint)
+        if any(len(level.tokens) and level.tokens.max() >= header["vocab_size"] for level in levels):
+            raise UserError(f"the n-gram tables {file} are damaged: they hold ids beyond their own vocabulary")
+        return StaticTables(header, levels)
+
+
+def _check_fit(file: Path, header: dict[str, Any], vocab_size: int | None, fingerprint: str | None) -> None:
+    made = header.get("vocab_size")
+    if not isinstance(made, int) or (vocab_size is not None and made > vocab_size):
+        raise UserError(f"the n-gram tables {file} are for a vocabulary of {made} ids, the target has {vocab_size}")
+    theirs = header.get("tokenizer")
+    if fingerprint is not None and theirs is not None and theirs != fingerprint:
+        raise UserError(f"the n-gram tables {file} were made with another tokenizer ({theirs}, here {fingerprint})")
+
+
+def _parsed(file: Path, data: bytes) -> tuple[dict[str, Any], list[TableArrays]]:
+    """Header and arrays of a whole, undamaged file."""
+    length = int.from_bytes(data[len(MAGIC) : _HEAD], "little")
+    try:
+        header = json.loads(data[_HEAD : _HEAD + length].decode("utf-8"))
+        version, total, checksum, described = (header[key] for key in ("format", "bytes", "crc32", "levels"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"the n-gram tables {file} are damaged: no header can be read") from error
+    if version != FORMAT:
+        raise UserError(f"the n-gram tables {file} have format {version}, this version reads {FORMAT}")
+    if len(data) != total:
+        raise UserError(f"the n-gram tables {file} are damaged: {len(data):,} bytes instead of {total:,}")
+    start = _aligned(_HEAD + length)
+    if zlib.crc32(memoryview(data)[start:]) != checksum:
+        raise UserError(f"the n-gram tables {file} are damaged: their checksum is wrong")
+    try:
+        return header, [_level(data, start, one) for one in described]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"the n-gram tables {file} are damaged: the header does not describe the data") from error
+
+
+def _level(data: bytes, start: int, described: dict[str, Any]) -> TableArrays:
+    size, count, offsets = int(described["size"]), int(described["entries"]), described["offsets"]
+    if not 1 <= size <= MOST:
+        raise ValueError(size)
+    kinds = ("<u4", _token_kind(described["token_bytes"]), "u1")
+    keys, tokens, confidence = (
+        np.frombuffer(data, dtype=kind, count=count, offset=start + int(offset))
+        for kind, offset in zip(kinds, offsets, strict=True)
+    )
+    return TableArrays(size, keys, tokens, confidence)
+
+
+def _token_kind(count: int) -> str:
+    return {2: "<u2", 4: "<u4"}[count]
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGN) * _ALIGN
+
+
+def write_tables(path: str | Path, levels: Sequence[TableArrays], about: dict[str, Any]) -> int:
+    """Write a file and return its bytes. `about` joins the header: `vocab_size`, `tokenizer`, `source` …
+
+    The file appears whole or not at all.
+    """
+    token_bytes = 2 if about["vocab_size"] <= 1 << 16 else 4
+    described, pieces, offset = [], [], 0
+    for level in levels:
+        offsets = []
+        for kind, values in zip(
+            ("<u4", _token_kind(token_bytes), "u1"), (level.keys, level.tokens, level.confidence), strict=True
+        ):
+            piece = values.astype(kind).tobytes()
+            pieces.append(piece.ljust(_aligned(len(piece)), b"\0"))
+            offsets.append(offset)
+            offset += len(pieces[-1])
+        described.append(
+            {"size": level.size, "entries": len(level.keys), "token_bytes": token_bytes, "offsets": offsets}
+        )
+    body = b"".join(pieces)
+    header = {"format": FORMAT, **about, "crc32": zlib.crc32(body), "levels": described, "bytes": 0}
+    room = _aligned(_HEAD + len(json.dumps(header)) + 20)  # the total's digits have room, blanks fill the rest
+    header["bytes"] = room + len(body)
+    text = json.dumps(header).encode("ascii").ljust(room - _HEAD)
+    write_bytes(path, MAGIC + len(text).to_bytes(4, "little") + text + body)
+    return room + len(body)
+
+
+def _published(file: Path, vocab_size: int | None) -> StaticTables:
+    """A bigram table as others publish it: a JSON list, entry i the id behind id i, −1 or null if unseen."""
+    try:
+        listed = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} holds no n-gram tables: it begins like JSON and is none") from error
+    if not isinstance(listed, list) or (vocab_size is not None and len(listed) > vocab_size):
+        count = f"{len(listed)} ids, the target has {vocab_size}" if isinstance(listed, list) else "no list"
+        raise UserError(f"the bigram table {file} does not fit: {count}")
+    limit = len(listed) if vocab_size is None else vocab_size
+    wrong = next((i for i, n in enumerate(listed) if n is not None and not _is_next(n, limit)), None)
+    if wrong is not None:
+        shown = json.dumps(listed[wrong])[:20]
+        raise UserError(f"the bigram table {file} is damaged: entry {wrong} must be an id below {limit}, got {shown}")
+    seen = [token for token, following in enumerate(listed) if following is not None and following >= 0]
+    keys = np.array(seen, dtype=np.uint32)
+    tokens = np.array([listed[token] for token in seen], dtype=np.uint32)
+    sure = np.full(len(seen), round(255 * _UNSURE), dtype=np.uint8)
+    header = {"format": "bigram list", "vocab_size": len(listed), "source": file.name}
+    return StaticTables(header, [TableArrays(1, keys, tokens, sure)])
+
+
+def _is_next(value: Any, limit: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < limit

@@ -1,0 +1,229 @@
+"""Trees from what was already said: of all tokens that a match or a table offers anywhere, those likeliest to hold.
+
+Where the longest context is wrong a shorter one may be right, and asking it costs nothing. The tree grows best first
+(as EAGLE-2's does from a model, Li et al., arXiv 2406.16858): the next node is always the one whose whole path has the
+best chance, so nodes come in falling worth. Children are point masses. Needs no model and knows none.
+
+A target that samples draws with noise that its seed fixes before any pass. The tree may look at it: a token that the
+noise favours is likelier to be drawn than its frequency says. Of the distribution only the frequency is known, so half
+of the noise is believed (docs/notes.md, "The noise is known"). What is said does not change: a point mass is lossless
+however it was chosen (shared randomness as in Daliri et al., arXiv 2408.07978).
+
+It may also recall what the target itself thought likely behind the same one or two tokens when they last stood there:
+of a sampled text no match knows what was likely and not drawn. A pass computes the target's distribution at every
+position it looks at, and decoding throws all but the drawn token away; :class:`Recalled` keeps the likeliest few by
+the tokens before them, as in token recycling (Luo et al., arXiv 2408.08696: by one token).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampling.drafters.tables.prompt_lookup import CHANCE, MATCH, TABLES, Found, MatchIndex, TablesDrafter
+from sampling.drafters.tables.table_file import StaticTables
+from sampling.gamma.tree import Appraisal
+from sampling.rows import behind, takes_trees
+from sampling.types import Draft, Rows, Sampler, Session, Verdict
+from sampling.vocabulary import best
+
+SHARES = {2: 0.6, 1: 0.3}
+"""By tokens of context: so much of a token's probability then is its chance of being drawn now (docs/notes.md, "Laws
+recalled")."""
+_MOST = 4  # tokens kept behind a context
+
+RECALLED = 2  # index into TableTreeDrafter.names
+LEAST = 0.03
+"""Less likely paths are not looked at."""
+_CHOICES = 4  # tokens of one context of the tables that may become siblings
+BELIEVED = 0.5  # of the noise
+LOUDEST = 100.0  # noise in a logit beyond which it makes no difference; at a temperature of thousands there is more
+SURE = 0.97  # no token favoured by the noise is likelier
+Noise = Callable[[int, Sequence[int]], list[float]]  # tokens above a node, ids → what the draw adds to their logits
+
+
+class Recalled:
+    """By context: the ids that the target thought likeliest behind it last time, and their chances now."""
+
+    def __init__(self) -> None:
+        self._behind: dict[tuple[int, ...], list[tuple[int, float]]] = {}
+
+    def learn(self, row: list[int], laws: Tensor) -> None:
+        """The laws [M, V] behind the last M tokens of `row`. One that leaves no choice says no more than the text."""
+        values, ids = best(laws, _MOST)
+        first = len(row) - len(laws) + 1
+        for end, chances, following in zip(range(first, len(row) + 1), values.tolist(), ids.tolist(), strict=True):
+            if chances[0] == 1:
+                continue
+            likely = [(token, p) for token, p in zip(following, chances, strict=True) if p > 0]
+            for size, share in SHARES.items():
+                self._behind[tuple(row[max(0, end - size) : end])] = [(token, share * p) for token, p in likely]
+
+    def behind(self, tail: list[int], size: int) -> list[tuple[int, float]]:
+        """(id, chance) behind the last `size` tokens, the likeliest first; none where they were not seen."""
+        return self._behind.get(tuple(tail[-size:]), [])
+
+
+class _Offer(NamedTuple):
+    """A node that may be taken: less its path's chance, in which order it came, the node above, tokens above."""
+
+    unworth: float
+    order: int
+    parent: int
+    found: Found
+    tail: list[int]
+
+    @property
+    def worth(self) -> float:
+        return -self.unworth
+
+
+class TableTreeDrafter(TablesDrafter):
+    """As :class:`TablesDrafter`, but k[b] counts the nodes of a tree, the deepest of which has k[b] above it at most.
+
+    No path is less likely than `least`, and `appraisal` keeps the nodes that pay. Rows of a batch share one shape: they
+    get chains, and so does a target that takes no trees. `peek`: the noise of the target's draw is looked at where the
+    sampler shows it. Not for a drafter beside which another one draws from laws of its own: which of them drafts must
+    not depend on the noise. `recall`: what the target thought likely in this answer is offered too.
+    """
+
+    def __init__(
+        self,
+        tables: StaticTables | None = None,
+        *,
+        least: float = LEAST,
+        peek: bool = False,
+        recall: bool = False,
+        **how: int,
+    ) -> None:
+        super().__init__(tables, least=least, **how)
+        self.appraisal, self.peek = Appraisal(), peek
+        self._recalled = Recalled() if recall else None
+        self.names = (*TablesDrafter.names, "recalled") if recall else TablesDrafter.names
+        self._trees = True  # whether the target takes them
+        self._names: list[int] = []  # of the rows, as the sampler's keys have them
+
+    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
+        super().start(prompt, target, verifier)
+        self._names, self._trees = list(range(len(prompt))), takes_trees(target)
+        self._recalled = None if self._recalled is None else Recalled()
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        self._names = [self._names[row] for row in rows.tolist()]
+
+    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
+        """Keep the laws at which the row stood."""
+        if self._recalled is None or len(rows) != 1:
+            return
+        path = [node for node in verdict.path[0].tolist() if node >= 0]
+        row = [*rows[0][-2:], *draft.tokens[0, path].tolist()]
+        stood = torch.tensor([-1, *path])
+        self._recalled.learn(row, verdict.law(torch.zeros_like(stood), stood))
+
+    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+        """A tree of at most k[0] nodes; `source` is [1, N]."""
+        if len(rows) != 1:
+            return super().propose(rows, k, sampler)
+        noise = self._noise(len(rows[0]), sampler) if self.peek else None
+        (row,) = behind(self._leads, rows)
+        index = self._indices[0]
+        index.follow(row)
+        tail = row[-self._reach :]
+        first = self._first(rows, list(self._offered(index, tail)), noise)
+        grown = self._grown(index, tail, k[0], noise, first)
+        kept = self.appraisal.kept([one.worth for one in grown])
+        taken = [(one.parent, one.found) for one in grown[:kept]]
+        if all(parent == node - 1 for node, (parent, _) in enumerate(taken)):
+            parents = None
+        else:
+            parents = torch.tensor([parent for parent, _ in taken])
+        tokens = torch.tensor([[found.token for _, found in taken]], dtype=torch.long)
+        source = torch.tensor([[found.source for _, found in taken]], dtype=torch.long)
+        return Draft(tokens, parents=parents, source=source)
+
+    def _noise(self, length: int, sampler: Sampler) -> Noise | None:
+        """The noise behind a row of `length` tokens, if there is any to be seen."""
+        told = getattr(sampler, "noise", None)
+        if told is None:
+            return None
+        name = self._names[0]
+        return lambda depth, ids: told(name, length + depth, ids)
+
+    def _first(self, rows: Rows, offered: list[Found], noise: Noise | None) -> list[Found]:
+        """What may follow the committed tokens `rows` [1], of what is offered there."""
+        return favoured(offered, noise, 0)
+
+    def _grown(
+        self, index: MatchIndex, tail: list[int], nodes: int, noise: Noise | None, offered: list[Found]
+    ) -> list[_Offer]:
+        """The nodes, the likeliest path first, as far as the appraisal may keep them; `offered` behind the root."""
+        offers: list[_Offer] = []
+        taken: list[_Offer] = []
+        order = 0
+        at = _Offer(-1.0, 0, -1, Found(-1, 0, 1.0), tail)
+        node, depths = -1, [0]  # tokens above the children of the root and of each node
+        while len(taken) < nodes and self.appraisal.more(at.worth, len(taken)):
+            if taken:
+                offered = favoured(list(self._offered(index, at.tail)), noise, depths[node + 1])
+            for found in offered:
+                if (worth := at.worth * found.chance) >= self.least:
+                    order += 1
+                    heappush(offers, _Offer(-worth, order, node, found, at.tail))
+            if not offers or not self.appraisal.more(offers[0].worth, len(taken)):
+                break
+            best = heappop(offers)
+            if not self._trees:
+                offers.clear()  # what stands beside it
+            node = len(taken)
+            taken.append(best)
+            depths.append(depths[best.parent + 1] + 1)
+            at = best._replace(tail=[*best.tail[1 - self._reach :], best.found.token])
+        return taken
+
+    def _offered(self, index: MatchIndex, tail: list[int]) -> Iterator[Found]:
+        """Every token that some context offers, in the order in which a chain would believe them; a later one counts
+        for what those before it leave."""
+        left, seen = 1.0, set[int]()
+        for found in self._all(index, tail):
+            if found.token not in seen and left > 0:
+                seen.add(found.token)
+                yield found._replace(chance=left * found.chance)
+                left *= 1 - found.chance
+
+    def _all(self, index: MatchIndex, tail: list[int]) -> Iterator[Found]:
+        """As :meth:`TablesDrafter._next`, and what it would have found without that, and so on."""
+        matches = [(size, Found(token, MATCH, CHANCE[size])) for size, token in index.every(tail)]
+        known = [] if self._known is None else list(self._known.every(tail, most=_CHOICES))
+        yield from (found for size, found in matches if size >= self.sure_match)
+        yield from (Found(one.token, TABLES, one.confidence) for one in known if one.size > 1)
+        yield from self._thought(tail, 2)
+        yield from (found for size, found in matches if size < self.sure_match)
+        yield from (Found(one.token, TABLES, one.confidence) for one in known if one.size == 1)
+        yield from self._thought(tail, 1)
+
+    def _thought(self, tail: list[int], size: int) -> Iterator[Found]:
+        """What the target thought likely behind the last `size` tokens, if it is to be recalled."""
+        if self._recalled is not None:
+            yield from (Found(token, RECALLED, chance) for token, chance in self._recalled.behind(tail, size))
+
+
+def favoured(offered: list[Found], noise: Noise | None, depth: int) -> list[Found]:
+    """The same tokens with the chances that the noise leaves them at this depth; as they are where there is none."""
+    louder = favour(noise, depth, [found.token for found in offered], BELIEVED)
+    return [
+        found if factor == 1 else found._replace(chance=min(SURE, found.chance * factor))
+        for found, factor in zip(offered, louder, strict=True)
+    ]
+
+
+def favour(noise: Noise | None, depth: int, ids: Sequence[int], believed: float) -> list[float]:
+    """What the noise at this depth multiplies the chance of each id by, if so much of it is believed."""
+    if noise is None:
+        return [1.0] * len(ids)
+    return [math.exp(min(LOUDEST, believed * one)) for one in noise(depth, ids)]

@@ -1,0 +1,253 @@
+"""Goodput: how many tokens to draft a round so that tokens come fastest (`gamma auto`).
+
+Takes the gamma in 0 … gamma_max that maximises
+
+    (1 + Σ_j ∏_{i≤j} α_i) / (γ·c + v(γ+1))
+
+with α, c and v(n) learned from past rounds (sampling/gamma/acceptance_estimate.py, sampling/gamma/costs.py). Knows no
+drafter, no tokens and no clock.
+
+**Why the text stays lossless.** Gamma for a round is settled before its first draft is drawn, from
+rounds whose tokens are all committed: a function of the prefix and of clocks. Given the prefix a round
+with any gamma emits the target's law (`sampling/verify/rules.py`), hence so does a mixture of gammas that
+the prefix chose. What would break it is to stop or go on because of the very token being tested; no
+draft or verdict of the running round is seen here. With point-mass drafts and gumbel coupling the
+text is plain decoding's for every gamma. With drafts drawn from a law (`coupling rejection`) the
+*distribution* is unchanged, but clocks choose gamma, so that one seed may give another draw next time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sampling.events import Step
+from sampling.gamma.acceptance_estimate import Acceptance, Ranks, expected_tokens
+from sampling.gamma.costs import Costs
+
+GAMMA_MAX = 16
+COOLDOWN = 2  # rounds that keep a gamma after a change to it
+LOOK = 1  # gamma while c and v are unknown, and of a probe
+GROWTH = 3  # how much further than the widest pass measured a draft may reach
+PROBE_EVERY, PROBE_SELDOM = 8, 64  # plain rounds between probes: doubled by each that fails
+ALLOWANCE, SLACK = 1.0, 0.015  # passes an answer may cost beyond plain decoding's: 1 and 1.5% of its tokens
+CALLS = 0.1  # weight of a round in the share of rounds that run the drafter's model
+REFERENCE = (0, 0, 32, 64, 128)  # rounds until the next plain pass, by how many were timed: T(1) must be known
+
+
+def goodput(alphas: Sequence[float], c: float, v: Sequence[float], given: Sequence[float] | None = None) -> list[float]:
+    """Tokens per plain pass for γ = 0 … len(alphas); `v[n-1]` is v(n), up to n = len(alphas) + 1.
+
+    `given[j]` is the chance that draft j+1 comes when it is asked for (1 by default): silence costs no width.
+    """
+    tokens = expected_tokens(alphas)
+    found = [tokens[0] / v[0]]
+    drafting = 0.0
+    widths = [1.0, *(given or [1.0] * len(alphas))]
+    judging = v[0]
+    for gamma in range(1, len(alphas) + 1):
+        drafting += c * (widths[gamma] if gamma > 1 else 1.0)  # asking costs as much as one draft, answered or not
+        judging += widths[gamma] * (v[gamma] - v[gamma - 1])
+        found.append(tokens[gamma] / (drafting + judging))
+    return found
+
+
+def best(values: Sequence[float]) -> int:
+    """Where the largest value is; the first of equal ones."""
+    return max(range(len(values)), key=lambda place: (values[place], -place))
+
+
+@dataclass
+class _Account:
+    """What an answer has cost and brought so far, in counts: c and v price it when they are known better."""
+
+    tokens: float = 0.0  # mean over rows
+    drafted: int = 0
+    woken: int = 0  # drafted by a drafter that had been idle
+    widths: Counter[int] = field(default_factory=Counter)
+
+    def spare(self, costs: Costs) -> float:
+        """Passes the answer may still lose: what plain decoding would have cost, and the margin, less the cost."""
+        v = costs.v(max(self.widths, default=1))
+        cost = self.drafted * costs.c + self.woken * costs.waking
+        cost += sum(count * v[width - 1] for width, count in self.widths.items())
+        return ALLOWANCE + (1 + SLACK) * self.tokens - cost
+
+
+class GoodputPace:
+    """Satisfies :class:`sampling.types.Pace`. One object a drafter and conversation; `begin()` opens an answer.
+
+    *First rounds*: two plain passes (T(1)), two looks at gamma 1 (c, v(2)), then gamma up to three
+    times what was measured. Seeded `costs` save them. *Later*: the best gamma, kept for at least two
+    more rounds after a change. *Where drafting does not pay*: gamma 0 and a probe of gamma 1 after 8, 16, 32,
+    64 … plain rounds; an accepted probe is followed by another. *Whatever comes*: no draft is begun whose loss, should
+    all of it be refused, would bring the answer above 1.015 × plain decoding + 1 pass: at most 3% from 67 tokens on.
+    A batch has one gamma for all rows: its passes cost what the longest draft costs. c and v are learned apart for each
+    number of rows: a batch that has lost some is another batch.
+
+    `whole`: for a drafter whose drafts are not cut, such as a cascade: gamma is this or 0, looks and probes too. As
+    such a draft may cost more than a pass, an answer may always lose one (two before their costs are known).
+    """
+
+    def __init__(self, gamma_max: int = GAMMA_MAX, costs: Costs | None = None, whole: int | None = None) -> None:
+        gamma_max = gamma_max if whole is None else whole
+        if gamma_max < 1:
+            raise ValueError(f"gamma_max must be at least 1, got {gamma_max}")
+        self.gamma_max, self.whole = gamma_max, whole is not None
+        self.costs = self._learned = Costs() if costs is None else costs
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the conversation. What rounds cost stays known: it is the machine's, not the text's."""
+        self.acceptance = self._acceptance()
+        self.last: int | None = None  # gamma of the last round
+        self.chosen = 0  # gamma of the last round that was neither a probe nor a plain pass for timing
+        self.rounds = self.probes = 0
+        self._kept = COOLDOWN  # rounds since `chosen` changed
+        self._idle = 0  # rounds since the drafter was last asked
+        self._unreferenced = 0  # rounds since a plain pass was timed
+        self._patience = PROBE_EVERY
+        self._again = False  # the last probe was accepted
+        self._calls = 1.0  # share of the drafting rounds in which the drafter runs a model; 1 where it has none
+        self._called = False  # whether it ever ran one
+        self.begin()
+
+    def _acceptance(self) -> Acceptance | Ranks:
+        return Acceptance(self.gamma_max)
+
+    def begin(self) -> None:
+        """A new answer: its costs are counted from here. What is known of the drafter stays."""
+        self._account = _Account()
+        self._rows: list[int] = []
+        self._steps: list[Step] = []
+
+    # -- choosing -----------------------------------------------------------------------------
+
+    def gamma(self, rows: list[int]) -> list[int]:
+        """The gamma of the coming round, the same for all rows."""
+        self._rows, self._steps = list(rows), []
+        self.costs = self._learned.of(len(rows))
+        self.last = self._affordable(self._next())
+        return [self.last] * len(rows)
+
+    def _next(self) -> int:
+        if self._unreferenced >= REFERENCE[min(self.costs.references, len(REFERENCE) - 1)] and self._needs_reference:
+            return 0
+        if not self.costs.drafting_known:
+            return self._least
+        if self._kept >= COOLDOWN:
+            found = self._best()
+            if found != self.chosen:
+                self.chosen, self._kept = found, -1
+        self._kept += 1
+        if self.chosen == 0 and (self._again or self._idle >= self._patience):
+            return self._least
+        return self.chosen
+
+    def _best(self) -> int:
+        rates = self.rates
+        if self.whole:
+            return self.gamma_max if rates[-1] > rates[0] else 0
+        return best(rates)
+
+    @property
+    def _least(self) -> int:
+        """Gamma of a look and of a probe."""
+        return self.gamma_max if self.whole else LOOK
+
+    @property
+    def _needs_reference(self) -> bool:
+        """Whether a plain pass would teach anything: rounds with gamma 0 time themselves."""
+        return self.costs.references > 0 or self.costs.reach == 1
+
+    @property
+    def rates(self) -> list[float]:
+        """Expected tokens per plain pass for each gamma that may be taken now, from 0."""
+        # Little is known of much wider passes than those measured.
+        reach = self.gamma_max if self.whole else max(LOOK, GROWTH * (self.costs.reach - 1))
+        return self.expected(min(self.gamma_max, reach))
+
+    def expected(self, limit: int) -> list[float]:
+        """Expected tokens per plain pass for gamma 0 … `limit`, however little is known of the wider passes."""
+        acceptance = self.acceptance
+        c = self._calls * self.costs.c
+        return goodput(acceptance.alphas[:limit], c, self.costs.v(limit + 1), acceptance.given[:limit])
+
+    def _affordable(self, wanted: int) -> int:
+        """The largest gamma up to `wanted` whose loss, should all of it be refused, the answer can bear."""
+        if wanted == 0:
+            return 0
+        spare, v = self._account.spare(self.costs) + SLACK, self.costs.v(wanted + 1)
+        price = self.costs.waking if self._idle > 1 else self.costs.c
+        if self.whole:
+            loss = wanted * price + v[wanted] - 1
+            return wanted if loss <= spare + max(0.0, loss - ALLOWANCE) else 0
+        return next((g for g in range(wanted, 0, -1) if g * price + v[g] - 1 <= spare), 0)
+
+    # -- learning -----------------------------------------------------------------------------
+
+    def observe(self, step: Step) -> None:
+        """A row's round is over; when all rows' are, learn from it."""
+        self._steps.append(step)
+        if len(self._steps) >= len(self._rows):
+            self._learn(self._steps)
+            self._steps = []
+
+    def _learn(self, steps: list[Step]) -> None:
+        asked, given = max(step.gamma for step in steps), max(len(step.drafted) for step in steps)
+        called = any(len(step.calls) > 1 for step in steps)  # the target's own call is always there
+        paid = self._paid(max(1, *map(self._paid_for, steps)), called) if asked else 0
+        draft_s, verify_s = sum(step.draft_s for step in steps), sum(step.verify_s for step in steps)
+        self.costs.add(given + 1, paid, self._idle, draft_s, verify_s, called)
+        self._enter(steps, given + 1, paid)
+        self.rounds += 1
+        self._unreferenced = 0 if given == 0 else self._unreferenced + 1
+        if asked == 0:
+            self._idle += 1
+            return
+        self.acceptance.learn(steps)
+        if self.chosen == 0 and self.costs.drafting_known:
+            self._probed(any(step.path for step in steps))
+        self._idle = 0
+
+    def _paid_for(self, step: Step) -> int:
+        """Drafted tokens that cost c."""
+        return len(step.drafted)
+
+    def _paid(self, drafted: int, called: bool) -> int:
+        """Of so many drafted tokens those that cost c: none where a drafter with a model has not run it."""
+        self._called = self._called or called
+        if not self._called:
+            return drafted
+        self._calls += CALLS * (called - self._calls)
+        return drafted if called else 0
+
+    def _enter(self, steps: list[Step], width: int, paid: int) -> None:
+        self._account.tokens += sum(len(step.emitted) for step in steps) / len(steps)
+        self._account.widths[width] += 1
+        if self._idle > 1:
+            self._account.woken += paid
+        else:
+            self._account.drafted += paid
+
+    def _probed(self, accepted: bool) -> None:
+        self.probes += 1
+        self._again = accepted
+        self._patience = PROBE_EVERY if accepted else min(2 * self._patience, PROBE_SELDOM)
+
+    # -- telling ------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """The state, JSON-able: gamma of the last round (None before the first), alphas, c, v(1) … v(gamma_max + 1)."""
+        return {
+            "gamma": self.last,
+            "chosen": self.chosen,
+            "alpha": [round(alpha, 3) for alpha in self.acceptance.alphas],
+            "c": round(self.costs.c, 4),
+            "v": [round(value, 3) for value in self.costs.v(self.gamma_max + 1)],
+            "rounds": self.rounds,
+            "probes": self.probes,
+            "measured": self.costs.drafting_known,
+        }

@@ -1,0 +1,229 @@
+"""LM and Session over encoder-decoder models (T5 and the like), of any transformers model of that kind.
+
+The prompt goes to the encoder, once; the rows hold what the decoder has, from its start token on, and their cache
+follows by common prefix as a causal model's does. The encoder runs when the prompt is read: the loop asks for that
+before the rows' first round and puts it on the clock; scoring without having been asked does it as well.
+:class:`EncDecNetwork` is the model in two parts: the encoder, and the decoder as a :class:`sampling.types.Network`,
+new tokens and a cache in, logits of the last columns out. Knows no sampling and no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sampling.models.cache import CrossCache, Encoded, as_encoder_decoder_cache
+from sampling.models.causal import CausalLM, CausalSession
+from sampling.models.network import ModelNetwork
+from sampling.types import KVCache, Rows, Session
+from utils.errors import UserError
+
+NO_LIMIT = 1 << 30  # relative positions have no end
+PLACEABLE = ("T5ForConditionalGeneration", "MT5ForConditionalGeneration")  # one relative bias, shared by all layers
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    """Whether a transformers model reads its prompt with an encoder."""
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+class EncDecNetwork(ModelNetwork):
+    """Wraps a `…ForConditionalGeneration`. `context` bounds the prompt and the answer, each by itself.
+
+    Ragged rows and trees need positions that differ from the cache's slots; T5 and mT5 can be given them.
+    """
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        super().__init__(model, config)
+        self.context: int = getattr(config, "max_position_embeddings", None) or NO_LIMIT
+        counts = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers"))
+        self.layers: int = next(filter(None, counts), None) or config.num_hidden_layers
+
+    def new_cache(self, rows: int) -> CrossCache:
+        """An empty cache; what the encoder makes of the prompts goes into its `encoded`."""
+        return CrossCache(self.layers)
+
+    def read(self, cache: CrossCache, prompt: Rows) -> int:
+        """Put what the encoder makes of the prompts into `cache`, if nothing is there; how many tokens it read."""
+        if cache.encoded is not None:
+            return 0
+        cache.encoded = self.encode(prompt)
+        return max(map(len, prompt))
+
+    @torch.no_grad()
+    def encode(self, prompt: Rows) -> Encoded:
+        """The encoder's pass over ragged prompts, padded behind their ends."""
+        width = max(map(len, prompt))
+        ids = torch.tensor([row + [0] * (width - len(row)) for row in prompt], device=self.device)
+        ids.clamp_(max=self.vocab_size - 1)  # what only a target knows is read as the last id
+        lengths = torch.tensor([len(row) for row in prompt], device=self.device)
+        mask = None if int(lengths.min()) == width else torch.arange(width, device=self.device) < lengths[:, None]
+        states = self.model.get_encoder()(input_ids=ids, attention_mask=None if mask is None else mask.long())
+        return Encoded(states.last_hidden_state, mask)
+
+    @torch.no_grad()
+    def forward(
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """See :class:`sampling.types.Network`; there are no hidden states to be had. `cache.encoded` must be there."""
+        assert isinstance(cache, CrossCache)
+        assert cache.encoded is not None
+        seen = cache.encoded.mask
+        out = self.model(
+            encoder_outputs=(cache.encoded.states,),
+            attention_mask=None if seen is None else seen.long(),
+            decoder_input_ids=ids,
+            decoder_attention_mask=None if mask is None else self._placed(mask, positions, cache.length),
+            past_key_values=as_encoder_decoder_cache(cache),
+            use_cache=True,
+        )
+        return out.logits[:, -keep:], None
+
+    def _placed(self, mask: Tensor, positions: Tensor, cached: int) -> Tensor:
+        """The mask [B, 1, T, S+T] → [B, H, T, S+T], with what the model's own bias gets wrong made good.
+
+        The model takes slots for positions. Its bias is added to the mask, so the mask holds the difference.
+        """
+        self._check_placeable()
+        attention = self.model.get_decoder().block[0].layer[0].SelfAttention
+        rows, new = positions.shape
+        slots = torch.arange(cached, device=positions.device).expand(rows, -1)
+        keys = torch.cat([slots, positions], dim=1)
+        bucket = attention._relative_position_bucket(
+            keys[:, None] - positions[..., None],
+            bidirectional=False,
+            num_buckets=attention.relative_attention_num_buckets,
+            max_distance=attention.relative_attention_max_distance,
+        )
+        right = attention.relative_attention_bias(bucket).permute(0, 3, 1, 2)
+        by_slot = attention.compute_bias(new, cached + new, device=positions.device, past_seen_tokens=cached)
+        biased: Tensor = mask + (right - by_slot).to(mask).masked_fill(mask < 0, 0.0)
+        return biased
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether a draft may be a tree."""
+        return self.maskable and type(self.model).__name__ in PLACEABLE
+
+    def _check_placeable(self) -> None:
+        name = self.check_maskable()
+        if name not in PLACEABLE:
+            raise UserError(
+                f"{name} takes no positions for its decoder; ragged rows cannot be placed: decode one by one"
+            )
+
+
+def lm_of(model: Any, name: str = "target", vocab_size: int | None = None) -> CausalLM:
+    """The LM for a transformers model of either kind (or for a :class:`sampling.types.Network`)."""
+    return (EncDecLM if is_encoder_decoder(model) else CausalLM)(model, name, vocab_size)
+
+
+def check_same_kind(models: list[Any]) -> None:
+    """UserError if some of these LMs read the prompt with an encoder and others do not: their rows differ."""
+    kinds = {bool(getattr(model, "encodes", False)): model.name for model in reversed(models)}
+    if len(kinds) == 2:
+        raise UserError(
+            f"{kinds[True]} is an encoder-decoder model and {kinds[False]} is none: they cannot draft for each other"
+        )
+
+
+def go_on(session: Session, begun: Sequence[int]) -> Session:
+    """`session`, its rows beginning behind ids that the decoder has of the answer already; for one prompt."""
+    if begun:
+        assert isinstance(session, EncDecSession)
+        session.initial = [[*row, *begun] for row in session.initial]
+    return session
+
+
+class EncDecLM(CausalLM):
+    """An encoder-decoder model by name.
+
+    Args:
+        model: a transformers encoder-decoder model. `vocab_size` as in :class:`CausalLM`.
+
+    Raises:
+        UserError: a model that has no encoder, or names no token for its decoder to start from.
+    """
+
+    encodes = True
+
+    def __init__(self, model: Any, name: str = "target", vocab_size: int | None = None) -> None:
+        if not is_encoder_decoder(model):
+            raise UserError(f"{name} must be an encoder-decoder model, got {type(model).__name__}")
+        super().__init__(EncDecNetwork(model), name, vocab_size)
+        self.start_id = decoder_start_id(model)
+
+    def open(
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
+    ) -> EncDecSession:
+        """A session for `prompt`, which may be as long as `context`; nothing is encoded yet.
+
+        The cache of `previous` serves again, its encoder's states included, if it was opened for the same prompt.
+        """
+        self.check(prompt, target)
+        if hidden:
+            raise UserError(f"{self.name} is an encoder-decoder model: it has no hidden states for a drafter to read")
+        longest = max(map(len, prompt))
+        if longest > self.context:
+            raise UserError(f"the prompt is {longest} tokens, the encoder of {self.name} takes {self.context}")
+        initial = [[self.start_id] for _ in prompt]
+        if isinstance(previous, EncDecSession) and previous.source == prompt and previous.network is self.network:
+            previous.initial = initial
+            previous.sync(initial)
+            return self.beside(previous, target)
+        return self.beside(EncDecSession(self.network, prompt, initial, self.vocab_size), target)
+
+
+class EncDecSession(CausalSession):
+    """B rows of one encoder-decoder model; satisfies :class:`sampling.types.Session`.
+
+    `source` [B] are the prompts, which the encoder reads; the rows begin with `initial`.
+    """
+
+    network: EncDecNetwork
+    _cache: CrossCache
+
+    def __init__(self, network: Any, source: Rows, initial: Rows, vocab_size: int) -> None:
+        self.source = source
+        super().__init__(network, initial, vocab_size, hidden=False)
+
+    def read(self) -> int:
+        """Run the encoder if it has not run; the number of tokens it read, of the longest prompt."""
+        return self.network.read(self._cache, self.source)
+
+    def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
+        self.read()
+        return super()._run(ids, positions, mask, keep)
+
+    def _reset(self, rows: int) -> None:
+        """An empty cache; what the encoder made of the prompts stays."""
+        old = getattr(self, "_cache", None)
+        super()._reset(rows)
+        if old is not None and old.encoded is not None:
+            self._cache.encoded = old.encoded.bare()
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        self.source = [self.source[row] for row in rows.tolist()]
+
+    def _blank(self) -> EncDecSession:
+        return EncDecSession(self.network, self.source, self.initial, self.vocab_size)
+
+    def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        raise UserError("an encoder-decoder model has no keys and values for a drafter to read")
+
+    def hidden(self) -> Tensor:
+        raise UserError("an encoder-decoder model has no hidden states for a drafter to read")
+
+
+def decoder_start_id(model: Any) -> int:
+    """The token that the decoder starts from."""
+    for config in (getattr(model, "generation_config", None), model.config):
+        start = getattr(config, "decoder_start_token_id", None)
+        if start is not None:
+            return int(start)
+    raise UserError(f"{type(model).__name__} names no decoder_start_token_id: its decoder cannot start")

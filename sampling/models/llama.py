@@ -1,0 +1,270 @@
+"""The forward pass of Llama-like models, written out by hand as a `Network`.
+
+Same arithmetic as transformers' own forward (Llama, Mistral without sliding window, Qwen2 without
+sliding layers), with less around it: grouped-query attention without expanding K and V, in the form that is fastest
+for its shape, a cache of preallocated slots, only the logits asked for. It reads the model's own modules and copies no
+weights; where `utils.kernels.packed_linear.pack` has packed them, those that read the same input become one
+product. Knows no tokens' meaning and keeps no state between passes. Its parts serve the students' pass as well
+(sampling/drafters/draft_heads/network.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sampling.models.cache import SlotCache
+from sampling.types import KVCache
+from utils.kernels.packed_linear import HalfLinear, PackedLinear, merge, ready
+
+_MANY = 16  # rows from which on two products beat torch's own attention for one token each, on a CPU
+
+FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+DYNAMIC_ROPE = ("dynamic", "longrope")  # their frequencies change with the length: not a function of the position
+
+
+def attention(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """softmax(scale · q keysᵀ + bias) values: q [B, heads, T, D], keys and values [B, shared, S, D] → like q.
+
+    `shared` divides heads: neighbouring heads of q read the same keys. bias is [B or 1, 1, T, S], additive, with
+    something open for every token.
+    """
+    if len(q) >= _MANY and q.shape[2] == 1 and q.dtype == torch.float32 and q.device.type == "cpu":
+        return _one_token(q, keys, values, bias, scale)
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scale, enable_gqa=True)
+
+
+def _one_token(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """T = 1: the heads that share keys stand where tokens would, so no key is read twice."""
+    grouped = q.reshape(len(q), keys.shape[1], -1, q.shape[3])  # [B, shared, group, D]
+    scores = (grouped @ keys.transpose(2, 3)).mul_(scale)
+    if bias is not None:
+        scores.add_(bias)
+    return (scores.softmax(dim=-1) @ values).view(q.shape)
+
+
+def supports(model: object) -> bool:
+    """Whether `LlamaNetwork` computes exactly what `model` does.
+
+    True for the families above on one device, with SiLU, full attention in every layer and
+    rotary frequencies that do not depend on the length.
+    """
+    config: Any = getattr(model, "config", None)
+    if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers."):
+        return False
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = getattr(config, "layer_types", None) or []
+    windowed = type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None
+    spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
+    return (
+        config.hidden_act in ("silu", "swish")
+        and rope.get("rope_type", "default") not in DYNAMIC_ROPE
+        and all(kind == "full_attention" for kind in kinds)
+        and not windowed
+        and not spread
+    )
+
+
+class LlamaNetwork:
+    """A Llama-like transformers model as a function of new tokens and a `SlotCache`.
+
+    The model's modules are used where they lie, so the model itself keeps working and nothing is held
+    twice. Pack the model first (`utils.kernels.packed_linear.pack`) for speed on the CPU: then q, k, v and gate, up
+    are merged, in place too, and its weights must not change any more. Changes in an unpacked model are seen.
+    Raises ValueError for a model that `supports` refuses.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        if not supports(model):
+            raise ValueError(f"{type(model).__name__} is not of the Llama kind that this network computes")
+        trunk: Any = model.model
+        config: Any = model.config
+        self._embed = cast(nn.Embedding, trunk.embed_tokens)
+        self._rotary = trunk.rotary_emb
+        self._head = cast(nn.Module, model.lm_head)
+        self._norm = norm_of(trunk.norm, isinstance(self._head, PackedLinear))
+        self.layers = int(config.num_hidden_layers)
+        self._layers = [Layer.of(layer) for layer in trunk.layers[: self.layers]]
+        ready(self._head, *(part for layer in self._layers for part in layer.products))
+        self.vocab_size = int(config.vocab_size)
+        self.context = int(config.max_position_embeddings)
+
+    @property
+    def device(self) -> torch.device:
+        return self._embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embed.weight.dtype
+
+    takes_trees = True
+
+    def new_cache(self, rows: int) -> SlotCache:
+        """An empty cache; it takes the number of rows from what is first fed."""
+        return SlotCache(self.layers)
+
+    @torch.no_grad()  # not inference mode: what the cache holds stays usable anywhere
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: KVCache,
+        keep: int,
+        hidden: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Feed ids [B, T] at positions [B, T]; append T slots to `cache`.
+
+        mask [B, 1, T, S+T] additive, with something open for every token, or None = every token sees all
+        S slots, its predecessors and itself. Returns logits [B, keep, V] of the last `keep` columns and, if
+        `hidden`, the last hidden states [B, T, H]: the states *after* the final norm, i.e. exactly what the
+        head is applied to (transformers' `hidden_states[-1]`).
+        """
+        assert isinstance(cache, SlotCache)
+        new = ids.shape[1]
+        x = self._embed(ids)
+        rotation = self._rotation(positions, x.dtype)
+        bias = causal_bias(new, cache.length, x) if mask is None else mask
+        for index, layer in enumerate(self._layers):
+            x = layer(x, rotation, bias, cache, index)
+        x = self._norm(x if hidden else x[:, new - keep :])
+        return self._head(x[:, x.shape[1] - keep :]), x if hidden else None
+
+    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and signed sin [B, T, 1, D] of the positions; the first half of sin is negative, see `rotate`."""
+        angle = positions[:, :, None, None].float() * self._rotary.inv_freq
+        cos, sin = angle.cos(), angle.sin()
+        scaling = self._rotary.attention_scaling
+        both = torch.cat((cos, cos), dim=-1) * scaling, torch.cat((-sin, sin), dim=-1) * scaling
+        return both[0].to(dtype), both[1].to(dtype)
+
+
+def causal_bias(new: int, cached: int, like: Tensor) -> Tensor | None:
+    """The additive mask [1, 1, T, S+T] that hides each new token's successors; None where there is nothing to hide."""
+    if new == 1:
+        return None
+    bias = torch.zeros((new, cached + new), dtype=like.dtype, device=like.device)
+    bias[:, cached:].masked_fill_(torch.ones((new, new), dtype=torch.bool, device=like.device).triu(1), float("-inf"))
+    return bias[None, None]
+
+
+Map = Callable[[Tensor], Tensor]
+
+
+def norm_of(module: Any, frozen: bool) -> Map:
+    """x / rms(x) · weight over the last dimension, from a module with a weight and an epsilon.
+
+    Of a frozen module in fewer operations: rms(x) = hypot(‖x‖, √(εH)) / √H, with √H taken into the weight.
+    """
+    eps = float(module.variance_epsilon)
+    if not frozen:
+        return lambda x: F.rms_norm(x, module.weight.shape, module.weight, eps)
+    size = module.weight.numel()
+    weight = module.weight.detach() * math.sqrt(size)
+    least = torch.tensor(math.sqrt(eps * size), dtype=weight.dtype)
+    return lambda x: (x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot(least)).mul_(weight)
+
+
+def _side_by_side(linears: list[nn.Module]) -> Map:
+    """x → the outputs of `linears`, concatenated: one product where all of them are packed."""
+    packed = [linear for linear in linears if isinstance(linear, PackedLinear)]
+    if len(packed) == len(linears):
+        return merge(packed)
+    halves = [linear.weight for linear in linears if isinstance(linear, HalfLinear)]
+    if len(halves) == len(linears):
+        return HalfLinear(torch.cat(halves))
+    return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
+
+
+def as_it_is(linear: nn.Module) -> nn.Module:
+    return linear
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer: x + attention(norm(x)), then + mlp(norm(x))."""
+
+    before: Map
+    qkv: Map
+    o: nn.Module
+    after: Map
+    gate_up: Map
+    down: nn.Module
+    heads: int
+    shared: int  # heads of K and V
+    size: int  # D, of one head
+    scale: float
+    window: int = 0  # how far back its attention looks; 0 = to the beginning
+
+    @staticmethod
+    def of(module: Any, take: Callable[[nn.Module], nn.Module] = as_it_is, window: int = 0) -> Layer:
+        """The layer of a model's module. `take` gives the linear to use for each of the module's, e.g. a packed one."""
+        attention, mlp = module.self_attn, module.mlp
+        shared = attention.k_proj.out_features // attention.head_dim
+        reading = [take(linear) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        frozen = isinstance(reading[0], PackedLinear | HalfLinear)
+        return Layer(
+            before=norm_of(module.input_layernorm, frozen),
+            qkv=_side_by_side(reading),
+            o=take(attention.o_proj),
+            after=norm_of(module.post_attention_layernorm, frozen),
+            gate_up=_side_by_side([take(mlp.gate_proj), take(mlp.up_proj)]),
+            down=take(mlp.down_proj),
+            heads=shared * attention.num_key_value_groups,
+            shared=shared,
+            size=attention.head_dim,
+            scale=attention.scaling,
+            window=window,
+        )
+
+    @property
+    def products(self) -> tuple[object, ...]:
+        """Its linear maps."""
+        return self.qkv, self.o, self.gate_up, self.down
+
+    def __call__(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], bias: Tensor | None, cache: SlotCache, index: int
+    ) -> Tensor:
+        return self.think(self.attend(x, rotation, bias, cache, index))
+
+    def attend(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], bias: Tensor | None, cache: SlotCache, index: int
+    ) -> Tensor:
+        """x + self-attention; appends x's keys and values to layer `index` of `cache`."""
+        rows, new, _ = x.shape
+        qkv = self.qkv(self.before(x)).view(rows, new, -1, self.size)
+        turned = rotate(qkv[:, :, : self.heads + self.shared], rotation).transpose(1, 2)  # q and k [B, heads, T, D]
+        fresh = qkv[:, :, self.heads + self.shared :].transpose(1, 2)
+        keys, values = cache.append(index, turned[:, self.heads :], fresh)
+        alike = bias is None or bias.shape[0] == 1  # a bias of ragged rows hides what is too far by itself
+        if self.window and alike and keys.shape[2] >= self.window + new:
+            keys, values, bias = latest(self.window + new - 1, keys, values, bias)
+        mixed = attention(turned[:, : self.heads], keys, values, bias, self.scale)
+        return plus(self.o, mixed.transpose(1, 2).reshape(rows, new, -1), x)
+
+    def think(self, x: Tensor) -> Tensor:
+        """x + MLP."""
+        gate, up = self.gate_up(self.after(x)).chunk(2, dim=-1)
+        return plus(self.down, F.silu(gate).mul_(up), x)
+
+
+def latest(count: int, keys: Tensor, values: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The last `count` slots of keys and values [B, heads, S, D] and of a bias [.., T, S]; views."""
+    return keys[:, :, -count:], values[:, :, -count:], None if bias is None else bias[..., -count:]
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding of heads [B, T, heads, D]: (a, b) → (a·cos − b·sin, b·cos + a·sin) for the halves a, b."""
+    cos, signed_sin = rotation
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), signed_sin)
+
+
+def plus(linear: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
+    """linear(x) + residual."""
+    return linear.plus(x, residual) if isinstance(linear, PackedLinear) else cast(Tensor, linear(x) + residual)

@@ -1,0 +1,146 @@
+"""Any causal transformers model as a :class:`sampling.types.Network`: new tokens and a cache in,
+logits of the last columns out. Knows no sessions, no sampling and no text.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sampling.models.cache import SlotCache, as_transformers_cache
+from sampling.types import KVCache, Network
+from utils.errors import UserError
+from utils.kernels.packed_linear import ready
+
+_CROPPABLE = {"full_attention", "sliding_attention", "chunked_attention"}
+_MASKABLE = {"sdpa", "eager"}
+
+
+class ModelNetwork:
+    """What every transformers model tells of itself: its vocabulary, where it lies, whether it takes a mask of ours."""
+
+    def __init__(self, model: Any, config: Any) -> None:
+        self.model, self.config = model, config
+        head = model.get_output_embeddings()
+        ready(*model.modules())
+        size = getattr(head, "out_features", None)  # a packed head would unpack its weight to show its shape
+        self.vocab_size: int = head.weight.shape[0] if size is None else size
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @property
+    def maskable(self) -> bool:
+        """Whether its attention takes a mask of ours."""
+        return self.config._attn_implementation in _MASKABLE
+
+    def check_maskable(self) -> str:
+        """The model's name; UserError if its attention takes no mask for ragged rows."""
+        name, attention = type(self.model).__name__, self.config._attn_implementation
+        if not self.maskable:
+            raise UserError(
+                f"{name} runs with {attention} attention, which takes no 4-D mask; "
+                "ragged rows and trees need sdpa or eager"
+            )
+        return name
+
+
+class TransformersNetwork(ModelNetwork):
+    """Wraps a `…ForCausalLM`. Models that keep a recurrent state instead of keys and values are refused.
+
+    Raises:
+        UserError: the architecture has layers whose state cannot be cropped.
+    """
+
+    def __init__(self, model: Any) -> None:
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise UserError(
+                f"{type(model).__name__} is an encoder-decoder model: sampling.models.encoder_decoder decodes with it"
+            )
+        config = model.config.get_text_config(decoder=True)
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if kinds - _CROPPABLE:
+            raise UserError(
+                f"{type(model).__name__} has {', '.join(sorted(kinds - _CROPPABLE))} layers; "
+                "speculative decoding needs a cache that can be cropped"
+            )
+        super().__init__(model, config)
+        self.context: int = _context(config)
+        self.layers: int = config.num_hidden_layers
+        self._window = _window(config)
+        accepted = inspect.signature(model.forward).parameters
+        self._keeps = "logits_to_keep" in accepted
+        self._positions = "position_ids" in accepted
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether a draft may be a tree of any size, at any length."""
+        return self.maskable and self._positions and self._window is None
+
+    def new_cache(self, rows: int) -> SlotCache:
+        return SlotCache(self.layers)
+
+    @torch.no_grad()
+    def forward(
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """See :class:`sampling.types.Network`. The hidden states are those that enter the head."""
+        assert isinstance(cache, SlotCache)
+        extra: dict[str, Any] = {"logits_to_keep": keep} if self._keeps else {}
+        if self._positions:
+            extra["position_ids"] = positions
+        if mask is not None:
+            self._check_mask(mask)
+            extra["attention_mask"] = mask
+        out = self.model(
+            input_ids=ids,
+            past_key_values=as_transformers_cache(cache),
+            use_cache=True,
+            output_hidden_states=hidden,
+            **extra,
+        )
+        return out.logits[:, -keep:], out.hidden_states[-1] if hidden else None
+
+    def _check_mask(self, mask: Tensor) -> None:
+        name = self.check_maskable()
+        if not self._positions:
+            raise UserError(f"{name} takes no position_ids; ragged rows cannot be placed")
+        if self._window is not None and mask.shape[-1] > self._window:
+            raise UserError(f"{name}: ragged rows beyond its sliding window of {self._window} tokens are not supported")
+
+
+def _window(config: Any) -> int | None:
+    """The sliding window of those layers that have one."""
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    if "sliding_attention" not in kinds or getattr(config, "use_sliding_window", True) is False:
+        return None
+    window: int | None = getattr(config, "sliding_window", None)
+    return window
+
+
+def _context(config: Any) -> int:
+    for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 1 << 30
+
+
+def network_of(model: Any) -> Network:
+    """The fastest Network for `model`: itself if it is one, a hand-written pass where there is one."""
+    if hasattr(model, "new_cache") and hasattr(model, "forward"):
+        network: Network = model
+        return network
+    from sampling.models import llama
+
+    return llama.LlamaNetwork(model) if llama.supports(model) else TransformersNetwork(model)

@@ -1,0 +1,362 @@
+"""Recorded answers read from a file: which ids followed which prompt, and what is told of the model that said them.
+
+Three formats, told apart by looking at the text: lines as torch prints them (`tensor([[518, 799, …`, rows may wrap,
+one or several a tensor) whose rows begin with their prompt; a JSON map from a prompt's ids to the answer's
+("12_7_99": "5_6"); and this project's JSON lines: a line with `vocab_size` and `end_id`, and every line with both
+`prompt_ids` and `answer_ids`.
+
+In the maps that the experiments of Cascade Speculative Drafting cached their targets in (arXiv 2312.11462), a value is
+all that the decoder's row holds: of a decoder-only model the prompt's ids and then the answer's, of an encoder-decoder
+model the decoder start id and then the answer's. All values together show which; `Recording.reading` says what they
+were taken for. What is wrong is named by file and line. Knows no text and no models.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from utils.errors import UserError
+
+Ids = tuple[int, ...]
+Starts = Sequence[Sequence[Sequence[int]]]
+
+_TENSOR = re.compile(r"tensor\(([^()]*)\)")
+_ROW = re.compile(r"\[[^\[\]]*\]")
+_SHAPE = re.compile(r"\s*(0|\[\s*0(\s*,\s*0)*\s*,?\s*\])\s*(,\s*[a-z_]+\s*=\s*[^,\[\]]+)*\s*")
+_SHORTENED = "torch has shortened it: torch.set_printoptions(threshold=…)"
+
+Arch = Literal["causal", "seq2seq"]
+Reading = Literal["told", "answers alone", "prompt first", "start first"]
+"""What the values of a file were taken for; "told": the file or the caller says it."""
+
+
+def printed_answers(
+    file: Path, text: str, starts: Starts | None, prompt_tokens: int | None
+) -> Iterator[tuple[Ids, Ids]]:
+    """Prompt and answer of every row of a file; arguments and errors as
+    :func:`sampling.recorded.answers.read_recording`.
+    """
+    return _split(file, list(_rows(file, text)), starts, prompt_tokens)
+
+
+def _rows(file: Path, text: str) -> Iterator[tuple[int, Ids]]:
+    """Every row of every tensor, with the line that it begins on."""
+    done = 0
+    for found in _TENSOR.finditer(text):
+        _nothing(file, text, done, found.start())
+        done, body = found.end(), found[1]
+        if not _SHAPE.fullmatch(_ROW.sub("0", body)):
+            shortened = f": {_SHORTENED}" if "..." in body else ""
+            refuse(file, text, found.start(), f"a tensor must hold rows of ids{shortened}")
+        for row in _ROW.finditer(body):
+            place = found.start(1) + row.start()
+            try:
+                ids = json.loads(row[0])
+            except ValueError:
+                why = f": {_SHORTENED}" if "..." in row[0] else f", got {row[0][:20]!r}"
+                refuse(file, text, place, f"a row must be a list of ids{why}")
+            yield line_of(text, place), checked(file, line_of(text, place), "a row", ids)
+    _nothing(file, text, done, len(text))
+
+
+def _nothing(file: Path, text: str, start: int, end: int) -> None:
+    """Between tensors there is only space."""
+    rest = text[start:end].strip()
+    if rest:
+        place = start + text[start:end].index(rest[0])
+        open_one = rest.startswith("tensor(")
+        refuse(file, text, place, "a tensor is not closed" if open_one else f"expected tensor(…, got {rest[:20]!r}")
+
+
+def _split(
+    file: Path, rows: list[tuple[int, Ids]], starts: Starts | None, prompt_tokens: int | None
+) -> Iterator[tuple[Ids, Ids]]:
+    """Each row as prompt and answer."""
+    if starts is None and not prompt_tokens:
+        raise UserError(f"{file}: its rows hold prompts and answers together: tell the prompts, or their tokens")
+    if starts is not None and prompt_tokens:
+        raise UserError(
+            f"{file}: the prompts tell their tokens: prompt_tokens must be 0 beside them, got {prompt_tokens}"
+        )
+    if starts is not None and len(rows) > len(starts):
+        raise UserError(f"{file}:{rows[len(starts)][0]}: row {len(starts) + 1} has no prompt, there are {len(starts)}")
+    for number, (line, row) in enumerate(rows):
+        if starts is None:
+            count = prompt_tokens or 0
+            prompt, answer = row[:count], row[count:]
+        elif prompt_tokens == 0:
+            prompt, answer = tuple(starts[number][0]), row
+        else:
+            known = [tuple(ids) for ids in starts[number]]
+            prompt = next((ids for ids in known if ids and row[: len(ids)] == ids), ())
+            if not prompt:
+                raise UserError(
+                    f"{file}:{line}: row {number + 1} does not begin with its prompt: {_parting(row, known)}"
+                )
+            answer = row[len(prompt) :]
+        if not answer:
+            raise UserError(f"{file}:{line}: row {number + 1} of {len(row)} tokens has no answer behind its prompt")
+        yield prompt, answer
+
+
+def _parting(row: Ids, known: Sequence[Ids]) -> str:
+    """Where the likeliest prompt and the row part."""
+
+    def shared(ids: Ids) -> int:
+        return next((i for i, (one, other) in enumerate(zip(ids, row, strict=False)) if one != other), len(row))
+
+    at = max(map(shared, known))
+    prompt = next(ids for ids in known if shared(ids) == at)
+    here = row[at] if at < len(row) else "nothing"
+    return f"token {at + 1} is {here}, the prompt's {prompt[at]}"
+
+
+def checked(file: Path, number: int, what: str, ids: Any) -> Ids:
+    if not isinstance(ids, list) or not ids or not all(type(one) is int and one >= 0 for one in ids):
+        raise UserError(f"{file}:{number}: {what} must be a list of ids, at least one, none below 0")
+    return tuple(ids)
+
+
+def line_of(text: str, place: int) -> int:
+    return text.count("\n", 0, place) + 1
+
+
+def refuse(file: Path, text: str, place: int, why: str) -> NoReturn:
+    raise UserError(f"{file}:{line_of(text, place)}: {why}")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One recorded answer. `best` holds the model's likeliest ids at each of its places, likeliest first, where they
+    were recorded; `told` is all that the file says of it."""
+
+    prompt: Ids
+    answer: Ids
+    best: tuple[Ids, ...] = ()
+    told: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The answers of a file, one a prompt (the last, where a prompt has several), and its header.
+
+    `header` may have `vocab_size`, `end_id`, `stop_ids`, `start_id`, `context`, `tokenizer` (its fingerprint),
+    `settings` and `pass_seconds` (seconds of a pass over n tokens, by n). Only JSON lines have one; `start_id` is there
+    for every file that is read as an encoder-decoder model's. `unanswered` prompts were left out: nothing follows them.
+    """
+
+    answers: tuple[Recorded, ...]
+    header: Mapping[str, Any] = field(default_factory=dict)
+    reading: Reading = "told"
+    unanswered: int = 0
+
+    @property
+    def highest(self) -> int:
+        """The highest id of all prompts and answers."""
+        return max(max(*one.prompt, *one.answer) for one in self.answers)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Of the recorded model, if that is told."""
+        return self.header.get("vocab_size")
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end an answer, as far as they are told."""
+        end = self.header.get("end_id")
+        return frozenset([*self.header.get("stop_ids", ()), *([] if end is None else [end])])
+
+    @property
+    def pass_seconds(self) -> dict[int, float]:
+        """Seconds of a pass over n tokens where it was recorded, by n; {} if that was not measured."""
+        return {int(n): float(seconds) for n, seconds in self.header.get("pass_seconds", {}).items()}
+
+    @property
+    def best(self) -> int:
+        """How many likeliest ids are known at every place; 1: none but the recorded one."""
+        known = [[len(ids) for ids in one.best] if len(one.best) >= len(one.answer) else [1] for one in self.answers]
+        return max(1, min(min(each, default=1) for each in known))
+
+
+def read_recording(
+    path: str | Path,
+    starts: Starts | None = None,
+    prompt_tokens: int | None = None,
+    arch: Arch | None = None,
+    start_id: int | None = None,
+) -> Recording:
+    """The recording in a file.
+
+    Args:
+        path: the file, of any format.
+        starts: of rows that torch printed: for each, in order, what its prompt may be, as ids (the first one that it
+            begins with is taken).
+        prompt_tokens: how many tokens each such row's prompt has, where `starts` do not tell; 0 beside `starts`: the
+            rows hold answers alone. So does a map's, whatever its values begin with.
+        arch: the kind of the recorded model; None: what the file says, and causal where it says nothing.
+        start_id: what its decoder starts from (seq2seq); None: what all values begin with.
+
+    Raises:
+        UserError: a file that cannot be read or holds no recording; with file and line.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UserError(f"cannot read the recording {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} holds no recording: it is no UTF-8 text") from error
+    begin = text.lstrip()
+    if not begin:
+        raise UserError(f"{file} holds no recording: it is empty")
+    if begin.startswith("tensor("):
+        rows = list(printed_answers(file, text, starts, prompt_tokens))
+        return _behind_start(file, rows, start_id) if arch == "seq2seq" else _recording(rows)
+    if not begin.startswith("{"):
+        raise UserError(
+            f'{file} holds no recording: it must be tensor(…) lines, a JSON map of "id_id_…" to "id_id_…" or JSON lines'
+        )
+    entries = _map(file, text)
+    if entries is None:
+        return _lines(file, text, arch, start_id)
+    if arch == "seq2seq":
+        return _behind_start(file, entries, start_id)
+    return _recording(entries, "answers alone") if prompt_tokens == 0 else _behind_prompts(file, entries)
+
+
+def _recording(rows: Iterable[tuple[Ids, Ids]], reading: Reading = "told", start_id: int | None = None) -> Recording:
+    """Prompts with their answers; those without one are counted."""
+    told = list(rows)
+    answers = tuple(Recorded(prompt, answer) for prompt, answer in told if answer)
+    header = {} if start_id is None else {"start_id": start_id}
+    return Recording(answers, header, reading, len(told) - len(answers))
+
+
+def _behind_prompts(file: Path, entries: list[tuple[Ids, Ids]]) -> Recording:
+    """Values that all begin with their prompts' ids hold the answers behind them; others are answers.
+
+    UserError where most values begin with their prompts and some do not: neither reading would be right.
+    """
+    ways = [[prompt for prompt, _ in entries]]
+    # The begin-of-text id may be missing in all keys, or in all values. Two ids alone could agree by chance.
+    if len({value[0] for _, value in entries}) == 1:
+        ways.append([value[:1] + prompt for prompt, value in entries])
+    if len({prompt[0] for prompt, _ in entries}) == 1:
+        ways.append([prompt[1:] for prompt, _ in entries])
+    ways[1:] = [way for way in ways[1:] if all(len(prompt) > 2 for prompt in way)]
+    values = [value for _, value in entries]
+    for way in ways:
+        rows = [
+            (prompt, value[len(prompt) :]) for prompt, value in zip(way, values, strict=True) if _begins(value, prompt)
+        ]
+        if len(rows) == len(entries) and any(answer for _, answer in rows):
+            return _recording(rows, "prompt first")
+    others = [prompt for prompt, value in entries if not _begins(value, prompt)]
+    if 0 < 2 * len(others) < len(entries):
+        raise UserError(
+            f"{file}: {len(entries) - len(others)} of {len(entries)} values begin with their prompts' ids, that of "
+            f'"{_short("_".join(map(str, others[0])))}" does not: prompt_tokens 0 takes all of them as answers alone'
+        )
+    return _recording(entries, "answers alone")
+
+
+def _begins(value: Ids, prompt: Ids) -> bool:
+    return value[: len(prompt)] == prompt
+
+
+def _behind_start(file: Path, rows: list[tuple[Ids, Ids]], start_id: int | None) -> Recording:
+    """Values that all begin with the decoder start id hold the answers behind it; with a known one, those of which none
+    does are answers. UserError for any others."""
+    firsts = sorted({value[0] for _, value in rows})
+    start = firsts[0] if start_id is None and firsts else start_id
+    if start is not None and start not in firsts:
+        return _recording(rows, "answers alone", start)
+    if len(firsts) > 1:
+        told = "one decoder start id" if start_id is None else f"the decoder start id {start_id}"
+        shown = ", ".join(map(str, firsts[:5])) + ("…" if len(firsts) > 5 else "")
+        raise UserError(f"{file}: all values of an encoder-decoder model must begin with {told}, got {shown}")
+    return _recording([(prompt, value[1:]) for prompt, value in rows], "start first", start)
+
+
+def _map(file: Path, text: str) -> list[tuple[Ids, Ids]] | None:
+    """The JSON map, keys and values as they are; None for a file of JSON lines."""
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if {"vocab_size", "prompt_ids", "answer_ids", "event"} & told.keys():
+        return None
+    return [(_joined(file, text, key, key), _joined(file, text, key, value)) for key, value in told.items()]
+
+
+def _joined(file: Path, text: str, key: str, ids: Any) -> Ids:
+    parts = ids.split("_") if isinstance(ids, str) else []
+    if not parts or not all(part.isascii() and part.isdigit() for part in parts):
+        refuse(file, text, max(0, text.find(json.dumps(key))), f'the entry "{_short(key)}" must be ids joined by "_"')
+    return tuple(map(int, parts))
+
+
+def _short(key: str) -> str:
+    return key if len(key) <= 30 else key[:29] + "…"
+
+
+def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> Recording:
+    """JSON lines. A last one without its newline was being written when the writer was stopped: it is left out."""
+    header: dict[str, Any] = {}
+    found: dict[Ids, Recorded] = {}
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            told = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == len(lines) and number > 1:
+                break
+            raise UserError(f"{file}:{number}: no JSON: {error}") from None
+        if not isinstance(told, dict):
+            raise UserError(f"{file}:{number}: must be a JSON object, got {line.strip()[:20]!r}")
+        if "prompt_ids" in told and "answer_ids" in told:
+            if told["answer_ids"] == []:
+                continue  # stopped before its first token
+            one = _answer(file, number, told)
+            found[one.prompt] = one
+        elif "vocab_size" in told or "pass_seconds" in told:
+            header |= _header(file, number, told)
+    if arch == "seq2seq" and start_id is not None:
+        header.setdefault("start_id", start_id)
+    if arch is not None and (arch == "seq2seq") != ("start_id" in header):
+        told = f"start_id {header['start_id']}" if "start_id" in header else "no start_id"
+        raise UserError(f"{file}: its header tells {told}, arch must be {'seq2seq' if arch == 'causal' else 'causal'}")
+    return Recording(tuple(found.values()), header)
+
+
+def _answer(file: Path, number: int, told: dict[str, Any]) -> Recorded:
+    prompt, answer = (checked(file, number, name, told[name]) for name in ("prompt_ids", "answer_ids"))
+    best = told.get("best_ids", [])
+    if not isinstance(best, list):
+        raise UserError(f"{file}:{number}: best_ids must be a list of lists of ids")
+    return Recorded(prompt, answer, tuple(checked(file, number, "an entry of best_ids", ids) for ids in best), told)
+
+
+def _header(file: Path, number: int, told: dict[str, Any]) -> dict[str, Any]:
+    """The header's line; what a reader counts on is checked."""
+    for name, least in (("vocab_size", 1), ("end_id", 0), ("start_id", 0), ("context", 1)):
+        value = told.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            raise UserError(f"{file}:{number}: {name} must be a whole number, {least} or more, got {value!r}")
+    if told.get("stop_ids"):
+        checked(file, number, "stop_ids", told["stop_ids"])
+    seconds = told.get("pass_seconds")
+    if seconds is not None and not (
+        isinstance(seconds, dict)
+        and all(n.isascii() and n.isdigit() and int(n) for n in seconds)
+        and all(isinstance(one, int | float) and 0 < one < 1e9 for one in seconds.values())
+    ):
+        raise UserError(f'{file}:{number}: pass_seconds must map numbers of tokens to seconds, such as {{"1": 0.05}}')
+    return {name: value for name, value in told.items() if value is not None}

@@ -1,0 +1,188 @@
+"""A target played back from a file: its recorded answers stand in for a model that cannot run here.
+
+The files are those of sampling/recorded/answers.py. Scores are one-hot by position, so only greedy decoding says
+anything; where a recording has the model's likeliest ids, they rank behind the recorded one, with no mass. Knows no
+model and no text; has no keys, values or hidden states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sampling.recorded.answers import Ids, Recording, read_recording
+from sampling.rows import common_prefix
+from sampling.types import Draft, Rows, Session, depths_of
+from utils.errors import UserError
+
+PEAK = 1e4  # logit of the recorded token: every other one has probability 0 in float32
+RUNNER_UP = PEAK / 2  # of the model's likeliest other ids: the first one, each later one STEP less
+STEP = 10.0
+
+
+class RecordedLM:
+    """A target that answers known prompts as recorded; satisfies :class:`sampling.types.LM`.
+
+    Args:
+        answers: prompt ids → answer ids.
+        end_id: what it says behind the end of a recording.
+        vocab_size: of the recorded model; by default just large enough for the recorded ids.
+        name: how events and figures call it.
+        start_id: what its decoder starts from, if it is an encoder-decoder model's recording: rows begin with that
+            then, not with the prompt.
+        best: prompt ids → the model's likeliest ids at each place of the answer, likeliest first.
+    """
+
+    takes_trees = True
+
+    def __init__(
+        self,
+        answers: Mapping[Ids, Sequence[int]],
+        end_id: int,
+        vocab_size: int | None = None,
+        name: str = "target",
+        context: int = 1 << 30,
+        start_id: int | None = None,
+        best: Mapping[Ids, Sequence[Ids]] | None = None,
+    ) -> None:
+        if not answers:
+            raise UserError(f"the recording of {name} holds no answer")
+        self.answers = {tuple(prompt): list(answer) for prompt, answer in answers.items()}
+        highest = max(end_id, *(max((*prompt, *answer)) for prompt, answer in self.answers.items()))
+        if vocab_size is not None and highest >= vocab_size:
+            raise UserError(f"the recording of {name} holds id {highest}, its vocabulary ends at {vocab_size - 1}")
+        self.vocab_size = highest + 1 if vocab_size is None else vocab_size
+        self.name, self.end_id, self.context, self.start_id = name, end_id, context, start_id
+        self.best = {
+            tuple(prompt): [tuple(one for one in ids if one < self.vocab_size) for ids in places]
+            for prompt, places in (best or {}).items()
+        }
+
+    @property
+    def encodes(self) -> bool:
+        """Whether an encoder read the prompts."""
+        return self.start_id is not None
+
+    @staticmethod
+    def read(
+        path: str | Path,
+        end_id: int,
+        vocab_size: int | None = None,
+        name: str = "target",
+        start_id: int | None = None,
+    ) -> RecordedLM:
+        """The recording in a file that tells prompts and answers apart; UserError, in one line, for any other.
+
+        `end_id` and `start_id` stand for what the file does not tell; a `start_id` says that it is an encoder-decoder
+        model's.
+        """
+        found = read_recording(path, arch=None if start_id is None else "seq2seq", start_id=start_id)
+        return RecordedLM.of(found, end_id, vocab_size, name)
+
+    @staticmethod
+    def of(
+        recording: Recording,
+        end_id: int = 0,
+        vocab_size: int | None = None,
+        name: str = "target",
+        start_id: int | None = None,
+    ) -> RecordedLM:
+        """What a file held as an LM; what its header tells outranks `end_id` and `start_id`."""
+        told = recording.header
+        return RecordedLM(
+            {one.prompt: one.answer for one in recording.answers},
+            told.get("end_id", end_id),
+            recording.vocab_size if vocab_size is None else vocab_size,
+            name,
+            told.get("context", 1 << 30),
+            told.get("start_id", start_id),
+            {one.prompt: one.best for one in recording.answers if one.best},
+        )
+
+    def open(
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
+    ) -> RecordedSession:
+        """A session for recorded prompts; UserError for others, and where hidden states are asked for."""
+        if hidden:
+            raise UserError(f"{self.name} is a recording: it has no hidden states for a drafter to read")
+        size = self.vocab_size if target is None else target.vocab_size
+        return RecordedSession(self, [list(row) for row in prompt], size)
+
+    def answer(self, prompt: list[int]) -> list[int]:
+        """What was recorded; UserError for a prompt that was not."""
+        found = self.answers.get(tuple(prompt))
+        if found is None:
+            raise UserError(f"the recording of {self.name} holds no answer to this prompt of {len(prompt)} tokens")
+        return found
+
+
+class RecordedSession:
+    """Rows of a recording; satisfies :class:`sampling.types.Session`. What is read counts as cached."""
+
+    @property
+    def takes_trees(self) -> bool:
+        return self.lm.takes_trees
+
+    def __init__(self, lm: RecordedLM, prompt: Rows, vocab_size: int) -> None:
+        self.lm, self.vocab_size = lm, vocab_size
+        self.source = prompt if lm.start_id is not None else None
+        self.initial = prompt if lm.start_id is None else [[lm.start_id] for _ in prompt]
+        answers = [lm.answer(row) for row in prompt]
+        self._texts = [first + answer for first, answer in zip(self.initial, answers, strict=True)]
+        self._best = [lm.best.get(tuple(row), []) for row in prompt]
+        self._begins = list(map(len, self.initial))
+        self._cached: Rows = [[] for _ in prompt]
+
+    def sync(self, rows: Rows) -> list[int]:
+        """Tokens of each row that were read before."""
+        lengths = [common_prefix(cached, row) for cached, row in zip(self._cached, rows, strict=True)]
+        for cached, length in zip(self._cached, lengths, strict=True):
+            del cached[length:]
+        return lengths
+
+    def score(self, rows: Rows, draft: Draft) -> Tensor:
+        """[B, N+1, V]: the recorded token of each position has all the mass."""
+        self._cached = [list(row) for row in rows]
+        count = draft.tokens.shape[1] + 1
+        beyond = [0, *depths_of(draft.parents, count - 1)]
+        said = [
+            [text[at] if at < len(text) else self.lm.end_id for at in (len(row) + depth for depth in beyond)]
+            for row, text in zip(rows, self._texts, strict=True)
+        ]
+        logits = torch.zeros(len(rows), count, self.lm.vocab_size)
+        for place, (row, best) in enumerate(zip(rows, self._best, strict=True)):
+            first = len(row) - self._begins[place]
+            for column, ids in enumerate(best[first : first + count] if first >= 0 else ()):
+                logits[place, column, list(ids)] = RUNNER_UP - STEP * torch.arange(len(ids))
+        logits.scatter_(2, torch.tensor(said)[..., None], PEAK)
+        return F.pad(logits, (0, self.vocab_size - self.lm.vocab_size), value=-torch.inf)
+
+    def keep(self, path: Tensor) -> None:
+        return None  # positions are all it knows
+
+    def select(self, rows: Tensor) -> None:
+        chosen = rows.tolist()
+        self._texts = [self._texts[row] for row in chosen]
+        self._best = [self._best[row] for row in chosen]
+        self._begins = [self._begins[row] for row in chosen]
+        self._cached = [list(self._cached[row]) for row in chosen]
+        self.initial = [self.initial[row] for row in chosen]
+        if self.source is not None:
+            self.source = [self.source[row] for row in chosen]
+
+    def fork(self) -> RecordedSession:
+        """An independent session at the same place."""
+        twin = RecordedSession(self.lm, [list(row) for row in self.source or self.initial], self.vocab_size)
+        twin._texts, twin._cached = list(self._texts), [list(row) for row in self._cached]
+        twin._best, twin._begins = list(self._best), list(self._begins)
+        return twin
+
+    def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        raise UserError(f"{self.lm.name} is a recording: it has no keys and values for a drafter to read")
+
+    def hidden(self) -> Tensor:
+        raise UserError(f"{self.lm.name} is a recording: it has no hidden states for a drafter to read")

@@ -1,0 +1,184 @@
+"""The figures of an answer: a record, and how several become one.
+
+Pure arithmetic; knows no events (sampling/stats/metrics.py makes the record of them), no text, no tensors and no
+models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+from sampling.events import Reason
+
+TARGET = "target"  # what calls name the outermost target
+
+
+def ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _round(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The figures of one answer (or of several, see :func:`merge`); all times in milliseconds.
+
+    `predicted_n` counts every emitted token, the opening round's included; `openings` is how many
+    of them opening rounds yielded (1 for an answer that has begun), and rates leave those out.
+    `predicted_ms`, `draft_ms`, `verify_ms`, `sample_ms`, `overhead_ms`, `calls`, `target_passes` and
+    everything about drafts cover the rounds after the opening one. `prompt_ms` is what reading the
+    prompt took, `ttft_ms` that and the rest of the opening round (None before the first token).
+    `accepted_at[j]` and `examined_at[j]` count drafts at depth j (0 = first after the prefix);
+    `acceptance_histogram[a]` counts rounds that accepted a drafts. `top2_gaps[i]` is the gap of the
+    target's two best logits at emitted token i, None where it was not recorded (inside a run of
+    accepted drafts). Figures that are undefined are None, never NaN.
+
+    `calls` and `call_ms` are forward passes and milliseconds by model. `sources[i]` is (drafted, accepted) of what the
+    drafter's i-th name proposed. Of a cascade, all levels together: `reviews` has (accepted, examined) of each
+    reviewer, `reviewed` the drafts that it was given; `tail` is (drafted, accepted, examined) of the target's drafts
+    that stood behind the reviewed ones. `beams` are those of a beam search, 0 for any other way of decoding.
+    """
+
+    stop_reason: Reason | None = None
+    prompt_n: int = 0
+    prompt_ms: float = 0.0
+    ttft_ms: float | None = None
+    predicted_n: int = 0
+    predicted_ms: float = 0.0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    draft_n_rejected: int = 0
+    draft_n_discarded: int = 0
+    target_passes: int = 0
+    accepted_at: tuple[int, ...] = ()
+    examined_at: tuple[int, ...] = ()
+    acceptance_histogram: tuple[int, ...] = ()
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    sample_ms: float = 0.0
+    overhead_ms: float = 0.0
+    calls: dict[str, int] = field(default_factory=dict)
+    call_ms: dict[str, float] = field(default_factory=dict)
+    reviews: dict[str, tuple[int, int]] = field(default_factory=dict)
+    reviewed: dict[str, int] = field(default_factory=dict)
+    sources: tuple[tuple[int, int], ...] = ()
+    tail: tuple[int, int, int] = (0, 0, 0)
+    openings: int = 0
+    top2_gaps: tuple[float | None, ...] = ()
+    beams: int = 0
+
+    @property
+    def predicted_per_second(self) -> float | None:
+        """Tokens a second after the first token; None before a round has been timed."""
+        return ratio(1000.0 * (self.predicted_n - self.openings), self.predicted_ms)
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """Block efficiency: tokens emitted a target pass, the target's own token included."""
+        return ratio(self.predicted_n - self.openings, self.target_passes)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / drafted."""
+        return ratio(self.draft_n_accepted, self.draft_n)
+
+    @property
+    def alpha(self) -> float | None:
+        """Accepted / examined: the chance that an examined draft is accepted."""
+        return ratio(self.draft_n_accepted, self.draft_n_accepted + self.draft_n_rejected)
+
+    @property
+    def alpha_per_position(self) -> tuple[float | None, ...]:
+        """Accepted at j / examined at j for every draft position up to gamma."""
+        return tuple(ratio(a, e) for a, e in zip(self.accepted_at, self.examined_at, strict=True))
+
+    @property
+    def last_top2_gap(self) -> float | None:
+        """The gap of the target's two best logits at the last emitted token."""
+        return self.top2_gaps[-1] if self.top2_gaps else None
+
+    def gap_at(self, position: int) -> float | None:
+        """The top-2 gap at emitted token `position` (from 0), None where it is not known."""
+        return self.top2_gaps[position] if 0 <= position < len(self.top2_gaps) else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures under the names of `run --json`, in their order; times in milliseconds.
+
+        `reviews` is there only if something was reviewed, `beams` only of a beam search.
+        """
+        told: dict[str, Any] = {
+            "stop_reason": self.stop_reason,
+            "prompt_n": self.prompt_n,
+            "prompt_ms": round(self.prompt_ms, 3),
+            "ttft_ms": _round(self.ttft_ms, 3),
+            "predicted_n": self.predicted_n,
+            "predicted_ms": round(self.predicted_ms, 3),
+            "predicted_per_second": _round(self.predicted_per_second, 3),
+            "draft_n": self.draft_n,
+            "draft_n_accepted": self.draft_n_accepted,
+            "draft_n_rejected": self.draft_n_rejected,
+            "target_passes": self.target_passes,
+            "tokens_per_pass": _round(self.tokens_per_pass, 4),
+            "acceptance_rate": _round(self.acceptance_rate, 4),
+            "alpha": _round(self.alpha, 4),
+            "alpha_per_position": [_round(alpha, 4) for alpha in self.alpha_per_position],
+            "acceptance_histogram": list(self.acceptance_histogram),
+            "draft_ms": round(self.draft_ms, 3),
+            "verify_ms": round(self.verify_ms, 3),
+            "sample_ms": round(self.sample_ms, 3),
+            "calls": dict(self.calls),
+            "call_ms": {model: round(spent, 3) for model, spent in self.call_ms.items()},
+        }
+        if self.reviews:
+            names = ("accepted", "examined")
+            told["reviews"] = {model: dict(zip(names, counts, strict=True)) for model, counts in self.reviews.items()}
+        if self.beams:
+            told["beams"] = self.beams
+        return told
+
+
+def _added(rows: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sum(column) for column in zip_longest(*rows, fillvalue=0))
+
+
+def _by_model(parts: Sequence[Mapping[str, Any]], add: Callable[[list[Any]], Any] = sum) -> dict[str, Any]:
+    models = dict.fromkeys(model for part in parts for model in part)
+    return {model: add([part[model] for part in parts if model in part]) for model in models}
+
+
+_SUMMED = (
+    *("prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "openings", "target_passes"),
+    *("draft_n", "draft_n_accepted", "draft_n_rejected", "draft_n_discarded"),
+    *("draft_ms", "verify_ms", "sample_ms", "overhead_ms"),
+)
+_ADDED = ("accepted_at", "examined_at", "acceptance_histogram")
+_BY_MODEL = ("calls", "call_ms", "reviewed")
+
+
+def merge(stats: Iterable[Stats]) -> Stats:
+    """One Stats for several answers: counts and times add up, so rates are Σ tokens / Σ time.
+
+    `ttft_ms` is the mean over the answers that have begun; `stop_reason` is theirs if they agree.
+    """
+    parts = list(stats)
+    reasons = {part.stop_reason for part in parts}
+    begun = [part for part in parts if part.ttft_ms is not None]
+    openings = sum(part.openings for part in begun)
+    fields: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
+    fields |= {name: _added(getattr(part, name) for part in parts) for name in _ADDED}
+    fields |= {name: _by_model([getattr(part, name) for part in parts]) for name in _BY_MODEL}
+    fields["reviews"] = _by_model([part.reviews for part in parts], _added)
+    fields["sources"] = tuple(map(_added, zip_longest(*(part.sources for part in parts), fillvalue=())))
+    fields["tail"] = _added([Stats.tail, *(part.tail for part in parts)])
+    return Stats(
+        **fields,
+        stop_reason=reasons.pop() if len(reasons) == 1 else None,
+        ttft_ms=ratio(sum((part.ttft_ms or 0.0) * part.openings for part in begun), openings),
+        top2_gaps=tuple(gap for part in parts for gap in part.top2_gaps),
+        beams=max((part.beams for part in parts), default=0),
+    )

@@ -1,0 +1,94 @@
+"""Standardised walltime improvement: how many times fewer costs than plain decoding, whatever the machine
+(Chen et al. 2023, arXiv 2312.11462).
+
+SWI = N·c_target / Σ_m calls_m·c_m over the N tokens that those calls brought. What makes no calls (max-gram, n-grams,
+tables) costs nothing. Tables give the cost of a model by its published name; pure arithmetic, knows no models and
+measures nothing itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sampling.stats.summary import TARGET, Stats
+
+_FLAN = {
+    f"flan-t5-{size}": cost
+    for size, cost in zip(("small", "base", "large", "xl", "xxl"), (60.0, 220.0, 770.0, 3000.0, 11300.0), strict=True)
+}
+_LLAMA = {"llama-68m": 68.0, "llama-160m": 160.0, "llama-7b": 7000.0}
+
+TABLES: Mapping[str, Mapping[str, float]] = {
+    "model_parameters": {**_FLAN, **_LLAMA},  # millions
+    "previous_work": {"flan-t5-small": 0.02, "flan-t5-base": 0.04, "flan-t5-large": 0.11, "flan-t5-xxl": 1.0},
+    "published": {**_FLAN, **_LLAMA, "llama-7b": 70000.0},  # the published table's slip
+}
+"""What a call costs, by table and model; only ratios within a table matter."""
+MEASURED = "measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a model of the calls is really called, and how many parameters it has (None: not known)."""
+
+    name: str
+    parameters: int | None = None
+
+
+def normalised(name: str) -> str:
+    """A model's name as the tables have it: google/flan-t5-base → flan-t5-base, Llama-2-7b-chat-hf → llama-7b.
+
+    Any other name comes back in small letters, without its owner.
+    """
+    bare = name.rsplit("/", 1)[-1].lower()
+    words = re.split(r"[-_.\s]+", bare)
+    if words[:2] == ["flan", "t5"] and f"flan-t5-{''.join(words[2:3])}" in _FLAN:
+        return f"flan-t5-{words[2]}"
+    size = next((word for word in words[1:] if f"llama-{word}" in _LLAMA), None)
+    return f"llama-{size}" if words[0] == "llama" and size else bare
+
+
+def swi(tokens: int, calls: Mapping[str, int], costs: Mapping[str, float], target: str = TARGET) -> float | None:
+    """N·c_target / Σ_m calls_m·c_m; None if a cost is missing or nothing was called.
+
+    Args:
+        tokens: N, those that the calls brought (the opening round's token and calls are in neither).
+        calls: forward passes by model.
+        costs: of one call, by model.
+        target: which of the models plain decoding would call once a token.
+    """
+    called = {model: passes for model, passes in calls.items() if passes}
+    if target not in costs or not called.keys() <= costs.keys():
+        return None
+    spent = sum(passes * costs[model] for model, passes in called.items())
+    return tokens * costs[target] / spent if spent else None
+
+
+def costs_of(table: str, models: Mapping[str, Model]) -> dict[str, float]:
+    """What a call of each model costs by one of TABLES; what is in neither table nor parameters is left out.
+
+    Under "model_parameters" a model that is not listed costs its own parameters, in millions.
+    """
+    listed = TABLES[table]
+    found: dict[str, float] = {}
+    for called, model in models.items():
+        cost = listed.get(normalised(model.name))
+        if cost is None and table == "model_parameters" and model.parameters is not None:
+            cost = model.parameters / 1e6
+        if cost is not None:
+            found[called] = cost
+    return found
+
+
+def measured_costs(stats: Stats) -> dict[str, float]:
+    """Milliseconds of a call of each model, the mean of this very run."""
+    return {model: stats.call_ms.get(model, 0.0) / passes for model, passes in stats.calls.items() if passes}
+
+
+def every_swi(stats: Stats, models: Mapping[str, Model]) -> dict[str, float | None]:
+    """The SWI of a run by every table, and by the times of the run itself. `models` by the names of its calls."""
+    tokens = stats.predicted_n - stats.openings
+    costs = {table: costs_of(table, models) for table in TABLES} | {MEASURED: measured_costs(stats)}
+    return {name: swi(tokens, stats.calls, cost) for name, cost in costs.items()}

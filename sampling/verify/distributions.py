@@ -1,0 +1,101 @@
+"""A verifier's laws behind the nodes of a draft, the prefixes that they stand on, and what refusals leave of a law.
+Knows drafts; judges nothing.
+
+A tree has many more nodes than a row comes to stand at, and the law of a large vocabulary costs a processor as much as
+drafting does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sampling.types import Draft, Rows, Sampler, above
+
+TINY = 1e-12  # a residual with less mass than this is rounding: draw from p
+
+
+class LazyLaws:
+    """See :class:`sampling.types.Laws`: each is worked out when it is first asked for; on an accelerator, where
+    starting the work is what costs, all are at once.
+    """
+
+    def __init__(self, logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> None:
+        self._logits, self._draft, self._rows, self._sampler = logits, draft, rows, sampler
+        self._all: Tensor | None = None
+        self._known: dict[tuple[int, int], Tensor] = {}
+
+    def all(self) -> Tensor:
+        if self._all is None:
+            self._all = law_of(self._logits, self._draft, self._rows, self._sampler)
+        return self._all
+
+    def at(self, rows: Tensor, nodes: Tensor) -> Tensor:
+        if self._all is not None or self._logits.device.type != "cpu":
+            laws = self.all()
+            return laws[rows.to(laws.device), nodes.to(laws.device) + 1]
+        places = list(zip(rows.tolist(), nodes.tolist(), strict=True))
+        new = [place for place in dict.fromkeys(places) if place not in self._known]
+        if new:
+            found = self._law(new)
+            self._known.update(zip(new, found, strict=True))
+            if new == places:
+                return found
+        return torch.stack([self._known[place] for place in places])
+
+    def _law(self, places: list[tuple[int, int]]) -> Tensor:
+        prefixes: Rows = []
+        if self._sampler.needs_prefixes:
+            prefixes = prefixes_of(self._rows, self._draft, places)
+        if len(places) == 1:  # a view
+            ((row, node),) = places
+            return self._sampler.law(self._logits[row, node + 1][None], prefixes)
+        rows, nodes = torch.tensor(places).unbind(1)
+        return self._sampler.law(self._logits[rows, nodes + 1], prefixes)
+
+
+def law_of(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> Tensor:
+    """The verifier's law [B, N+1, V] at the root and after each node."""
+    return sampler.law(logits, prefixes_of(rows, draft) if sampler.needs_prefixes else [])
+
+
+def prefixes_of(rows: Rows, draft: Draft, places: Sequence[tuple[int, int]] | None = None) -> Rows:
+    """The committed tokens and the drafts down to these (row, node) places, node -1 being the root; without them, of
+    all B × (N+1) places."""
+    drafts, count = draft.tokens.tolist(), draft.tokens.shape[1]
+    parents = above(draft.parents, count)
+    if places is None:
+        places = [(row, node) for row in range(len(rows)) for node in range(-1, count)]
+    found: Rows = []
+    for row, node in places:
+        tail: list[int] = []
+        while node >= 0:
+            tail.append(drafts[row][node])
+            node = parents[node]
+        found.append([*rows[row], *reversed(tail)])
+    return found
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """norm((p − q)⁺) [M, V]; p itself where nothing is left beyond rounding."""
+    return normal((p - q).clamp_(min=0), p)
+
+
+def normal(left: Tensor, p: Tensor) -> Tensor:
+    """norm(left) [M, V]; p where nothing is left beyond rounding."""
+    mass = left.sum(dim=-1, keepdim=True)
+    return torch.where(mass > TINY, left / mass.clamp(min=TINY), p)
+
+
+def check_ratio(ratio: Tensor) -> None:
+    """ValueError where p(x)/q(x) is no number."""
+    if bool(ratio.isnan().any()):
+        raise ValueError("p(x)/q(x) is 0/0: a token was drafted that its own law gives no mass")
+
+
+def point_laws(tokens: Tensor, like: Tensor) -> Tensor:
+    """The laws [..., V] with all mass on the tokens [...]; of absent ones (-1) any."""
+    laws = like.new_zeros(*tokens.shape, like.shape[-1])
+    return laws.scatter_(-1, tokens.clamp(min=0)[..., None].to(like.device), 1.0)

@@ -1,0 +1,92 @@
+"""The judgement of a model between drafter and target: it may be lenient, so that what it lets out has another law than
+its own, and it says which (Chen et al., arXiv 2312.11462). Judges chains; knows laws and drafts, no models and no text.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampling.types import Draft, Rows, Sampler, Verdict
+from sampling.verify.distributions import TINY, law_of, point_laws, residual
+from sampling.verify.rules import descend, examine_laws, examine_points
+
+
+class Review(NamedTuple):
+    """A reviewer's judgement: its verdict, and the laws that its tokens really have.
+
+    `laws` [B, N+1, V] hold at each depth the law of the token emitted there, accepted or the reviewer's own; None
+    where its tokens are to be taken as point masses.
+    """
+
+    verdict: Verdict
+    laws: Tensor | None
+
+
+def review(
+    logits: Tensor,
+    draft: Draft,
+    rows: Rows,
+    keys: Tensor,
+    sampler: Sampler,
+    lenience: float = 1.0,
+    going: Tensor | None = None,
+) -> Review:
+    """Examine a chain on the way to the target: `lenience` λ ≥ 1 lets more pass (ALGORITHMS section 3).
+
+    Arguments as for :func:`sampling.verify.rules.verify`; `sampler` is the drafters', `going` [M] the rows to examine
+    (None: all; the others' own token is -1). Drawn drafts: x ~ q is accepted with
+    probability min(1, λ·m(x)/q(x)), else the token is drawn from r = norm((m − q)⁺); what is emitted has the law
+    q̃ = min(q, λm) + (1 − Σ min(q, λm))·r, a point mass d being q = 1[d]. Where the sampler's drafts are point masses
+    (greedy, gumbel coupling) x is accepted if it is the reviewer's own token, or, for λ > 1, if m(x) > q(x)/λ at
+    temperature 1. Raises ValueError for a tree.
+    """
+    if draft.parents is not None:
+        raise ValueError("a review examines chains; the draft is a tree")
+    law, tokens = law_of(logits, draft, rows, sampler), draft.tokens.to(logits.device)
+    own = sampler.point_mass
+    emitted = None if own else law.clone()
+    passes = _lenient(logits, draft, tokens, lenience) if own else None
+    count = tokens.shape[1]
+
+    def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        depth = int(here[0]) + 1  # all rows stand equally deep
+        p, x, q = _taken(law, tokens, draft, depth, active)
+        if emitted is None:
+            let = passes[active, depth] if passes is not None and depth < count else None
+            chosen, token = examine_points(p, x[:, None], at, sampler, let)
+        else:
+            q = point_laws(x, p) if q is None else q
+            kept = torch.minimum(q, lenience * p)
+            rest = residual(p, q)
+            refused = (1 - kept.sum(dim=-1, keepdim=True)).clamp(min=TINY)  # what can be drawn has a law above 0
+            truly = kept + refused * rest
+            emitted[active.to(p.device), depth] = torch.where((x >= 0)[:, None], truly, p)
+            chosen, token = examine_laws(p, [q], x[:, None], at, sampler, rest, lenience)
+        return torch.where(chosen >= 0, depth, -1), token
+
+    return Review(Verdict(*descend(draft, keys, examine, going), law, logits), emitted)
+
+
+def _taken(
+    law: Tensor, tokens: Tensor, draft: Draft, depth: int, active: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """p [M, V], x [M] (-1: no draft) and q [M, V] (None: point masses) of the active rows at one depth."""
+    where, count = active.to(law.device), tokens.shape[1]
+    p = law[where, depth]
+    x = tokens[where, depth] if depth < count else torch.full_like(where, -1)
+    q = draft.probs[where, depth].to(p.dtype) if draft.probs is not None and depth < count else None
+    return p, x, q
+
+
+def _lenient(logits: Tensor, draft: Draft, tokens: Tensor, lenience: float) -> Tensor | None:
+    """[B, N] whether m(x) > q(x)/λ at temperature 1; None for λ = 1, where nothing passes that way."""
+    if lenience <= 1 or not tokens.shape[1]:
+        return None
+    before = logits[:, :-1].float()
+    chosen = before.gather(2, tokens.clamp(min=0)[..., None])[..., 0]
+    chance = (chosen - before.logsumexp(dim=-1)).exp()
+    raw = torch.ones_like(chance) if draft.raw is None else draft.raw.to(chance)
+    return (chance > raw / lenience) & (tokens >= 0)

@@ -1,0 +1,187 @@
+"""`bench --batch-size`: rows answered together say what they say one by one, and their figures say what each cost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import app.bench.run
+from app.bench.batches import run_rows
+from app.bench.options import BenchArgs, bench_args
+from app.bench.run import run_bench
+from app.lanes.lane import Engine
+from app.prompts.questions import prompt_ids
+from app.screen.output import load_engine
+from app.settings.layers import ModelOptions, Settings
+from sampling.events import Finished, Prefill, Step
+from sampling.loop import never
+from sampling.stats.metrics import Meter
+from sampling.stats.summary import Stats, merge
+from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+from utils.errors import UsageError
+
+SETTINGS = Settings(max_new_tokens=10, quiet=True)
+QUESTIONS = [
+    {"turns": ["hello there", "and now?"], "category": "chat"},
+    {"prompt": "x"},
+    {"turns": ["what is 2 + 2 and what is it not?", "why?"], "category": "chat"},
+    {"prompt": "y" * 400},  # longer than the context
+    {"prompt": "red fish, blue fish, red fish, blue"},
+]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return tiny_pair(tmp_path_factory.mktemp("batches"), context=300)
+
+
+@pytest.fixture(scope="module")
+def options(pair: TinyPair) -> ModelOptions:
+    return pair.options()
+
+
+@pytest.fixture(scope="module")
+def engine(options: ModelOptions) -> Engine:
+    return load_engine(SETTINGS, options, never)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    return write_prompts(tmp_path / "prompts.jsonl", QUESTIONS)
+
+
+def ids_of(data: dict[str, Any]) -> dict[Any, list[int]]:
+    return {
+        (entry["prompt"], entry["turn"], result["method"], result["gamma"], result["repeat"]): result["ids"]
+        for entry in data["prompts"]
+        for result in entry["results"]
+    }
+
+
+def test_batches_say_what_single_prompts_say(
+    options: ModelOptions, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Second turns are batches of their own; a prompt that does not fit is skipped alone."""
+    told = {}
+    for size in (1, 3):
+        args = BenchArgs(
+            prompts,
+            methods=("ar", "spec", "ngram"),
+            gammas=(3, "auto"),
+            repeat=1 if size == 1 else 2,
+            out=tmp_path / f"{size}.json",
+            batch_size=size,
+        )
+        assert run_bench(SETTINGS, options, args) == 0
+        told[size] = json.loads((tmp_path / f"{size}.json").read_text())
+    one, three = (ids_of(told[size]) for size in (1, 3))
+    assert len(three) == 2 * len(one) == 2 * 6 * 5
+    assert {place: ids for place, ids in three.items() if place[-1] == 0} == one
+    assert [row["differs"] for row in told[3]["summary"]] == [None, 0, 0, 0, 0]
+    assert [row["batch_size"] for row in told[3]["summary"]] == [3] * 5
+    assert (told[1]["batch_size"], told[3]["batch_size"]) == (1, 3)
+    assert len(told[3]["skipped"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.count(" at a time; rates leave prefill out") == 1
+    assert told[3]["summary"][1]["tokens_per_pass"] == told[1]["summary"][1]["tokens_per_pass"] > 1
+
+
+def test_the_rows_seconds_are_the_batchs(engine: Engine) -> None:
+    """Rows that end at different times: what each cost adds up to what the lane took; the first token waits for all."""
+    rows = [prompt_ids(engine, question, SETTINGS) for question in ("hello", "x" * 120, "what is it")]
+    lane, events = engine.lane("spec", SETTINGS), []
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lane, name)
+
+        def run_rows(self, *given: Any, **named: Any) -> Any:
+            for event in lane.run_rows(*given, **named):
+                events.append(event)
+                yield event
+
+    answers = run_rows(Watched(), rows, engine.tokenizer.decode, interrupt=never)  # type: ignore[arg-type]
+    seconds = sum(event.seconds for event in events if not isinstance(event, Finished))
+    total = merge(answer.stats for answer in answers)
+    opening = [next(event for event in events if isinstance(event, Step) and event.row == row) for row in range(3)]
+    drafting = sum(step.seconds - step.verify_s for step in opening)
+    assert total.prompt_ms + total.predicted_ms + 1000 * drafting == pytest.approx(1000 * seconds)
+    reading = sum(event.seconds for event in events if isinstance(event, Prefill))
+    first = 1000 * (reading + sum(step.seconds for step in opening))
+    assert [answer.stats.ttft_ms for answer in answers] == pytest.approx([first] * 3)
+    assert [answer.stats.prompt_n for answer in answers] == list(map(len, rows))
+    assert [answer.rows for answer in answers] == [3] * 3
+    assert all(answer.stats.draft_n > 0 for answer in answers)
+
+
+def test_a_meter_shares_the_prefill_out() -> None:
+    def step(row: int) -> Step:
+        return Step(row, 0, (), (), (), (), 5, (), (), 1.0, (), 0.25, 1.0, 0.25)
+
+    found: list[Stats] = []
+    for row in (0, 1):
+        meter = Meter(row, 7, rows=2)
+        for event in (Prefill(3, 6, 4.0), step(0), step(1)):
+            meter.add(event)
+        found.append(meter.stats)
+    assert [(one.prompt_ms, one.ttft_ms, one.prompt_n) for one in found] == [(3000.0, 7000.0, 7)] * 2
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"methods": ("ar", "beam")}, "lane beam searches for one prompt at a time, got --batch-size 4"),
+        ({"against": "transformers"}, "--against times one prompt at a time, got --batch-size 4"),
+        ({"check_identity": True}, "--check-identity compares one prompt at a time, got --batch-size 4"),
+    ],
+)
+def test_what_takes_one_prompt_at_a_time_is_refused_before_anything_is_loaded(more: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=f"^{told}$"):
+        run_bench(SETTINGS, ModelOptions(target="/nowhere"), replace(BenchArgs(batch_size=4), **more))
+
+
+def test_the_lane_of_beams_refuses_rows(engine: Engine) -> None:
+    with pytest.raises(UsageError, match="lane beam searches for one prompt at a time, got 2"):
+        engine.lane("beam", SETTINGS).run_rows([[3], [4]])
+
+
+def test_the_flag() -> None:
+    assert bench_args({"batch_size": "8"}).batch_size == 8
+    with pytest.raises(UsageError, match="--batch-size must be a whole number from 1 to 1024, got 0"):
+        bench_args({"batch_size": "0"})
+
+
+def test_an_interrupt_drops_the_batch_that_it_cut(
+    options: ModelOptions,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = [0]
+
+    class Scripted:
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+        def __call__(self) -> bool:
+            looks[0] += 1
+            return looks[0] > 60
+
+    monkeypatch.setattr(app.bench.run, "Interrupts", Scripted)
+    args = BenchArgs(prompts, methods=("ar",), repeat=9, out=tmp_path / "out.json", batch_size=2)
+    assert run_bench(SETTINGS, options, args) == 130
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert data["complete"] is False
+    done = [len(entry["results"]) for entry in data["prompts"]]
+    assert len(set(done[:2])) == 1
+    assert 0 < sum(done) < 9 * 6
+    assert {result["stop_reason"] for entry in data["prompts"] for result in entry["results"]} <= {"eos", "length"}
+    assert f"interrupted after {sum(done)} answers" in capsys.readouterr().err

@@ -1,0 +1,367 @@
+"""`bench --out` killed anywhere and taken up again: nothing lost or twice, the same figures, or one line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import app.bench.run
+from app.bench.journal import Journal, Place, difference
+from app.bench.options import BenchArgs
+from app.bench.run import run_bench
+from app.lanes.answers import Answer
+from app.lanes.comparison import Variant
+from app.lanes.costs import Terms
+from app.screen.output import load_engine
+from app.settings.layers import Settings
+from sampling.loop import never
+from sampling.stats.summary import Stats
+from sampling.stats.swi import Model
+from tests.support.screen import ROOT
+from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+from utils.errors import UsageError, UserError
+
+ROWS = [
+    {"turns": ["hello there", "and now?"], "category": "chat", "question_id": 11},
+    {"prompt": "x" * 400, "category": "long"},  # does not fit
+    {"prompt": "what is 2 + 2", "category": "maths"},
+]
+SETTINGS = Settings(max_new_tokens=6, quiet=True)
+TOTAL = 3 * 2 * 2 * 2  # prompts, repeats, temperatures; ar and ngram
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return tiny_pair(tmp_path_factory.mktemp("journal"), stop=False, context=300)
+
+
+class World:
+    """A benchmark whose answers are a function of method, gamma, temperature and prompt; it may be cut off."""
+
+    def __init__(self, pair: TinyPair, folder: Path) -> None:
+        self.options = pair.options()
+        self.engine = load_engine(SETTINGS, self.options, never)
+        self.out = folder / "out.json"
+        self.journal = folder / "out.json.partial"
+        self.prompts = write_prompts(folder / "prompts.jsonl", ROWS)
+        self.asked: list[tuple[Any, ...]] = []
+        self.left = 1 << 30
+        self.kept = b""  # the journal of the last run that came to its end
+
+    def rule(self, patch: pytest.MonkeyPatch) -> None:
+        """Put its answers in the place of real ones."""
+        patch.setattr(app.bench.run, "run_lane", self.run_lane)
+        patch.setattr(app.bench.run, "load_engine", lambda *_: self.engine)
+        patch.setattr(app.bench.run, "WARM_UP", 3)  # so that warm-ups can be told from answers
+
+    def run_lane(self, lane: Any, prompt: list[int], decode: Any, *, interrupt: Any, terms: Terms) -> Answer:
+        told = lane.settings
+        call = (lane.name, told.gamma, told.temperature, tuple(prompt))
+        if told.max_new_tokens == SETTINGS.max_new_tokens:
+            self.asked.append(call)
+            self.left -= 1
+        draw, text = random.Random(repr(call)), random.Random(repr((told.temperature, prompt)))
+        ids = [text.randrange(40, 250) for _ in range(6)]
+        ids[5] = draw.choice([ids[5], 7])  # now and then another text
+        stats = Stats(
+            stop_reason="interrupted" if self.left < 0 else "length",
+            prompt_n=len(prompt),
+            ttft_ms=draw.random(),
+            predicted_n=6,
+            openings=1,
+            predicted_ms=draw.random() * 100,
+            target_passes=draw.randrange(2, 6),
+            top2_gaps=(None,) * 5 + (draw.choice([0.5, 1e-4, float("inf")]),),
+        )
+        return Answer(lane.name, tuple(ids), decode(ids), stats, False, terms)
+
+    def run(self, left: int = 1 << 30, *, like: Settings = SETTINGS, **changes: Any) -> int:
+        self.left, self.asked = left, []
+        args = BenchArgs(
+            **{
+                "prompts": self.prompts,
+                "methods": ("ar", "ngram"),
+                "gammas": (3,),
+                "temperatures": (0.0, 0.7),
+                "repeat": 2,
+                "out": self.out,
+                **changes,
+            }
+        )
+        return run_bench(like, self.options, args)
+
+    def told(self) -> dict[str, Any]:
+        """The final file without what may differ from part to part."""
+        data: dict[str, Any] = json.loads(self.out.read_text())
+        for name in ("machine", "parts", "resumed"):
+            del data[name]
+        return data
+
+    def cut(self, size: int) -> None:
+        self.out.unlink(missing_ok=True)
+        self.journal.write_bytes(self.kept[:size])
+
+
+@pytest.fixture(scope="module")
+def first(pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """With everything of an unbroken run in `whole`, `order` and `kept`."""
+    made: Any = World(pair, tmp_path_factory.mktemp("world"))
+    finish = Journal.close
+
+    def keep(journal: Journal, *, done: bool = False) -> None:
+        made.kept = journal.path.read_bytes() if done else made.kept
+        finish(journal, done=done)
+
+    with pytest.MonkeyPatch.context() as once:
+        made.rule(once)
+        once.setattr(Journal, "close", keep)
+        assert made.run() == 0
+    made.whole, made.order = made.told(), made.asked
+    return made
+
+
+@pytest.fixture
+def world(first: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same before a run of its own."""
+    first.rule(monkeypatch)
+    for path in (first.out, first.journal):
+        path.unlink(missing_ok=True)
+    return first
+
+
+def test_an_unbroken_run_leaves_the_file_alone(world: Any) -> None:
+    assert world.run() == 0
+    assert world.told() == world.whole
+    assert sorted(path.name for path in world.out.parent.iterdir()) == ["out.json", "prompts.jsonl"]
+    data = json.loads(world.out.read_text())
+    assert (data["resumed"], [part["answers"] for part in data["parts"]]) == (0, [TOTAL])
+    assert any(row["near_ties"] for row in data["summary"])
+    assert any(row["beyond_ties"] for row in data["summary"])
+
+
+def resumed(world: Any, known: int) -> None:
+    assert world.run() == 0
+    assert world.asked == world.order[known:]  # in the order of the unbroken run
+    assert world.told() == world.whole
+    assert not world.journal.exists()
+
+
+def test_a_journal_cut_at_any_line_goes_on_to_the_same_figures(world: Any) -> None:
+    lines = world.kept.splitlines(keepends=True)
+    assert len(lines) == TOTAL + 2
+    for count in range(len(lines) + 1):
+        known = max(0, count - 2)
+        world.cut(sum(map(len, lines[:count])))
+        resumed(world, known)
+        data = json.loads(world.out.read_text())
+        wanted = [TOTAL] if count < 2 else [known, TOTAL - known]
+        assert [part["answers"] for part in data["parts"]] == wanted
+        assert data["resumed"] == len(wanted) - 1
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=3))
+def test_cuts_at_any_byte_one_after_another_lose_only_the_torn_line(world: Any, shares: list[float]) -> None:
+    world.cut(len(world.kept))
+    for share in shares:
+        size = int(share * world.journal.stat().st_size)
+        whole = world.journal.read_bytes()[:size]
+        world.journal.write_bytes(whole)
+        known = whole.count(b'\n{"question"')
+        known -= not whole.endswith(b"\n") and whole.rpartition(b"\n")[2].startswith(b'{"question"')
+        stop = (TOTAL - known) // 2
+        if stop and world.run(stop) == 130:  # Ctrl-C in the answer after these
+            assert len(world.asked) == stop + 1
+            assert json.loads(world.out.read_text())["complete"] is False
+        else:
+            break
+    world.out.unlink(missing_ok=True)
+    world.run()
+    assert world.told() == world.whole
+
+
+def test_nothing_of_a_torn_line_stays_behind_what_comes_after_it(world: Any) -> None:
+    whole = world.kept.splitlines(keepends=True)
+    world.journal.write_bytes(b"".join(whole[:-1]) + b"x" * 9000)
+    assert world.run(0) == 130
+    assert len(world.journal.read_bytes().splitlines()) == len(whole)  # one part more
+    world.out.unlink()
+    resumed(world, TOTAL - 1)
+
+
+def test_after_ctrl_c_the_same_command_goes_on_and_says_so(world: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    loud = SETTINGS.changed(quiet=False)
+    assert world.run(5, like=loud) == 130
+    assert "interrupted after 5 answers: the same command goes on from there" in capsys.readouterr().err
+    assert world.run(like=loud) == 0
+    assert f"going on: 5 answers are in {world.journal}\n" in capsys.readouterr().err
+    assert len(world.asked) == TOTAL - 5
+    assert json.loads(world.out.read_text())["resumed"] == 1
+
+
+def test_a_finished_file_is_not_gone_on_from(world: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert world.run() == 0
+    assert world.run(like=SETTINGS.changed(quiet=False)) == 0
+    assert len(world.asked) == TOTAL
+    assert f"{world.out} is there already: this run begins anew and replaces it in the end" in capsys.readouterr().err
+
+
+def other_prompts(world: Any, rows: list[dict[str, Any]]) -> Path:
+    return write_prompts(world.prompts.with_name("prompts.jsonl"), rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"gammas": (3, 2)}, "gammas 3 there, 3,2 here"),
+        ({"temperatures": (0.0,)}, "temperatures 0.0,0.7 there, 0.0 here"),
+        ({"methods": ("ngram", "ar")}, "methods ar,ngram there, ngram,ar here"),
+        ({"repeat": 3}, "repeat 2 there, 3 here"),
+        ({"limit": 2}, "3 prompts there, 2 here"),
+        ({"turns": 1}, "other prompts (the first that differs is the 1. of 3)"),
+        ({"like": SETTINGS.changed(seed=7)}, "seed 42 there, 7 here"),
+        ({"like": SETTINGS.changed(system="x")}, "system  there, x here"),
+    ],
+)
+def test_the_journal_of_another_run_is_refused_and_kept(world: Any, changes: dict[str, Any], told: str) -> None:
+    world.cut(len(world.kept))
+    with pytest.raises(UsageError) as caught:
+        world.run(**changes)
+    assert str(caught.value) == (
+        f"{world.journal} is the journal of another run: {told} (delete it to begin anew, or give another --out)"
+    )
+    assert world.journal.read_bytes() == world.kept
+    assert world.asked == []
+
+
+def test_another_model_machine_or_tokenizer_is_refused(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.cut(len(world.kept))
+    with pytest.raises(UsageError, match=r"another run: drafter drafter there, ngram here"):
+        run_bench(SETTINGS, world.options.changed(drafter="ngram"), BenchArgs(world.prompts, out=world.out))
+    lines = world.kept.splitlines(keepends=True)
+    for old, new, told in (
+        (b'"device": "cpu"', b'"device": "cuda:0"', "device cuda:0 there, cpu here"),
+        (b'"prompt_n": ', b'"prompt_n": 1', "prompt 1 has 1[0-9]+ tokens there, [0-9]+ here"),
+    ):
+        world.journal.write_bytes(b"".join([lines[0], *(line.replace(old, new) for line in lines[1:])]))
+        with pytest.raises(UsageError, match=told):
+            world.run()
+
+
+def test_what_is_not_in_both_differs() -> None:
+    assert difference({"a": 1}, {"a": 1, "b": None}) is None
+    assert difference({"a": 1, "c": 2}, {"a": 1}) == "c 2 there, none here"
+
+
+@pytest.mark.parametrize(
+    ("number", "line", "told"),
+    [
+        (1, b"{}", "Field required"),
+        (1, b'{"journal": 2, "run": {}}', "version 2 there, 1 here"),
+        (2, b"nothing", "Expecting value"),
+        (3, b'{"question": 0}', "Field required"),
+        (5, None, "an answer twice"),
+    ],
+)
+def test_a_broken_line_is_named(world: Any, number: int, line: bytes | None, told: str) -> None:
+    lines = world.kept.splitlines()
+    lines[number - 1] = lines[number - 2] if line is None else line
+    world.journal.write_bytes(b"\n".join(lines) + b"\n")
+    with pytest.raises(UsageError, match=told) as caught:
+        world.run()
+    assert "\n" not in str(caught.value)
+    assert str(world.journal) in str(caught.value)
+
+
+VARIANT = Variant("spec", "auto", 0.7)
+WHOLE = Answer(
+    "spec",
+    (1, 2, 3),
+    "a\u2028b\ud800",
+    Stats(
+        stop_reason="eos",
+        ttft_ms=0.1 + 0.2,
+        accepted_at=(1, 2),
+        examined_at=(3, 4),
+        reviews={"glide": (1, 2)},
+        sources=((1, 2), (3, 4)),
+        top2_gaps=(None, float("inf"), 1e-3),
+        calls={"target": 3},
+    ),
+    True,
+    Terms(True, "auto", {"target": Model("t", None)}, ("match", "tables")),
+)
+
+
+def test_an_answer_comes_back_as_it_was(tmp_path: Path) -> None:
+    place = Place(3, 1, 0, VARIANT)
+    first = Journal(tmp_path / "o.json", {"a": 1})
+    first.begin({"device": "cpu"})
+    first.add(place, WHOLE)
+    with pytest.raises(UsageError, match=r"o\.json\.partial is being written by another run"):
+        Journal(tmp_path / "o.json", {"a": 1})
+    first.close()
+    again = Journal(tmp_path / "o.json", {"a": 1})
+    assert again.known == {place: WHOLE}
+    again.close(done=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Full:
+    """A file on a full disk."""
+
+    def write(self, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self) -> None:
+        """Nothing was held back."""
+
+
+def test_a_full_disk_is_one_line_and_what_is_there_is_kept(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "o.json", {})
+    journal.begin({})
+    journal.add(Place(0, 0, 0, VARIANT), WHOLE)
+    whole, held = journal.path.read_bytes(), journal._file
+    journal._file = Full()  # type: ignore[assignment]
+    with pytest.raises(UserError, match=r"cannot write .*o\.json\.partial: No space left on device \(what it holds"):
+        journal.add(Place(0, 0, 1, VARIANT), WHOLE)
+    held.close()
+    journal.close()
+    assert journal.path.read_bytes() == whole
+
+
+def test_a_run_killed_by_the_system_goes_on(pair: TinyPair, tmp_path: Path) -> None:
+    """Really SIGKILL, really two processes' work."""
+    out, journal = tmp_path / "out.json", tmp_path / "out.json.partial"
+    prompts = write_prompts(tmp_path / "prompts.jsonl", [ROWS[0], *({"prompt": f"number {n}"} for n in range(20))])
+    words = ["bench", "--prompts", str(prompts), "--methods", "ar,ngram", "--gammas", "2", "--repeat", "1"]
+    words += ["--max-new-tokens", "24", "--quiet", "--out", str(out), *pair.flags()]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen([sys.executable, str(ROOT / "infer.py"), *words], env=environ)
+    while not (journal.exists() and journal.read_bytes().count(b"\n") > 4):
+        assert child.poll() is None
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    known = journal.read_bytes().count(b'\n{"question"') - (not journal.read_bytes().endswith(b"\n"))
+    assert not out.exists()
+    from app.command_line.main import main
+
+    assert main(words) == 0
+    data = json.loads(out.read_text())
+    assert [part["answers"] for part in data["parts"]] == [known, 2 * 22 - known]
+    assert 0 < known < 44
+    assert [len(entry["results"]) for entry in data["prompts"]] == [2] * 22
+    assert {row["differs"] for row in data["summary"][1:]} == {0}

@@ -1,0 +1,317 @@
+"""The benchmark's report: its figures are the summary's, every plot is drawn or says why not, texts are inert."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from app.bench.report import page
+from app.bench.results import PARTS, Run, read_run, time_split
+from app.command_line.main import main
+from tests.support.tiny import tiny_pair, write_prompts
+from utils.errors import UserError
+from utils.svg_plots import svg
+
+HOSTILE = "</td></svg>--></style><script>alert(1)</script>\"'><img src=x onerror=alert(1)> $\\frac{ \x1b[31m &amp;"
+
+
+class Parsed(HTMLParser):
+    """What a browser would see: tags with attributes, texts, and of every table (by class) its rows of cells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[str] = []
+        self.tables: dict[str, list[list[list[tuple[str, str | None, str | None]]]]] = {}
+        self._rows: list[Any] = []
+        self._data: dict[str, str] = {}
+        self._cell = False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        told = {name: value or "" for name, value in attrs}
+        self.tags.append((tag, told))
+        if tag == "table":
+            self._rows = []
+            self.tables.setdefault(told.get("class", ""), []).append(self._rows)
+        elif tag == "tr":
+            self._rows.append([])
+        elif tag in ("td", "th"):
+            self._rows[-1].append(("", None, None))
+            self._cell = True
+        elif tag == "data":
+            self._data = dict(told)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "data":
+            self._data = {}
+        elif tag in ("td", "th"):
+            self._cell = False
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+        if self._cell:
+            text = self._rows[-1][-1][0] + data
+            self._rows[-1][-1] = (text, self._data.get("value"), self._data.get("class"))
+
+    def methods(self, table: int = 0) -> dict[str, dict[str | None, tuple[str, str | None]]]:
+        """Of each row of a table of methods the figures by their key: (text, value)."""
+        rows = self.tables["methods"][table][1:]
+        return {row[0][0]: {key: (text, value) for text, value, key in row[1:] if key} for row in rows}
+
+    def plotted(self, title: str) -> dict[str, list[float | None]]:
+        """The figures of a plot by their row's name."""
+        place = [text for text in self.texts if text in TITLES].index(title)
+        drawn = [text for text in self.texts if text in TITLES][: place + 1]
+        table = self.tables["plotted"][len(drawn) - 1]
+        return {row[0][0]: [None if value is None else float(value) for _, value, _ in row[1:]] for row in table[1:]}
+
+
+SPEEDUPS, ALPHAS, SWEEP, TIMES = TITLES = (
+    "Speed-up by category",
+    "Acceptance by draft position",
+    "Gamma: measured and expected speed-up",
+    "Where the time goes",
+)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what a real run wrote: b.json and b.html."""
+    folder = tmp_path_factory.mktemp("bench")
+    pair = tiny_pair(folder / "pair", stop=False)
+    rows = [{"prompt": "one", "category": "qa"}, {"prompt": "two", "category": "rag"}]
+    prompts = write_prompts(folder / "p.jsonl", rows)
+    flags = ["--prompts", str(prompts), "--methods", "ar,spec,ngram", "--gammas", "1,3,auto", "--repeat", "2"]
+    files = ["--out", str(folder / "b.json"), "--report", str(folder / "b.html")]
+    assert main(["bench", *pair.flags(), *flags, *files, "--max-new-tokens", "16", "--quiet"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(bench: Path) -> dict[str, Any]:
+    return json.loads((bench / "b.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def parsed(bench: Path) -> Parsed:
+    return Parsed((bench / "b.html").read_text())
+
+
+def named(row: dict[str, Any]) -> str:
+    gamma = f"auto({row['mean_gamma']:.1f})" if row["gamma"] == "auto" else row["gamma"]
+    heat = "" if row["temperature"] is None else f" T{row['temperature']:g}"
+    return (row["method"] if gamma is None else f"{row['method']} {gamma}") + heat
+
+
+KEYS = ("speedup", "expected_speedup", "tokens_per_pass", "acceptance_rate", "alpha", "c", "v", "ttft_ms", "differs")
+
+
+def test_the_table_holds_exactly_the_figures_of_the_summary(data: dict[str, Any], parsed: Parsed) -> None:
+    found = parsed.methods()
+    assert list(found) == [named(row) for row in data["summary"]]
+    for row in data["summary"]:
+        told = found[named(row)]
+        values = {key: row[key] for key in KEYS} | {"rate": row["predicted_per_second"]["mean"]}
+        for key, value in values.items():
+            assert value is None if key not in told else float(told[key][1] or "") == value, key
+        if row["speedup_per_repeat"]:
+            assert list(map(float, (told["speedup_per_repeat"][1] or "").split())) == row["speedup_per_repeat"]
+            assert told["speedup"][0] == f"{row['speedup']:.2f}x"
+            assert told["differs"][0] == f"0/{row['compared']}"
+
+
+def test_the_plots_hold_exactly_the_figures_of_the_file(data: dict[str, Any], parsed: Parsed) -> None:
+    speedups, alphas, sweep, times = map(parsed.plotted, TITLES)
+    fixed = [row for row in data["summary"] if isinstance(row["gamma"], int)]
+    assert list(sweep) == [named(row) for row in fixed]
+    for row in data["summary"][1:]:
+        name, each = named(row), row["speedup_per_repeat"]
+        assert speedups[name] == [row["speedup"], *(row["categories"][one]["speedup"] for one in ("qa", "rag"))]
+        known = row["alpha_per_position"]
+        assert alphas.get(name, [None] * len(known))[: len(known)] == known
+        if row in fixed:
+            assert sweep[name] == [row["speedup"], min(each), max(each), row["expected_speedup"]]
+    for row in data["summary"]:
+        answers = [
+            one for prompt in data["prompts"] for one in prompt["results"]
+            if (one["method"], one["gamma"]) == (row["method"], row["gamma"])
+        ]  # fmt: skip
+        tokens = sum(one["predicted_n"] - 1 for one in answers)
+        assert times[named(row)][0] == pytest.approx(sum(one["draft_ms"] for one in answers) / tokens, abs=1e-4)
+        whole = sum(one["predicted_ms"] for one in answers) / tokens
+        assert sum(part or 0.0 for part in times[named(row)]) == pytest.approx(whole, abs=1e-3)
+
+
+def test_every_plot_is_filled_and_the_facts_are_told(data: dict[str, Any], parsed: Parsed) -> None:
+    assert sum(tag == "svg" for tag, _ in parsed.tags) == len(TITLES)
+    assert [told for tag, told in parsed.tags if told.get("class") == "missing"] == []
+    text = " ".join(parsed.texts)
+    for fact in (data["target"], data["machine"]["date"], data["machine"]["torch"], "b.json", "spec 3", "qa"):
+        assert fact in text or fact == "b.json"
+    assert "loops: " in text
+
+
+def outside(parsed: Parsed) -> Iterator[str]:
+    """Everything in a page that runs, or asks for something beyond the page."""
+    for tag, told in parsed.tags:
+        if tag in ("script", "img", "link", "iframe", "object", "embed", "base", "form", "foreignobject"):
+            yield tag
+        yield from (f"{tag} {name}" for name in told if name.startswith("on") or name in ("src", "srcset", "action"))
+        yield from (value for name, value in told.items() if "href" in name and not value.startswith("#"))
+        yield from (value for value in told.values() if re.search(r"url\((?!#)|javascript:", value))
+
+
+def test_nothing_comes_from_elsewhere(parsed: Parsed, bench: Path) -> None:
+    assert list(outside(parsed)) == []
+    text = (bench / "b.html").read_text()
+    assert set(re.findall(r"https?://[^\"' )]+", text)) == {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
+    assert "default-src 'none'" in text
+    ids = [told["id"] for _, told in parsed.tags if "id" in told]
+    assert len(ids) == len(set(ids))
+
+
+def spoilt(value: Any) -> Any:
+    """The data with hostile text in place of, and behind, every text that is free."""
+    if isinstance(value, dict):
+        return {f"{key}{HOSTILE}" if key in ("qa", "rag", "dtype") else key: spoilt(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [spoilt(one) for one in value]
+    return f"{value}{HOSTILE}" if isinstance(value, str) and value != "auto" else value
+
+
+def test_hostile_texts_are_inert(data: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "h.json"
+    file.write_text(json.dumps({**spoilt(data), "notes": [HOSTILE], "skipped": [HOSTILE], HOSTILE: 1}))
+    assert main(["report", str(file), "--quiet"]) == 0
+    parsed = Parsed((tmp_path / "h.html").read_text())
+    assert list(outside(parsed)) == []
+    assert sum(tag == "svg" for tag, _ in parsed.tags) == len(TITLES)
+    text = "".join(parsed.texts)
+    assert "smollm2" not in text
+    assert text.count("<script>alert(1)</script>\"'><img src=x onerror=alert(1)> $\\frac{ ␛[31m &amp;") > 20
+    assert "\x1b" not in text
+
+
+def test_a_report_of_the_file_is_the_report_of_the_run(bench: Path, tmp_path: Path) -> None:
+    out = tmp_path / "other.html"
+    assert main(["report", str(bench / "b.json"), "--out", str(out), "--quiet"]) == 0
+    assert out.read_text().replace("; made from b.json", "") == (bench / "b.html").read_text()
+
+
+def test_what_was_not_measured_says_what_run_would_fill_it(tmp_path: Path) -> None:
+    run = Run.model_validate({"summary": [{"method": "ar"}]})
+    parsed = Parsed(page(run, ""))
+    missing = [text for text in parsed.texts if "bench --" in text]
+    wanted = (
+        "--methods ar,spec does",
+        "--methods ar,spec drafts",
+        "--gammas 1,2,4,8",
+        "--out writes",
+        "cascade",
+        "--out does",
+    )
+    assert len(missing) == len(wanted)
+    for told, line in zip(missing, wanted, strict=True):
+        assert line in told
+    assert not any(tag == "svg" for tag, _ in parsed.tags)
+
+
+def test_temperatures_are_told_apart(data: dict[str, Any]) -> None:
+    summary = [{**row, "temperature": t} for t in (0.0, 0.7) for row in data["summary"][:2]]
+    results = [{**one, "temperature": 0.7} for one in data["prompts"][0]["results"]]
+    parsed = Parsed(page(Run.model_validate({"summary": summary, "prompts": [{"results": results}]}), ""))
+    assert [told["data-temperature"] for tag, told in parsed.tags if tag == "section"] == ["0", "0.7"]
+    assert len(parsed.tables["methods"]) == 2
+    cold, warm = (list(parsed.methods(table)) for table in (0, 1))
+    assert [name.replace("T0.7", "T0") for name in warm] == cold
+    assert "The file holds no answers with their times: bench --out writes them." in "".join(parsed.texts)
+    ids = [told["id"] for _, told in parsed.tags if "id" in told]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_rival_is_not_split() -> None:
+    answer = {"method": "hf-plain", "predicted_n": 11, "predicted_ms": 50.0}
+    run = Run.model_validate({"summary": [{"method": "hf-plain"}], "prompts": [{"results": [answer]}]})
+    assert time_split(run, ("hf-plain", None, None)) == (None, None, None, None, 5.0)
+    assert PARTS[-1] == "not split"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "Invalid JSON: EOF while parsing"),
+        ("[]", "Input should be an object, got []"),
+        ('{"results": []}', "summary: Field required"),
+        ('{"summary": []}', "summary: List should have at least 1 item"),
+        ('{"summary": [{"method": 3}]}', "summary.0.method: Input should be a valid string, got 3"),
+        ('{"summary": [{"method": "ar", "alpha": NaN}]}', "summary.0.alpha: Input should be a finite number, got nan"),
+        ('{"summary": [{"method": "ar", "gamma": "x"}]}', "summary.0.gamma"),
+        ("[" * 100_000, "Invalid JSON"),
+        ("\x00\xff", "Invalid JSON"),
+    ],
+)
+def test_a_file_that_is_no_bench_file_is_one_line(
+    content: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "f.json"
+    file.write_text(content, encoding="latin-1")
+    assert main(["report", str(file)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: {file} is no file of bench --out: ")
+    assert told in line
+    assert (line.count("\n"), list(tmp_path.iterdir())) == (1, [file])
+
+
+def test_what_cannot_be_read_or_written_is_one_line(
+    bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, gone = str(bench / "b.json"), str(tmp_path / "gone" / "r.html")
+    for words, code, told in (
+        (["report"], 2, "error: report needs a file that bench --out wrote"),
+        (["report", str(tmp_path / "none.json")], 2, "none.json: No such file or directory"),
+        (["report", str(tmp_path)], 2, "Is a directory"),
+        (["report", good, "--out", good], 2, "is the file to be read: name another"),
+        (["report", good, "--out", gone], 2, f"error: --out {gone}: the folder"),
+        (["bench", "--report", gone], 2, f"error: --report {gone}: the folder"),
+        (["bench", "--report", str(tmp_path)], 2, "is a folder: name a file"),
+    ):
+        assert main(words) == code
+        line = capsys.readouterr().err
+        assert told in line
+        assert line.count("\n") == 1
+
+
+def test_without_matplotlib_a_plot_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(UserError, match="pip install -r requirements"):
+        svg(lambda figure: None, 1, 1)
+
+
+def test_a_drawing_is_the_same_each_time_and_its_text_is_text() -> None:
+    def draw(figure: Any) -> None:
+        figure.subplots().set_title("a < b & $\\alpha$")
+
+    one, again, other = svg(draw, 3, 2, "one"), svg(draw, 3, 2, "one"), svg(draw, 3, 2, "other")
+    assert one == again
+    assert "a < b & $\\alpha$" in [element.text for element in ElementTree.fromstring(one).iter()]
+    ids = [set(re.findall(r' id="([^"]+)"', text)) for text in (one, other)]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+
+
+def test_a_file_with_figures_of_later_versions_is_read(data: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "later.json"
+    file.write_text(json.dumps({**data, "batch": 8, "summary": [{**data["summary"][0], "news": [1]}]}))
+    assert "batch" in page(read_run(file), file.name)

@@ -1,0 +1,663 @@
+"""`bench`: prompt files, which questions are asked, the order of the methods, sums over prompts, interrupts and the
+identity check, of trees too; the two fixed lists of the project.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import app.bench.identity
+import app.bench.run
+import sampling.loop
+from app.bench.identity import Difference, Report
+from app.bench.options import BenchArgs
+from app.bench.plan import Item
+from app.bench.run import run_bench
+from app.bench.summary import summarise
+from app.command_line.arguments import read_request
+from app.lanes.answers import Answer, run_lane
+from app.lanes.comparison import Variant, order
+from app.lanes.comparison import difference as first_difference
+from app.lanes.costs import Terms
+from app.prompts.questions import BUILT_IN, Question, chosen, cut, read_questions, stratified
+from app.settings.layers import ModelOptions, Settings
+from sampling.events import Step
+from sampling.stats.summary import Stats
+from sampling.stats.swi import Model
+from sampling.stats.theory import vertical_factor
+from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+from utils.errors import UsageError
+
+QUESTIONS = [Question((f"question {name}",), None, name) for name in (11, 12, "a b", 12, None)]
+LISTS = Path(__file__).parents[3] / "benchmarks"
+SPEC_BENCH = {  # category: first and last question_id
+    "writing": (81, 90),
+    "coding": (121, 130),
+    "extraction": (131, 140),
+    "translation": (161, 240),
+    "summarization": (241, 320),
+    "qa": (321, 400),
+    "math_reasoning": (401, 480),
+    "rag": (481, 560),
+}
+
+
+# -- prompt files -------------------------------------------------------------------------------
+
+
+def test_prompts_and_turns_with_their_categories_are_read(tmp_path: Path) -> None:
+    rows = [{"prompt": "one", "category": "a"}, {"turns": ["two", "three"], "question_id": 7}]
+    path = write_prompts(tmp_path / "p.jsonl", rows)
+    assert read_questions(path) == [Question(("one",), "a", None, 1), Question(("two", "three"), None, 7, 2)]
+
+
+def test_a_text_file_holds_a_prompt_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "p.txt"
+    path.write_text("\ufefffirst\n\n  second \n", encoding="utf-8")
+    assert [question.turns for question in read_questions(path)] == [("first",), ("second",)]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{broken", "no JSON"),
+        ("[1]", 'must be an object with "prompt" or "turns", got [1]'),
+        ('{"question": "x", "answer": 2}', 'needs "prompt" or "turns" (one of them), has answer, question'),
+        ('{"prompt": "x", "turns": ["y"]}', "one of them"),
+        ('{"prompt": 3}', "prompt must be text and not empty, got 3"),
+        ('{"prompt": "  "}', "prompt must be text and not empty"),
+        ('{"turns": []}', "turns must be a list of texts and not empty, got []"),
+        ('{"turns": ["x", 4]}', "turns must be a list of texts"),
+        ('{"prompt": "x", "category": 5}', "category must be text, got 5"),
+    ],
+)
+def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, line: str, told: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(f'{{"prompt": "fine"}}\n\n{line}\n')
+    with pytest.raises(UsageError) as caught:
+        read_questions(path)
+    assert str(caught.value).startswith(f"{path}:3: ")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_without_prompts_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    for name, told in (
+        ("none.jsonl", "no prompt file"),
+        ("empty.jsonl", "no prompts"),
+        ("binary.jsonl", "cannot read"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            read_questions(tmp_path / name)
+
+
+def test_without_a_file_there_are_prompts_of_our_own() -> None:
+    assert read_questions(None) == list(BUILT_IN)
+    assert [question.question_id for question in BUILT_IN] == list(range(1, 17))
+    assert len({question.category for question in BUILT_IN}) >= 10
+
+
+def test_a_limit_takes_evenly_from_the_categories() -> None:
+    questions = [Question((str(i),), "big" if i < 80 else ("small" if i < 90 else "tiny")) for i in range(93)]
+    taken = stratified(questions, 20)
+    assert Counter(question.category for question in taken) == {"big": 9, "small": 8, "tiny": 3}
+    assert [questions.index(question) for question in taken] == sorted(map(questions.index, taken))
+    assert stratified(questions, None) == stratified(questions, 100) == questions
+
+
+# -- order and sums -----------------------------------------------------------------------------
+
+PLAIN, FOUR = Variant("ar"), Variant("spec", 4)
+
+
+def test_every_method_comes_first_and_last_equally_often() -> None:
+    variants = [Variant("spec", gamma) for gamma in range(1, 6)]
+    rounds = [order(variants, turn) for turn in range(10)]
+    assert all(sorted(round_, key=lambda v: v.gamma or 0) == variants for round_ in rounds)
+    assert set(Counter(round_[0] for round_ in rounds).values()) == {2}
+    assert set(Counter(round_[-1] for round_ in rounds).values()) == {2}
+    before = Counter((a, b) for round_ in rounds for i, a in enumerate(round_) for b in round_[i + 1 :])
+    assert all(before[a, b] == before[b, a] for a in variants for b in variants)
+
+
+def timed(method: str, tokens: int, seconds: float, *, ids: int = 0, drafted: int = 0, kept: int = 0) -> Answer:
+    passes = tokens - kept
+    stats = Stats(
+        stop_reason="length",
+        ttft_ms=10.0,
+        predicted_n=tokens + 1,
+        openings=1,
+        predicted_ms=1000 * seconds,
+        draft_n=drafted,
+        draft_n_accepted=kept,
+        draft_n_rejected=drafted - kept,
+        target_passes=passes,
+        draft_ms=100 * seconds if drafted else 0.0,
+        verify_ms=900 * seconds,
+    )
+    return Answer(method, (ids, 1, 2), "", stats)
+
+
+def item(category: str | None, *rounds: dict[Variant, Answer]) -> Item:
+    return Item(Question(("x",), category), 0, "x", 5, list(rounds))
+
+
+def test_a_speedup_is_the_ratio_of_summed_times_and_the_median_of_the_repeats() -> None:
+    def pair(plain: float, other: float) -> dict[Variant, Answer]:
+        return {PLAIN: timed("ar", 100, plain), FOUR: timed("spec", 100, other, drafted=100, kept=60)}
+
+    items = [
+        item("a", pair(10, 2), pair(10, 4), pair(10, 8)),
+        item("b", pair(1, 2), pair(1, 4), pair(1, 1)),
+    ]
+    plain, spec = summarise(items, [PLAIN, FOUR])
+    assert spec["speedup_per_repeat"] == [11 / 4, 11 / 8, pytest.approx(11 / 9, abs=1e-4)]
+    assert spec["speedup"] == pytest.approx(11 / 8)  # the mean of the prompts' ratios would be 1.97
+    assert spec["categories"]["a"]["speedup"] == pytest.approx(10 / 4)
+    assert spec["categories"]["b"]["speedup"] == pytest.approx(1 / 2)
+    assert plain["speedup"] is None
+    assert spec["predicted_per_second"]["repeats"] == [50.0, 25.0, pytest.approx(200 / 9, abs=1e-4)]
+    assert spec["predicted_per_second"]["spread"] == pytest.approx(15.2988, abs=1e-3)
+    assert (spec["prompts"], spec["answers"], spec["differs"], spec["compared"]) == (2, 6, 0, 6)
+    assert spec["acceptance_rate"] == 0.6
+    assert spec["tokens_per_pass"] == 2.5
+
+
+def test_only_prompts_that_both_answered_are_compared() -> None:
+    whole = {PLAIN: timed("ar", 100, 10), FOUR: timed("spec", 100, 5, drafted=10, kept=5, ids=9)}
+    items = [item(None, whole), item(None, {FOUR: timed("spec", 100, 50)})]
+    _, spec = summarise(items, [PLAIN, FOUR])
+    assert spec["speedup"] == 2.0
+    assert (spec["compared"], spec["differs"], spec["answers"]) == (1, 1, 2)
+    assert spec["categories"] == {}
+
+
+def test_cost_ratios_and_the_expected_speedup_come_from_the_same_runs() -> None:
+    both = {PLAIN: timed("ar", 40, 4), FOUR: timed("spec", 40, 2, drafted=40, kept=30)}
+    _, spec = summarise([item(None, both)], [PLAIN, FOUR])
+    assert spec["v"] == pytest.approx((1800 / 10) / (3600 / 40))
+    assert spec["c"] == pytest.approx((200 / 40) / (3600 / 40), abs=1e-4)
+    alpha = 30 / 40
+    wanted = (1 - alpha**5) / (1 - alpha) / (4 * 200 / 40 / 90 + 2)
+    assert spec["expected_speedup"] == pytest.approx(wanted, abs=1e-3)
+
+
+def test_a_drafter_that_is_often_silent_has_no_expected_speedup() -> None:
+    both = {PLAIN: timed("ar", 40, 4), FOUR: timed("spec", 40, 2, drafted=8, kept=4)}
+    _, spec = summarise([item(None, both)], [PLAIN, FOUR])
+    assert spec["expected_speedup"] is None
+    assert spec["c"] is not None
+
+
+def test_a_cascade_is_expected_to_do_what_its_reviews_and_calls_let_it() -> None:
+    def cascade() -> Answer:
+        stats = replace(
+            timed("cascade", 40, 2, drafted=40, kept=30).stats,
+            accepted_at=(10, 10, 10),
+            examined_at=(10, 10, 10),
+            calls={"glide": 20, "target": 10},
+            call_ms={"glide": 180.0, "target": 1800.0},
+            reviews={"glide": (20, 40)},
+            reviewed={"glide": 60},
+        )
+        terms = Terms(True, None, {"target": Model("t", 90_000_000), "glide": Model("g", 9_000_000)})
+        return Answer("cascade", (0, 1, 2), "", stats, terms=terms)
+
+    plan = Variant("cascade")
+    plain, row = summarise([item(None, {PLAIN: timed("ar", 40, 4), plan: cascade()})], [PLAIN, plan])
+    # A one-token pass takes 90 ms, one over drafts 180, a call of glide 9.
+    assert (row["c"], row["v"]) == (pytest.approx(5 / 90, abs=1e-4), 2.0)
+    assert row["expected_speedup"] == pytest.approx(vertical_factor(0.75, 0.5, 2, 3, 9 / 180) / 2, abs=1e-4)
+    assert (row["calls_per_pass"], row["ms_per_call"]) == (
+        {"glide": 2.0, "target": 1.0},
+        {"glide": 9.0, "target": 180.0},
+    )
+    assert row["reviews"] == {"glide": {"accepted": 20, "examined": 40}}
+    wanted = {"model_parameters": 40 * 90 / (10 * 90 + 20 * 9), "measured": 40 * 180 / 1980}
+    assert row["swi"] == {name: pytest.approx(value, abs=1e-4) for name, value in wanted.items()} | {
+        "previous_work": None,
+        "published": None,
+    }
+    assert (plain["swi"], plain["reviews"], plain["expected_speedup"], plain["c"], plain["v"]) == (
+        None,
+        {},
+        *[None] * 3,
+    )
+
+
+# -- whole runs ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return tiny_pair(tmp_path_factory.mktemp("bench"), stop=False, context=300)
+
+
+@pytest.fixture
+def options(pair: TinyPair) -> ModelOptions:
+    return pair.options()
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    rows = [
+        {"turns": ["hello there", "and now?"], "category": "chat", "question_id": 11},
+        {"prompt": "x" * 400, "category": "long"},
+        {"prompt": "[bold]what[/bold] is 2 + 2", "category": "maths"},
+    ]
+    return write_prompts(tmp_path / "prompts.jsonl", rows)
+
+
+SETTINGS = Settings(max_new_tokens=12, quiet=True)
+
+
+def test_a_whole_benchmark(
+    options: ModelOptions, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    args = BenchArgs(prompts, methods=("ar", "spec", "ngram"), gammas=(1, 3), repeat=2, out=out)
+    assert run_bench(SETTINGS, options, args) == 0
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert "prompt 2, turn 1 skipped: the prompt is 4" in printed.err
+    methods = [line[:8].strip() for line in printed.out.splitlines() if line.startswith(("ar", "spec ", "ngram"))]
+    assert methods[:5] == ["ar", "spec 1", "spec 3", "ngram 1", "ngram 3"]
+    data = json.loads(out.read_text())
+    assert data["complete"] is True
+    assert {"cpu_count", "torch", "date"} <= set(data["machine"])
+    assert [(row["method"], row["gamma"]) for row in data["summary"]] == [
+        ("ar", None),
+        ("spec", 1),
+        ("spec", 3),
+        ("ngram", 1),
+        ("ngram", 3),
+    ]
+    assert [row["differs"] for row in data["summary"]] == [None, 0, 0, 0, 0]
+    assert set(data["summary"][1]["categories"]) == {"chat", "maths"}
+    assert [(entry["question_id"], entry["turn"]) for entry in data["prompts"]] == [(11, 0), (11, 1), (None, 0)]
+    for entry in data["prompts"]:
+        assert len(entry["results"]) == 10
+        assert len({tuple(result["ids"]) for result in entry["results"]}) == 1
+        assert {result["prompt_n"] for result in entry["results"]} == {entry["results"][0]["prompt_n"]}
+        assert {result["same_output"] for result in entry["results"]} == {None, True}
+    first, second = data["prompts"][:2]
+    assert second["results"][0]["prompt_n"] > first["results"][0]["prompt_n"] + 12  # the answer is part of it
+    assert not list(tmp_path.glob("*.partial"))
+    spec = data["summary"][2]
+    times = {
+        method: sum(
+            result["predicted_ms"]
+            for entry in data["prompts"]
+            for result in entry["results"]
+            if (result["method"], result["gamma"], result["repeat"]) == (*method, 0)
+        )
+        for method in (("ar", None), ("spec", 3))
+    }
+    assert spec["speedup_per_repeat"][0] == pytest.approx(times["ar", None] / times["spec", 3], rel=1e-3)
+
+
+def test_temperatures_are_benchmarks_of_their_own_in_one_run(
+    options: ModelOptions, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(out: Path, settings: Settings, **more: Any) -> dict[str, Any]:
+        args = BenchArgs(prompts, methods=("ar", "spec", "ngram"), gammas=(2,), repeat=1, turns=1, out=out, **more)
+        assert run_bench(settings, options, args) == 0
+        data: dict[str, Any] = json.loads(out.read_text())
+        return data
+
+    both = measured(tmp_path / "both.json", SETTINGS, temperatures=(0.0, 0.8))
+    assert (both["temperatures"], len(both["loops_by_temperature"])) == ([0.0, 0.8], 2)
+    assert [(row["method"], row["temperature"]) for row in both["summary"]] == [
+        (method, heat) for heat in (0.0, 0.8) for method in ("ar", "spec", "ngram")
+    ]
+    assert [row["differs"] for row in both["summary"]] == [None, 0, 0, None, None, 0]
+    assert both["summary"][4]["may_differ"] == 2
+    for heat in (0.0, 0.8):
+        alone = measured(tmp_path / f"{heat}.json", SETTINGS.changed(temperature=heat))
+        assert (alone["temperatures"], alone["summary"][0]["temperature"]) == (None, None)
+        for here, there in zip(alone["prompts"], both["prompts"], strict=True):
+            told = [result["ids"] for result in there["results"] if result["temperature"] == heat]
+            assert [result["ids"] for result in here["results"]] == told
+    partings = [result["parting"] for entry in both["prompts"] for result in entry["results"]]
+    assert all(parted is None or parted["kind"] == "other draw" for parted in partings)
+    assert any(partings)
+
+
+def test_a_check_of_identity_has_one_temperature(options: ModelOptions, prompts: Path) -> None:
+    for more in ({"temperatures": (0.0,)}, {"against": "transformers"}):
+        with pytest.raises(UsageError, match=f"leave --{next(iter(more))} out"):
+            run_bench(SETTINGS, options, BenchArgs(prompts, check_identity=True, **more))
+
+
+def test_lanes_that_ignore_gamma_run_once_for_all_numbers(
+    options: ModelOptions, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    # Whatever the settings' own gamma is: without a number of its own a cascade must not run under auto.
+    settings = SETTINGS.changed(gamma="auto", cascade="model,maxgram", k_matrix="[[2,3],[0,3]]")
+    methods = ("ar", "spec", "cascade", "chain")
+    args = BenchArgs(prompts, methods=methods, gammas=(1, 3, "auto"), repeat=1, limit=1, out=out)
+    assert run_bench(settings, options, args) == 0
+    data = json.loads(out.read_text())
+    assert [(row["method"], row["gamma"]) for row in data["summary"]] == [
+        ("ar", None),
+        *(("spec", gamma) for gamma in (1, 3, "auto")),
+        *((method, gamma) for method in ("cascade", "chain") for gamma in (None, "auto")),
+    ]
+    rows = {(row["method"], row["gamma"]): row for row in data["summary"]}
+    drafting = [row for row in data["summary"] if row["method"] != "ar"]
+    assert [row["differs"] for row in drafting] == [0] * 7
+    assert all(row["swi"]["model_parameters"] > 0 and row["swi"]["published"] is None for row in drafting)
+    assert rows["cascade", None]["reviews"]["drafter"]["examined"] > 0
+    assert rows["chain", None]["reviews"] == {}
+    assert all(rows[method, None]["expected_speedup"] > 0 for method in ("cascade", "chain"))
+    assert all(rows[method, "auto"]["expected_speedup"] is None for method in methods[1:])
+    for result in data["prompts"][0]["results"]:
+        if (result["method"], result["gamma"]) in (("cascade", None), ("chain", None)):
+            assert result["calls"]["drafter"] >= result["target_passes"] - 1  # the last round has no room to draft
+            assert result["expected_speedup"] > 0
+    assert "model calls a target pass" in capsys.readouterr().out
+    only = BenchArgs(prompts, methods=("cascade",), gammas=("auto",), repeat=1, limit=1, out=out)
+    assert run_bench(settings, options, only) == 0
+    assert [(row["method"], row["gamma"]) for row in json.loads(out.read_text())["summary"]] == [("cascade", "auto")]
+
+
+def test_answers_start_from_nothing(options: ModelOptions, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accepted: list[int] = []
+
+    def watched(lane: Any, *given: Any, **named: Any) -> Answer:
+        answer = run_lane(lane, *given, **named)
+        accepted.append(answer.stats.draft_n_accepted)
+        return answer
+
+    monkeypatch.setattr(app.bench.run, "run_lane", watched)
+    settings = SETTINGS.changed(ngram_reset=False)
+    args = BenchArgs(prompts, methods=("ngram",), gammas=(4,), repeat=3, limit=1)
+    assert run_bench(settings, options, args) == 0
+    # The warm-up and three repeats of one prompt: a store that remembered would have more accepted after the first.
+    assert len(accepted) == 1 + 3 * 2
+    assert len(set(accepted[:4])) == 1
+
+
+class StopAfter:
+    """Ctrl-C during the answer after `answers` whole ones."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: int) -> None:
+        self.left = answers
+        outer = self
+
+        class Scripted:
+            def __enter__(self) -> Any:
+                return lambda: outer.left < 0
+
+            def __exit__(self, *_: object) -> None:
+                return None
+
+        monkeypatch.setattr(app.bench.run, "Interrupts", Scripted)
+        for module in (app.bench.run, app.bench.identity):
+            monkeypatch.setattr(module, "run_lane", self._run)
+
+    def _run(self, *given: Any, **named: Any) -> Answer:
+        self.left -= 1
+        return run_lane(*given, **named)
+
+
+def test_an_interrupt_keeps_what_was_measured(
+    options: ModelOptions,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    StopAfter(monkeypatch, answers=2 + 3)  # two to warm up, three that count
+    out = tmp_path / "out.json"
+    args = BenchArgs(prompts, methods=("ar", "ngram"), gammas=(2,), repeat=2, out=out)
+    assert run_bench(SETTINGS, options, args) == 130
+    printed = capsys.readouterr()
+    assert "interrupted after 3 answers" in printed.err
+    assert "ngram" in printed.out
+    data = json.loads(out.read_text())
+    assert data["complete"] is False
+    assert sum(len(entry["results"]) for entry in data["prompts"]) == 3
+    assert data["summary"][1]["compared"] == 1
+
+
+def test_nothing_is_run_when_the_figures_could_not_be_written(options: ModelOptions, tmp_path: Path) -> None:
+    for path in (tmp_path / "no" / "out.json", tmp_path):
+        with pytest.raises(UsageError, match="--out"):
+            run_bench(SETTINGS, options, BenchArgs(out=path))
+
+
+# -- identity -----------------------------------------------------------------------------------
+
+
+def test_the_lanes_and_transformers_agree(
+    options: ModelOptions, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    args = BenchArgs(prompts, methods=("ar", "spec", "ngram"), gammas=(1, 4), check_identity=True, out=out)
+    assert run_bench(SETTINGS, options, args) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "identity: 2 prompts × 12 tokens × 5 lanes: 0 differ\n"
+    assert "prompt 2 skipped: the prompt is 4" in printed.err
+    assert json.loads(out.read_text())["identity"]["passed"] is True
+
+
+def broken(lane: Any, *given: Any, **named: Any) -> Answer:
+    """Lanes at gamma 4 get their sixth token wrong."""
+    answer = run_lane(lane, *given, **named)
+    if lane.name != "spec" or lane.settings.gamma != 4:
+        return answer
+    return replace(answer, ids=(*answer.ids[:5], answer.ids[5] ^ 1, *answer.ids[6:]))
+
+
+def test_a_lane_that_changes_the_output_is_found(
+    options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app.bench.identity, "run_lane", broken)
+    args = BenchArgs(prompts, gammas=(1, 4), check_identity=True, limit=1)
+    assert run_bench(SETTINGS, options, args) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("prompt 1: spec gamma 4 differs from ar at token 6, top-2 gap ")
+    assert lines[1].startswith("prompt 1: spec gamma 4 differs from transformers at token 6, top-2 gap ")
+    assert lines[2] == "identity: 1 prompts × 12 tokens × 3 lanes: 2 differ, 0 of them at a near tie"
+
+
+def test_plain_decoding_that_leaves_transformers_is_found(
+    options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(lane: Any, *given: Any, **named: Any) -> Answer:
+        answer = run_lane(lane, *given, **named)
+        return replace(answer, ids=answer.ids[:-1])
+
+    monkeypatch.setattr(app.bench.identity, "run_lane", wrong)
+    args = BenchArgs(prompts, methods=("ngram",), gammas=(2,), check_identity=True, limit=1)
+    assert run_bench(SETTINGS, options, args) == 1
+    assert "prompt 1: ar differs from transformers at token 12" in capsys.readouterr().out
+
+
+def test_sampled_lanes_are_compared_with_the_seeds_own_text(
+    options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = SETTINGS.changed(temperature=0.8)
+    args = BenchArgs(prompts, methods=("spec", "ngram"), gammas=(2, 5), check_identity=True)
+    assert run_bench(settings, options, args) == 0
+    told = "identity: 2 prompts × 12 tokens × 2 lanes: 0 differ (transformers not compared: sampled)\n"
+    assert capsys.readouterr().out == told
+    with pytest.raises(UsageError, match="no lane here must equal ar"):
+        run_bench(settings, options, replace(args, methods=("ar", "spec")))
+
+
+def test_an_interrupted_check_says_how_far_it_came(
+    options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    StopAfter(monkeypatch, answers=3)
+    args = BenchArgs(prompts, methods=("ngram",), gammas=(2,), check_identity=True)
+    assert run_bench(SETTINGS, options, args) == 130
+    assert "identity: 1 prompts" in capsys.readouterr().out
+
+
+def test_sixteen_bits_are_refused(options: ModelOptions, prompts: Path) -> None:
+    half = options.changed(dtype="bfloat16")
+    with pytest.raises(UsageError, match="needs the target in float32 and not quantized, got bfloat16"):
+        run_bench(SETTINGS, half, BenchArgs(prompts, check_identity=True))
+
+
+def difference(prompt: int, gap: float | None) -> Difference:
+    return Difference(prompt, "spec gamma 4", "ar", 3, gap)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "differences", "passed"),
+    [
+        (50, [], True),
+        (50, [(3, 0.0009)], True),
+        (50, [(3, 0.0011)], False),
+        (50, [(3, None)], False),
+        (50, [(3, 0.0001), (3, 0.0002)], True),  # several lanes meet the same tie
+        (50, [(3, 0.0001), (4, 0.0001)], False),
+        (100, [(3, 0.0001), (4, 0.0001)], True),
+        (6, [(3, 0.0001)], True),
+    ],
+)
+def test_the_rule_of_near_ties(prompts: int, differences: list[tuple[int, float | None]], passed: bool) -> None:
+    report = Report(lanes=3, tokens=128, prompts=prompts, differences=[difference(*found) for found in differences])
+    assert report.passed is passed
+
+
+def test_the_first_difference_of_two_answers() -> None:
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+    assert first_difference([], []) is None
+
+
+def test_a_lane_reports_the_events_it_saw(options: ModelOptions) -> None:
+    from app.prompts.questions import prompt_ids
+    from app.screen.output import load_engine
+    from sampling.loop import never
+
+    engine = load_engine(SETTINGS, options, never)
+    seen: list[object] = []
+    lane = engine.lane("ar", SETTINGS)
+    answer = run_lane(
+        lane, prompt_ids(engine, "hi", SETTINGS), engine.tokenizer.decode, interrupt=never, show=seen.append
+    )
+    assert sum(isinstance(event, Step) for event in seen) == len(answer.ids) == 12
+
+
+# -- which questions are asked ---------------------------------------------------------------------
+
+
+def ids_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "ids.txt"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_listed_questions_are_asked_in_the_order_of_the_list(tmp_path: Path) -> None:
+    path = ids_file(tmp_path, "# head\n\n a b \n11  # a number\n")
+    assert chosen(QUESTIONS, path) == [QUESTIONS[2], QUESTIONS[0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("11\n13\n", ':2: none of the 5 prompts have question id "13", not one (--prompts names their file)'),
+        ("12\n", ':1: 2 of the 5 prompts have question id "12", not one (--prompts names their file)'),
+        ("None\n", ':1: none of the 5 prompts have question id "None", not one (--prompts names their file)'),
+        ("11\n# more\n11\n", ':3: question id "11" stands there twice'),
+        ("# nothing\n", " holds no question ids"),
+    ],
+)
+def test_a_wrong_list_is_one_line(tmp_path: Path, text: str, told: str) -> None:
+    path = ids_file(tmp_path, text)
+    with pytest.raises(UsageError) as caught:
+        chosen(QUESTIONS, path)
+    assert str(caught.value) == f"{path}{told}"
+
+
+def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read the question ids"):
+        chosen(QUESTIONS, tmp_path / "no.txt")
+
+
+def test_nothing_is_loaded_for_a_wrong_list(tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "x", "question_id": 1}])
+    request = read_request(["bench", "--prompts", str(prompts), "--ids", str(ids_file(tmp_path, "2\n"))], {})
+    with pytest.raises(UsageError, match="question id"):
+        run_bench(Settings(), ModelOptions(target="not/there"), request.own)
+
+
+def test_only_the_first_turns_are_kept() -> None:
+    three = Question(("a", "b", "c"), "x", 1, 1)
+    assert cut([three], None) == [three]
+    assert [question.turns for question in cut([three, QUESTIONS[0]], 2)] == [("a", "b"), ("question 11",)]
+
+
+def test_the_flags_reach_the_benchmark() -> None:
+    words = "bench --ids ~/dev.txt --turns 1 --against transformers:weights/plain"
+    args = read_request(words.split(), {}).own
+    assert (args.ids, args.turns, args.against) == (Path.home() / "dev.txt", 1, "transformers:weights/plain")
+    assert read_request(["bench", "--temperatures", "0,0.7"], {}).own.temperatures == (0.0, 0.7)
+    with pytest.raises(UsageError, match="--temperatures must be a comma list of numbers from 0 to 5, each once, got"):
+        read_request(["bench", "--temperatures", "0,0.0"], {})
+    for words in ("bench --turns 0", "bench --against vllm", "bench --against transformers:", "bench --ids"):
+        with pytest.raises(UsageError, match=r"--turns must be|--against must be transformers or|--ids needs a value"):
+            read_request(words.split(), {})
+
+
+def fixed(name: str) -> list[tuple[int, str]]:
+    lines = (LISTS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    found = [re.fullmatch(r"(\d+)  # (\w+)", line) for line in lines if not line.startswith("#")]
+    return [(int(match[1]), match[2]) for match in found if match]
+
+
+def test_the_fixed_lists_are_drawn_by_the_rule_in_their_heads() -> None:
+    draw = random.Random(3)
+    drawn: dict[str, list[tuple[int, str]]] = {"dev": [], "test": []}
+    for category, (first, last) in SPEC_BENCH.items():
+        ten = draw.sample(range(first, last + 1), 10)
+        for name, half in (("dev", ten[:5]), ("test", ten[5:])):
+            drawn[name] += [(number, category) for number in sorted(half)]
+    for name, rows in drawn.items():
+        assert fixed(name) == rows
+        lines = (LISTS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+        assert sum(not line.startswith("#") for line in lines) == len(rows) == 40
+    assert not set(fixed("dev")) & set(fixed("test"))
+
+
+# -- identity of trees -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("expand", ["cape", "dynamic"])
+def test_trees_pass_the_check_and_are_really_grown(
+    expand: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drafter is off by much, so that siblings are taken."""
+    pair = tiny_pair(tmp_path, noise=0.3, stop=False)
+    options = pair.options()
+    prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "hello there"}, {"prompt": "what is 2 + 2"}])
+    verify, trees = sampling.loop.verify, []
+
+    def noted(logits: Any, draft: Any, *rest: Any) -> Any:
+        trees.append(draft.parents is not None)
+        return verify(logits, draft, *rest)
+
+    monkeypatch.setattr(sampling.loop, "verify", noted)
+    settings = Settings(max_new_tokens=40, quiet=True, expand=expand, nodes=12)
+    args = BenchArgs(prompts, methods=("ar", "spec"), gammas=(2, 6), check_identity=True)
+    assert run_bench(settings, options, args) == 0
+    assert capsys.readouterr().out == "identity: 2 prompts × 40 tokens × 3 lanes: 0 differ\n"
+    assert sum(trees) > 5

@@ -1,0 +1,391 @@
+"""What `bench` says of its figures: prompts that loop, the worst category, the fastest rival; and the tables. Loops in
+an
+answer: cases by hand, and the definition spelled out as an oracle.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.bench.plan import Item, references
+from app.bench.summary import looping_share, looping_tokens, loops, summarise
+from app.bench.table import print_tables
+from app.lanes.answers import Answer
+from app.lanes.comparison import Variant
+from app.lanes.costs import Terms
+from app.prompts.questions import Question
+from app.settings.layers import Settings
+from sampling.stats.summary import Stats
+from sampling.stats.swi import Model
+
+PLAIN, FOUR, AUTO = Variant("ar"), Variant("spec", 4), Variant("ngram", "auto")
+LOOKUP, RIVAL = Variant("hf-lookup"), Variant("hf-assisted")
+CALM = tuple(range(50, 70))
+LOOPING = (1, 2) * 3 + CALM[:14]  # 6 of 20
+EDGE = (1,) * 5 + CALM[:15]  # 5 of 20: not more than a quarter
+
+A, B, C = [1, 2, 3], [4, 5, 6, 7], list(range(100, 120))
+
+
+def answer(
+    variant: Variant, seconds: float, ids: tuple[int, ...] = CALM, ttft: float = 10.0, openings: int = 1
+) -> Answer:
+    stats = Stats(
+        stop_reason="length",
+        ttft_ms=ttft,
+        predicted_n=len(ids) + openings - 1,
+        openings=openings,
+        predicted_ms=1000 * seconds,
+        target_passes=len(ids) - 1,
+    )
+    return Answer(variant.method, ids, "", stats)
+
+
+def item(category: str | None, number: int, *rounds: dict[Variant, Answer]) -> Item:
+    return Item(Question(("x",), category, number), 0, "x", 5, list(rounds))
+
+
+def both(plain: float, other: float, ids: tuple[int, ...] = CALM) -> dict[Variant, Answer]:
+    return {PLAIN: answer(PLAIN, plain, ids), FOUR: answer(FOUR, other, ids)}
+
+
+ITEMS = [
+    item("qa", 1, both(10, 5), both(10, 4)),
+    item("rag", 2, both(10, 1, LOOPING), both(10, 1, LOOPING)),
+    item("rag", 3, both(10, 9, EDGE), both(10, 9, EDGE)),
+]
+
+
+def test_speedups_without_the_prompts_that_loop() -> None:
+    plain, spec = summarise(ITEMS, [PLAIN, FOUR])
+    assert spec["speedup"] == pytest.approx((30 / 15 + 30 / 14) / 2, abs=1e-4)
+    assert spec["speedup_without_loops"] == pytest.approx((20 / 14 + 20 / 13) / 2, abs=1e-4)
+    assert plain["speedup_without_loops"] is None
+
+
+def test_loops_are_those_of_the_reference() -> None:
+    told = loops(ITEMS, PLAIN)
+    assert told["share"] == pytest.approx((6 + 5) / 60, abs=1e-4)
+    assert (told["prompts"], told["looping"], told["above"]) == (3, 1, 0.25)
+    assert told["looping_prompts"] == [{"question_id": 2, "turn": 0}]
+    other = [item(None, 1, {PLAIN: answer(PLAIN, 1), FOUR: answer(FOUR, 1, LOOPING)})]
+    assert loops(other, PLAIN)["looping"] == 0
+    assert loops(other, FOUR)["looping"] == 1
+    assert loops([item(None, 1, {FOUR: answer(FOUR, 1)})], PLAIN)["share"] is None
+
+
+def test_all_prompts_may_loop() -> None:
+    _, spec = summarise([ITEMS[1]], [PLAIN, FOUR])
+    assert (spec["speedup"], spec["speedup_without_loops"]) == (10, None)
+
+
+def test_the_worst_category_is_named() -> None:
+    plain, spec = summarise(ITEMS, [PLAIN, FOUR])
+    assert spec["categories"]["rag"]["speedup"] == 2.0
+    assert spec["worst_category"] == {"name": "rag", "speedup": 2.0}
+    assert plain["worst_category"] is None
+    assert summarise([item(None, 1, both(2, 1))], [PLAIN, FOUR])[1]["worst_category"] is None
+
+
+def test_our_lanes_are_compared_with_the_fastest_rival_on_the_same_prompts() -> None:
+    rows = [
+        {**both(10, 5), LOOKUP: answer(LOOKUP, 8), RIVAL: answer(RIVAL, 20)},
+        {**both(10, 5), LOOKUP: answer(LOOKUP, 7), RIVAL: answer(RIVAL, 20)},
+    ]
+    plain, spec, lookup, rival = summarise([item(None, 1, *rows)], [PLAIN, FOUR, LOOKUP, RIVAL])
+    assert spec["over_rivals"] == {"rival": "hf-lookup", "speedup": pytest.approx((8 / 5 + 7 / 5) / 2)}
+    assert plain["over_rivals"]["speedup"] == pytest.approx((8 / 10 + 7 / 10) / 2)
+    assert lookup["over_rivals"] is rival["over_rivals"] is None
+    assert summarise([item(None, 1, *rows)], [PLAIN, FOUR])[1]["over_rivals"] is None
+
+
+def telling(variant: Variant, at: int | None, gap: float | None = None, **more: Any) -> Answer:
+    """CALM, but for another token at `at`, where the target's two best logits lie `gap` apart."""
+    ids = CALM if at is None else (*CALM[:at], 7, *CALM[at + 1 :])
+    told = answer(variant, 1, ids)
+    gaps = () if at is None else (*[None] * at, gap)
+    return replace(told, stats=replace(told.stats, top2_gaps=gaps), **more)
+
+
+def test_how_texts_differ_is_counted_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    draft, beam, drawn = Variant("draft"), Variant("beam"), Variant("spec", 8)
+    cases = [(None, None), (3, 9e-4), (3, 1e-3), (3, None), (19, 0.0)]
+    rows = [
+        {
+            PLAIN: answer(PLAIN, 1),
+            FOUR: telling(FOUR, *case),
+            drawn: telling(drawn, *case, may_differ=True),
+            draft: telling(draft, *case, may_differ=True),
+            beam: replace(answer(beam, 1), may_differ=True),
+        }
+        for case in cases
+    ]
+    variants = [PLAIN, FOUR, drawn, draft, beam]
+    summary = summarise([item(None, 1, *rows)], variants)
+    kinds = ("compared", "differs", "near_ties", "beyond_ties", "other_draws", "other_texts", "may_differ")
+    assert [tuple(row[kind] for kind in kinds) for row in summary] == [
+        (0, None, 0, 0, 0, 0, 0),
+        (5, 4, 2, 2, 0, 0, 0),
+        (0, None, 0, 0, 4, 0, 5),
+        (0, None, 0, 0, 0, 4, 5),
+        (0, None, 0, 0, 0, 0, 5),
+    ]
+    lines = shown([item(None, 1, *rows)], variants, ascii=True)
+    assert [line.split("|")[-1].strip() for line in lines[3:8]] == ["-", "4/5 tie ALARM", "4/5 draw", "4/5 text", "0/5"]
+    told = " ".join(lines[8:11])
+    assert "tie: two best logits closer than rounding (0.001 in float32); ALARM: elsewhere;" in told
+    assert "ALARM: spec 4 differs from ar beyond a near tie in 2 of 5 answers" in told
+
+
+COLD, WARM = Variant("ar", temperature=0.0), Variant("ar", temperature=0.7)
+COLD4, WARM4 = Variant("spec", 4, 0.0), Variant("spec", 4, 0.7)
+WARM_RIVAL, COLD_RIVAL = Variant("hf-plain", temperature=0.7), Variant("hf-plain", temperature=0.0)
+
+
+def test_each_temperature_has_its_own_reference_rivals_and_loops() -> None:
+    other = tuple(range(80, 100))
+    row = {
+        COLD: answer(COLD, 10),
+        COLD4: answer(COLD4, 5),
+        COLD_RIVAL: answer(COLD_RIVAL, 1),
+        WARM: answer(WARM, 6, LOOPING),
+        WARM4: answer(WARM4, 2, LOOPING),
+        WARM_RIVAL: answer(WARM_RIVAL, 4, other),
+    }
+    summary = summarise([item("qa", 1, row)], [COLD, COLD4, COLD_RIVAL, WARM, WARM4, WARM_RIVAL])
+    assert [(told["method"], told["temperature"]) for told in summary][::3] == [("ar", 0.0), ("ar", 0.7)]
+    cold, warm = summary[1], summary[4]
+    assert (cold["speedup"], warm["speedup"]) == (2, 3)
+    assert (cold["differs"], warm["differs"], cold["compared"], warm["compared"]) == (0, 0, 1, 1)
+    assert (cold["speedup_without_loops"], warm["speedup_without_loops"]) == (2, None)
+    assert (cold["over_rivals"]["speedup"], warm["over_rivals"]["speedup"]) == (0.2, 2)
+    assert warm["categories"]["qa"]["speedup"] == 3
+    assert references([COLD4, COLD_RIVAL, WARM_RIVAL]) == {0.0: COLD4, 0.7: WARM_RIVAL}
+
+
+def test_the_tables_say_which_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    variants = [COLD, COLD4, WARM, WARM4]
+    items = [item("qa", 1, {one: answer(one, 1 + index) for index, one in enumerate(variants)})]
+    stream = io.StringIO()
+    looping = [loops(items, COLD), loops(items, WARM)]
+    print_tables(summarise(items, variants), looping, Settings(color="never", ascii=True), stream)
+    told = stream.getvalue()
+    names = [line.split("|")[0].strip() for line in told.splitlines() if line.startswith(("ar", "spec"))]
+    assert names == ["ar T0", "spec 4 T0", "ar T0.7", "spec 4 T0.7", *["spec 4 T0", "spec 4 T0.7"] * 2]
+    for heat in ("0", "0.7"):
+        assert f"loops: 0% of ar's tokens at temperature {heat} lie in one" in told
+
+
+def test_the_time_to_first_token_is_the_mean_of_the_answers() -> None:
+    rows = [{RIVAL: answer(RIVAL, 1, ttft=10, openings=1)}, {RIVAL: answer(RIVAL, 1, ttft=40, openings=5)}]
+    assert summarise([item(None, 1, *rows)], [RIVAL])[0]["ttft_ms"] == 25
+
+
+# -- the screen ---------------------------------------------------------------------------------
+
+
+def shown(items: list[Item], variants: list[Variant], **settings: Any) -> list[str]:
+    stream = io.StringIO()
+    summary = summarise(items, variants)
+    print_tables(summary, [loops(items, variants[0])], Settings(color="never", **settings), stream)
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+def test_the_tables_as_they_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    first = item("qa", 1, *({**row, LOOKUP: answer(LOOKUP, 8)} for row in ITEMS[0].answers))
+    assert shown([first, *ITEMS[1:]], [PLAIN, FOUR, LOOKUP], ascii=True) == EXPECTED.strip("\n").split("\n")
+
+
+EXPECTED = """
+3 prompts, 6 answers a method; rates leave prefill out
+method   |     tok/s| speed-up| tok/pass| accepted| alpha| c| v|  TTFT| differs
+---------+----------+---------+---------+---------+------+--+--+------+--------
+ar       | 1.9 +-0.0|        -|     1.00|        -|     -| -| -| 10 ms|       -
+spec 4   | 3.9 +-0.2|    2.07x|     1.00|        -|     -| -| -| 10 ms|     0/6
+hf-lookup| 2.4 +-0.0|    1.25x|     1.00|        -|     -| -| -| 10 ms|     0/2
+
+speed-up over ar, median of 2 repeats
+method   | median|      range| expected| no loops| worst category| over hf-lookup
+---------+-------+-----------+---------+---------+---------------+---------------
+spec 4   |  2.07x| 2.00-2.14x|        -|    1.48x|      rag 2.00x|          1.80x
+hf-lookup|  1.25x| 1.25-1.25x|        -|    1.25x|       qa 1.25x|              -
+
+speed-up by category
+method   |    qa|   rag
+---------+------+------
+spec 4   | 2.25x| 2.00x
+hf-lookup| 1.25x|     -
+
+loops: 18% of ar's tokens lie in one (period <= 20, 3 times or more);
+1 of 3 prompts loop (more than 25% of the tokens), "no loops" is without them
+"""
+
+
+def called(variant: Variant, calls: dict[str, int], models: dict[str, Model], **more: Any) -> Answer:
+    stats = replace(
+        answer(variant, 1).stats,
+        target_passes=10,
+        calls={**calls, "target": 10},
+        call_ms=dict.fromkeys(calls, 50.0),
+        **more,
+    )
+    return Answer(
+        variant.method,
+        CALM,
+        "",
+        replace(stats, call_ms={**stats.call_ms, "target": 400.0}),
+        terms=Terms(True, 4, models),
+    )
+
+
+TARGET, GLIDE = Model("SmolLM2", 100_000_000), Model("glide", 10_000_000)
+COSTS = """
+model calls a target pass; standardised walltime improvement by what calls cost
+method | calls a pass             | reviews passed             | by time| by parameters
+-------+--------------------------+----------------------------+--------+--------------
+spec 4 | drafter 4.00             | -                          |   1.69x|             -
+cascade| glide 2.50, drafter 12.00| glide 40/60, drafter 10/100|   1.52x|         0.78x
+"""
+
+
+def test_what_drafting_models_cost_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 19 tokens in 10 passes: 19 · 40 / (400 + 50) and / (400 + 100) by time, 19 · 100 / (1000 + 25 · 10 + 120 · 10)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    cascade, silent = Variant("cascade"), Variant("ngram", 4)
+    models = {"target": TARGET, "glide": GLIDE, "drafter": GLIDE}
+    row = {
+        **both(10, 5),
+        FOUR: called(FOUR, {"drafter": 40}, {"target": TARGET}),
+        silent: called(silent, {}, models),
+        cascade: called(
+            cascade, {"glide": 25, "drafter": 120}, models, reviews={"glide": (40, 60), "drafter": (10, 100)}
+        ),
+    }
+    lines = shown([item("qa", 1, row)], [PLAIN, FOUR, silent, cascade], ascii=True)
+    start = lines.index("model calls a target pass; standardised walltime improvement by what calls cost")
+    assert lines[start : start + 5] == COSTS.strip("\n").split("\n")
+    assert lines[start + 5] == ""
+    assert not any(line.startswith("model calls") for line in shown([item("qa", 1, row)], [PLAIN, silent], ascii=True))
+
+
+def test_published_costs_have_columns_where_they_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    flan = {"target": Model("google/flan-t5-xxl"), "drafter": Model("google/flan-t5-small")}
+    llama = {"target": Model("Llama-2-7b-chat-hf"), "drafter": Model("JackFram/llama-160m")}
+    heads = []
+    for models in (flan, llama):
+        row = {PLAIN: answer(PLAIN, 1), FOUR: called(FOUR, {"drafter": 40}, models)}
+        lines = shown([item("qa", 1, row)], [PLAIN, FOUR], ascii=True)
+        heads.append(next(line for line in lines if "calls a pass" in line).split("|"))
+    assert [head.strip() for head in heads[0]] == [
+        "method",
+        "calls a pass",
+        "by time",
+        "by parameters",
+        "by previous work",
+    ]
+    assert [head.strip() for head in heads[1]][-2:] == ["by parameters", "by published sizes"]
+
+
+NAMES = ("writing", "coding", "extraction", "translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+def test_the_widest_tables_fit_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    variants = [PLAIN, FOUR, AUTO, Variant("tables", "auto"), Variant("hf-plain"), LOOKUP, RIVAL]
+
+    def row(ids: tuple[int, ...]) -> dict[Variant, Answer]:
+        return {variant: answer(variant, 0.01 * (2 + index), ids, 1234.5) for index, variant in enumerate(variants)}
+
+    items = [item(name, index, *[row(LOOPING if index else CALM)] * 3) for index, name in enumerate(NAMES)]
+    lines = shown(items, variants)
+    assert max(map(len, lines)) <= 100
+    assert not any("…" in line for line in lines)
+    assert [line.split()[0] for line in lines if line.startswith(NAMES)] == sorted(NAMES)  # rows: eight are too wide
+    few = shown(items[:4], variants)
+    assert not any(line.startswith(NAMES) for line in few)
+    assert max(map(len, few)) <= 100
+
+
+@pytest.mark.parametrize(("columns", "there", "gone"), [(60, "differs", "TTFT"), (40, "speed-up", "accepted")])
+def test_a_narrow_screen_goes_without_the_least_columns(
+    monkeypatch: pytest.MonkeyPatch, columns: int, there: str, gone: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = shown(ITEMS, [PLAIN, FOUR])
+    assert max(map(len, lines)) <= columns
+    assert not any("…" in line for line in lines)
+    head = next(line for line in lines if line.startswith("method"))
+    assert there in head
+    assert gone not in head
+    assert any(line.startswith("spec 4") and "rag 2.00x" in line for line in lines)
+
+
+def test_without_ar_there_are_no_speedups_to_show() -> None:
+    lines = shown([item("qa", 1, {FOUR: answer(FOUR, 1)})], [FOUR])
+    assert not any("speed-up over" in line or "by category" in line for line in lines)
+    assert any(line.startswith("loops: 0% of spec's tokens") for line in lines)
+
+
+# -- loops -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ids", "count"),
+    [
+        ([], 0),
+        ([1], 0),
+        ([1, 1], 0),
+        ([1, 1, 1], 3),
+        ([9, 1, 1, 1, 9], 3),
+        ([*A, *A], 0),  # twice is no loop
+        ([*A, *A, 1, 2], 0),  # nor is twice and a bit
+        ([*A, *A, *A], 9),
+        ([*A, *A, *A, 1, 2], 11),  # the unfinished fourth repeat belongs to it
+        ([8, *A, *A, *A, 8], 9),
+        ([*A, *A, *A, *B, *B, *B], 21),
+        ([*A, *A, *A, 3, 3], 11),  # 3 3 3 at the end is a loop of its own
+        ([*A, *A, *B, *A, *A], 0),  # what comes between parts them
+        ([1, 2, 1, 2, 1, 2], 6),
+        ([3, 1, 2, 3, 1, 2, 3, 1, 2], 9),  # a loop may begin anywhere in its period
+        ([*C, *C, *C], 60),  # period 20
+        ([*C, 120, *C, 120, *C, 120], 0),  # period 21
+    ],
+)
+def test_tokens_in_loops_are_counted(ids: list[int], count: int) -> None:
+    assert looping_tokens(ids) == count
+    assert looping_share(ids) == (count / len(ids) if ids else 0)
+
+
+def by_definition(ids: Sequence[int], period: int, repeats: int) -> int:
+    """Every stretch of every period, tried one by one."""
+    inside: set[int] = set()
+    for step in range(1, period + 1):
+        for start in range(len(ids)):
+            for end in range(start + repeats * step, len(ids) + 1):
+                if all(ids[i] == ids[i - step] for i in range(start + step, end)):
+                    inside.update(range(start, end))
+    return len(inside)
+
+
+def test_the_count_is_that_of_the_definition() -> None:
+    draw = random.Random(5)
+    found = set()
+    for _ in range(400):
+        ids = [draw.randrange(2) for _ in range(draw.randrange(1, 16))]
+        if draw.random() < 0.5:
+            ids = ids[:4] * draw.randrange(1, 5) + ids[4:]
+        for period, repeats in ((20, 3), (2, 3), (4, 2)):
+            count = looping_tokens(ids, period, repeats)
+            assert count == by_definition(ids, period, repeats), (ids, period, repeats)
+            found.add(0 if count == 0 else (1 if count < len(ids) else 2))
+    assert found == {0, 1, 2}

@@ -1,0 +1,247 @@
+"""/load takes back what /save wrote; the exported pages hold the chat, load nothing and nothing in them is alive."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from markdown_it import MarkdownIt
+
+from app.chat.conversation import Turn
+from app.chat.export import Shown, draw, drawing, fenced, html, markdown, svg
+from app.settings.layers import Settings
+from tests.support.scripted import Ran, catalogue_of, run_lines
+from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
+
+HOSTILE = (
+    '<script>alert(1)</script> <img src=x onerror=y> [red]markup[/red] --> ]]> </code></pre> \x1b[31mred &amp; "\u202e'
+)
+HEADINGS = "# heading\n```\n`````\n~~~~\n<b>bold</b>\n[link](http://a.b)\n    - list\n***"
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tiny`, and `other` whose tokenizer has other ids."""
+    folder = tmp_path_factory.mktemp("chats")
+    tiny = tiny_pair(folder / "tiny", stop=False)
+    other = TinyPair(folder / "other" / "target", folder / "other" / "drafter")
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([" entirely", " different"])
+    for path in (other.target, other.drafter):
+        model = tiny_model(5)
+        model.resize_token_embeddings(len(tokenizer))
+        model.save_pretrained(path)
+        tokenizer.save_pretrained(path)
+    return catalogue_of(folder, {"tiny": tiny, "other": other})
+
+
+@pytest.fixture(scope="module")
+def saved(catalogue: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
+    folder = tmp_path_factory.mktemp("saved")
+    files = [f"/save {folder / 'chat'}{ending}" for ending in (".json", ".md", ".html", ".svg", ".txt")]
+    ran = run_lines(catalogue, "/system Be brief.", "one", "/continue", HOSTILE, *files, "/trace", "three")
+    assert not ran.errors
+    return folder / "chat", ran
+
+
+# -- /load ----------------------------------------------------------------------------------------
+
+
+def test_a_loaded_chat_is_the_saved_one_and_goes_on_by_its_ids(
+    catalogue: Path, saved: tuple[Path, Ran], tmp_path: Path
+) -> None:
+    chat, before = saved
+    file = chat.with_suffix(".json")
+    lines = (
+        f"/load {file}",
+        f"/save {tmp_path}/again.json",
+        "/stats",
+        "/trace",
+        "/plot positions",
+        "/plot gamma",
+        f"/save {tmp_path}/again.html",
+        "three",
+    )
+    ran = run_lines(catalogue, *lines)
+    assert ran.errors == ["error: /plot gamma needs an answer of this run: the last one was loaded"]
+    assert "spec" in ran.after("/plot positions")
+    assert f"loaded 2 turns from {file}, system = Be brief." in ran.text.replace("\n", "")
+    assert (tmp_path / "again.json").read_bytes() == file.read_bytes()
+    assert (tmp_path / "again.html").read_bytes() == chat.with_suffix(".html").read_bytes()
+    assert ran.after("/trace") == before.after("/trace")
+    assert "12 tok" in ran.after("/stats")
+    turns, known = ran.actions.chat.turns, before.actions.chat.turns
+    assert [(turn.prompt, turn.answer) for turn in turns] == [(turn.prompt, turn.answer) for turn in known]
+
+
+def test_a_chat_of_another_tokenizer_goes_on_from_its_texts(catalogue: Path, saved: tuple[Path, Ran]) -> None:
+    chat, before = saved
+    ran = run_lines(
+        catalogue, "/pair other", "hi", f"/load {chat}.json", "/trace", "/stats", "/stats session", "/regen"
+    )
+    assert "made with another tokenizer: the conversation goes on from its texts" in " ".join(ran.text.split())
+    assert ran.errors == ["error: the last answer was loaded without its figures"] * 2
+    assert "1 answer" in ran.after("/stats session")
+    turns, known = ran.actions.chat.turns, before.actions.chat.turns
+    assert [turn.user for turn in turns] == [turn.user for turn in known][:2]
+    assert turns[0].prompt != known[0].prompt or turns[0].answer != known[0].answer
+    assert turns[0].text == known[0].text
+
+
+def test_a_chat_without_figures_can_be_loaded(catalogue: Path, saved: tuple[Path, Ran], tmp_path: Path) -> None:
+    told = json.loads(Path(f"{saved[0]}.json").read_text())
+    for turn in told["turns"]:
+        del turn["decodings"]
+    file = tmp_path / "bare.json"
+    file.write_text(json.dumps(told))
+    ran = run_lines(catalogue, f"/load {file}", "/trace", f"/save {tmp_path}/bare.md", "/continue")
+    assert "the file has no figures of its last answer: no /stats and /trace of it" in " ".join(ran.text.split())
+    assert ran.errors == ["error: the last answer was loaded without its figures"]
+    assert "the drafts and figures of this answer are not there" in (tmp_path / "bare.md").read_text()
+    assert len(ran.actions.chat.turns[-1].answer) == 24
+
+
+def test_what_cannot_be_loaded_is_one_line_and_changes_nothing(
+    catalogue: Path, saved: tuple[Path, Ran], tmp_path: Path
+) -> None:
+    told = json.loads(Path(f"{saved[0]}.json").read_text())
+    wrong: dict[str, Any] = {
+        "half.json": Path(f"{saved[0]}.json").read_text()[:900],
+        "deep.json": "[" * 100_000,
+        "binary.json": "\x00\x01",
+        "list.json": "[1]",
+        "foreign.json": '{"messages": []}',
+        "newer.json": json.dumps({**told, "version": 9}),
+        "empty.json": json.dumps({**told, "turns": []}),
+        "typed.json": json.dumps({**told, "turns": [{**told["turns"][0], "answer_ids": "x"}]}),
+        "reason.json": json.dumps({**told, "turns": [{**told["turns"][0], "reason": "bored"}]}),
+    }
+    for name, text in wrong.items():
+        (tmp_path / name).write_text(text)
+    names = [*wrong, "missing.json"]
+    kept: list[Any] = []
+
+    def look(actions: Any) -> None:
+        kept.append((list(actions.chat.turns), actions.settings, actions.latest))
+
+    ran = run_lines(catalogue, "one", look, *(f"/load {tmp_path / name}" for name in names), look, "/trace")
+    assert len(ran.errors) == len(names)
+    assert " ".join(ran.text.split()).count("(the conversation is unchanged)") == len(names)
+    assert kept[0] == kept[1]
+
+
+def test_ids_that_say_something_else_here_are_not_trusted(
+    catalogue: Path, saved: tuple[Path, Ran], tmp_path: Path
+) -> None:
+    told = json.loads(Path(f"{saved[0]}.json").read_text())
+    told["turns"][0]["answer_ids"][0] = 10**9
+    del told["tokenizer"]
+    file = tmp_path / "huge.json"
+    file.write_text(json.dumps(told))
+    ran = run_lines(catalogue, f"/load {file}", "two")
+    assert "another tokenizer" in ran.text
+    assert max(ran.actions.chat.ids) < 300
+    assert not ran.errors
+
+
+# -- pages ----------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: dict[str, set[str]] = {}
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for name, value in attrs:
+            self.attributes.setdefault(name, set()).add(value or "")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+SEEN = '<script>alert(1)</script> <img src=x onerror=y> [red]markup[/red] --> ]]> </code></pre> ␛[31mred &amp; "'
+
+
+def test_the_html_page_is_inert_and_complete(saved: tuple[Path, Ran]) -> None:
+    text = Path(f"{saved[0]}.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.tags == {"html", "head", "meta", "title", "style", "body", "pre", "code", "span"}
+    assert set(page.attributes) == {"lang", "charset", "http-equiv", "content", "style", "class"}
+    assert "url(" not in text
+    assert "http:" not in text
+    assert "https:" not in text
+    assert "\x1b" not in text
+    assert SEEN in " ".join(page.text.split())
+    for told in ("target ← drafter", "γ 4", "tok/s", "accepted", "rejected", "from the target", "same output"):
+        assert told in page.text
+    colours = re.findall(r"\.r\d+ \{(.*?)\}", text)
+    assert any("line-through" in colour for colour in colours)  # a rejected draft
+    assert len(set(colours)) > 5
+
+
+def test_the_svg_is_inert_and_complete(saved: tuple[Path, Ran]) -> None:
+    text = Path(f"{saved[0]}.svg").read_text(encoding="utf-8")
+    root = ElementTree.fromstring(text)
+    names = {element.tag.rpartition("}")[2] for element in root.iter()}
+    assert names <= {"svg", "style", "defs", "clipPath", "rect", "g", "text", "circle", "path"}
+    assert re.findall(r"https?:[^\"]*", text) == ["http://www.w3.org/2000/svg"]
+    assert set(re.findall(r"url\((.)", text)) == {"#"}
+    assert "@font-face" not in text
+    shown = "".join(element.text or "" for element in root.iter() if element.tag.endswith("}text")).replace("\xa0", " ")
+    assert "<script>alert(1)</script> <img src=x onerror=y> [red]markup[/red]" in shown
+    for told in ("target ← drafter", "tok/s", "from the target", "same output"):
+        assert told in shown
+
+
+def test_the_pictures_of_the_readme_load_nothing() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "screen.svg").read_text(encoding="utf-8")
+    assert re.findall(r"https?:[^\"' ]*", text.replace("https://www.textualize.io", "")) == [
+        "http://www.w3.org/2000/svg"
+    ]
+
+
+def test_markdown_keeps_every_text_in_a_fence(saved: tuple[Path, Ran]) -> None:
+    def blocks(text: str) -> list[Any]:
+        return [block for block in MarkdownIt().parse(text) if block.type not in ("heading_open", "heading_close")]
+
+    text = Path(f"{saved[0]}.md").read_text(encoding="utf-8")
+    assert {block.type for block in blocks(text)} == {"fence", "inline"}
+    heads = [block.content for block in blocks(text) if block.type == "inline"]
+    parts = ["Message", "Answer", "Drafts and figures"]
+    assert heads == ["Conversation", "System prompt", "1. Message", *parts[1:], "2. Message", *parts[1:]]
+    fences = [block.content for block in blocks(text) if block.type == "fence"]
+    assert fences[0] == "Be brief.\n"
+    assert fences[4].startswith(SEEN[:60])
+    assert "{+" in fences[3]
+    assert "from target" in fences[3]
+    turn = Turn(HEADINGS, (1,), (2,), f"{HEADINGS}\n{HOSTILE}", "length")
+    hard = blocks(markdown([Shown(turn)], Settings(), HEADINGS))
+    assert [block.type for block in hard] == ["inline", "inline", "fence"] + ["inline", "fence"] * 3
+    assert hard[2].content == HEADINGS + "\n"
+    assert fenced("``") == "```text\n``\n```"
+
+
+@pytest.mark.parametrize(
+    "text", [HOSTILE, HEADINGS, "".join(map(chr, range(0x20))), "\ud800 \ufffe \uffff \x85 \u2028", ""]
+)
+def test_any_text_is_a_whole_page(text: str) -> None:
+    turn = Turn(text, (1,), (2,), text, "eos")
+    for page in (svg, html):
+        console = drawing()
+        draw(console, [Shown(turn)], Settings())
+        made = page(console)
+        assert Page(made).tags.isdisjoint({"script", "img", "b", "a"})
+        if page is svg:
+            ElementTree.fromstring(made.encode("utf-8", "replace"))

@@ -1,0 +1,509 @@
+"""The command line: grammar, errors, exit codes, and what it hands to whom."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.bench.options import BenchArgs
+from app.command_line import reference
+from app.command_line.arguments import build_parser, read_request
+from app.command_line.main import main
+from app.command_line.subcommands import COMMANDS
+from app.screen.palette import want_color
+from app.settings.layers import Layers, ModelOptions, Settings
+from app.settings.table import FIELDS
+from utils.errors import UsageError, UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+CATALOGUE = """
+default: small
+defaults: {gamma: 6, top_k: 11}
+pairs:
+  small: {target: org/small, defaults: {top_k: 22, min_p: 0.2}}
+  other: {target: org/other, drafter: org/tiny, defaults: {gamma: 7}}
+"""
+
+
+class Handed:
+    """Stands in for the modules that the command line hands over to, and keeps what they were given."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.does: Any = lambda: 0
+
+    def function(self, name: str) -> Any:
+        def call(*args: Any, **more: Any) -> int:
+            self.calls.append((name, (*args, *more.values())))
+            return int(self.does())
+
+        return call
+
+
+@pytest.fixture
+def handed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Handed:
+    hand = Handed()
+    places = {
+        "app.console.repl": ["run_console"],
+        "app.command_line.run": ["run_once"],
+        "app.bench.run": ["run_bench"],
+        "app.measure.check": ["list_pairs", "check_pair"],
+    }
+    for module, names in places.items():
+        room, _, leaf = module.rpartition(".")
+        stub = types.ModuleType(module)
+        for name in names:
+            setattr(stub, name, hand.function(name))
+        monkeypatch.setitem(sys.modules, module, stub)
+        if hasattr(sys.modules.get(room), leaf):
+            monkeypatch.setattr(module, stub)
+    for name in [name for name in os.environ if name.startswith("SPEC_")]:
+        monkeypatch.delenv(name)
+    models = tmp_path / "models.yaml"
+    models.write_text(CATALOGUE)
+    monkeypatch.setenv("SPEC_MODELS", str(models))
+    monkeypatch.setattr("sys.stdin", terminal())
+    return hand
+
+
+def terminal() -> io.StringIO:
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    return stream
+
+
+def test_without_words_it_opens_the_console(handed: Handed) -> None:
+    assert main(["--gamma", "8"]) == 0
+    [(name, (settings, options, layers))] = handed.calls
+    assert name == "run_console"
+    assert (settings.gamma, settings.top_k, settings.min_p) == (8, 22, 0.2)
+    assert isinstance(options, ModelOptions)
+    assert isinstance(layers, Layers)
+    assert layers.settings == settings
+    assert main(["chat", "--gamma", "8"]) == 0
+    assert handed.calls[1][1][0] == settings
+
+
+def test_the_pair_named_brings_its_defaults_below_variables_and_flags(
+    handed: Handed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPEC_TOP_K", "33")
+    main(["--pair", "other"])
+    main(["--pair", "other", "--top-k", "44"])
+    main(["--target", "org/elsewhere"])
+    found = [(call[0].gamma, call[0].top_k, call[0].min_p) for _, call in handed.calls]
+    assert found == [(7, 33, 0.0), (7, 44, 0.0), (6, 33, 0.0)]
+
+
+@pytest.mark.parametrize("argv", [[], ["chat"], ["run"], ["run", "-"]])
+def test_without_a_terminal_the_pipe_is_one_prompt(
+    handed: Handed, monkeypatch: pytest.MonkeyPatch, argv: list[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    assert main(argv) == 0
+    [(name, (_, _, prompt, as_json))] = handed.calls
+    assert (name, prompt, as_json) == ("run_once", None, False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "prompt", "as_json"),
+    [
+        (["run", "hello"], "hello", False),
+        (["run", "hello", "world"], "hello world", False),
+        (["run", "--json", "hello", "--gamma", "2"], "hello", True),
+        (["run", "hello", "--json", "world"], "hello world", True),
+        (["run", "--", "-1 + 2?"], "-1 + 2?", False),
+        (["run", "/gamma is what?"], "/gamma is what?", False),
+        (["run", ""], "", False),
+    ],
+)
+def test_run_takes_its_prompt_from_the_words(handed: Handed, argv: list[str], prompt: str, as_json: bool) -> None:
+    assert main(argv) == 0
+    [(name, call)] = handed.calls
+    assert (name, *call[2:]) == ("run_once", prompt, as_json)
+
+
+def test_bench_hands_over_its_own_arguments(handed: Handed) -> None:
+    words = "bench --prompts p.jsonl --methods ar,ngram --gammas 2,4 --repeat 5 --limit 3 --out o.json --check-identity"
+    assert main(words.split()) == 0
+    expected = BenchArgs(Path("p.jsonl"), ("ar", "ngram"), (2, 4), 5, 3, Path("o.json"), True)
+    assert handed.calls[0][1][2] == expected
+    main(["bench", "--max-new-tokens", "9"])
+    assert handed.calls[1][1][2] == BenchArgs()
+    assert handed.calls[1][1][0].max_new_tokens == 9
+
+
+def test_pairs_and_check(handed: Handed) -> None:
+    assert main(["pairs"]) == 0
+    assert main(["check", "other", "--speed", "--drafter", "org/third"]) == 0
+    assert main(["check"]) == 0
+    (first, second, third) = handed.calls
+    assert (first[0], len(first[1])) == ("list_pairs", 1)
+    assert (second[0], second[1][0], second[1][3]) == ("check_pair", None, True)
+    assert (second[1][2].pair, second[1][2].drafter) == ("other", "org/third")
+    assert (third[1][2].pair, third[1][3]) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "quantization"),
+    [
+        (["--load-in-8bit"], "int8"),
+        (["--load-in-4bit"], "nf4"),
+        (["--quantization", "fp4"], "fp4"),
+        (["--quantization", "nf4", "--load-in-4bit"], "nf4"),
+        ([], "none"),
+    ],
+)
+def test_the_short_forms_of_quantization(argv: list[str], quantization: str) -> None:
+    options = read_request(argv, {}).options
+    assert (options.quantization, options.drafter_quantization) == (quantization, "none")
+
+
+def test_both_forms_of_a_switch_are_known_so_that_a_flag_can_undo_a_variable() -> None:
+    environ = {"SPEC_CHAT": "off", "SPEC_ASCII": "on", "SPEC_OFFLINE": "yes"}
+    request = read_request(["--chat", "--no-ascii", "--no-offline"], environ)
+    settings = Layers.of(environ=environ, flags=request.flags).settings
+    assert (settings.chat, settings.ascii, request.options.offline) == (True, False, False)
+
+
+USAGE_ERRORS = [
+    (["--gamma", "0"], "error: --gamma must be a whole number from 1 to 64 or auto, got 0"),
+    (["--gamma", "Auto"], "error: --gamma must be a whole number from 1 to 64 or auto, got 'Auto'"),
+    (["--top-p", "1.5"], "error: --top-p must be above 0 and at most 1, got 1.5"),
+    (["--temperature", "-1"], "error: --temperature must be from 0 to 5, got -1"),
+    (["--temperature=nan"], "error: --temperature must be a number from 0 to 5, got 'nan'"),
+    (["--gamma"], "error: --gamma needs a value: a whole number from 1 to 64 or auto"),
+    (["--no-chat=x"], "error: --no-chat takes no value, got 'x'"),
+    (["--gama", "3"], "error: unknown flag --gama (did you mean --gamma?)"),
+    (["--max-new", "3"], "error: unknown flag --max-new (did you mean --max-new-tokens?)"),
+    (["--xyzzy"], "error: unknown flag --xyzzy (--help lists them; -- ends the flags)"),
+    (["--json"], "error: chat takes no --json (run, plan do)"),
+    (["rnu", "hi"], "error: unknown sub-command 'rnu' (did you mean run?); one answer: python infer.py run PROMPT"),
+    (
+        ["What is a river?"],
+        "error: unknown sub-command 'What is a river?': have chat, run, bench, report, record, "
+        "simulate, plan, latency, write, tables, distill, replay, pairs, check; "
+        "one answer: python infer.py run PROMPT",
+    ),
+    (["--gamma", "4", "run", "hi"], "error: the sub-command comes first: python infer.py run …"),
+    (["chat", "hi"], "error: chat takes no argument 'hi' (one answer: python infer.py run PROMPT)"),
+    (["check", "a", "b"], "error: check takes no further argument 'b'"),
+    (["check", "small", "--pair", "other"], "error: check small and --pair other contradict each other: give one"),
+    (["pairs", "--gamma", "4"], "error: pairs takes no --gamma (chat, run, bench, record do)"),
+    (
+        ["--load-in-8bit", "--load-in-4bit"],
+        "error: --load-in-8bit and --load-in-4bit contradict each other: give one",
+    ),
+    (["--device", "gpu"], "error: --device must be auto, cpu, mps, cuda or cuda:N, got 'gpu'"),
+    (["--pair", ""], "error: --pair must be the name of a pair, got ''"),
+    (
+        ["bench", "--gammas", "1,0"],
+        "error: --gammas must be a comma list of whole numbers from 1 to 64 or auto, each once, got '1,0'",
+    ),
+    (
+        ["bench", "--methods", "arr"],
+        "error: --methods must be a comma list of ar, spec, draft, ngram, tables, static, match, maxgram, plain, "
+        "glide, feature, tables+plain, tables+glide, tables+feature, match+plain, match+glide, match+feature, cascade, "
+        "chain, beam, each once, got 'arr'",
+    ),
+    (["bench", "--repeat", "0"], "error: --repeat must be a whole number from 1 to 1000, got 0"),
+    (["bench", "--limit", "0"], "error: --limit must be a whole number, 1 or more, got 0"),
+]
+
+
+@pytest.mark.parametrize(("argv", "line"), USAGE_ERRORS, ids=lambda value: " ".join(value)[:30])
+def test_a_usage_error_is_one_line_and_exit_2(
+    handed: Handed, capsys: pytest.CaptureFixture[str], argv: list[str], line: str
+) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", line + "\n")
+    assert handed.calls == []
+
+
+def test_a_bad_variable_is_named(
+    handed: Handed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPEC_TOP_P", "7")
+    assert main([]) == 2
+    assert capsys.readouterr().err == "error: SPEC_TOP_P must be above 0 and at most 1, got 7\n"
+    monkeypatch.delenv("SPEC_TOP_P")
+    monkeypatch.setenv("SPEC_GAMA", "7")
+    assert main([]) == 0
+    assert capsys.readouterr().err == "warning: SPEC_GAMA is not a setting (did you mean SPEC_GAMMA?)\n"
+
+
+def test_an_unknown_pair_and_a_wrong_catalogue_are_usage_errors(
+    handed: Handed, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["--pair", "smal"]) == 2
+    assert "did you mean 'small'?" in capsys.readouterr().err
+    (tmp_path / "bad.yaml").write_text("pairs:\n  a: {target: org/x, defaults: {gamma: 99}}\n")
+    assert main(["--models", str(tmp_path / "bad.yaml")]) == 2
+    assert "gamma must be a whole number from 1 to 64 or auto, got 99" in capsys.readouterr().err
+    assert main(["--models", str(tmp_path / "none.yaml")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def raising(error: BaseException) -> Any:
+    def act() -> int:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("no space for the model"), 1, "error: no space for the model\n"),
+        (UserError("two\nlines"), 1, "error: two lines\n"),
+        (UsageError("bad"), 2, "error: bad\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (BrokenPipeError(), 0, ""),
+        (SystemExit(1), 1, ""),
+        (
+            PermissionError(13, "Permission denied", "x.json"),
+            1,
+            "error: cannot read or write x.json: Permission denied\n",
+        ),
+        (
+            ZeroDivisionError("division\nby zero"),
+            1,
+            "error: internal: ZeroDivisionError: division (run with --verbose for the traceback)\n",
+        ),
+        (AssertionError(), 1, "error: internal: AssertionError (run with --verbose for the traceback)\n"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_goes_wrong_is_a_code_and_one_line(
+    handed: Handed,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    line: str,
+) -> None:
+    monkeypatch.setattr("app.command_line.main._silence", lambda stream: None)  # pytest's own stdout must live
+    handed.does = raising(error)
+    assert main([]) == code
+    assert capsys.readouterr().err == line
+
+
+def test_verbose_shows_the_traceback_and_still_ends_with_the_line(
+    handed: Handed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handed.does = raising(ZeroDivisionError("division by zero"))
+    assert main(["--verbose"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback (most recent call last)")
+    assert err.endswith("\nerror: internal: ZeroDivisionError: division by zero\n")
+
+
+# ---- colour
+
+
+class Stream(io.StringIO):
+    def __init__(self, tty: bool) -> None:
+        super().__init__()
+        self.tty = tty
+
+    def isatty(self) -> bool:
+        return self.tty
+
+
+@pytest.mark.parametrize(
+    ("color", "tty", "environ", "wanted"),
+    [
+        ("auto", True, {}, True),
+        ("auto", False, {}, False),
+        ("auto", True, {"NO_COLOR": "1"}, False),
+        ("auto", True, {"NO_COLOR": ""}, True),
+        ("auto", False, {"FORCE_COLOR": "1"}, True),
+        ("auto", True, {"FORCE_COLOR": "0"}, False),
+        ("auto", False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        ("auto", True, {"TERM": "dumb"}, False),
+        ("always", False, {"NO_COLOR": "1"}, True),
+        ("never", True, {"FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_colour_follows_flag_then_environment_then_terminal(
+    color: str, tty: bool, environ: dict[str, str], wanted: bool
+) -> None:
+    assert want_color(Settings(color=color), Stream(tty), environ) is wanted
+
+
+# ---- help
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_help_fits_80_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = build_parser(command).format_help()
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_help_of_chat_run_and_bench_shows_every_flag_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in ("chat", "run", "bench"):
+        text = build_parser(command).format_help()
+        for field in FIELDS.values():
+            shown = field.name not in COMMANDS[command].without
+            assert len(re.findall(rf"^  {field.flag}\b(?!-)", text, re.MULTILINE)) == shown, field.flag
+
+
+def infer(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *more.pop("python", ()), str(ROOT / "infer.py"), *words]
+    return subprocess.run(command, text=True, capture_output=True, check=False, timeout=60, **more)
+
+
+def test_help_comes_fast_on_stdout_and_imports_no_torch() -> None:
+    infer("--help")  # warm the file cache
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    plain = infer("--help")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Of the processor: a busy machine makes everything slower.
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert (plain.returncode, plain.stderr) == (0, "")
+    assert plain.stdout.startswith("usage: python infer.py [chat] [options]\n")
+    assert seconds < 1
+    traced = infer("--help", python=("-X", "importtime"))
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in traced.stderr.splitlines()}
+    assert {"argparse", "app"} <= imported  # the trace is there at all
+    assert not {"torch", "transformers", "numpy", "rich", "prompt_toolkit"} & imported
+
+
+def test_version_is_the_projects() -> None:
+    found = infer("--version")
+    assert found.returncode == 0
+    assert re.fullmatch(r"speculative-decoding-console \d+\.\d+\.\d+\n", found.stdout)
+
+
+def test_a_reader_that_leaves_early_hears_nothing() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "infer.py"), "--help"], stdout=writer, stderr=subprocess.PIPE
+    )
+    os.close(writer)
+    assert process.communicate(timeout=60)[1] == b""
+    assert process.returncode == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, str(ROOT / "infer.py"), "--help"]
+        process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert process.returncode == 1
+    assert process.stderr == "error: cannot read or write: No space left on device\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_told_once_also_when_it_shows_late() -> None:
+    program = (
+        "import sys, types, app.command_line.main as cli; cli._run = lambda request: print('x' * 100, flush=%s) or 0;"
+        "sys.exit(cli.main([]))"
+    )
+    for flush in (True, False):
+        with open("/dev/full", "w") as full:
+            command = [sys.executable, "-c", program % flush]
+            process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+        assert process.returncode == 1
+        assert process.stderr == "error: cannot read or write: No space left on device\n"
+
+
+def test_a_closed_stdin_is_a_usage_error() -> None:
+    words = f"{sys.executable} {ROOT / 'infer.py'} run <&-"
+    process = subprocess.run(["sh", "-c", words], capture_output=True, text=True, check=False, timeout=60)
+    assert (process.returncode, process.stderr) == (2, "error: no prompt: stdin is closed\n")
+
+
+def test_ctrl_c_anywhere_is_130_without_a_traceback(tmp_path: Path) -> None:
+    """Interrupted while it waits for its catalogue, here a pipe that nobody writes to."""
+    fifo = tmp_path / "models.yaml"
+    os.mkfifo(fifo)
+    command = [sys.executable, str(ROOT / "infer.py"), "run", "hi", "--models", str(fifo)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(1.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == 130
+
+
+# ---- the README's tables
+
+
+def marked() -> str:
+    return "# Title\n" + "\n".join(f"<!-- table:{n} -->\nold\n<!-- end:{n} -->\ntext" for n in reference.TABLES)
+
+
+def test_readme_tables_are_written_checked_and_go_stale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(marked())
+    assert reference.main(["--check", str(readme)]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {readme} is stale")
+    assert reference.main(["--write", str(readme)]) == 0
+    assert reference.main(["--check", str(readme)]) == 0
+    text = readme.read_text()
+    assert text.startswith("# Title\n")
+    assert text.count("\ntext") == 3
+    assert "old" not in text.splitlines()
+    for expected in ("`--gamma N\\|auto`", "`SPEC_TOP_P`", "`/exit`, `/quit`, `/bye`", "`/view [NAME]`"):
+        assert expected in text
+    readme.write_text(text.replace("`--gamma N\\|auto`", "`--gama N`"))
+    assert reference.main(["--check", str(readme)]) == 1
+
+
+def test_readme_tables_need_their_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("nothing here")
+    assert reference.main(["--check", str(readme)]) == 2
+    assert reference.main(["--check", str(tmp_path / "none.md")]) == 2
+    assert reference.main(["--chek"]) == 2
+    assert capsys.readouterr().err.count("\n") == 3
+
+
+def test_rows_of_the_tables_have_one_cell_a_column() -> None:
+    for make in reference.TABLES.values():
+        lines = make().splitlines()
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in lines}
+        assert len(widths) == 1
+
+
+# ---- which pair the options mean
+
+
+def chosen(tmp_path: Path, name: str | None = None, **options: str) -> tuple[str, str, str]:
+    """Pair, target's source and drafter's name that `choose_pair` makes of the options."""
+    from app.lanes.pairing import choose_pair
+
+    models = tmp_path / "models.yaml"
+    models.write_text(CATALOGUE)
+    pair = choose_pair(ModelOptions(models=str(models), **options), name)
+    return pair.name, pair.target.source, pair.drafter_name
+
+
+def test_target_and_drafter_go_in_the_places_of_the_pairs(tmp_path: Path) -> None:
+    assert chosen(tmp_path) == ("small", "org/small", "ngram")
+    assert chosen(tmp_path, pair="other") == ("other", "org/other", "tiny")
+    assert chosen(tmp_path, pair="other", drafter="none") == ("other", "org/other", "none")
+    assert chosen(tmp_path, drafter="org/mine") == ("small", "org/small", "mine")
+    assert chosen(tmp_path, pair="other", target="org/big") == ("other", "org/big", "tiny")
+    assert chosen(tmp_path, target="org/big") == ("big", "org/big", "ngram")
+    assert chosen(tmp_path, target="org/big", drafter="org/mine") == ("big", "org/big", "mine")
+
+
+def test_a_pair_named_in_the_console_is_taken_as_it_stands(tmp_path: Path) -> None:
+    assert chosen(tmp_path, "other", target="org/big", drafter="none") == ("other", "org/other", "tiny")

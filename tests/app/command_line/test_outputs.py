@@ -1,0 +1,407 @@
+"""Every option and command that writes a file, on a device, through a link, in a read-only folder, on a full disk.
+
+What there is comes from the tables of flags, words and console commands: an option that takes a path stands here as
+one that writes or as one that reads, or the first test fails.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from app.command_line.main import main
+from app.command_line.picture import main as picture
+from app.command_line.reference import main as reference
+from app.command_line.subcommands import COMMANDS, OWN_FIELDS
+from app.console.prompt import _history, history_path
+from app.console.slash_commands import TABLE
+from app.settings.table import FIELDS, Field
+from sampling.drafters.draft_heads.config import StudentConfig
+from sampling.drafters.draft_heads.modules import Student
+from tests.support.places import Device, largest_file, modes_count, read_only
+from tests.support.scripted import catalogue_of, run_lines
+from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+from training.draft_heads.export import export_plain
+from utils.errors import UserError
+
+APP = Path(__file__).resolve().parents[3] / "app"
+PATHS = re.compile(r"FILE|DIR|GGUF|F\.json|[Ff]ile|[Ff]older|[Pp]ath")
+
+
+@dataclass(frozen=True)
+class Home:
+    """What the commands need: a pair, prompts, a text, and files that earlier commands wrote."""
+
+    pair: TinyPair
+    folder: Path
+
+    def file(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def target(self) -> list[str]:
+        return ["--target", str(self.pair.target), "--device", "cpu", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    folder = tmp_path_factory.mktemp("home")
+    made = Home(tiny_pair(folder, stop=False), folder)
+    write_prompts(folder / "prompts.jsonl", [{"prompt": "one"}])
+    (folder / "text.txt").write_text("one and one is two and two is three")
+    catalogue_of(folder, {"tiny": made.pair})
+    answers = ["--prompts", made.file("prompts.jsonl"), "--max-new-tokens", "2", *made.target()]
+    assert main(["record", "--costs", "--out", made.file("recorded.jsonl"), *answers]) == 0
+    assert main([*bench(made), "--out", made.file("bench.json")]) == 0
+    return made
+
+
+def bench(home: Home) -> list[str]:
+    words = ["bench", "--prompts", home.file("prompts.jsonl"), "--methods", "ar", "--repeat", "1"]
+    return [*words, "--max-new-tokens", "2", *home.target()]
+
+
+# -- what writes ----------------------------------------------------------------------------------
+
+Run = Callable[[Home, Path], Any]
+
+
+def command(*words: str, flag: str = "--out", target: bool = True) -> Run:
+    """A command line; `:name` in it is a file of the home."""
+
+    def run(home: Home, path: Path) -> int:
+        told = [home.file(word[1:]) if word.startswith(":") else word for word in words]
+        own = [flag, str(path)] if flag else [str(path)]
+        return main([told[0], *own, *told[1:], *(home.target() if target else [])])
+
+    return run
+
+
+def saved(home: Home, path: Path) -> str:
+    """What the console said of /save, where that is no success."""
+    settings = {"compare": ("ar",), "max_new_tokens": 2}
+    said = run_lines(home.folder / "models.yaml", "one", f"/save {path}", width=400, settings=settings)
+    text = said.after(f"/save {path}").strip()
+    return "" if text.startswith("saved 1 turn to ") else text
+
+
+def renewed(home: Home, path: Path) -> int:
+    """The page's own tables, one of them spoilt."""
+    if path.exists() and path.read_bytes() == OLD:
+        keep = path.stat().st_mode
+        path.chmod(0o644)
+        path.write_bytes((APP.parent / "README.md").read_bytes().replace(b"| `--gamma", b"| `--gama", 1))
+        path.chmod(stat.S_IMODE(keep))
+    return reference(["--write", str(path)])
+
+
+@dataclass(frozen=True)
+class Output:
+    """One way to have a file written: whether it goes on in a file instead of replacing it, how its name must end."""
+
+    run: Run
+    appends: bool = False
+    ending: str = ""
+    rereads: bool = False  # it reads what it replaces
+
+
+LATENCY = ("latency", "--layers", "1", "--params", "50000", "--repeat", "3")
+WRITE = ("write", "--prompts", ":prompts.jsonl", "--answer-tokens", "2", "--temperatures", "0")
+FILES = {
+    "bench --out": Output(lambda home, path: main([*bench(home), "--out", str(path)])),
+    "bench --report": Output(lambda home, path: main([*bench(home), "--report", str(path)])),
+    "report --out": Output(command("report", ":bench.json", target=False)),
+    "record --out": Output(command("record", "--prompts", ":prompts.jsonl", "--max-new-tokens", "2"), appends=True),
+    "simulate --out": Output(command("simulate", ":recorded.jsonl", "--drafter", "ngram", "--gammas", "2")),
+    "latency --out": Output(command(*LATENCY)),
+    "tables --out": Output(command("tables", "--from", ":text.txt")),
+    "write FILE": Output(command(*WRITE, flag=""), appends=True, ending=".jsonl"),
+    "--record": Output(command("run", "one", "--max-new-tokens", "2", flag="--record"), appends=True),
+    "/save FILE": Output(saved, ending=".json"),
+    "picture": Output(
+        lambda home, path: picture([str(path), "one", *home.target(), "--compare", "ar", "--max-new-tokens", "2"])
+    ),
+    "reference": Output(renewed, rereads=True),
+}
+FOLDERS = ("distill --out", "distill --features", "distill --export")
+READ = {
+    *("--models", "--target", "--drafter", "--data-dir", "/load FILE", "/prompts FILE|NAME"),
+    *("bench --prompts", "bench --ids", "record --prompts", "record --ids", "simulate --prompts", "write --prompts"),
+    *("report FILE", "simulate FILE", "replay FILE", "tables --from"),
+    *("distill --data", "distill --prompts", "distill --start"),
+}
+
+
+def taking_paths() -> Iterator[str]:
+    """Every flag, word, console command and module that takes a path, by what their tables say of it."""
+
+    def takes(field: Field) -> bool:
+        return bool(PATHS.search(field.kind.metavar) or PATHS.search(field.kind.allowed))
+
+    def flag(field: Field) -> str:
+        return f"--{field.name.replace('_', '-')}"
+
+    yield from (flag(field) for field in FIELDS.values() if takes(field))
+    for name, fields in OWN_FIELDS.items():
+        yield from (f"{name} {flag(field)}" for field in fields.values() if takes(field))
+    for name, one in COMMANDS.items():
+        if one.word is not None and PATHS.search(one.word.metavar):
+            yield f"{name} {one.word.metavar}"
+    yield from (one.usage for one in TABLE if PATHS.search(one.usage))
+    yield from (file.stem for file in APP.glob("**/*.py") if '__name__ == "__main__"' in file.read_text())
+
+
+def test_every_option_that_takes_a_path_is_known_as_one_that_writes_or_reads() -> None:
+    found = list(taking_paths())
+    assert len(found) == len(set(found))
+    assert set(found) == {*FILES, *FOLDERS, *READ}
+    assert len(found) == len(FILES) + len(FOLDERS) + len(READ)
+
+
+# -- trying them ----------------------------------------------------------------------------------
+
+OLD = b"old"
+
+
+@pytest.fixture
+def tried(home: Home, capsys: pytest.CaptureFixture[str]) -> Callable[[str, Path], str]:
+    """Runs an output and returns the one line of its complaint, "" where it did what it was to do."""
+
+    def run(name: str, path: Path) -> str:
+        capsys.readouterr()
+        answer = FILES[name].run(home, path)
+        error = capsys.readouterr().err
+        told = answer if isinstance(answer, str) else error
+        assert "internal" not in told
+        assert "Traceback" not in told
+        if isinstance(answer, str):
+            return answer
+        complaints = [line for line in error.splitlines() if re.match("error: |recording stopped", line)]
+        assert len(complaints) == (answer != 0) or name == "--record"
+        return complaints[0] if complaints else ""
+
+    return run
+
+
+def prepared(name: str, file: Path, mode: int = 0o640) -> None:
+    """A file of that mode; one that is gone on with is empty."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"" if FILES[name].appends else OLD)
+    file.chmod(mode)
+
+
+def content(file: Path) -> bytes:
+    data = file.read_bytes()
+    assert len(data) > 20
+    assert not data.startswith(OLD)
+    return data
+
+
+def around(file: Path) -> list[str]:
+    return sorted(one.name for one in file.parent.iterdir())
+
+
+@pytest.mark.parametrize("name", [name for name, output in FILES.items() if not output.rereads])
+def test_a_device_is_written_to_and_stays_one(name: str, tried: Callable[[str, Path], str], tmp_path: Path) -> None:
+    with Device() as device:
+        path = device.path
+        if ending := FILES[name].ending:
+            path = tmp_path / f"out{ending}"
+            path.symlink_to(device.path)
+        assert tried(name, path) == ""
+        assert stat.S_ISCHR(path.stat().st_mode)
+        assert path.is_symlink() == bool(ending)
+        assert len(device.read()) > 20
+    assert sorted(tmp_path.iterdir()) == ([path] if ending else [])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_link_is_followed_and_the_mode_is_kept(name: str, tried: Callable[[str, Path], str], tmp_path: Path) -> None:
+    ending = FILES[name].ending
+    real, link = tmp_path / "there" / f"real{ending}", tmp_path / "here" / f"link{ending}"
+    prepared(name, real)
+    link.parent.mkdir()
+    link.symlink_to(os.path.join("..", "there", real.name))
+    assert tried(name, link) == ""
+    assert link.is_symlink()
+    content(real)
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert (around(link), around(real)) == ([link.name], [real.name])
+
+
+@pytest.mark.parametrize("name", [name for name, output in FILES.items() if not output.rereads])
+def test_a_read_only_folder_without_the_file_is_one_line(
+    name: str, tried: Callable[[str, Path], str], tmp_path: Path
+) -> None:
+    with read_only(tmp_path):
+        complaint = tried(name, path := tmp_path / f"out{FILES[name].ending}")
+    assert str(tmp_path) in complaint
+    assert "cannot" in complaint
+    assert not path.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_writable_file_in_a_read_only_folder_is_written_in_place(
+    name: str, tried: Callable[[str, Path], str], tmp_path: Path
+) -> None:
+    path = tmp_path / f"out{FILES[name].ending}"
+    prepared(name, path)
+    inode = path.stat().st_ino
+    with read_only(tmp_path):
+        assert tried(name, path) == ""
+    content(path)
+    assert (path.stat().st_ino, stat.S_IMODE(path.stat().st_mode)) == (inode, 0o640)
+    assert around(path) == [path.name]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_full_disk_is_one_line_and_the_old_content_stays(
+    name: str, tried: Callable[[str, Path], str], tmp_path: Path
+) -> None:
+    path = tmp_path / f"out{FILES[name].ending}"
+    prepared(name, path)
+    before = path.read_bytes()
+    if FILES[name].rereads:
+        before = before and (APP.parent / "README.md").read_bytes().replace(b"| `--gamma", b"| `--gama", 1)
+        path.write_bytes(before)
+    with largest_file(10):
+        complaint = tried(name, path)
+    assert re.search(r"cannot write \S+: File too large \(.*\)", complaint)
+    assert path.read_bytes() == before
+    # the journal of bench says itself that it is kept
+    assert set(around(path)) - {f"{path.name}.partial"} == {path.name}
+    assert name == "bench --out" or around(path) == [path.name]
+
+
+def test_text_that_is_kept_beside_the_tables_needs_a_place(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    with Device() as device:
+        assert main(["tables", "--from", "self", "--out", str(device.path), *home.target()]) == 2
+        assert capsys.readouterr().err == (
+            f"error: --out {device.path}: --from self keeps its text beside it, where no file can be: name another\n"
+        )
+
+
+def test_a_bench_without_a_journal_says_so(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepared("bench --out", tmp_path / "out.json")
+    words = [word for word in bench(home) if word != "--quiet"]
+    with read_only(tmp_path):
+        assert main([*words, "--out", str(tmp_path / "out.json")]) == 0
+    told = f"no journal can be kept beside {tmp_path / 'out.json'}: a stopped run begins anew\n"
+    assert capsys.readouterr().err.count(told) == 1
+
+
+def test_a_history_that_leads_to_a_device_leaves_its_mode_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed: list[str] = []
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "chmod", lambda path, *_, **__: changed.append(os.fspath(path)))
+    history_path().parent.mkdir(parents=True)
+    history_path().symlink_to(os.devnull)
+    _history(pytest.fail)
+    assert changed == []
+    history_path().unlink()
+    _history(pytest.fail)
+    assert changed == [str(history_path())]
+
+
+# -- folders --------------------------------------------------------------------------------------
+
+
+def distilled(home: Home, texts: Path, out: Path, features: Path, export: Path) -> int:
+    words = ["distill", "--out", str(out), "--features", str(features), "--export", str(export), "--data", str(texts)]
+    words += ["--short-list", "0", "--epochs", "1", "--hidden", "32", "--heads", "4", "--intermediate", "32"]
+    return main([*words, *home.target()])
+
+
+@pytest.fixture(scope="module")
+def texts(home: Home) -> Path:
+    rows = [{"ids": [1, *range(5 + row, 30 + row)], "start": 4} for row in range(12)]
+    return write_prompts(home.folder / "texts.jsonl", rows)
+
+
+def test_folders_behind_links_are_filled_and_the_links_stay(home: Home, texts: Path, tmp_path: Path) -> None:
+    links = []
+    for name in ("out", "features", "export"):
+        (tmp_path / "there" / name).mkdir(parents=True)
+        links.append(tmp_path / name)
+        links[-1].symlink_to(tmp_path / "there" / name)
+    assert distilled(home, texts, *links) == 0
+    assert all(link.is_symlink() for link in links)
+    for name, file in (("out", "model.safetensors"), ("features", "*.safetensors"), ("export", "model.safetensors")):
+        assert list((tmp_path / "there" / name).glob(file))
+    assert not list(tmp_path.rglob(".*"))
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("place", ["device", "read-only"])
+def test_a_folder_that_cannot_be_filled_is_refused_before_anything_is_made(
+    name: str, place: str, home: Home, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work, refused = tmp_path / "work", tmp_path / "refused"
+    work.mkdir()
+    refused.mkdir()
+    folders = {one: work / one for one in ("out", "features", "export")}
+    which = name.partition("--")[2]
+    if place == "device":
+        with Device() as device:
+            assert distilled(home, texts, **{**folders, which: device.path}) == 2
+            assert device.path.is_char_device()
+    else:
+        with read_only(refused):
+            assert distilled(home, texts, **{**folders, which: refused / "new"}) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"error: --\w+ \S+( is a file: name a folder|: the folder \S+ cannot be written to)\n", error)
+    assert list(work.iterdir()) == list(refused.iterdir()) == []
+
+
+@pytest.mark.parametrize(("size", "file"), [(10, "run.json"), (2000, r"features/features-\S+\.safetensors")])
+def test_a_full_disk_while_a_drafter_is_made_is_one_line(
+    size: int, file: str, home: Home, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / name for name in ("out", "features", "export")]
+    with largest_file(size):
+        assert distilled(home, texts, *folders) == 1
+    error = capsys.readouterr().err
+    assert re.fullmatch(rf"error: cannot write \S+/{file}: File too large \(nothing was saved\); what was .*\n", error)
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_a_full_disk_leaves_the_export_before(tmp_path: Path) -> None:
+    config = StudentConfig(
+        kind="plain",
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+    )
+    with torch.random.fork_rng():
+        export_plain(Student(config), tmp_path)
+        before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+        (tmp_path / "model.safetensors").chmod(0o640)
+        with largest_file(20_000), pytest.raises(UserError, match=r"^cannot export to .*|^cannot write .*"):
+            export_plain(Student(config), tmp_path)
+        assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+        export_plain(Student(config), tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() != before["model.safetensors"]
+    assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640
+
+
+def test_the_read_only_folder_of_these_tests_does_refuse(tmp_path: Path) -> None:
+    with read_only(tmp_path), pytest.raises(PermissionError):
+        (tmp_path / "new").write_bytes(b"")
+    (tmp_path / "new").write_bytes(b"")
+    (tmp_path / "new").chmod(0o444)
+    with modes_count(), pytest.raises(PermissionError):
+        (tmp_path / "new").write_bytes(b"x")

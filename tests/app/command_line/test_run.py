@@ -1,0 +1,351 @@
+"""`run`: what goes to standard output, the JSON, exit codes, pipes and interrupts."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.command_line.run import Writer, run_once
+from app.lanes.answers import Answer, compared
+from app.prompts.questions import prompt_ids
+from app.screen.output import load_engine
+from app.settings.layers import ModelOptions, Settings
+from sampling.loop import never
+from sampling.stats.summary import Stats
+from tests.app.lanes.test_lanes import countdown
+from tests.sampling.stats.test_metrics import KEYS, step
+from tests.support.tiny import TinyPair, tiny_pair
+from utils.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return tiny_pair(tmp_path_factory.mktemp("oneshot"), stop=False, context=4096)
+
+
+@pytest.fixture
+def options(pair: TinyPair) -> ModelOptions:
+    return pair.options()
+
+
+def as_json(options: ModelOptions, capsys: pytest.CaptureFixture[str], code: int = 0, **changes: Any) -> dict[str, Any]:
+    settings = Settings(**{"max_new_tokens": 30, **changes})
+    assert run_once(settings, options, "What is this?", as_json=True) == code
+    data: dict[str, Any] = json.loads(capsys.readouterr().out)  # the whole output is one object
+    return data
+
+
+def test_the_json_has_the_documented_keys_in_their_order(
+    options: ModelOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = as_json(options, capsys, gamma=3)
+    assert tuple(data) == ("pair", "prompt", "settings", "results", "speedup", "same_output")
+    assert data["prompt"] == "What is this?"
+    assert {name: data["settings"][name] for name in ("gamma", "temperature", "top_p", "seed")} == {
+        "gamma": 3,
+        "temperature": 0,
+        "top_p": 1.0,
+        "seed": 42,
+    }
+    assert [result["method"] for result in data["results"]] == ["ar", "spec"]
+    for result in data["results"]:
+        assert tuple(result) == ("method", "text", "ids", *KEYS, "swi", "expected_speedup")
+
+
+def test_the_figures_of_the_json_fit_together(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    data = as_json(options, capsys, gamma=4)
+    plain, spec = data["results"]
+    assert data["same_output"] is True
+    assert plain["ids"] == spec["ids"]
+    assert plain["text"] == spec["text"]
+    assert data["speedup"] == pytest.approx(spec["predicted_per_second"] / plain["predicted_per_second"], rel=1e-3)
+    for result in data["results"]:
+        assert result["predicted_n"] == len(result["ids"]) == 30
+        assert result["stop_reason"] == "length"
+        assert result["predicted_n"] - 1 == result["draft_n_accepted"] + result["target_passes"]
+        assert sum(result["acceptance_histogram"]) == result["target_passes"] == result["calls"]["target"]
+        rate = 1000 * (result["predicted_n"] - 1) / result["predicted_ms"]
+        assert result["predicted_per_second"] == pytest.approx(rate, rel=1e-3)
+        assert result["tokens_per_pass"] == pytest.approx(
+            (result["predicted_n"] - 1) / result["target_passes"], rel=1e-3
+        )
+        assert result["draft_ms"] + result["verify_ms"] + result["sample_ms"] <= result["predicted_ms"] * 1.001
+        assert 0 < result["prompt_ms"] <= result["ttft_ms"]
+    assert (plain["alpha"], plain["acceptance_rate"], plain["alpha_per_position"]) == (None, None, [])
+    examined = spec["draft_n_accepted"] + spec["draft_n_rejected"]
+    assert spec["alpha"] == pytest.approx(spec["draft_n_accepted"] / examined, abs=1e-4)
+    assert len(spec["acceptance_histogram"]) == 5
+
+
+def test_the_json_tells_what_a_cascade_costs(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"compare": ("ar", "ngram", "cascade"), "cascade": "model,maxgram", "k_matrix": "[[3,2],[0,3]]"}
+    data = as_json(options, capsys, **settings)
+    assert (data["settings"]["cascade"], data["settings"]["k_matrix"]) == (["model", "maxgram"], [[3, 2], [0, 3]])
+    plain, ngram, cascade = data["results"]
+    assert tuple(cascade) == ("method", "text", "ids", *KEYS, "reviews", "swi", "expected_speedup")
+    assert (plain["swi"], plain["expected_speedup"]) == (None, None)
+    assert ngram["swi"]["measured"] == pytest.approx(ngram["tokens_per_pass"], abs=1e-3)  # its drafts cost nothing
+    calls, spent = cascade["calls"], cascade["call_ms"]
+    assert spent["target"] == pytest.approx(cascade["verify_ms"], abs=0.01)
+    assert 0 < spent["drafter"] < cascade["draft_ms"]
+    target, drafter = (sum(p.numel() for p in model_parameters(folder)) for folder in (options.target, options.drafter))
+    tokens = cascade["predicted_n"] - 1
+    cost = calls["target"] * target + calls["drafter"] * drafter
+    assert cascade["swi"] == {
+        "model_parameters": pytest.approx(tokens * target / cost, abs=1e-3),
+        "previous_work": None,
+        "published": None,
+        "measured": pytest.approx(tokens * spent["target"] / calls["target"] / sum(spent.values()), abs=1e-3),
+    }
+    assert cascade["expected_speedup"] > 0
+
+
+def model_parameters(folder: str | None) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).parameters()
+
+
+def test_a_lane_alone_has_nothing_to_compare_with(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    data = as_json(options, capsys, compare=("spec",))
+    assert (data["speedup"], data["same_output"]) == (None, None)
+
+
+def test_drafts_from_a_law_are_not_compared(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    data = as_json(options, capsys, temperature=0.8)
+    assert data["same_output"] is None
+    assert data["speedup"] > 0
+    data = as_json(options, capsys, temperature=0.8, compare=("ar", "spec", "ngram"))
+    assert data["same_output"] is True  # of the n-gram lane
+
+
+def answer(method: str, ids: tuple[int, ...], *, reason: Any = "length", may_differ: bool = False) -> Answer:
+    stats = Stats(stop_reason=reason, predicted_n=len(ids), openings=1, predicted_ms=10.0 if method == "ar" else 5.0)
+    return Answer(method, ids, "", stats, may_differ)
+
+
+def test_comparing_answers() -> None:
+    plain = answer("ar", (1, 2, 3))
+    assert compared([plain, answer("spec", (1, 2, 3))]) == {"speedup": 2.0, "same_output": True}
+    assert compared([plain, answer("spec", (1, 2, 4))])["same_output"] is False
+    assert compared([plain, answer("spec", (1, 2))])["same_output"] is False
+    assert compared([plain, answer("spec", (9,), may_differ=True)])["same_output"] is None
+    assert compared([plain, answer("ngram", (9,)), answer("spec", (1, 2, 3))])["same_output"] is False
+    assert compared([answer("spec", (1, 2, 3)), plain]) == {"speedup": None, "same_output": True}
+    assert compared([plain]) == {"speedup": None, "same_output": None}
+
+
+def test_a_stopped_answer_can_only_be_told_to_differ() -> None:
+    plain = answer("ar", (1, 2, 3))
+    assert compared([plain, answer("spec", (1, 2), reason="interrupted")])["same_output"] is None
+    assert compared([plain, answer("spec", (1, 9), reason="interrupted")])["same_output"] is False
+
+
+def test_the_text_goes_out_alone_and_the_figures_beside_it(
+    options: ModelOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    wanted = as_json(options, capsys)["results"][-1]["text"]
+    assert run_once(Settings(max_new_tokens=30), options, "What is this?", as_json=False) == 0
+    out, err = capsys.readouterr()
+    assert out == wanted.rstrip("\n") + "\n"
+    lines = err.splitlines()
+    assert lines[0].startswith("AR    30 tok")
+    assert lines[1].startswith("spec  30 tok")
+    assert "same output" in lines[2]
+    assert lines[-1] == "cut at 30 tokens"
+
+
+def test_quiet_says_nothing_but_the_answer(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_once(Settings(max_new_tokens=5, quiet=True), options, "x", as_json=False) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_pipe_is_one_prompt(
+    options: ModelOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped = io.TextIOWrapper(io.BytesIO(b"two\nlines \xff caf\xc3\xa9\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", piped)
+    assert run_once(Settings(max_new_tokens=3), options, None, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == "two\nlines \ufffd café"
+
+
+@pytest.mark.parametrize("prompt", ["", " \n"])
+def test_an_empty_prompt_is_refused(options: ModelOptions, prompt: str) -> None:
+    with pytest.raises(UsageError, match="the prompt is empty"):
+        run_once(Settings(), options, prompt, as_json=False)
+
+
+def test_a_prompt_longer_than_the_context_is_refused_in_one_line(options: ModelOptions) -> None:
+    with pytest.raises(UsageError, match=r"^the prompt is 5,\d{3} tokens, the context holds 4,096 .*$") as caught:
+        run_once(Settings(quiet=True), options, "x" * 5000, as_json=False)
+    assert caught.value.exit_code == 2
+
+
+def test_the_template_and_the_system_prompt_are_in_what_the_model_reads(options: ModelOptions) -> None:
+    engine = load_engine(Settings(quiet=True), options, never)
+    chat = engine.tokenizer.decode(prompt_ids(engine, "hi", Settings(system="be brief")))
+    assert chat == "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert engine.tokenizer.decode(prompt_ids(engine, "hi", Settings(chat=False))) == "hi"
+
+
+def test_a_model_without_a_template_says_that_it_continues_the_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = tiny_pair(tmp_path, chat=False)
+    options = plain.options("ngram")
+    assert run_once(Settings(max_new_tokens=3), options, "x", as_json=True) == 0
+    out, err = capsys.readouterr()
+    assert "target has no chat template: the text is simply continued" in err
+    assert json.loads(out)["results"][0]["prompt_n"] == 1
+
+
+# -- interrupts ---------------------------------------------------------------------------------
+
+
+def interrupted_after(monkeypatch: pytest.MonkeyPatch, polls: int) -> None:
+    """Ctrl-C after the lanes have looked `polls` times; loading is not interrupted."""
+
+    class Scripted:
+        def __init__(self) -> None:
+            self.look = countdown(polls)
+
+        def __enter__(self) -> Any:
+            return lambda: sys._getframe(1).f_globals["__name__"].startswith("sampling") and self.look()
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+    monkeypatch.setattr("app.command_line.run.Interrupts", Scripted)
+
+
+def test_ctrl_c_keeps_the_partial_answer(
+    options: ModelOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = as_json(options, capsys, compare=("ar",))["results"][0]
+    interrupted_after(monkeypatch, 10)
+    data = as_json(options, capsys, code=130)
+    (part,) = data["results"]  # the other lane was skipped
+    assert part["method"] == "ar"
+    assert part["stop_reason"] == "interrupted"
+    assert 0 < len(part["ids"]) < 30
+    assert part["ids"] == whole["ids"][: len(part["ids"])]
+    interrupted_after(monkeypatch, 10)
+    assert run_once(Settings(max_new_tokens=30, quiet=True), options, "What is this?", as_json=False) == 130
+    assert capsys.readouterr().out == part["text"].rstrip("\n") + "\n"
+
+
+def program(pair: TinyPair, *words: str) -> list[str]:
+    return [sys.executable, "infer.py", "run", *words, *pair.flags()]
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def test_a_real_ctrl_c_ends_with_130_and_what_was_said(pair: TinyPair) -> None:
+    words = program(pair, "go on", "--compare", "spec", "--max-new-tokens", "4000", "--quiet")
+    with subprocess.Popen(
+        words, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(4)
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert len(first + rest) > 4
+    assert err == b""
+
+
+def test_a_reader_that_has_had_enough_is_no_error(pair: TinyPair) -> None:
+    words = " ".join(program(pair, "--max-new-tokens", "600", "--compare", "spec", "--quiet"))
+    done = subprocess.run(
+        ["bash", "-c", f"echo a question | {words} | head -c 5; echo codes ${{PIPESTATUS[*]}}"],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.stdout[5:].decode() == "codes 0 0 0\n"
+    assert done.stderr == b""
+
+
+# -- writing ------------------------------------------------------------------------------------
+
+
+class Pieces(io.StringIO):
+    """Remembers what was written, piece by piece."""
+
+    def __init__(self, terminal: bool = False) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def write(self, text: str) -> int:
+        self.pieces.append(text)
+        return super().write(text)
+
+
+def test_characters_split_over_tokens_are_written_whole() -> None:
+    stream, raw = Pieces(), "aé漢!".encode()
+    writer = Writer(stream, lambda ids: bytes(ids).decode(errors="replace"))
+    for byte in raw:
+        writer.feed(_emitting(byte))
+    writer.finish("aé漢!")
+    assert stream.pieces == ["a", "é", "漢", "!", "\n"]
+
+
+def test_an_answer_that_ends_its_line_gets_no_second_newline() -> None:
+    stream = Pieces()
+    Writer(stream, lambda ids: "").finish("done\n")
+    assert stream.getvalue() == "done\n"
+
+
+def test_a_terminal_gets_no_control_characters_and_a_pipe_gets_all() -> None:
+    text = "red \x1b[31m\tbell\x07 \x9b2J\nend"
+    shown = "red \u241b[31m\tbell\u2407 \\x9b2J\nend"
+    for terminal, wanted in ((True, shown), (False, text)):
+        stream = Pieces(terminal)
+        Writer(stream, lambda ids: "").finish(text)
+        assert stream.getvalue() == wanted + "\n"
+
+
+def _emitting(token: int) -> Any:
+    from dataclasses import replace
+
+    return replace(step(0, 0), token=token)
+
+
+# -- the default pair ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["ar", "spec"])
+def test_the_rate_agrees_with_a_stopwatch_on_the_default_model(method: str) -> None:
+    engine = load_engine(Settings(quiet=True), ModelOptions(), never)
+    settings = Settings(max_new_tokens=24, compare=(method,))
+    from sampling.events import Prefill, Step
+    from sampling.stats.metrics import Meter
+
+    meter, started, last = Meter(), 0.0, 0.0
+    for event in engine.lane(method, settings).run(prompt_ids(engine, "Name three colours.", settings)):
+        last = time.perf_counter()
+        if not started and isinstance(event, Step):
+            started = last
+        assert isinstance(event, Prefill) or started
+        meter.add(event)
+    stats = meter.stats
+    assert stats.predicted_n > 5
+    assert stats.predicted_per_second == pytest.approx((stats.predicted_n - 1) / (last - started), rel=0.05)

@@ -1,0 +1,158 @@
+"""`gamma auto` from the command line to the screen: setting, lanes, console, benchmark. Tiny real models."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.bench.options import BenchArgs
+from app.bench.run import run_bench
+from app.bench.summary import _mean_gamma
+from app.command_line.main import main
+from app.lanes.answers import Answer, run_lane
+from app.lanes.comparison import Variant
+from app.lanes.lane import Engine
+from app.prompts.questions import prompt_ids
+from app.screen.output import load_engine
+from app.screen.view import toolbar
+from app.settings.layers import Layers, Settings
+from sampling.events import Step
+from sampling.gamma.goodput import GoodputPace
+from sampling.loop import never
+from sampling.stats.summary import Stats
+from tests.support.scripted import catalogue_of, run_lines
+from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+from utils.catalogue.catalogue import load_catalogue
+from utils.errors import UsageError
+
+AUTO: dict[str, Any] = {"gamma": "auto", "max_new_tokens": 40, "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return tiny_pair(tmp_path_factory.mktemp("pace"), stop=False)
+
+
+@pytest.fixture(scope="module")
+def engine(pair: TinyPair) -> Engine:
+    options = pair.options()
+    return load_engine(Settings(quiet=True), options, never)
+
+
+def ids_of(engine: Engine, name: str, settings: Settings) -> tuple[int, ...]:
+    lane = engine.lane(name, settings)
+    return run_lane(lane, prompt_ids(engine, "tell me", settings), engine.tokenizer.decode, interrupt=never).ids
+
+
+def test_every_way_of_setting_gamma_takes_auto() -> None:
+    assert Settings(gamma="auto").gamma == "auto"
+    assert Settings().gamma == 4
+    assert Settings().changed(gamma="auto").changed(gamma="7").gamma == 7
+    assert Layers.of(environ={"SPEC_GAMMA": "auto"}).settings.gamma == "auto"
+    assert Layers.of({"gamma": "auto"}, {}, {}, {}).settings.gamma == "auto"
+    with pytest.raises(UsageError, match=r"gamma must be a whole number from 1 to 64 or auto, got 0 \(still auto\)"):
+        Settings(gamma="auto").changed(gamma=0)
+
+
+def test_the_catalogue_takes_auto_and_nothing_like_it(tmp_path: Path) -> None:
+    text = "default: a\npairs:\n  a:\n    target: org/name\n    drafter: ngram\n    defaults: {gamma: %s}\n"
+    (tmp_path / "good.yaml").write_text(text % "auto")
+    assert load_catalogue(tmp_path / "good.yaml").pairs["a"].defaults == {"gamma": "auto"}
+    (tmp_path / "bad.yaml").write_text(text % "automatic")
+    with pytest.raises(UsageError, match="gamma"):
+        load_catalogue(tmp_path / "bad.yaml")
+
+
+def test_the_toolbar_shows_the_gamma_of_the_last_round() -> None:
+    assert "gamma auto  " in toolbar("p", Settings(gamma="auto"), "", 0, 0)
+    assert "gamma auto(3)  " in toolbar("p", Settings(gamma="auto"), "", 0, 0, 3)
+    assert "gamma 4  " in toolbar("p", Settings(), "", 0, 0, 3)
+
+
+@pytest.mark.parametrize(("name", "more"), [("spec", {}), ("ngram", {}), ("ngram", {"temperature": 0.8}),
+                                            ("spec", {"temperature": 0.8, "coupling": "gumbel"})])  # fmt: skip
+def test_auto_lanes_give_plain_decodings_text(engine: Engine, name: str, more: dict[str, Any]) -> None:
+    settings = Settings(**AUTO, **more)
+    for _ in range(2):  # the second answer goes on with what the first has learned
+        assert ids_of(engine, name, settings) == ids_of(engine, "ar", settings)
+    pace = engine.pace(name)
+    assert pace is not None
+    assert pace.rounds > 10
+
+
+def test_a_pace_lives_as_long_as_its_drafter(engine: Engine) -> None:
+    settings = Settings(**AUTO)
+    engine.forget()
+    assert (engine.pace("spec"), engine.last_gamma(settings)) == (None, None)
+    first = engine.lane("spec", settings).pace
+    ids_of(engine, "spec", settings)
+    assert first is not None
+    assert engine.lane("spec", settings.changed(temperature=0.5)).pace is first
+    assert engine.last_gamma(settings) == first.last
+    assert engine.lane("spec", Settings(gamma=4)).pace is None
+    assert engine.lane("ar", settings).pace is None
+    ngram = engine.lane("ngram", settings).pace
+    assert engine.lane("ngram", settings.changed(ngram_n=5)).pace is not ngram
+    engine.forget()
+    again = engine.lane("spec", settings).pace
+    assert isinstance(again, GoodputPace)
+    assert again is not first
+    assert again.costs is first.costs  # how long passes take is no conversation's
+
+
+def test_the_console_tells_what_auto_does(tmp_path: Path) -> None:
+    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
+    seen: list[list[int]] = []
+
+    def note(actions: Any) -> None:
+        seen.append([event.gamma for event in actions.answers[-1].tracks[-1].events if isinstance(event, Step)])
+        assert actions.answers[-1].to_json()["settings"]["gamma"] == "auto"
+
+    ran = run_lines(
+        catalogue, "/gamma auto", "one", note, "/gamma", "/trace", "/clear", "/gamma", "/gamma 0", "/gamma 3"
+    )
+    assert ran.after("/gamma auto").startswith("gamma = auto\n")
+    told = ran.text[ran.text.index("spec: gamma ") :]
+    assert told.startswith(f"spec: gamma {seen[0][-1]} in the last of {len(seen[0]) - 1} rounds")
+    assert "alpha ." in told
+    assert "v(8)" in told
+    assert ran.text.count("spec: gamma ") == 1  # after /clear nothing is known
+    for number, gamma in list(enumerate(seen[0]))[1:]:
+        assert re.search(rf"round {number}\s+(γ|gamma) {gamma}\b", ran.text), (number, gamma)
+    assert "error: gamma must be a whole number from 1 to 64 or auto, got 0 (still auto)" in ran.text
+    assert ran.actions.settings.gamma == 3
+
+
+def test_bench_rows_of_auto_carry_the_mean_gamma(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "one"}, {"prompt": "two"}])
+    out = tmp_path / "out.json"
+    args = BenchArgs(prompts=prompts, methods=("ar", "spec"), gammas=(2, "auto"), repeat=1, out=out)
+    options = pair.options()
+    assert run_bench(Settings(max_new_tokens=30, quiet=True), options, args) == 0
+    rows = {str(row["gamma"]): row for row in json.loads(out.read_text())["summary"]}
+    assert (rows["None"]["mean_gamma"], rows["2"]["mean_gamma"]) == (None, 2.0)
+    assert 0 <= rows["auto"]["mean_gamma"] <= 16  # 0 where drafting did not pay at all
+    assert rows["auto"]["differs"] == 0
+    assert f"auto({rows['auto']['mean_gamma']:.1f})" in capsys.readouterr().out
+
+
+def test_the_mean_gamma_counts_what_was_drafted_not_what_might_have_been() -> None:
+    """A tree is asked for so many nodes at most and grows as many as pay."""
+    answers = [Answer("spec", (), "", Stats(draft_n=drafted, target_passes=4)) for drafted in (9, 5)]
+    assert _mean_gamma(answers, Variant("spec", "auto")) == 1.75
+    assert _mean_gamma(answers, Variant("spec", 4)) == 4
+    assert _mean_gamma(answers, Variant("ar", None)) is None
+
+
+def test_run_json_says_auto(pair: TinyPair, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["run", "hello", "--json", "--gamma", "auto", "--max-new-tokens", "20", *pair.flags()]
+    assert main(flags) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["settings"]["gamma"] == "auto"
+    assert data["same_output"] is True

@@ -1,0 +1,693 @@
+"""The console as whole transcripts: every command with valid, missing and bad arguments, over tiny real pairs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import binomtest
+
+import app.screen.live
+from app.chat.saved import osc52
+from app.console.actions import Actions
+from app.console.loading import load_engine
+from app.console.prompt import open_block, unblocked
+from app.console.slash_commands import TABLE
+from app.screen.rows import visible
+from app.screen.terminal import unheard
+from sampling.models.causal import CausalSession
+from tests.support.runs import counted_anew, noise_asked, twice
+from tests.support.scripted import catalogue_of, failing, run_lines
+from tests.support.tiny import tiny_pair
+from utils.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs of random models whose answers never stop by themselves; `short` has a context of 120."""
+    folder = tmp_path_factory.mktemp("pairs")
+    pairs = {
+        "tiny": tiny_pair(folder / "tiny", stop=False),
+        "tiny-ngram": tiny_pair(folder / "ngram", stop=False, seed=3),
+        "short": tiny_pair(folder / "short", stop=False, context=120),
+        "plain": tiny_pair(folder / "plain", stop=False, chat=False),
+    }
+    return catalogue_of(folder, pairs)
+
+
+def test_a_conversation_of_three_turns(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "one", "two", "three", "/exit", "never read")
+    assert ran.code == 0
+    assert ran.text.count("same output") == 3
+    assert ran.text.count("cut at 12 tokens, /continue") == 3
+    assert "never read" not in ran.text
+    turns = ran.actions.chat.turns
+    assert [turn.user for turn in turns] == ["one", "two", "three"]
+    for before, after in itertools.pairwise(turns):
+        assert after.prompt[: len(before.prompt) + 12] == (*before.prompt, *before.answer)
+
+
+def test_the_cache_is_reused_over_turns(catalogue: Path) -> None:
+    fed: list[int] = []
+
+    def note(actions: Actions) -> None:
+        track = actions.answers[-1].tracks[-1]
+        fed.append(sum(1 for event in track.events if type(event).__name__ == "Prefill"))
+        assert actions.session.sync([actions.chat.ids])[0] >= len(actions.chat.ids) - 2
+
+    run_lines(catalogue, "one", note, "two", note, "/undo", "two again", note, "/regen", note)
+    assert len(fed) == 4
+
+
+def test_what_is_printed_is_what_the_model_said(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "one", settings={"quiet": True})
+    text = ran.actions.chat.turns[0].text
+    assert ran.after("one").strip("\n").startswith(visible(text).strip("\n"))
+    assert "┌" not in ran.after("one")
+    assert len([line for line in ran.after("one").splitlines() if "tok/s" in line]) == 1
+
+
+BAD = {
+    "/num_beams 0": "num_beams must be a whole number from 1 to 64, got 0 (still 4)",
+    "/length_penalty x": "length_penalty must be a number from 0 to 10, got 'x' (still 1.2)",
+    "/cascade x,x": "cascade must be",
+    "/k_matrix x": "k_matrix must be",
+    "/lenience 0": "lenience must be",
+    "/verify never": "verify must be token or block",
+    "/expand sideways": "expand must be auto, none, cape or dynamic",
+    "/nodes 0": "nodes must be a whole number from 1 to 64, got 0 (still 24)",
+    "/gamma 0": "gamma must be a whole number from 1 to 64 or auto, got 0 (still 4)",
+    "/gamma x": "gamma must be",
+    "/temperature -1": "temperature must be",
+    "/top_p 1.5": "top_p must be above 0 and at most 1, got 1.5 (still 1)",
+    "/top_k -3": "top_k must be",
+    "/min_p 1": "min_p must be",
+    "/repetition_penalty 0": "repetition_penalty must be above 0 and at most 10, got 0 (still 1)",
+    "/no_repeat_ngram -1": "no_repeat_ngram must be",
+    "/template vicunna": "(did you mean vicuna?), got 'vicunna' (still auto)",
+    "/length 0": "must be",
+    "/seed no": "seed must be",
+    "/set coupling=maybe": "coupling must be",
+    "/set gamma=2 top_k": "NAME=VALUE",
+    "/set nothing=1": "unknown setting",
+    "/reset nothing": "unknown setting",
+    "/processor best": "got 'best'",
+    "/compare ar,wings": "compare must be",
+    "/compare ": None,
+    "/speculative maybe": "must be on or off",
+    "/chat maybe": "chat must be on or off",
+    "/debug maybe": "debug must be on or off",
+    "/view round": "view must be",
+    "/palette pink": "palette must be",
+    "/pair nobody": "unknown pair 'nobody'",
+    "/drafter /no/such/folder": "/no/such/folder",
+    "/save": "needs a file name",
+    "/save a.doc": ".json, .txt, .md, .html or .svg",
+    "/load a.txt": "/load needs a file ending in .json",
+    "/load missing.json": "(the conversation is unchanged)",
+    "/save /no/such/folder/a.json": "nothing was saved",
+    "/prompts": "needs a .jsonl or .txt file, or one of spec_bench",
+    "/prompts /no/such.jsonl": "no prompt file",
+    "/bench 0": "/bench must be a comma list",
+    "/stats often": "must be last, session or json",
+    "/trace zero": "/trace must be",
+    "/plot": "/plot",
+    "/help nothing": "nothing",
+    "/exit now": "takes no argument",
+    "/nothing": "unknown command /nothing",
+    "/": "unknown command /",
+}
+
+
+def test_bad_arguments_are_one_line_and_change_nothing(catalogue: Path) -> None:
+    state: list[Any] = []
+
+    def look(actions: Actions) -> None:
+        state.append((actions.settings, actions.pairs.name, list(actions.chat.turns), actions.leaving))
+
+    ran = run_lines(catalogue, "one", look, *BAD, look)
+    assert state[0] == state[1]
+    for line, wanted in BAD.items():
+        said = ran.after(line.strip()).strip()
+        if wanted is None:
+            assert not said.startswith("error:")
+            continue
+        assert said.startswith("error: "), line
+        assert wanted in said.replace("\n", " "), (line, said)
+    assert "Traceback" not in ran.text
+
+
+def test_nothing_to_look_back_on_is_one_line_each(catalogue: Path) -> None:
+    lines = ["/undo", "/regen", "/continue", "/copy", "/edit", "/save a.txt", "/stats", "/trace", "/plot gamma"]
+    ran = run_lines(catalogue, *lines)
+    assert len(ran.errors) == len(lines)
+    assert all("no message yet" in line or "no answer yet" in line for line in ran.errors)
+
+
+SHOWN = {
+    "/gamma": "gamma = 4",
+    "/gamma 2": "gamma = 2",
+    "/temperature 0.5": "temperature = 0.5",
+    "/top_p .9": "top_p = 0.9",
+    "/top_k 20": "top_k = 20",
+    "/min_p 0.1": "min_p = 0.1",
+    "/repetition_penalty 1.2": "repetition_penalty = 1.2",
+    "/no_repeat_ngram 3": "no_repeat_ngram = 3",
+    "/template vicuna": "template = vicuna",
+    "/length 7": "= 7",
+    "/seed 9": "seed = 9",
+    "/set gamma=3 top_k=5": "gamma = 3",
+    "/set seed": "seed = 9",
+    "/reset gamma": "gamma = 4",
+    "/processor nucleus 0.7 0.8": "processor = nucleus 0.7 0.8",
+    "/compare ar,ngram": "compare = ar,ngram",
+    "/speculative": "compare = ar,ngram,spec",
+    "/target off": "compare = ngram,spec",
+    "/draft on": "draft",
+    "/ngram off": "compare = draft,spec",
+    "/tables": "compare = draft,tables,spec",
+    "/tables off": "compare = draft,spec",
+    "/debug on": "debug = on",
+    "/view stack": "view = stack",
+    "/palette cb": "palette = cb",
+    "/system Be brief.": "system = Be brief.",
+    "/system": "system = Be brief.",
+    "/system clear": "system = (none)",
+    "/pair": "there are tiny, tiny-ngram, short, plain",
+    "/drafter": "drafter = ",
+    "/info": "context  ",
+    "/settings": "palette = cb  (default default)",
+    "/help": "/gamma",
+    "/help gamma": "gamma",
+    "/reset": "compare = ar,spec",
+}
+
+
+def test_valid_arguments_are_taken_and_shown(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "hello", *SHOWN)
+    for line, wanted in SHOWN.items():
+        assert wanted in ran.after(line), (line, ran.after(line))
+    assert not ran.errors
+
+
+def test_every_command_is_tried_here(catalogue: Path) -> None:
+    here = Path(__file__).read_text(encoding="utf-8")
+    missing = [command.name for command in TABLE if f'"{command.name}' not in here]
+    assert not missing
+
+
+def test_clear_forgets_everything(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "one", "/clear", "one")
+    first, second = (answered.turn for answered in ran.actions.answers)
+    assert (first.prompt, first.answer) == (second.prompt, second.answer)
+    assert len(ran.actions.chat.turns) == 1
+
+
+def test_undo_puts_the_message_back_into_the_input_line(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "one", "two", "/undo", "/undo", "/undo")
+    assert ran.reader.defaults == ["", "", "", "two", "one", ""]
+    assert ran.actions.chat.turns == []
+
+
+def test_regen_takes_the_next_seed_and_says_it(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "/temperature 1.5", "one", "/regen", "/regen", "/temperature 0", "/regen")
+    assert "seed 43" in ran.after("/regen") or "seed 43" in ran.text
+    assert "seed 44" in ran.text
+    assert "temperature 0: the same answer again" in ran.after("/regen")
+    assert len(ran.actions.chat.turns) == 1
+    texts = {answered.turn.answer for answered in ran.actions.answers}
+    assert len(texts) >= 3
+
+
+LETTERS = list(range(60, 68))  # eight ids of the tiny tokenizer, none of which ends an answer
+
+
+def evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Target and drafter hold these eight ids for equally likely, whatever was said."""
+    real = CausalSession.score_short
+
+    def score_short(session: Any, rows: Any, draft: Any) -> Any:
+        logits = torch.full_like(real(session, rows, draft), -1e9)
+        logits[..., LETTERS] = 0.0
+        return logits
+
+    monkeypatch.setattr(CausalSession, "score_short", score_short)
+
+
+DRAWN = {"temperature": 1.0, "compare": "spec", "max_new_tokens": 100}
+
+
+@pytest.mark.parametrize("then", ["/continue", "two"])
+def test_what_follows_an_answer_is_drawn_with_noise_of_its_own(
+    catalogue: Path, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token i of what follows is token i of the answer for 1 in 8, as by chance; with a counter that begins anew with
+    every answer it was for most."""
+
+    def chance() -> float:
+        turns = run_lines(catalogue, "one", then, settings=DRAWN).actions.chat.turns
+        first, rest = (
+            (turns[0].answer, turns[1].answer) if then == "two" else (turns[0].answer[:100], turns[0].answer[100:])
+        )
+        assert len(first) == len(rest) == 100
+        return float(binomtest(sum(map(int.__eq__, first, rest)), 100, 1 / 8).pvalue)
+
+    evenly(monkeypatch)
+    assert chance() > 1e-6
+    noise_asked(monkeypatch, counted_anew)
+    assert chance() < 1e-6
+
+
+def test_no_noise_comes_twice_in_a_conversation(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over turns, continuations, an answer anew (which takes a seed of its own), an edit; what was taken back and asked
+    again is the same answer from the same noise."""
+    evenly(monkeypatch)
+    asked = noise_asked(monkeypatch)
+    parts: list[list[Any]] = []
+
+    def note(actions: Actions) -> None:
+        parts.append([*asked])
+        asked.clear()
+
+    lines = (
+        "one",
+        "/continue",
+        note,
+        "two",
+        note,
+        "/undo",
+        "two",
+        note,
+        "/continue",
+        note,
+        "/regen",
+        note,
+        "/edit deux",
+        note,
+    )
+    ran = run_lines(catalogue, *lines, settings={**DRAWN, "max_new_tokens": 20})
+    assert [turn.user for turn in ran.actions.chat.turns] == ["one", "deux"]
+    one, two, again, more, anew, edited = parts
+    assert twice([*one, *two, *more]) == []
+    assert sorted(again) == sorted(two)
+    assert {seed for seed, _, _ in anew} == {43}
+    assert twice([*one, *anew]) == []
+    assert {seed for seed, _, _ in edited} == {42}
+    assert twice([*one, *edited]) == []
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_continue_gives_the_text_of_the_uncut_answer(catalogue: Path, temperature: float) -> None:
+    settings = {"temperature": temperature, "compare": ("ar", "ngram")}
+    whole = run_lines(catalogue, "one", settings={**settings, "max_new_tokens": 24}).actions.chat.turns
+    parts = run_lines(catalogue, "one", "/continue", "/continue", settings={**settings, "max_new_tokens": 8})
+    turns = parts.actions.chat.turns
+    assert len(turns) == 1
+    assert turns[0].answer == whole[0].answer
+    assert turns[0].text == whole[0].text
+
+
+def test_continue_after_regen_keeps_that_seed(catalogue: Path) -> None:
+    settings = {"temperature": 1.0, "compare": ("ar",)}
+    whole = run_lines(catalogue, "one", "/regen", settings={**settings, "max_new_tokens": 16}).actions.chat.turns
+    parts = run_lines(catalogue, "one", "/regen", "/continue", settings={**settings, "max_new_tokens": 8})
+    assert parts.actions.chat.turns[0].answer == whole[0].answer
+
+
+def test_edit_with_text_replaces_the_last_message(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "one", "two", "/edit deux")
+    assert [turn.user for turn in ran.actions.chat.turns] == ["one", "deux"]
+
+
+def test_edit_without_text_waits_for_the_very_next_message(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "one", "/edit", "un", "two", "/edit", "/gamma", "three")
+    assert ran.reader.defaults[2] == "one"
+    assert [turn.user for turn in ran.actions.chat.turns] == ["un", "two", "three"]
+
+
+def test_edit_opens_the_editor_on_a_terminal(catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nprintf "from the editor" > "$1"\n', encoding="utf-8")
+    editor.chmod(0o755)
+    monkeypatch.setenv("EDITOR", str(editor))
+
+    def on_terminal(actions: Actions) -> None:
+        actions.live = True
+
+    def off_terminal(actions: Actions) -> None:
+        actions.live = False
+        monkeypatch.setenv("EDITOR", "/no/such/editor")
+
+    ran = run_lines(catalogue, "one", on_terminal, "/edit", off_terminal, on_terminal, "/edit")
+    assert [turn.user for turn in ran.actions.chat.turns] == ["from the editor"]
+    assert "failed" in ran.after("/edit")
+    assert "nothing was sent" in ran.after("/edit")
+
+
+def test_a_prompt_beyond_the_context_leaves_the_conversation_alone(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "/pair short", "one", "x" * 500, "/undo", "after")
+    assert re.search(r"error: the prompt is \d+ tokens, the context holds 120: nothing was sent", ran.text)
+    assert [turn.user for turn in ran.actions.chat.turns] == ["after"]
+
+
+def test_an_answer_that_fills_the_context_says_so(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "/pair short", "/length 500", "hello", "/continue")
+    assert "the context is full" in ran.after("hello")
+    assert ran.after("/continue").startswith("error: the prompt is 120 tokens, the context holds 120")
+
+
+def test_system_prompt_changes_what_the_model_reads(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "one", "/system Be brief.", "two")
+    ids = ran.actions.chat.ids
+    assert ran.actions.chat.tokenizer.decode(ids).startswith("<|im_start|>system\nBe brief.<|im_end|>")
+
+
+def test_a_model_without_template_is_continued_and_says_so_once(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "/pair plain", "Once", "Then")
+    assert ran.text.count("has no chat template") == 1
+    read = ran.actions.chat.tokenizer.decode(list(ran.actions.chat.turns[1].prompt))
+    assert read.startswith("Once")
+    assert read.endswith("\nThen")
+
+
+def test_chat_off_sends_the_bare_text(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "/chat off", "Once")
+    assert ran.actions.chat.tokenizer.decode(list(ran.actions.chat.turns[0].prompt)) == "Once"
+
+
+def test_a_pair_that_fails_leaves_the_old_one(catalogue: Path) -> None:
+    def loader(spec: Any, options: Any, progress: Any, cancelled: Any) -> Any:
+        return failing() if spec.name == "short" else load_engine(spec, options, progress, cancelled)
+
+    ran = run_lines(catalogue, "one", "/pair short", "two", loader=loader)
+    assert ran.after("/pair short").startswith("error: no such folder (still tiny)")
+    assert [turn.user for turn in ran.actions.chat.turns] == ["one", "two"]
+
+
+def test_a_failing_first_load_is_one_line_and_another_pair_can_be_loaded(catalogue: Path) -> None:
+    def loader(spec: Any, options: Any, progress: Any, cancelled: Any) -> Any:
+        return failing() if spec.name == "tiny" else load_engine(spec, options, progress, cancelled)
+
+    ran = run_lines(catalogue, "one", "/pair tiny-ngram", "one", loader=loader)
+    first = ran.text.split("<<< /pair")[0]
+    assert "error: tiny could not be loaded: no such folder (/pair NAME loads another)" in first
+    assert "no model is loaded: /pair NAME loads one of tiny, tiny-ngram" in first.replace("\n", " ")
+    assert ran.reader.defaults[1] == "one"
+    assert len(ran.actions.chat.turns) == 1
+
+
+def test_an_internal_error_while_loading_is_one_line(catalogue: Path) -> None:
+    def loader(*_: Any) -> Any:
+        raise RuntimeError("boom\nand more")
+
+    ran = run_lines(catalogue, "one", loader=loader)
+    assert "could not be loaded: internal: RuntimeError: boom and more" in ran.text
+    assert "Traceback" not in ran.text
+
+
+def test_drafters_change_while_running(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "one", "/drafter ngram", "two", "/drafter none", "three", "/compare ar,draft")
+    assert [turn.user for turn in ran.actions.chat.turns] == ["one", "two", "three"]
+    assert "needs a drafter model" in ran.after("/compare ar,draft")
+    assert ran.actions.settings.compare == ("ar", "spec")
+
+
+def test_the_draft_lane_runs_beside_the_target(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "/compare ar,draft,spec", "one", "/continue")
+    assert "drafter alone" in ran.after("one")
+    assert "same output" in ran.after("one")
+    assert ran.actions.chat.turns[0].answer == tuple(
+        token for answered in ran.actions.answers for token in answered.tracks[0].meter.ids
+    )
+
+
+def test_an_error_while_decoding_is_one_line_and_the_next_turn_works(
+    catalogue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from app.lanes.lane import Lane
+
+    def out_of_memory(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: 99 GB")
+
+    def break_(actions: Actions) -> None:
+        monkeypatch.setattr(Lane, "run", out_of_memory)
+
+    def mend(actions: Actions) -> None:
+        monkeypatch.undo()
+
+    ran = run_lines(catalogue, "one", break_, "two", mend, "three")
+    assert ran.after("two").startswith("error: out of memory")
+    assert [turn.user for turn in ran.actions.chat.turns] == ["one", "three"]
+    assert "Traceback" not in ran.text
+
+
+def interrupt_after(events: int, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
+    """Send Ctrl-C to this process when the screen has taken in so many events."""
+    feed, seen = app.screen.live.Track.feed, [0]
+
+    def counting(self: Any, event: Any) -> None:
+        feed(self, event)
+        seen[0] += 1
+        if events <= seen[0] < events + times:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(app.screen.live.Track, "feed", counting)
+
+
+@pytest.mark.parametrize("events", [4, 7, 10])
+def test_ctrl_c_keeps_the_partial_answer_and_the_next_turn_works(
+    catalogue: Path, events: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def arm(actions: Actions) -> None:
+        interrupt_after(events, monkeypatch)
+
+    def disarm(actions: Actions) -> None:
+        monkeypatch.undo()
+
+    ran = run_lines(catalogue, arm, "one", disarm, "two")
+    first, second = ran.actions.chat.turns
+    assert first.reason == "interrupted"
+    assert 0 < len(first.answer) < 12
+    assert "stopped" in ran.after("one")
+    assert second.prompt[: len(first.prompt) + len(first.answer)] == (*first.prompt, *first.answer)
+    assert "same output" in ran.after("two")
+    fresh = run_lines(catalogue, "one", "/continue", settings={"max_new_tokens": len(first.answer)})
+    assert fresh.actions.chat.turns[0].answer[: len(first.answer)] == first.answer
+
+
+def test_ctrl_c_before_the_first_token_changes_nothing_and_keeps_the_message(
+    catalogue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def arm(actions: Actions) -> None:
+        interrupt_after(1, monkeypatch)
+
+    def disarm(actions: Actions) -> None:
+        monkeypatch.undo()
+
+    ran = run_lines(catalogue, "one", arm, "x" * 300, disarm, "two")
+    assert "stopped before the first token: the conversation is unchanged" in ran.after("x" * 300)
+    assert ran.reader.defaults[-2] == "x" * 300
+    assert [turn.user for turn in ran.actions.chat.turns] == ["one", "two"]
+
+
+def test_a_second_ctrl_c_leaves_with_130(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def arm(actions: Actions) -> None:
+        interrupt_after(4, monkeypatch, times=2)
+
+    ran = run_lines(catalogue, arm, "one", "never")
+    assert ran.code == 130
+    assert "never" not in ran.text
+    assert signal.getsignal(signal.SIGINT) is unheard  # nothing disturbs the leaving
+
+
+def test_ctrl_c_while_waiting_for_the_models_keeps_the_message(catalogue: Path) -> None:
+    go = threading.Event()
+
+    def loader(spec: Any, options: Any, progress: Any, cancelled: Any) -> Any:
+        progress("fetching", 0.5)
+        go.wait(20)
+        return load_engine(spec, options, progress, cancelled)
+
+    def soon(actions: Actions) -> None:
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+    def now(actions: Actions) -> None:
+        assert actions.pairs.job.status == "fetching 50%"
+        go.set()
+
+    ran = run_lines(catalogue, soon, "one", now, "one", loader=loader)
+    assert "not sent: loading goes on" in ran.text
+    assert ran.reader.defaults[1] == "one"
+    assert len(ran.actions.chat.turns) == 1
+
+
+def test_ctrl_c_calls_off_another_pair(catalogue: Path) -> None:
+    told: list[bool] = []
+
+    def loader(spec: Any, options: Any, progress: Any, cancelled: Any) -> Any:
+        if spec.name == "short":
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(200):
+                if cancelled():
+                    told.append(True)
+                    raise UserError("cancelled")
+                time.sleep(0.02)
+        return load_engine(spec, options, progress, cancelled)
+
+    ran = run_lines(catalogue, "one", "/pair short", "two", loader=loader)
+    assert "loading short was called off (still tiny)" in ran.after("/pair short")
+    assert told == [True]
+    assert len(ran.actions.chat.turns) == 2
+
+
+@pytest.mark.parametrize("line", ["", "   ", "\t", "\x00", " \x00 "])
+def test_blank_lines_are_nothing(catalogue: Path, line: str) -> None:
+    ran = run_lines(catalogue, line)
+    assert ran.actions.chat is None or ran.actions.chat.turns == []
+    assert not ran.errors
+
+
+@pytest.mark.parametrize(
+    "text", ["a\x00b", "lone \ud800 surrogate", "\U0001f600 café 漢字", "[red]no[/red] :smile:", "//path"]
+)
+def test_any_text_can_be_said(catalogue: Path, text: str) -> None:
+    def send(actions: Actions) -> None:
+        from app.console.repl import handle
+
+        handle(actions, text)
+
+    ran = run_lines(catalogue, send)
+    assert not ran.errors
+    assert len(ran.actions.chat.turns) == 1
+    assert "\x00" not in ran.actions.chat.turns[0].user
+
+
+def test_save_json_holds_ids_texts_settings_figures_and_events(catalogue: Path, tmp_path: Path) -> None:
+    file = tmp_path / "chat with spaces.json"
+    ran = run_lines(catalogue, "one", "/continue", "two", f"/save {file}")
+    data = json.loads(file.read_text(encoding="utf-8"))
+    assert f"saved 2 turns to {file}" in ran.text.replace("\n", "")
+    assert [turn["user"] for turn in data["turns"]] == ["one", "two"]
+    turns = ran.actions.chat.turns
+    assert [tuple(turn["answer_ids"]) for turn in data["turns"]] == [turn.answer for turn in turns]
+    first = data["turns"][0]
+    assert [decoding["settings"]["gamma"] for decoding in first["decodings"]] == [4, 4]
+    lanes = first["decodings"][0]["lanes"]
+    assert [lane["method"] for lane in lanes] == ["ar", "spec"]
+    steps = [event for event in lanes[1]["events"] if event["event"] == "step"]
+    emitted = sum(len(step["path"]) + (step["token"] is not None) for step in steps)
+    assert emitted == lanes[1]["predicted_n"] == 12
+    assert lanes[0]["ids"] + first["decodings"][1]["lanes"][0]["ids"] == first["answer_ids"]
+
+
+def test_save_txt_is_readable(catalogue: Path, tmp_path: Path) -> None:
+    file = tmp_path / "chat.txt"
+    run_lines(catalogue, "/system Be brief.", "one", f"/save {file}")
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("[system]\nBe brief.\n\n[user]\none\n\n[assistant]\n")
+
+
+def test_a_full_disk_is_one_line(catalogue: Path, tmp_path: Path) -> None:
+    link = tmp_path / "full.json"
+    link.symlink_to("/dev/full")
+    ran = run_lines(catalogue, "one", f"/save {link}")
+    assert "No space left on device (nothing was saved)" in " ".join(ran.text.split())
+
+
+def test_stats_json_is_what_run_json_prints(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "one", "/stats json")
+    data = json.loads(ran.after("/stats json").strip())
+    assert list(data) == ["pair", "prompt", "settings", "results", "speedup", "same_output"]
+    assert data["same_output"] is True
+    assert data["results"][1]["predicted_n"] == 12
+
+
+def test_session_stats_add_up(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "one", "two", "/stats session", "/stats last", "/stats")
+    assert "24 tok" in ran.after("/stats session")
+    assert "2 answers" in ran.after("/stats session")
+    assert "12 tok" in ran.after("/stats last")
+    assert ran.after("/stats last") == ran.after("/stats")
+
+
+def test_trace_shows_rounds(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "one", "/trace", "/trace 1")
+    assert ran.after("/trace").count("round ") > ran.after("/trace 1").count("round ") == 1
+
+
+def test_debug_shows_discarded_drafts(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "/gamma 8", "one", "/debug on", "/regen")
+    spec = ran.actions.answers[-1].tracks[-1].meter.stats
+    assert spec.draft_n_discarded > 0
+    assert "[~" in ran.after("/regen")
+    assert "[~" not in ran.after("one")
+
+
+def test_copy_without_clipboard_is_one_line(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    ran = run_lines(catalogue, "one", "/copy")
+    assert ran.after("/copy").startswith("error: no clipboard here")
+    assert osc52("añ") == "\x1b]52;c;YcOx\x07"
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 140])
+def test_nothing_is_wider_than_the_screen(catalogue: Path, width: int) -> None:
+    from rich.cells import cell_len
+
+    ran = run_lines(catalogue, "one", "/info", "/stats", "/trace", "/help", width=width)
+    wide = [line for line in ran.text.splitlines() if cell_len(line) > width and not line.startswith("<<<")]
+    text = "".join(ran.after("one").splitlines()[-2:])  # the answer alone is left to the terminal to wrap
+    assert not [line for line in wide if line not in text]
+
+
+def test_without_colour_there_are_no_escapes(catalogue: Path) -> None:
+    assert "\x1b" not in run_lines(catalogue, "one", "/trace", "/gamma 0").text
+    assert "\x1b[" in run_lines(catalogue, "one", color=True).text
+
+
+def test_blocks_in_three_quotes() -> None:
+    assert open_block('"""')
+    assert open_block('"""one\ntwo')
+    assert not open_block('"""one\ntwo"""')
+    assert not open_block('say """ this')
+    assert unblocked('"""\none\n  two\n"""') == "one\n  two"
+    assert unblocked('"""/not a command"""') == "//not a command"
+    assert unblocked("plain") == "plain"
+
+
+def test_a_second_ctrl_c_waits_for_the_drawing_to_be_whole() -> None:
+    from app.screen.terminal import Interrupts
+
+    done: list[str] = []
+
+    def draw() -> None:
+        with Interrupts() as stop, stop.whole():
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("drawn")
+
+    with pytest.raises(SystemExit) as leaving:
+        draw()
+    assert (done, leaving.value.code) == (["drawn"], 130)
+    assert signal.getsignal(signal.SIGINT) is unheard  # nothing disturbs the leaving
+
+
+def test_a_second_ctrl_c_long_after_the_first_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    from app.screen.terminal import SECOND_WITHIN, Interrupts
+
+    now = [100.0]
+    monkeypatch.setattr("app.screen.terminal.time.monotonic", lambda: now[0])
+    with Interrupts() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        now[0] += SECOND_WITHIN + 0.1
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop()

@@ -1,0 +1,562 @@
+"""The console's commands against a scripted console: whole transcripts, help and completion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.console.handlers import ConsoleActions
+from app.console.help import help_page
+from app.console.slash_commands import COMMANDS, TABLE, Invocation, Message, completions, dispatch, parse
+from app.settings.layers import Layers, Settings
+from app.settings.table import SETTING_FIELDS
+from app.settings.types import LANES
+from utils.errors import UsageError, UserError
+
+
+class ScriptedConsole:
+    """Keeps settings in real layers and writes everything else down."""
+
+    def __init__(self, **flags: Any) -> None:
+        self.layers = Layers.of(flags=flags)
+        self.lines: list[str] = []
+
+    @property
+    def settings(self) -> Settings:
+        return self.layers.settings
+
+    @property
+    def defaults(self) -> Settings:
+        return self.layers.defaults
+
+    def change(self, **changes: Any) -> None:
+        self.layers = self.layers.with_set(**changes)
+
+    def reset(self, *names: str) -> None:
+        self.layers = self.layers.without_set(*names)
+
+    def say(self, what: Any) -> None:
+        self.lines += str(what).split("\n")
+
+    def fail(self, text: str) -> None:
+        self.lines.append(f"error: {text}")
+
+    def pair_names(self) -> list[str]:
+        return ["smollm2", "qwen3-8b"]
+
+    def system(self, text: str | None) -> None:
+        self.lines.append(f"[system {text!r}]")
+
+    def load_pair(self, name: str | None) -> None:
+        if name == "qwen3-8b":
+            raise UserError("qwen3-8b needs 17 GB, 4 GB are free (still smollm2)")
+        self.lines.append(f"[load_pair {name!r}]")
+
+    def load_drafter(self, name: str | None) -> None:
+        self.lines.append(f"[load_drafter {name!r}]")
+
+    def edit(self, text: str) -> None:
+        self.lines.append(f"[edit {text!r}]")
+
+    def save(self, path: Path) -> None:
+        self.lines.append(f"[save {path}]")
+
+    def load(self, path: Path) -> None:
+        self.lines.append(f"[load {path}]")
+
+    def stats(self, which: str) -> None:
+        self.lines.append(f"[stats {which}]")
+
+    def trace(self, rounds: int | None) -> None:
+        self.lines.append(f"[trace {rounds}]")
+
+    def plot(self, which: str) -> None:
+        self.lines.append(f"[plot {which}]")
+
+    def prompts(self, name: str) -> None:
+        self.lines.append(f"[prompts {name}]")
+
+    def bench(self, gammas: Sequence[int | str]) -> None:
+        self.lines.append(f"[bench {tuple(gammas)}]")
+
+    def paces(self) -> str:
+        return "spec: gamma 3"
+
+    def info(self) -> None:
+        self.lines.append("[info]")
+
+    def clear(self) -> None:
+        self.lines.append("[clear]")
+
+    def undo(self) -> None:
+        self.lines.append("[undo]")
+
+    def regen(self) -> None:
+        self.lines.append("[regen]")
+
+    def continue_(self) -> None:
+        self.lines.append("[continue]")
+
+    def copy(self) -> None:
+        self.lines.append("[copy]")
+
+    def exit(self) -> None:
+        self.lines.append("[exit]")
+
+
+def transcript(script: str) -> str:
+    """Run the lines of `script` that begin with "> " and return it as it should stand."""
+    console = ScriptedConsole()
+    for line in (line[2:] for line in script.strip().splitlines() if line.startswith("> ")):
+        console.lines.append(f"> {line}")
+        sent = dispatch(line, console)
+        if sent is not None:
+            console.lines.append(f"[send {sent!r}]")
+    return "\n".join(console.lines)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        """
+> /gamma
+gamma = 4
+> /gamma 8
+gamma = 8
+> /gamma 0
+error: gamma must be a whole number from 1 to 64 or auto, got 0 (still 8)
+> /gamma 4 5
+error: gamma must be a whole number from 1 to 64 or auto, got '4 5' (still 8)
+> /gama 3
+error: unknown command /gama (did you mean /gamma?)
+> /gam 3
+error: unknown command /gam (did you mean /gamma?)
+> /GAMMA 3
+error: unknown command /GAMMA (did you mean /gamma?)
+> /temperature 0.8
+temperature = 0.8
+> /top_p 1.5
+error: top_p must be above 0 and at most 1, got 1.5 (still 1)
+> /top_k 40
+top_k = 40
+> /min_p 0.05
+min_p = 0.05
+> /repetition_penalty 1.1
+repetition_penalty = 1.1
+> /repetition_penalty 11
+error: repetition_penalty must be above 0 and at most 10, got 11 (still 1.1)
+> /no_repeat_ngram 3
+no_repeat_ngram = 3
+> /no_repeat_ngram two
+error: no_repeat_ngram must be a whole number from 0 to 1000000, got 'two' (still 3)
+> /length 0
+error: max_new_tokens must be a whole number from 1 to 1000000, got 0 (still 128)
+> /length 64
+max_new_tokens = 64
+> /seed 7
+seed = 7
+> /seed x
+error: seed must be a whole number from 0 to 9223372036854775807 or random, got 'x' (still 7)
+> /view trace
+view = trace
+> /palette blue
+error: palette must be default or cb, got 'blue' (still default)
+""",
+        """
+> /processor
+processor = greedy
+> /processor nucleus 0.6 0.9
+processor = nucleus 0.6 0.9
+> /top_p
+top_p = 0.9
+> /processor top_k_nucleus 0.8 40 0.95
+processor = top_k_nucleus 0.8 40 0.95
+> /min_p 0.1
+min_p = 0.1
+> /processor
+processor = temperature 0.8, top_k 40, top_p 0.95, min_p 0.1
+> /processor multinomial 1
+processor = multinomial 1
+> /top_k
+top_k = 0
+> /processor top_k 1
+error: /processor top_k T K takes 2 values, got 1 (still multinomial 1)
+> /processor nucleus 0.6 2
+error: top_p must be above 0 and at most 1, got 2 (still 1)
+> /processor nukleus 0.6 0.9
+error: /processor takes one of greedy, multinomial T, top_k T K, nucleus T P, top_k_nucleus T K P, min_p T P; \
+got 'nukleus' (did you mean nucleus?)
+> /processor min_p 0.7 0.05
+processor = min_p 0.7 0.05
+> /processor greedy
+processor = greedy
+> /temperature
+temperature = 0
+""",
+        """
+> /compare
+compare = ar,spec
+> /ngram
+compare = ar,ngram,spec
+> /ngram on
+compare = ar,ngram,spec
+> /draft
+compare = ar,draft,ngram,spec
+> /target off
+compare = draft,ngram,spec
+> /speculative
+compare = draft,ngram
+> /draft off
+compare = ngram
+> /ngram
+error: ngram is the last lane and stays on (still ngram)
+> /ngram off
+error: ngram is the last lane and stays on (still ngram)
+> /target maybe
+error: /target must be on or off, got 'maybe' (still off)
+> /compare spec,ar
+compare = spec,ar
+> /compare ar,ar
+error: compare must be a comma list of ar, spec, draft, ngram, tables, static, match, maxgram, plain, glide, feature, tables+plain, tables+glide, tables+feature, match+plain, match+glide, match+feature, cascade, chain, beam, each once, got 'ar,ar' (still spec,ar)
+""",  # noqa: E501
+        """
+> /chat
+chat = off
+> /chat on
+chat = on
+> /chat perhaps
+error: chat must be on or off, got 'perhaps' (still on)
+> /debug
+debug = on
+> /debug off
+debug = off
+""",
+        """
+> /set gamma=8 top_p=0.9
+gamma = 8
+top_p = 0.9
+> /set gamma=2 top_p=9
+error: top_p must be above 0 and at most 1, got 9 (still 0.9)
+> /set gamma
+gamma = 8
+> /set tempreature=1
+error: unknown setting 'tempreature' (did you mean temperature?)
+> /set gamma=2 top_p
+error: /set takes NAME=VALUE pairs, got 'top_p' (nothing changed)
+> /set gamma=2 gamma=3
+error: /set: gamma is given twice (still 8)
+> /set system="be brief" ngram_n=2
+system = be brief
+ngram_n = 2
+> /set system="be brief
+error: /set: a quotation mark is not closed in 'system="be brief' (nothing changed)
+> /set length=
+error: max_new_tokens must be a whole number from 1 to 1000000, got '' (still 128)
+> /reset gamma
+gamma = 4
+> /reset gama
+error: unknown setting 'gama' (did you mean gamma?)
+> /reset
+top_p = 1
+system = (none)
+ngram_n = 3
+> /reset
+every setting already has its default
+""",
+        """
+> /pair
+[load_pair None]
+> /pair smollm2
+[load_pair 'smollm2']
+> /pair smolm2
+error: unknown pair 'smolm2' (did you mean smollm2?)
+> /pair xyz
+error: unknown pair 'xyz' (/pair lists them)
+> /pair qwen3-8b
+error: qwen3-8b needs 17 GB, 4 GB are free (still smollm2)
+> /drafter
+[load_drafter None]
+> /drafter ngram
+[load_drafter 'ngram']
+> /drafter "my models/draft"
+[load_drafter 'my models/draft']
+> /info
+[info]
+> /info now
+error: /info takes no argument, got 'now'
+> /system
+[system None]
+> /system Don't ramble.
+[system "Don't ramble."]
+> /system clear
+[system '']
+""",
+        """
+> /clear
+[clear]
+> /undo
+[undo]
+> /regen
+[regen]
+> /continue
+[continue]
+> /continue 5
+error: /continue takes no argument, got 5
+> /copy
+[copy]
+> /edit
+[edit '']
+> /edit What is a lake?
+[edit 'What is a lake?']
+> /save
+error: /save needs a file name ending in .json, .txt, .md, .html or .svg
+> /save my chat.json
+[save my chat.json]
+> /save "a b.TXT"
+[save a b.TXT]
+> /save ~nobody-has-this-name/a.txt
+[save ~nobody-has-this-name/a.txt]
+> /save chat.html
+[save chat.html]
+> /save chat.pdf
+error: /save needs a file ending in .json, .txt, .md, .html or .svg, got 'chat.pdf'
+> /save .json
+error: /save needs a file ending in .json, .txt, .md, .html or .svg, got '.json'
+> /load
+error: /load needs a file name ending in .json
+> /load "my chat.JSON"
+[load my chat.JSON]
+> /load chat.txt
+error: /load needs a file ending in .json, got 'chat.txt'
+> /stats
+[stats last]
+> /stats json
+[stats json]
+> /stats all
+error: /stats must be last, session or json, got 'all'
+> /trace
+[trace None]
+> /trace 3
+[trace 3]
+> /trace 0
+error: /trace must be a whole number from 1 to 1000000, got 0
+> /exit
+[exit]
+> /quit
+[exit]
+> /bye
+[exit]
+> /exit now
+error: /exit takes no argument, got 'now'
+""",
+        """
+> What is a river?
+[send 'What is a river?']
+> //gamma is a letter
+[send '/gamma is a letter']
+> /usr/bin is what?
+error: unknown command /usr/bin (to send it as a message start with //)
+> //usr/bin is what?
+[send '/usr/bin is what?']
+> /
+error: unknown command / (/help lists the commands)
+> /xyzzy
+error: unknown command /xyzzy (/help lists the commands; // sends a literal slash)
+> /bench 1,2
+[bench (1, 2)]
+> /bench
+[bench ()]
+> /bench 1,x
+error: /bench must be a comma list of whole numbers from 1 to 64 or auto, each once, got '1,x'
+> /prompts mine of 2.jsonl
+[prompts mine of 2.jsonl]
+> /prompts
+error: /prompts needs a .jsonl or .txt file, or one of spec_bench, mt_bench, gsm8k, mmlu, hellaswag
+>   /gamma   6
+gamma = 6
+> 1/2 is a half
+[send '1/2 is a half']
+""",
+    ],
+    ids=["values", "processor", "lanes", "toggles", "set", "models", "chat", "messages"],
+)
+def test_a_transcript_reads_as_written(script: str) -> None:
+    assert transcript(script) == script.strip()
+
+
+def test_a_random_seed_is_shown_so_that_it_can_be_repeated() -> None:
+    console: ConsoleActions = ScriptedConsole()
+    dispatch("/seed random", console)
+    assert isinstance(console, ScriptedConsole)
+    assert console.lines == [f"seed = {console.settings.seed}"]
+
+
+def test_a_reset_goes_back_to_the_flag_not_to_the_built_in() -> None:
+    console = ScriptedConsole(gamma="9")
+    for line in ("/gamma 2", "/reset gamma"):
+        dispatch(line, console)
+    assert console.lines == ["gamma = 2", "gamma = 9"]
+
+
+def test_settings_lists_every_setting_and_marks_the_changed_ones() -> None:
+    console = ScriptedConsole()
+    console.change(gamma=8)
+    dispatch("/settings", console)
+    for name in SETTING_FIELDS:
+        assert sum(line.startswith(f"  {name} = ") for line in console.lines) == 1
+    assert [line for line in console.lines if "default" in line] == [
+        "  gamma = 8  (default 4)",
+        "  palette = default",
+    ]
+
+
+def test_blank_lines_are_neither_sent_nor_errors() -> None:
+    console = ScriptedConsole()
+    assert [dispatch(line, console) for line in ("", "   ", "\n")] == [None, None, None]
+    assert console.lines == []
+
+
+def test_lines_of_a_message_stay_together() -> None:
+    assert parse("one\n/gamma 4\ntwo") == Message("one\n/gamma 4\ntwo")
+    parsed = parse("/system one\ntwo")
+    assert isinstance(parsed, Invocation)
+    assert parsed.rest == "one\ntwo"
+
+
+def test_an_error_is_one_line_whatever_was_typed() -> None:
+    console = ScriptedConsole()
+    for line in ("/gamma 4\n5", "/" + "x" * 5000, "/set a\tb=\x00", "/save a\nb.txt", "/help \x1b[31m", "/a/\x00"):
+        dispatch(line, console)
+    assert len(console.lines) == 6
+    for line in console.lines:
+        assert line.startswith("error: ")
+        assert len(line) < 200
+        assert line.isprintable()
+
+
+def test_errors_of_the_program_itself_are_not_swallowed() -> None:
+    class Broken(ScriptedConsole):
+        def info(self) -> None:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        dispatch("/info", Broken())
+
+
+# ---- help
+
+
+def test_the_help_page_fits_60_columns_and_names_every_command_once() -> None:
+    page = help_page(TABLE).splitlines()
+    assert max(map(len, page)) <= 60
+    for command in TABLE:
+        assert sum(line.split()[:1] == [command.name] for line in page) == 1, command.name
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_on_every_command_begins_with_its_usage_and_fits(name: str) -> None:
+    for word in (name, name.removeprefix("/")):
+        console = ScriptedConsole()
+        dispatch(f"/help {word}", console)
+        assert console.lines[0] == COMMANDS[name].usage
+        assert max(map(len, console.lines)) <= 60
+
+
+def test_help_on_a_setting_tells_range_and_values() -> None:
+    console = ScriptedConsole(gamma="8")
+    for line in ("/gamma 2", "/help gamma", "/help ngram_n", "/help gama"):
+        dispatch(line, console)
+    assert console.lines[1:] == [
+        "/gamma [N|auto]",
+        "  tokens to draft a round; auto: what is fastest",
+        "  setting gamma: a whole number from 1 to 64 or auto",
+        "  now 2, default 8",
+        "/set ngram_n=VALUE",
+        "  setting ngram_n: a whole number from 2 to 16",
+        "  longest n-gram looked up",
+        "  now 3, default 3",
+        "error: no help on 'gama' (did you mean gamma?)",
+    ]
+
+
+# ---- completion
+
+
+def offered(line: str, cursor: int | None = None) -> list[str]:
+    """The lines that Tab would make of `line`."""
+    at = len(line) if cursor is None else cursor
+    return [line[: found.start] + found.text + line[at:] for found in completions(line, at, ScriptedConsole())]
+
+
+def test_completion_offers_commands_values_and_names() -> None:
+    assert offered("/ga") == ["/gamma"]
+    assert offered("/top") == ["/top_p", "/top_k"]
+    assert len(offered("/")) == len(COMMANDS)
+    assert offered("/view s") == ["/view side", "/view stack"]
+    assert offered("/palette ") == ["/palette default", "/palette cb"]
+    assert offered("/chat o") == ["/chat on", "/chat off"]
+    assert offered("/seed r") == ["/seed random"]
+    assert offered("/pair s") == ["/pair smollm2"]
+    assert offered("/drafter n") == ["/drafter ngram", "/drafter none"]
+    assert offered("/processor top") == ["/processor top_k", "/processor top_k_nucleus"]
+    assert offered("/help pal") == ["/help palette"]
+    assert offered("/help /pal") == ["/help /palette"]
+    assert offered("/stats j") == ["/stats json"]
+    assert offered("/ngram o") == ["/ngram on", "/ngram off"]
+    assert offered("/system c") == ["/system clear"]
+
+
+def test_completion_goes_word_by_word_through_set_and_compare() -> None:
+    assert offered("/set gam") == ["/set gamma="]
+    assert offered("/set gamma=8 view=si") == ["/set gamma=8 view=side"]
+    assert offered("/set compare=ar,n") == ["/set compare=ar,ngram"]
+    assert offered("/compare ar,") == [f"/compare ar,{lane}" for lane in LANES if lane != "ar"]
+    assert offered("/reset gamma top_") == ["/reset gamma top_p", "/reset gamma top_k"]
+
+
+def test_completion_looks_only_at_what_stands_before_the_cursor() -> None:
+    assert offered("/ga 8", cursor=3) == ["/gamma 8"]
+    assert offered("  /ga") == ["  /gamma"]
+
+
+def test_completion_leaves_messages_and_unknown_commands_alone() -> None:
+    for line in ("", "hello /ga", "//ga", "/nothing ", "/gamma 4 ", "/view side s", "/info "):
+        assert offered(line) == [], line
+
+
+def test_completion_of_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my chats").mkdir()
+    for name in ("a.json", "b.txt", "c.html", "d.pdf", ".hidden.json", "my chats/d.json"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert offered("/save ") == ["/save a.json", "/save b.txt", "/save c.html", "/save my chats/"]
+    assert offered("/load ") == ["/load a.json", "/load my chats/"]
+    assert offered("/save my chats/") == ["/save my chats/d.json"]
+    assert offered("/save .") == ["/save .hidden.json"]
+    assert offered("/save nowhere/") == []
+    assert offered("/save a\x00b/") == []
+    assert offered("/drafter my") == ["/drafter my chats/"]
+
+
+def test_every_completion_of_a_value_is_accepted() -> None:
+    for command in (command for command in TABLE if command.setting and command.complete):
+        for line in offered(f"{command.name} "):
+            console = ScriptedConsole()
+            dispatch(line, console)
+            assert not any(text.startswith("error") for text in console.lines), line
+
+
+def test_usage_errors_have_the_usage_exit_code() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse("/nothing")
+    assert caught.value.exit_code == 2
+
+
+def test_gamma_prints_what_auto_knows_and_nothing_of_it_otherwise() -> None:
+    console = ScriptedConsole()
+    for line in ("/gamma", "/gamma auto", "/gamma", "/gamma 2"):
+        dispatch(line, console)
+    assert console.lines == ["gamma = 4", "gamma = auto", "spec: gamma 3", "gamma = auto", "spec: gamma 3", "gamma = 2"]

@@ -1,0 +1,167 @@
+"""/prompts and /bench in the console, over tiny real pairs: what they ask and time, and what they leave alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import app.bench.run
+import app.console.answer
+from app.console.actions import Actions
+from app.console.slash_commands import completions
+from tests.app.console.test_slash_commands import ScriptedConsole
+from tests.support.scripted import catalogue_of, failing, run_lines
+from tests.support.tiny import tiny_pair, write_prompts
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs")
+    return catalogue_of(folder, {"tiny": tiny_pair(folder / "tiny", stop=False, context=250)})
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    rows = [
+        {"turns": ["first of two", "second of two"], "category": "chat"},
+        {"prompt": "y" * 300},
+        {"prompt": "[bold]last\x1b[31m"},
+    ]
+    return write_prompts(tmp_path / "my prompts.jsonl", rows)
+
+
+def talk(actions: Actions) -> tuple[Any, ...]:
+    assert actions.chat is not None
+    assert actions.session is not None
+    cached = actions.session.sync([actions.chat.ids])[0]
+    return tuple(actions.chat.turns), cached, actions.settings
+
+
+def test_the_prompts_are_asked_and_the_conversation_is_as_it_was(catalogue: Path, prompts: Path) -> None:
+    seen: list[Any] = []
+
+    def look(actions: Actions) -> None:
+        seen.append((talk(actions), len(actions.answers)))
+
+    ran = run_lines(catalogue, "hello", look, f'/prompts "{prompts}"', look, "and you?", look)
+    told = ran.after(f'/prompts "{prompts}"')
+    assert told.count("same output") == 3
+    assert "\n3 answers\n" in told  # the figures of all
+    assert told.index("1/3 chat first of two") < told.index("1/3 chat second of two") < told.index("3/3 [bold]last")
+    assert "error: prompt 2/3 is left out: the prompt is 3" in told.replace("\n", " ")
+    assert "\x1b[31m" not in told
+    before, after, later = seen
+    assert before[0] == after[0]
+    assert (before[1], after[1]) == (1, 4)
+    assert [turn.user for turn in later[0][0]] == ["hello", "and you?"]
+    asked = ran.actions.answers[2].turn
+    first = ran.actions.answers[1].turn
+    assert asked.prompt[: len(first.prompt) + 12] == (*first.prompt, *first.answer)  # one chat a question
+
+
+def stop_in(monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
+    """Ctrl-C while the answer of this number (from 1) is being decoded."""
+    decode, count = app.console.answer.answer, [0]
+
+    def stopping(plan: Any, chat: Any, engine: Any, previous: Any, place: Any) -> Any:
+        count[0] += 1
+        if count[0] == answer:
+            calls = [0]
+            whole = place.stop
+
+            def pressed() -> bool:
+                calls[0] += 1
+                whole.stopped = whole.stopped or calls[0] > 6
+                return bool(whole.stopped)
+
+            place.stop = pressed
+        return decode(plan, chat, engine, previous, place)
+
+    monkeypatch.setattr(app.console.answer, "answer", stopping)
+
+
+def test_ctrl_c_stops_the_prompts_and_keeps_the_conversation(
+    catalogue: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_in(monkeypatch, 2)
+    ran = run_lines(catalogue, "hello", f"/prompts {prompts}", "again")
+    told = ran.after(f"/prompts {prompts}")
+    assert "stopped at prompt 1 of 3; the conversation is as it was" in told
+    assert "second of two" not in told
+    assert [turn.user for turn in ran.actions.chat.turns] == ["hello", "again"]
+
+
+def test_lanes_are_timed_over_the_last_prompts(catalogue: Path, prompts: Path) -> None:
+    seen: list[Any] = []
+
+    def look(actions: Actions) -> None:
+        seen.append((talk(actions), dict(actions.pairs.engine._kept), len(actions.answers)))
+
+    ran = run_lines(catalogue, "hello", f"/prompts {prompts}", look, "/bench 1,3", look, "/bench", width=60)
+    told = ran.after("/bench 1,3")
+    assert "3 prompts × ar, spec gamma 1, spec gamma 3; Ctrl-C keeps" in told
+    assert "prompt 2, turn 1 skipped" in told
+    assert "3 prompts, 3 answers a method" in told
+    assert [line[:6].strip() for line in told.splitlines() if line.startswith(("ar ", "spec "))][:3] == [
+        "ar",
+        "spec 1",
+        "spec 3",
+    ]
+    assert max(map(len, told.splitlines())) <= 60
+    assert seen[0] == seen[1]
+    assert "spec 4" in ran.after("/bench")  # the gamma of the settings
+
+
+def test_the_built_in_prompts_are_timed_where_none_were_asked(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And Ctrl-C keeps what was measured."""
+    decode, count = app.bench.run.run_lane, [0]
+    held: list[Actions] = []
+
+    def counted(*given: Any, **named: Any) -> Any:
+        count[0] += 1
+        if count[0] > 2 + 3:  # two to warm up
+            held[0].stop.stopped = True
+        return decode(*given, **named)
+
+    def note(actions: Actions) -> None:
+        held.append(actions)
+
+    monkeypatch.setattr(app.bench.run, "run_lane", counted)
+    ran = run_lines(catalogue, note, "/bench 2")
+    told = ran.after("/bench 2")
+    assert "16 prompts × ar, spec gamma 2" in told
+    assert "stopped after 3 answers" in told
+    assert "2 prompts, 2 answers a method" in told
+    assert ran.actions.kept == ""
+
+
+def test_a_large_set_is_cut_to_a_small_one(catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_prompts(tmp_path / "gsm8k_test.jsonl", [{"question": f"{n}?", "answer": ""} for n in range(40)])
+    stop_in(monkeypatch, 1)
+    ran = run_lines(
+        catalogue, f"/set data_dir={tmp_path} length=1", "/prompts gsm8k", "/bench 1", settings={"quiet": False}
+    )
+    assert "16 of 40 prompts × ar, spec gamma 1" in ran.after("/bench 1")
+
+
+def test_wrong_prompts_and_no_model_are_one_line(catalogue: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("{\n")
+    ran = run_lines(catalogue, "/prompts gsm8k", f"/prompts {broken}", "/prompts ~nobody/x.txt", "/bench 0")
+    said = [line for line in ran.text.splitlines() if line.startswith("error:")]
+    assert len(said) == 4
+    assert "Traceback" not in ran.text
+    assert "internal" not in ran.text
+    ran = run_lines(catalogue, "/bench 1,2", loader=failing)
+    assert ran.reader.defaults[1] == "/bench 1,2"
+
+
+def test_tab_offers_names_folders_and_prompt_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jsonl", "b.txt", "c.json"):
+        (tmp_path / name).touch()
+    (tmp_path / "sub").mkdir()
+    offered = [found.text for found in completions("/prompts ", 9, ScriptedConsole())]
+    assert offered == ["spec_bench", "mt_bench", "gsm8k", "mmlu", "hellaswag", "a.jsonl", "b.txt", "sub/"]

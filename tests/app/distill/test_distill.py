@@ -1,0 +1,368 @@
+"""`distill` as a whole, on a toy target that can be learned from: it learns, goes on, refuses and tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import app.distill.distill
+import training.draft_heads.train
+import training.text.synthesize
+from app.command_line.main import main
+from app.distill.draft_head import student_for
+from app.distill.options import DistillArgs
+from app.screen.output import load_engine
+from app.settings.layers import ModelOptions, Settings
+from sampling.drafters.draft_heads.checkpoint import read_config
+from sampling.loop import never
+from sampling.stats.theory import efficiency, expected_speedup
+from tests.support.distilling import counting_target
+from tests.support.places import largest_file
+from tests.support.tiny import VOCAB, tiny_pair, write_prompts
+from training.draft_heads.batches import grouped, make_batch
+from training.draft_heads.card import add_measured
+from training.draft_heads.features import extract, load_shard
+from training.draft_heads.losses import held_out
+from training.draft_heads.report import curve_svg, expected, tokens_per_pass
+from training.draft_heads.train import load_checkpoint, teacher_for
+from training.text.self_text import read_texts, split
+from utils.svg_plots import COLOURS
+
+ROOT = Path(__file__).resolve().parents[3]
+QUICK = ["--epochs", "6", "--lr", "0.006", "--batch-tokens", "1024"]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return counting_target(tmp_path_factory.mktemp("toy") / "target")
+
+
+@pytest.fixture(scope="module")
+def plain(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain drafter, from nothing but its target."""
+    out = tmp_path_factory.mktemp("made") / "plain"
+    assert main(words(target, out, "--tokens", "5000", *QUICK)) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def data(plain: Path) -> Path:
+    """What the target has written for the plain one."""
+    return plain / "work" / "written.jsonl"
+
+
+def words(target: Path, out: Path, *more: str) -> list[str]:
+    flags = ["--target", str(target), "--device", "cpu", "--dtype", "float32", "--out", str(out), "--quiet"]
+    return ["distill", *flags, *more]
+
+
+def report(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "report.json").read_text()))
+
+
+def untrained_alpha(target: Path, data: Path, kind: str, folder: Path) -> float:
+    """The agreement of a student that has learned nothing, on the same held-out texts."""
+    engine = load_engine(Settings(quiet=True), ModelOptions(target=str(target), drafter="none", device="cpu"), never)
+    learned, held = split(read_texts([data], VOCAB, 512), app.distill.distill.HELD)
+    student = student_for(engine, DistillArgs(student=kind), learned, 42)
+    layers = student.target_layers(engine.target.network.layers)
+    files = extract(engine.target.network, held, layers, folder, lambda *_: None)
+    examples = [example for file in files for example in load_shard(file)]
+    batches = [make_batch([examples[i] for i in one], layers, 0.3) for one in grouped(examples, 1024, 0)]
+    return held_out(student, teacher_for(engine.loaded.target.model, student), batches, 1).alpha[0]
+
+
+@pytest.mark.parametrize("kind", ["plain", "glide", "feature", "glide --recency on"])
+def test_a_drafter_learns_its_target_and_drafts_for_it(
+    kind: str, target: Path, plain: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = plain
+    kind, *more = kind.split()
+    if kind != "plain":
+        out = tmp_path / kind
+        longer = [*more, "--epochs", "16"] if kind == "feature" else more
+        assert main(words(target, out, "--data", str(data), "--student", kind, *QUICK, *longer)) == 0
+        printed = capsys.readouterr().out
+        assert re.search(r"alpha by position 0\.\d\d .* costs c = \d+\.\d+ of", printed, re.DOTALL)
+        assert f"use it: python infer.py --target {target} --drafter {out}\n" in printed
+    found = report(out)
+    assert untrained_alpha(target, data, kind, tmp_path / "features") < 0.3
+    assert found["best"]["held"]["alpha"][0] > 0.6
+    assert found["student"]["kind"] == kind
+    assert read_config(out)["recency"] == ("--recency" in more)
+    assert found["c"] > 0
+    assert len(found["expected"]) == 8
+    assert (out / "README.md").read_text().startswith(f"# {kind} drafter for target\n")
+    assert "python infer.py distill" in (out / "README.md").read_text()
+    assert "| 8 |" in (out / "report.md").read_text()
+    ET.parse(out / "plot.svg")
+    run = ["run", "three", "--json", "--target", str(target), "--drafter", str(out), "--device", "cpu", "--gamma", "3"]
+    assert main([*run, "--temperature", "0"]) == 0
+    ar, spec = json.loads(capsys.readouterr().out)["results"]
+    assert spec["ids"] == ar["ids"]
+    assert spec["alpha"] > 0.6
+    assert spec["target_passes"] < ar["target_passes"]
+
+
+def test_a_trained_drafter_is_trained_further(
+    target: Path, plain: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, flags = tmp_path / "further", ["--data", str(data), "--epochs", "1", "--lr", "0.0001"]
+    assert main(words(target, out, *flags, "--start", str(plain))) == 0
+    assert report(out)["curve"][0]["held"]["alpha"][0] > report(plain)["best"]["held"]["alpha"][0] - 0.1
+    assert f"start {plain}" in (out / "README.md").read_text()
+    capsys.readouterr()
+    for more, said in (
+        (["--layers", "2"], f"--start {plain}: its num_hidden_layers is 1, the flags say 2"),
+        (["--student", "feature"], f"--start {plain}: its kind is plain, the flags say feature"),
+        (["--init-layers", "0"], "--start and --init-layers contradict each other: give one"),
+    ):
+        assert main(words(target, tmp_path / "refused", *flags, "--start", str(plain), *more)) == 2
+        assert capsys.readouterr().err.strip().endswith(said)
+
+
+# -- going on -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint after every step, in this process."""
+    make = app.distill.distill._Distillation._job
+    monkeypatch.setattr(app.distill.distill._Distillation, "_job", lambda self: replace(make(self), save_every=0.0))
+
+
+KILLABLE = (
+    "import sys; from dataclasses import replace; import app.distill.distill as d;"
+    "from app.command_line.main import main; make = d._Distillation._job;"
+    "d._Distillation._job = lambda self: replace(make(self), save_every=0.0); sys.exit(main(sys.argv[1:]))"
+)
+LONGER = ["--epochs", "10", "--lr", "0.004", "--batch-tokens", "512", "--patience", "100"]
+
+
+@pytest.mark.usefixtures("saved_often")
+def test_a_killed_training_goes_on_and_ends_where_it_would_have(
+    target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = words(target, tmp_path / "killed", "--data", str(data), *LONGER)
+    process = subprocess.Popen([sys.executable, "-c", KILLABLE, *line], cwd=ROOT)
+    until = time.monotonic() + 60
+    while (state := load_checkpoint(tmp_path / "killed")) is None or state["step"] < 12:
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    reached = load_checkpoint(tmp_path / "killed")
+    assert reached is not None
+    weights = (tmp_path / "killed" / "checkpoint.pt").read_bytes()
+    # Another setting is named, and nothing is touched.
+    assert main([*line, "--law", "hard"]) == 2
+    assert "holds a run with --law full, now hard" in capsys.readouterr().err
+    # A full disk is told, and the checkpoint is as it was.
+    with largest_file(len(weights) // 2):
+        assert main(line) == 1
+    error = capsys.readouterr().err
+    assert re.search(
+        r"^error: cannot write .*killed.checkpoint.pt: File too large \(nothing was saved, the old content stays\); "
+        r".* the same command goes on from there$",
+        error,
+    )
+    assert (tmp_path / "killed" / "checkpoint.pt").read_bytes() == weights
+    assert not list((tmp_path / "killed").glob("*.partial"))
+    # The same command goes on, and comes to what one run comes to.
+    assert main(line) == 0
+    assert main(words(target, tmp_path / "whole", "--data", str(data), *LONGER)) == 0
+    killed, whole = report(tmp_path / "killed"), report(tmp_path / "whole")
+    steps = [mark["step"] for mark in killed["curve"]]
+    assert steps == sorted(set(steps)) == [mark["step"] for mark in whole["curve"]]
+    assert killed["steps"] == whole["steps"] > reached["step"] >= 12
+    for mine, theirs in zip(killed["curve"], whole["curve"], strict=True):
+        assert mine["tokens"] == theirs["tokens"]
+        assert mine["held"]["loss"] == pytest.approx(theirs["held"]["loss"], abs=1e-3)
+
+
+def pressed_at(count: int, act: Callable[..., Any]) -> Callable[..., Any]:
+    """`act`, with a Ctrl-C on the way into its call number `count`."""
+    calls = []
+
+    def wrapped(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == count:
+            os.kill(os.getpid(), signal.SIGINT)
+        return act(*arguments)
+
+    return wrapped
+
+
+def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "d"
+    line = words(target, out, "--tokens", "2500", *QUICK)
+    batch, run = training.text.synthesize._Batch, training.draft_heads.train._Run
+    with monkeypatch.context() as patch:
+        patch.setattr(batch, "_step", pressed_at(90, batch._step))
+        assert main(line) == 130
+    told = capsys.readouterr().err
+    file = out / "work" / "written.jsonl"
+    assert told == f"interrupted: {file} is kept, the same command goes on from there\n"
+    kept = file.read_bytes()
+    assert kept.endswith(b"\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "_learn", pressed_at(5, run._learn))
+        assert main(line) == 130
+    told = capsys.readouterr().err
+    assert told == f"interrupted: the checkpoint of step 5 is kept in {out}, the same command goes on from there\n"
+    assert file.read_bytes().startswith(kept)
+    text = file.read_bytes()
+    assert main(line) == 0
+    assert file.read_bytes() == text
+    assert report(out)["best"]["held"]["alpha"][0] > 0.5
+
+
+@pytest.mark.parametrize(("size", "file"), [(20_000, r"features-[\w-]+\.safetensors"), (900, r"written\.jsonl")])
+def test_a_full_disk_is_told_with_the_file_whatever_is_being_written(
+    size: int, file: str, target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = ["--data", str(data)] if "features" in file else ["--tokens", "2000"]
+    with largest_file(size):
+        assert main(words(target, tmp_path / "d", *source, *QUICK)) == 1
+    error = capsys.readouterr().err
+    assert re.fullmatch(rf"error: cannot write \S+/{file}: .*; what was kept in \S+ is intact, .*\n", error)
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+# -- prompts, export ------------------------------------------------------------------------------
+
+
+def test_prompts_are_answered_and_none_is_learned_and_held_out(target: Path, tmp_path: Path) -> None:
+    numbers = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": word} for word in numbers])
+    out, model = tmp_path / "d", tmp_path / "model"
+    line = words(target, out, "--prompts", str(prompts), "--short-list", "0", "--export", str(model), *QUICK)
+    assert main(line) == 0
+    rows = [json.loads(row) for row in (out / "work" / "written.jsonl").read_text().splitlines()]
+    assert sorted(row["number"] for row in rows) == list(range(30))
+    found = report(out)
+    assert found["data"]["text"] == "the target's answers to p.jsonl"
+    assert found["data"]["held"] == 6
+    assert found["data"]["sequences"] <= 24  # what shares its prompt with a held-out one is left out
+    from transformers import AutoModelForCausalLM
+
+    exported: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    assert exported.config.num_hidden_layers == 1
+    ids = torch.tensor([rows[0]["ids"]])
+    with torch.no_grad():
+        best = exported(ids).logits[0].argmax(dim=-1)[rows[0]["start"] - 1 : -1]
+    assert (best == ids[0, rows[0]["start"] :]).float().mean() > 0.5
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--data", "self", "a.jsonl"], 2, "--data takes self or files, not both"),
+        (["--data", "a.jsonl", "--prompts", "b"], 2, "--data FILES and --prompts contradict"),
+        (["--steps", "2"], 2, "--steps belongs to --student feature, the student is plain"),
+        (["--student", "feature", "--lag", "2"], 2, "--lag belongs to --student glide, the student is feature"),
+        (["--law", "some"], 2, "--law must be full, hard or a whole number from 1 to 1000000, got 'some'"),
+        (["--init-layers", "0,1"], 2, "--init-layers names 2 layers, --layers is 1"),
+        (["--init-layers", "7"], 2, "--init-layers 7: the target has layers 0 to 1"),
+        (["--init-layers", "0", "--hidden", "32"], 2, "--init-layers needs the target's width 64, the student's is 32"),
+        (["--hidden", "30", "--heads", "4"], 2, "--hidden 30 cannot be shared out over --heads 4"),
+        (["--heads", "3"], 2, "--heads 3 does not divide the width 64"),
+        (["--export", "x"], 2, "--export needs --student plain and --short-list 0"),
+        (["--data", "none.jsonl"], 1, "cannot read none.jsonl"),
+        (["--prompts", "none.jsonl"], 1, "cannot read none.jsonl"),
+        (["--prompt", "none.jsonl"], 2, "unknown flag --prompt (did you mean --prompts?)"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    more: list[str], code: int, said: str, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words(target, tmp_path / "d", *more)) == code
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_data_of_another_vocabulary_is_refused(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_prompts(tmp_path / "a.jsonl", [{"ids": [*range(1, 20)]}] * 9 + [{"ids": [1, 2, VOCAB + 7]}])
+    assert main(words(target, tmp_path / "d", "--data", str(file))) == 1
+    assert f"a.jsonl:10: id {VOCAB + 7} is outside the target's vocabulary (0 … {VOCAB - 1})" in capsys.readouterr().err
+
+
+def test_folders_of_others_are_left_alone(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert main(words(target, tmp_path / "file")) == 2
+    assert "is a file: name a folder" in capsys.readouterr().err
+    assert main(words(target, tmp_path)) == 2
+    assert "holds other files and no run of distill" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_target_without_a_template_needs_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pair = tiny_pair(tmp_path, chat=False)
+    assert main(words(pair.target, tmp_path / "d")) == 1
+    assert "has no chat template to write to itself with: give it files or prompts" in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()
+
+
+# -- report and card ------------------------------------------------------------------------------
+
+
+def test_expected_speed_ups_are_those_of_the_theory() -> None:
+    for gamma in range(1, 9):
+        assert tokens_per_pass([0.7], gamma) == pytest.approx(efficiency(0.7, gamma))
+    assert tokens_per_pass([0.5, 0.4], 3) == pytest.approx(1 + 0.5 + 0.2 + 0.08)
+    rows = expected([0.8], 0.1, dict.fromkeys(range(1, 10), 1.25))
+    assert [row["gamma"] for row in rows] == list(range(1, 9))
+    assert rows[1]["speedup"] == pytest.approx(expected_speedup(0.8, 2, 0.1, 1.25))
+
+
+def mark(tokens: int, loss: float, alpha: float) -> dict[str, Any]:
+    held = {"alpha": [alpha, alpha / 2], "overlap": alpha / 3, "loss": loss + 0.5}
+    return {"step": tokens // 10, "tokens": tokens, "seconds": 1.0, "loss": loss, "held": held, "tokens_per_pass": 1.5}
+
+
+def test_the_plot_draws_and_names_every_curve() -> None:
+    drawn = ET.fromstring(curve_svg([mark(1000, 5.0, 0.1), mark(250_000, 2.0, 0.6)]))
+    drawings = [one.get("style", "") for one in drawn.iter() if one.tag.endswith("path")]
+    for colour, curves in zip(COLOURS, (2, 2, 1), strict=False):  # each with its line in the legend
+        assert sum(f"stroke: {colour}" in style and "fill: none" in style for style in drawings) == 2 * curves
+    texts = {one.text for one in drawn.iter() if one.tag.endswith("text")}
+    assert {"training", "held out", "draft 1", "draft 2", "sampled, draft 1", "200k", "tokens seen"} <= texts
+    ET.fromstring(curve_svg([mark(0, float("nan"), 0.0)]))
+
+
+def test_a_measured_speed_up_joins_the_card_and_replaces_an_older_one(plain: Path, tmp_path: Path) -> None:
+    bench = tmp_path / "b.json"
+    card = (plain / "README.md").read_text()
+    for speedup in (1.25, 1.5):
+        row = {"method": "spec", "gamma": 4, "speedup": speedup}
+        facts = {"machine": {"system": "Linux", "cpu_count": 2, "date": "2030-01-02T03:04"}}
+        bench.write_text(json.dumps({**facts, "summary": [{"method": "ar", "gamma": None, "speedup": None}, row]}))
+        add_measured(plain, bench)
+        text = (plain / "README.md").read_text()
+        assert text.startswith(card.rstrip())
+        assert text.count("Measured speed-up") == 1
+        assert f"- spec at gamma 4: {speedup:.2f}×" in text
+        assert "Linux, 2 cores, 2030-01-02" in text

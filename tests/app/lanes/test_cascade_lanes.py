@@ -1,0 +1,379 @@
+"""The lanes of cascades and of drafters by look-up, over small real models from a catalogue of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.command_line.main import main
+from app.lanes.answers import Answer, run_lane
+from app.lanes.comparison import may_differ
+from app.lanes.lane import Engine, Lane
+from app.prompts.questions import prompt_ids
+from app.screen.output import load_engine
+from app.settings.layers import Layers, ModelOptions, Settings
+from sampling.drafters.fallback import TakeOverDrafter
+from sampling.drafters.tables.prompt_lookup import TablesDrafter
+from sampling.events import Step
+from sampling.loop import never
+from tests.app.lanes.test_draft_heads import write_student
+from tests.support.scripted import run_lines
+from tests.support.tiny import noisy_copy, tiny_model, tiny_pair, tiny_tokenizer
+from utils.catalogue.catalogue import load_catalogue
+from utils.errors import UsageError, UserError
+from utils.loading.loaded import LoadOptions
+from utils.loading.loading import load_drafter, load_pair
+
+CPU = LoadOptions(device="cpu")
+SHORT: dict[str, Any] = {"max_new_tokens": 24, "quiet": True}
+TWO = ("drafter", "small", "maxgram")
+K_TWO = ((3, 4, 5), (0, 2, 3), (0, 0, 4))
+PAIRS = """\
+default: two
+pairs:
+  two:
+    target: ./target
+    cascade: [./drafter, ./small, maxgram]
+    method: cascade
+    k_matrix: [[3, 4, 5], [0, 2, 3], [0, 0, 4]]
+    lenience: 2
+  chained:
+    target: ./target
+    cascade: [./drafter, maxgram]
+    method: chain
+    k_matrix: [[2, 3], [0, 3]]
+  beside:
+    target: ./target
+    drafter: ./drafter
+    tables: tables.bin
+    students: {plain: plain, glide: glide, feature: feature}
+    cascade: [glide, maxgram]
+    k_matrix: [[2, 3], [0, 3]]
+  unloaded:
+    target: ./target
+    cascade: [./small, maxgram]
+    k_matrix: [[2, 3], [0, 3]]
+  mag:
+    target: ./target
+    method: maxgram
+  strange:
+    target: ./target
+    cascade: [./drafter, ./strange, maxgram]
+    method: cascade
+    k_matrix: [[3, 4, 5], [0, 2, 3], [0, 0, 4]]
+  taught:
+    target: ./target
+    cascade: [{path: ./glide, name: taught}, maxgram]
+    method: cascade
+    k_matrix: [[2, 3], [0, 3]]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A catalogue with all that it names beside it."""
+    home = tmp_path_factory.mktemp("cascades")
+    tiny_pair(home, stop=False)
+    target = tiny_model()
+    target.lm_head.weight.data[2] = 0.0  # as the pair's target: its stop token is out of reach
+    noisy_copy(target, 0.05, seed=4).save_pretrained(home / "small")
+    noisy_copy(target, 0.05, seed=4).save_pretrained(home / "strange")
+    tiny_tokenizer().save_pretrained(home / "small")
+    other = tiny_tokenizer()
+    other._tokenizer.add_tokens(["<other>"])
+    other.save_pretrained(home / "strange")
+    for kind in ("plain", "glide", "feature"):
+        write_student(home / kind, kind, target)
+    (home / "text.txt").write_text("one and one is two and two is three and the end " * 9)
+    words = ["tables", "--from", str(home / "text.txt"), "--out", str(home / "tables.bin"), "--quiet"]
+    assert main([*words, "--target", str(home / "target"), "--device", "cpu"]) == 0
+    (home / "models.yaml").write_text(PAIRS)
+    return home
+
+
+@pytest.fixture(scope="module")
+def engines(folder: Path) -> Callable[[str], Engine]:
+    """The engine of a pair, loaded once."""
+    found: dict[str, Engine] = {}
+
+    def engine(name: str) -> Engine:
+        if name not in found:
+            options = ModelOptions(models=str(folder / "models.yaml"), pair=name, device="cpu")
+            found[name] = load_engine(Settings(quiet=True), options, never)
+        return found[name]
+
+    return engine
+
+
+def answer(engine: Engine, lane: Lane, settings: Settings, text: str = "tell me", **watching: Any) -> Answer:
+    prompt = prompt_ids(engine, text, settings)
+    return run_lane(lane, prompt, engine.tokenizer.decode, interrupt=never, **watching)
+
+
+def steps_of(engine: Engine, lane: Lane, settings: Settings) -> list[Step]:
+    events: list[Any] = []
+    answer(engine, lane, settings, show=events.append)
+    return [event for event in events if isinstance(event, Step)]
+
+
+# -- loading --------------------------------------------------------------------------------------
+
+
+def test_the_models_of_a_cascade_are_loaded_by_name_and_fitted(folder: Path) -> None:
+    pair = load_pair(load_catalogue(folder / "models.yaml").pair("two"), CPU)
+    assert (pair.drafter, pair.drafter_kind, pair.student, pair.notes) == (None, "cascade", None, ())
+    assert list(pair.cascade_models) == ["drafter", "small"]
+    assert pair.drafting_models == tuple(pair.cascade_models.values())
+    assert (pair.vocab_size, pair.context) == (300, 512)
+    without = load_drafter(pair, "ngram", CPU)
+    assert (without.drafter_kind, dict(without.cascade_models)) == ("ngram", {})
+    again = load_drafter(without, "chain", CPU)
+    assert (again.drafter_kind, list(again.cascade_models)) == ("chain", ["drafter", "small"])
+
+
+def test_vocabulary_and_context_are_cut_to_the_smallest_of_all(folder: Path, tmp_path: Path) -> None:
+    wide = tiny_model(context=256)
+    wide.resize_token_embeddings(320)
+    wide.save_pretrained(tmp_path / "wide")
+    tiny_tokenizer().save_pretrained(tmp_path / "wide")
+    tiny_model(context=128).save_pretrained(tmp_path / "brief")
+    tiny_tokenizer().save_pretrained(tmp_path / "brief")
+    (tmp_path / "models.yaml").write_text(
+        "pairs:\n  a:\n    target: ./wide\n    method: cascade\n    k_matrix: [[1, 2, 3], [0, 1, 2], [0, 0, 1]]\n"
+        f"    cascade: [{folder / 'drafter'}, ./brief, maxgram]\n"
+    )
+    pair = load_pair(load_catalogue(tmp_path / "models.yaml").pair(), CPU)
+    assert (pair.target.vocab_size, pair.vocab_size, pair.context) == (320, 300, 128)
+    assert pair.notes == ("brief has a context of 128 tokens, wide 256: the pair runs with 128",)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("strange", r"^strange cannot draft for target: token '<other>' \(id 300\) lies outside"),
+        ("taught", r"^taught is a trained glide drafter: name its folder in the pair's students"),
+    ],
+)
+def test_a_model_that_cannot_be_in_a_cascade_is_one_line(folder: Path, name: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        load_pair(load_catalogue(folder / "models.yaml").pair(name), CPU)
+
+
+def test_pairs_and_check_list_every_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = ["--models", str(folder / "models.yaml")]
+    assert main(["pairs", *models]) == 0
+    rows = {line.split()[0]: " ".join(line.split()) for line in capsys.readouterr().out.splitlines()}
+    assert rows["two"] == "two (default) target drafter < small < maxgram cascade ready"
+    assert rows["chained"] == "chained target drafter + maxgram chain ready"
+    assert rows["mag"] == "mag target maxgram maxgram ready"
+    assert main(["check", "two", "--device", "cpu", *models]) == 0
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert said[:2] == ["two target drafter 1 drafter 2", "model target drafter small"]
+    assert "drafter: cascade of drafter, small, maxgram" in said
+    assert "the pair fits: 300 ids mean the same in all 3 models" in said
+
+
+# -- decoding -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{}, {"temperature": 0.8, "coupling": "gumbel"}])
+@pytest.mark.parametrize("gamma", [1, "auto"])
+@pytest.mark.parametrize("name", ["spec", "cascade", "chain", "maxgram", "match"])
+def test_lanes_of_a_two_model_cascade_give_plain_decodings_text(
+    engines: Callable[[str], Engine], name: str, gamma: int | str, more: dict[str, Any]
+) -> None:
+    engine, settings = engines("two"), Settings(gamma=gamma, **SHORT, **more)
+    lane = engine.lane(name, settings)
+    assert not may_differ(lane, settings)
+    assert answer(engine, lane, settings).ids == answer(engine, engine.lane("ar", settings), settings).ids
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["static", "match", "maxgram", "cascade", "chain", "match+plain", "match+glide", "match+feature", "tables+feature"],
+)
+@pytest.mark.parametrize("changes", [{}, {"cascade": "model,glide,feature", "k_matrix": K_TWO, "lenience": 3}])
+def test_every_new_lane_is_exact_with_tables_and_trained_drafters(
+    engines: Callable[[str], Engine], name: str, changes: dict[str, Any]
+) -> None:
+    engine, settings = engines("beside"), Settings(**SHORT, **changes)
+    lane = engine.lane(name, settings)
+    session = engine.open(prompt_ids(engine, "tell me", settings), hidden=lane.needs_hidden)
+    plain = answer(engine, engine.lane("ar", settings), settings).ids
+    assert answer(engine, lane, settings).ids == plain
+    events = list(lane.run(prompt_ids(engine, "tell me", settings), session=session))
+    assert tuple(token for step in events if isinstance(step, Step) for token in step.emitted) == plain
+
+
+def test_the_pairs_own_cascade_reviews_and_ignores_gamma(engines: Callable[[str], Engine]) -> None:
+    engine = engines("two")
+    told = [engine.lane("spec", Settings(gamma=gamma, **SHORT)) for gamma in (1, 9)]
+    for lane in told:
+        assert (lane.takes_gamma, lane.drafts, lane.law_drafts) == (False, True, True)
+        assert lane.source_names == ("drafter", "small", "maxgram", "bigram")
+        assert lane.most == engine.lane("cascade", Settings()).most
+        steps = steps_of(engine, lane, lane.settings)
+        assert {step.gamma for step in steps[1:]} == {lane.most}
+        assert any(inner.inner for step in steps for inner in step.inner)  # the small model under the large one
+    chain = engines("chained").lane("spec", Settings())
+    assert (chain.takes_gamma, chain.most, chain.source_names) == (False, 5, ("drafter", "maxgram", "bigram"))
+    assert all(len(step.drafted) <= 5 and not step.inner for step in steps_of(engines("chained"), chain, Settings()))
+
+
+def test_other_lanes_take_gamma_and_plain_decoding_has_none(engines: Callable[[str], Engine]) -> None:
+    told = {name: engines("beside").lane(name, Settings()).takes_gamma for name in ("ar", "spec", "maxgram", "static")}
+    assert told == {"ar": False, "spec": True, "maxgram": True, "static": True}
+
+
+def test_under_auto_a_cascade_drafts_whole_or_not_at_all(engines: Callable[[str], Engine]) -> None:
+    engine, settings = engines("two"), Settings(gamma="auto", max_new_tokens=80, quiet=True)
+    lane = engine.lane("cascade", settings)
+    steps = steps_of(engine, lane, settings)
+    assert lane.pace is not None
+    assert {step.gamma for step in steps} == {0, lane.most}
+    assert engine.lane("cascade", settings).pace is lane.pace
+
+
+def test_only_drafts_that_a_model_may_have_drawn_may_differ(engines: Callable[[str], Engine]) -> None:
+    engine, sampled = engines("beside"), Settings(temperature=0.8, expand="none")
+    names = ("maxgram", "static", "match", "match+glide", "cascade", "chain")
+    assert {name: may_differ(engine.lane(name, sampled), sampled) for name in names} == {
+        **dict.fromkeys(names[:3], False),
+        **dict.fromkeys(names[3:], True),
+    }
+    assert not may_differ(engine.lane("match+glide", joint := Settings(temperature=0.8)), joint)
+    looked_up = sampled.changed(cascade="tables,maxgram", k_matrix="[[2,3],[0,3]]")
+    assert not may_differ(engine.lane("chain", looked_up), looked_up)
+
+
+def test_hidden_states_are_kept_where_a_member_reads_them(engines: Callable[[str], Engine]) -> None:
+    engine = engines("beside")
+    assert not engine.lane("cascade", Settings()).needs_hidden
+    assert engine.lane("cascade", Settings(cascade="glide,feature")).needs_hidden
+    assert engine.lane("match+feature", Settings()).needs_hidden
+
+
+def test_a_cascade_has_trained_drafters_of_its_own_and_is_made_anew_when_it_changes(
+    engines: Callable[[str], Engine],
+) -> None:
+    engine, settings = engines("beside"), Settings()
+    names = ("glide", "match+glide", "cascade", "chain")
+    prompt = prompt_ids(engine, "tell me", settings)
+    lanes = [engine.lane(name, settings) for name in names]
+    sessions = []
+    for lane in lanes:
+        session = engine.open(prompt)
+        lane.drafter.start([prompt], session, session)
+        sessions += [id(one) for one in lane.drafter.sessions]
+    assert len(set(sessions)) == 4
+    first = lanes[2].drafter
+    assert engine.lane("cascade", settings.changed(gamma=9, ngram_n=5, temperature=1)).drafter is first
+    for change in ({"cascade": "glide,tables"}, {"k_matrix": "[[2,4],[0,3]]"}, {"lenience": 2}):
+        assert engine.lane("cascade", settings.changed(**change)).drafter is not first
+        first = engine.lane("cascade", settings).drafter
+
+
+def test_static_tables_and_matches_are_halves_of_the_tables_drafter(engines: Callable[[str], Engine]) -> None:
+    engine = engines("beside")
+    chains = Settings(expand="none")
+    static, match, taking = (engine.lane(name, chains).drafter for name in ("static", "match", "match+plain"))
+    assert isinstance(static, TablesDrafter)
+    assert isinstance(match, TablesDrafter)
+    assert isinstance(taking, TakeOverDrafter)
+    assert (static.longest, static.tables) == (0, engine.tables())
+    assert (match.longest, match.tables) == (5, None)
+    assert isinstance(taking.first, TablesDrafter)
+    assert taking.first.tables is None
+    row = [5, 6, 7, 5, 6]
+    for given, drafted in (([5, 6, 7, 5, 6], True), ([5, 6, 7, 5], False)):  # a match of two, a match of one
+        taking.first.start([given], None, None)  # type: ignore[arg-type]
+        assert (taking.first.chances([given])[0] >= taking.sure) is drafted, row
+    assert not taking.learn
+    auto = engine.lane("match+plain", Settings(gamma="auto", expand="none")).drafter
+    assert isinstance(auto, TakeOverDrafter)
+    assert auto.learn
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+ROWS = "k_matrix must have 3 rows for the cascade drafter,small,maxgram"
+UNNAMED = "pair 'mag' names none (infer.py distill --student glide makes one)"
+TWO_ROWS = "[[2,6],[0,6]]"
+REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
+    ("two", "cascade", {"k_matrix": TWO_ROWS}, f"{ROWS}, got 2"),
+    ("two", "chain", {"k_matrix": "[[2]]"}, f"{ROWS}, got 1"),
+    ("two", "cascade", {"cascade": "small"}, "k_matrix must have 1 row for the cascade small, got 3"),
+    (
+        "two",
+        "cascade",
+        {"cascade": "drafter,tiny,maxgram"},
+        "lane cascade: no model tiny is loaded for the cascade, have drafter, small",
+    ),
+    ("two", "chain", {"cascade": "model,small,maxgram"}, "lane chain: model is the pair's drafter model, got cascade"),
+    (
+        "unloaded",
+        "cascade",
+        {},
+        "lane cascade: no model small is loaded for the cascade, have none (--drafter cascade loads it)",
+    ),
+    ("mag", "chain", {}, "lane chain needs drafters, pair 'mag' names none (--cascade model,maxgram …)"),
+    ("mag", "chain", {"cascade": "ngram"}, "lane chain needs a k_matrix with 1 row for the cascade ngram, got none"),
+    ("mag", "static", {}, "lane static needs n-gram tables, pair 'mag' has none (infer.py tables builds some)"),
+    ("mag", "match+glide", {}, f"no glide drafter: {UNNAMED}"),
+    ("mag", "cascade", {"cascade": "glide,maxgram", "k_matrix": TWO_ROWS}, f"no glide drafter: {UNNAMED}"),
+]
+
+
+@pytest.mark.parametrize(("name", "lane", "changes", "told"), REFUSED)
+def test_what_the_pair_cannot_run_is_one_line(
+    engines: Callable[[str], Engine], name: str, lane: str, changes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        engines(name).lane(lane, Settings(**changes))
+    assert str(raised.value) == told
+
+
+def test_a_drafter_that_cannot_review_is_refused_by_name(engines: Callable[[str], Engine]) -> None:
+    for names in ("maxgram,glide", "feature,maxgram"):
+        with pytest.raises(UsageError, match=rf"^lane cascade: {names.partition(',')[0]} "):
+            engines("beside").lane("cascade", Settings(cascade=names))
+        assert engines("beside").lane("chain", Settings(cascade=names)).drafts
+
+
+def test_the_setting_outranks_the_pair_and_empty_means_the_pairs(engines: Callable[[str], Engine]) -> None:
+    engine = engines("beside")
+    assert engine.lane("chain", Settings()).source_names == ("glide", "maxgram", "bigram")
+    own = Settings(cascade="model,plain,ngram", k_matrix=K_TWO)
+    assert engine.lane("cascade", own).source_names == ("drafter", "plain", "ngram")
+    layers = Layers.of(pair_defaults=engine.loaded.spec.defaults)
+    assert layers.settings.show("cascade") == "glide,maxgram"
+    assert layers.settings.show("k_matrix") == "[[2,3],[0,3]]"
+
+
+# -- the console ----------------------------------------------------------------------------------
+
+
+def test_cascade_and_matrix_change_one_after_the_other_in_the_console(folder: Path) -> None:
+    changes = ("/compare ar,cascade", "/cascade drafter,maxgram", "hello", "/k_matrix [[2,3],[0,3]]", "hello there")
+    ran = run_lines(folder / "models.yaml", *changes, "/reset cascade k_matrix", "/lenience 3", "hello again")
+    assert ran.after("/compare ar,cascade").strip() == "compare = ar,cascade"
+    assert ran.after("/cascade drafter,maxgram").strip() == "cascade = drafter,maxgram"
+    assert "error: k_matrix must have 2 rows for the cascade drafter,maxgram, got 3" in ran.after("hello")
+    assert ran.after("/k_matrix [[2,3],[0,3]]").strip() == "k_matrix = [[2,3],[0,3]]"
+    names = [answered.tracks[-1].lane.source_names for answered in ran.actions.answers]
+    assert names == [("drafter", "maxgram", "bigram"), ("drafter", "small", "maxgram", "bigram")]
+    assert "error" not in ran.after("hello there") + ran.after("hello again")
+
+
+def test_info_lists_the_models_of_a_cascade(engines: Callable[[str], Engine]) -> None:
+    from app.console.about import info
+    from app.prompts.questions import conversation
+
+    engine = engines("two")
+    lines = info(engine, conversation(engine, Settings())).splitlines()
+    assert lines[2] == "drafter  cascade of drafter, small, maxgram"
+    assert [line.split(":")[0].strip() for line in lines[3:5]] == ["drafter  drafter", "small  small"]

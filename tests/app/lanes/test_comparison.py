@@ -1,0 +1,173 @@
+"""The verdict says what is true: faster or slower, the same or not, and where."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.lanes.comparison import ROUNDING, Verdict, difference, promise, verdict
+from sampling.stats.summary import Stats
+
+IDS = list(range(100, 160))
+
+
+def stats(rate: float | None = 20.0, n: int = 60, reason: str = "eos", gaps: dict[int, float] | None = None) -> Stats:
+    """Figures of n tokens at a rate in tokens a second."""
+    known = tuple((gaps or {}).get(i) for i in range(n))
+    ms = 1000 * (n - 1) / rate if rate else 0.0
+    return Stats(stop_reason=reason, predicted_n=n, predicted_ms=ms, openings=1, top2_gaps=known)  # type: ignore[arg-type]
+
+
+def judge(plain: Stats, last: Stats, one: list[int] = IDS, two: list[int] = IDS, may_differ: bool = False) -> Verdict:
+    result = verdict(plain, last, one, two, may_differ=may_differ)
+    assert result is not None
+    return result
+
+
+def changed(position: int) -> list[int]:
+    return [*IDS[:position], 7, *IDS[position + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("rate", "text", "style"),
+    [
+        (42.2, "2.11x faster, same output", "good"),
+        (20.5, "1.02x faster, same output", "good"),
+        (20.39, "as fast, same output", "plain"),
+        (19.61, "as fast, same output", "plain"),
+        (17.86, "1.12x slower, same output", "bad"),
+        (None, "same output", "plain"),
+    ],
+)
+def test_speed_in_words(rate: float | None, text: str, style: str) -> None:
+    assert judge(stats(20.0), stats(rate)) == Verdict(text, style)  # type: ignore[arg-type]
+
+
+def test_a_difference_that_must_not_be_is_an_alarm_with_position_and_gap() -> None:
+    plain = stats(gaps={56: 0.004})
+    assert judge(plain, stats(40.0), two=changed(56)) == Verdict(
+        "differs at token 57, top-2 gap 0.004; 2.00x faster", "alarm"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gap", "words"),
+    [
+        (0.0009, "top-2 gap 9.0e-04 (near tie)"),
+        (0.001, "top-2 gap 0.001"),
+        (0.0, "top-2 gap 0 (tie)"),
+        (2.5, "top-2 gap 2.500"),
+    ],
+)
+def test_a_near_tie_is_named(gap: float, words: str) -> None:
+    assert words + ";" in judge(stats(gaps={3: gap}), stats(40.0), two=changed(3)).text
+    assert ("tie" in words) == (gap < 1e-3)
+
+
+def test_the_gap_comes_from_the_other_lane_where_plain_decoding_has_none() -> None:
+    assert "gap 0.250" in judge(stats(), stats(40.0, gaps={3: 0.25}), two=changed(3)).text
+    assert judge(stats(), stats(40.0), two=changed(3)).text == "differs at token 4; 2.00x faster"
+
+
+def test_sampled_drafts_may_draw_another_text() -> None:
+    result = judge(stats(), stats(40.0), two=changed(3), may_differ=True)
+    assert result == Verdict("2.00x faster, same distribution, different draw", "good")
+    assert judge(stats(), stats(40.0), may_differ=True).text == "2.00x faster, same output"
+    assert judge(stats(), stats(10.0), two=IDS[:-1], may_differ=True).text.startswith("2.00x slower")
+
+
+@pytest.mark.parametrize(
+    ("precision", "gap", "text", "style"),
+    [
+        ("float32", 0.0009, "differs at token 4, top-2 gap 9.0e-04 (near tie); 2.00x faster", "alarm"),
+        ("float32", 0.25, "differs at token 4, top-2 gap 0.250; 2.00x faster", "alarm"),
+        ("bfloat16", 0.25, "differs at token 4, top-2 gap 0.250 (within bfloat16 rounding); 2.00x faster", "plain"),
+        ("bfloat16", 2.5, "differs at token 4, top-2 gap 2.500 (beyond bfloat16 rounding); 2.00x faster", "alarm"),
+        ("bfloat16", None, "differs at token 4 (bfloat16); 2.00x faster", "alarm"),
+        ("float16", 0.05, "differs at token 4, top-2 gap 0.050 (within float16 rounding); 2.00x faster", "plain"),
+        ("float16", 0.25, "differs at token 4, top-2 gap 0.250 (beyond float16 rounding); 2.00x faster", "alarm"),
+        ("nf4", 0.25, "differs at token 4, top-2 gap 0.250 (nf4 rounding is not measured); 2.00x faster", "alarm"),
+    ],
+)
+def test_a_difference_is_told_by_the_rounding_of_its_number_format(
+    precision: str, gap: float | None, text: str, style: str
+) -> None:
+    plain = stats() if gap is None else stats(gaps={3: gap})
+    found = verdict(plain, stats(40.0), IDS, changed(3), may_differ=False, precision=precision)
+    assert found == Verdict(text, style)  # type: ignore[arg-type]
+    same = verdict(plain, stats(40.0), IDS, IDS, may_differ=False, precision=precision)
+    assert same == Verdict("2.00x faster, same output", "good")
+
+
+@pytest.mark.parametrize(
+    ("precision", "words"),
+    [
+        ("float32", "same distribution"),
+        ("bfloat16", "same distribution up to bfloat16 rounding"),
+        ("int8", "same distribution up to int8 rounding"),
+    ],
+)
+def test_another_draw_is_of_the_same_distribution_up_to_rounding(precision: str, words: str) -> None:
+    found = verdict(stats(), stats(40.0), IDS, changed(3), may_differ=True, precision=precision)
+    assert found == Verdict(f"2.00x faster, {words}, different draw", "good")
+
+
+README = Path(__file__).parents[3] / "README.md"
+
+
+def test_the_readme_promises_what_the_program_does() -> None:
+    """The sentences of /info stand there word by word, one for each number format; no page says more."""
+    text = " ".join(README.read_text(encoding="utf-8").split())
+    for precision in (*ROUNDING, "int8"):
+        assert promise(precision) in text
+    assert "provably" not in text
+
+
+def test_ending_early_is_a_difference() -> None:
+    assert judge(stats(), stats(40.0, n=59), two=IDS[:-1]).text.startswith("differs at token 60")
+    assert judge(stats(n=59), stats(40.0), one=IDS[:-1]).style == "alarm"
+
+
+def test_a_stopped_lane_is_compared_as_far_as_it_came() -> None:
+    last = stats(40.0, n=10, reason="interrupted")
+    assert judge(stats(), last, two=IDS[:10]).text == "2.00x faster, same output so far, stopped"
+    assert judge(stats(), last, two=changed(4)[:10]).text == "differs at token 5, stopped; 2.00x faster"
+    assert judge(last, stats(40.0), one=IDS[:10]).text == "as fast, same output so far, stopped"
+
+
+def test_no_verdict_without_two_answers() -> None:
+    assert verdict(None, stats(), [], IDS, may_differ=False) is None
+    assert verdict(stats(), None, IDS, [], may_differ=False) is None
+    assert verdict(stats(), stats(), IDS, [], may_differ=False) is None
+
+
+def test_a_label_names_the_lane() -> None:
+    result = verdict(stats(), stats(40.0), IDS, IDS, may_differ=False, label="ngram")
+    assert result is not None
+    assert result.text == "ngram: 2.00x faster, same output"
+
+
+@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
+def test_the_first_difference_is_where_the_common_part_ends(one: list[int], two: list[int]) -> None:
+    position = difference(one, two)
+    if position is None:
+        assert one == two
+    else:
+        assert one[:position] == two[:position]
+        assert one[position : position + 1] != two[position : position + 1]
+    common = difference(one, two, prefix=True)
+    assert (common is None) == (one[: len(two)] == two[: len(one)])
+
+
+@given(st.floats(1, 1000), st.floats(1, 1000))
+def test_slower_never_reads_as_faster(plain: float, last: float) -> None:
+    text = judge(stats(plain), stats(last)).text
+    ratio = stats(last).predicted_per_second / stats(plain).predicted_per_second  # type: ignore[operator]
+    words = ["slower", "as fast", "faster"]
+    bounds = [0.0, 0.98, 1.02, float("inf")]
+    expected = next(word for word, (low, high) in zip(words, pairwise(bounds), strict=True) if low <= ratio <= high)
+    assert expected in text or abs(abs(ratio - 1) - 0.02) < 1e-9

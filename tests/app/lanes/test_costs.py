@@ -1,0 +1,199 @@
+"""What the console says of the models of an answer: calls, reviews, who proposed what, improvement, expectation."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
+
+from app.chat.answered import Answered
+from app.console.about import last_stats, session_stats, stats_json
+from app.lanes.answers import Answer, results
+from app.lanes.costs import Terms, applying, cost_lines, models_of, stored_parameters, swi_of
+from app.screen.figures import PaneData
+from app.settings.layers import Settings
+from sampling.stats.metrics import measure
+from sampling.stats.summary import Stats
+from sampling.stats.swi import Model
+from tests.sampling.stats.test_metrics import cascade_round, opening, step
+from utils.errors import UserError
+
+MODELS = {
+    "target": Model("google/flan-t5-xxl"),
+    "base": Model("google/flan-t5-base"),
+    "small": Model("google/flan-t5-small"),
+}
+CASCADE = Terms(True, None, MODELS, ("base", "small", "maxgram"))
+PLAIN = Answer("ar", (1, 2), "", measure([opening(), *[step(0, 0, verify_s=0.1)] * 4]), terms=Terms(models=MODELS))
+ROUNDS = measure([opening(), cascade_round(), cascade_round()])
+
+
+def test_every_model_review_and_source_has_its_figures() -> None:
+    # 16 tokens; calls: 2 of 100 ms, 4 of 4, 6 of 4. By time 16 · 100 / (200 + 16 + 24), by parameters
+    # 16 · 11300 / (2 · 11300 + 4 · 220 + 6 · 60), by earlier work 16 / (2 + 4 · .04 + 6 · .02).
+    assert cost_lines(ROUNDS, CASCADE) == [
+        "calls: base 4 of 4.0 ms, small 6 of 4.0 ms, target 2 of 100.0 ms",
+        "base passed 4 of 6 drafts",
+        "small passed 4 of 10 drafts",
+        "accepted of what each proposed: base 4/4, small 4/4, maxgram 6/10",
+        "walltime improvement (SWI) 6.67x by time, 7.58x by parameters, 7.02x by previous work",
+    ]
+
+
+def test_a_lane_says_only_what_it_has() -> None:
+    terms = Terms(True, 4, {"target": Model("t", 1000), "drafter": Model("d", 100)}, ("drafter",))
+    drafted = measure([opening(), *[step(4, 3, draft_s=0.02, verify_s=0.1)] * 2])
+    assert cost_lines(drafted, terms) == [
+        "calls: drafter 8 of 5.0 ms, target 2 of 100.0 ms",
+        "walltime improvement (SWI) 3.33x by time, 2.86x by parameters",
+    ]
+    assert cost_lines(drafted, replace(terms, models={}))[1:] == ["walltime improvement (SWI) 3.33x by time"]
+    free = replace(drafted, calls={"target": 2}, call_ms={"target": 200.0})
+    assert cost_lines(free, terms) == []
+    tables = replace(free, sources=((6, 5), (2, 1)))
+    assert cost_lines(tables, replace(terms, sources=("match", "tables"))) == [
+        "accepted of what each proposed: match 5/6, tables 1/2"
+    ]
+    assert cost_lines(ROUNDS, Terms()) == cost_lines(Stats(), CASCADE) == []
+
+
+def test_tables_of_costs_that_tell_nothing_new_are_left_out() -> None:
+    assert applying(None) == []
+    known = {"model_parameters": 2.0, "previous_work": None, "published": 2.0, "measured": 1.5}
+    assert applying(known) == ["measured", "model_parameters"]
+    assert applying({**known, "previous_work": 3.0, "published": 2.5}) == [
+        *("measured", "model_parameters", "previous_work", "published")
+    ]
+
+
+def test_a_lane_that_does_not_draft_has_no_improvement() -> None:
+    assert swi_of(ROUNDS, replace(CASCADE, drafts=False)) is None
+    told = swi_of(ROUNDS, CASCADE)
+    assert told is not None
+    assert told["measured"] == pytest.approx(6.6667, abs=1e-4)
+
+
+# -- the models of a pair -------------------------------------------------------------------------
+
+
+class Students:
+    """A pair's trained drafters: only glide is there."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def folder(self, kind: str) -> Path:
+        if kind == "glide":
+            return self.place
+        raise UserError("there is none")
+
+
+class Loaded:
+    target = Model("SmolLM2", 134_515_008)  # has the two fields that are asked for
+    drafter = None
+    cascade_models = {"flan-t5-small": Model("flan-t5-small", 76_961_152)}  # noqa: RUF012
+
+
+class Pair:
+    """A loaded pair as far as names of models go."""
+
+    def __init__(self, place: Path) -> None:
+        self.loaded, self.students = Loaded(), Students(place)
+
+
+def test_names_of_calls_stand_for_the_models_of_the_pair(tmp_path: Path) -> None:
+    tensors = {"model.norm.weight": torch.ones(7), "lm_head.weight": torch.zeros(5, 7), "lm_head.ids": torch.arange(5)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    engine = cast(Any, Pair(tmp_path))
+    assert models_of(engine, ("target", "glide", "flan-t5-small", "plain", "maxgram", "drafter")) == {
+        "target": Model("SmolLM2", 134_515_008),
+        "glide": Model("glide", 7 + 35),  # ids are no parameters
+        "flan-t5-small": Model("flan-t5-small", 76_961_152),
+        "plain": Model("plain", None),
+    }
+
+
+def test_a_file_that_cannot_be_read_has_no_parameters(tmp_path: Path) -> None:
+    assert stored_parameters(tmp_path) is None
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    assert stored_parameters(tmp_path) is None
+
+
+# -- /stats ---------------------------------------------------------------------------------------
+
+
+class Played:
+    """A lane's track as far as figures go."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def answer(self) -> Answer:
+        return self._answer
+
+    def pane(self) -> PaneData:
+        return PaneData(self._answer.method, (), self._answer.stats, "done", expected=9.9)
+
+
+def answered(*answers: Answer) -> Answered:
+    return Answered(
+        "flan", Settings(), cast(Any, type("Turn", (), {"user": "hi"})()), cast(Any, [*map(Played, answers)])
+    )
+
+
+def printed(what: Any) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=100, color_system=None, legacy_windows=False).print(what)
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+def test_stats_last_shows_costs_below_the_times_and_the_expectation_beside_the_rate() -> None:
+    cascade = Answer("cascade", (1, 2), "", replace(ROUNDS, reviews={"base": (4, 6)}), terms=CASCADE)
+    factor = cascade.expected(PLAIN)
+    assert factor is not None
+    console = Console(file=io.StringIO(), width=100)
+    lines = printed(last_stats(answered(PLAIN, cascade), console, Settings(color="never", ascii=True)))
+    assert lines[-6:] == [
+        "AR: draft 0 ms, verify 400 ms, sample 0 ms, other 0 ms; 0 drafted, 0 of them discarded",
+        "cascade: draft 60 ms, verify 200 ms, sample 0 ms, other 0 ms; 18 drafted, 2 of them discarded",
+        "         calls: base 4 of 4.0 ms, small 6 of 4.0 ms, target 2 of 100.0 ms",
+        "         base passed 4 of 6 drafts",
+        "         accepted of what each proposed: base 4/4, small 4/4, maxgram 6/10",
+        "         walltime improvement (SWI) 6.67x by time, 7.58x by parameters, 7.02x by previous work",
+    ]
+    assert f"expected {factor:.1f}x" in " ".join(lines)
+    assert "9.9" not in " ".join(lines)
+
+
+def test_stats_session_adds_up_what_the_same_models_did() -> None:
+    one = Answer("cascade", (1, 2), "", ROUNDS, terms=CASCADE)
+    console, settings = Console(file=io.StringIO(), width=100), Settings(color="never", ascii=True)
+    lines = printed(session_stats([answered(PLAIN, one), answered(PLAIN, one)], console, settings))
+    assert "cascade: calls: base 8 of 4.0 ms, small 12 of 4.0 ms, target 4 of 100.0 ms" in lines
+    other = replace(one, terms=replace(CASCADE, models={}))
+    lines = printed(session_stats([answered(PLAIN, one), answered(PLAIN, other)], console, settings))
+    assert not any("calls:" in line for line in lines)
+
+
+def test_stats_json_has_what_takes_two_answers() -> None:
+    cascade = Answer("cascade", (1, 2), "", replace(ROUNDS, reviews={"base": (4, 6)}), terms=CASCADE)
+    told = json.loads(stats_json(answered(PLAIN, cascade)))["results"]
+    assert told == results([PLAIN, cascade])
+    assert told[0]["expected_speedup"] is None
+    assert told[1]["expected_speedup"] == pytest.approx(cascade.expected(PLAIN), abs=1e-4)
+    assert told[1]["swi"]["published"] == told[1]["swi"]["model_parameters"] == pytest.approx(7.5839, abs=1e-3)
+
+
+def test_nothing_is_expected_of_a_lane_without_terms_or_beside_nothing() -> None:
+    cascade = Answer("cascade", (1, 2), "", replace(ROUNDS, reviews={"base": (4, 6)}), terms=CASCADE)
+    assert cascade.expected(None) is None
+    assert replace(cascade, terms=Terms()).expected(PLAIN) is None
+    assert replace(cascade, terms=replace(CASCADE, gamma="auto")).expected(PLAIN) is None
+    assert replace(cascade, stats=ROUNDS).expected(PLAIN) is None  # two reviewers: no formula

@@ -1,0 +1,594 @@
+"""Trained drafters from the catalogue to the screen: lanes, run, bench, check, console, damaged files. Tiny real
+models; the plain student is the target itself and always right, the others are random and nearly always wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import app.lanes.drafters
+import sampling.loop
+from app.bench.options import BenchArgs
+from app.bench.run import run_bench
+from app.command_line.main import main
+from app.lanes.answers import run_lane
+from app.lanes.comparison import may_differ
+from app.lanes.drafters import UnusableDrafterError
+from app.lanes.lane import Engine
+from app.lanes.race import Race
+from app.measure.speed import GAMMA, drafting_lane, measure_rounds
+from app.prompts.questions import prompt_ids
+from app.screen.live import Track
+from app.screen.output import load_engine
+from app.settings.layers import ModelOptions, Settings
+from sampling.drafters.draft_heads.checkpoint import is_student, save_student
+from sampling.drafters.draft_heads.config import KINDS, StudentConfig
+from sampling.drafters.draft_heads.eagle import FeatureTreeDrafter
+from sampling.drafters.draft_heads.modules import Student
+from sampling.events import Step
+from sampling.loop import never
+from tests.support.scripted import run_lines
+from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer, write_prompts
+from utils.catalogue.catalogue import student_kind
+from utils.errors import UsageError, UserError
+from utils.loading.fit import fingerprint
+
+SHORT: dict[str, Any] = {"max_new_tokens": 24, "quiet": True}
+SHORT_LIST = torch.arange(0, 300, 3)
+
+
+def make_student(kind: str, target: Any, *, large: int = 32) -> Student:
+    """A random student of the tiny target; the plain one has the target's own weights."""
+    own = kind == "plain"
+    config = StudentConfig(
+        kind=kind,  # type: ignore[arg-type]
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2 if own else 1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        large_hidden_size=0 if own else large,
+        large_num_attention_heads=0 if own else 4,
+        large_head_dim=0 if own else 8,
+        max_position_embeddings=512,
+        rms_norm_eps=target.config.rms_norm_eps,
+        short_list=0 if own else len(SHORT_LIST),
+        shared_embedding=not own,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(len(kind))
+        student = Student(config, None if own else SHORT_LIST)
+    if own:
+        student.load_state_dict(target.state_dict())
+    return student
+
+
+def write_student(folder: Path, kind: str, target: Any, **shape: int) -> Path:
+    about = {"tokenizer": fingerprint(tiny_tokenizer()), "target": "tiny", "date": "2025-01-02"}
+    save_student(folder, make_student(kind, target, **shape), about)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return tiny_pair(tmp_path_factory.mktemp("students"), stop=False)
+
+
+@pytest.fixture(scope="module")
+def students(pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one student of each kind."""
+    folder, target = tmp_path_factory.mktemp("weights"), tiny_model()
+    target.lm_head.weight.data[2] = 0.0  # as the pair's target: its stop token is out of reach
+    for kind in KINDS:
+        write_student(folder / kind, kind, target)
+    return folder
+
+
+def catalogue(folder: Path, pair: TinyPair, students: Path, drafter: str, more: str = "") -> Path:
+    kinds = ", ".join(f"{kind}: {students / kind}" for kind in KINDS)
+    text = f"pairs:\n  tiny:\n    target: {{path: {pair.target}}}\n    drafter: {drafter}\n    students: {{{kinds}}}\n"
+    file = folder / "models.yaml"
+    file.write_text(text + more, encoding="utf-8")
+    return file
+
+
+def engine_of(folder: Path, pair: TinyPair, students: Path, drafter: str = "feature") -> Engine:
+    options = ModelOptions(models=str(catalogue(folder, pair, students, drafter)), device="cpu")
+    return load_engine(Settings(quiet=True), options, never)
+
+
+@pytest.fixture(scope="module")
+def engine(pair: TinyPair, students: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return engine_of(tmp_path_factory.mktemp("catalogue"), pair, students)
+
+
+def answer(engine: Engine, name: str, settings: Settings, text: str = "tell me") -> Any:
+    lane = engine.lane(name, settings)
+    return run_lane(lane, prompt_ids(engine, text, settings), engine.tokenizer.decode, interrupt=never)
+
+
+# -- lanes ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some students here are copies of their target: they agree with it everywhere only if nothing is rounded."""
+    monkeypatch.setattr("sampling.drafters.draft_heads.network.half_available", lambda: False)
+
+
+@pytest.mark.parametrize("name", [*KINDS, "spec"])
+def test_greedy_text_is_plain_decodings_with_every_trained_drafter(engine: Engine, name: str) -> None:
+    settings = Settings(**SHORT)
+    for _ in range(2):  # again, on the caches that were kept
+        made = answer(engine, name, settings)
+        assert made.ids == answer(engine, "ar", settings).ids
+        assert made.stats.draft_n > 0
+    assert (name == "plain") == (made.stats.acceptance_rate == 1.0)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_sampled_drafts_may_change_the_text_and_coupled_ones_do_not(engine: Engine, name: str) -> None:
+    sampled = Settings(**SHORT, temperature=0.8)
+    lane = engine.lane(name, sampled)
+    assert lane.law_drafts
+    assert may_differ(lane, sampled)
+    coupled = sampled.changed(coupling="gumbel")
+    assert not may_differ(engine.lane(name, coupled), coupled)
+    assert answer(engine, name, coupled).ids == answer(engine, "ar", coupled).ids
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_drafts_are_told_by_the_name_of_what_proposed_them(engine: Engine, name: str) -> None:
+    settings = Settings(**SHORT)
+    lane = engine.lane(name, settings)
+    assert lane.source_names == (name,)
+    steps = [event for event in lane.run(prompt_ids(engine, "x", settings)) if isinstance(event, Step)]
+    assert {call[0] for step in steps[1:-1] for call in step.calls} == {name, "target"}
+
+
+@pytest.mark.parametrize("gamma", [3, "auto"])
+def test_a_dynamic_tree_is_the_feature_drafters_and_never_changes_the_text(engine: Engine, gamma: int | str) -> None:
+    """Greedy drafts in every mode: a sampled text is plain decoding's with the same seed."""
+    for name in ("feature", "match+feature"):
+        settings = Settings(**SHORT, gamma=gamma, expand="dynamic", nodes=7, temperature=0.8)
+        drafter: Any = engine.lane(name, settings).drafter
+        trees = getattr(drafter, "then", drafter)
+        assert isinstance(trees, FeatureTreeDrafter)
+        assert trees.lm is engine.drafters.students.lm("feature")
+        assert not may_differ(engine.lane(name, settings), settings)
+        assert answer(engine, name, settings).ids == answer(engine, "ar", settings).ids
+    other = Settings(expand="cape")
+    assert not isinstance(engine.lane("feature", other).drafter, FeatureTreeDrafter)
+    assert not isinstance(engine.lane("glide", settings).drafter, FeatureTreeDrafter)
+
+
+def test_the_lanes_of_a_race_share_the_target_and_keep_its_cache(engine: Engine) -> None:
+    settings = Settings(**SHORT, compare=("feature", "ar", "glide", "plain", "spec"))
+    alone = answer(engine, "ar", settings).ids
+    prompt, session = prompt_ids(engine, "tell me", settings), None
+    for turn in range(2):
+        race = Race(engine.lanes(settings), engine, prompt, session)
+        events = list(race)
+        for index in range(5):
+            made = [t for lane, event in events if lane == index and isinstance(event, Step) for t in event.emitted]
+            assert turn or tuple(made) == alone, index
+        assert race.session is not None
+        assert turn == 0 or race.session is session  # the cache went on
+        session, prompt = race.session, [*prompt, *made, 5, 6, 7]
+
+
+def test_each_student_is_read_once_and_its_dense_weights_are_let_go(
+    tmp_path: Path, pair: TinyPair, students: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gc
+    import weakref
+
+    read: list[Any] = []
+    real = app.lanes.drafters.load_student
+    monkeypatch.setattr(
+        app.lanes.drafters, "load_student", lambda *given: read.append(weakref.ref(made := real(*given))) or made
+    )
+    engine = engine_of(tmp_path, pair, students)
+    for _ in range(2):
+        for name in ("spec", *KINDS):
+            answer(engine, name, Settings(**SHORT))
+        engine.forget()
+    gc.collect()
+    assert len(read) == len(KINDS)
+    assert not any(ref() is not None for ref in read)
+    assert engine.lane("spec", Settings()).drafter is not engine.lane("feature", Settings()).drafter
+    assert engine.lane("spec", Settings()).drafter.lm is engine.lane("feature", Settings()).drafter.lm  # type: ignore[attr-defined]
+
+
+def test_the_draft_lane_is_the_plain_student_and_no_other(tmp_path: Path, pair: TinyPair, students: Path) -> None:
+    settings = Settings(**SHORT)
+    engine = engine_of(tmp_path, pair, students, "plain")
+    assert answer(engine, "draft", settings).ids == answer(engine, "ar", settings).ids  # its weights are the target's
+    for kind in ("glide", "feature"):
+        with pytest.raises(UsageError, match=f"lane draft: a {kind} drafter reads the target's states"):
+            engine_of(tmp_path, pair, students, kind).lane("draft", settings)
+
+
+def test_a_lane_without_weights_says_what_makes_them(tmp_path: Path, pair: TinyPair) -> None:
+    engine = load_engine(Settings(quiet=True), ModelOptions(target=str(pair.target), device="cpu"), never)
+    with pytest.raises(UsageError, match=r"^no glide drafter: pair 'target' names none \(infer.py distill --student "):
+        engine.lane("glide", Settings())
+
+
+@pytest.mark.parametrize("name", ["plain", "feature"])
+def test_auto_learns_what_a_trained_drafter_costs(engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """By a clock that a pass of the target moves by 1 s and a draft by 0.07 s a token."""
+    settings = Settings(max_new_tokens=60, quiet=True, gamma="auto")
+    plain = answer(engine, "ar", settings).ids
+    engine.forget()
+    engine._costs.clear()
+    now, network = [0.0], engine.target.network
+    monkeypatch.setattr("utils.timing.time.perf_counter", lambda: now[0])
+    lane = engine.lane(name, settings)
+    forward, propose = network.forward, lane.drafter.propose
+
+    def slow_pass(*given: Any) -> Any:
+        now[0] += 1.0
+        return forward(*given)
+
+    def slow_drafts(rows: Any, k: list[int], sampler: Any) -> Any:
+        draft = propose(rows, k, sampler)
+        now[0] += 0.07 * draft.tokens.shape[1]  # under auto a chain may end early
+        return draft
+
+    monkeypatch.setattr(network, "forward", slow_pass)
+    monkeypatch.setattr(lane.drafter, "propose", slow_drafts)
+    assert answer(engine, name, settings).ids == plain
+    pace = lane.pace
+    assert pace is not None
+    assert engine.pace(name) is pace
+    assert pace.costs.c == pytest.approx(0.07)
+    assert pace.costs.v(2) == pytest.approx([1.0] * 2)
+    assert pace.last == engine.last_gamma(settings.changed(compare=("ar", name)))
+    assert (pace.chosen > 4) == (name == "plain")  # always right against nearly always wrong
+    engine.forget()
+    engine._costs.clear()
+
+
+# -- the program ----------------------------------------------------------------------------------
+
+
+def test_run_json_and_bench_time_every_trained_drafter(
+    tmp_path: Path, pair: TinyPair, students: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = str(catalogue(tmp_path, pair, students, "glide"))
+    flags = ["--models", models, "--device", "cpu", "--max-new-tokens", "12"]
+    assert main(["run", "hello", "--json", "--compare", "ar,spec,plain,feature,draft", *flags]) == 2
+    assert "lane draft: a glide drafter" in capsys.readouterr().err
+    assert main(["run", "hello", "--json", "--compare", "ar,spec,plain,feature", *flags]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["same_output"] is True
+    assert [set(result["calls"]) for result in told["results"]] == [
+        {"target"},
+        {"target", "glide"},
+        {"target", "plain"},
+        {"target", "feature"},
+    ]
+    prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "one"}])
+    args = BenchArgs(
+        prompts=prompts, methods=("ar", "plain", "glide", "feature"), gammas=(2,), repeat=1, out=tmp_path / "o.json"
+    )
+    assert run_bench(Settings(**SHORT), ModelOptions(models=models, device="cpu"), args) == 0
+    made = json.loads((tmp_path / "o.json").read_text())
+    assert made["drafter"] == "glide"
+    rows = {row["method"]: row for row in made["summary"]}
+    assert set(rows) == {"ar", "plain", "glide", "feature"}
+    assert all(row["differs"] == 0 for name, row in rows.items() if name != "ar")
+
+
+def test_the_console_changes_drafters_and_lanes_in_the_middle_of_a_chat(
+    tmp_path: Path, pair: TinyPair, students: Path
+) -> None:
+    seen: list[Any] = []
+
+    def note(actions: Any) -> None:
+        seen.append(actions.session)
+
+    ran = run_lines(
+        catalogue(tmp_path, pair, students, "ngram"),
+        *("one", note, "/compare ar,feature", "two", note, "/compare ar,spec", "three", note),
+        *("/compare ar,plain,glide,feature", "four", note, "/trace", "/drafter", "/drafter glide", "five", "/info"),
+        *("/drafter feature", "six", "/drafter plain", "/compare ar,draft,spec", "seven", "/drafter ngram", "eight"),
+        *("/compare ar,spec", "nine"),
+    )
+    assert ran.text.count("error:") == 1  # the lane that n-grams cannot run; the message is not lost
+    assert "error: lane draft needs a drafter model, got drafter ngram" in " ".join(ran.text.split())
+    assert [session.keeps_hidden for session in seen] == [False, True, True, True]
+    assert seen[1] is seen[2] is seen[3]  # read once with its states, it serves every lane after
+    assert "drafter  glide drafter" in ran.after("/info")
+    assert ran.after("/drafter") == "drafter = ngram\n"
+    assert "feature" in ran.after("/trace")
+    assert [one.to_json()["same_output"] for one in ran.actions.answers] == [True] * 8
+    assert len(ran.actions.talk().turns) == 8
+
+
+def test_a_folder_with_a_student_is_known_for_one(
+    tmp_path: Path, pair: TinyPair, students: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind in KINDS:
+        assert is_student(students / kind)
+        assert student_kind(students / kind) == kind
+        flags = ["--target", str(pair.target), "--drafter", str(students / kind), "--device", "cpu"]
+        assert main(["run", "hi", "--json", "--max-new-tokens", "8", *flags]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["same_output"], kind in told["results"][1]["calls"]) == (True, True)
+    for other in (pair.target, tmp_path):
+        assert not is_student(other)
+        assert student_kind(other) is None
+    catalogue(tmp_path, pair, students, "ngram")
+    ran = run_lines(tmp_path / "models.yaml", f"/drafter {students / 'glide'}", "hello", "/info")
+    assert "drafter  glide drafter" in ran.after("/info")
+    assert ran.actions.answers[0].to_json()["same_output"] is True
+
+
+def test_a_pair_of_the_glide_method_runs_and_refuses_what_is_no_glide_drafter(
+    tmp_path: Path,
+    pair: TinyPair,
+    students: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = json.loads((students / "glide" / "config.json").read_text())
+    published = tmp_path / "published"  # a Llama configuration with the published keys and nothing of ours
+    published.mkdir()
+    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    theirs = {key: value for key, value in config.items() if key in kept or key.startswith(("large_", "max_", "rms_"))}
+    student = make_student("glide", tiny_model())
+    weights = {**student.state_dict(), "lm_head.weight": torch.randn(300, 32)}
+    weights |= {
+        name: weights[name].repeat_interleave(2, dim=0) for name in weights if re.search(r"self.*[kv]_pro", name)
+    }
+    torch.save(weights, published / "pytorch_model.bin")
+    (published / "config.json").write_text(json.dumps({"model_type": "llama", "rope_theta": 10000.0, **theirs}))
+    monkeypatch.setattr("utils.loading.sources.hub_folder", lambda name, *_: published)
+    for drafter, code in ((published, 0), ("org/glide", 0), (pair.drafter, 1)):
+        text = f"pairs:\n  g:\n    target: {pair.target}\n    drafter: {drafter}\n    method: glide\n"
+        (tmp_path / "m.yaml").write_text(text)
+        flags = ["--models", str(tmp_path / "m.yaml"), "--device", "cpu", "--max-new-tokens", "8"]
+        assert main(["run", "hi", "--json", "--compare", "ar,glide,spec", *flags]) == code
+        out = capsys.readouterr()
+    assert re.search(r"error: drafter is no glide drafter: .*config\.json does not describe one\n$", out.err)
+    assert main(["pairs", "--models", str(tmp_path / "m.yaml")]) == 0
+    assert re.search(r"g \(default\) +target +drafter +glide +ready", capsys.readouterr().out)
+
+
+# -- what cannot be used --------------------------------------------------------------------------
+
+
+def cut(folder: Path, file: str = "model.safetensors") -> str:
+    place = folder / file
+    place.write_bytes(place.read_bytes()[:-1])
+    return str(place)
+
+
+def gone(folder: Path) -> str:
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    return str(folder)
+
+
+def of_another_target(folder: Path) -> str:
+    write_student(folder, "feature", tiny_model(), large=48)
+    return f"{folder} is for a target of hidden size 48"
+
+
+def of_another_tokenizer(folder: Path) -> str:
+    save_student(folder, make_student("feature", tiny_model()), {"tokenizer": "0123456789abcdef"})
+    return f"{folder} was made for another tokenizer"
+
+
+def of_another_kind(folder: Path) -> str:
+    write_student(folder, "glide", tiny_model())
+    return f"{folder} is a glide drafter, not a feature one"
+
+
+@pytest.mark.parametrize("spoil", [cut, gone, of_another_target, of_another_tokenizer, of_another_kind])
+def test_a_default_drafter_that_cannot_be_used_is_named_everywhere_and_the_console_goes_on(
+    tmp_path: Path, pair: TinyPair, students: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], str]
+) -> None:
+    for kind in ("plain", "glide"):
+        (tmp_path / kind).symlink_to(students / kind)
+    write_student(tmp_path / "feature", "feature", tiny_model())
+    named = spoil(tmp_path / "feature")
+    models = catalogue(tmp_path, pair, tmp_path, "feature")
+    flags = ["--models", str(models), "--device", "cpu"]
+    prompts = str(write_prompts(tmp_path / "p.jsonl", [{"prompt": "one"}]))
+    for words in (["run", "hi"], ["run", "hi", "--json"], ["bench", "--prompts", prompts], ["check"]):
+        assert main([*words, *flags]) == 1
+        told = capsys.readouterr()
+        last = told.err.splitlines()[-1]
+        assert last.startswith("error: ")
+        assert named in last
+        assert last.endswith("--drafter ngram goes without)")
+        assert told.out == ""
+    assert main(["run", "hi", "--max-new-tokens", "4", "--drafter", "ngram", *flags]) == 0
+
+    from app.console.loading import load_engine as console_loader
+
+    ran = run_lines(models, "hello", "/drafter", "/drafter feature", "/drafter glide", "again", loader=console_loader)
+    text = " ".join(ran.text.split())
+    assert f"{named}" in text
+    assert ": drafting by n-gram instead" in text
+    assert ran.after("/drafter") == "drafter = ngram\n"
+    assert text.count("error:") == 1  # asked for by name it is an error, and the pair stays as it is
+    assert "(still tiny)" in text
+    assert len(ran.actions.answers) == 2
+    assert ran.actions.engine().loaded.drafter_kind == "glide"
+    assert ran.actions.pairs.spec is ran.actions.engine().loaded.spec
+
+
+def test_damaged_tables_leave_the_console_usable_too(tmp_path: Path, pair: TinyPair) -> None:
+    (tmp_path / "t.bin").write_bytes(b"no tables")
+    text = f"pairs:\n  t:\n    target: {{path: {pair.target}}}\n    drafter: tables\n    tables: t.bin\n"
+    (tmp_path / "m.yaml").write_text(text)
+    from app.console.loading import load_engine as console_loader
+
+    ran = run_lines(tmp_path / "m.yaml", "hello", loader=console_loader)
+    assert "t.bin" in ran.text
+    assert "drafting by n-gram instead" in " ".join(ran.text.split())
+    assert len(ran.actions.answers) == 1
+    options = ModelOptions(models=str(tmp_path / "m.yaml"), device="cpu")
+    with pytest.raises(UnusableDrafterError, match=r"t\.bin.*--drafter ngram goes without"):
+        load_engine(Settings(quiet=True), options, never)
+
+
+def test_another_lane_with_damaged_weights_is_refused_and_nothing_changes(
+    tmp_path: Path, pair: TinyPair, students: Path
+) -> None:
+    write_student(tmp_path / "feature", "feature", tiny_model())
+    named = cut(tmp_path / "feature")
+    models = catalogue(tmp_path, pair, students, "ngram")
+    models.write_text(models.read_text().replace(str(students / "feature"), str(tmp_path / "feature")))
+    ran = run_lines(models, "one", "/compare ar,feature", "/compare", "two")
+    text = " ".join(ran.text.split())
+    assert f"error: the drafter's weights {named} are damaged" in text
+    assert ran.after("/compare") == "compare = ar,spec\n"
+    assert len(ran.actions.answers) == 2
+
+
+@pytest.mark.parametrize("drafter", KINDS)
+def test_a_drafter_the_pair_has_no_weights_for_is_one_line(
+    tmp_path: Path, pair: TinyPair, capsys: pytest.CaptureFixture[str], drafter: str
+) -> None:
+    made = f"(infer.py distill --student {drafter} makes one)"
+    (tmp_path / "m.yaml").write_text(f"pairs: {{p: {{target: {pair.target}, drafter: ngram}}}}")
+    for where in (["--models", str(tmp_path / "m.yaml")], ["--target", str(pair.target)]):
+        assert main(["run", "hi", "--drafter", drafter, *where]) == 2
+        name = "p" if "--models" in where else "target"
+        assert capsys.readouterr().err == f"error: no {drafter} drafter: pair '{name}' names none {made}\n"
+    ran = run_lines(tmp_path / "m.yaml", "one", f"/drafter {drafter}", "two")
+    assert f"pair 'p' names none {made} (still p)" in " ".join(ran.text.split())
+    assert len(ran.actions.answers) == 2
+
+
+def test_flags_for_a_second_model_are_said_to_be_unused(tmp_path: Path, pair: TinyPair, students: Path) -> None:
+    options = ModelOptions(
+        models=str(catalogue(tmp_path, pair, students, "plain")), device="cpu", drafter_quantization="int8"
+    )
+    notes = load_engine(Settings(quiet=True), options, never).loaded.notes
+    assert notes == ("a trained drafter is not quantized: --drafter-quantization int8 is unused",)
+
+
+# -- check ----------------------------------------------------------------------------------------
+
+
+def test_check_tells_what_the_students_are(
+    tmp_path: Path, pair: TinyPair, students: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = catalogue(tmp_path, pair, students, "glide")
+    (tmp_path / "feature").mkdir()
+    models.write_text(models.read_text().replace(str(students / "feature"), str(tmp_path / "nowhere")))
+    assert main(["check", "--models", str(models), "--device", "cpu"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    config = json.loads((students / "glide" / "config.json").read_text())
+    size = f"{config['bytes'] / 1e6:.1f} MB"
+    at = said.index("drafter: glide")
+    lines = [line for line in said[at:] if line.startswith(KINDS)]
+    assert lines == [
+        f"glide: 1 layer of width 32, short list of 100 ids, {size}, trained for tiny on 2025-01-02 "
+        f"({students / 'glide'})",
+        f"plain: 2 layers of width 32, head of the whole vocabulary, {lines[1].split(', ')[2]}, "
+        f"trained for tiny on 2025-01-02 ({students / 'plain'})",
+        f"feature: not usable: no feature drafter: pair 'tiny' names {tmp_path / 'nowhere'}, which is not there "
+        "(infer.py distill --student feature makes one)",
+    ]
+
+
+@pytest.mark.parametrize("drafter", [*KINDS, "ngram", "none"])
+def test_check_speed_prints_c_and_where_a_round_goes(
+    tmp_path: Path, pair: TinyPair, students: Path, capsys: pytest.CaptureFixture[str], drafter: str
+) -> None:
+    models = catalogue(tmp_path, pair, students, drafter)
+    assert main(["check", "--models", str(models), "--device", "cpu", "--speed"]) == 0
+    out = capsys.readouterr().out
+    shares = re.search(r"a round: verifying ([\d.]+)%, drafting ([\d.]+)%, sampling ([\d.]+)%, overhead ([\d.]+)%", out)
+    assert shares is not None
+    assert sum(map(float, shares.groups())) == pytest.approx(100, abs=0.3)
+    cost = re.search(
+        r"a drafted token costs c = [\d.e-]+ of a one-token pass of the target: (\S+) ms, by position (.*) ms", out
+    )
+    assert (cost is None) == (drafter == "none")
+    if cost is not None:
+        assert len(cost[2].split(", ")) == GAMMA
+        assert float(cost[1]) > 0
+    assert (" drafter ms" in out) == (drafter == "plain")
+
+
+def test_the_parts_of_a_round_are_those_of_the_loop(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that each part moves by its own amount: nothing is counted twice or lost."""
+    now = [0.0]
+    monkeypatch.setattr("utils.timing.time.perf_counter", lambda: now[0])
+    engine.forget()
+    lane, prompt = drafting_lane(engine, Settings(), 20, rounds=6)
+    propose, observe = lane.drafter.propose, lane.drafter.observe
+
+    def slow(seconds: float, act: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            now[0] += seconds
+            return act(*given)
+
+        return run
+
+    monkeypatch.setattr(lane.drafter, "propose", slow(8.0, propose))
+    monkeypatch.setattr(lane.drafter, "observe", slow(0.5, observe))
+    monkeypatch.setattr("sampling.loop.verify", slow(2.0, sampling.loop.verify))
+    monkeypatch.setattr("sampling.loop._Run._commit", slow(0.25, sampling.loop._Run._commit))
+    around = measure_rounds(lane, prompt, rounds=6)
+    assert (around.drafting, around.sampling, around.overhead, around.verifying) == (8.5, 2.0, 0.25, 0.0)
+    assert around.drafted == 8.5 / GAMMA
+    assert around.rounds == 6
+    assert str(around).startswith(
+        "a round: verifying 0.0%, drafting 79.1%, sampling 18.6%, overhead 2.3% of 10750.0 ms"
+    )
+    engine.forget()
+
+
+def test_a_missing_file_of_a_drafter_given_by_folder_is_a_user_error(
+    tmp_path: Path, pair: TinyPair, students: Path
+) -> None:
+    folder = tmp_path / "copy"
+    write_student(folder, "plain", tiny_model())
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"copy holds no model: no \*\.safetensors or \*\.bin file"):
+        load_engine(Settings(quiet=True), pair.options(str(folder)), never)
+
+
+def test_a_running_lane_shows_the_gamma_of_its_round_under_auto(engine: Engine) -> None:
+    for gamma in ("auto", 3):
+        settings = Settings(max_new_tokens=30, quiet=True, gamma=gamma)
+        engine.forget()
+        lane = engine.lane("plain", settings)
+        prompt = prompt_ids(engine, "tell me", settings)
+        track, shown = Track(lane, engine.tokenizer.decode, len(prompt), 30), []
+        for event in lane.run(prompt):
+            track.feed(event)
+            if isinstance(event, Step):
+                shown.append((track.pane().status.partition(", ")[2], event.gamma))
+        assert all(text == (f"gamma {chosen}" if gamma == "auto" else "") for text, chosen in shown)
+        assert "gamma" not in track.pane().status
+    engine.forget()
+
+
+def test_beside_a_16_bit_target_a_student_is_16_bit_but_for_its_angles() -> None:
+    target = tiny_model()
+    student = app.lanes.drafters.moved(
+        make_student("glide", target), torch.device("cpu"), torch.bfloat16, target.bfloat16()
+    )
+    assert {parameter.dtype for parameter in student.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in student.buffers()} == {torch.float32, torch.int64}
+    assert student.model.embed_tokens.weight.data_ptr() == target.get_input_embeddings().weight.data_ptr()

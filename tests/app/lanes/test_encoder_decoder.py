@@ -1,0 +1,286 @@
+"""A trained T5 pair through everything a user runs: loading from a catalogue, lanes, the console, `run`, `bench`."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import T5ForConditionalGeneration
+
+from app.bench.against import make_rivals
+from app.command_line.run import run_once
+from app.lanes.lane import Engine, make_sampler
+from app.measure.speed import speed_table
+from app.settings.layers import ModelOptions, Settings
+from sampling import beam_search_generate
+from sampling.drafters.draft_model import ModelDrafter
+from sampling.loop import never
+from tests.app.measure.test_check import infer
+from tests.sampling.models.test_encoder_decoder import Oracle, Passes
+from tests.support.numbers import END, NumberPair, number_model, number_pair, number_tokenizer, question, solution
+from tests.support.reference import NaiveLaw, chi_square_p, exact_law
+from tests.support.runs import answers, emitted, sample_counts
+from tests.support.scripted import Ran, run_lines
+from tests.support.tiny import tiny_model
+from utils.catalogue.catalogue import load_catalogue
+from utils.errors import UsageError, UserError
+from utils.kernels.packed_linear import LeanDense, PackedLinear, lean, pack, ready, unpacked_copy
+from utils.loading.loaded import LoadOptions
+from utils.loading.loading import load_drafter, load_pair
+
+CPU = LoadOptions(device="cpu")
+ASKED = [0, 7, 13, 40, 99, 100, 101, 110, 412, 999, *range(23, 1000, 61)]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> NumberPair:
+    return number_pair(tmp_path_factory.mktemp("numbers"))
+
+
+@pytest.fixture(scope="module")
+def engines(pair: NumberPair) -> dict[str, Engine]:
+    return {name: Engine(load_pair(spec, CPU)) for name, spec in load_catalogue(pair.catalogue).pairs.items()}
+
+
+@pytest.fixture(scope="module")
+def texts(pair: NumberPair) -> dict[int, list[int]]:
+    """What transformers' own `generate` says of each number."""
+    return {number: generated(pair.target, number) for number in ASKED}
+
+
+def generated(model: Any, number: int, length: int = 12) -> list[int]:
+    found: list[int] = model.generate(torch.tensor([question(number)]), do_sample=False, max_new_tokens=length)[
+        0
+    ].tolist()
+    return found[1:]
+
+
+def test_the_pair_has_learned_its_task(pair: NumberPair, texts: dict[int, list[int]]) -> None:
+    right = [texts[number] == solution(number) for number in ASKED]
+    assert sum(right) >= 0.9 * len(ASKED)
+    assert sum(generated(pair.drafter, number) == solution(number) for number in ASKED) < sum(right)
+    assert number_tokenizer()("412")["input_ids"] == question(412)
+
+
+LANES = ("ar", "spec", "draft", "ngram", "match", "maxgram", "tables")
+
+
+@pytest.mark.parametrize("name", [*LANES, "cascade", "chain"])
+def test_every_lane_says_what_transformers_says(
+    engines: dict[str, Engine], pair: NumberPair, texts: dict[int, list[int]], name: str
+) -> None:
+    engine = engines["cascaded" if name in ("cascade", "chain") else "numbers"]
+    for number in ASKED if name != "draft" else ASKED[:5]:
+        lane = engine.lane(name, Settings(max_new_tokens=12))
+        wanted = texts[number] if name != "draft" else generated(pair.drafter, number)
+        assert emitted(lane.run(question(number))) == [wanted], number
+
+
+def test_a_ragged_batch_says_the_same(engines: dict[str, Engine], texts: dict[int, list[int]]) -> None:
+    engine, sampler = engines["numbers"], make_sampler(Settings())
+    prompts = [question(number) for number in ASKED]
+    drafter = ModelDrafter(engine.drafter)
+    found = answers(engine.target, prompts, drafter, sampler, length=12, stop=[END])
+    assert found == [texts[number] for number in ASKED]
+
+
+def test_sampled_answers_have_the_targets_law(engines: dict[str, Engine], pair: NumberPair) -> None:
+    engine, law = engines["numbers"], NaiveLaw(temperature=2.5, top_k=3)
+    settings = Settings(temperature=2.5, top_k=3)
+    exact = exact_law(Oracle(pair.target, question(412)), [0], law, 4, [END])
+    found = sample_counts(
+        engine.target,  # type: ignore[arg-type]
+        lambda: ModelDrafter(engine.drafter),
+        lambda seed: make_sampler(settings.changed(seed=seed)),
+        prompt=question(412),
+        samples=5_000,
+        batch=500,
+        first=4,
+        length=4,
+        gamma=3,
+        stop=[END],
+    )
+    assert len(found) > 10
+    assert chi_square_p(found, exact) > 1e-6
+
+
+# -- the console ----------------------------------------------------------------------------------
+
+
+def console(pair: NumberPair, *lines: Any, **settings: Any) -> Ran:
+    return run_lines(pair.catalogue, *lines, settings={"max_new_tokens": 12, **settings})
+
+
+def test_a_conversation_of_messages_that_stand_alone(pair: NumberPair) -> None:
+    ran = console(pair, "412", "7", "/regen", "/info", "/stats", "/trace", "/undo", "/system be kind", "/edit", "/exit")
+    assert ran.code == 0
+    assert "error:" not in ran.text
+    assert ran.text.count("it reads each message by itself, no history") == 1
+    turns = ran.actions.chat.turns
+    assert [(turn.user, list(turn.prompt)) for turn in turns] == [("412", question(412))]
+    assert turns[0].text == "four hundred twelve"
+    assert "same output" in ran.after("412")
+    assert "four hundred twelve" in ran.after("412")
+    assert ran.after("7").endswith("\nseven\n")
+    assert "prompts  each message by itself, as it is (the encoder reads it)" in ran.after("/info")
+    assert "tokens used, no fixed limit" in ran.after("/info")
+    assert "round" in ran.after("/trace")
+
+
+def test_an_answer_that_was_cut_goes_on(pair: NumberPair) -> None:
+    ran = console(pair, "777", "/continue", "/continue", "/set compare=ar,draft", "777", "/continue", max_new_tokens=2)
+    assert "error:" not in ran.text
+    first, second = ran.actions.chat.turns
+    assert list(first.prompt) == question(777)
+    assert list(first.answer) == solution(777)
+    assert first.text == "seven hundred seventy seven"
+    assert list(second.prompt) == question(777)
+    assert len(second.answer) == 4
+
+
+def test_two_lanes_share_one_pass_of_the_encoder(engines: dict[str, Engine]) -> None:
+    from app.lanes.race import Race
+
+    engine = engines["numbers"]
+    passes, theirs = Passes(engine.loaded.target.model), Passes(engine.loaded.drafter.model)
+    lanes = engine.lanes(Settings(compare=("ar", "spec", "maxgram")))
+    engine.forget()
+    race = Race(lanes, engine, question(5))
+    assert [type(event).__name__ for _, event in race][:3] == ["Prefill"] * 3
+    assert (passes.count, theirs.count) == (1, 1)
+    assert min(race.clocks) > 0
+    list(Race(lanes, engine, question(5), race.session))
+    assert (passes.count, theirs.count) == (1, 1)  # the same message again: nothing is encoded anew
+
+
+def test_lanes_that_need_another_kind_of_target_say_so(engines: dict[str, Engine], pair: NumberPair) -> None:
+    for kind in ("glide", "feature", "plain"):
+        with pytest.raises(
+            UsageError, match=f"^lane {kind}: target is an encoder-decoder model, which has no trained dr"
+        ):
+            engines["numbers"].lane(kind, Settings())
+    ran = console(pair, "/compare ar,glide", "5")
+    assert "error: lane glide: target is an encoder-decoder model" in ran.after("5")
+
+
+# -- loading --------------------------------------------------------------------------------------
+
+
+def test_models_of_two_kinds_do_not_fit(pair: NumberPair, tmp_path: Path) -> None:
+    loaded = load_pair(load_catalogue(pair.catalogue).pairs["numbers"], CPU)
+    llama = tiny_model(context=64)
+    llama.save_pretrained(tmp_path / "llama")
+    number_tokenizer().save_pretrained(tmp_path / "llama")
+    with pytest.raises(
+        UserError, match=r"^llama cannot draft for target: target is an encoder-decoder model, llama is none$"
+    ):
+        load_drafter(loaded, str(tmp_path / "llama"), CPU)
+    file = tmp_path / "models.yaml"
+    file.write_text("pairs: {odd: {target: ./llama, arch: seq2seq, drafter: none}}")
+    with pytest.raises(UserError, match=r"^pair 'odd' says arch: seq2seq, but llama is no encoder-decoder model$"):
+        load_pair(load_catalogue(file).pairs["odd"], CPU)
+
+
+def test_packing_leaves_the_numbers_and_never_unpacks(pair: NumberPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = T5ForConditionalGeneration.from_pretrained(pair.folder / "target").eval()
+    packed = T5ForConditionalGeneration.from_pretrained(pair.folder / "target").eval()
+    named: dict[str, Any] = {"input_ids": torch.tensor([question(412)]), "decoder_input_ids": torch.tensor([[0, 9, 8]])}
+    with torch.no_grad():
+        wanted = plain(**named).logits
+        if not pack(packed):
+            pytest.skip("this build of torch packs nothing")
+        assert lean(packed) == 2
+        assert lean(packed) == 0
+        assert sorted(packed.state_dict()) == sorted(plain.state_dict())
+        copied = unpacked_copy(packed)
+        torch.testing.assert_close(copied(**named).logits, wanted, rtol=0, atol=1e-5)
+        ready(*packed.modules())
+        monkeypatch.setattr(PackedLinear, "weight", property(lambda _: pytest.fail("a packed weight was unpacked")))
+        torch.testing.assert_close(packed(**named).logits, wanted, rtol=0, atol=1e-5)
+    gated = number_model(5, 32, 1, feed_forward_proj="gated-gelu").eval()
+    with torch.no_grad():
+        wanted = gated(**named).logits
+        monkeypatch.undo()
+        pack(gated)
+        lean(gated)
+        assert any(isinstance(module, LeanDense) and module.gated for module in gated.modules())
+        torch.testing.assert_close(gated(**named).logits, wanted, rtol=0, atol=1e-4)
+
+
+# -- the other commands ---------------------------------------------------------------------------
+
+
+def test_run_as_json(pair: NumberPair, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ModelOptions(models=str(pair.catalogue), device="cpu")
+    assert run_once(Settings(compare=("ar", "spec", "ngram")), options, "412", as_json=True) == 0
+    told = capsys.readouterr()
+    assert "simply continued" not in told.err
+    data = json.loads(told.out)
+    assert data["same_output"] is True
+    for result in data["results"]:
+        assert (result["text"], result["ids"], result["stop_reason"]) == ("four hundred twelve", solution(412), "eos")
+        assert result["prompt_n"] == 4
+        assert 0 < result["prompt_ms"] <= result["ttft_ms"]
+
+
+def test_pairs_and_check(pair: NumberPair) -> None:
+    listed = infer("pairs", "--models", str(pair.catalogue))
+    assert [line.split()[-1] for line in listed.stdout.splitlines()[1:3]] == ["ready", "ready"]
+    done = infer("check", "--models", str(pair.catalogue), "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    said = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "context no fixed limit no fixed limit" in said
+    assert any(line.endswith("chat template: none, the encoder reads each prompt as it is") for line in said)
+
+
+def test_the_identity_check_compares_with_transformers(pair: NumberPair, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("412\n7\n999\n", encoding="utf-8")
+    named = ["--models", str(pair.catalogue), "--device", "cpu", "--prompts", str(prompts), "--max-new-tokens", "10"]
+    done = infer("bench", *named, "--check-identity", "--methods", "ar,spec,ngram,maxgram", "--quiet")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "transformers not compared" not in done.stdout
+
+
+def test_transformers_own_ways_run_beside(engines: dict[str, Engine], texts: dict[int, list[int]]) -> None:
+    engine = engines["numbers"]
+    rivals, _ = make_rivals(engine, ModelOptions(device="cpu"), "transformers")
+    for rival in rivals.values():
+        found = rival.answer(question(412), Settings(max_new_tokens=12), engine.tokenizer.decode, never)
+        assert list(found.ids) == texts[412], rival.name
+
+
+def test_speed_is_measured(engines: dict[str, Engine]) -> None:
+    out = Console(file=io.StringIO(), width=100)
+    out.print(speed_table(engines["numbers"], context=16, repeats=1, rounds=3))
+    assert "plain transformers'" in out.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("beams", [2, 4])
+def test_beams_are_those_of_transformers(pair: NumberPair, engines: dict[str, Engine], beams: int) -> None:
+    for number in ASKED[:8]:
+        made = pair.target.generate(
+            torch.tensor([question(number)]), do_sample=False, num_beams=beams, length_penalty=0.0, max_new_tokens=12
+        )[0].tolist()[1:]
+        wanted = made[: made.index(END) + 1] if END in made else made
+        options = {"num_beams": beams, "alpha": 0.0, "penalty_offset": 0.0, "max_gen_len": 12}
+        assert beam_search_generate(question(number), pair.target, **options) == wanted, number
+
+
+def test_the_lane_beam_reads_the_prompt_with_the_encoder(pair: NumberPair, engines: dict[str, Engine]) -> None:
+    from sampling.events import BeamStep, BeamTree
+
+    lane = engines["numbers"].lane("beam", Settings(max_new_tokens=12, num_beams=3))
+    tree = BeamTree()
+    passes = Passes(engines["numbers"].target.network.model)
+    for event in lane.run(question(412)):
+        if isinstance(event, BeamStep):
+            tree.add(event)
+    tree.close()
+    assert list(tree.best.tokens) == beam_search_generate(question(412), pair.target, num_beams=3, max_gen_len=12)
+    assert passes.count == 1

@@ -1,0 +1,289 @@
+"""Lanes over a small real pair: which texts must be plain decoding's, what outlives an answer, and which drafts become
+trees under `expand auto`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from app.console.about import info
+from app.lanes.answers import judged, parting, run_lane
+from app.lanes.comparison import may_differ, promise
+from app.lanes.costs import terms_of
+from app.lanes.drafters import GROWN
+from app.lanes.lane import Engine
+from app.prompts.questions import conversation, prompt_ids
+from app.screen.output import load_engine
+from app.settings.layers import Settings
+from sampling.drafters.draft_model import ModelDrafter, NoDrafter
+from sampling.drafters.tables.ngram import NgramDrafter
+from sampling.drafters.tables.tree import TableTreeDrafter
+from sampling.events import Finished, Prefill, Step
+from sampling.gamma.tree import RankPace
+from sampling.loop import never
+from tests.support.tiny import TinyPair, tiny_pair
+from utils.errors import UsageError
+
+SHORT = {"max_new_tokens": 24, "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return tiny_pair(tmp_path_factory.mktemp("lanes"), stop=False)
+
+
+def engine_of(pair: TinyPair, drafter: str | None = None) -> Engine:
+    options = pair.options(drafter)
+    return load_engine(Settings(quiet=True), options, never)
+
+
+@pytest.fixture(scope="module")
+def engine(pair: TinyPair) -> Engine:
+    return engine_of(pair)
+
+
+def ids_of(engine: Engine, name: str, settings: Settings, text: str = "tell me about it") -> tuple[int, ...]:
+    lane = engine.lane(name, settings)
+    return run_lane(lane, prompt_ids(engine, text, settings), engine.tokenizer.decode, interrupt=never).ids
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gap", "words"),
+    [
+        ("float32", 0.0005, "differs at token 3, top-2 gap 5.0e-04 (near tie)"),
+        ("float32", 0.125, "differs at token 3, top-2 gap 0.125"),
+        ("bfloat16", 0.125, "differs at token 3, top-2 gap 0.125 (within bfloat16 rounding)"),
+        ("bfloat16", 20.0, "differs at token 3, top-2 gap 20.000 (beyond bfloat16 rounding)"),
+    ],
+)
+def test_what_holds_is_said_for_the_dtype_in_use(pair: TinyPair, dtype: str, gap: float, words: str) -> None:
+    """/info, the comparison of two answers and the kind of their difference, from loading on."""
+    options = pair.options(dtype=dtype)
+    engine, settings = load_engine(Settings(quiet=True), options, never), Settings(**SHORT)
+    answers = []
+    for name in ("ar", "spec"):
+        lane, prompt = engine.lane(name, settings), prompt_ids(engine, "tell me about it", settings)
+        made = run_lane(lane, prompt, engine.tokenizer.decode, interrupt=never, terms=terms_of(lane, engine))
+        slow = replace(made.stats, predicted_ms=0.0, top2_gaps=(None, None, gap, *made.stats.top2_gaps[3:]))
+        answers.append(replace(made, stats=slow))
+    plain, other = answers
+    other = replace(other, ids=(*plain.ids[:2], plain.ids[2] + 1, *plain.ids[3:]))
+    found, parted = judged([plain, other]), parting(plain, other)
+    assert found is not None
+    assert parted is not None
+    assert found.text == words
+    assert (parted.kind == "near tie") == ("near tie" in words or "within" in words)
+    chat = conversation(engine, settings)
+    assert f"\noutput   {promise(dtype)}\n" in info(engine, chat)
+    assert f" own up to {dtype} rounding: logits of passes of different width differ by up to " in info(engine, chat)
+
+
+@pytest.mark.parametrize("gamma", [1, 4, 8])
+@pytest.mark.parametrize("name", ["spec", "ngram"])
+def test_greedy_lanes_give_plain_decodings_text(engine: Engine, name: str, gamma: int) -> None:
+    settings = Settings(gamma=gamma, **SHORT)
+    assert not may_differ(engine.lane(name, settings), settings)
+    assert ids_of(engine, name, settings) == ids_of(engine, "ar", settings)
+
+
+@pytest.mark.parametrize("gamma", [6, "auto"])
+@pytest.mark.parametrize(("name", "expand"), [("spec", "cape"), ("match", "dynamic")])
+def test_trees_give_plain_decodings_text(engine: Engine, name: str, expand: str, gamma: int | str) -> None:
+    settings = Settings(gamma=gamma, expand=expand, nodes=9, max_new_tokens=60, quiet=True)
+    lane = engine.lane(name, settings)
+    prompt = prompt_ids(engine, "one two three one two four two three one two", settings)
+    steps = [event for event in lane.run(prompt) if isinstance(event, Step)]
+    assert any(step.is_tree for step in steps) or gamma == "auto"
+    assert max(len(step.drafted) for step in steps) <= 9
+    plain = run_lane(engine.lane("ar", settings), prompt, engine.tokenizer.decode, interrupt=never).ids
+    assert tuple(token for step in steps for token in step.emitted) == plain
+
+
+def test_another_shape_is_another_drafter(engine: Engine) -> None:
+    lanes = [engine.lane("match", Settings(expand=expand)) for expand in ("none", "dynamic", "dynamic")]
+    assert lanes[0].drafter is not lanes[1].drafter
+    assert lanes[1].drafter is lanes[2].drafter
+
+
+@pytest.mark.parametrize("name", ["spec", "ngram", "maxgram", "tables"])
+def test_rules_about_the_prefix_hold_in_every_lane(engine: Engine, name: str) -> None:
+    settings = Settings(repetition_penalty=1.5, no_repeat_ngram=2, **SHORT)
+    ruled = ids_of(engine, "ar", settings)
+    assert ids_of(engine, name, settings) == ruled != ids_of(engine, "ar", Settings(**SHORT))
+    pairs = list(pairwise(ruled))
+    assert len(set(pairs)) == len(pairs)
+
+
+def test_a_named_template_says_how_prompts_begin_and_what_ends_answers(engine: Engine) -> None:
+    named = Settings(template="llama-2", **SHORT)
+    assert engine.tokenizer.decode(prompt_ids(engine, "Hi", named)) == "[INST] Hi [/INST]"
+    assert engine.limits(named).stop == engine.stop_ids
+    end = engine.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert engine.limits(Settings(template="chatml")).stop == engine.stop_ids | {end}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("ngram", {}), ("spec", {"coupling": "gumbel"}), ("spec", {"draft_sampling": "greedy"})],
+)
+def test_point_mass_lanes_keep_the_text_of_the_seed_when_sampling(
+    engine: Engine, name: str, changes: dict[str, str]
+) -> None:
+    settings = Settings(temperature=0.8, seed=7, **SHORT, **changes)
+    assert not may_differ(engine.lane(name, settings), settings)
+    plain = ids_of(engine, "ar", settings)
+    assert ids_of(engine, name, settings) == plain
+    assert ids_of(engine, "ar", settings.changed(seed=8)) != plain
+
+
+def test_only_drafts_drawn_from_a_law_may_differ(engine: Engine) -> None:
+    sampled = Settings(temperature=0.8)
+    told = {name: may_differ(engine.lane(name, sampled), sampled) for name in ("ar", "spec", "ngram", "draft")}
+    assert told == {"ar": False, "spec": True, "ngram": False, "draft": True}
+    greedy = Settings()
+    told = {name: may_differ(engine.lane(name, greedy), greedy) for name in ("ar", "spec", "ngram", "draft")}
+    assert told == {"ar": False, "spec": False, "ngram": False, "draft": True}
+
+
+def test_acceptance_of_the_noisy_drafter_is_neither_none_nor_all(engine: Engine) -> None:
+    settings = Settings(**{**SHORT, "max_new_tokens": 60})
+    lane = engine.lane("spec", settings)
+    stats = run_lane(lane, prompt_ids(engine, "go on", settings), engine.tokenizer.decode, interrupt=never).stats
+    assert 0.1 < (stats.alpha or 0) < 0.95
+    assert stats.draft_n_discarded > 0
+    assert stats.calls == {"drafter": stats.draft_n, "target": stats.target_passes}
+
+
+def test_the_draft_lane_is_the_drafter_alone(engine: Engine, pair: TinyPair) -> None:
+    settings = Settings(**SHORT)
+    lane = engine.lane("draft", settings)
+    assert (lane.shares_target, lane.drafts) == (False, False)
+    model = AutoModelForCausalLM.from_pretrained(pair.drafter)
+    prompt = torch.tensor([prompt_ids(engine, "tell me about it", settings)])
+    wanted = model.generate(prompt, do_sample=False, max_new_tokens=24)[0, prompt.shape[1] :].tolist()
+    assert list(ids_of(engine, "draft", settings)) == wanted
+    assert list(ids_of(engine, "draft", settings)) == wanted  # again, on the cache it has kept
+
+
+def test_lanes_come_in_the_order_of_compare(engine: Engine) -> None:
+    lanes = engine.lanes(Settings(compare=("spec", "draft", "ar", "ngram")))
+    assert [lane.name for lane in lanes] == ["spec", "draft", "ar", "ngram"]
+    assert [lane.source_names for lane in lanes] == [("drafter",), (), (), ("ngram",)]
+
+
+def test_drafters_stay_until_their_own_settings_change(engine: Engine) -> None:
+    first = engine.lane("ngram", Settings()).drafter
+    assert engine.lane("ngram", Settings(gamma=8, temperature=0.5, seed=1)).drafter is first
+    other = engine.lane("ngram", Settings(ngram_n=4)).drafter
+    assert other is not first
+    assert isinstance(other, NgramDrafter)
+    assert other.n == 4
+    spec = engine.lane("spec", Settings()).drafter
+    assert engine.lane("spec", Settings(ngram_n=4)).drafter is spec
+    engine.forget()
+    assert engine.lane("spec", Settings()).drafter is not spec
+
+
+@pytest.mark.parametrize(("drafter", "kind"), [("ngram", NgramDrafter), ("none", NoDrafter)])
+def test_spec_drafts_as_the_pair_says(pair: TinyPair, drafter: str, kind: type) -> None:
+    engine = engine_of(pair, drafter)
+    settings = Settings(**SHORT)
+    assert isinstance(engine.lane("spec", settings).drafter, kind)
+    assert ids_of(engine, "spec", settings) == ids_of(engine, "ar", settings)
+    with pytest.raises(UsageError, match=f"lane draft needs a drafter model, got drafter {drafter}"):
+        engine.lanes(Settings(compare=("ar", "draft")))
+
+
+def test_the_ngram_settings_reach_the_drafter(engine: Engine) -> None:
+    changes = {"ngram_n": 5, "ngram_multi_level": False, "ngram_stop_if_unknown": False, "ngram_reset": False}
+    for filler, stored in ((6, 6), (1, 1)):
+        drafter = engine.lane("ngram", Settings(ngram_filler=filler, **changes)).drafter
+        assert isinstance(drafter, NgramDrafter)
+        assert drafter.top_k_filler == stored
+        assert (drafter.n, drafter.multi_level, drafter.stop_if_unknown, drafter.reset) == (5, False, False, False)
+
+
+def test_the_model_drafter_is_what_spec_uses(engine: Engine) -> None:
+    lane = engine.lane("spec", Settings())
+    assert isinstance(lane.drafter, ModelDrafter)
+    assert lane.drafts
+    assert not engine.lane("ar", Settings()).drafts
+
+
+def test_a_lane_goes_on_from_a_session_of_the_target(engine: Engine) -> None:
+    settings = Settings(**SHORT)
+    prompt = prompt_ids(engine, "a prompt that is read once", settings)
+    session = engine.open(prompt)
+    session.score([prompt[:-1]], _empty())
+    events = list(engine.lane("ar", settings).run(prompt, session=session, interrupt=never))
+    assert not [event for event in events if isinstance(event, Prefill)]
+    ids = [token for event in events if isinstance(event, Step) for token in event.emitted]
+    assert tuple(ids) == ids_of(engine, "ar", settings, "a prompt that is read once")
+
+
+def _empty() -> object:
+    from sampling.types import Draft
+
+    return Draft.empty(1)
+
+
+@pytest.mark.parametrize("polls", [0, 1, 5])
+def test_an_interrupt_ends_a_lane_between_rounds(engine: Engine, polls: int) -> None:
+    settings = Settings(**SHORT)
+    lane, stop = engine.lane("spec", settings), countdown(polls)
+    events = list(lane.run(prompt_ids(engine, "hi", settings), interrupt=stop))
+    assert events[-1] == Finished(0, "interrupted")
+
+
+def countdown(polls: int) -> Callable[[], bool]:
+    """False `polls` times, then True."""
+    left = iter([False] * polls)
+    return lambda: next(left, True)
+
+
+# -- which drafts become trees ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(pair: TinyPair) -> Engine:
+    """An engine whose drafters have seen nothing yet."""
+    return engine_of(pair)
+
+
+def test_tables_grow_under_gamma_auto_alone(fresh: Engine) -> None:
+    for settings, grows in (
+        (Settings(gamma="auto"), True),
+        (Settings(gamma=4), False),
+        (Settings(gamma="auto", expand="none"), False),
+        (Settings(gamma=4, expand="dynamic"), True),
+    ):
+        for kind, grown in GROWN.items():
+            if grown == "dynamic" and kind != "static":
+                assert isinstance(fresh.drafters.make(kind, settings), TableTreeDrafter) == grows
+    model = fresh.drafters.make("model", Settings(gamma="auto"))
+    assert isinstance(model, ModelDrafter)
+    assert model.expansion is None
+
+
+def test_the_default_lane_drafts_trees_and_paces_their_nodes(fresh: Engine) -> None:
+    settings = Settings(gamma="auto", max_new_tokens=60, quiet=True)
+    lane = fresh.lane("match", settings)
+    assert isinstance(lane.pace, RankPace)
+    prompt = prompt_ids(fresh, "one two three one two four two three one two", settings)
+    steps = [event for event in lane.run(prompt) if isinstance(event, Step)]
+    assert isinstance(lane.drafter, TableTreeDrafter)
+    assert lane.pace.appraisal is lane.drafter.appraisal
+    assert sum(len(step.drafted) for step in steps) > 0
+    assert lane.drafter.appraisal.v  # what passes cost here has been told to the drafter
+
+
+def test_a_target_that_takes_no_mask_gets_chains(fresh: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fresh.drafters._target.network.takes_trees
+    monkeypatch.setattr(type(fresh.drafters._target.network), "takes_trees", False)
+    assert not isinstance(fresh.drafters.make("match", Settings(gamma="auto")), TableTreeDrafter)

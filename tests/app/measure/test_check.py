@@ -1,0 +1,111 @@
+"""`pairs` and `check` as a user runs them: what stdout says, what stderr says, how they end."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.command_line.main import main
+from tests.support.tiny import tiny_model, tiny_pair, tiny_tokenizer
+
+ROOT = Path(__file__).parents[3]
+
+
+def here(capsys: pytest.CaptureFixture[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which has loaded torch and transformers already."""
+    code = main([*arguments])
+    said = capsys.readouterr()
+    return subprocess.CompletedProcess(arguments, code, said.out, said.err)
+
+
+def infer(*arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith("SPEC_") or name == "SPEC_CACHE_DIR"
+    }
+    return subprocess.run(
+        [sys.executable, str(ROOT / "infer.py"), *arguments], env=env, capture_output=True, text=True, timeout=180
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_pair(tmp_path_factory.mktemp("tiny"), context=256)
+
+
+def test_pairs_lists_the_catalogue_with_what_each_pair_needs():
+    done = infer("pairs")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert rows["smollm2"].split()[:3] == ["smollm2", "(default)", "SmolLM2-135M-Instruct"]
+    assert re.search(r"glide +to be fetched", rows["vicuna-7b-glide"])
+    assert re.search(r"cascade +to be fetched", rows["flan-t5-xxl"])
+    assert "flan-t5-base < flan-t5-small < maxgram" in rows["flan-t5-xxl"]
+    assert re.search(r"llama-160m < maxgram +cascade +to be fetched", rows["llama-2-7b-cascade"])
+    assert len(rows) == 18
+
+
+def test_pairs_reads_the_catalogue_it_is_given(tmp_path, tiny):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"pairs:\n  mine:\n    target: {tiny.target}\n    drafter: none\n")
+    done = infer("pairs", "--models", str(file))
+    assert re.search(r"mine \(default\) +target +none +spec +ready", done.stdout)
+    file.write_text(f"pairs:\n  mine:\n    target: {tiny.target}\n    draftr: none\n")
+    done = infer("pairs", "--models", str(file))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {file}:4: pair 'mine': unknown key 'draftr' (did you mean 'drafter'?)\n"
+
+
+def test_check_shows_both_models_and_that_they_fit(tiny, capsys):
+    done = here(capsys, "check", *tiny.flags())
+    assert done.returncode == 0, done.stderr
+    said = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    parameters = sum(p.numel() for p in tiny_model().parameters())
+    for line in (
+        "target target drafter",
+        "model target drafter",
+        f"parameters {parameters:,} {parameters:,}",
+        "dtype float32 float32",
+        "device cpu cpu",
+        "context 256 tokens 256 tokens",
+        "vocabulary 300 ids 300 ids",
+        "stops at: <|im_end|> (2)",
+        "tokenizer: 300 tokens, chat template: yes",
+        "the pair fits: 300 ids mean the same in both models",
+    ):
+        assert line in said
+    memory = next(line for line in said if line.startswith("memory"))
+    assert re.fullmatch(r"memory \d+ MB \d+ MB", memory)
+
+
+def test_check_ends_with_the_reason_when_a_pair_does_not_fit(tiny, tmp_path, capsys):
+    strange = tiny_tokenizer()
+    strange._tokenizer.add_tokens(["<other>"])
+    tiny_model().save_pretrained(tmp_path / "strange")
+    strange.save_pretrained(tmp_path / "strange")
+    done = here(capsys, "check", "--target", str(tiny.target), "--drafter", str(tmp_path / "strange"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith(
+        "error: strange cannot draft for target: token '<other>' (id 300) lies outside the vocabulary both models "
+        "have (target 300, strange 300)\n"
+    )
+
+
+def test_check_of_the_default_pair_states_its_figures():
+    done = infer("check", "smollm2", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    said = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "parameters 134,515,008" in said
+    assert "context 8,192 tokens" in said
+    assert "stops at: <|im_end|> (2)" in said
+    assert "drafter: tables+feature" in said
+
+
+def test_check_with_an_unknown_pair_is_one_line():
+    done = infer("check", "smolm2")
+    assert done.returncode == 2
+    assert "no pair 'smolm2' (did you mean 'smollm2'?)" in done.stderr

@@ -1,0 +1,183 @@
+"""`plan` and `latency`: the mathematics by known cases, tables that fit, shapes of one size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.command_line.main import main
+from app.measure.latency import Shape, figures, shape_of
+from sampling.stats.theory import best_gamma, break_even, expected_speedup, roofline
+from tests.support.tiny import TinyPair, tiny_pair
+
+# The vectors of ALGORITHMS section 7: alpha, gamma, c, S; and best gammas at c = .05.
+VECTORS = [(0.8, 2, 0.1, 2.0333), (0.7, 4, 0.05, 2.3109), (0.8, 5, 0.05, 2.9514), (0.9, 8, 0.02, 5.2809)]
+BEST = {0.5: (3, 1.63), 0.6: (4, 1.92), 0.7: (6, 2.35), 0.8: (8, 3.09), 0.9: (13, 4.67)}
+
+
+def test_with_flat_verification_drafting_pays_from_alpha_c_on() -> None:
+    for c in (0.02, 0.05, 0.3, 0.9):
+        assert break_even(c) == pytest.approx(c, abs=1e-9)  # S = (1 + alpha) / (1 + c) at gamma 1
+    assert break_even(0.0) == 0.0
+    assert break_even(1.5) is None
+    assert break_even(1.0) == pytest.approx(1.0)
+
+
+def test_at_the_break_even_alpha_the_best_gamma_gains_nothing() -> None:
+    def step(n: int) -> float:
+        return 1.0 if n == 1 else 1.6  # the first draft costs, further ones do not
+
+    even = break_even(0.05, step)
+    assert even is not None
+    assert even < 0.05 + 0.6  # of gamma 1: longer drafts pay earlier
+    assert max(expected_speedup(even, gamma, 0.05, step(gamma + 1)) for gamma in range(1, 65)) == pytest.approx(1)
+    assert best_gamma(even - 0.001, 0.05, step)[0] == 0
+    assert best_gamma(even + 0.001, 0.05, step)[0] > 1
+    assert break_even(0.0, lambda n: float(n)) == pytest.approx(1, abs=1e-6)  # a pass over n tokens costs n
+    assert break_even(0.01, lambda n: float(n)) is None
+
+
+def test_a_described_pass_reads_its_weights_until_computing_takes_longer() -> None:
+    seconds = roofline(7e9, 2, 3.5e12, 1e15)
+    assert seconds(1) == seconds(100) == pytest.approx(0.004)  # 14 GB at 3.5 TB/s
+    assert seconds(1000) == pytest.approx(0.014)  # 14 Tflop at 1 Pflop/s
+    assert roofline(7e9, 2, 3.5e12)(10_000) == pytest.approx(0.004)
+    with pytest.raises(ValueError, match="must be above 0, got 7000000000"):
+        roofline(7e9, 0, 1e12)
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
+    assert main(["plan", *words, "--json"]) == 0
+    found: list[dict] = json.loads(capsys.readouterr().out)["options"]
+    return found
+
+
+def test_a_plan_of_given_costs_has_the_known_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    for alpha, gamma, c, speedup in VECTORS:
+        (one,) = planned(capsys, "--c", str(c), "--alphas", str(alpha), "--gammas", str(gamma))
+        assert one["expected_speedup"] == [[speedup]]
+    (one,) = planned(capsys, "--c", "0.05", "--alphas", ",".join(map(str, BEST)))
+    assert one["best_gamma"] == [gamma for gamma, _ in BEST.values()]
+    assert [round(found, 2) for found in one["best_speedup"]] == [speedup for _, speedup in BEST.values()]
+    assert one["break_even_alpha"] == 0.05
+    (one,) = planned(capsys, "--c", "0.1", "--v", "50,60,75", "--gammas", "2", "--alphas", "0.8")
+    assert one["v"]["2"] == 1.2
+    assert one["expected_speedup"] == [[round(2.44 / (0.2 + 1.5), 4)]]
+
+
+def test_a_described_target_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--target-params", "70e9", "--bandwidth", "3.35e12", "--drafter-params", "7e8,1.4e9"]
+    one, two = planned(capsys, *words)
+    assert (one["c"], two["c"], one["v"]["17"]) == (0.01, 0.02, 1.0)
+    assert one["t_verify"] == pytest.approx(140e9 / 3.35e12)
+    half = planned(capsys, *words, "--drafter-bytes", "1", "--flops", "1e14")
+    assert half[0]["c"] == 0.005
+    assert half[0]["v"]["17"] == 1.0
+    assert planned(capsys, *words, "--flops", "1e13")[0]["v"]["17"] == pytest.approx(
+        17 * 0.014 / (140 / 3350), rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_the_tables_fit(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    words = ["--target-params", "70e9", "--drafter-params", "1.3e9,796e6", "--bandwidth", "3.35e12", "--flops", "1e15"]
+    assert main(["plan", *words]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= width
+    assert "796M parameters: c 0.0114" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["best", "3", "4", "5", "7", "9", "13", "23"] in rows
+    assert ["gamma", ".30", ".40", ".50", ".60", ".70", ".80", ".90"] in rows
+    assert "pays from alpha 0.01 on" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--target-params", "7e9"], "--target-params needs --bandwidth"),
+        (["--target-params", "7e9", "--bandwidth", "1e12"], "--target-params needs --drafter-params or --c"),
+        (["--bandwidth", "1e12"], "--bandwidth describes"),
+        (["--c", "0.1", "--drafter-params", "1e9"], "--drafter-params describes"),
+        (["--c", "-1"], "--c must be a comma list of numbers from 0 to 1000"),
+        (["--alphas", "0.5,2"], "--alphas must be a comma list of numbers from 0 to 1"),
+        (["--target-params", "0"], "--target-params must be above 0"),
+        (["--gammas", "0"], "--gammas must be a comma list of whole numbers from 1 to 64"),
+    ],
+)
+def test_what_does_not_go_together_is_told(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words]) == 2
+    told = capsys.readouterr().err
+    assert why in told
+    assert told.count("\n") == 1
+
+
+# -- with models ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return tiny_pair(tmp_path_factory.mktemp("planned"), context=600)
+
+
+def test_a_pair_is_measured(pair: TinyPair, capsys: pytest.CaptureFixture[str]) -> None:
+    model, ngram = planned(capsys, *pair.flags(), "--methods", "spec,ngram", "--gammas", "1,4", "--quiet")
+    assert (model["drafter"], ngram["drafter"]) == ("spec", "ngram")
+    assert model["c"] > ngram["c"] > 0
+    assert model["v"]["1"] == 1.0
+    assert model["v"] == ngram["v"]
+    assert model["t_verify"] > 0
+    assert len(model["expected_speedup"]) == 2
+
+
+def test_shapes_of_all_depths_have_nearly_one_size() -> None:
+    shapes = [shape_of(layers, 30e6, 49_152) for layers in (1, 2, 4, 8, 16)]
+    assert all(abs(shape.parameters / 30e6 - 1) < 0.01 for shape in shapes)
+    widths = [shape.hidden for shape in shapes]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] > widths[-1]
+    assert [shape.hidden % 64 for shape in shapes] == [0] * 5
+
+
+def test_a_shape_has_the_parameters_of_its_model() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = shape_of(3, 4e5, 1000)
+    config = LlamaConfig(
+        vocab_size=1000,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=3,
+        num_attention_heads=shape.hidden // 64,
+        tie_word_embeddings=True,
+    )
+    assert sum(one.numel() for one in LlamaForCausalLM(config).parameters()) == shape.parameters
+
+
+def test_the_speed_of_a_shape_is_the_theorys() -> None:
+    shapes = [Shape(1, 64, 8, 10), Shape(2, 64, 8, 10)]
+    one, two = figures(shapes, [0.005, 0.01], {1: 0.1, 17: 0.1}, 0.7)
+    assert (one["c"], one["best_gamma"], one["expected_speedup"]) == (0.05, 6, 2.3529)
+    assert one["throughput"] == pytest.approx(23.5294)
+    assert (two["c"], two["over_first"]) == (0.1, 2.0)
+    assert two["expected_speedup"] < one["expected_speedup"]
+
+
+def test_latency_measures_prints_and_writes(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    target = ["--target", str(pair.target), "--device", "cpu", "--quiet"]
+    words = ["--layers", "1,8", "--params", "800000", "--repeat", "3", "--out", str(tmp_path / "l.json")]
+    assert main(["latency", *target, *words]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    told = json.loads((tmp_path / "l.json").read_text())
+    first, last = told["shapes"]
+    assert (first["layers"], last["layers"]) == (1, 8)
+    assert abs(first["parameters"] / last["parameters"] - 1) < 0.05
+    assert first["t_draft"] > 0
+    assert main(["latency", *target, "--params", "1000"]) == 2
+    assert "--params must be at least" in capsys.readouterr().err

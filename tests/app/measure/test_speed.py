@@ -1,0 +1,169 @@
+"""The speed table measures what it says: passes of every length, in turns, that leave the cache alone."""
+
+from __future__ import annotations
+
+import copy
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from app.lanes import pass_times
+from app.lanes.lane import Engine
+from app.measure import speed
+from app.settings.layers import Settings
+from sampling.models.causal import CausalLM
+from sampling.models.llama import LlamaNetwork
+from sampling.types import Draft
+from tests.support.tiny import VOCAB, tiny_model
+from utils.kernels.packed_linear import PackedLinear, available, pack
+
+
+class Slow:
+    """A network whose pass over n tokens moves a fake clock by 2 + n seconds."""
+
+    def __init__(self, inner: Any, clock: list[float]) -> None:
+        self.inner, self.clock, self.fed = inner, clock, []
+        self.vocab_size, self.context, self.layers = inner.vocab_size, inner.context, inner.layers
+        self.device, self.dtype = inner.device, inner.dtype
+
+    def new_cache(self, rows: int) -> Any:
+        return self.inner.new_cache(rows)
+
+    def forward(self, ids: Any, positions: Any, mask: Any, cache: Any, keep: int, hidden: bool = False) -> Any:
+        self.fed.append((ids.shape[1], int(positions[0, 0]), cache.length, keep))
+        self.clock[0] += 2 + ids.shape[1]
+        return self.inner.forward(ids, positions, mask, cache, keep, hidden)
+
+
+def engine(model: Any, kind: str = "none", drafter: Any = None) -> Engine:
+    def entry(inner: Any) -> Any:
+        return SimpleNamespace(model=inner, bytes=1e6, device=torch.device("cpu"))
+
+    loaded = SimpleNamespace(
+        target=entry(model),
+        drafter=None if drafter is None else entry(drafter),
+        drafter_kind=kind,
+        student=None,
+        tokenizer=None,
+        stop_ids=frozenset(),
+        context=512,
+        vocab_size=VOCAB,
+    )
+    return Engine(loaded)  # type: ignore[arg-type]
+
+
+def table(given: Engine) -> str:
+    return shown(speed.speed_table(given, context=16, repeats=1, rounds=3))
+
+
+def shown(renderable: Any) -> str:
+    console = Console(width=100, file=io.StringIO())
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_costs_are_the_seconds_of_passes_over_n_tokens_behind_the_context(clock: list[float]) -> None:
+    network = Slow(LlamaNetwork(tiny_model()), clock)
+    costs = pass_times.measure_costs(network, counts=(1, 4, 8), context=20, repeats=3)  # type: ignore[arg-type]
+    assert costs == {1: 3.0, 4: 6.0, 8: 10.0}
+    assert network.fed[0] == (20, 0, 0, 1)
+    assert set(network.fed[1:]) == {(1, 20, 20, 1), (4, 20, 20, 4), (8, 20, 20, 8)}
+    turns = [count for count, *_ in network.fed[1:]]
+    assert turns == [1, 4, 8] * 4  # a warm-up and three repeats, never one length several times in a row
+
+
+def test_a_context_longer_than_the_model_is_cut(clock: list[float]) -> None:
+    network = Slow(LlamaNetwork(tiny_model(context=64)), clock)
+    pass_times.measure_costs(network, counts=(1, 16), context=256, repeats=1)  # type: ignore[arg-type]
+    assert network.fed[0][0] == 48
+
+
+def test_an_lm_is_measured_through_its_network() -> None:
+    costs = pass_times.measure_costs(CausalLM(tiny_model()), counts=(1, 2), context=8, repeats=2)
+    assert set(costs) == {1, 2}
+    assert min(costs.values()) > 0
+
+
+def test_the_plain_pass_leaves_its_cache_as_it_was() -> None:
+    model, lengths = tiny_model(), []
+    run = speed.plain_pass(model, context=12)
+    model.register_forward_pre_hook(
+        lambda _module, _args, more: lengths.append(more["past_key_values"].get_seq_length()), with_kwargs=True
+    )
+    run()
+    run()
+    assert lengths == [12, 12]
+
+
+@pytest.mark.skipif(not available(), reason="this build of torch cannot pack")
+def test_plain_transformers_is_measured_on_an_unpacked_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, measured = tiny_model(), []
+    pack(model)
+    real = speed.plain_pass
+    monkeypatch.setattr(speed, "plain_pass", lambda plain, context: measured.append(plain) or real(plain, context))
+    text = table(engine(model))
+    assert "plain transformers'" in text
+    (plain,) = measured
+    assert not any(isinstance(module, PackedLinear) for module in plain.modules())
+    assert any(isinstance(module, PackedLinear) for module in model.modules())
+
+
+def test_a_second_copy_is_not_made_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "SECOND_COPY", 10)
+    assert "plain transformers'" not in table(engine(tiny_model()))
+
+
+def test_the_table_shows_every_length_for_target_and_drafter() -> None:
+    model = tiny_model()
+    text = table(engine(model, "model", copy.deepcopy(model)))
+    lines = text.splitlines()
+    assert lines[0].split() == ["n", "target", "ms", "v(n)", "drafter", "ms", "v(n)"]
+    assert [int(line.split()[0]) for line in lines[1:17]] == list(range(1, 17))
+    assert lines[1].split()[2] == lines[1].split()[4] == "1.00"
+    assert "v(8) = " in text
+    assert "a drafted token costs c = " in text
+
+
+def test_drafting_is_measured_through_the_drafters_own_proposals() -> None:
+    for kind, model in (("ngram", None), ("model", tiny_model())):
+        lane, prompt = speed.drafting_lane(engine(tiny_model(), kind, model), Settings(gamma=9), 40)
+        asked: list[tuple[int, list[int]]] = []
+        runs = speed.proposals(lane, prompt)
+        real = lane.drafter.propose
+        lane.drafter.propose = lambda rows, k, sampler, real=real, asked=asked: (  # type: ignore[method-assign]
+            asked.append((len(rows[0]), k)) or real(rows, k, sampler)
+        )
+        assert list(runs) == [1, 2, 3, 4]
+        for run in runs.values():
+            run()
+        assert asked == [(41, [1]), (41, [2]), (41, [3]), (41, [4])]
+
+
+def test_a_drafter_that_says_nothing_is_told_and_plain_decoding_has_rounds_too() -> None:
+    given = engine(tiny_model(), "ngram")
+    lane, prompt = speed.drafting_lane(given, Settings(), 16)
+    lane.drafter.propose = lambda rows, k, sampler: Draft.empty(1)  # type: ignore[method-assign]
+    assert speed.proposals(lane, prompt) == {}
+    around = speed.measure_rounds(lane, prompt, 3)
+    assert speed._drafting({("target", 1): 1.0}, lane, around) == [
+        "the drafter proposed nothing here: its cost is unknown"
+    ]
+    text = table(engine(tiny_model()))
+    assert "a drafted token" not in text
+    assert "a round: verifying " in text
+    assert "(3 rounds, gamma 4)" in " ".join(text.split())
+
+
+def test_a_short_context_still_leaves_rounds() -> None:
+    lane, prompt = speed.drafting_lane(engine(tiny_model(context=64), "model", tiny_model(context=64)), Settings(), 256)
+    assert len(prompt) == 32
+    assert 0 < speed.measure_rounds(lane, prompt).rounds < speed.ROUNDS
+
+
+@pytest.mark.parametrize(("seconds", "busy"), [([1.0, 1.1, 1.2], False), ([1.0, 3.0, 9.0], True)])
+def test_scattered_repeats_are_doubted(seconds: list[float], busy: bool) -> None:
+    assert bool(speed._doubts({("target", 1): seconds})) is busy

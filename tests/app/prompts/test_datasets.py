@@ -1,0 +1,149 @@
+"""Prompts by a data set's name: from a folder, from the package `datasets`, or one clear line; limits over them."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import app.prompts.datasets
+from app.bench.options import BenchArgs
+from app.bench.run import run_bench
+from app.command_line.arguments import read_request
+from app.prompts.datasets import DATASETS, questions_of
+from app.prompts.questions import Question, chosen, stratified
+from app.settings.layers import ModelOptions, Settings
+from app.settings.table import NAMED
+from tests.support.tiny import write_prompts
+from utils.errors import UsageError, UserError
+
+SPEC = [
+    {"question_id": 81, "category": "writing", "turns": ["one", "two"]},
+    {"question_id": 161, "category": "translation", "turns": ["three"]},
+    {"question_id": 82, "category": "coding", "turns": ["four", "five"]},
+]
+MMLU = {"subject": "high_school_physics", "question": "How far?", "choices": ["1 m", "2 m"], "answer": "B"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows: dict[str, list[dict[str, Any]]] = {
+        "spec_bench.jsonl": SPEC,
+        "gsm8k_test.jsonl": [{"question": "2 + 2?", "answer": "#### 4"}, {"question": "3?", "answer": "3"}],
+        "mmlu_sample.jsonl": [MMLU],
+        "hellaswag_prompts.jsonl": [{"prompt": "[header] How to"}],
+    }
+    for name, lines in rows.items():
+        write_prompts(tmp_path / name, lines)
+    return tmp_path
+
+
+def test_the_names_that_the_flags_know_are_the_data_sets() -> None:
+    assert tuple(DATASETS) == NAMED
+
+
+def test_each_set_reads_as_its_questions(folder: Path) -> None:
+    read = {name: questions_of(name, str(folder)) for name in NAMED}
+    assert [question.question_id for question in read["spec_bench"]] == [81, 161, 82]
+    assert read["mt_bench"] == [read["spec_bench"][0], read["spec_bench"][2]]
+    assert read["gsm8k"] == [Question(("2 + 2?",), None, 1, 1), Question(("3?",), None, 2, 2)]
+    text = "The following is a multiple choice question about high school physics.\n\nHow far?\nA. 1 m\nB. 2 m\nAnswer:"
+    assert read["mmlu"] == [Question((text,), "high_school_physics", 1, 1)]
+    assert read["hellaswag"] == [Question(("[header] How to",), None, 1, 1)]
+
+
+def test_mt_bench_has_a_file_of_its_own_where_there_is_one(folder: Path) -> None:
+    write_prompts(folder / "mt_bench.jsonl", [{"question_id": 9, "category": "stem", "turns": ["a", "b"]}])
+    assert [question.question_id for question in questions_of("mt_bench", str(folder))] == [9]
+
+
+def test_a_name_is_the_set_and_a_path_the_file(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gsm8k").write_text('{"prompt": "mine"}\n')
+    for word, turns in (("gsm8k", "2 + 2?"), ("./gsm8k", "mine")):
+        request = read_request(["bench", "--prompts", word, "--data-dir", str(folder)], {})
+        assert questions_of(request.own.prompts, request.flags["data_dir"])[0].turns == (turns,)
+
+
+def test_the_folder_may_come_from_the_environment(folder: Path) -> None:
+    from app.command_line.main import layers_of
+
+    request = read_request(["bench", "--prompts", "gsm8k"], {"SPEC_DATA_DIR": str(folder)})
+    assert layers_of(request).settings.data_dir == str(folder)
+
+
+def test_what_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app.prompts.datasets, "find_spec", lambda name: None)
+    with pytest.raises(UsageError) as caught:
+        run_bench(Settings(data_dir=str(tmp_path)), ModelOptions(target="not/there"), BenchArgs("gsm8k"))
+    assert str(caught.value) == (
+        f"no data set gsm8k: no gsm8k_test.jsonl in {tmp_path}, and the package datasets is not installed; "
+        "--data-dir or SPEC_DATA_DIR names the folder (or pip install datasets)"
+    )
+    with pytest.raises(UsageError) as caught:
+        questions_of("spec_bench")
+    assert str(caught.value) == (
+        "no data set spec_bench: its file spec_bench.jsonl was looked for nowhere; "
+        "--data-dir or SPEC_DATA_DIR names the folder"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "told"),
+    [
+        ("gsm8k", '{"prompt": "x"}', 'gsm8k_test.jsonl:3: needs "question", has prompt'),
+        ("gsm8k", "{", "gsm8k_test.jsonl:3: no JSON"),
+        ("gsm8k", '{"question": 4}', "gsm8k_test.jsonl:3: prompt must be text"),
+        ("mmlu", '{"subject": 1, "question": "x", "choices": []}', "mmlu_sample.jsonl:2: subject and question must be"),
+        ("mmlu", '{"subject": "a", "question": "x", "choices": "ab"}', "mmlu_sample.jsonl:2: subject and question"),
+        ("hellaswag", "{}", 'hellaswag_prompts.jsonl:2: needs "ctx", has nothing'),
+    ],
+)
+def test_a_wrong_record_is_named_by_its_line(folder: Path, name: str, line: str, told: str) -> None:
+    with (folder / DATASETS[name].files[0]).open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(UsageError) as caught:
+        questions_of(name, str(folder))
+    assert str(caught.value).startswith(f"{folder}/{told}")
+
+
+def test_the_package_is_asked_where_the_file_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    rows = {
+        "openai/gsm8k": [{"question": "2 + 2?"}],
+        "HuggingFaceH4/mt_bench_prompts": [{"prompt": ["a", "b"], "prompt_id": 81, "category": "stem"}],
+        "Rowan/hellaswag": [{"ctx": "A man"}],
+    }
+
+    def load_dataset(repository: str, name: str | None, *, split: str, download_config: bool) -> Any:
+        asked.append((repository, name, split, download_config))
+        return rows[repository]
+
+    package: Any = ModuleType("datasets")
+    package.load_dataset, package.DownloadConfig = load_dataset, lambda local_files_only: local_files_only
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    monkeypatch.setattr(app.prompts.datasets, "find_spec", lambda name: object())
+    assert questions_of("gsm8k", str(tmp_path))[0].turns == ("2 + 2?",)
+    assert questions_of("mt_bench", offline=True) == [Question(("a", "b"), "stem", 81, 1)]
+    assert questions_of("hellaswag")[0].turns == ("A man",)
+    assert asked[:2] == [
+        ("openai/gsm8k", "main", "test", False),
+        ("HuggingFaceH4/mt_bench_prompts", None, "train", True),
+    ]
+    with pytest.raises(UserError, match=r"^mmlu: the package datasets could not load cais/mmlu: 'cais/mmlu' \(--data"):
+        questions_of("mmlu")
+
+
+def test_a_limit_is_spread_over_the_categories_of_a_set_and_of_a_list(tmp_path: Path) -> None:
+    rows = [{**MMLU, "subject": f"s{n % 3}", "question": f"q{n}"} for n in range(30)]
+    write_prompts(tmp_path / "mmlu_sample.jsonl", rows)
+    known = questions_of("mmlu", str(tmp_path))
+    assert Counter(question.category for question in stratified(known, 7)) == {"s0": 3, "s1": 2, "s2": 2}
+    ids = tmp_path / "ids.txt"
+    ids.write_text("".join(f"{n}\n" for n in (30, 27, 24, 21, 1, 2)))  # four of s2, one of s0 and of s1
+    listed = stratified(chosen(known, ids), 4)
+    assert [question.question_id for question in listed] == [30, 27, 1, 2]

@@ -1,0 +1,432 @@
+"""The lane `beam`: on the screen, in the console, in race mode, in JSON and in the benchmark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from app.bench.options import BenchArgs
+from app.bench.run import run_bench
+from app.command_line.run import run_once
+from app.lanes.answers import Answer, compared, judged, results, run_lane
+from app.lanes.comparison import Verdict, may_differ
+from app.lanes.lane import Engine, make_plan
+from app.lanes.race import Race
+from app.prompts.questions import prompt_ids
+from app.screen.beams import BeamLine, BeamReader, BeamTrace, below, rule_of
+from app.screen.figures import PaneData
+from app.screen.live import Track, play
+from app.screen.output import load_engine
+from app.screen.palette import Look
+from app.screen.panes import Pane
+from app.screen.spans import REPLACEMENT, Span
+from app.screen.view import Frame
+from app.settings.layers import ModelOptions, Settings
+from sampling.beam.plan import BeamPlan
+from sampling.events import Beam, BeamStep, BeamTree, Call, Finished, Prefill, Step
+from sampling.loop import never
+from sampling.stats.metrics import Meter, measure
+from sampling.stats.summary import Stats, merge
+from tests.app.command_line.test_run import as_json
+from tests.app.console.test_repl import interrupt_after
+from tests.app.lanes.test_lanes import engine_of
+from tests.app.screen.test_trace import decode
+from tests.app.screen.test_view import AR, shown
+from tests.support.scripted import catalogue_of, run_lines
+from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+
+BEAMS = (
+    BeamLine("The capital of France is Paris, which lies on the river Seine.", -0.71, False),
+    BeamLine("The capital of France is Paris.", -0.83, True),
+    BeamLine("The capital of France is Paris, which stands on the Seine, the\nlongest", -0.91, False),
+    BeamLine("The capital of France is called Paris.", -11.02, True),
+)
+SEARCH = Stats(ttft_ms=101, predicted_n=14, predicted_ms=1790, target_passes=13, openings=1, beams=4)
+SLOWER = Verdict("3.2x slower, another text, as beam search may find", "bad")
+
+
+def beam_step(*beams: tuple[int, int, float, float, str], num_beams: int = 2, seconds: float = 0.01) -> BeamStep:
+    return BeamStep(
+        0,
+        num_beams,
+        tuple(Beam(*beam) for beam in beams),  # type: ignore[arg-type]
+        (Call("target", 1, seconds),),
+        seconds,
+        0.001,
+        0.0005,
+    )
+
+
+# "A river is" against "A sea" (finished) and "A down toward"; decode of tests/app/screen/test_trace.py.
+STEPS = [
+    beam_step((0, 1, -0.1, -0.1, "kept"), (0, 4, -2.0, -2.0, "kept"), (0, 6, -3.0, -3.0, "dropped")),
+    beam_step((0, 2, -0.5, -0.4, "kept"), (0, 0, -0.6, -0.5, "finished"), (0, 7, -0.7, -0.6, "merged")),
+    beam_step((0, 3, -0.9, -0.6, "kept"), (0, 8, -1.4, -0.9, "kept"), (0, 7, -4.0, -2.0, "dropped")),
+]
+
+
+# ---------------------------------------------------------------- text
+
+
+def test_the_best_beam_is_the_answer_so_far_and_may_change() -> None:
+    reader = BeamReader(decode)
+    assert (reader.spans, reader.beams) == ([], ())
+    told = []
+    for step in STEPS[:2]:
+        reader.feed(step)
+        told.append([(beam.text, beam.score, beam.finished) for beam in reader.beams])
+    assert told == [
+        [("A", -0.1, False), (" down", -2.0, False)],
+        [("A river", -0.4, False), ("A", -0.5, True)],
+    ]
+    reader.feed(STEPS[2])
+    assert reader.spans == [Span("A", "plain")]  # the finished one leads again
+    reader.feed(Finished(0, "eos"))
+    assert reader.beams == (BeamLine("A", -0.5, True),)
+
+
+def test_an_interrupted_search_keeps_its_running_beams() -> None:
+    reader = BeamReader(decode)
+    for event in (*STEPS, Finished(0, "interrupted")):
+        reader.feed(event)
+    assert [beam.text for beam in reader.beams] == ["A", "A river is"]
+    reader = BeamReader(decode)
+    reader.feed(Finished(0, "interrupted"))
+    assert reader.spans == []
+
+
+def test_a_continued_answer_shows_what_it_adds() -> None:
+    reader = BeamReader(decode, context=[1, 2])
+    reader.feed(beam_step((0, 3, -0.1, -0.1, "kept"), (0, 4, -2.0, -2.0, "kept")))
+    assert [beam.text for beam in reader.beams] == [" is", " down"]
+
+
+def test_half_a_character_waits_until_it_is_whole() -> None:
+    letters = {(): "", (1,): "a", (1, 2): "a" + REPLACEMENT, (1, 2, 3): "aé"}
+    reader = BeamReader(lambda ids: letters[tuple(ids)])
+    for token, text in ((1, "a"), (2, "a"), (3, "aé")):
+        reader.feed(beam_step((0, token, -0.1, -0.1, "kept"), num_beams=1))
+        assert reader.spans == [Span(text, "plain")]
+
+
+# ---------------------------------------------------------------- screens
+
+
+def screen(look: Look, state: str = "running", **more: Any) -> Frame:
+    panes = [
+        PaneData("ar", [Span("The capital of France is Paris.", "plain")], AR, "done", limit=64),
+        PaneData("beam", [Span(BEAMS[0].text, "plain")], SEARCH, state, limit=64, beams=BEAMS),  # type: ignore[arg-type]
+    ]
+    return Frame(panes, look, verdict=SLOWER, **more)
+
+
+@pytest.mark.parametrize("width", [30, 38, 60, 100])
+@pytest.mark.parametrize("color", [False, True])
+def test_whole_screen(width: int, color: bool, snapshot: SnapshotAssertion) -> None:
+    assert shown(screen(Look(width, None, color=color)), color=color) == snapshot
+
+
+def test_a_beam_search_beside_plain_decoding_at_100_columns() -> None:
+    assert shown(screen(Look(100, None, color=False))).split("\n")[:13] == [
+        "┌ autoregressive done, 33 tok ──────────────────┐ ┌ beam search 14 of 64 tok ──────────────────────┐",
+        "│ The capital of France is Paris.               │ │ The capital of France is Paris, which lies on  │",
+        "│                                               │ │ the river Seine.▌                              │",
+        "│                                               │ │                                                │",
+        "│                                               │ │ 1   -0.71  the text above                      │",
+        "│                                               │ │ 2   -0.83  …Paris. ∎                           │",
+        "│                                               │ │ 3   -0.91  …which stands on the Seine, the↵lo… │",
+        "│                                               │ │ 4  -11.02  …is called Paris. ∎                 │",
+        "└────────────────────────────────── 19.2 tok/s ─┘ └──────────────────────────────────── 7.3 tok/s ─┘",
+        "AR    33 tok  1.67 s  19.2 tok/s  TTFT  88 ms",
+        "beam  14 tok  1.79 s   7.3 tok/s  TTFT 101 ms | 4 beams  13 passes",
+        "3.2x slower, another text, as beam search may find",
+        "seconds and rates leave prefill out",
+    ]
+
+
+def test_on_a_narrow_screen_the_beams_are_only_counted() -> None:
+    text = shown(screen(Look(34, None, color=False)))
+    assert "best of 4 beams\n" in text
+    assert "-0.83" not in text
+
+
+@pytest.mark.parametrize("height", range(1, 24))
+@pytest.mark.parametrize("width", [20, 38, 60, 100])
+def test_a_low_screen_keeps_the_answers_end_before_the_other_beams(width: int, height: int) -> None:
+    rows = screen(Look(width, height)).rows()
+    assert len(rows) <= height
+    pane = Pane(screen(Look(60)).body.groups[1][0].data, Look(60), height=height)
+    drawn = shown(pane).split("\n")[:-1]
+    assert len(drawn) == height
+    whole = any("-0.91" in line for line in drawn)
+    assert whole == (height >= 2 + 2 + 4)  # borders, two lines of text, four beams
+    assert any("best of 4 beams" in line for line in drawn) == (height > 1 and not whole)
+
+
+def test_one_beam_is_told_as_one() -> None:
+    look = Look(60, color=False)
+    assert below(BEAMS[:1], [], 30, None, look) == [(), (("one beam", "faint"),)]
+    assert below((), [(("text", "plain"),)], 30, None, look) == [(("text", "plain"),)]
+    one = Stats(ttft_ms=9, predicted_n=2, predicted_ms=100, target_passes=1, openings=1, beams=1)
+    text = shown(Frame([PaneData("beam", (), one, "done")], Look(100, color=False)))
+    assert "| 1 beam  1 pass\n" in text
+
+
+def test_ascii_draws_only_ascii_and_hostile_text_is_inert() -> None:
+    evil = BeamLine("The \x1b[2Jcapital\r\n\tof [bold]it", -1.0, True)
+    pane = PaneData("beam", [Span("The", "plain")], SEARCH, "done", beams=(BEAMS[0], evil))
+    for look in (Look(60, ascii=True), Look(60, color=False, ascii=True)):
+        text = shown(Pane(pane, look))
+        assert text.isascii()
+        assert "2  -1.00  The ^[[2Jcapital\\n of [bold]it <end>" in text
+
+
+def test_whole_trace(snapshot: SnapshotAssertion) -> None:
+    for width in (100, 60, 40):
+        for color in (False, True):
+            look = Look(width, color=color)
+            assert shown(BeamTrace(STEPS, decode, look, rule=rule_of(2, 1.2, 5.0)), color=color) == snapshot
+
+
+def test_the_trace_says_of_every_candidate_what_became_of_it() -> None:
+    text = shown(BeamTrace(STEPS, decode, Look(100, color=False), rule=rule_of(2, 1.2, 5.0), last=2))
+    assert text == (
+        "beam search: of all continuations the 2 likeliest go on; score = log p / ((5 + n) / 6)^1.2 over n\n"
+        "tokens, the best score wins\n"
+        "step 2  1 kept, 1 finished, 1 merged  11.5 ms\n"
+        ' 1  " river"            behind 1   p  .67  log p   -0.50  score  -0.40  kept\n'
+        ' 2  "∎"                 behind 1   p  .61  log p   -0.60  score  -0.50  finished\n'
+        ' 3  "↵"                 behind 1   p  .55  log p   -0.70  score  -0.60  merged\n'
+        "step 3  2 kept, 1 dropped  11.5 ms\n"
+        ' 1  " is"               behind 1   p  .67  log p   -0.90  score  -0.60  kept\n'
+        ' 2  " ␛[31mextraordi…"  behind 1   p  .41  log p   -1.40  score  -0.90  kept\n'
+        ' 3  "↵"                 behind 1   p  .03  log p   -4.00  score  -2.00  dropped\n'
+    )
+    assert shown(BeamTrace([], decode, Look(60))) == "no steps yet\n"
+
+
+@pytest.mark.parametrize("width", [20, 30, 44, 60, 100])
+def test_no_row_of_a_trace_is_too_wide(width: int) -> None:
+    for row in BeamTrace(STEPS, decode, Look(width), rule=rule_of(2, 1.2, 5.0)).rows():
+        assert sum(segment.cell_length for segment in row) <= width
+
+
+# ---------------------------------------------------------------- figures
+
+
+def test_the_figures_count_the_tokens_of_the_answer_and_every_pass() -> None:
+    events = [Prefill(4, 4, 0.5), *STEPS]
+    meter = Meter()
+    for event in events:
+        meter.add(event)
+    assert meter.ids == [1, 0]  # the best so far: the finished one
+    meter.add(Finished(0, "eos"))
+    stats = meter.stats
+    assert (stats.predicted_n, stats.target_passes, stats.beams, stats.draft_n) == (2, 2, 2, 0)
+    assert stats.predicted_ms == pytest.approx(2 * 11.5)
+    assert stats.ttft_ms == pytest.approx(511.5)
+    assert stats.predicted_per_second == pytest.approx(1000 / 23)
+    assert (stats.calls, stats.acceptance_histogram, stats.alpha) == ({"target": 2}, (), None)
+    assert stats.to_json()["beams"] == 2
+    assert merge([stats, stats]).beams == 2
+    assert merge([]).beams == 0
+
+
+def test_other_lanes_have_no_beams_in_their_figures() -> None:
+    plain = [Step(0, 0, (), (), (), (), token, (), (), 1.0, (), 0.0, 0.1, 0.0) for token in (4, 5)]
+    assert "beams" not in measure([*plain, Finished(0, "length")]).to_json()
+
+
+# ---------------------------------------------------------------- lanes
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return tiny_pair(tmp_path_factory.mktemp("beam"), stop=False)
+
+
+@pytest.fixture(scope="module")
+def engine(pair: TinyPair) -> Engine:
+    return engine_of(pair)
+
+
+@pytest.fixture
+def options(pair: TinyPair) -> ModelOptions:
+    return pair.options()
+
+
+def test_the_lane_searches_as_the_settings_say(engine: Engine) -> None:
+    settings = Settings(num_beams=3, beam_top_k=2, min_length=5, length_penalty=0.5)
+    lane = engine.lane("beam", settings)
+    assert lane.beams == make_plan(settings) == BeamPlan(3, 2, 5, 0.5)
+    assert make_plan(Settings()) == BeamPlan()
+    assert may_differ(lane, settings)
+    assert (lane.drafts, lane.takes_gamma, lane.pace, lane.shares_target) == (False, False, None, True)
+    assert engine.lane("ar", settings).beams is None
+
+
+def answer_of(engine: Engine, **changes: Any) -> Answer:
+    settings = Settings(**{"max_new_tokens": 8, "quiet": True, **changes})
+    prompt = prompt_ids(engine, "tell me", settings)
+    return run_lane(engine.lane("beam", settings), prompt, engine.tokenizer.decode, interrupt=never)
+
+
+def test_one_beam_is_the_ar_lane(engine: Engine) -> None:
+    settings = Settings(max_new_tokens=8, quiet=True)
+    prompt = prompt_ids(engine, "tell me", settings)
+    plain = run_lane(engine.lane("ar", settings), prompt, engine.tokenizer.decode, interrupt=never)
+    assert answer_of(engine, num_beams=1).ids == plain.ids
+    assert answer_of(engine, num_beams=8).ids != plain.ids
+
+
+def test_the_samplers_law_decides_where_a_temperature_is_set(engine: Engine) -> None:
+    hot = answer_of(engine, temperature=1.0, top_k=1)
+    assert hot.ids == answer_of(engine, num_beams=1).ids  # one token is left to choose everywhere
+    assert answer_of(engine, temperature=1.0).ids == answer_of(engine).ids
+    assert answer_of(engine, temperature=1.0, seed=1).ids == answer_of(engine, temperature=1.0, seed=2).ids
+
+
+def test_lanes_race_over_one_reading_of_the_prompt(engine: Engine) -> None:
+    settings = Settings(max_new_tokens=10, compare=("ar", "beam"))
+    prompt = prompt_ids(engine, "x" * 300, settings)
+    lanes = engine.lanes(settings)
+    race = Race(lanes, engine, prompt)
+    tracks = [Track(lane, engine.tokenizer.decode, len(prompt), 10) for lane in lanes]
+    play(race, tracks)
+    for clock, track in zip(race.clocks, tracks, strict=True):
+        spent = sum(getattr(event, "seconds", 0.0) for event in track.events)
+        assert clock == pytest.approx(spent)
+        assert track.reason == "length"
+    assert len(tracks[0].steps) == len(tracks[1].beam_steps) == 10
+    assert sum(isinstance(event, Prefill) for event in tracks[1].events) == 2
+    alone = run_lane(lanes[1], prompt, engine.tokenizer.decode, interrupt=never)
+    assert tuple(tracks[1].meter.ids) == alone.ids
+    assert tracks[1].spanner.spans == [Span(alone.text, "plain")]
+    held = race.session.sync([[*prompt, *alone.ids]])  # type: ignore[union-attr]
+    assert held[0] >= len(prompt) + 5  # the next turn goes on from here
+
+
+def test_another_text_is_no_alarm_and_no_other_draw(engine: Engine) -> None:
+    settings = Settings(max_new_tokens=8)
+    prompt = prompt_ids(engine, "tell me", settings)
+    lanes = [engine.lane(name, settings.changed(num_beams=8)) for name in ("ar", "beam")]
+    answers = [run_lane(lane, prompt, engine.tokenizer.decode, interrupt=never) for lane in lanes]
+    found = judged(answers)
+    assert found is not None
+    assert found.text.endswith(", another text, as beam search may find")
+    assert found.style != "alarm"
+    told = compared(answers)
+    assert told["same_output"] is None
+    assert told["speedup"] > 0
+    json.dumps(results(answers), allow_nan=False)
+
+
+# ---------------------------------------------------------------- console, run, bench
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory, pair: TinyPair) -> Path:
+    return catalogue_of(tmp_path_factory.mktemp("beams"), {"tiny": pair})
+
+
+def test_the_conversation_goes_on_from_the_searched_answer(catalogue: Path) -> None:
+    fed: list[int] = []
+
+    def look(actions: Any) -> None:
+        fed.append(actions.session.sync([actions.chat.ids])[0] - len(actions.chat.ids))
+
+    ran = run_lines(catalogue, "/compare ar,beam", "one", "/trace 1", "/stats", look, "two", "/continue", "/exit")
+    assert ran.code == 0
+    first, second = ran.actions.chat.turns
+    assert second.prompt[: len(first.prompt) + 12] == (*first.prompt, *first.answer)
+    assert first.answer == tuple(ran.actions.answers[0].tracks[1].meter.ids)
+    assert len(second.answer) == 24
+    assert "beam search" in ran.after("one")
+    assert "4 beams  11 passes" in ran.after("one")
+    assert "differs" not in ran.text
+    assert ran.after("/trace 1").startswith("beam search: of all continuations the 4 likeliest go on;")
+    assert ran.after("/trace 1").count("step ") == 1
+    assert "step 12  4 finished, 4 dropped" in ran.after("/trace 1")
+    assert "4 beams" in ran.after("/stats")
+    assert fed[0] > -12  # all of the prompt is cached, and what the beams shared
+
+
+def test_the_console_shows_and_changes_the_search(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "/num_beams 0", "/num_beams 2", "/length_penalty x", "/compare beam", "one", "/regen")
+    assert "error: num_beams must be a whole number from 1 to 64, got 0 (still 4)" in ran.text
+    assert "error: length_penalty must be a number from 0 to 10, got 'x' (still 1.2)" in ran.text
+    assert "2 beams" in ran.after("one")
+    answers = [answered.tracks[0].meter.ids for answered in ran.actions.answers]
+    assert answers[0] == answers[1]  # nothing is drawn: another seed changes nothing
+
+
+@pytest.mark.parametrize("events", [3, 6])
+def test_ctrl_c_keeps_the_best_beam_so_far(catalogue: Path, events: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def arm(actions: Any) -> None:
+        interrupt_after(events, monkeypatch)
+
+    def disarm(actions: Any) -> None:
+        monkeypatch.undo()
+
+    ran = run_lines(catalogue, "/compare beam", arm, "one", disarm, "two")
+    first, second = ran.actions.chat.turns
+    assert first.reason == "interrupted"
+    assert 0 < len(first.answer) < 12
+    assert "stopped" in ran.after("one")
+    assert second.prompt[: len(first.prompt) + len(first.answer)] == (*first.prompt, *first.answer)
+
+
+def test_a_saved_search_can_be_read_again(catalogue: Path, tmp_path: Path) -> None:
+    from sampling.events import from_json
+
+    file = tmp_path / "chat.json"
+    ran = run_lines(catalogue, "/compare beam", "one", f"/save {file}")
+    (lane,) = json.loads(file.read_text())["turns"][0]["decodings"][0]["lanes"]
+    events = [from_json(event) for event in lane["events"]]
+    tree = BeamTree()
+    for event in events:
+        if isinstance(event, BeamStep):
+            tree.add(event)
+    tree.close()
+    assert list(tree.best.tokens) == lane["ids"] == list(ran.actions.chat.turns[0].answer)
+
+
+def test_the_json_of_a_search(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    data = as_json(options, capsys, compare=("ar", "beam"), num_beams=3, max_new_tokens=9)
+    plain, beam = data["results"]
+    assert (beam["method"], beam["beams"], beam["predicted_n"], beam["target_passes"]) == ("beam", 3, 9, 8)
+    assert "beams" not in plain
+    assert (beam["draft_n"], beam["swi"], beam["expected_speedup"], data["same_output"]) == (0, None, None, None)
+    assert data["speedup"] > 0
+    assert data["settings"]["num_beams"] == 3
+
+
+def test_run_prints_the_answer_once_it_is_known(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(max_new_tokens=9, compare=("beam",))
+    assert run_once(settings, options, "What is this?", as_json=False) == 0
+    out, err = capsys.readouterr()
+    engine = load_engine(Settings(quiet=True), options, never)
+    prompt = prompt_ids(engine, "What is this?", settings)
+    answer = run_lane(engine.lane("beam", settings), prompt, lambda ids: engine.tokenizer.decode(ids), interrupt=never)
+    assert out.encode("utf-8", "replace").decode() == answer.text + "\n" * (not answer.text.endswith("\n"))
+    assert "| 4 beams  8 passes" in err
+
+
+def test_the_benchmark_times_a_search_and_finds_no_fault_in_another_text(
+    options: ModelOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "one"}, {"prompt": "two"}])
+    out = tmp_path / "bench.json"
+    args = BenchArgs(prompts=prompts, methods=("ar", "beam"), gammas=(2, 4), repeat=1, out=out)
+    assert run_bench(Settings(max_new_tokens=8, quiet=True), options, args) == 0
+    rows = {row["method"]: row for row in json.loads(out.read_text())["summary"]}
+    assert list(rows) == ["ar", "beam"]  # once, whatever the gammas
+    beam = rows["beam"]
+    assert (beam["gamma"], beam["differs"], beam["compared"], beam["expected_speedup"]) == (None, None, 0, None)
+    assert beam["speedup"] > 0
+    assert beam["tokens_per_pass"] == 1.0
+    assert "beam" in capsys.readouterr().out

@@ -1,0 +1,165 @@
+"""`/plot`: bars of the expected speed-up by gamma and of acceptance by position, as exact text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from syrupy.assertion import SnapshotAssertion
+
+from app.screen.live import Track
+from app.screen.palette import Look
+from app.screen.plots import Bar, Bars, gamma_bars, position_bars
+from app.settings.layers import Settings
+from sampling.events import Finished, Step
+from sampling.gamma.goodput import GoodputPace, best
+from sampling.stats.theory import expected_speedup
+from tests.support.pacing import PLAIN, World, make_step, rising
+from tests.support.scripted import catalogue_of, run_lines
+from tests.support.tiny import tiny_pair
+from utils.errors import UserError
+
+TARGET, DRAFTER = object(), object()
+
+
+def lane(name: str, gamma: int | str | None, pace: GoodputPace | None = None, drafter: object = DRAFTER) -> Any:
+    return SimpleNamespace(
+        name=name, lm=TARGET, drafter=drafter, drafts=gamma is not None, takes_gamma=gamma is not None, beams=None,
+        law_drafts=False, pace=pace, settings=Settings(gamma=gamma or 1),
+    )  # fmt: skip
+
+
+def track(lane: Any, steps: Sequence[Step], limit: int = 1000) -> Track:
+    made = Track(lane, lambda ids: "x" * len(ids), 5, limit)
+    for event in (make_step(0, 0, 0, verify_s=9.0), *steps, Finished(0, "length")):
+        made.feed(event)
+    return made
+
+
+def answered(*tracks: Track) -> Sequence[Track]:
+    return tracks
+
+
+def rounds(gamma: int, accepted: Sequence[int], c: float = 0.1) -> list[Step]:
+    """Rounds of which each accepted so many; v(n) is 1 + .05 (n − 1)."""
+    return [make_step(gamma, gamma, each, PLAIN * c * gamma, PLAIN * rising(gamma + 1)) for each in accepted]
+
+
+PLAIN_ROUNDS = [make_step(0, 0, 0) for _ in range(20)]
+THREE = rounds(3, [3, 0, 1, 3] * 5)
+
+
+def both(gamma: int = 3, steps: Sequence[Step] = tuple(THREE)) -> Any:
+    return answered(track(lane("ar", None, drafter=object()), PLAIN_ROUNDS), track(lane("spec", gamma), steps))
+
+
+def shown(bars: Bars, look: Look) -> list[str]:
+    console = Console(width=look.width, color_system=None, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(bars)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+LOOKS = {
+    "60": Look(60, color=False),
+    "100": Look(100, color=False),
+    "60 ascii": Look(60, color=False, ascii=True),
+    "100 colour": Look(100),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_the_plots_as_they_are_printed(name: str, snapshot: SnapshotAssertion) -> None:
+    look = LOOKS[name]
+    drawn = [gamma_bars([both()], look), *position_bars(both(), look)]
+    lines = [line for bars in drawn for line in shown(bars, look)]
+    assert "\n".join(lines) == snapshot
+    assert look.color or not look.ascii or "".join(lines).isascii()
+
+
+def test_the_bars_are_the_expected_speed_up_of_the_planted_costs() -> None:
+    """All drafts accepted: S = (gamma + 1) / (gamma·c + v(gamma + 1)), at gamma 3 as measured."""
+    drawn = gamma_bars([both(steps=rounds(3, [3] * 200))], LOOKS["60"])
+    for gamma, bar in enumerate(drawn.bars[:4]):
+        assert float(bar.figure[:-1]) == pytest.approx(expected_speedup(1.0, gamma, 0.1, rising(gamma + 1)), abs=0.01)
+    assert drawn.bars[3].note == "this one"
+    assert drawn.remarks[-1] == f"measured in the last answer: {4 / (0.3 + rising(4)):.2f}x at gamma 3"
+    assert [bar.solid for bar in drawn.bars] == [True] * 4 + [False] * 13
+
+
+def test_a_lane_under_gamma_auto_tells_what_its_own_pace_has_learned() -> None:
+    pace, world, steps = GoodputPace(), World(0.8, c=0.1, v=rising, noise=0.0, slow=0.0), []
+    for _ in range(60):
+        (gamma,) = pace.gamma([0])
+        steps.append(world.round(gamma, 0))
+        pace.observe(steps[-1])
+    drawn = gamma_bars([answered(track(lane("spec", "auto", pace), steps))], LOOKS["60"])
+    assert [bar.figure for bar in drawn.bars] == [f"{rate:.2f}x" for rate in pace.expected(16)]
+    assert [int(bar.name) for bar in drawn.bars if bar.note] == [best(pace.rates)]
+    assert not any(remark.startswith("measured") for remark in drawn.remarks)  # nothing ran beside it
+
+
+def test_gamma_of_the_settings_may_be_the_one_that_auto_takes() -> None:
+    useless = both(1, rounds(1, [0] * 40))
+    assert [bar.note for bar in gamma_bars([useless], LOOKS["60"]).bars][:2] == ["auto", "this one"]
+    cheap = both(16, rounds(16, [16] * 40, c=0.001))
+    assert gamma_bars([cheap], LOOKS["60"]).bars[16].note == "this one, and auto"
+
+
+def test_rounds_of_earlier_answers_count_and_those_of_other_drafters_do_not() -> None:
+    one, earlier = gamma_bars([both()], LOOKS["60"]), both(steps=rounds(3, [0] * 40))
+    assert gamma_bars([earlier, both()], LOOKS["60"]).remarks[0] != one.remarks[0]
+    other = answered(track(lane("spec", 3, drafter=object()), rounds(3, [0] * 40)))
+    assert gamma_bars([other, both()], LOOKS["60"]).remarks[0] == one.remarks[0]
+
+
+def test_a_round_cut_by_the_length_is_no_silence() -> None:
+    cut = [*rounds(3, [3] * 20), make_step(3, 1, 1, PLAIN * 0.1, PLAIN * rising(2))]
+    exact, longer = (track(lane("spec", 3), cut, limit=1 + 20 * 4 + more) for more in (2, 9))
+    figures = [[bar.figure for bar in gamma_bars([answered(one)], LOOKS["60"]).bars] for one in (exact, longer)]
+    assert float(figures[0][3][:-1]) > float(figures[1][3][:-1])
+
+
+def test_what_cannot_be_plotted_is_said() -> None:
+    plain = answered(track(lane("ar", None), PLAIN_ROUNDS))
+    with pytest.raises(UserError, match="nothing was drafted in the last answer"):
+        position_bars(plain, LOOKS["60"])
+    with pytest.raises(UserError, match="no lane of the last answer drafts by gamma"):
+        gamma_bars([plain], LOOKS["60"])
+    with pytest.raises(UserError, match="too few rounds"):
+        gamma_bars([both(steps=THREE[:1])], LOOKS["60"])
+
+
+BAR = st.builds(Bar, st.text("12", max_size=3), st.text("0.x", max_size=5), st.floats(0, 1), st.text("ab", max_size=9))
+
+
+@given(st.lists(BAR, max_size=4), st.integers(30, 120), st.lists(st.text("ab ", max_size=200), max_size=2))
+def test_no_row_is_wider_than_the_screen(bars: list[Bar], width: int, remarks: list[str]) -> None:
+    for row in Bars("spec: expected speed-up by gamma", bars, Look(width), remarks).rows():
+        assert sum(segment.cell_length for segment in row) <= width
+
+
+def test_marked_bars_stand_out_in_colour_and_guessed_ones_are_faint() -> None:
+    look = Look(60)
+    marked, guessed = Bars("t", [Bar("1", "1", 1, "auto", marked=True), Bar("2", "1", 1, solid=False)], look).rows()[1:]
+    assert [segment.style for segment in marked] == [look.style(role) for role in ("strong", "accent", "strong")]
+    assert guessed[1].style == look.style("faint")
+
+
+def test_the_command_in_a_console(tmp_path: Path) -> None:
+    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
+    lines = ("/plot gamma", "/plot", "one", "/plot gamma", "/plot positions", "/plot nothing")
+    ran = run_lines(catalogue, *lines, width=60, settings={"max_new_tokens": 40, "gamma": 4})
+    assert ran.text.count("error: no answer yet") == 1
+    assert "error: /plot must be gamma or positions, got ''" in ran.after("/plot")
+    assert "error: /plot must be gamma or positions, got 'nothing'" in ran.after("/plot nothing")
+    assert ran.after("/plot gamma").startswith("spec: expected speed-up by gamma\n   0  1.00x  ")
+    stats = ran.actions.answers[-1].tracks[-1].meter.stats
+    told = [line.split()[-1] for line in ran.after("/plot positions").splitlines()[1:5]]
+    assert told == [f"{a}/{e}" for a, e in zip(stats.accepted_at, stats.examined_at, strict=True)]

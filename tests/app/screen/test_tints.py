@@ -1,0 +1,227 @@
+"""Accepted text shows by its tint who proposed it, and the legend says which tint is whose."""
+
+from __future__ import annotations
+
+import math
+from io import StringIO
+from itertools import combinations
+from types import SimpleNamespace
+
+import pytest
+from rich.color import Color
+from rich.console import Console
+from syrupy.assertion import SnapshotAssertion
+
+from app.screen.figures import TITLES, PaneData
+from app.screen.legend import Legend
+from app.screen.live import Track
+from app.screen.palette import PALETTES, TINTS, Look, tint
+from app.screen.panes import Pane, pieces_of
+from app.screen.rows import Drawn
+from app.screen.spans import Span
+from app.screen.view import Frame
+from app.settings.types import LANES
+from sampling.events import Step
+from sampling.stats.summary import Stats
+
+NAMES = ("glide", "maxgram", "bigram")
+SPANS = [
+    Span("A", "target"),
+    Span(" river is", "accepted", 0),
+    Span(" a natural", "accepted", 1),
+    Span(" down", "rejected", 1),
+    Span(" stream", "target"),
+    Span(" of water", "accepted", 2),
+]
+STATS = Stats(predicted_n=9, predicted_ms=500, draft_n=8, draft_n_accepted=6, target_passes=3, openings=1)
+
+
+def lane(name: str, names: tuple[str, ...], *sources: int) -> PaneData:
+    """A lane whose accepted words are by these sources."""
+    spans = [Span(f" {number}", "accepted", source) for number, source in enumerate(sources)]
+    return PaneData(name, [Span("A", "target"), *spans], STATS, "done", names=names)
+
+
+def shown(drawn: Drawn, color: bool = True) -> str:
+    file = StringIO()
+    system = "256" if color else None
+    Console(
+        width=drawn.look.width,
+        file=file,
+        color_system=system,
+        force_terminal=color,
+        no_color=not color,
+        highlight=False,
+    ).print(drawn)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def words(*panes: PaneData) -> list[list[tuple[str, str]]]:
+    """The legend's fields before "rejected": texts and roles."""
+    fields = [[(text.strip(), role) for text, role in item.pieces] for item in Legend(Look(100), panes).fields()]
+    return fields[: fields.index([("rejected", "rejected")])]
+
+
+# ---------------------------------------------------------------- panes
+
+
+def test_accepted_text_has_the_tint_of_its_source() -> None:
+    assert pieces_of(SPANS, Look(), tinted=True) == [
+        ("A", "target"),
+        (" river is", "accepted"),
+        (" a natural", "accepted 2"),
+        (" ", "plain"),
+        ("down", "rejected"),
+        (" ", "plain"),
+        ("stream", "target"),
+        (" of water", "accepted 3"),
+    ]
+
+
+def test_tints_repeat_after_the_last() -> None:
+    assert [tint(source) for source in range(6)] == [*TINTS, TINTS[0], TINTS[1]]
+    assert len(TINTS) == 4
+
+
+@pytest.mark.parametrize("names", [(), ("glide",)])
+def test_a_lane_with_one_drafter_looks_as_ever(names: tuple[str, ...]) -> None:
+    pane = PaneData("spec", [Span(" river", "accepted", 1)], STATS, "done", names=names)
+    assert "\x1b[32m river\x1b[0m" in shown(Pane(pane, Look(60)))
+    assert "\x1b[38;5;37m river\x1b[0m" in shown(Pane(PaneData("x", pane.spans, STATS, "done", names=NAMES), Look(60)))
+
+
+def test_without_colour_nothing_tells_the_sources_apart() -> None:
+    panes = [PaneData("cascade", SPANS, STATS, "done", names=names) for names in ((), NAMES)]
+    one, other = (shown(Frame([pane], Look(100, color=False)), color=False) for pane in panes)
+    assert one == other
+    assert "maxgram" not in one
+
+
+@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("palette", PALETTES)
+def test_a_tinted_lane_with_its_legend(width: int, palette: str, snapshot: SnapshotAssertion) -> None:
+    panes = [lane("ngram", ("ngram",), 0), PaneData("cascade", SPANS, STATS, "done", names=NAMES)]
+    assert shown(Frame(panes, Look(width, palette=palette))) == snapshot
+
+
+def test_a_tracks_pane_knows_the_names_of_its_lane() -> None:
+    drafter = SimpleNamespace(name="cascade", drafts=True, source_names=("glide", "maxgram"))
+    step = Step(0, 2, (1, 2), (-1, 0), (0, 1), (0, 1), 3, (), (), 0.5, (), 0.0, 0.0, 0.0)
+    track = Track(drafter, lambda ids: "".join(f" {token}" for token in ids), 1, 9)
+    track.feed(step)
+    pane = track.pane()
+    assert pane.names == ("glide", "maxgram")
+    assert [(span.kind, span.source) for span in pane.spans] == [("accepted", 0), ("accepted", 1), ("target", 0)]
+    assert track.pane().tinted
+    assert not Track(SimpleNamespace(name="ar", drafts=False), str, 1, 9).pane().tinted
+
+
+# ---------------------------------------------------------------- the legend
+
+
+def test_the_legend_names_who_shows_each_in_its_tint() -> None:
+    assert words(lane("cascade", NAMES, 2, 0)) == [[("accepted:", "plain"), *legend(0, 2)]]
+    assert "accepted: glide bigram  rejected  from the target" in shown(
+        Legend(Look(100), [lane("cascade", NAMES, 2, 0)]), color=False
+    )
+
+
+def legend(*sources: int) -> list[tuple[str, str]]:
+    return [piece for source in sources for piece in (("", "plain"), (NAMES[source], tint(source)))]
+
+
+@pytest.mark.parametrize(
+    "panes",
+    [
+        [],
+        [PaneData("spec", SPANS, STATS, "done")],
+        [lane("ngram", ("ngram",), 0)],
+        [lane("cascade", NAMES, 0, 0)],
+        [PaneData("ar", [Span("A", "plain")], STATS), lane("cascade", NAMES)],
+    ],
+)
+def test_the_legend_says_accepted_where_all_of_it_has_that_tint(panes: list[PaneData]) -> None:
+    assert words(*panes) == [[("accepted", "accepted")]]
+
+
+def test_a_single_drafter_with_another_tint_is_named() -> None:
+    assert words(lane("cascade", NAMES, 1)) == [[("accepted:", "plain"), *legend(1)]]
+
+
+def test_lanes_that_agree_about_the_tints_share_a_list() -> None:
+    panes = [lane("tables", NAMES[:2], 0, 1), lane("cascade", NAMES, 1, 2)]
+    assert words(*panes) == [[("accepted:", "plain"), *legend(0, 1, 2)]]
+
+
+def test_lanes_that_differ_about_the_tints_have_a_list_each() -> None:
+    tables = lane("tables", ("match", "tables"), 0, 1)
+    panes = [lane("ngram", ("ngram",), 0), tables, lane("cascade", NAMES, 0, 1), lane("spec", NAMES, 0, 1)]
+    assert words(*panes) == [
+        [("accepted", "accepted")],
+        [
+            ("accepted in tables:", "plain"),
+            *(("", "plain"), ("match", "accepted"), ("", "plain"), ("tables", "accepted 2")),
+        ],
+        [("accepted in cascade:", "plain"), *legend(0, 1)],
+    ]
+
+
+def test_the_legend_does_not_give_one_name_two_tints() -> None:
+    found = words(lane("cascade", NAMES, 0, 1), lane("tables", ("match", "tables", "glide"), 1, 2))
+    assert [field[0][0] for field in found] == ["accepted in cascade:", "accepted in tables:"]
+
+
+# ---------------------------------------------------------------- the palettes
+
+# Linear RGB as seen without red and without green cones (Machado, Oliveira and Fernandes 2009, severity 1).
+EYES = {
+    "all": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+    "no red": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
+    "no green": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
+}
+
+
+def linear(palette: str, role: str) -> list[float]:
+    color = Color.parse(PALETTES[palette][role].split()[-1])
+    channels = (0, 205, 0) if color.number == 2 else color.get_truecolor()  # xterm's green
+    return [c / 12.92 if (c := value / 255) <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for value in channels]
+
+
+def lab(rgb: list[float]) -> tuple[float, float, float]:
+    """CIE L*a*b* of linear RGB, white D65."""
+    rows = ((0.4339, 0.3762, 0.1899), (0.2126, 0.7152, 0.0722), (0.0177, 0.1095, 0.8728))
+    x, y, z = (sum(a * max(0.0, b) for a, b in zip(row, rgb, strict=True)) ** (1 / 3) for row in rows)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def seen(palette: str, role: str, eyes: str) -> tuple[float, float, float]:
+    rgb = linear(palette, role)
+    return lab([sum(a * b for a, b in zip(row, rgb, strict=True)) for row in EYES[eyes]])
+
+
+@pytest.mark.parametrize(("palette", "eyes"), [("default", "all"), ("cb", "all"), ("cb", "no red"), ("cb", "no green")])
+def test_tints_differ_from_each_other_and_from_rejected(palette: str, eyes: str) -> None:
+    for one, other in combinations([*TINTS, "rejected"], 2):
+        if "rejected" in (one, other) and palette == "default":
+            continue  # a plain red, and struck through
+        assert math.dist(seen(palette, one, eyes), seen(palette, other, eyes)) > 20, (one, other)
+
+
+@pytest.mark.parametrize("palette", PALETTES)
+def test_a_tint_is_a_colour_and_nothing_else(palette: str) -> None:
+    for role in TINTS:
+        style = Look(palette=palette).style(role)
+        assert style is not None
+        assert style.color is not None
+        assert not any((style.bold, style.dim, style.italic, style.underline, style.strike, style.bgcolor))
+        red, green, blue = linear(palette, role)
+        assert green > red if palette == "default" else blue > red
+
+
+# ---------------------------------------------------------------- titles
+
+
+@pytest.mark.parametrize("name", LANES)
+def test_every_lane_has_a_title_that_fits_beside_its_status(name: str) -> None:
+    assert name in TITLES
+    assert len(TITLES[name]) <= 24

@@ -1,0 +1,527 @@
+"""The teaching view: what was drafted, how probable it was, why it was accepted or not; and the reviews inside a round
+of a cascade: in their order, further in, each read on from the text before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from syrupy.assertion import SnapshotAssertion
+
+from app.lanes.comparison import RULES, Rule, rule_of
+from app.lanes.costs import Terms
+from app.screen.live import Track, panes, traced
+from app.screen.palette import Look
+from app.screen.spans import REPLACEMENT, Window
+from app.screen.trace import Trace, read, starts
+from app.settings.layers import Settings
+from sampling.drafters.cascade import cascade_of
+from sampling.drafters.draft_model import ModelDrafter
+from sampling.events import Call, Finished, Step
+from sampling.loop import generate
+from sampling.sampler import KeyedSampler
+from sampling.stats.ratios import expected
+from sampling.types import FixedPace, Limits
+from tests.support.toy_drafters import PointDrafter
+from tests.support.toys import TableLM
+from utils.logits_processors import GreedyProcessor
+
+WORDS = {
+    0: "",
+    1: "A",
+    2: " river",
+    3: " is",
+    4: " down",
+    5: " toward",
+    6: " sea",
+    7: "\n",
+    8: " \x1b[31mextraordinarily",
+}
+
+NAMES = ("base", "small", "maxgram")
+SENTENCE = ["A", "river", "is", "a", "natural", "stream", "of", "water", "that", "flows", "down", "to", "the", "sea"]
+
+
+def decode(ids: list[int]) -> str:
+    return "".join(WORDS[token] for token in ids)
+
+
+def step(
+    drafted: list[int],
+    accepted: int,
+    token: int | None,
+    q: tuple[float, ...] = (),
+    p: tuple[float, ...] = (),
+    gap: float = 0.5,
+    source: tuple[int, ...] | None = None,
+) -> Step:
+    n = len(drafted)
+    parents, sources = tuple(range(-1, n - 1)), (0,) * n if source is None else source
+    return Step(
+        0,
+        4 * bool(n),
+        tuple(drafted),
+        parents,
+        sources,
+        tuple(range(accepted)),
+        token,
+        p,
+        q,
+        gap,
+        (),
+        0.001,
+        0.02,
+        0.001,
+    )
+
+
+STEPS = [
+    step([], 0, 1, gap=4.25),
+    step([2, 3, 4, 6], 2, 5, q=(0.95, 0.70, 0.40), p=(0.90, 0.80, 0.10)),
+    step([6, 7], 2, 7, q=(0.95, 0.70), p=(0.90, 0.80), gap=0.0625),
+    step([], 0, 3),
+    step([8, 0], 2, None, q=(1.0, 1.0), p=(0.25, 0.5)),
+]
+
+
+def shown(
+    width: int = 80, color: bool = False, steps: list[Step] = STEPS, ascii_only: bool = False, **more: object
+) -> str:
+    look = Look(width, None, color, ascii_only)
+    file = StringIO()
+    Console(width=width, file=file, color_system="truecolor" if color else None, force_terminal=color).print(
+        Trace(steps, decode, look, **more)  # type: ignore[arg-type]
+    )
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 100])
+def test_a_trace_by_width(width: int, snapshot: SnapshotAssertion) -> None:
+    assert shown(width, rule="ratio") == snapshot
+
+
+def test_a_draft_shows_both_probabilities_its_chance_and_its_fate() -> None:
+    lines = shown(rule="ratio").split("\n")
+    assert ' 1  " river"            q  .95  p  .90  chance  .95  accepted' in lines
+    assert ' 2  " is"               q  .70  p  .80  chance 1.00  accepted' in lines
+    assert ' 3  " down"             q  .40  p  .10  chance  .25  rejected' in lines
+    assert ' 4  " sea"              not examined                 discarded' in lines
+    assert '    " toward"  from the target (correction), top-2 gap 0.500' in lines
+    assert "round 1  gamma 4  accepted 2/4  22.0 ms" in lines
+
+
+def test_the_opening_round_is_the_prefill_and_endings_are_told() -> None:
+    lines = shown().split("\n")
+    assert "prefill  22.0 ms" in lines
+    assert '    "A"  from the target (own token), top-2 gap 4.250' in lines
+    assert '    "↵"  from the target (bonus), top-2 gap 0.062' in lines
+    assert "round 3  gamma 0  nothing drafted  22.0 ms" in lines
+    assert "    ended by an accepted stop token" in lines
+
+
+@pytest.mark.parametrize(
+    ("rule", "chance"), [("match", "chance  .25"), ("ratio", "chance  .25"), ("argmax", None), ("coupled", None)]
+)
+def test_the_rule_is_told_and_decides_about_chances(rule: Rule, chance: str | None) -> None:
+    text = shown(rule=rule, width=100)
+    assert RULES[rule] in text
+    assert ("chance  " in text) == (chance is not None)
+    if chance:
+        assert chance in text
+
+
+def test_a_point_mass_of_a_sure_drafter_is_accepted_with_p() -> None:
+    steps = [STEPS[0], step([2, 4], 1, 5, q=(0.5, 0.5), p=(0.75, 0.25))]
+    assert "chance  .75" in shown(steps=steps, rule="match")
+    assert "chance 1.00" in shown(steps=steps, rule="ratio")
+
+
+def test_figures_are_labelled_as_temperature_1() -> None:
+    assert "q(x), p(x) at temperature 1; the run's own law may differ, chances are near\n" in shown(rule="ratio")
+    assert "q(x), p(x) at temperature 1\n" in shown(rule="ratio", exact=True)
+    assert "q(x), p(x) at temperature 1\n" in shown(rule="argmax")
+
+
+def test_only_the_last_rounds_on_request_read_in_their_context() -> None:
+    text = shown(last=2)
+    assert "prefill" not in text
+    assert "round 3" in text
+    assert "round 2" not in text
+    assert "round 1" in shown(last=99)
+    assert "round" not in shown(last=0)
+
+
+def test_a_trace_can_be_drawn_twice() -> None:
+    trace = Trace(STEPS, lambda ids: decode(ids).removeprefix("A"), Look(80))
+    assert trace.rows() == trace.rows()
+
+
+def test_sources_are_named_where_there_are_several() -> None:
+    steps = [STEPS[0], step([2, 3], 2, 5, q=(0.5, 0.5), p=(0.5, 0.5), source=(0, 1))]
+    text = shown(steps=steps, names=("tables", "model"))
+    assert "accepted   tables\n" in text
+    assert "accepted   model\n" in text
+    assert shown(steps=steps, names=("tables",)).count("tables") == 1
+
+
+def test_no_rounds_yet() -> None:
+    assert shown(steps=[]) == "no rounds yet\n"
+
+
+def test_escape_sequences_are_inert_and_ascii_is_ascii() -> None:
+    assert "\x1b" not in shown()
+    text = shown(ascii_only=True, width=30, color=False)
+    assert text.isascii()
+    assert "<end>" in text
+
+
+@pytest.mark.parametrize(
+    ("temperature", "more", "rule"),
+    [
+        (0.0, {"sampled": True}, "argmax"),
+        (0.8, {"sampled": False}, "match"),
+        (0.8, {"sampled": True}, "ratio"),
+        (0.8, {"sampled": True, "draft_sampling": "greedy"}, "match"),
+        (0.8, {"sampled": True, "coupling": "gumbel"}, "coupled"),
+    ],
+)
+def test_the_rule_of_a_lane(temperature: float, more: dict[str, object], rule: Rule) -> None:
+    assert rule_of(temperature, **more) == rule  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(8, 120), st.booleans(), st.sampled_from(list(RULES)))
+def test_no_row_is_wider_than_the_screen(data: st.DataObject, width: int, ascii_only: bool, rule: Rule) -> None:
+    steps = []
+    for _ in range(data.draw(st.integers(0, 4))):
+        drafted = data.draw(st.lists(st.integers(0, 8), max_size=4))
+        accepted = data.draw(st.integers(0, len(drafted)))
+        token = None if drafted and accepted == len(drafted) else data.draw(st.integers(0, 8))
+        chances = tuple(data.draw(st.floats(0, 1)) for _ in range(min(len(drafted), accepted + (token is not None))))
+        steps.append(step(drafted, accepted, token, chances, chances))
+    rows = Trace(steps, decode, Look(width, None, True, ascii_only), ("a", "b"), rule=rule).rows()
+    assert all(sum(segment.cell_length for segment in row) <= width for row in rows)
+
+
+# -- reviews inside a round ------------------------------------------------------------------------
+
+
+def joined(ids: Sequence[int]) -> str:
+    return " ".join(SENTENCE[token] for token in ids)
+
+
+def reviewed(
+    drafted: Sequence[int],
+    accepted: int,
+    token: int | None,
+    source: Sequence[int] = (),
+    by: str = "target",
+    inner: Sequence[Step] = (),
+    chances: Sequence[float] = (0.9, 0.8, 0.7),
+) -> Step:
+    """A round: q is 1, p goes down, and `by` judged."""
+    n = len(drafted)
+    examined = min(n, accepted + (token is not None))
+    return Step(
+        0,
+        n,
+        tuple(drafted),
+        tuple(range(-1, n - 1)),
+        tuple(source) if source else (2,) * n,
+        tuple(range(accepted)),
+        token,
+        tuple(chances[:examined]),
+        (1.0,) * examined,
+        0.5,
+        (Call("below", 1, 0.001), Call(by, 1, 0.002)),
+        0.001,
+        0.001,
+        0.0001,
+        tuple(inner),
+    )
+
+
+# base reviews small's " is", which small made of max-gram's; small adds to it; max-gram's last two nobody reviewed.
+SMALLS = reviewed([2, 9], 1, 3, by="small")
+BASES = reviewed([2, 3], 1, 4, source=(2, 1), by="base", inner=[SMALLS])
+ALONE = reviewed([], 0, 5, by="small")
+ROUND = reviewed([2, 4, 5, 6, 7], 4, 8, source=(2, 0, 1, 2, 2), inner=[BASES, ALONE], chances=(0.9,) * 5)
+ROUNDS = [reviewed([], 0, 1), ROUND]
+
+
+def shown_nested(
+    width: int = 100, steps: Sequence[Step] = ROUNDS, names: Sequence[str] = NAMES, color: bool = False, **more: Any
+) -> str:
+    file = StringIO()
+    console = Console(
+        width=width, file=file, color_system="256" if color else None, force_terminal=color, highlight=False
+    )
+    console.print(Trace(steps, joined, Look(width, None, color), names, **more))  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+# ---------------------------------------------------------------- what it looks like
+
+
+@pytest.mark.parametrize("width", [30, 60, 100])
+def test_a_cascade_by_width(width: int, snapshot: SnapshotAssertion) -> None:
+    assert shown_nested(width, rule="ratio", lenience=3.0) == snapshot
+
+
+def test_a_cascade_in_colour(snapshot: SnapshotAssertion) -> None:
+    assert shown_nested(100, color=True, lenience=3.0) == snapshot
+
+
+def test_reviews_come_before_the_drafts_and_deeper_ones_further_in() -> None:
+    assert shown_nested().split("\n")[5:19] == [
+        "round 1  gamma 5  accepted 4/5  2.1 ms",
+        "  base reviewed maxgram's and small's 2: accepted 1, 2.1 ms",
+        "    small reviewed maxgram's 2: accepted 1, 2.1 ms",
+        '     1  " is"           q 1.00  p  .90  accepted   maxgram',
+        '     2  " flows"        q 1.00  p  .80  rejected   maxgram',
+        '        " a"  added by small',
+        '   1  " is"             q 1.00  p  .90  accepted   maxgram',
+        '   2  " a"              q 1.00  p  .80  rejected   small',
+        '      " natural"  added by base',
+        '  small had nothing to review, 2.1 ms, added " stream"',
+        ' 1  " is"               q 1.00  p  .90  accepted   maxgram',
+        ' 2  " natural"          q 1.00  p  .90  accepted   base',
+        ' 3  " stream"           q 1.00  p  .90  accepted   small',
+        ' 4  " of"               q 1.00  p  .90  accepted   maxgram',
+    ]
+
+
+def test_a_narrow_screen_has_a_line_for_every_review() -> None:
+    assert shown_nested(59).split("\n")[7:12] == [
+        "  base: 1/2 of maxgram and small, 2.1 ms",
+        "    small: 1/2 of maxgram, 2.1 ms",
+        "  small had nothing to review, 2.1 ms",
+        ' 1  " is"  q1.00 p.90  accepted  maxgram',
+        ' 2  " natural"  q1.00 p.90  accepted  base',
+    ]
+
+
+def test_a_reviewers_own_token_has_its_tint_and_not_the_targets() -> None:
+    text = shown_nested(color=True)
+    assert '\x1b[38;5;37m" a"\x1b[0m  \x1b[2madded by small' in text
+    assert '\x1b[32m" natural"\x1b[0m  \x1b[2madded by base' in text
+    assert '\x1b[38;5;108m" is"\x1b[0m' in text
+    assert text.count("\x1b[1;94m") == 2  # of the prefill and of the round
+
+
+def test_a_review_that_ended_with_an_accepted_draft_adds_nothing() -> None:
+    ended = replace(SMALLS, token=None, path=(0, 1))
+    assert "added" not in shown_nested(steps=[ROUNDS[0], reviewed([2, 9], 0, 4, inner=[ended])])
+    assert "small reviewed maxgram's 2: accepted 2, 2.1 ms" in shown_nested(
+        steps=[ROUNDS[0], reviewed([2], 0, 4, inner=[ended])]
+    )
+
+
+def test_who_reviewed_and_who_drafted_may_be_unknown() -> None:
+    review = replace(SMALLS, source=(), calls=())
+    text = shown_nested(steps=[ROUNDS[0], reviewed([2, 3], 0, 4, inner=[review])], names=())
+    assert "  a reviewer reviewed a drafter's 2: accepted 1, 2.1 ms\n" in text
+    assert '      " a"  added by a reviewer\n' in text
+    tables = shown_nested(steps=[ROUNDS[0], reviewed([2, 3], 0, 4, inner=[SMALLS])], names=("x", "y", "tables"))
+    assert "small reviewed tables' 2:" in tables
+
+
+# ---------------------------------------------------------------- the rules
+
+
+@pytest.mark.parametrize(
+    ("rule", "lenience", "line"),
+    [
+        ("argmax", None, "reviews inside may be lenient: only the target's decides the text"),
+        (
+            "argmax",
+            1.0,
+            "reviews inside are as strict as the target's (lambda 1), but only the target's decides the text",
+        ),
+        (
+            "argmax",
+            2.5,
+            "reviews inside may be lenient (lambda 2.5), p(x) > q(x)/2.5 is enough: only the target's decides the text",
+        ),
+        (
+            "ratio",
+            3.0,
+            "reviews inside may be lenient (lambda 3), chance min(1, 3 p(x)/q(x)): only the target's decides the text",
+        ),
+    ],
+)
+def test_a_cascade_tells_the_rule_of_its_reviews(rule: Rule, lenience: float | None, line: str) -> None:
+    assert shown_nested(120, rule=rule, lenience=lenience).split("\n")[:2] == [RULES[rule], line]
+
+
+def test_without_reviews_there_is_no_word_about_them() -> None:
+    assert "reviews inside" not in shown_nested(steps=[ROUNDS[0], reviewed([2, 3], 1, 4)], lenience=3.0)
+
+
+def test_a_lenient_reviews_chance_is_its_own() -> None:
+    steps = [ROUNDS[0], reviewed([2], 0, 4, inner=[replace(SMALLS, target_p=(0.2, 0.1))], chances=(0.2,))]
+    text = shown_nested(steps=steps, rule="ratio", lenience=3.0)
+    assert "p  .20  chance  .60  accepted" in text
+    assert "p  .20  chance  .20  rejected" in text
+    assert shown_nested(steps=steps, rule="ratio").count("chance  .") == 1  # an unknown lenience gives none
+
+
+@pytest.mark.parametrize(("lenience", "near"), [(1.0, False), (3.0, True), (None, True)])
+def test_what_a_lenient_review_lets_out_has_another_law_than_q(lenience: float | None, near: bool) -> None:
+    assert ("chances are near" in shown_nested(rule="ratio", exact=True, lenience=lenience)) == near
+
+
+# ---------------------------------------------------------------- in which text
+
+
+def test_a_review_begins_behind_what_those_before_it_brought() -> None:
+    assert starts(ROUND) == [0, 2]
+    assert starts(BASES) == [0]
+
+
+@pytest.mark.parametrize(
+    ("drafted", "emitted", "places"),
+    [
+        ([1, 2, 3, 4], [[1, 2], [3, 4]], [0, 2]),
+        ([7, 7, 1, 2, 8, 3], [[1, 2], [3]], [2, 5]),  # unreviewed drafts stand between
+        ([1, 2, 3], [[1, 2], [3, 4, 5]], [0, 2]),  # cut by the room that was left
+        ([1, 2], [[1, 2], [3]], [0, 2]),  # nothing of it went in
+        ([1, 1, 1, 2], [[1], [1, 1], [2]], [0, 1, 3]),
+        ([1, 2, 3], [[9], [1, 2, 3]], [0, 0]),
+        ([], [[1]], [0]),
+    ],
+)
+def test_reviews_are_found_in_what_went_out(drafted: list[int], emitted: list[list[int]], places: list[int]) -> None:
+    inner = [reviewed([*tokens[:-1]], len(tokens) - 1, tokens[-1]) for tokens in emitted]
+    assert starts(reviewed(drafted, 0, 5, inner=inner)) == places
+
+
+def test_every_review_reads_on_from_the_text_before_it() -> None:
+    read_as = lambda ids: "".join(f"{'^' if not i else '-'}{token}" for i, token in enumerate(ids))  # noqa: E731
+    window = Window(read_as, [0])
+    found = read(ROUND, window)
+    assert [draft.text for draft in found.inner[0].inner[0].drafts] == ["-2", "-9"]
+    assert found.inner[0].inner[0].own == "-3"
+    split = Window(lambda ids: "".join({1: "\ufffd", 2: "é"}.get(t, f" {t}") for t in ids).replace("\ufffdé", "é"))
+    late = read(reviewed([4, 1, 2], 1, 5, inner=[reviewed([4], 1, 1), reviewed([2], 1, 7)]), split)
+    assert late.inner[1].drafts[0].text == "é"
+    assert late.inner[0].own == REPLACEMENT
+    assert split.push(4) == " 4"  # nothing was committed
+
+
+def test_the_text_of_a_later_review_depends_on_the_one_before() -> None:
+    def capitals(ids: list[int]) -> str:
+        return " ".join(f"{ids[i - 1] if i else '^'}>{token}" for i, token in enumerate(ids))
+
+    found = read(ROUND, Window(capitals, [1]))
+    assert found.inner[0].drafts[0].text == " 1>2"
+    assert found.inner[0].own == " 2>4"
+    assert found.inner[1].own == " 4>5"
+    assert found.own == " 6>8"
+
+
+@st.composite
+def nested(draw: st.DrawFn, depth: int = 2) -> Step:
+    """Any round, also ones that no cascade makes."""
+    drafted = draw(st.lists(st.integers(0, 13), max_size=4))
+    accepted = draw(st.integers(0, len(drafted)))
+    token = draw(st.none() | st.integers(0, 13))
+    source = draw(st.lists(st.integers(0, 4), max_size=4))
+    inner = draw(st.lists(nested(depth - 1), max_size=2)) if depth else []
+    by = draw(st.sampled_from(["base", "a model of a very long name", "小"]))
+    return replace(reviewed(drafted, accepted, token, by=by, inner=inner), source=tuple(source))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(nested(), max_size=3),
+    st.integers(8, 120),
+    st.booleans(),
+    st.sampled_from(list(RULES)),
+    st.none() | st.floats(1, 9),
+)
+def test_no_row_of_a_cascade_is_wider_than_the_screen(
+    steps: list[Step], width: int, ascii_only: bool, rule: Rule, lenience: float | None
+) -> None:
+    look = Look(width, None, True, ascii_only)
+    rows = Trace(steps, joined, look, NAMES, rule=rule, lenience=lenience).rows()  # type: ignore[arg-type]
+    assert all(sum(segment.cell_length for segment in row) <= width for row in rows)
+
+
+# ---------------------------------------------------------------- real ones
+
+
+def real(lenience: float, reviewers: int = 2) -> tuple[Any, list[Step]]:
+    """A cascade of toys, one or two of them reviewers, and its rounds."""
+    models = [TableLM(12, seed, name=name) for seed, name in ((1, "base"), (2, "small"))]
+    follow = PointDrafter(12, lambda row: (row[-1] + 1) % 12 if row[-1] else None)
+    matrix = [[3, 2], [0, 2]] if reviewers == 1 else [[3, 2, 2], [0, 1, 2], [0, 0, 2]]
+    drafter = cascade_of([*map(ModelDrafter, models[:reviewers]), follow], matrix, lenience)
+    sampler = KeyedSampler(GreedyProcessor(), 0)
+    events = generate(
+        TableLM(12, 1, name="target"), [[1, 2]], drafter, sampler, Limits(40), pace=FixedPace(drafter.most)
+    )
+    return drafter, [event for event in events if isinstance(event, Step)]
+
+
+def test_a_real_cascades_reviews_are_all_found_in_its_drafts() -> None:
+    drafter, steps = real(2.0)
+    assert sum(len(one.inner) for one in steps) > 5
+    assert any(review.inner for one in steps for review in one.inner)
+    for one in steps:
+        for review, start in zip(one.inner, starts(one), strict=True):
+            there = one.drafted[start : start + len(review.emitted)]
+            assert there == review.emitted[: len(there)]
+            assert review.calls[-1].model in ("base", "small")
+            for deeper, at in zip(review.inner, starts(review), strict=True):
+                kept = review.drafted[at : at + len(deeper.emitted)]
+                assert kept == deeper.emitted[: len(kept)]
+    text = shown_nested(steps=steps, names=drafter.names, lenience=2.0)
+    assert text.count("reviewed") + text.count("nothing to review") == sum(
+        1 + len(review.inner) for one in steps for review in one.inner
+    )
+
+
+def test_the_console_traces_a_cascade_with_its_lenience() -> None:
+    drafter, steps = real(2.5)
+    lane = SimpleNamespace(
+        name="cascade", settings=Settings(), law_drafts=True, source_names=drafter.names, drafter=drafter, beams=None
+    )
+    track = SimpleNamespace(
+        lane=lane,
+        steps=steps,
+        decode=joined,
+        meter=SimpleNamespace(stats=SimpleNamespace(draft_n=1)),
+        pane=lambda: SimpleNamespace(telling=True),
+    )
+    file = StringIO()
+    console = Console(width=120, file=file, color_system=None)
+    console.print(traced([track], console, Settings(), 2))  # type: ignore[arg-type]
+    assert "reviews inside may be lenient (lambda 2.5)" in file.getvalue()
+    assert "added by small" in file.getvalue()
+
+
+def test_the_console_expects_of_a_cascade_what_its_own_figures_say() -> None:
+    """Not what gamma says, which a cascade ignores."""
+    _, steps = real(2.0, reviewers=1)
+    tracks = []
+    for name, rounds, terms in (("ar", [reviewed([], 0, 3)] * 40, Terms()), ("cascade", steps, Terms(drafts=True))):
+        lane = SimpleNamespace(name=name, settings=Settings(gamma=4), law_drafts=False, drafts=terms.drafts)
+        tracks.append(Track(lane, lambda ids: "x" * len(ids), 2, 40, terms=terms))
+        for event in [*rounds, Finished(0, "length")]:
+            tracks[-1].feed(event)
+    plain, cascade = (track.meter.stats for track in tracks)
+    console = Console(width=100, file=StringIO(), color_system=None)
+    panes(tracks, console, Settings())
+    assert tracks[0].expected is None
+    assert tracks[1].expected is not None
+    assert tracks[1].expected == expected(cascade, plain, None)
+    assert tracks[1].answer().terms.drafts

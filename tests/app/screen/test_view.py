@@ -1,0 +1,415 @@
+"""The screen as exact text: every width, with and without colour, within its height, whatever the model says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from io import StringIO
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+from syrupy.assertion import SnapshotAssertion
+
+from app.lanes.comparison import Verdict
+from app.screen.figures import PaneData, Positions, StatsLine, StatsLines, note
+from app.screen.legend import Legend
+from app.screen.palette import PALETTES, Look
+from app.screen.panes import Pane, SideBySide, pieces_of
+from app.screen.rows import Drawn, shared
+from app.screen.spans import NO_TEXT, Span
+from app.screen.view import Answer, Frame, Header
+from sampling.stats.summary import Stats
+
+WIDTHS = [30, 39, 40, 60, 79, 80, 100, 140]
+
+AR = Stats(stop_reason="eos", ttft_ms=88, predicted_n=33, predicted_ms=1670, target_passes=32, openings=1)
+SPEC = Stats(
+    stop_reason="eos",
+    ttft_ms=101,
+    predicted_n=33,
+    predicted_ms=790,
+    draft_n=30,
+    draft_n_accepted=22,
+    draft_n_rejected=4,
+    target_passes=10,
+    openings=1,
+    accepted_at=(10, 6, 4, 2),
+    examined_at=(11, 7, 5, 3),
+)
+SPANS = [
+    Span("A", "target"),
+    Span(" river is a natural", "accepted"),
+    Span(" stream", "target"),
+    Span(" of water that flows", "accepted"),
+    Span(" down", "rejected"),
+    Span(" to", "discarded"),
+    Span(" toward", "target"),
+    Span(" the sea", "accepted"),
+    Span("\n", "rejected"),
+    Span(",", "target"),
+    Span(" a lake or\n\n    另一条河流 😀", "accepted"),
+    Span(".", "target"),
+]
+TEXT = "A river is a natural stream of water that flows toward the sea, a lake or\n\n    另一条河流 😀."
+FASTER = Verdict("2.11x faster, same output", "good")
+
+
+def shown(drawn: Drawn, color: bool = False) -> str:
+    """What a terminal of the look's width receives."""
+    file = StringIO()
+    system = "truecolor" if color else None
+    Console(width=drawn.look.width, file=file, color_system=system, force_terminal=color, legacy_windows=False).print(
+        drawn
+    )  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def lanes(look: Look, **more: object) -> Frame:
+    panes = [
+        PaneData("ar", [Span(TEXT[:60], "plain")], AR, "running", limit=64),
+        PaneData("spec", SPANS, SPEC, "done", limit=64),
+    ]
+    header = Header("SmolLM2-135M-Instruct", "n-gram drafter", look, where="float32 cpu")
+    return Frame(panes, look, header=header, verdict=FASTER, **more)  # type: ignore[arg-type]
+
+
+def columns(text: str) -> int:
+    return max((cell_len(line) for line in text.split("\n")), default=0)
+
+
+# ---------------------------------------------------------------- whole screens
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_whole_screen_without_colour(width: int, snapshot: SnapshotAssertion) -> None:
+    assert shown(lanes(Look(width, None, color=False))) == snapshot
+
+
+@pytest.mark.parametrize("width", [39, 60, 100])
+def test_whole_screen_in_colour(width: int, snapshot: SnapshotAssertion) -> None:
+    assert shown(lanes(Look(width), hints=True), color=True) == snapshot
+
+
+def test_whole_screen_for_colour_blind_eyes(snapshot: SnapshotAssertion) -> None:
+    assert shown(lanes(Look(80, palette="cb"), show_discarded=True), color=True) == snapshot
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("color", [False, True])
+def test_ascii_draws_only_ascii(width: int, color: bool) -> None:
+    plain = [
+        Span(span.text.encode("ascii", "ignore").decode(), span.kind) for span in [*SPANS, Span(NO_TEXT, "rejected")]
+    ]
+    plain[-1] = Span(NO_TEXT, "rejected")
+    look = Look(width, 20, color, ascii=True)
+    panes = [PaneData("ar", plain, AR, "running", limit=64), PaneData("spec", plain * 12, SPEC, "done", limit=64)]
+    header = Header("target", "drafter", look, gamma=4)
+    text = shown(Frame(panes, look, header=header, verdict=FASTER, hints=True, show_discarded=True), color)
+    assert text.isascii()
+    assert "lines above" in text
+
+
+# ---------------------------------------------------------------- figures
+
+
+def test_stats_lines_are_those_of_the_design() -> None:
+    panes = [PaneData("ar", SPANS, AR, "done"), PaneData("spec", SPANS, SPEC, "done")]
+    frame = Frame(panes, Look(120, None, color=False), verdict=FASTER)
+    assert shown(frame).split("\n")[-5:] == [
+        "AR    33 tok  1.67 s  19.2 tok/s  TTFT  88 ms",
+        "spec  33 tok  0.79 s  40.5 tok/s  TTFT 101 ms | accepted 22/30 (73%)  alpha .85  3.20 tok/pass  10 passes",
+        "2.11x faster, same output | text accepted  [-x-] rejected  {+x+} from target",
+        "seconds and rates leave prefill out",
+        "",
+    ]
+
+
+def test_in_colour_the_figures_have_bars_and_greek_letters() -> None:
+    panes = [PaneData("ar", SPANS, AR, "running", limit=66), PaneData("spec", SPANS, SPEC, "done", expected=2.2)]
+    text = shown(Frame(panes, Look(100), verdict=FASTER))
+    assert "AR    " + "━" * 22 + "─" * 22 + "  33 tok  1.67 s  19.2 tok/s  TTFT  88 ms\n" in text
+    assert "spec  " + "━" * 44 + "  33 tok  0.79 s  40.5 tok/s  TTFT 101 ms\n" in text
+    assert (
+        "2.11× faster, same output  accepted 22/30 (73%)  α .85  3.20 tok/pass over 10 passes  expected 2.2×\n" in text
+    )
+    assert "accepted by position  1 ▇0.91  2 ▇0.86  3 ▇0.80  4 ▆0.67\n" in text
+
+
+@pytest.mark.parametrize("width", [12, 20, *WIDTHS])
+@pytest.mark.parametrize("color", [False, True])
+def test_no_figure_is_ever_cut(width: int, color: bool) -> None:
+    look = Look(width, None, color)
+    text = shown(lanes(look), color=False)
+    words = re.sub(r"[━─\s|]+", " ", text)
+    for figure in [
+        "33 tok",
+        "1.67 s",
+        "19.2 tok/s",
+        "40.5 tok/s",
+        "TTFT 88 ms",
+        "TTFT 101 ms",
+        "22/30 (73%)",
+        ".85",
+        "3.20",
+    ]:
+        assert figure in words
+
+
+def test_undefined_figures_are_not_shown() -> None:
+    first = Stats(ttft_ms=90, predicted_n=1, openings=1)
+    assert shown(StatsLine(PaneData("spec", (), first, "running"), Look(80, color=False))) == (
+        "spec  1 tok  0.00 s  - tok/s  TTFT 90 ms\n"
+    )
+    waiting = PaneData("spec", (), None, "prefill", "reading prompt 256 of 3000")
+    assert shown(StatsLine(waiting, Look(80, color=False))) == "spec  reading prompt 256 of 3000\n"
+    assert shown(Positions(first, Look(80))) == ""
+
+
+def test_all_drafts_discarded_has_no_alpha() -> None:
+    stats = Stats(
+        ttft_ms=90, predicted_n=2, predicted_ms=100, openings=1, target_passes=1, draft_n=2, draft_n_discarded=2
+    )
+    assert shown(StatsLine(PaneData("spec", (), stats, "done"), Look(100, color=False))) == (
+        "spec  2 tok  0.10 s  10.0 tok/s  TTFT 90 ms | accepted 0/2 (0%)  1.00 tok/pass  1 pass\n"
+    )
+
+
+def test_three_drafting_lanes_have_a_line_of_acceptance_each() -> None:
+    panes = [PaneData(name, SPANS, SPEC, "done") for name in ("spec", "ngram", "chain")]
+    text = shown(Frame(panes, Look(100)))
+    assert text.count("accepted 22/30") == 3
+    assert "ngram  accepted 22/30" in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "tokens", "limit", "state", "words"),
+    [
+        ("length", 128, 128, "done", "cut at 128 tokens, /continue"),
+        ("length", 57, 128, "done", "cut at 57 tokens, the context is full"),
+        ("interrupted", 25, 128, "stopped", "stopped at 25 tokens"),
+        ("eos", 25, 128, "done", ""),
+        (None, 25, 128, "running", ""),
+    ],
+)
+def test_an_answer_that_is_not_whole_says_why(reason: str, tokens: int, limit: int, state: str, words: str) -> None:
+    stats = Stats(stop_reason=reason, predicted_n=tokens, predicted_ms=500, openings=1)  # type: ignore[arg-type]
+    pane = PaneData("spec", SPANS, stats, state, limit=limit)  # type: ignore[arg-type]
+    assert note(pane) == words
+    text = shown(Frame([PaneData("ar", (), AR, "done"), pane], Look(80, color=False)))
+    assert (f"\n{words}\n" in text) == bool(words)
+
+
+def test_header_names_what_runs() -> None:
+    look = Look(100, color=False)
+    header = Header("SmolLM2", "tiny", look, where="float32 cpu", gamma="auto(4)", top_p=0.9, top_k=40, temperature=0.7)
+    assert shown(header) == "SmolLM2 ← tiny   float32 cpu   gamma auto(4)   T 0.7   top-p 0.9   top-k 40   seed 42\n"
+    assert shown(Header("SmolLM2", "", Look(80))) == "SmolLM2   γ 4   T 0   top-p 1   seed 42\n"
+
+
+def test_legend_shows_each_kind_in_its_own_manner() -> None:
+    assert shown(Legend(Look(80, color=False))) == "text accepted  [-x-] rejected  {+x+} from target\n"
+    colored = shown(Legend(Look(80)), color=True)
+    assert "\x1b[32maccepted" in colored
+    assert "\x1b[9;31mrejected" in colored
+    assert "\x1b[1;94mfrom the target" in colored
+
+
+@pytest.mark.parametrize("palette", PALETTES)
+def test_no_meaning_rests_on_colour_alone(palette: str) -> None:
+    look = Look(palette=palette)
+    rejected, target, accepted = (look.style(role) for role in ("rejected", "target", "accepted"))
+    assert rejected is not None
+    assert target is not None
+    assert accepted is not None
+    assert rejected.strike
+    assert target.bold
+    assert not accepted.strike
+    assert not accepted.bold
+
+
+# ---------------------------------------------------------------- text
+
+
+@pytest.mark.parametrize(
+    ("spans", "text"),
+    [
+        ([Span(" stream", "target")], " {+stream+}"),
+        ([Span(" down", "rejected"), Span(" up", "target")], " [-down-] {+up+}"),
+        ([Span(".\nThe", "target")], "{+.+}\n{+The+}"),
+        ([Span("\n\n", "target")], "{+↵↵+}\n\n"),
+        ([Span(" ", "target")], " "),
+        ([Span("\n  x", "rejected")], "[-↵  x-]"),
+        ([Span("x", "discarded")], ""),
+    ],
+)
+def test_marks_without_colour(spans: list[Span], text: str) -> None:
+    assert "".join(part for part, _ in pieces_of(spans, Look(color=False))) == text
+
+
+def test_discarded_drafts_are_shown_on_request() -> None:
+    pieces = pieces_of([Span(" x", "discarded")], Look(color=False), show_discarded=True)
+    assert "".join(part for part, _ in pieces) == " [~x~]"
+    assert pieces_of([Span(" x", "discarded")], Look(), show_discarded=True) == [(" ", "plain"), ("x", "discarded")]
+
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07[bold]x[/bold]\r\x9b31m\u202eevil\u2028\x00\udc80\x7f\U000e0041\u200b"
+
+
+@pytest.mark.parametrize("kind", ["accepted", "rejected", "target", "plain"])
+@pytest.mark.parametrize("color", [False, True])
+def test_hostile_text_is_inert(kind: str, color: bool) -> None:
+    text = shown(Pane(PaneData("[red]ar", [Span(HOSTILE, kind)], None, "done"), Look(100, color=color)))  # type: ignore[arg-type]
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e\u200b\ud800-\udfff\U000e0041]", text)
+    assert "␛[2J␛]0;title␇[bold]x[/bold]␍\\x9b31mevil ␀\ufffd␡" in text
+    assert "[red]ar" in text
+
+
+def test_the_answer_is_printed_whole_without_marks() -> None:
+    look = Look(40, color=False)
+    assert shown(Answer(SPANS, look)).replace("\n", " ").split() == TEXT.split()
+    assert shown(Answer("hello", look, "cut at 1 tokens, /continue")) == "hello\ncut at 1 tokens, /continue\n"
+
+
+# ---------------------------------------------------------------- size
+
+span_texts = st.text(
+    st.sampled_from("abc xyz.,\n\t日本😀👍🏽é́\u200d\ufe0f❤[]{}+-\x1b\r") | st.characters(codec="utf-8"), max_size=30
+)
+kinds = st.sampled_from(["accepted", "rejected", "discarded", "target", "plain"])
+some_spans = st.lists(st.builds(Span, span_texts, kinds), max_size=12)
+looks = st.builds(
+    Look,
+    st.integers(6, 130),
+    st.none() | st.integers(1, 40),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(list(PALETTES)),
+)
+layouts = st.sampled_from(["auto", "side", "stack"])
+states = st.sampled_from(["waiting", "prefill", "running", "done", "stopped"])
+figures = st.none() | st.sampled_from([AR, SPEC])
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.lists(st.builds(PaneData, kinds, some_spans, figures, states), max_size=5), looks, layouts, st.booleans())
+@example([PaneData("ar", [Span("日" * 9, "plain")], AR, "running")] * 3, Look(6, 1), "side", True)
+def test_no_line_is_wider_than_the_screen_and_no_frame_higher(
+    panes: list[PaneData], look: Look, layout: str, debug: bool
+) -> None:
+    header = Header("a target of a long name", "a drafter", look)
+    frame = Frame(panes, look, layout=layout, verdict=FASTER, header=header, hints=True, show_discarded=debug)  # type: ignore[arg-type]
+    rows = frame.rows()
+    assert all(sum(segment.cell_length for segment in row) <= look.width for row in rows)
+    assert look.height is None or len(rows) <= look.height
+    assert columns(shown(frame)) <= look.width
+    assert shown(frame).count("\n") == len(rows)
+
+
+def test_a_long_text_shows_its_end_and_how_much_is_above() -> None:
+    spans = [Span("\n".join(f"line {n}" for n in range(20)), "plain")]
+    text = shown(Pane(PaneData("ar", spans, None, "done"), Look(40, color=False), height=6))
+    assert text.split("\n")[1:-2] == [
+        f"│ {words:<36} │" for words in ("… 17 lines above", "line 17", "line 18", "line 19")
+    ]
+
+
+def test_panes_of_a_row_are_equally_high() -> None:
+    panes = [PaneData("ar", [Span("x\n" * 9, "plain")], AR, "done"), PaneData("spec", SPANS, SPEC, "done")]
+    rows = shown(SideBySide(panes, Look(80, color=False))).split("\n")[:-1]
+    assert rows[0].startswith("┌ autoregressive done, 33 tok ─")
+    assert rows[0].index("┌", 1) == rows[-1].index("└", 1) == 40
+    assert len(rows) == 12
+    assert {cell_len(row) for row in rows} == {80}
+
+
+@pytest.mark.parametrize(
+    ("width", "layout", "tops"), [(80, "auto", 1), (79, "auto", 2), (80, "stack", 2), (40, "side", 1)]
+)
+def test_panes_stand_side_by_side_from_80_columns_or_on_request(width: int, layout: str, tops: int) -> None:
+    panes = [PaneData("ar", SPANS, AR, "done"), PaneData("spec", SPANS, SPEC, "done")]
+    text = shown(SideBySide(panes, Look(width, color=False), layout))  # type: ignore[arg-type]
+    assert sum("┌" in line for line in text.split("\n")) == tops
+
+
+def test_below_40_columns_there_are_no_borders() -> None:
+    panes = [PaneData("ar", SPANS, AR, "done"), PaneData("spec", SPANS, SPEC, "done")]
+    assert "│" in shown(SideBySide(panes, Look(40, color=False)))
+    assert not set("│┌┐└┘") & set(shown(SideBySide(panes, Look(39, color=False))))
+
+
+def test_three_lanes_stand_in_rows_of_two() -> None:
+    panes = [PaneData(name, [Span("x", "plain")], AR, "done") for name in ("ar", "draft", "ngram")]
+    rows = shown(SideBySide(panes, Look(80, color=False))).split("\n")
+    assert "drafter alone" in rows[0]
+    assert rows[3].startswith("┌ n-gram drafts")
+    assert cell_len(rows[3]) == 80
+
+
+@pytest.mark.parametrize(("width", "color", "enough"), [(30, True, 8), (30, False, 11), (60, True, 6), (100, True, 4)])
+@pytest.mark.parametrize("height", range(1, 40))
+def test_figures_stay_while_there_is_room_for_two_rows_of_text_each(
+    width: int, color: bool, enough: int, height: int
+) -> None:
+    rows = lanes(Look(width, height, color)).rows()
+    assert len(rows) <= height
+    text = " ".join("".join(segment.text for segment in row) for row in rows)
+    assert "speculative" in text
+    assert (re.search("40.5 tok/s +TTFT 101 ms", text) is not None) == (height >= enough)
+
+
+def test_heights_are_shared_fairly() -> None:
+    assert shared([3, 20, 20], 23) == [3, 10, 10]
+    assert shared([3, 4], 50) == [3, 4]
+    assert shared([9, 9], 1) == [0, 1]
+    assert shared([], 5) == []
+
+
+# ---------------------------------------------------------------- cost
+
+
+def calls_of(frame: Callable[[], object]) -> int:
+    """Python functions that drawing enters: work, not time."""
+    entered = [0]
+
+    def note(_: object, event: str, __: object) -> None:
+        entered[0] += event == "call"
+
+    sys.setprofile(note)
+    try:
+        frame()
+    finally:
+        sys.setprofile(None)
+    return entered[0]
+
+
+def test_a_frame_of_two_long_answers_is_drawn_between_rounds() -> None:
+    """Counted in functions entered, not in seconds: some 17 a token, where a frame has 15 ms."""
+    words = [Span(f" word{n}" + ("\n" if n % 40 == 0 else ""), "target" if n % 4 else "accepted") for n in range(500)]
+
+    def work(count: int) -> int:
+        panes = [PaneData(name, words[:count], SPEC, "running", limit=512) for name in ("ar", "spec")]
+        return calls_of(lambda: shown(Frame(panes, Look(100, 40), verdict=FASTER), color=True))
+
+    work(500)  # what is kept from frame to frame is there now
+    assert work(500) < 20 * 2 * 500
+
+
+def test_the_screen_needs_no_torch() -> None:
+    modules = "app.screen.view, app.screen.trace, app.screen.spans, app.lanes.comparison"
+    code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_stats_lines_align_over_lanes() -> None:
+    slow = Stats(ttft_ms=1088, predicted_n=128, predicted_ms=12_000, openings=1)
+    text = shown(
+        StatsLines([PaneData("ar", (), slow, "done"), PaneData("ngram", (), AR, "done")], Look(80, color=False))
+    )
+    assert text == (
+        "AR     128 tok  12.00 s  10.6 tok/s  TTFT 1088 ms\nngram   33 tok   1.67 s  19.2 tok/s  TTFT   88 ms\n"
+    )

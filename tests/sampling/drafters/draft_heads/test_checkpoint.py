@@ -1,0 +1,262 @@
+"""Students on disk: whole or not at all, the published names, and one line for every folder that does not fit."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sampling.drafters.draft_heads.checkpoint import CONFIG, WEIGHTS, is_student, load_student, save_student
+from sampling.drafters.draft_heads.modules import Student
+from tests.support.students import KINDS, fed, make_student, make_target, text
+from utils.errors import UserError
+
+SHORT = [1, 2, 3, 8, 13, 21, 34, 39]
+
+
+def states(student: Student, target: Any) -> Tensor:
+    """What the student makes of a text, its target's cache included."""
+    ids = text(1, 12)
+    session = fed(target, [ids], [12], hidden=True)
+    kv = [session.kv(layer)[:2] for layer in student.target_layers(3)] or None
+    hidden = session.hidden() if student.config.kind == "feature" else None
+    return student.lm_head(student.states(torch.tensor([ids]), hidden=hidden, kv=kv)[0])
+
+
+def rounded(student: Student) -> Student:
+    """The student as sixteen bits keep it."""
+    for parameter in student.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    return student
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_saved_is_what_is_loaded(tmp_path: Path, kind: str) -> None:
+    target = make_target()
+    student = rounded(make_student(kind, target, short=SHORT, project=True, num_hidden_layers=2))
+    size = save_student(tmp_path / "it", student, {"tokenizer": "abc", "target": "tiny"})
+    assert (tmp_path / "it" / WEIGHTS).stat().st_size == size
+    assert is_student(tmp_path / "it")
+    loaded = load_student(tmp_path / "it", target, "abc")
+    assert loaded.config == student.config
+    assert loaded.short_list.tolist() == SHORT
+    assert torch.equal(states(loaded, target), states(student, target))
+
+
+def test_what_is_the_targets_is_not_stored_but_taken_from_it(tmp_path: Path) -> None:
+    target = make_target()
+    target.lm_head.weight.data = target.lm_head.weight.data.clone()
+    options = {"hidden_size": 24, "shared_embedding": True, "shared_head": True}
+    student = rounded(make_student("glide", target, short=SHORT, **options))
+    student.model.embed_tokens.weight.data = target.model.embed_tokens.weight.data
+    student.lm_head.weight.data = target.lm_head.weight.data[SHORT]
+    save_student(tmp_path, student)
+    assert {"model.embed_tokens.weight", "lm_head.weight"}.isdisjoint(load_file(tmp_path / WEIGHTS))
+    loaded = load_student(tmp_path, target)
+    assert loaded.model.embed_tokens.weight.data_ptr() == target.model.embed_tokens.weight.data_ptr()
+    assert torch.equal(states(loaded, target), states(student, target))
+    with pytest.raises(UserError, match="shares its target's embedding"):
+        load_student(tmp_path)
+
+
+# -- the published format, by its names alone -------------------------------------------------------
+
+
+def published(folder: Path, target: Any, container: str, **changes: Any) -> dict[str, Tensor]:
+    """A GLIDE checkpoint as others write it: Llama keys, `large_…` keys, nothing of ours."""
+    folder.mkdir(parents=True, exist_ok=True)
+    large, hidden, heads, inner, vocab = target.config, 16, 4, 20, target.config.vocab_size
+    wide = large.num_attention_heads * large.head_dim
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "large_hidden_size": large.hidden_size,
+        "large_num_attention_heads": large.num_attention_heads,
+        "max_position_embeddings": 128,
+        "num_attention_heads": heads,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "torch_dtype": "float16",
+        "vocab_size": vocab,
+        **changes,
+    }
+    noise = torch.Generator().manual_seed(3)
+    shapes = {"model.embed_tokens": (vocab, hidden), "model.norm": (hidden,), "lm_head": (vocab, hidden)}
+    for name in ("q", "k", "v", "o"):
+        shapes[f"model.layers.0.self_attn.{name}_proj"] = (hidden, hidden)
+    shapes["model.layers.0.cross_attn.q_proj"], shapes["model.layers.0.cross_attn.o_proj"] = (
+        (wide, hidden),
+        (hidden, wide),
+    )
+    shapes |= {f"model.layers.0.mlp.{name}_proj": (inner, hidden) for name in ("gate", "up")}
+    shapes["model.layers.0.mlp.down_proj"] = (hidden, inner)
+    shapes |= {f"model.layers.0.{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
+    tensors = {f"{name}.weight": torch.randn(shape, generator=noise).half() for name, shape in shapes.items()}
+    if container == "pytorch_model.bin":
+        torch.save(tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}, folder / container)
+    else:
+        save_file(tensors, folder / container)
+    (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    return tensors
+
+
+@pytest.mark.parametrize("container", ["pytorch_model.bin", WEIGHTS])
+def test_a_published_glide_checkpoint_loads_and_is_written_with_the_same_names(tmp_path: Path, container: str) -> None:
+    target = make_target(hidden_size=32)
+    tensors = published(tmp_path / "theirs", target, container)
+    assert is_student(tmp_path / "theirs")
+    student = load_student(tmp_path / "theirs", target)
+    config = student.config
+    assert (config.kind, config.num_key_value_heads, config.head_dim, config.large_head_dim) == ("glide", 4, 4, 8)
+    assert (config.rope_theta, config.rms_norm_eps, config.block_size, config.short_list) == (10000.0, 1e-6, 5, 0)
+    assert student.cross_rotary is not None
+    assert torch.equal(student.cross_rotary.inv_freq, target.model.rotary_emb.inv_freq)  # the target's, not its own
+    for name, value in student.state_dict().items():
+        assert torch.equal(value, tensors[name].float())
+    save_student(tmp_path / "ours", student)
+    assert load_file(tmp_path / "ours" / WEIGHTS).keys() == tensors.keys()
+    again = load_student(tmp_path / "ours", target)
+    assert again.config == config
+    assert torch.equal(states(again, target), states(rounded(student), target))
+
+
+def test_optional_keys_of_published_checkpoints_are_read(tmp_path: Path) -> None:
+    target = make_target(hidden_size=48)  # heads of 8, not of 48 / 4
+    published(tmp_path, target, WEIGHTS, large_head_dim=8, block_size=7, rope_parameters={"rope_theta": 500.0})
+    config = load_student(tmp_path, target).config
+    assert (config.large_head_dim, config.block_size, config.rope_theta) == (8, 7, 500.0)
+
+
+# -- folders that do not fit --------------------------------------------------------------------------
+
+
+def refused(folder: Path, target: Any = None, fingerprint: str | None = None) -> str:
+    """The one line that says why `folder` cannot be used; it names the folder."""
+    with pytest.raises(UserError) as error:
+        load_student(folder, target, fingerprint)
+    line = str(error.value)
+    assert "\n" not in line
+    assert str(folder) in line
+    return line
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save_student(tmp_path / "drafter", make_student("glide", make_target(), short=SHORT), {"tokenizer": "abc"})
+    return tmp_path / "drafter"
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8")) | changes
+    config = {name: value for name, value in config.items() if value != "gone"}
+    (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+
+
+def change_weights(folder: Path, **changes: Tensor | None) -> None:
+    """Other tensors under a configuration that knows no checksum."""
+    tensors = {name: value for name, value in load_file(folder / WEIGHTS).items() if name not in changes}
+    save_file(tensors | {name: value for name, value in changes.items() if value is not None}, folder / WEIGHTS)
+    rewrite(folder, crc32="gone", bytes="gone")
+
+
+def test_damaged_weights_are_named(saved: Path) -> None:
+    data = (saved / WEIGHTS).read_bytes()
+    half = len(data) // 2
+    flipped = data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
+    for damaged in (data[:half], data[:5], b"", flipped, data + b"x"):
+        (saved / WEIGHTS).write_bytes(damaged)
+        assert f"{WEIGHTS} are damaged" in refused(saved)
+    rewrite(saved, crc32="gone", bytes="gone")  # other people's checkpoints have no checksum
+    for damaged in (data[:half], data[:5], b""):
+        (saved / WEIGHTS).write_bytes(damaged)
+        assert f"{WEIGHTS} are damaged" in refused(saved)
+    (saved / WEIGHTS).unlink()
+    assert f"has no {WEIGHTS}" in refused(saved)
+    for rubbish in (b"rubbish", data):
+        (saved / "pytorch_model.bin").write_bytes(rubbish)
+        assert "pytorch_model.bin are damaged" in refused(saved)
+    torch.save({"model.norm.weight": [1.0]}, saved / "pytorch_model.bin")
+    assert "pytorch_model.bin are damaged" in refused(saved)
+
+
+def test_weights_that_do_not_fit_their_configuration_are_named(saved: Path) -> None:
+    data = (saved / WEIGHTS).read_bytes()
+    name = "model.layers.0.cross_attn.q_proj.weight"
+    for changes, told in (
+        ({name: None}, f"lacks {name}"),
+        ({name: torch.zeros(3, 3)}, f"{name} is (3, 3), not (32, 16)"),
+        ({"model.more.weight": torch.zeros(1)}, "has model.more.weight, which nothing reads"),
+        ({"lm_head.ids": None}, "0 ids in the short list, config.json says 8"),
+        ({"lm_head.ids": torch.tensor([*SHORT[:-1], 40])}, "no ascending list of ids"),
+        ({"lm_head.ids": torch.tensor(SHORT[::-1])}, "no ascending list of ids"),
+    ):
+        (saved / WEIGHTS).write_bytes(data)
+        change_weights(saved, **changes)
+        assert told in refused(saved)
+
+
+def test_damaged_configurations_are_named(saved: Path) -> None:
+    good = (saved / CONFIG).read_text(encoding="utf-8")
+    for text_of_it, told in (("{", "no JSON"), ("[1]", "no object"), ("\0\0", "no JSON")):
+        (saved / CONFIG).write_text(text_of_it, encoding="utf-8")
+        assert told in refused(saved)
+        assert not is_student(saved)
+    for changes, told in (
+        ({"hidden_size": "gone"}, "hidden_size"),
+        ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0"),
+        ({"num_key_value_heads": 3}, "4 heads cannot share 3"),
+        ({"rope_theta": -1}, "rope_theta is -1"),
+        ({"kind": "grand"}, "'grand'"),
+        ({"large_head_dim": 0}, "large_head_dim"),
+    ):
+        (saved / CONFIG).write_text(good, encoding="utf-8")
+        rewrite(saved, **changes)
+        assert told in refused(saved)
+    (saved / CONFIG).unlink()
+    assert "no readable config.json" in refused(saved)
+    refused(saved / "nowhere")
+    assert not is_student(saved)
+
+
+def test_students_of_other_targets_are_refused_with_both_numbers(saved: Path) -> None:
+    load_student(saved, make_target(), "abc")
+    others = {"vocab": 44, "hidden_size": 28, "num_attention_heads": 8, "head_dim": 12}
+    for change, wanted in zip(others, ("40 ids", "size 24", "4 heads", "size 8"), strict=True):
+        line = refused(saved, make_target(**{change: others[change]}))
+        assert wanted in line
+        assert str(others[change]) in line
+    assert "abc" in (line := refused(saved, make_target(), "xyz"))
+    assert "xyz" in line
+
+
+@pytest.mark.parametrize(("call", "turn"), [("fsync", 1), ("fsync", 2), ("replace", 1)])
+def test_a_full_disk_leaves_the_version_before(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, call: str, turn: int
+) -> None:
+    """Whether it fills at the weights or at the configuration; nothing is written between the renames."""
+    before = {file.name: file.read_bytes() for file in saved.iterdir()}
+    real, calls = getattr(os, call), []
+
+    def full(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == turn:
+            raise OSError(28, "No space left on device")
+        return real(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, full)
+        with pytest.raises(OSError, match="No space"):
+            save_student(saved, make_student("glide", make_target(), short=SHORT, seed=77))
+    assert {file.name: file.read_bytes() for file in saved.iterdir()} == before
+    load_student(saved, make_target())

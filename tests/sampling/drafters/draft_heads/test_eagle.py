@@ -1,0 +1,149 @@
+"""The session of a feature drafter: one pass for what was committed, own states only where no target's are.
+
+Also what it asks of the target's session: hidden states, kept through forks and next turns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sampling.drafters.draft_heads.eagle import FeatureDrafter
+from sampling.drafters.draft_model import NoDrafter
+from sampling.loop import generate
+from sampling.models.causal import CausalLM
+from sampling.sampler import KeyedSampler
+from sampling.types import Draft, Limits, Rows, Sampler
+from tests.support.runs import decode, steps
+from tests.support.students import close, fed, make_student, make_target, spread_logits, text
+from tests.support.toys import TableLM
+from utils.errors import UserError
+from utils.logits_processors import make_processor
+
+NOTHING = Draft.empty(1)
+SAMPLER = KeyedSampler(make_processor(0.9), seed=3)
+
+
+class Watched(FeatureDrafter):
+    """Looks at each first pass of a round: its logits against the whole sequence, and how many tokens each pass fed."""
+
+    def __init__(self, student: Any, target: Any) -> None:
+        super().__init__(student)
+        self.student, self.target, self.widths, self.rounds = student, target, [], []
+        run = self.lm.network.run  # type: ignore[attr-defined]
+
+        def counting(x: Tensor, *rest: Any) -> Tensor:
+            self.widths.append(x.shape[1])
+            return run(x, *rest)
+
+        self.lm.network.run = counting  # type: ignore[attr-defined]
+
+    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+        ids = rows[0]
+        states = fed(self.target, [ids], [len(ids)], hidden=True).hidden()
+        whole = self.student.states(torch.tensor([ids]), hidden=states)[0]
+        close(self.sessions[0].fork().score(rows, NOTHING)[0, 0], spread_logits(self.student, whole)[0, -1])
+        self.widths.clear()
+        draft = super().propose(rows, k, sampler)
+        self.rounds.append(list(self.widths))
+        return draft
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_every_round_reads_the_new_tokens_with_their_true_states_in_one_pass(layers: int) -> None:
+    target = make_target(8, seed=10)
+    lm, prompt = CausalLM(target), text(1, 12, 8)
+    drafter = Watched(make_student("feature", target, num_hidden_layers=layers, seed=2), target)
+    run = steps(decode(lm, [prompt], drafter, SAMPLER, length=60, gamma=3))[1:]
+    assert {0, 1, 2, 3} <= {len(step.path) for step in run if len(step.drafted) == 3}
+    before: int | None = None
+    for step, widths in zip(run, drafter.rounds, strict=False):
+        if before is not None:
+            assert widths == [before + 1, 1, 1][: len(widths)]
+        before = len(step.path)
+
+
+def test_states_follow_a_target_that_goes_back_and_on() -> None:
+    target = make_target()
+    student = make_student("feature", target, num_hidden_layers=2)
+    drafter, start = FeatureDrafter(student), text(4, 10)
+    held = CausalLM(target).open([start], hidden=True)
+    drafter.start([start], held, held)
+    for row in (start + text(5, 6), start + text(6, 6), start[:4] + text(7, 12), start + text(5, 3)):
+        held.score([row[:-1]], NOTHING)
+        fresh = FeatureDrafter(student)
+        theirs = fed(target, [row], [len(row) - 1], hidden=True)
+        fresh.start([row], theirs, theirs)
+        for more in ([], [3], [3, 4]):
+            found, wanted = (one.sessions[0].score([row + more], NOTHING) for one in (drafter, fresh))
+            close(found, wanted)
+
+
+def test_the_loop_opens_a_target_with_hidden_states_for_it() -> None:
+    target = make_target(8, seed=10)
+    drafter, lm = FeatureDrafter(make_student("feature", target)), CausalLM(target)
+    assert drafter.needs_hidden
+    assert any(step.drafted for step in steps(decode(lm, [[1, 2, 3]], drafter, SAMPLER, length=6)))
+    without = generate(lm, [[1, 2, 3]], drafter, SAMPLER, Limits(4), session=lm.open([[1, 2, 3]]))
+    with pytest.raises(UserError, match="hidden=True"):
+        list(without)
+    asked: list[bool] = []
+
+    class Asked(CausalLM):
+        def open(self, *arguments: Any, hidden: bool = False, **more: Any) -> Any:
+            asked.append(hidden)
+            return super().open(*arguments, hidden=hidden, **more)
+
+    for one in (NoDrafter(), drafter):
+        decode(Asked(target), [[1, 2, 3]], one, SAMPLER, length=2)
+    assert asked == [False, True]
+
+
+def test_a_toy_without_states_is_refused_by_name() -> None:
+    session = TableLM(8).open([[1]])
+    with pytest.raises(UserError, match="ToySession"):
+        FeatureDrafter(make_student("feature", make_target(8))).start([[1]], session, session)
+
+
+def test_hidden_states_survive_forks_and_serve_later_turns() -> None:
+    target = make_target()
+    lm, ids = CausalLM(target), text(6, 9)
+    session = lm.open([ids], hidden=True)
+    session.score([ids], NOTHING)
+    twin = session.fork()
+    assert twin.keeps_hidden
+    twin.score([[*ids, 3]], NOTHING)
+    close(twin.hidden()[:, :9], session.hidden())
+    assert twin.hidden().shape[1] == 10
+    assert lm.open([ids], previous=session) is session  # more than was asked for does no harm
+    assert session.hidden().shape[1] == 9
+    assert lm.open([ids], previous=session, hidden=True) is session
+    plain = lm.open([ids])
+    plain.score([ids], NOTHING)
+    assert lm.open([ids], previous=plain) is plain
+    anew = lm.open([ids], previous=plain, hidden=True)
+    assert anew is not plain
+    assert anew.keeps_hidden
+    assert anew.held() == [0]
+
+
+def test_a_failed_pass_leaves_a_session_that_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target()
+    ids, drafter = text(7, 9), FeatureDrafter(make_student("feature", target))
+    held = fed(target, [ids], [8], hidden=True)
+    drafter.start([ids], held, held)
+    session: Any = drafter.sessions[0]
+    wanted = session.score([ids], NOTHING)
+    with monkeypatch.context() as broken:
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        broken.setattr(session.network, "run", fail)
+        with pytest.raises(KeyboardInterrupt):
+            session.score([[*ids, 4]], NOTHING)
+    assert session.held() == [0]
+    close(session.score([ids], NOTHING), wanted)

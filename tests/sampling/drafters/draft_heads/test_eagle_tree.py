@@ -1,0 +1,298 @@
+"""Dynamic trees of a feature drafter: the likeliest nodes, computed as a chain along each path would be; lossless."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sampling.drafters.cape import Expansion
+from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession, FeatureTreeDrafter
+from sampling.drafters.draft_model import ModelDrafter
+from sampling.models.causal import CausalLM
+from sampling.sampler import KeyedSampler
+from sampling.types import Draft, Rows, Sampler
+from tests.sampling.drafters.draft_heads.test_exact import (
+    EXACT,
+    FAIL_BELOW,
+    PROMPTS,
+    counted,
+    enumerated,
+    greedy,
+    same_rounds,
+)
+from tests.support.reference import NaiveLaw
+from tests.support.runs import answers, decode, drafting, emitted, steps
+from tests.support.students import close, fed, make_student, make_target, text
+from tests.support.toys import parents_of
+from utils.logits_processors import make_processor
+
+NOTHING = Draft.empty(1)
+SAMPLER = drafting(greedy(), [[0]])
+SHORT = [0, 2, 3, 4, 5, 6, 7]
+
+
+def tree_lm(target: Any, layers: int = 1, seed: int = 2, **shape: Any) -> FeatureLM:
+    return FeatureLM(make_student("feature", target, SHORT, seed, num_hidden_layers=layers, **shape), "feature", None)
+
+
+def beside(drafter: ModelDrafter, target: Any, row: list[int]) -> ModelDrafter:
+    """The drafter, begun beside a new session of the target that holds all of `row` but its last token."""
+    held = fed(target, [row], [len(row) - 1], hidden=True)
+    drafter.start([row], held, held)
+    return drafter
+
+
+def paths_of(draft: Draft) -> list[tuple[int, ...]]:
+    """The tokens on the way down to each node."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.tokens[0].tolist(), parents_of(draft), strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return found
+
+
+# -- the tree by hand -----------------------------------------------------------------------------
+
+
+class Told(FeatureSession):
+    """A session without a network: probabilities of the next token by the path behind the row."""
+
+    def __init__(self, chances: dict[tuple[int, ...], tuple[float, ...]]) -> None:
+        self.chances, self.short_list, self.levels = chances, None, list[list[tuple[int, ...]]]()
+
+    def score_short(self, rows: Rows, draft: Draft) -> Tensor:
+        return self._log([()])[None]
+
+    def grow(self, tokens: list[int], parents: list[int]) -> Tensor:
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(tokens, parents, strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        self.levels.append(paths[sum(map(len, self.levels)) :])
+        return self._log(self.levels[-1])
+
+    def _log(self, paths: list[tuple[int, ...]]) -> Tensor:
+        return torch.tensor([self.chances.get(path, (0.25,) * 4) for path in paths], dtype=torch.float64).log()
+
+
+CHANCES = {
+    (): (0.5, 0.3, 0.15, 0.05),
+    (0,): (0.1, 0.6, 0.2, 0.1),  # .05 .3 .1 .05
+    (1,): (0.02, 0.03, 0.9, 0.05),  # .006 .009 .27 .015
+    (1, 2): (0.8, 0.1, 0.05, 0.05),  # .216
+}
+
+
+def by_hand(depth: int, nodes: int, width: int, least: float = 0.0) -> tuple[Draft, Told]:
+    drafter = FeatureTreeDrafter(tree_lm(make_target(8)), least, Expansion(nodes), width)
+    told = drafter._session = Told(CHANCES)
+    return drafter.propose([[3]], [depth], SAMPLER), told
+
+
+def test_the_tree_by_hand() -> None:
+    """Two of a level are computed: 0 and 1, then 0 1 (.3) and 1 2 (.27); the best six of all that were drawn."""
+    draft, told = by_hand(3, 6, 2)
+    assert paths_of(draft) == [(0,), (1,), (0, 1), (1, 2), (1, 2, 0), (2,)]
+    assert told.levels == [[(0,), (1,)], [(0, 1), (1, 2)]]
+    assert draft.raw is not None
+    assert draft.raw[0].tolist() == pytest.approx([0.5, 0.3, 0.6, 0.9, 0.8, 0.15])
+    assert draft.probs is None
+    assert [call[:2] for call in draft.calls] == [("feature", 3)]
+
+
+@pytest.mark.parametrize(
+    ("depth", "nodes", "width", "least", "levels"),
+    [
+        (1, 6, 2, 0.0, []),  # the first level needs the row alone
+        (3, 1, 2, 0.0, []),  # nothing below the best node can be better than it
+        (3, 3, 2, 0.0, [[(0,), (1,)]]),  # best: .5 .3 .3, the last of them 0 1; below it nothing is kept
+        (3, 6, 1, 0.0, [[(0,)], [(0, 1)]]),
+        (3, 6, 2, 0.4, [[(0,)]]),  # below a path of .3 nothing is computed
+        (3, 6, 2, 0.6, []),
+    ],
+)
+def test_only_what_may_be_kept_is_computed(depth: int, nodes: int, width: int, least: float, levels: Any) -> None:
+    draft, told = by_hand(depth, nodes, width, least)
+    assert told.levels == levels
+    assert draft.tokens.shape[1] <= nodes
+    assert draft.calls[0].passes == len(levels) + 1
+
+
+def test_a_tree_that_is_a_chain_is_one() -> None:
+    assert by_hand(3, 1, 2)[0].parents is None
+
+
+# -- what a node sees -----------------------------------------------------------------------------
+
+LEVELS = [([2, 5, 7], [-1, -1, -1]), ([3, 0, 6], [1, 0, 1]), ([4, 4], [5, 3])]
+
+
+def grown(target: Any, lm: FeatureLM, row: list[int]) -> tuple[list[Tensor], list[tuple[int, ...]]]:
+    """The logits of LEVELS behind `row`, and the path to each of its nodes."""
+    session: Any = beside(FeatureTreeDrafter(lm), target, row).sessions[0]
+    session.score_short([row], NOTHING)
+    tokens, parents, logits, paths = [], [], [], []
+    for more, above in LEVELS:
+        tokens, parents = tokens + more, parents + above
+        logits += session.grow(tokens, parents)
+        paths += [(*(paths[parent] if parent >= 0 else ()), token) for token, parent in zip(more, above, strict=True)]
+    return logits, paths
+
+
+def worst(target: Any, lm: FeatureLM, row: list[int]) -> float:
+    """How far a node's logits lie from those of a chain that was fed its path."""
+    found = []
+    for logits, path in zip(*grown(target, lm, row), strict=True):
+        chain: Any = beside(ModelDrafter(lm), target, row).sessions[0]
+        wanted = chain.score_short([[*row, *path]], NOTHING)[0, 0]
+        found.append(float((logits - wanted).abs().max() / wanted.abs().max()))
+    return max(found)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("length", [1, 9])
+def test_a_node_is_computed_as_a_chain_along_its_path_would(layers: int, length: int) -> None:
+    target = make_target(8, seed=10)
+    assert worst(target, tree_lm(target, layers), text(1, length, 8)) < 2e-5
+
+
+@pytest.mark.parametrize("wrong", ["the next node's parent", "everything before it", "one position on"])
+def test_a_wrong_parent_state_mask_or_position_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sampling.drafters.draft_heads.eagle as eagle
+
+    level, places = FeatureSession._level, eagle.places
+
+    def mistaken(self: Any, tokens: Any, parents: Tensor, above: Tensor, known: int, here: int) -> Tensor:
+        return level(self, tokens, parents, above.roll(1), known, here)
+
+    def misplaced(*given: Any) -> tuple[Tensor, Tensor]:
+        positions, seen = places(*given)
+        return (
+            (positions + 1, seen) if wrong == "one position on" else (positions, torch.ones_like(seen).tril(given[3]))
+        )
+
+    if wrong == "the next node's parent":
+        monkeypatch.setattr(FeatureSession, "_level", mistaken)
+    else:
+        monkeypatch.setattr(eagle, "places", misplaced)
+    target = make_target(8, seed=10)
+    assert worst(target, tree_lm(target), text(1, 9, 8)) > 1e-3
+
+
+def test_the_best_nodes_of_all_are_found_where_a_level_is_wide_enough() -> None:
+    """Against every path of three tokens, each computed as a chain."""
+    target = make_target(8, seed=10)
+    lm, row = tree_lm(target), text(3, 9, 8)
+    session: Any = beside(ModelDrafter(lm), target, row).sessions[0]
+    worth: dict[tuple[int, ...], float] = {(): 1.0}
+    for depth in range(3):
+        for path in product(SHORT, repeat=depth):
+            law = session.score([[*row, *path]], NOTHING)[0, 0].softmax(-1)
+            worth |= {(*path, token): worth[path] * float(law[token]) for token in SHORT}
+    wanted = sorted(list(worth)[1:], key=lambda path: -worth[path])[:12]
+    tree: Any = beside(FeatureTreeDrafter(lm, expansion=Expansion(12), width=12), target, row)
+    assert set(paths_of(tree.propose([row], [3], SAMPLER))) == set(wanted)
+
+
+# -- through the loop -----------------------------------------------------------------------------
+
+
+class Audited(FeatureTreeDrafter):
+    """Each round's draft is that of a drafter that begins now, beside a new session of the target."""
+
+    def __init__(self, lm: FeatureLM, target: Any, nodes: int) -> None:
+        super().__init__(lm, expansion=Expansion(nodes))
+        self.target, self.rounds = target, 0
+
+    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+        fresh = beside(FeatureTreeDrafter(self.lm, expansion=self.expansion), self.target, rows[0])  # type: ignore[arg-type]
+        draft, wanted = super().propose(rows, k, sampler), fresh.propose(rows, k, sampler)
+        assert draft.tokens.tolist() == wanted.tokens.tolist()
+        assert parents_of(draft) == parents_of(wanted)
+        assert draft.raw is not None
+        assert wanted.raw is not None
+        torch.testing.assert_close(draft.raw, wanted.raw, atol=1e-5, rtol=1e-4)
+        self.rounds += 1
+        return draft
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_every_round_drafts_what_a_new_session_would_and_the_text_is_plain_decodings(layers: int) -> None:
+    target = make_target(8, seed=10)
+    lm, student = CausalLM(target), tree_lm(target, layers)
+    accepted = []
+    for prompt in PROMPTS[:3]:
+        drafter = Audited(student, target, nodes=20)
+        run = decode(lm, [prompt], drafter, greedy(), length=16, gamma=3)
+        assert emitted(run) == answers(lm, [prompt], None, greedy(), length=16)
+        assert drafter.rounds > 4
+        accepted += [(step.path, step.parents) for step in steps(run)]
+    assert any(len(path) > 1 for path, _ in accepted)
+    assert any(node and parents[node] != node - 1 for path, parents in accepted for node in path)
+
+
+def test_sampled_text_is_plain_decodings_with_the_same_seed() -> None:
+    """Under rejection too, where chains would be drawn from their laws; and across the turns of a chat."""
+    target = make_target(8, seed=10)
+    lm, student = CausalLM(target), tree_lm(target)
+    drafter, session, prompt = FeatureTreeDrafter(student, expansion=Expansion(7)), None, [1, 2, 3, 4]
+    for seed in range(5):
+        session = lm.open([prompt], previous=session, hidden=True)
+        sampler = lambda: KeyedSampler(make_processor(0.9, 0, 0.95, 0.0), seed)  # noqa: B023, E731
+        run = decode(lm, [prompt], drafter, sampler(), length=14, gamma=3, session=session)
+        assert emitted(run) == answers(lm, [prompt], None, sampler(), length=14)
+        fresh = FeatureTreeDrafter(student, expansion=Expansion(7))
+        same_rounds(run, decode(lm, [prompt], fresh, sampler(), length=14, gamma=3))
+        prompt = [*prompt, *emitted(run)[0], 5, seed]
+
+
+@pytest.mark.parametrize("drafts", ["law", "greedy"])
+def test_trees_are_exact_by_every_branch(drafts: str) -> None:
+    make = lambda chain: FeatureTreeDrafter(chain.lm, expansion=Expansion(4))  # noqa: E731
+    assert enumerated("feature", make, drafts, NaiveLaw(top_k=2)) < EXACT
+
+
+def test_rows_of_a_batch_get_chains_with_siblings_and_keep_the_targets_law() -> None:
+    make = lambda chain: FeatureTreeDrafter(chain.lm, expansion=Expansion(5))  # noqa: E731
+    assert counted("feature", "rejection, shaped", 2_500, make=make) > FAIL_BELOW
+
+
+def test_limits_are_kept() -> None:
+    """Nodes, depth, and the student's context: a tree is no deeper than tokens fit."""
+    target = make_target(8, seed=10)
+    lm, student = CausalLM(target), tree_lm(target, max_position_embeddings=20)
+    for prompt, nodes, gamma in ((text(4, 12, 8), 5, 4), (text(5, 3, 8), 11, 2), (text(6, 30, 8), 4, 3)):
+        drafter = FeatureTreeDrafter(student, expansion=Expansion(nodes))
+        run = steps(decode(lm, [prompt], drafter, greedy(), length=12, gamma=gamma))
+        assert [token for step in run for token in step.emitted] == answers(lm, [prompt], None, greedy(), length=12)[0]
+        length = len(prompt)
+        for step in run:
+            depth = max(step.depths, default=-1) + 1
+            assert len(step.drafted) <= nodes
+            assert depth <= min(gamma, max(0, 20 - length))
+            length += len(step.emitted)
+        assert any(step.drafted for step in run) == (len(prompt) < 20)
+
+
+def test_a_failed_level_leaves_a_session_that_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target(8, seed=10)
+    row = text(7, 9, 8)
+    drafter: Any = beside(FeatureTreeDrafter(tree_lm(target), expansion=Expansion(6)), target, row)
+    wanted = drafter.propose([row], [3], SAMPLER)
+    session, run = drafter.sessions[0], drafter.sessions[0].network.run
+    with monkeypatch.context() as broken:
+
+        def fail(x: Tensor, *rest: Any) -> Tensor:
+            if x.shape[1] > 1:
+                raise KeyboardInterrupt
+            return run(x, *rest)
+
+        broken.setattr(session.network, "run", fail)
+        with pytest.raises(KeyboardInterrupt):
+            drafter.propose([row], [3], SAMPLER)
+    assert session.held() == [0]
+    again = drafter.propose([row], [3], SAMPLER)
+    close(again.raw, wanted.raw)
+    assert paths_of(again) == paths_of(wanted)

@@ -1,0 +1,409 @@
+"""The fast pass of a student, token by token with a cache, equals `Student.states` over the whole sequence.
+
+This is what lets training and drafting agree: the oracle is the very code that students are trained with.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from sampling.drafters.draft_heads.config import StudentConfig
+from sampling.drafters.draft_heads.eagle import FeatureLM
+from sampling.drafters.draft_heads.glide import GlideLM
+from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.network import StudentNetwork
+from sampling.models.causal import CausalLM
+from sampling.types import Draft
+from tests.support.students import close, fed, make_student, make_target, spread_logits, text
+from utils.errors import UserError
+from utils.kernels.packed_linear import HalfLinear, PackedLinear, available, half_available
+
+SHORT = [1, 2, 3, 8, 13, 21, 34, 39]
+SHAPES: dict[str, dict[str, Any]] = {
+    "one layer": {},
+    "two layers, short list": {"num_hidden_layers": 2, "short": SHORT},
+    "projected, short list": {"project": True, "short": SHORT},
+    "no groups": {"num_key_value_heads": 4, "num_hidden_layers": 2, "project": True},
+    "recency, short list": {"recency": True, "short": SHORT},
+    "recency, two layers": {"num_hidden_layers": 2, "recency": True},
+}
+NOTHING = Draft.empty(1)
+
+
+def some(kind: str, shape: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Student]:
+    target = make_target(dtype=dtype)
+    return target, make_student(kind, target, dtype=dtype, **SHAPES[shape])
+
+
+def precision(dtype: torch.dtype) -> float:
+    return 2e-5 if dtype == torch.float32 else 1e-5  # rotary angles and norms of the student are float32 throughout
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype")  # a float64 student's norms round to float32
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["packed", "unpacked"])
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_plain_student_in_pieces_equals_the_whole(shape: str, dtype: torch.dtype) -> None:
+    _, student = some("plain", shape, dtype)
+    ids = text(1, 30)
+    wanted = spread_logits(student, student.states(torch.tensor([ids]))[0])[0]
+    session = CausalLM(StudentNetwork(student)).open([ids])
+    assert isinstance(session.network._head, PackedLinear) == (dtype == torch.float32 and available())  # type: ignore[attr-defined]
+    for end in (9, 10, 11, 19, 20):
+        close(session.score([ids[:end]], NOTHING)[0, 0], wanted[end - 1], precision(dtype))
+    drafted = session.score([ids[:20]], Draft(torch.tensor([ids[20:26]])))
+    close(drafted[0], wanted[19:26], precision(dtype))
+    session.keep(torch.tensor([[0, 1, 2]]))
+    close(session.score([ids[:24]], NOTHING)[0, 0], wanted[23], precision(dtype))
+
+
+def test_ragged_rows_of_a_plain_student_equal_each_row_alone() -> None:
+    _, student = some("plain", "two layers, short list")
+    rows = [text(2, 5), text(3, 12), text(4, 1)]
+    session = CausalLM(StudentNetwork(student)).open(rows)
+    for extra in ([], [7], [9, 4]):
+        rows = [row + extra for row in rows]
+        got = session.score(rows, Draft.empty(3))
+        for place, row in enumerate(rows):
+            wanted = spread_logits(student, student.states(torch.tensor([row]))[0])
+            close(got[place, 0], wanted[0, -1])
+
+
+def test_the_short_logits_are_the_wide_ones_without_the_rest() -> None:
+    _, student = some("plain", "projected, short list")
+    ids = text(5, 9)
+    session = CausalLM(StudentNetwork(student)).open([ids])
+    wide = session.score([ids], NOTHING)
+    short = session.score_short([ids], NOTHING)
+    assert session.short_list is not None
+    assert session.short_list.tolist() == SHORT
+    assert short.shape == (1, 1, len(SHORT))
+    assert torch.allclose(wide[..., SHORT], short, atol=1e-6)
+    assert torch.equal(session.widen(short)[..., SHORT], short)
+
+
+def test_a_cut_vocabulary_cuts_the_short_list() -> None:
+    _, student = some("plain", "projected, short list")
+    session = CausalLM(StudentNetwork(student), vocab_size=14).open([[3, 4]])
+    assert session.score([[3, 4]], NOTHING).shape == (1, 1, 14)
+    assert session.score_short([[3, 4]], NOTHING).shape == (1, 1, 5)
+
+
+def test_hidden_states_are_those_the_head_is_applied_to() -> None:
+    _, student = some("plain", "projected, short list")
+    ids = text(6, 8)
+    session = CausalLM(StudentNetwork(student)).open([ids], hidden=True)
+    session.score([ids[:5]], NOTHING)
+    session.score([ids], NOTHING)
+    close(session.hidden(), student.states(torch.tensor([ids]))[0])
+
+
+# -- GLIDE ----------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def beside(student: Student, target: Any, ids: list[int], valid: int) -> Tensor:
+    """[T, V]: the whole sequence at once, position p seeing target keys j < min(p, valid), position 0 key 0."""
+    kv = [target_kv(target, ids, layer) for layer in student.target_layers(3)]
+    count = len(ids)
+    place, positions = torch.arange(count), torch.arange(count)[None]
+    seen = (place[None] < place[:, None].clamp(min=1)) & (place < valid)[None]
+    x = student.model.embed_tokens(torch.tensor([ids]))
+    mask = torch.ones(count, count, dtype=torch.bool).tril()
+    assert student.cross_rotary is not None
+    for index, layer in enumerate(student.model.layers):
+        cross = (kv, student.cross_rotary(positions), seen)
+        x = student._layer(layer, index, x, student.rotary(positions), mask, [], cross)  # type: ignore[arg-type]
+    x = student.model.norm(x)
+    return spread_logits(student, student.model.project(x) if student.config.project else x)[0]
+
+
+def target_kv(target: Any, ids: list[int], layer: int) -> tuple[Tensor, Tensor]:
+    session = fed(target, [ids], [len(ids)])
+    return session.kv(layer)[:2]
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_glide_student_in_pieces_equals_the_whole(shape: str, dtype: torch.dtype) -> None:
+    target, student = some("glide", shape, dtype)
+    ids = text(7, 24)
+    for valid in (1, 9, 16, 17):
+        wanted = beside(student, target, ids, valid)
+        session = GlideLM(student, 3).open([ids], target=fed(target, [ids], [valid]))
+        for end in (6, 7, 14, 15, 17):
+            close(session.score([ids[:end]], NOTHING)[0, 0], wanted[end - 1], precision(dtype))
+        reviewed = session.score([ids[:17]], Draft(torch.tensor([ids[17:23]])))
+        close(reviewed[0], wanted[16:23], precision(dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", ["projected, short list", "recency, short list"])
+def test_a_glide_draft_at_each_depth_is_what_it_was_trained_for(shape: str, dtype: torch.dtype) -> None:
+    """Depth d of a draft sees what training's lag d shows, and what the d-th place of a block shows."""
+    target, student = some("glide", shape, dtype)
+    ids, block = text(8, 21), student.config.block_size
+    kv = [target_kv(target, ids, layer) for layer in student.target_layers(3)]
+    whole = torch.tensor([ids])
+    lagging = [spread_logits(student, student.states(whole, kv=kv, lag=lag)[0])[0] for lag in range(block)]
+    lm, target_session = GlideLM(student, 3), fed(target, [ids], [1])
+    session = lm.open([ids[:1]], target=target_session)
+    for length in range(2, len(ids) - block):
+        target_session.score([ids[: length - 1]], NOTHING)
+        blocks = spread_logits(student, student.states(whole, kv=kv, offset=(1 - length) % block)[0])[0]
+        for depth in range(block):
+            got = session.score([ids[: length + depth]], NOTHING)[0, 0]
+            place = length - 1 + depth
+            close(got, lagging[depth][place], precision(dtype))
+            if length - 1 >= block:  # before that training's first block is causal
+                close(got, blocks[place], precision(dtype))
+
+
+def test_ragged_rows_of_a_glide_student_equal_each_row_alone() -> None:
+    for shape in ("one layer", "two layers, short list", "recency, two layers"):
+        target, student = some("glide", shape)
+        rows, held = [text(9, 14), text(10, 6), text(11, 3)], [11, 5, 2]
+        session = GlideLM(student, 3).open(rows, target=fed(target, rows, held))
+        got = session.score(rows, Draft(torch.tensor([[1, 2], [3, -1], [4, 5]])))
+        for place, (row, more, valid) in enumerate(zip(rows, ([1, 2], [3], [4, 5]), held, strict=True)):
+            wanted = beside(student, target, row + more, valid)
+            close(got[place, : len(more) + 1], wanted[len(row) - 1 :])
+
+
+def test_the_positions_towards_the_target_can_be_moved() -> None:
+    target, student = some("glide", "one layer")
+    ids = text(12, 12)
+    plain, moved = (
+        GlideLM(student, 3, offset=offset).open([ids], target=fed(target, [ids], [9])).score([ids], NOTHING)
+        for offset in (0, 4)
+    )
+    assert not torch.allclose(plain, moved, atol=1e-3)
+    rotary = student.cross_rotary
+    assert rotary is not None
+    student.cross_rotary = Moved(rotary, 4)  # type: ignore[assignment]
+    close(moved[0, 0], beside(student, target, ids, 9)[-1])
+
+
+class Moved(torch.nn.Module):
+    def __init__(self, rotary: Any, by: int) -> None:
+        super().__init__()
+        self.rotary, self.by = rotary, by
+
+    def forward(self, positions: Tensor) -> Any:
+        return self.rotary(positions + self.by)
+
+
+def test_every_layer_may_read_the_last_one() -> None:
+    target = make_target()
+    student = make_student("glide", target, num_hidden_layers=2, cross_last=True)
+    ids = text(13, 9)
+    session = GlideLM(student, 3).open([ids], target=fed(target, [ids], [8]))
+    close(session.score([ids], NOTHING)[0, 0], beside(student, target, ids, 8)[-1])
+
+
+def test_recency_leans_towards_the_latest_keys() -> None:
+    """A steep slope sees the latest key alone, none sees the keys alike: as if the others were, or were not, hidden."""
+    target, student = some("glide", "one layer")
+    ids = text(15, 12)
+    plain = beside(student, target, ids, 9)[-1]
+    for slope, alike in ((0.0, True), (2.0, False)):
+        leaning = make_student("glide", target, recency=True)
+        leaning.load_state_dict(student.state_dict(), strict=False)
+        cross: Any = leaning.model.layers[0].cross_attn
+        cross.recency.fill_(slope)
+        session = GlideLM(leaning, 3).open([ids], target=fed(target, [ids], [9]))
+        assert torch.allclose(session.score([ids], NOTHING)[0, 0], plain, atol=1e-4) == alike
+    cross.recency.fill_(1e4)
+    sharp = beside(leaning, target, ids, 9)[-1]
+    key, value = target_kv(target, ids, leaning.target_layers(3)[0])
+    assert not torch.allclose(sharp, plain, atol=1e-3)
+    place = torch.arange(12)
+    last = place.clamp(min=1, max=9)[:, None] - 1
+    x, turning = torch.randn(1, 12, 16), leaning.cross_rotary(place[None])  # type: ignore[misc]
+    got = cross(x, turning, key, value, place[None] <= last)
+    close(got, _without_recency(cross, x, turning, key, value, place[None] == last))
+
+
+def _without_recency(cross: Any, x: Tensor, turning: Any, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    slopes, cross.recency = cross.recency, None
+    try:
+        return cast(Tensor, cross(x, turning, key, value, mask))
+    finally:
+        cross.recency = slopes
+
+
+def test_without_a_key_cross_attention_adds_nothing() -> None:
+    target, student = some("glide", "one layer")
+    ids = text(14, 5)
+    session = GlideLM(student, 3).open([ids], target=fed(target, [ids], [0]))
+    close(session.score([ids], NOTHING)[0, 0], spread_logits(student, student.states(torch.tensor([ids]))[0])[0, -1])
+
+
+# -- feature --------------------------------------------------------------------------------------
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_feature_draft_at_each_depth_is_what_it_was_trained_for(shape: str, dtype: torch.dtype) -> None:
+    """Four drafted steps behind every prefix, one session all along: step s equals training's step s."""
+    target, student = some("feature", shape, dtype)
+    ids = text(15, 20)
+    features = fed(target, [ids], [len(ids)], hidden=True).hidden()
+    steps = student.states(torch.tensor([ids]), hidden=features, steps=4)
+    wanted = [spread_logits(student, states)[0] for states in steps]
+    target_session = fed(target, [ids], [1], hidden=True)
+    session = FeatureLM(student, "feature").open([ids[:1]], target=target_session)
+    for length in (2, 3, 4, 7, 8, 15, 16):
+        target_session.score([ids[: length - 1]], NOTHING)
+        for step in range(4):
+            got = session.score([ids[: length + step]], NOTHING)[0, 0]
+            close(got, wanted[step][length - 1 + step], precision(dtype))
+
+
+def test_ragged_rows_of_a_feature_student_equal_each_row_alone() -> None:
+    """Rows at different depths of their drafts, one that stands still, in one pass each."""
+    for shape in ("one layer", "two layers, short list"):
+        target, student = some("feature", shape)
+        whole, held = [text(16, 16), text(17, 8), text(18, 5)], [11, 4, 1]
+        target_session = fed(target, whole, held, hidden=True)
+        session = FeatureLM(student, "feature").open([row[:1] for row in whole], target=target_session)
+        steps = [
+            student.states(torch.tensor([row]), hidden=fed(target, [row], [len(row)], hidden=True).hidden(), steps=4)
+            for row in whole
+        ]
+        for depths in ([0, 0, 0], [1, 0, 1], [2, 0, 2], [3, 1, 2]):
+            rows = [row[: count + 1 + depth] for row, count, depth in zip(whole, held, depths, strict=True)]
+            got = session.score(rows, Draft.empty(3))
+            for place, depth in enumerate(depths):
+                wanted = spread_logits(student, steps[place][depth])[0, held[place] + depth]
+                close(got[place, 0], wanted)
+
+
+def test_a_row_far_ahead_of_its_target_is_read_step_by_step() -> None:
+    """Several tokens the target has not seen, at once: each takes the pass it would have taken in a draft."""
+    target, student = some("feature", "two layers, short list")
+    ids = text(19, 12)
+    features = fed(target, [ids], [len(ids)], hidden=True).hidden()
+    last = student.states(torch.tensor([ids]), hidden=features, steps=4)[3]
+    session = FeatureLM(student, "feature").open([ids], target=fed(target, [ids], [8], hidden=True))
+    close(session.score([ids], NOTHING)[0, 0], spread_logits(student, last)[0, 11])
+
+
+def test_a_feature_student_reviews_nothing_and_needs_states() -> None:
+    target, student = some("feature", "one layer")
+    lm, ids = FeatureLM(student, "feature"), text(20, 6)
+    session = lm.open([ids], target=fed(target, [ids], [5], hidden=True))
+    with pytest.raises(UserError, match="cannot review"):
+        session.score([ids], Draft(torch.tensor([[1]])))
+    with pytest.raises(UserError, match="hidden=True"):
+        lm.open([ids], target=fed(target, [ids], [5]))
+    with pytest.raises(ValueError, match="target"):
+        CausalLM(StudentNetwork(student)).open([ids]).score([ids], NOTHING)
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not available(), reason="this build of torch cannot pack")
+@pytest.mark.parametrize("kind", ["plain", "glide", "feature"])
+def test_the_network_keeps_the_embedding_and_lets_the_other_weights_go(kind: str) -> None:
+    target = make_target()
+    student = make_student(kind, target, hidden_size=24)
+    shared = target.model.embed_tokens.weight
+    student.model.embed_tokens.weight = shared
+    network = StudentNetwork(student)
+    matrices = [weakref.ref(p) for name, p in student.named_parameters() if p.dim() == 2 and "embed_tokens" not in name]
+    before = torch.equal(network._embed.weight, shared)
+    del student
+    gc.collect()
+    assert before
+    assert network._embed.weight.data_ptr() == shared.data_ptr()
+    assert [reference() for reference in matrices] == [None] * len(matrices)
+
+
+def test_an_unpacked_network_sees_later_changes() -> None:
+    """What an evaluation in the middle of a training needs."""
+    _, student = some("plain", "two layers, short list")
+    network, ids = StudentNetwork(student, pack=False), text(21, 7)
+    for _ in range(2):
+        wanted = spread_logits(student, student.states(torch.tensor([ids]))[0])[0, -1]
+        close(CausalLM(network).open([ids]).score([ids], NOTHING)[0, 0], wanted)
+        with torch.no_grad():
+            for parameter in student.parameters():
+                parameter.mul_(0.9)
+
+
+def test_sixteen_bits_go_unpacked() -> None:
+    _, student = some("plain", "projected, short list")
+    ids = text(22, 9)
+    exact = CausalLM(StudentNetwork(student)).open([ids]).score_short([ids], NOTHING)
+    rounded = CausalLM(StudentNetwork(student.bfloat16())).open([ids]).score_short([ids], NOTHING)
+    assert rounded.dtype == torch.bfloat16
+    assert (rounded.float() - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["plain", "feature"])
+def test_a_student_of_another_kind_is_refused(kind: str) -> None:
+    target, student = some(kind, "one layer")
+    with pytest.raises(UserError, match=kind):
+        GlideLM(student, 3)
+    glide = GlideLM(make_student("glide", target), 3)
+    with pytest.raises(UserError, match="target"):
+        glide.open([[1]])
+
+
+@pytest.mark.parametrize("kind", ["plain", "glide"])
+def test_a_window_hides_what_lies_before_it(kind: str) -> None:
+    """Of one layer: keys depend on their token alone and rotation is relative, so the window's tokens give the same."""
+    target, student = some(kind, "one layer")
+    ids, window = text(11, 20), 6
+    whole = CausalLM(StudentNetwork(student)).open([ids])
+    long = whole.score([ids], NOTHING)[0, 0]
+    short = CausalLM(StudentNetwork(student)).open([ids]).score([ids[-window:]], NOTHING)[0, 0]
+    assert (long - short).abs().max() > 1e-3
+    student.config = replace(student.config, window=window)
+    session = CausalLM(StudentNetwork(student)).open([ids])
+    for end in range(1, len(ids) + 1):
+        last = session.score([ids[:end]], NOTHING)[0, 0]
+    close(last, short, 1e-5)
+    if kind == "glide":
+        beside = CausalLM(target).open([ids])
+        beside.score([ids[:-1]], NOTHING)
+        near, far = (glided(replace(student.config, window=size), student, ids, beside, target) for size in (window, 0))
+        assert (near - far).abs().max() > 1e-4
+
+
+def glided(config: StudentConfig, student: Student, ids: list[int], beside: Any, target: Any) -> Tensor:
+    """The logits of the last token behind the others, with another configuration."""
+    student.config = config
+    session = GlideLM(student, target.config.num_hidden_layers).open([ids], target=beside)
+    session.score([ids[:-1]], NOTHING)
+    return session.score([ids], NOTHING)[0, 0]
+
+
+@pytest.mark.skipif(not half_available(), reason="this processor multiplies no bfloat16")
+@pytest.mark.parametrize("kind", ["plain", "feature"])
+def test_products_in_16_bit_are_the_same_up_to_their_rounding(kind: str) -> None:
+    target, student = some(kind, "projected, short list")
+    ids = text(12, 15)
+
+    def last() -> Tensor:
+        if kind == "plain":
+            return CausalLM(StudentNetwork(student)).open([ids]).score_short([ids], NOTHING)[0, 0]
+        beside = CausalLM(target).open([ids], hidden=True)
+        beside.score([ids[:-1]], NOTHING)
+        return FeatureLM(student, "feature").open([ids], target=beside).score_short([ids], NOTHING)[0, 0]
+
+    exact, student.rounded = last(), True
+    assert isinstance(StudentNetwork(student)._head, HalfLinear)
+    close(last(), exact, 0.05)
+    assert not torch.equal(last(), exact)

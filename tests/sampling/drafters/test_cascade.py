@@ -1,0 +1,762 @@
+"""Cascades as drafters: batches, reviewers that are passed over, how long a proposal may be, who is told what.
+That the output is the target's is proved in tests/sampling/drafters/test_cascade_exact.py; a review by hand is in
+tests/sampling/verify/test_review.py.
+
+Who is called when in a cascade of three, call by call: K = [[5,14,10],[0,1,10],[0,0,10]] worked out by hand. All its
+parts are scripted: the token at position n of the text is n. A part that errs at a position says something else there,
+whatever stands before. 0 is what the stand-in for max-gram says where it errs, 63 what a model says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sampling.drafters.cascade import Reviewer, cascade_of, chain_of
+from sampling.drafters.combined import ChainDrafter
+from sampling.drafters.draft_heads.eagle import FeatureDrafter
+from sampling.drafters.draft_model import ModelDrafter
+from sampling.drafters.max_gram import MaxGramDrafter
+from sampling.drafters.tables.ngram import NgramDrafter
+from sampling.drafters.tables.prompt_lookup import TablesDrafter
+from sampling.events import Step
+from sampling.sampler import KeyedSampler
+from sampling.stats.swi import Model, costs_of, swi
+from sampling.types import Draft, Rows, Sampler, Session, Verdict
+from tests.support.reference import greedy_answer
+from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
+from tests.support.students import make_student, make_target
+from tests.support.toy_drafters import LawDrafter, PointDrafter
+from tests.support.toys import PEAK, TableLM, ToyLM, ToySession, chain_lm
+from utils.errors import UserError
+from utils.logits_processors import make_processor
+
+NOTHING: Any = None
+V = 8
+
+VOCAB = 64
+WRONG = 63
+K = [[5, 14, 10], [0, 1, 10], [0, 0, 10]]
+Log = list[tuple[str, int, int]]
+
+
+def base(**options: Any) -> TableLM:
+    return TableLM(V, 2, name="base", **options)
+
+
+def small(**options: Any) -> TableLM:
+    return TableLM(V, 3, name="small", **options)
+
+
+def target(**options: Any) -> TableLM:
+    return TableLM(V, 1, name="target", **options)
+
+
+def three(lenience: float = 1.0) -> ChainDrafter:
+    """The models share most of their tables, so that much is accepted and much is not."""
+    models = [mixed(lm) for lm in (base(), small())]
+    return cascade_of([*map(ModelDrafter, models), MaxGramDrafter()], [[3, 3, 4], [0, 1, 4], [0, 0, 4]], lenience)
+
+
+def mixed(lm: TableLM, share: float = 0.5) -> TableLM:
+    lm.table = (1 - share) * lm.table + share * target().table
+    return lm
+
+
+def timeless(run: list[Step]) -> list[Any]:
+    """What was drafted, by whom and with what end in each round, at every level; calls without their seconds."""
+    return [
+        (step.drafted, step.source, step.path, step.token, calls_of(step), timeless(list(step.inner))) for step in run
+    ]
+
+
+def calls_of(step: Step) -> list[tuple[str, int]]:
+    return [(call.model, call.passes) for call in step.calls]
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1, 2, 5, 6]]
+
+
+class Numbered(KeyedSampler):
+    """Draws for its only row as for row `number` of a batch."""
+
+    number = 0
+
+    def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
+        return super().draw(probs, keys + torch.tensor([self.number, 0]))
+
+
+POINTS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "gumbel": {"temperature": 1.0, "coupling": "gumbel"},
+    "greedy drafts": {"temperature": 1.0, "draft_sampling": "greedy"},
+}
+
+
+@pytest.mark.parametrize("lenience", [1.0, 3.0])
+@pytest.mark.parametrize("case", POINTS)
+def test_rows_of_a_batch_go_as_they_do_alone(case: str, lenience: float) -> None:
+    """Three rows that end at different times: the same text and rounds, the reviews inside them included. A model
+    that drafts or reviews for any row is called for all, so that calls are not compared."""
+    options = dict(POINTS[case])
+    processor = make_processor(options.pop("temperature"))
+    ends, batch = Counter[int](), {"length": 24, "gamma": 64, "stop": {7}}
+    for seed in range(4):
+        together = decode(target(), PROMPTS, three(lenience), KeyedSampler(processor, seed, **options), **batch)
+        assert emitted(together, 3) == answers(target(), PROMPTS, None, KeyedSampler(processor, seed), **batch)
+        for row, prompt in enumerate(PROMPTS):
+            own = Numbered(processor, seed, **options)
+            own.number = row
+            alone = decode(target(), [prompt], three(lenience), own, **batch)
+            assert [uncounted(step) for step in steps(together, row)] == [uncounted(step) for step in steps(alone)]
+            ends[len(steps(together, row))] += 1
+    assert len(ends) > 2
+
+
+def uncounted(step: Step) -> Any:
+    return step.drafted, step.source, step.path, step.token, [uncounted(inner) for inner in step.inner]
+
+
+def test_inner_rounds_carry_the_numbers_of_their_rows() -> None:
+    """Also when the first row has ended and the others have moved up."""
+    run = decode(target(), [[7, 7, 2], [4], [5, 6, 7]], three(), sampler(), length=24, gamma=64, stop={6})
+    ended = [max(index for index, event in enumerate(run) if getattr(event, "row", None) == row) for row in range(3)]
+    assert len(set(ended)) == 3
+    seen = Counter[int]()
+    for step in run:
+        if isinstance(step, Step):
+            assert {inner.row for inner in step.inner} <= {step.row}
+            assert {deep.row for inner in step.inner for deep in inner.inner} <= {step.row}
+            seen[step.row] += len(step.inner)
+    assert all(seen[row] for row in range(3))
+
+
+def test_drawn_drafts_in_a_batch_have_laws_for_their_own_rows_only() -> None:
+    rows = [list(row) for row in PROMPTS]
+    drafter = cascade_of([ModelDrafter(base()), LawDrafter(small())], [[3, 0], [0, 2]])
+    session = target().open(rows)
+    drafter.start(rows, session, session)
+    draft = drafter.propose(rows, [4, 0, 2], drafting(sampler(1.0), rows))
+    lengths = [sum(token >= 0 for token in row) for row in draft.tokens.tolist()]
+    assert lengths[1:] == [0, 2]
+    assert lengths[0] >= 3
+    assert draft.probs is not None
+    for place, length in enumerate(lengths):
+        assert draft.probs[place, :length].sum(dim=-1).tolist() == pytest.approx([1.0] * length)
+
+
+# -- who is passed over ---------------------------------------------------------------------------
+
+
+def own_points(choose: Any = None) -> PointDrafter:
+    points = PointDrafter(V, choose or (lambda row: (row[-1] + 1) % V))
+    points.names = ("points",)
+    return points
+
+
+def proposed(drafter: ChainDrafter, rows: Rows, k: list[int], sampling: Sampler | None = None) -> Draft:
+    session = target().open(rows)
+    drafter.start(rows, session, session)
+    return drafter.propose(rows, k, drafting(sampling or sampler(), rows))
+
+
+def sources(drafter: ChainDrafter, draft: Draft) -> list[list[str]]:
+    assert draft.source is not None
+    return [
+        [drafter.names[index] for index, token in zip(whose, tokens, strict=True) if token >= 0]
+        for whose, tokens in zip(draft.source.tolist(), draft.tokens.tolist(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("context", [4, 5])
+def test_a_reviewer_whose_context_is_too_short_is_passed_over(context: int) -> None:
+    """The prompt fills it, or leaves it: the drafter behind it goes on alone."""
+    drafter = cascade_of([ModelDrafter(base(context=context)), own_points()], [[3, 4], [0, 2]])
+    draft = proposed(drafter, [[1, 2, 3, 4, 5]], [20])
+    assert draft.tokens.tolist() == [[6, 7, 0, 1, 2, 3, 4, 5]]  # two at a time until 3 + 4 are there
+    assert sources(drafter, draft) == [["points"] * 8]
+    assert draft.calls == ()
+    assert draft.trace == ()
+
+
+def test_a_reviewer_reviews_as_far_as_its_context_goes() -> None:
+    """Positions 5 and 6 are free: two tokens of it, then the drafter behind it, up to 3 + 4 and one more."""
+    lm = base(context=7)
+    drafter = cascade_of([ModelDrafter(lm), own_points(lambda row: 0)], [[3, 4], [0, 2]])
+    draft = proposed(drafter, [[1, 2, 3, 4, 5]], [20])
+    assert sources(drafter, draft) == [["base", "base", *["points"] * 6]]
+    assert draft.tokens[0, :2].tolist() == greedy_answer(lm, [1, 2, 3, 4, 5], 2)
+
+
+@pytest.mark.parametrize("context", [6, 9, 14])
+def test_rows_that_outgrow_a_reviewer_beside_others_that_do_not(context: int) -> None:
+    """The toys refuse whatever does not fit them. Each row goes on as it does alone."""
+
+    def cascade() -> ChainDrafter:
+        return cascade_of([ModelDrafter(mixed(base(context=context))), own_points()], [[2, 2], [0, 3]])
+
+    prompts = [[1, 2, 3, 4, 5], [4], [2, 3, 4]]
+    run = decode(target(), prompts, cascade(), sampler(), length=16, gamma=64)
+    reviewed = 0
+    for row, prompt in enumerate(prompts):
+        alone = decode(target(), [prompt], cascade(), sampler(), length=16, gamma=64)
+        assert [uncounted(step) for step in steps(run, row)] == [uncounted(step) for step in steps(alone)]
+        reviewed += sum(len(step.inner) for step in steps(run, row))
+    assert reviewed > 2
+
+
+def test_a_silent_leaf_leaves_the_reviewer_its_own_tokens() -> None:
+    drafter = cascade_of([ModelDrafter(base()), own_points(lambda row: None)], [[3, 4], [0, 2]])
+    draft = proposed(drafter, [[1, 2]], [20])
+    assert draft.tokens[0].tolist() == greedy_answer(base(), [1, 2], 3)
+    assert sources(drafter, draft) == [["base"] * 3]
+    assert [(call.model, call.passes) for call in draft.calls] == [("base", 3)]
+    assert [step.drafted for step in draft.trace] == [(), (), ()]
+
+
+def test_a_leaf_that_says_less_than_it_is_asked_for_is_asked_again() -> None:
+    """It knows one token at a time, and nothing behind 7."""
+    asked: list[int] = []
+
+    class Terse(PointDrafter):
+        def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+            asked.append(k[0])
+            return super().propose(rows, [min(want, 1) for want in k], sampler)
+
+    leaf = Terse(V, lambda row: row[-1] + 1 if row[-1] < 7 else None)
+    draft = proposed(cascade_of([leaf], [[5]]), [[4]], [9])
+    assert draft.tokens.tolist() == [[5, 6, 7]]
+    assert asked == [5, 5, 5, 5]
+
+
+def test_nothing_fits_or_nothing_is_wanted() -> None:
+    for k in ([0], [-1]):
+        draft = proposed(three(), [[1, 2]], k)
+        assert draft.tokens.shape == (1, 0)
+        assert draft.calls == ()
+    assert proposed(cascade_of([own_points()], [[0]]), [[1]], [9]).tokens.shape == (1, 0)
+
+
+# -- how long a proposal may be -------------------------------------------------------------------
+
+
+class Moody:
+    """A model that accepts as many of the drafts as `mood(count)` says, then says something else."""
+
+    vocab_size = V
+
+    def __init__(self, name: str, mood: Any, context: int = 1 << 30) -> None:
+        self.name, self.mood, self.context = name, mood, context
+
+    def open(self, prompt: Rows, **more: Any) -> Any:
+        return self
+
+    def score(self, rows: Rows, draft: Draft) -> Tensor:
+        drafted = draft.tokens[0].tolist()
+        passing = self.mood(len(drafted))
+        said = [token if place < passing else (token + 1) % V for place, token in enumerate([*drafted, 0])]
+        return torch.nn.functional.one_hot(torch.tensor([said]), V) * 50.0
+
+    def keep(self, path: Tensor) -> None:
+        return None
+
+
+def longest(matrix: list[list[int]], seeds: int, silence: bool = False) -> tuple[int, int]:
+    """The longest proposal found, and the most that is told."""
+    found = told = 0
+    for seed in range(seeds):
+        noise = random.Random(seed)
+        mood = lambda count, noise=noise: noise.choice((count, count, max(0, count - 1), 0))  # noqa: E731
+
+        class Leaf(PointDrafter):
+            def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+                return super().propose(rows, [mood(want) if silence else max(1, mood(want)) for want in k], sampler)  # noqa: B023
+
+        size = len(matrix)
+        context = noise.randint(1, 12) if silence else 1 << 30
+        models = [Moody(f"model {place}", mood, context if place == 0 else 1 << 30) for place in range(size - 1)]
+        drafter = cascade_of([*models, Leaf(V, lambda row: 0)], matrix)
+        told = drafter.most
+        draft = proposed(drafter, [[1]], [10_000])
+        found = max(found, draft.tokens.shape[1])
+    return found, told
+
+
+ENTRY = st.integers(0, 3)
+MATRICES = st.integers(1, 3).flatmap(
+    lambda size: st.tuples(*[st.tuples(*[ENTRY if c >= r else st.just(0) for c in range(size)]) for r in range(size)])
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(matrix=MATRICES)
+def test_no_proposal_is_longer_than_what_is_told(matrix: Any) -> None:
+    for silence in (False, True):
+        found, told = longest([list(row) for row in matrix], 6, silence)
+        assert found <= told
+
+
+@pytest.mark.parametrize(
+    ("matrix", "most"),
+    [
+        ([[4]], 7),  # 3 and then 4 more
+        ([[1]], 1),
+        ([[2, 0], [0, 2]], 1 + 4),  # one, then all of 3 and its own
+        ([[2, 1], [0, 2]], 1 + 4),
+        ([[1, 2], [0, 1]], 3),  # 1 + 1 + 1 or, at once, 2 and 1
+        ([[1, 1], [0, 3]], 6),  # 2 + 3 and its own
+        ([[2, 2], [0, 3]], 1 + 6),  # one, then 5 and its own; 3 + 3 is less
+        ([[5, 1], [0, 3]], 4 + 6),  # 5 + 3 is less
+        ([[1, 1, 1], [0, 1, 1], [0, 0, 1]], 3),  # small's 2 and base's own
+        ([[1, 4, 1], [0, 1, 1], [0, 0, 2]], 4 + 4),  # behind 4 small's own and the 3 that may come of 2 and 2
+    ],
+)
+def test_the_longest_proposal_is_as_long_as_told(matrix: list[list[int]], most: int) -> None:
+    assert longest(matrix, 150) == (most, most)
+
+
+def test_a_first_part_that_brings_little_leaves_the_second_room_for_more() -> None:
+    """The first may bring 2 or 3; only behind 2 the second is asked, for its 9."""
+    drafter = cascade_of([Moody("model", lambda count: 0), own_points()], [[2, 1], [0, 9]])
+    assert proposed(drafter, [[1]], [10_000]).tokens.shape[1] == 2 + 9
+    assert drafter.most >= 2 + 9
+
+
+# -- members --------------------------------------------------------------------------------------
+
+
+class Ear(PointDrafter):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(V, lambda row: (row[-1] + 1) % V)
+        self.names, self.heard = ("ear",), list[str]()
+
+    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
+        self.heard.append("start")
+        self.targets = (target, verifier)
+        super().start(prompt, target, verifier)
+
+    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
+        self.heard.append("observe")
+
+    def select(self, rows: Tensor) -> None:
+        self.heard.append("select")
+        super().select(rows)
+
+
+def test_a_member_used_in_three_places_is_told_once() -> None:
+    ear, lms = Ear(), (base(), small())
+    drafter = cascade_of([*map(ModelDrafter, lms), ear], [[1, 1, 1], [0, 1, 1], [0, 0, 1]])
+    assert drafter.names == ("base", "small", "ear")
+    assert [type(member) for member in drafter.members] == [Reviewer, Reviewer, Ear]
+    rows = [[1, 2], [3, 4]]
+    session = target().open(rows)
+    drafter.start(rows, session, session)
+    assert ear.targets == (session, session)
+    assert [helper.lm for helper in drafter.sessions] == list(lms)  # type: ignore[attr-defined]
+    draft = drafter.propose(rows, [6, 6], drafting(sampler(), rows))
+    empty = torch.empty((2, 0), dtype=torch.long)
+    drafter.observe(rows, draft, Verdict(empty, torch.tensor([1, 1]), torch.empty(2, 1, V), torch.empty(2, 1, V)))
+    drafter.select(torch.tensor([1]))
+    assert ear.heard == ["start", "observe", "select"]
+    assert [helper.cached[0][:2] for helper in drafter.sessions] == [[3, 4]] * 2  # type: ignore[attr-defined]
+    assert ear.ids == [1]
+
+
+def test_a_reviewer_used_in_two_places_has_one_cache() -> None:
+    """Small reviews under base and beside it: no token is read twice."""
+    lms = [chain_lm(V, [1], [2, 3, 4, 5, 6, 7, 0] * 4, name) for name in ("target", "base", "small")]
+    drafter = cascade_of([*map(ModelDrafter, lms[1:]), own_points()], [[2, 4, 0], [0, 1, 0], [0, 0, 2]])
+    decode(lms[0], [[1]], drafter, sampler(), length=24, gamma=drafter.most)
+    for lm in lms[1:]:
+        assert lm.fed <= 24 + lm.passes, "tokens were read again"
+
+
+def test_hidden_states_are_asked_for_where_a_member_reads_them() -> None:
+    student = make_student("feature", make_target(V), seed=6)
+    assert cascade_of([ModelDrafter(base()), FeatureDrafter(student)], [[1, 0], [0, 1]]).needs_hidden
+    assert chain_of([ModelDrafter(base()), FeatureDrafter(student)], [1, 1]).needs_hidden
+    assert not three().needs_hidden
+
+
+def test_names_are_told_once_and_in_their_order() -> None:
+    assert three().names == ("base", "small", "maxgram", "bigram")
+    assert chain_of([own_points(), ModelDrafter(small()), own_points()], [1, 1, 1]).names == ("points", "small")
+
+
+# -- what is no cascade ---------------------------------------------------------------------------
+
+
+def refusal(drafters: list[Any], matrix: Any, lenience: Any = 1.0) -> str:
+    with pytest.raises(UserError) as caught:
+        cascade_of(drafters, matrix, lenience)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_only_models_review() -> None:
+    line = " is no model and cannot review drafts: only the last drafter of a cascade may be one"
+    two = [[1, 1], [0, 1]]
+    assert refusal([MaxGramDrafter(), ModelDrafter(base())], two) == "maxgram" + line
+    assert refusal([NgramDrafter(V), own_points()], two) == "ngram" + line
+    assert refusal([TablesDrafter(None), own_points()], two) == "match" + line
+    assert refusal([three(), own_points()], two) == "base" + line
+    assert refusal([object(), own_points()], two) == "object" + line
+    feature = FeatureDrafter(make_student("feature", make_target(V), seed=6))
+    told = "feature cannot review drafts (it has no states but its target's): only the last can be one"
+    assert refusal([feature, own_points()], two) == told
+    assert refusal([ModelDrafter(base()), feature, own_points()], [[1, 1, 1], [0, 1, 1], [0, 0, 1]]) == told
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    two = [ModelDrafter(base()), own_points()]
+    assert refusal([], [[1]]) == "a cascade needs at least one drafter"
+    assert refusal(two, [[1]]) == "k_matrix must have a row for each of the 2 drafters, got 1"
+    assert refusal(two, [[1, 1], [1, 1]]) == "k_matrix must be upper triangular: row 2, column 1 must be 0, got 1"
+    assert refusal(two, [[1, 1], [0, 1]], 0.5) == "lenience must be a number, at least 1, got 0.5"
+    for drafters, amounts, line in (
+        ([], [], "a chain needs an amount for each of its drafters, got 0 for 0"),
+        (two, [1], "a chain needs an amount for each of its drafters, got 1 for 2"),
+        (two, [1, -1], "the amounts of a chain must be 0 or more, got -1"),
+    ):
+        with pytest.raises(UserError, match=f"^{line}$"):
+            chain_of(drafters, amounts)
+
+
+# -- greedy ---------------------------------------------------------------------------------------
+
+
+def test_a_reviewer_passes_its_own_chances_up() -> None:
+    """At temperature 1, of accepted tokens and of its own."""
+    lm = base()
+    drafter = cascade_of([ModelDrafter(lm), own_points()], [[4, 0], [0, 3]], 2.0)
+    for sampling in (sampler(), sampler(0.5, coupling="gumbel"), sampler(0.5)):
+        draft = proposed(drafter, [[1, 2]], [20], sampling)
+        row, assured = [1, 2], []
+        for token in draft.tokens[0].tolist():
+            assured.append(float(lm.logits([row])[0].softmax(dim=-1)[token]))
+            row.append(token)
+        assert draft.raw is not None
+        assert draft.raw[0].tolist() == pytest.approx(assured, abs=1e-6)
+        assert (draft.probs is None) == sampling.point_mass
+
+
+@pytest.mark.parametrize("lenience", [1.0, 1.5, 2.0, 3.0, 5.0])
+def test_greedy_text_is_plain_decodings_for_every_lenience(lenience: float) -> None:
+    accepted = Counter[str]()
+    drafter = three(lenience)
+    for prompt in ([1, 2, 3], [4], [5, 6, 7, 0, 1, 2, 5, 6], [0, 0, 0, 1]):
+        for length in (1, 2, 3, 30):
+            run = decode(target(), [prompt], drafter, sampler(), length=length, gamma=drafter.most)
+            assert emitted(run)[0] == greedy_answer(target(), prompt, length)
+            for step in steps(run):
+                accepted.update(drafter.names[step.source[node]] for node in step.path)
+    assert set(accepted) == {"base", "small", "maxgram"}
+
+
+def test_lenience_lets_more_drafts_pass_between_the_drafters() -> None:
+    def share(lenience: float) -> float:
+        drafter, passed, seen = three(lenience), 0, 0
+        for prompt in ([1, 2, 3], [4]):
+            for step in steps(decode(target(), [prompt], drafter, sampler(), length=30, gamma=64)):
+                passed += sum(len(inner.path) for inner in step.inner)
+                seen += sum(len(inner.path) + len(inner.rejected) for inner in step.inner)
+        return passed / seen
+
+    assert share(5.0) > share(2.0) + 0.02 > share(1.0) + 0.1
+
+
+def test_a_stop_token_in_a_draft_ends_the_answer_there() -> None:
+    lm = ToyLM(V, lambda prefix: [30.0 * (token == len(prefix) % V) for token in range(V)], "target")
+    drafter = cascade_of([ModelDrafter(lm), own_points()], [[6, 2], [0, 3]])
+    for stop in range(V):
+        run = decode(lm, [[0]], drafter, sampler(), length=20, gamma=drafter.most, stop={stop})
+        assert emitted(run)[0] == [*range(1, stop + 1)] if stop else [*range(1, V), 0]
+
+
+# -- who is called when ----------------------------------------------------------------------------
+
+
+class Listening(ToyLM):
+    """A scripted model that writes down each of its calls: its name, the length of the row, the drafts it examines."""
+
+    def __init__(self, name: str, log: Log, errs: set[int]) -> None:
+        def logits_of(prefix: tuple[int, ...]) -> list[float]:
+            said = WRONG if len(prefix) in errs else len(prefix) % VOCAB
+            return [PEAK * (token == said) for token in range(VOCAB)]
+
+        super().__init__(VOCAB, logits_of, name)
+        self.log = log
+
+    def open(self, prompt: Rows, **more: Any) -> ToySession:
+        session = super().open(prompt, **more)
+        score = session.score
+
+        def listened(rows: Rows, draft: Draft) -> torch.Tensor:
+            self.log.append((self.name, len(rows[0]), draft.tokens.shape[1]))
+            return score(rows, draft)
+
+        session.score = listened  # type: ignore[method-assign]
+        return session
+
+
+class MaxGram(PointDrafter):
+    """Stands in for max-gram: writes down the length of the row and how many tokens it is asked for."""
+
+    names = ("maxgram",)
+
+    def __init__(self, log: Log, errs: set[int], most: int = VOCAB) -> None:
+        super().__init__(VOCAB, lambda row: 0 if len(row) in errs else len(row) % VOCAB)
+        self.log, self.most = log, most
+
+    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+        self.log.append(("maxgram", len(rows[0]), k[0]))
+        return super().propose(rows, [min(want, self.most) for want in k], sampler)
+
+
+class World:
+    """Target, base, small and max-gram's stand-in, with the positions at which each errs, and what happened."""
+
+    def __init__(self, base: set[int], small: set[int], maxgram: set[int], k: list[list[int]] = K) -> None:
+        self.log: Log = []
+        self.target = Listening("target", self.log, set())
+        self.base, self.small = Listening("base", self.log, base), Listening("small", self.log, small)
+        leaf = MaxGram(self.log, maxgram)
+        self.drafter = cascade_of([ModelDrafter(self.base), ModelDrafter(self.small), leaf], k)
+
+    def run(self, length: int) -> list[Step]:
+        """The rounds behind the opening one; `log` holds their calls."""
+        greedy = KeyedSampler(make_processor(0.0))
+        events = decode(self.target, [[0]], self.drafter, greedy, length=length, gamma=self.drafter.most)
+        assert emitted(events)[0] == list(range(1, length + 1))
+        assert self.log.pop(0) == ("target", 1, 0)
+        return steps(events)[1:]
+
+
+ALL_ACCEPTED = [  # 60 tokens behind a prompt of one; the opening round brings the first: the row holds 2
+    # round 1: room for 38 drafts, the most that K can bring
+    ("maxgram", 2, 10),  # small is to bring 1 or more: max-gram's 10 first
+    ("small", 2, 10),  #   all pass, and one of its own: 11
+    ("base", 2, 11),  #   11 tokens are there, so max-gram need not fill up to 1 + 10. All pass: 12
+    ("maxgram", 14, 10),  # 5 or more are there; 5 + 14 are not
+    ("small", 14, 10),  #   11 more: 23
+    ("maxgram", 25, 10),  # 5 + 14 + 10 = 29 are not there: 10 more without a review, 33
+    ("target", 2, 33),  # and one of its own: the row holds 36
+    # round 2: 61 − 36 − 1 = 24 drafts are left
+    ("maxgram", 36, 10),
+    ("small", 36, 10),
+    ("base", 36, 11),  # 12
+    ("maxgram", 48, 10),
+    ("small", 48, 10),  # 23 of at least 19
+    ("maxgram", 59, 1),  # 29 do not fit any more: one is left
+    ("target", 36, 24),  # 24 and one of its own: 61
+]
+
+
+def test_everything_is_accepted() -> None:
+    world = World(set(), set(), set())
+    run = world.run(60)
+    assert world.log == ALL_ACCEPTED
+    assert [len(step.path) for step in run] == [33, 24]
+
+
+# Max-gram errs at 5, 11 and 17, base at 11, small at 29; 30 tokens.
+PARTLY_ACCEPTED = [
+    # round 1: the row holds 2, 31 − 2 − 1 = 28 drafts fit
+    ("maxgram", 2, 10),  # positions 2 … 11
+    ("small", 2, 10),  #   2 3 4 pass, 5 is small's own: 4 tokens, at least 1 was asked for
+    ("maxgram", 6, 10),  #   11 are not there: max-gram adds 10 behind small's 4, positions 6 … 15
+    ("base", 2, 14),  #   2 … 10 pass; at 11 it says 63 where max-gram said 0: 10 tokens
+    ("maxgram", 12, 10),  # small is to bring them up to 19
+    ("small", 12, 10),  #   12 … 16 pass, 17 is its own: 16 tokens
+    ("maxgram", 18, 10),  # not enough: again
+    ("small", 18, 10),  #   all pass, 28 is its own: 27 tokens
+    ("maxgram", 29, 1),  # up to 29, but only 28 fit
+    ("target", 2, 28),  # 2 … 10 pass, at 11 it refuses base's 63: the row holds 12
+    # round 2: 31 − 12 − 1 = 18 drafts fit
+    ("maxgram", 12, 10),
+    ("small", 12, 10),  #   6 tokens: 12 … 17
+    ("maxgram", 18, 10),  #   10 raw ones behind them: 18 … 27
+    ("base", 12, 16),  #   all pass, 28 is its own: 17 tokens
+    ("small", 29, 0),  # room for one token: its own, nothing to review. It errs at 29
+    ("target", 12, 18),  # 12 … 28 pass, at 29 it refuses small's 63: the row holds 30
+    # round 3: room for the target's own token alone
+    ("target", 30, 0),
+]
+SOURCES = ("base", "small", "maxgram")
+
+
+def partly() -> tuple[World, list[Step]]:
+    world = World(base={11}, small={29}, maxgram={5, 11, 17})
+    return world, world.run(30)
+
+
+def test_reviewers_accept_some_of_it() -> None:
+    world, run = partly()
+    assert world.log == PARTLY_ACCEPTED
+    assert [len(step.path) for step in run] == [9, 17, 0]
+    assert [step.token for step in run] == [11, 29, 30]
+    assert run[0].drafted == (*range(2, 11), WRONG, *range(12, 30))
+    assert run[1].drafted == (*range(12, 29), WRONG)
+
+
+def test_a_token_keeps_the_name_of_who_brought_it() -> None:
+    world, run = partly()
+    assert world.drafter.names == SOURCES
+    m, s, b = "maxgram", "small", "base"
+    first = [m, m, m, s, *[m] * 5, b, *[m] * 5, s, *[m] * 10, s, m]  # positions 2 … 29
+    assert [SOURCES[index] for index in run[0].source] == first
+    second = [*[m] * 5, s, *[m] * 10, b, s]  # positions 12 … 29
+    assert [SOURCES[index] for index in run[1].source] == second
+
+
+def passes(step: Step) -> dict[str, int]:
+    counted = Counter(call.model for call in step.calls)
+    assert max(counted.values()) == 1, "one call a model"
+    return {call.model: call.passes for call in step.calls}
+
+
+def test_calls_add_up_over_all_models_and_levels() -> None:
+    _, run = partly()
+    assert [passes(step) for step in run] == [
+        {"base": 1, "small": 3, "target": 1},
+        {"base": 1, "small": 2, "target": 1},
+        {"target": 1},
+    ]
+    for step in run:
+        assert step.calls[-1].model == "target"
+        assert all(call.seconds > 0 for call in step.calls)
+        reviews = Counter[str]()
+        for inner in step.inner:
+            reviews.update(passes(inner))
+        assert reviews == Counter({name: count for name, count in passes(step).items() if name != "target"})
+
+
+Shape = tuple[str, tuple[int, ...], tuple[int, ...], int, list[Any]]
+
+
+def shape(step: Step) -> Shape:
+    """Who reviewed, what was drafted, which passed, its own token, and the reviews below."""
+    return (step.calls[-1].model, step.drafted, step.accepted, step.token or 0, [shape(one) for one in step.inner])
+
+
+def test_each_review_is_a_nested_round_where_it_happened() -> None:
+    _, run = partly()
+    small_in_base: Shape = ("small", (2, 3, 4, 0, 6, 7, 8, 9, 10, 0), (2, 3, 4), 5, [])
+    drafted = (2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 12, 13, 14, 15)
+    assert [shape(one) for one in run[0].inner] == [
+        ("base", drafted, tuple(range(2, 11)), WRONG, [small_in_base]),
+        ("small", (12, 13, 14, 15, 16, 0, 18, 19, 20, 21), (12, 13, 14, 15, 16), 17, []),
+        ("small", tuple(range(18, 28)), tuple(range(18, 28)), 28, []),
+    ]
+    assert [shape(one) for one in run[1].inner] == [
+        ("base", tuple(range(12, 28)), tuple(range(12, 28)), 28, [shape(run[1].inner[0].inner[0])]),
+        ("small", (), (), WRONG, []),
+    ]
+    assert run[2].inner == ()
+    base = run[0].inner[0]
+    assert [SOURCES[index] for index in base.source] == [*["maxgram"] * 3, "small", *["maxgram"] * 10]
+    assert base.rejected == (9,)
+    assert base.discarded == (10, 11, 12, 13)
+    assert [(call.model, call.passes) for call in base.calls] == [("small", 1), ("base", 1)]
+    assert [(call.model, call.passes) for call in base.inner[0].calls] == [("small", 1)]
+    assert base.draft_p[4:] == pytest.approx([1] * 6)  # of max-gram's tokens; small's own first ones are small's
+    assert base.target_p[-1] == pytest.approx(0, abs=1e-6)
+
+
+MODELS = {
+    "target": Model("google/flan-t5-xxl"),
+    "base": Model("google/flan-t5-base"),
+    "small": Model("google/flan-t5-small"),
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "all_accepted", "partly_accepted"),
+    [
+        # 59·11300 / (2·11300 + 2·220 + 4·60) and 29·11300 / (3·11300 + 2·220 + 5·60)
+        ("model_parameters", 666_700 / 23_280, 327_700 / 34_640),
+        # 59 / (2 + 2·0.04 + 4·0.02) and 29 / (3 + 2·0.04 + 5·0.02)
+        ("previous_work", 59 / 2.16, 29 / 3.18),
+    ],
+)
+def test_the_standardised_walltime_improvement_of_those_calls(
+    table: str, all_accepted: float, partly_accepted: float
+) -> None:
+    """Max-gram costs nothing; the opening round's token and call do not count."""
+    runs = [World(set(), set(), set()).run(60), partly()[1]]
+    costs = costs_of(table, MODELS)
+    for run, expected in zip(runs, (all_accepted, partly_accepted), strict=True):
+        calls = Counter[str]()
+        for step in run:
+            calls.update(passes(step))
+        tokens = sum(len(step.emitted) for step in run)
+        assert swi(tokens, calls, costs) == pytest.approx(expected)
+
+
+def test_max_gram_is_asked_for_ks_last_entry_wherever_it_stands() -> None:
+    """Four at a time, under each reviewer and alone, until what K asks for is there or nothing more fits."""
+    world = World(set(), set(), set(), [[2, 3, 7], [0, 1, 6], [0, 0, 4]])
+    world.run(40)
+    assert world.log[:11] == [
+        ("maxgram", 2, 4),
+        ("small", 2, 4),  # 5
+        ("maxgram", 7, 4),  # base's 1 + 6 are not there: 4 more
+        ("base", 2, 9),  # 10, more than 2 and than 2 + 3: small need not draft
+        ("maxgram", 12, 4),  # 2 + 3 + 7 are not there: 14
+        ("target", 2, 14),
+        ("maxgram", 17, 4),
+        ("small", 17, 4),
+        ("maxgram", 22, 4),
+        ("base", 17, 9),
+        ("maxgram", 27, 4),
+    ]
+
+
+def test_a_model_in_the_last_place_is_asked_for_what_is_missing() -> None:
+    log: Log = []
+    target, base, small = (Listening(name, log, set()) for name in ("target", "base", "small"))
+    drafter = cascade_of([ModelDrafter(base), ModelDrafter(small)], [[3, 2], [0, 4]])
+    assert played(target, drafter, 12, log) == [
+        *[("small", place, 0) for place in (2, 3, 4, 5)],  # 4 one-token passes
+        ("base", 2, 4),  # 5 tokens: 3 and 3 + 2 are there
+        ("target", 2, 5),
+        ("small", 8, 0),  # 13 − 8 − 1 = 4 fit: 3 of small and base's own
+        ("small", 9, 0),
+        ("small", 10, 0),
+        ("base", 8, 3),
+        ("target", 8, 4),
+    ]
+
+
+def test_a_chain_without_reviews_asks_each_part_for_its_share() -> None:
+    log: Log = []
+    target, small = Listening("target", log, set()), Listening("small", log, set())
+    drafter = chain_of([ModelDrafter(small), MaxGram(log, set(), most=2)], [2, 5])
+    assert drafter.most == 7
+    assert played(target, drafter, 10, log) == [
+        ("small", 2, 0),
+        ("small", 3, 0),
+        ("maxgram", 4, 5),  # it has 2 at a time
+        ("maxgram", 6, 3),
+        ("maxgram", 8, 1),
+        ("target", 2, 7),
+        ("target", 10, 0),  # 11 − 10 − 1 = 0 fit
+    ]
+
+
+def played(target: Listening, drafter: ChainDrafter, length: int, log: Log) -> Log:
+    """The calls of a run behind its opening round."""
+    greedy = KeyedSampler(make_processor(0.0))
+    decode(target, [[0]], drafter, greedy, length=length, gamma=drafter.most)
+    return log[1:]

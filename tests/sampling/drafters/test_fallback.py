@@ -1,0 +1,256 @@
+"""One drafter where it speaks, another where it does not: who drafts which row, and with which law."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sampling.drafters.draft_model import ModelDrafter
+from sampling.drafters.fallback import TakeOverDrafter
+from sampling.events import Call, Step
+from sampling.gamma.goodput import GoodputPace
+from sampling.types import Draft, Sampler, Verdict
+from tests.support.runs import drafting, sampler
+from tests.support.toy_drafters import PointDrafter
+from tests.support.toys import TableLM
+
+V = 5
+
+
+def first_row_only() -> PointDrafter:
+    return PointDrafter(V, lambda row: 3 if row[0] == 0 else None)
+
+
+def started(rows: list[list[int]]) -> TakeOverDrafter:
+    drafter = TakeOverDrafter(first_row_only(), ModelDrafter(TableLM(V, seed=3)))
+    session = TableLM(V, seed=1).open(rows)
+    drafter.start(rows, session, session)
+    return drafter
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_second_is_not_asked_where_the_first_speaks(temperature: float) -> None:
+    draft = started([[0, 1]]).propose([[0, 1]], [3], drafting(sampler(temperature, 7), [[0, 1]]))
+    assert draft.tokens.tolist() == [[3, 3, 3]]
+    assert draft.calls == ()
+
+
+def test_the_second_drafts_alone_where_the_first_is_silent() -> None:
+    rows = [[1, 2]]
+    drafter = started(rows)
+    draft = drafter.propose(rows, [3], drafting(sampler(1.0, 7), rows))
+    alone = ModelDrafter(TableLM(V, seed=3))
+    alone.start(rows, drafter.then._session, drafter.then._session)  # type: ignore[attr-defined]  # any session will do
+    expected = alone.propose(rows, [3], drafting(sampler(1.0, 7), rows))
+    assert torch.equal(draft.tokens, expected.tokens)
+    assert torch.equal(draft.probs, expected.probs)  # type: ignore[arg-type]
+    assert draft.source is not None
+    assert draft.source.tolist() == [[1, 1, 1]]
+    assert len(drafter.names) == 2
+    assert [call.passes for call in draft.calls] == [3]
+
+
+def test_rows_of_one_batch_are_drafted_by_either_and_each_keeps_its_law() -> None:
+    rows = [[0, 1], [1, 2], [0, 4]]
+    draft = started(rows).propose(rows, [2, 3, 1], drafting(sampler(1.0, 7), rows))
+    assert draft.tokens[0].tolist() == [3, 3, -1]
+    assert draft.tokens[2].tolist() == [3, -1, -1]
+    assert (draft.tokens[1] >= 0).all()
+    assert draft.source is not None
+    assert draft.source[1].tolist() == [1, 1, 1]
+    assert draft.source[0, 0] == 0
+    assert draft.probs is not None
+    assert draft.probs[0, 0].tolist() == [0, 0, 0, 1, 0]
+    assert draft.probs[1].sum(dim=-1).tolist() == pytest.approx([1, 1, 1])
+    assert draft.raw is not None
+    assert draft.raw[0, 0] == 1
+    assert draft.raw[1, 0] < 1
+
+
+def test_a_row_that_may_not_draft_gets_nothing() -> None:
+    rows = [[0, 1], [1, 2]]
+    draft = started(rows).propose(rows, [2, 0], drafting(sampler(0.0, 7), rows))
+    assert draft.tokens.tolist() == [[3, 3], [-1, -1]]
+
+
+def test_it_needs_hidden_states_where_one_of_its_drafters_does() -> None:
+    class Reader(PointDrafter):
+        needs_hidden = True
+
+    points = first_row_only()
+    assert not TakeOverDrafter(points, points).needs_hidden
+    assert TakeOverDrafter(points, Reader(V, lambda row: None)).needs_hidden
+
+
+def test_both_hear_of_every_round_and_follow_the_rows() -> None:
+    heard: list[str] = []
+
+    class Ear(PointDrafter):
+        def observe(self, rows: list[list[int]], draft: Draft, verdict: Verdict) -> None:
+            heard.append("observe")
+
+        def select(self, rows: torch.Tensor) -> None:
+            heard.append("select")
+
+    ears = TakeOverDrafter(Ear(V, lambda row: None), Ear(V, lambda row: 1))
+    nothing = torch.empty((1, 0), dtype=torch.long)
+    ears.observe([[0]], Draft.empty(1), Verdict(nothing, torch.tensor([1]), torch.empty(1, 1, V), torch.empty(1, 1, V)))
+    ears.select(torch.tensor([0]))
+    assert heard == ["observe", "observe", "select", "select"]
+
+
+# -- under `gamma auto` ---------------------------------------------------------------------------
+
+
+def test_a_chain_ends_behind_the_token_that_makes_it_unlikely() -> None:
+    """The token stays; the next one is not drawn. Each row for itself."""
+    rows = [[0, 1], [1, 2], [2, 3]]
+    session = TableLM(V, seed=1).open(rows)
+    whole, cut = (ModelDrafter(TableLM(V, seed=3, sharpness=2.0), least) for least in (0.0, 0.4))
+    for drafter in (whole, cut):
+        drafter.start(rows, session, session)
+    long, short = (drafter.propose(rows, [4, 4, 4], drafting(sampler(0.0, 7), rows)) for drafter in (whole, cut))
+    assert long.raw is not None
+    lengths = []
+    for row in range(3):
+        chances = long.raw[row].cumprod(dim=0).tolist()
+        length = next((place for place, chance in enumerate(chances, start=1) if chance < 0.4), 4)
+        kept = [token for token in short.tokens[row].tolist() if token >= 0]
+        assert kept == long.tokens[row, :length].tolist()
+        lengths.append(length)
+    assert len(set(lengths)) > 1, "the rows are to end at different places"
+    assert short.calls[0].passes == short.tokens.shape[1] == max(lengths)
+
+
+def rounds(pace: GoodputPace, count: int, calls: bool, accepted: int, seconds: float) -> None:
+    """So many rounds of a drafter that ran its model or did not; a pass of the target takes a second."""
+    for _ in range(count):
+        gamma = pace.gamma([0])[0]
+        path = tuple(range(min(accepted, gamma)))
+        target, drafter = Call("target", 1, 1.0), Call("drafter", gamma, seconds * gamma)
+        pace.observe(
+            Step(
+                row=0,
+                gamma=gamma,
+                drafted=(1,) * gamma,
+                parents=tuple(range(-1, gamma - 1)),
+                source=(0,) * gamma,
+                path=path,
+                token=1,
+                target_p=(),
+                draft_p=(),
+                top2_gap=1.0,
+                calls=(drafter, target) if calls and gamma else (target,),
+                draft_s=seconds * gamma if calls else 0.0,
+                verify_s=1.0,
+                sample_s=0.0,
+            )
+        )
+
+
+def test_the_cost_of_a_draft_is_that_of_the_rounds_which_ran_the_model() -> None:
+    pace = GoodputPace()
+    pace.begin()
+    rounds(pace, 12, calls=False, accepted=1, seconds=0.0)
+    assert pace.costs.c < 0.01
+    for _ in range(8):
+        rounds(pace, 3, calls=False, accepted=1, seconds=0.0)
+        rounds(pace, 1, calls=True, accepted=1, seconds=0.2)
+    assert pace.costs.c == pytest.approx(0.2)  # not the lower third of all rounds, which is 0
+
+
+def test_drafts_that_cost_nothing_are_not_charged_against_the_answer() -> None:
+    """Free rounds among dear ones: they leave the account what dear ones would have used up."""
+    spare = []
+    for calls in (False, True):
+        pace = GoodputPace()
+        pace.begin()
+        rounds(pace, 6, calls=True, accepted=0, seconds=0.2)
+        rounds(pace, 4, calls=calls, accepted=0, seconds=0.2)
+        spare.append(pace._account.drafted)
+    assert spare[0] < spare[1]
+
+
+# -- who is asked ---------------------------------------------------------------------------------
+
+
+class Guess(PointDrafter):
+    """Always drafts 1, and says how sure it is."""
+
+    chance = 0.2
+
+    def __init__(self) -> None:
+        super().__init__(V, lambda row: 1)
+
+    def chances(self, rows: list[list[int]]) -> list[float]:
+        return [self.chance] * len(rows)
+
+
+class Timed(PointDrafter):
+    """Drafts `token`; each chain takes as long as is said."""
+
+    def __init__(self, token: int, seconds: float) -> None:
+        super().__init__(V, lambda row: token)
+        self.seconds, self.asked = seconds, 0
+
+    def propose(self, rows: list[list[int]], k: list[int], sampler: Sampler) -> Draft:
+        self.asked += 1
+        return replace(super().propose(rows, k, sampler), calls=(Call("timed", 1, self.seconds),))
+
+
+def play(drafter: TakeOverDrafter, text: int, count: int, clock: list[float], gamma: int = 2) -> list[int]:
+    """So many rounds of a text that is one token for ever, a pass of the target taking a second; who drafted."""
+    row, who = [0], []
+    drafter.start([row], None, None)  # type: ignore[arg-type]  # these ask no session anything
+    for _ in range(count):
+        draft = drafter.propose([row], [gamma], drafting(sampler(0.0, 7), [row]))
+        who.append(-1 if draft.source is None else int(draft.source[0, 0]))
+        clock[0] += 1.0
+        right = 0
+        while right < draft.tokens.shape[1] and draft.tokens[0, right] == text:
+            right += 1
+        path = torch.arange(right)[None]
+        empty = torch.empty(1, draft.tokens.shape[1] + 1, V)
+        drafter.observe([row], draft, Verdict(path, torch.tensor([text]), empty, empty))
+        row = [*row, *[text] * (right + 1)]
+    return who
+
+
+def test_the_second_drafts_where_the_first_is_unsure(clock: list[float]) -> None:
+    for chance, expected in ((0.2, 1), (0.5, -1)):
+        first = Guess()
+        first.chance = chance
+        assert play(TakeOverDrafter(first, Timed(2, 0.1), sure=0.35), 2, 4, clock) == [expected] * 4
+
+
+def test_a_second_that_brings_nothing_is_only_asked_now_and_then(clock: list[float]) -> None:
+    wrong = Timed(3, 0.1)
+    who = play(TakeOverDrafter(Guess(), wrong, sure=0.35, learn=True), 2, 120, clock)
+    assert sum(one == 1 for one in who[40:]) <= 80 // 9 + 1
+    assert wrong.asked >= 10, "it is asked again every so often"
+
+
+def test_a_second_that_is_right_and_cheap_is_asked_always(clock: list[float]) -> None:
+    who = play(TakeOverDrafter(Guess(), Timed(2, 0.1), sure=0.35, learn=True), 2, 60, clock)
+    assert who == [1] * 60
+
+
+def test_a_second_that_is_right_but_too_dear_is_not(clock: list[float]) -> None:
+    """Two tokens more a round for three seconds, where a pass of a second brings one."""
+    who = play(TakeOverDrafter(Guess(), Timed(2, 3.0), sure=0.35, learn=True), 2, 120, clock)
+    assert sum(one == 1 for one in who[40:]) <= 80 // 9 + 1
+
+
+def test_a_first_that_is_right_though_unsure_keeps_its_drafts(clock: list[float]) -> None:
+    """Both draft what comes, one of them for nothing."""
+    who = play(TakeOverDrafter(Guess(), Timed(1, 0.1), sure=0.35, learn=True), 1, 120, clock)
+    assert sum(one == 1 for one in who[60:]) <= 60 // 9 + 1
+
+
+def test_a_second_that_has_nothing_to_say_leaves_the_drafts_to_the_first(clock: list[float]) -> None:
+    silent = PointDrafter(V, lambda row: None)
+    draft = TakeOverDrafter(Guess(), silent, sure=0.35)
+    draft.start([[0]], None, None)  # type: ignore[arg-type]
+    assert draft.propose([[0]], [2], drafting(sampler(0.0, 7), [[0]])).tokens.tolist() == [[1, 1]]

@@ -1,0 +1,303 @@
+"""Max-gram drafting: which place it copies from, how it goes on behind a short copy, and that it follows any rows."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sampling.drafters.max_gram import BIGRAM, MAXGRAM, MaxGramDrafter, SuffixMatches
+from sampling.drafters.tables.table_file import StaticTables
+from sampling.sampler import KeyedSampler
+from tests.sampling.drafters.tables.test_prompt_lookup import tables_of
+from tests.support.runs import answers, decode, steps
+from tests.support.toys import TableLM, chain_lm
+from utils.logits_processors import make_processor
+
+NOTHING: Any = None
+
+
+def proposed(drafter: MaxGramDrafter, rows: list[list[int]], want: list[int]) -> list[list[tuple[int, int]]]:
+    """(token, source) of each row's chain."""
+    draft = drafter.propose(rows, want, NOTHING)
+    assert draft.probs is None
+    assert draft.raw is None
+    assert draft.calls == ()
+    assert draft.source is not None
+    found = []
+    for tokens, sources in zip(draft.tokens.tolist(), draft.source.tolist(), strict=True):
+        chain = [(token, source) for token, source in zip(tokens, sources, strict=True) if token >= 0]
+        assert [token for token, _ in chain] == tokens[: len(chain)], "a hole in a chain"
+        found.append(chain)
+    return found
+
+
+def drafted(prompt: list[int], generated: list[int], want: int = 1, tables: StaticTables | None = None) -> list[int]:
+    """The chain behind prompt ++ generated; all of it copied."""
+    drafter = MaxGramDrafter(tables)
+    drafter.start([prompt], NOTHING, NOTHING)
+    [chain] = proposed(drafter, [prompt + generated], [want])
+    assert {source for _, source in chain} <= {MAXGRAM}
+    return [token for token, _ in chain]
+
+
+# -- which place ----------------------------------------------------------------------------------
+
+
+def test_on_a_tie_the_earliest_place_is_copied_from() -> None:
+    assert drafted([7, 1, 7, 2, 7, 3], [7], 1) == [1]
+    assert drafted([7, 1, 7, 2], [7], 3) == [1, 7, 2]
+
+
+def test_a_longer_match_comes_before_a_nearer_and_an_earlier_one() -> None:
+    assert drafted([6, 3, 5, 6, 1, 6, 2], [5, 6]) == [1]
+
+
+def test_only_generated_tokens_make_a_match_longer() -> None:
+    """Behind 8, 1 stood 9; but 8 is the prompt's, so that every 1 matches alike and the first one counts."""
+    assert drafted([2, 1, 7, 8, 1, 9, 8], [1]) == [7]
+    assert drafted([2, 1, 7, 8, 1, 9], [8, 1]) == [9]
+
+
+def test_the_last_token_is_no_place_of_its_own() -> None:
+    """All but the last generated token are searched, the last one only copied."""
+    assert drafted([1, 2], [5]) == []
+    assert drafted([1, 2], [5, 6]) == []
+    assert drafted([1, 2], [5, 6, 5], 1) == [6]
+    assert drafted([1, 2], [5, 5], 1) == [5]
+
+
+def test_a_match_may_reach_from_the_prompt_into_the_answer() -> None:
+    """2, 3 stand at the seam: 2 ends the prompt, 3 begins the answer."""
+    assert drafted([1, 2], [3, 4, 2, 3], 2) == [4, 2]
+
+
+def test_nothing_is_matched_before_something_is_generated() -> None:
+    assert drafted([4, 5, 4], [], 3) == []
+    drafter = MaxGramDrafter(tables_of([4, 9, 8]))
+    drafter.start([[4, 5, 4]], NOTHING, NOTHING)
+    assert proposed(drafter, [[4, 5, 4]], [3]) == [[(9, BIGRAM), (8, BIGRAM)]]
+
+
+def test_nothing_wanted_is_nothing_drafted() -> None:
+    drafter = MaxGramDrafter()
+    drafter.start([[1], [1]], NOTHING, NOTHING)
+    assert proposed(drafter, [[1, 1, 1], [1, 1, 1]], [0, 1]) == [[], [(1, MAXGRAM)]]
+    assert drafter.propose([[1, 1, 1], [1, 1, 1]], [0, -2], NOTHING).tokens.shape == (2, 0)
+
+
+# -- behind a short copy --------------------------------------------------------------------------
+
+
+def test_a_short_copy_is_gone_on_with_once() -> None:
+    """9 | 1 2 1 2 1: the match 1 2 1 is followed by 2 1, and that is the end. With them, 1 2 1 2 1 is followed by
+    2 1; a third time is not tried."""
+    assert drafted([9], [1, 2, 1, 2, 1], 6) == [2, 1, 2, 1]
+    assert drafted([9], [1, 2, 1, 2, 1], 3) == [2, 1, 2]
+    assert drafted([9], [1, 2, 1, 2, 1], 2) == [2, 1]
+
+
+def test_a_run_of_one_token_overlaps_itself() -> None:
+    assert drafted([0], [3, 3, 3], 5) == [3, 3]
+
+
+def test_the_copied_tokens_count_as_generated_in_the_second_search() -> None:
+    """1 2 3 4 5 | 2 3: behind 2 3 stood 4 5 2 3. Now the last six, 2 3 4 5 2 3, are found at the second token."""
+    assert drafted([1, 2, 3, 4, 5], [2, 3], 4) == [4, 5, 2, 3]
+    assert drafted([1, 2, 3, 4, 5], [2, 3], 20) == [4, 5, 2, 3, 4, 5, 2, 3]
+
+
+def test_a_copy_longer_than_what_is_remembered_leaves_no_trace() -> None:
+    """Going on behind 200 copied tokens, and going back from them."""
+    prompt, drafter = list(range(200)), MaxGramDrafter()
+    drafter.start([prompt], NOTHING, NOTHING)
+    copied = [*range(1, 200), 0]
+    for _ in range(2):
+        [chain] = proposed(drafter, [[*prompt, 0]], [500])
+        assert [token for token, _ in chain] == copied + copied
+    [chain] = proposed(drafter, [[*prompt, 0, 7]], [3])
+    assert [token for token, _ in chain] == [8, 9, 10]
+
+
+def test_bigrams_fill_the_rest_and_an_id_that_none_knows_ends_the_chain() -> None:
+    tables = tables_of([2, 30, 31], [31, 32])
+    drafter = MaxGramDrafter(tables)
+    assert drafter.names == ("maxgram", "bigram")
+    drafter.start([[1, 2], [1, 2], [1, 2]], NOTHING, NOTHING)
+    copied, tail = [(2, MAXGRAM), (1, MAXGRAM)] * 2, [(2, BIGRAM)]
+    rows = [[1, 2, 1], [1, 2, 9, 2], [1, 2, 9]]
+    assert proposed(drafter, rows, [9, 9, 9]) == [
+        copied,  # 2 1, once more 2 1; no bigram knows 1
+        [(9, MAXGRAM), (2, MAXGRAM), (9, MAXGRAM), (2, MAXGRAM), (30, BIGRAM), (31, BIGRAM), (32, BIGRAM)],
+        [],  # 9 never stood before, and no bigram knows it
+    ]
+    known = MaxGramDrafter(tables_of([1, 2]))
+    known.start([[1, 2]], NOTHING, NOTHING)
+    assert proposed(known, [[1, 2, 1]], [5]) == [copied + tail]
+
+
+def test_only_contexts_of_one_token_are_bigrams() -> None:
+    """The tables know 8 2 → 40 too, which is no bigram."""
+    drafter = MaxGramDrafter(tables_of([8, 2, 40], *[[7, 2, 41]] * 2))
+    drafter.start([[1]], NOTHING, NOTHING)
+    assert proposed(drafter, [[1, 8, 2]], [1]) == [[(41, BIGRAM)]]
+
+
+def test_ids_beyond_the_targets_are_nobodys_bigram() -> None:
+    drafter = MaxGramDrafter(tables_of([2, 30, 31, 32]))
+    for vocab_size, tail in ((31, [30]), (30, []), (33, [30, 31, 32])):
+        drafter.start([[1]], TableLM(vocab_size).open([[1]]), NOTHING)
+        assert proposed(drafter, [[1, 2]], [4]) == [[(token, BIGRAM) for token in tail]]
+
+
+def test_a_published_bigram_list_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "bigrams.json"
+    file.write_text(json.dumps([3, -1, None, 1]), encoding="utf-8")
+    drafter = MaxGramDrafter(StaticTables.open(file, vocab_size=4))
+    drafter.start([[2]] * 3, NOTHING, NOTHING)
+    rows = [[2, 0], [2, 1], [2, 2]]
+    found = [[(3, BIGRAM), (1, BIGRAM)], [], [(2, MAXGRAM), (2, MAXGRAM)]]
+    assert proposed(drafter, rows, [4, 4, 4]) == found
+
+
+# -- any rows -------------------------------------------------------------------------------------
+
+
+def naive(prompt: list[int], generated: list[int], most: int, bigrams: dict[int, int]) -> list[tuple[int, int]]:
+    """The rules word by word: try every suffix from the longest on, every place from the earliest on."""
+    chain: list[tuple[int, int]] = []
+    for _ in range(2):
+        own = generated + [token for token, _ in chain]
+        chain += [(token, MAXGRAM) for token in behind_longest(prompt, own)[: most - len(chain)]]
+    last = chain[-1][0] if chain else [*prompt, *generated][-1]
+    while len(chain) < most and last in bigrams:
+        last = bigrams[last]
+        chain.append((last, BIGRAM))
+    return chain
+
+
+def behind_longest(prompt: list[int], own: list[int]) -> list[int]:
+    whole, searched = prompt + own, prompt + own[:-1]
+    for size in range(len(own), 0, -1):
+        for place in range(len(searched) - size + 1):
+            if searched[place : place + size] == own[-size:]:
+                return whole[place + size :]
+    return []
+
+
+TOKEN = st.integers(0, 2)
+TEXT = st.lists(TOKEN, max_size=14)
+BIGRAMS = st.dictionaries(TOKEN, TOKEN, max_size=2)
+MOVES = st.lists(st.tuples(st.integers(0, 8), st.lists(TOKEN, max_size=5), st.integers(0, 12)), min_size=1, max_size=6)
+
+
+def with_bigrams(bigrams: dict[int, int]) -> MaxGramDrafter:
+    return MaxGramDrafter(tables_of(*[list(pair) for pair in bigrams.items()]) if bigrams else None)
+
+
+@settings(max_examples=300, deadline=None)
+@given(prompt=st.lists(TOKEN, min_size=1, max_size=10), moves=MOVES, bigrams=BIGRAMS)
+def test_rows_that_grow_and_go_back_are_drafted_as_the_rules_say(
+    prompt: list[int], moves: list[tuple[int, list[int], int]], bigrams: dict[int, int]
+) -> None:
+    """A cascade shows speculative rows: each time some tokens are taken back and others added."""
+    drafter, generated = with_bigrams(bigrams), list[int]()
+    drafter.start([prompt], NOTHING, NOTHING)
+    for back, more, want in moves:
+        generated = generated[: max(0, len(generated) - back)] + more
+        assert proposed(drafter, [prompt + generated], [want]) == [naive(prompt, generated, want, bigrams)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_that_go_back_far_are_drafted_as_fresh_ones(seed: int) -> None:
+    """Further than the lengths that are remembered, within them, and on again."""
+    noise = random.Random(seed)
+    prompt, text = ([noise.randrange(2) for _ in range(count)] for count in (5, 180))
+    drafter = MaxGramDrafter()
+    drafter.start([prompt], NOTHING, NOTHING)
+    for end in (140, 136, 2, 0, 70, 9, 180, 10):
+        row = prompt + text[:end]
+        fresh = MaxGramDrafter()
+        fresh.start([prompt], NOTHING, NOTHING)
+        assert proposed(drafter, [row], [12]) == proposed(fresh, [row], [12])
+    assert proposed(drafter, [prompt + text[:30]], [9]) == [naive(prompt, text[:30], 9, {})]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    prompts=st.lists(st.lists(TOKEN, min_size=1, max_size=6), min_size=1, max_size=3),
+    rounds=st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=4), TEXT), max_size=4),
+)
+def test_chosen_and_repeated_rows_part_ways(prompts: list[list[int]], rounds: list[tuple[list[int], TEXT]]) -> None:
+    drafter = MaxGramDrafter()
+    drafter.start(prompts, NOTHING, NOTHING)
+    rows = [(prompt, list[int]()) for prompt in prompts]
+    for chosen, tokens in rounds:
+        chosen = [row % len(rows) for row in chosen]
+        drafter.select(torch.tensor(chosen))
+        rows = [rows[row] for row in chosen]
+        rows = [(prompt, [*own, *tokens[place:]]) for place, (prompt, own) in enumerate(rows)]
+        found = proposed(drafter, [prompt + own for prompt, own in rows], [4] * len(rows))
+        assert found == [naive(prompt, own, 4, {}) for prompt, own in rows]
+
+
+def test_every_answer_begins_without_a_match() -> None:
+    """The next turn's prompt holds the last answer, which is then no longer generated."""
+    drafter = MaxGramDrafter()
+    drafter.start([[8, 1, 9, 8]], NOTHING, NOTHING)
+    assert proposed(drafter, [[8, 1, 9, 8, 1]], [1]) == [[(9, MAXGRAM)]]
+    drafter.start([[2, 1, 7, 8, 1, 9, 8]], NOTHING, NOTHING)
+    assert proposed(drafter, [[2, 1, 7, 8, 1, 9, 8, 1]], [1]) == [[(7, MAXGRAM)]]
+
+
+# -- in the loop ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_text_is_plain_decodings(temperature: float) -> None:
+    """Point masses keep every token, whatever they are."""
+    lm, drafter = TableLM(6, seed=3, sharpness=2.0), MaxGramDrafter(tables_of([1, 2, 3, 4, 5, 0, 1]))
+    accepted = 0
+    for prompt in ([1, 2, 3], [5], [0, 1] * 4):
+        for gamma in (1, 4, 12):
+            sampler = KeyedSampler(make_processor(temperature), seed=gamma)
+            alone = answers(lm, [prompt], None, KeyedSampler(make_processor(temperature), seed=gamma), length=30)
+            run = decode(lm, [prompt], drafter, sampler, length=30, gamma=gamma)
+            assert [token for step in steps(run) for token in step.emitted] == alone[0]
+            accepted += sum(len(step.path) for step in steps(run))
+    assert accepted > 50
+
+
+def test_a_repeating_text_is_copied_and_saves_the_targets_passes() -> None:
+    """3 4 5 6 again and again: once it has begun anew the copies are right. By hand, gamma 4, prompt 9:
+    opening 3; nothing matches 3, 4, 5, 6 | 3 → 4 5 6 3 and then 4 | 5 6 3 4 and 5 | 6 3 4 5 and 6 | 3 4 5 6 …"""
+    lm = chain_lm(10, [9], [3, 4, 5, 6] * 10)
+    run = steps(decode(lm, [[9]], MaxGramDrafter(), KeyedSampler(make_processor(0.0)), length=40, gamma=4))
+    assert [len(step.drafted) for step in run] == [0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4]
+    assert all(len(step.path) == len(step.drafted) for step in run)
+    assert {source for step in run for source in step.source} == {MAXGRAM}
+
+
+def test_each_new_token_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted work: a row that goes back a little costs what is new in it, and what a short copy adds for a moment."""
+    counted, append = [], SuffixMatches._append
+
+    def counting(self: SuffixMatches, token: int) -> None:
+        counted.append(token)
+        append(self, token)
+
+    monkeypatch.setattr(SuffixMatches, "_append", counting)
+    drafter, row = MaxGramDrafter(), list(range(50))
+    drafter.start([row], NOTHING, NOTHING)
+    for turn in range(100):
+        counted.clear()
+        kept, new = len(row) - min(turn, 5), [100 + turn, 60, 61, 0, 1]
+        row = [*row[: max(kept, 50)], *new]
+        proposed(drafter, [row], [8])  # 0 1 stood at the beginning: a copy is never short
+        assert len(counted) == len(new)

@@ -1,0 +1,467 @@
+"""`gamma auto`: the choice by its formula, what is learned of acceptance and costs, and that it changes no text.
+
+Over simulated answers (tests/support/pacing.py): where it settles, what it may cost, how it reacts; and the same for
+drafters whose drafts are not cut (cascades), which are asked for all or none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any
+
+import pytest
+
+from sampling.drafters.draft_model import ModelDrafter
+from sampling.drafters.tables.ngram import NgramDrafter
+from sampling.events import Step
+from sampling.gamma.acceptance_estimate import Acceptance, expected_tokens
+from sampling.gamma.costs import Costs
+from sampling.gamma.goodput import COOLDOWN, GAMMA_MAX, GoodputPace, best, goodput
+from sampling.loop import generate
+from sampling.sampler import KeyedSampler
+from sampling.stats.theory import expected_speedup
+from sampling.types import Drafter, Limits
+from tests.support.branching import BranchingSampler, distance, enumerate_runs, softmax
+from tests.support.pacing import PLAIN, World, flat, make_step, packed, planted_rates, rising, simulate, unpacked
+from tests.support.reference import exact_law
+from tests.support.runs import answers, emitted, steps
+from tests.support.toy_drafters import LawDrafter, PointDrafter
+from tests.support.toys import TableLM
+from utils.logits_processors import make_processor
+
+WORLDS = [(flat, 0.05), (packed, 0.02), (packed, 0.05), (packed, 0.2), (unpacked, 0.05), (unpacked, 0.2)]
+KNOWN = dict.fromkeys(range(2, GAMMA_MAX + 2), 1.0)  # a measured flat table: no first looks
+
+WHOLE_WORLDS = [(flat, 0.05), (packed, 0.05), (rising, 0.1), (unpacked, 0.05)]
+
+
+# -- the choice -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "speed"), [(0.5, 3, 1.63), (0.6, 4, 1.92), (0.7, 6, 2.35), (0.8, 8, 3.09), (0.9, 13, 4.67)]
+)
+def test_the_best_gamma_of_known_estimates(alpha: float, gamma: int, speed: float) -> None:
+    rates = goodput([alpha] * 16, 0.05, [1.0] * 17)
+    assert (best(rates), round(rates[gamma], 2)) == (gamma, speed)
+
+
+@pytest.mark.parametrize("v", [flat, packed, unpacked])
+def test_goodput_is_the_expected_speed_up(v: Callable[[int], float]) -> None:
+    rates = goodput([0.7] * 8, 0.1, [v(n) for n in range(1, 10)])
+    assert rates == pytest.approx([expected_speedup(0.7, gamma, 0.1, v(gamma + 1)) for gamma in range(9)])
+
+
+def test_no_draft_where_none_pays_and_the_smaller_of_equals() -> None:
+    assert best(goodput([0.1] * 8, 0.2, [1.0] * 9)) == 0
+    assert best([1.0, 2.0, 2.0]) == 1
+    assert expected_tokens([0.5, 0.0, 0.9]) == [1.0, 1.5, 1.5, 1.5]
+
+
+def test_silence_costs_no_width() -> None:
+    often = goodput([0.3] * 4, 0.0, [unpacked(n) for n in range(1, 6)])
+    rarely = goodput([0.3] * 4, 0.0, [unpacked(n) for n in range(1, 6)], given=[0.3, 0.3, 0.3, 0.3])
+    assert often[4] < 1 < rarely[4]
+
+
+# -- learning -------------------------------------------------------------------------------------
+
+
+def test_the_first_outcome_weighs_three_tenths_and_the_prior_is_85_percent() -> None:
+    estimates = Acceptance(4)
+    assert estimates.alphas == pytest.approx([0.85] * 4)
+    estimates.add([(1, 0, False)])
+    assert estimates.alphas[0] == pytest.approx(0.7 * 0.85, abs=0.01)
+
+
+def test_an_accepted_stop_says_nothing_of_the_position_behind_it() -> None:
+    one, other = Acceptance(4), Acceptance(4)
+    one.add([(4, 2, True)])
+    other.add([(4, 2, False)])
+    assert one.alphas[2] > 0.85 > other.alphas[2]
+    assert one.alphas[:2] == other.alphas[:2]
+
+
+def test_rows_of_a_batch_are_one_outcome_each_round() -> None:
+    batch, single = Acceptance(2), Acceptance(2)
+    batch.add([(1, 1, False), (1, 0, False)])
+    single.add([(1, 1, False)])
+    assert 0.5 < batch.alphas[0] < single.alphas[0]
+
+
+def test_one_slow_pass_moves_neither_c_nor_v_nor_the_choice() -> None:
+    pace = GoodputPace()
+    simulate(pace, World(0.7, 0.05, packed, noise=0.0, slow=0.0), 200)
+    c, v, chosen = pace.costs.c, pace.costs.v(12), pace.chosen
+    (gamma,) = pace.gamma([0])
+    pace.costs.add(gamma + 1, gamma, 0, 20 * PLAIN, 20 * PLAIN)
+    pace.costs.add(1, 0, 0, 0.0, 20 * PLAIN)
+    assert (pace.costs.c, pace.costs.v(12), best(pace.rates)) == (
+        pytest.approx(c),
+        pytest.approx(v),
+        pytest.approx(chosen, abs=1),
+    )
+    assert pace.costs.v(12) == pytest.approx(v)
+
+
+def test_costs_are_recovered_from_noisy_rounds() -> None:
+    pace = GoodputPace()
+    simulate(pace, World(0.8, 0.08, packed, seed=3), 2000)
+    assert pace.costs.c == pytest.approx(0.08, rel=0.15)
+    assert pace.costs.v(8)[6] == pytest.approx(packed(7), rel=0.12)
+    assert pace.costs.plain == pytest.approx(PLAIN, rel=0.1)
+
+
+def test_v_is_monotone_starts_at_one_and_never_tops_n_passes() -> None:
+    costs = Costs()
+    for seconds, width in ((1.0, 1), (1.0, 1), (0.9, 3), (0.9, 3), (90.0, 5), (90.0, 5), (1.5, 9), (1.5, 9)):
+        costs.add(width, 0, 0, 0.0, seconds)
+    v = costs.v(12)
+    assert v[0] == 1.0
+    assert v == sorted(v)
+    assert v[4] <= v[8] == pytest.approx(1.5)
+
+
+def test_seeds_hold_until_measured_and_wrong_ones_are_refused() -> None:
+    seeded = Costs(c=0.3, table={2: 1.1, 4: 1.5})
+    assert (seeded.c, seeded.v(4)) == (0.3, pytest.approx([1.0, 1.1, 1.3, 1.5]))
+    assert seeded.drafting_known
+    for _ in range(2):
+        seeded.add(1, 0, 0, 0.0, 1.0)
+        seeded.add(3, 2, 0, 0.2, 1.0)
+    assert (seeded.c, seeded.v(3)[2]) == (pytest.approx(0.1), pytest.approx(1.0))
+    with pytest.raises(ValueError, match="costs must be positive"):
+        Costs(table={2: 0.0})
+
+
+# -- no text and no law changes --------------------------------------------------------------------
+
+
+class Planted(GoodputPace):
+    """The real pace under a clock that depends on nothing but the widths, so that runs can be repeated."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.asked: list[int] = []
+
+    def gamma(self, rows: list[int]) -> list[int]:
+        found = super().gamma(rows)
+        self.asked.append(found[0])
+        return found
+
+    def observe(self, step: Step) -> None:
+        width = len(step.drafted)
+        super().observe(replace(step, draft_s=0.05 * width, verify_s=1 + 0.03 * width))
+
+
+def run_with(
+    pace: GoodputPace, lm: TableLM, drafter: Drafter, sampler: Any, length: int, rows: int = 1
+) -> list[list[int]]:
+    events = list(
+        generate(lm, [[0, 1, 0 + row % 2] for row in range(rows)], drafter, sampler, Limits(length), pace=pace)
+    )
+    return emitted(events, rows)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("make", ["ngram", "model", "wrong"])
+def test_auto_gives_plain_decodings_text(temperature: float, rows: int, make: str) -> None:
+    """Greedy, and with keyed noise under gumbel coupling (the n-gram's point masses need none)."""
+    lm, prompt = TableLM(6, seed=3, sharpness=4.0), [[0, 1, row % 2] for row in range(rows)]
+    makers: dict[str, Callable[[], Drafter]] = {
+        "ngram": lambda: NgramDrafter(6),
+        "model": lambda: ModelDrafter(TableLM(6, seed=3, sharpness=2.0)),
+        "wrong": lambda: PointDrafter(6, lambda row: 5),
+    }
+    for seed in range(3):
+        sampler = lambda: KeyedSampler(make_processor(temperature, 0, 1.0, 0.0), seed, coupling="gumbel")  # noqa: B023, E731
+        pace = Planted()
+        assert run_with(pace, lm, makers[make](), sampler(), 90, rows) == answers(
+            lm, prompt, None, sampler(), length=90
+        )
+        assert len(set(pace.asked)) > 1
+
+
+@pytest.mark.parametrize("least_top", [0.0, 0.55])
+def test_enumeration_is_exact_under_a_gamma_that_follows_past_rounds(least_top: float) -> None:
+    """Drafts from a law: every branch is taken, gammas differing from branch to branch with what was accepted."""
+    target, prompt = TableLM(3, seed=2), [0, 1, 0]
+    seen: set[tuple[int, ...]] = set()
+
+    def run(sampler: BranchingSampler) -> tuple[int, ...]:
+        pace = Planted(gamma_max=2, costs=Costs(c=0.45, table={2: 1.0, 3: 1.0}))
+        drafter = LawDrafter(TableLM(3, seed=9), least_top)
+        found = tuple(run_with(pace, target, drafter, sampler, 4)[0])
+        seen.add(tuple(pace.asked))
+        return found
+
+    assert distance(enumerate_runs(run, softmax), exact_law(target, prompt, softmax, 4)) < 1e-9
+    assert len(seen) > 1
+
+
+def test_a_pace_that_sees_the_fate_of_the_tested_token_is_caught() -> None:
+    """The control: resuming or stopping by the very draft under test bends the law, and the enumeration sees it."""
+    target, prompt = TableLM(3, seed=2), [0, 1, 0]
+
+    class Peeking(LawDrafter):
+        def chain(self, name: int, row: list[int], want: int, sampler: Any) -> list[Any]:
+            drafted = super().chain(name, row, want, sampler)
+            return drafted if drafted and drafted[0][0] != 0 else []  # drops a token already drawn
+
+    def run(sampler: BranchingSampler) -> tuple[int, ...]:
+        pace = Planted(gamma_max=2, costs=Costs(c=0.05, table={2: 1.0, 3: 1.0}))
+        return tuple(run_with(pace, target, Peeking(TableLM(3, seed=9)), sampler, 4)[0])
+
+    assert distance(enumerate_runs(run, softmax), exact_law(target, prompt, softmax, 4)) > 1e-3
+
+
+def test_the_length_limit_is_not_taken_for_silence() -> None:
+    """Near its end a row is asked for less; the pace is told what was asked."""
+    lm = TableLM(4, seed=1, sharpness=9.0)
+    pace = Planted(costs=Costs(c=0.01, table=KNOWN))
+    events = list(
+        generate(lm, [[0, 1]], ModelDrafter(lm), KeyedSampler(make_processor(0, 0, 1, 0)), Limits(9), pace=pace)
+    )
+    assert len(steps(events)[1].drafted) < steps(events)[1].gamma
+    assert min(pace.acceptance.alphas) >= 0.85
+
+
+# -- simulated answers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.5, 0.6, 0.7, 0.8])
+@pytest.mark.parametrize(("v", "c"), [(flat, 0.05), (packed, 0.05)])
+def test_it_settles_within_one_of_the_optimum(v: Callable[[int], float], c: float, alpha: float) -> None:
+    """The median gamma of six noisy runs, their first third left out."""
+    rates = planted_rates(alpha, c, v)
+    found = []
+    for seed in range(6):
+        run = simulate(GoodputPace(), World(alpha, c, v, seed=seed), 900)
+        found.append(median(run.gammas[len(run.gammas) // 3 :]))
+    assert abs(fmean(found) - best(rates)) <= 1.0, found
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize(("v", "c"), WORLDS)
+def test_it_reaches_nine_tenths_of_the_best_rate(v: Callable[[int], float], c: float, alpha: float) -> None:
+    """What counts in the end: near alpha .9 the optimum is so flat that gamma itself says little."""
+    runs = [simulate(GoodputPace(), World(alpha, c, v, seed=seed), 900) for seed in range(4)]
+    assert 1 / fmean(run.slowdown for run in runs) > 0.9 * max(planted_rates(alpha, c, v))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 0.2, 0.3])
+@pytest.mark.parametrize(("v", "c"), [*WORLDS, (packed, 0.5)])
+def test_the_worst_prompt_costs_at_most_3_percent_more_than_plain_decoding(
+    v: Callable[[int], float], c: float, alpha: float
+) -> None:
+    """128 tokens, clocks that tell the truth: what is proved is the budget, not the clock."""
+    for seed in range(8):
+        run = simulate(GoodputPace(), World(alpha, c, v, noise=0.0, slow=0.0, seed=seed), 128)
+        assert run.slowdown <= 1.03, (seed, run.slowdown, run.gammas)
+
+
+@dataclass
+class Trap(World):
+    """Accepts single drafts, so that longer ones look worth their while, and refuses all of those."""
+
+    def round(self, gamma: int, at: int) -> Step:
+        return replace(super().round(gamma, at), path=(0,) if gamma == 1 else ())
+
+
+@pytest.mark.parametrize(("wake", "tokens"), [(0.0, 67), (0.0, 128), (0.0, 512), (0.01, 96), (0.01, 128), (0.01, 512)])
+@pytest.mark.parametrize("kind", [World, Trap])
+def test_a_trained_drafter_that_is_always_wrong_costs_at_most_3_percent(
+    kind: type[World], wake: float, tokens: int
+) -> None:
+    """c = 0.07, every further token of a pass 5%: the worst prompt in counted passes, alone or after a good answer.
+
+    `wake`: 64 tokens to catch up with cost most of a pass of the target.
+    """
+    for before in (0, 400):
+        pace = GoodputPace()
+        if before:
+            simulate(pace, World(0.9, 0.07, rising, noise=0.0, slow=0.0, wake=wake), before)
+            pace.begin()
+        run = simulate(pace, kind(0.0, 0.07, rising, noise=0.0, slow=0.0, wake=wake), tokens)
+        assert run.slowdown <= 1.03, (before, run.slowdown, run.gammas)
+        assert kind is Trap or run.gammas.count(0) > 0.75 * len(run.gammas)
+
+
+@pytest.mark.parametrize("right", range(1, 60, 7))
+def test_a_trained_drafter_that_turns_wrong_costs_at_most_3_percent(right: int) -> None:
+    """Always right up to some token, always wrong from there on."""
+    world = World(lambda at: 1.0 if at < right else 0.0, 0.07, rising, noise=0.0, slow=0.0, wake=0.01)
+    run = simulate(GoodputPace(), world, 128)
+    assert run.slowdown <= 1.03, (run.slowdown, run.gammas)
+
+
+@pytest.mark.parametrize(("v", "c"), WORLDS)
+def test_with_a_noisy_clock_the_mean_stays_below_3_percent(v: Callable[[int], float], c: float) -> None:
+    runs = [simulate(GoodputPace(), World(0.0, c, v, seed=seed), 128) for seed in range(12)]
+    assert fmean(run.slowdown for run in runs) <= 1.03
+    assert max(run.slowdown for run in runs) <= 1.05
+
+
+def test_a_prompt_after_a_good_one_has_its_own_budget() -> None:
+    pace = GoodputPace()
+    simulate(pace, World(0.95, 0.1, packed, noise=0.0, slow=0.0), 400)
+    assert pace.chosen >= 5
+    pace.begin()
+    run = simulate(pace, World(0.0, 0.1, packed, noise=0.0, slow=0.0), 128)
+    assert run.slowdown <= 1.03, run.gammas
+
+
+def test_a_fixed_gamma_would_fail_that() -> None:
+    """The control: what the budget is held against can be exceeded."""
+    from sampling.types import FixedPace
+
+    assert simulate(FixedPace(4), World(0.0, 0.1, packed), 128).slowdown > 1.4
+
+
+def test_from_loops_to_nothing_it_stops_drafting_within_a_few_rounds() -> None:
+    pace = GoodputPace()
+    world = World(lambda at: 0.99 if at < 300 else 0.0, 0.1, packed)
+    before = simulate(pace, world, 300)
+    assert fmean(before.gammas[-5:]) > 8
+    world.alpha = 0.0
+    after = simulate(pace, world, 40)
+    wasted = [round for round, gamma in enumerate(after.gammas) if gamma > 1]
+    assert max(wasted, default=0) < 12
+    assert set(after.gammas[12:]) <= {0, 1}
+
+
+def test_from_nothing_to_loops_a_probe_finds_out() -> None:
+    pace = GoodputPace()
+    simulate(pace, World(0.0, 0.05, packed), 150)
+    assert pace.chosen == 0
+    run = simulate(pace, World(0.98, 0.05, packed), 400)
+    found = next(round for round, gamma in enumerate(run.gammas) if gamma > 3)
+    assert found < 90
+    assert run.slowdown < 0.6
+
+
+def test_a_gamma_is_kept_for_two_rounds_after_a_change() -> None:
+    for seed in range(5):
+        pace = GoodputPace(costs=Costs(c=0.05, table=KNOWN))
+        changed: list[int] = []
+        kept: list[int] = []
+        world = World(0.6, 0.05, flat, seed=seed)
+        for turn in range(200):
+            (gamma,) = pace.gamma([0])
+            kept.append(pace.chosen)
+            if turn and kept[-1] != kept[-2]:
+                changed.append(turn)
+            pace.observe(world.round(gamma, turn))
+        assert len(changed) > 3
+        assert all(later - earlier > COOLDOWN for earlier, later in pairwise(changed))
+
+
+def test_probes_are_single_tokens_and_grow_rarer() -> None:
+    pace = GoodputPace(costs=Costs(c=0.3, table=KNOWN))
+    run = simulate(pace, World(0.0, 0.3, flat), 400)
+    after = next(round for round in range(len(run.gammas)) if not any(run.gammas[round : round + 8]))
+    probes = [round for round in range(after, 400) if run.gammas[round]]
+    assert {run.gammas[round] for round in probes} == {1}
+    gaps = [later - earlier for earlier, later in pairwise(probes)]
+    assert min(gaps) > 8
+    assert gaps[-3:] == [65, 65, 65]
+
+
+@pytest.mark.parametrize("reach", [0, 1, 2, 3])
+def test_a_silent_drafter_is_not_overrated(reach: int) -> None:
+    """It drafts `reach` tokens and no more, always right: the positions behind count as refused."""
+    pace = GoodputPace(costs=Costs(c=0.05, table=KNOWN))
+    simulate(pace, World(1.0, 0.05, flat, reach=reach), 600)
+    alphas = pace.acceptance.alphas
+    assert all(alpha > 0.9 for alpha in alphas[:reach])
+    assert expected_tokens(alphas)[-1] < reach + 1.35
+    assert (pace.chosen > 0) == (reach > 0)
+
+
+def test_what_a_woken_drafter_catches_up_is_not_its_c() -> None:
+    costs = Costs()
+    for idle, seconds in ((0, 0.1), (0, 0.1), (9, 0.9), (9, 0.9)):
+        costs.add(2, 1, idle, seconds, 1.0)
+        costs.add(1, 0, 0, 0.0, 1.0)
+    assert (costs.c, costs.waking) == (pytest.approx(0.1), pytest.approx(0.9))
+
+
+def test_rows_of_a_batch_share_one_gamma_and_one_pass() -> None:
+    one, batch = GoodputPace(), GoodputPace()
+    for turn in range(60):
+        gamma, gammas = one.gamma([0])[0], batch.gamma([0, 1, 3])
+        assert gammas == [gamma] * 3, turn
+        step = make_step(gamma, gamma, min(gamma, turn % 4), 0.05 * PLAIN * gamma, PLAIN)
+        one.observe(step)
+        for row in (0, 1, 3):
+            batch.observe(replace(step, row=row, draft_s=step.draft_s / 3, verify_s=step.verify_s / 3))
+    assert one.summary() == batch.summary()
+
+
+def test_reset_forgets_the_conversation_and_keeps_the_machine() -> None:
+    pace = GoodputPace()
+    simulate(pace, World(0.2, 0.1, packed), 200)
+    c = pace.costs.c
+    pace.reset()
+    assert pace.acceptance.alphas == pytest.approx([0.85] * GAMMA_MAX)
+    assert (pace.last, pace.rounds, pace.costs.c) == (None, 0, c)
+    assert pace.gamma([0])[0] > 0  # no first looks again
+
+
+def test_the_summary_is_json() -> None:
+    pace = GoodputPace()
+    simulate(pace, World(0.5, 0.1, packed), 100)
+    told = json.loads(json.dumps(pace.summary()))
+    assert told == pace.summary()
+    assert (len(told["alpha"]), len(told["v"]), told["measured"]) == (16, 17, True)
+    with pytest.raises(ValueError, match="gamma_max must be at least 1, got 0"):
+        GoodputPace(0)
+
+
+# -- drafts that are not cut -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize(("v", "c"), WHOLE_WORLDS)
+@pytest.mark.parametrize("most", [1, 8, 29])
+def test_nothing_between_all_and_none_is_ever_asked_for(
+    v: Callable[[int], float], c: float, alpha: float, most: int
+) -> None:
+    run = simulate(GoodputPace(whole=most), World(alpha, c, v), 300)
+    assert set(run.gammas) == {0, most}
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 0.6, 0.8, 0.9])
+@pytest.mark.parametrize(("v", "c"), WHOLE_WORLDS)
+def test_it_comes_near_the_better_of_all_and_none(v: Callable[[int], float], c: float, alpha: float) -> None:
+    rates = planted_rates(alpha, c, v, 12)
+    runs = [simulate(GoodputPace(whole=12), World(alpha, c, v, seed=seed), 1200) for seed in range(4)]
+    assert 1 / fmean(run.slowdown for run in runs) > 0.9 * max(rates[0], rates[12])
+
+
+@pytest.mark.parametrize(("v", "c"), [*WHOLE_WORLDS, (unpacked, 0.3)])
+@pytest.mark.parametrize("most", [4, 12, 29])
+def test_an_answer_loses_at_most_two_drafts_and_the_margin(v: Callable[[int], float], c: float, most: int) -> None:
+    """Every draft refused, clocks that tell the truth, counted in passes of the target; two drafts measure."""
+    loss = most * c + v(most + 1) - 1
+    for tokens in (1, 32, 128, 512):
+        run = simulate(GoodputPace(whole=most), World(0.0, c, v, noise=0.0, slow=0.0), tokens)
+        assert run.cost <= 1.02 * tokens + max(2 * loss, 1.0), (tokens, run.gammas)
+        assert tokens < 32 or most in run.gammas
+
+
+def test_a_drafter_that_says_less_than_it_may_is_priced_by_what_it_says() -> None:
+    """29 may come, 6 do: what is never drafted costs no width."""
+    run = simulate(GoodputPace(whole=29), World(0.8, 0.05, rising, reach=6), 900)
+    late = run.gammas[len(run.gammas) // 2 :]
+    assert sum(map(bool, late)) / len(late) > 0.9
+
+
+def test_a_whole_draft_is_at_least_one_token() -> None:
+    with pytest.raises(ValueError, match="gamma_max must be at least 1, got 0"):
+        GoodputPace(whole=0)

@@ -1,0 +1,182 @@
+"""`gamma auto` for trees: what is learned of nodes and siblings, and how deep and wide a tree gets at planted costs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sampling.drafters.cape import Expansion
+from sampling.events import Step
+from sampling.gamma.acceptance_estimate import Ranks, chain_accepted, expected_tokens
+from sampling.gamma.tree import Appraisal, ExpandingPace, RankPace, Rescue
+from tests.support.pacing import PLAIN, flat, make_step, packed, unpacked
+
+V = Callable[[int], float]
+
+
+def tree_step(gamma: int, parents: tuple[int, ...], path: tuple[int, ...], c: float = 0.0, v: float = 1.0) -> Step:
+    from dataclasses import replace
+
+    return replace(
+        make_step(gamma, len(parents), 0, c * PLAIN, v * PLAIN), parents=parents, path=path, drafted=(1,) * len(parents)
+    )
+
+
+BESIDE = (-1, 0, -1, -1, 0)  # a chain of two, two siblings of its first node and one of its second
+
+
+@pytest.mark.parametrize(("path", "kept"), [((), 0), ((0,), 1), ((0, 1), 2), ((2,), 0), ((0, 4), 1)])
+def test_how_much_of_the_chain_was_accepted(path: tuple[int, ...], kept: int) -> None:
+    assert chain_accepted(tree_step(2, BESIDE, path)) == kept
+
+
+def test_ranks_learn_the_chance_of_every_node() -> None:
+    ranks = Ranks(4)
+    for turn in range(400):
+        path = (0, 2) if turn % 2 else (1,) if turn % 4 else ()
+        ranks.learn([tree_step(3, (-1, -1, 0), path)])
+    assert ranks.chances[:3] == pytest.approx([0.5, 0.25, 0.5], abs=0.03)
+    assert expected_tokens(ranks.alphas)[3] == pytest.approx(1 + sum(ranks.chances[:3]))
+    assert ranks.chances[3] == pytest.approx(0.8 * ranks.chances[2])  # never tried: somewhat less than the one before
+
+
+def test_siblings_are_judged_where_the_chain_was_refused() -> None:
+    rescue = Rescue()
+    before = rescue(3)
+    for path in ((0, 1), ()):  # accepted to its end: says nothing; refused, and no sibling taken
+        rescue.learn(tree_step(2, BESIDE, path))
+    assert rescue(3) < before
+    low = rescue(3)
+    for path in ((2,), (0, 4), (3,)):
+        rescue.learn(tree_step(2, BESIDE, path))
+    assert rescue(3) > low
+    assert rescue(0) == 0 < rescue(3) < rescue(8)
+
+
+def test_a_sibling_that_the_tree_goes_on_below_is_worth_more_than_a_leaf() -> None:
+    leaf, branch = Rescue(), Rescue()
+    parents = (-1, 0, -1, 2, 3)  # beside a chain of two a branch of three: a dynamic tree
+    for _ in range(20):
+        leaf.learn(tree_step(3, parents, (2,)))
+        branch.learn(tree_step(3, parents, (2, 3, 4)))
+    assert leaf(2) == pytest.approx(min(0.95, leaf(2)))
+    assert branch(2) > 2 * leaf(2)
+
+
+def grown(chances: list[float], v: V, promised: float = 1.0, rounds: int = 300) -> tuple[RankPace, list[int]]:
+    """The nodes of rounds in which node r is accepted with chances[r]; the drafter promises `promised` times that."""
+    pace, noise, sizes = RankPace(Appraisal(), len(chances)), random.Random(3), []
+    for _ in range(rounds):
+        (gamma,) = pace.gamma([0])
+        nodes = pace.appraisal.kept([promised * chance for chance in chances[:gamma]])
+        path = tuple(rank for rank in range(nodes) if noise.random() < chances[rank])
+        pace.observe(tree_step(nodes, (-1,) * nodes, path, 0.002, v(nodes + 1)))
+        sizes.append(nodes)
+    return pace, sizes
+
+
+@pytest.mark.parametrize("promised", [1.0, 2.0, 0.5])
+@pytest.mark.parametrize("v", [flat, packed, unpacked])
+def test_a_best_first_tree_is_about_as_large_as_its_nodes_are_worth(v: V, promised: float) -> None:
+    """Node r holds with .4 / (r + 1), whatever is promised. What is chosen brings 97% of what the best size would."""
+    chances = [0.4 / (rank + 1) for rank in range(16)]
+    true = [(1 + sum(chances[:size])) / (0.002 * size + v(size + 1)) for size in range(17)]
+    _, sizes = grown(chances, v, promised)
+    late = sorted(sizes[150:])
+    assert true[late[len(late) // 2]] > 0.97 * max(true)
+
+
+def test_trust_is_the_share_of_the_promised_tokens_that_came() -> None:
+    pace, _ = grown([0.4, 0.2, 0.1, 0.1], flat, promised=1.6)
+    assert pace.appraisal.trust == pytest.approx(1 / 1.6, abs=0.12)
+
+
+def test_a_tree_that_never_holds_is_given_up_and_tried_again() -> None:
+    def steep(n: int) -> float:
+        return 1 + 0.1 * (n - 1)
+
+    pace, noise, sizes = RankPace(Appraisal(), 8), random.Random(1), []
+    for turn in range(400):
+        (gamma,) = pace.gamma([0])
+        nodes = pace.appraisal.kept([0.3, 0.2, 0.1][:gamma])
+        path = (0,) if nodes and turn >= 200 and noise.random() < 0.5 else ()
+        pace.observe(tree_step(nodes, (-1,) * nodes, path, 0.001, steep(nodes + 1)))
+        sizes.append(nodes)
+    assert sum(sizes[100:200]) < 60  # a node in two rounds is what forgetting costs; at first there were two in each
+    assert sum(sizes[:10]) > 8
+    assert sum(sizes[300:]) > 120
+
+
+def test_what_is_kept_by_hand() -> None:
+    """rate 2, v 1, 1.1, 1.2, 1.9: nodes cost .2, .2 and 1.4."""
+    look = Appraisal(trust=0.5, v=(1.0, 1.1, 1.2, 1.9), rate=2.0)
+    assert look.kept([0.9, 0.5, 0.5]) == 2  # they bring .45, .25 and .25
+    assert look.promised == pytest.approx(1.4)
+    assert look.kept([0.3, 0.2]) == 0  # .15 < .2
+    assert look.promised == 0.0
+    assert look.kept([0.3, 0.3, 0.3]) == 0
+    assert Appraisal().kept([0.1, 0.1]) == 2  # nothing known of costs: all stay
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(1, 99), max_size=12),
+    st.lists(st.integers(0, 40), min_size=1, max_size=13),
+    st.integers(20, 120),
+    st.integers(50, 400),
+)
+def test_a_tree_that_stops_growing_keeps_what_it_would_have_kept(
+    chances: list[int], steps: list[int], trust: int, rate: int
+) -> None:
+    falling = sorted((chance / 100 for chance in chances), reverse=True)
+    v = tuple(1.0 + sum(steps[:count]) / 100 for count in range(len(steps)))
+    look, short = (Appraisal(trust=trust / 100, v=v, rate=rate / 100) for _ in range(2))
+    grown = next((count for count, chance in enumerate(falling) if not look.more(chance, count)), len(falling))
+    assert short.kept(falling[:grown]) == look.kept(falling)
+    assert short.promised == look.promised
+
+
+def test_a_tree_stops_growing_by_hand() -> None:
+    """rate 2, v 1, 1.1, 1.2, 1.9, trust ½: a node behind the first must bring .2, two of them 1.6."""
+    look = Appraisal(trust=0.5, v=(1.0, 1.1, 1.2, 1.9), rate=2.0)
+    assert look.more(0.41, 1)
+    assert not look.more(0.39, 1)
+    assert not look.more(0.99, 2)  # the last node costs 1.4
+    assert not look.more(0.99, 3)  # the pass holds no more
+    assert Appraisal().more(0.01, 50)  # nothing known of costs: all may stay
+
+
+def expanded(v: V, taken: float, alpha: float = 0.3, c: float = 0.07, rounds: int = 300) -> list[tuple[int, int]]:
+    """(depth, siblings) of rounds of a chain whose refusal a sibling mends with chance `taken`, if there are six."""
+    noise, found = random.Random(5), []
+    expansion = Expansion()
+    pace = ExpandingPace(expansion, 24)
+    for _ in range(rounds):
+        (depth,) = pace.gamma([0])
+        beside = expansion.nodes - depth if depth else 0
+        parents = (*range(-1, depth - 1), *(-1,) * beside)
+        kept = next((at for at in range(depth) if noise.random() >= alpha), depth)
+        mends = kept == 0 < depth and noise.random() < taken * min(1.0, beside / 6)
+        path = (depth,) if mends and beside else tuple(range(kept))
+        pace.observe(tree_step(depth, parents, path, c * depth, v(1 + depth + beside)))
+        found.append((depth, beside))
+    return found
+
+
+def test_siblings_stand_where_passes_are_flat_and_not_where_they_are_dear() -> None:
+    late = expanded(flat, 0.6)[100:]
+    assert sorted(beside for depth, beside in late if depth)[len(late) // 2] >= 6
+    dear = expanded(unpacked, 0.6)[100:]
+    assert sum(depth + beside for depth, beside in dear) < len(dear)
+
+
+def test_siblings_that_are_never_taken_are_given_up() -> None:
+    def middle(taken: float) -> int:
+        late = [beside for depth, beside in expanded(packed, taken)[150:] if depth]
+        return sorted(late)[len(late) // 2]
+
+    assert middle(0.0) < middle(0.7)

@@ -1,0 +1,389 @@
+"""Encoder-decoder sessions and every drafter above them, on small random T5s in float64.
+
+After every round the cache's logits are those of the model without a cache; the encoder runs once an answer; sampled
+texts have the target's law. What a trained pair does in the console is in tests/app/lanes/test_encoder_decoder.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
+
+from sampling import (
+    autoregressive_generate_encoder_decoder,
+    cascade_generate,
+    ngram_assisted_speculative_generate,
+    speculative_generate,
+    speculative_generate_encoder_decoder,
+)
+from sampling.drafters.cascade import cascade_of, chain_of
+from sampling.drafters.draft_model import ModelDrafter, NoDrafter
+from sampling.drafters.max_gram import MaxGramDrafter
+from sampling.drafters.tables.ngram import NgramDrafter
+from sampling.drafters.tables.prompt_lookup import TablesDrafter
+from sampling.events import Prefill
+from sampling.loop import generate
+from sampling.models.causal import CausalLM
+from sampling.models.encoder_decoder import EncDecLM, EncDecSession
+from sampling.recorded.target import RecordedLM
+from sampling.sampler import KeyedSampler
+from sampling.types import Draft, Drafter, FixedPace, Limits, Rows
+from tests.support.reference import chi_square_p, exact_law, greedy_answer
+from tests.support.runs import answers, decode, emitted, reasons, sample_counts, steps
+from tests.support.tiny import tiny_model
+from utils.errors import UserError
+from utils.logits_processors import make_processor
+
+V, END = 12, 1
+FAIL_BELOW = 1e-6
+PROMPTS: Rows = [[5, 6, 7, 5, 6, END], [9, 8, END], [4] * 20 + [END]]
+NOTHING = Draft.empty(1)
+
+
+def t5(seed: int = 0, vocab: int = V, scale: float = 0.7, like: Any = None, noise: float = 0.0) -> Any:
+    """A random T5 whose logits lie apart; `like`: the same with noise, which agrees often but not always."""
+    config = T5Config(
+        vocab_size=vocab,
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=1,
+        num_decoder_layers=2,
+        num_heads=2,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=16,
+        decoder_start_token_id=0,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng():
+        model = T5ForConditionalGeneration(config).double().eval()
+    if like is not None:
+        model.load_state_dict(like.state_dict())
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2:
+            drawn = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            scaled = (4.0 if "bias" in name or "shared" in name else scale) * drawn
+            weight.data.copy_(scaled if like is None else weight + noise * weight.std() * drawn)
+    return model.requires_grad_(False)
+
+
+def bart() -> Any:
+    config = BartConfig(
+        vocab_size=40,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        max_position_embeddings=32,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return BartForConditionalGeneration(config).double().eval().requires_grad_(False)
+
+
+class Oracle:
+    """The model without any cache, for one prompt: `contexts` are decoder rows of one length."""
+
+    def __init__(self, model: Any, prompt: list[int]) -> None:
+        self.model, self.prompt = model, prompt
+
+    def logits(self, contexts: Sequence[Sequence[int]]) -> Tensor:
+        source = torch.tensor([self.prompt] * len(contexts))
+        out: Tensor = self.model(
+            input_ids=source, decoder_input_ids=torch.tensor([list(row) for row in contexts])
+        ).logits
+        return out[:, -1]
+
+
+class Passes:
+    """Counts the encoder's forward passes, and the rows they read."""
+
+    def __init__(self, model: Any) -> None:
+        self.count = self.rows = 0
+        model.get_encoder().register_forward_hook(self._note, with_kwargs=True)
+
+    def _note(self, _module: Any, _args: Any, named: dict[str, Any], _out: Any) -> None:
+        self.count += 1
+        self.rows += len(named["input_ids"])
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return t5()
+
+
+@pytest.fixture(scope="module")
+def small(target: Any) -> Any:
+    return t5(7, like=target, noise=0.05)
+
+
+def greedy(**options: Any) -> KeyedSampler:
+    return KeyedSampler(make_processor(0.0), **options)
+
+
+def drafters(small: Any) -> dict[str, Callable[[], Drafter]]:
+    model = lambda: ModelDrafter(EncDecLM(small, "drafter"))  # noqa: E731
+    return {
+        "none": NoDrafter,
+        "model": model,
+        "ngram": lambda: NgramDrafter(V),
+        "tables": lambda: TablesDrafter(None, least=0.0),
+        "maxgram": MaxGramDrafter,
+        "cascade": lambda: cascade_of([model(), MaxGramDrafter()], [[2, 4], [0, 3]], 2.0),
+        "chain": lambda: chain_of([model(), MaxGramDrafter()], [2, 3]),
+    }
+
+
+def audit(model: Any, session: EncDecSession, rows: Rows) -> None:
+    """The session's logits behind the rows are those of the model without a cache."""
+    found = session.score(rows, Draft.empty(len(rows)))[:, 0]
+    for row, source, logits in zip(rows, session.source, found, strict=True):
+        torch.testing.assert_close(logits, Oracle(model, source).logits([row])[0], rtol=0, atol=1e-10)
+
+
+# -- the session ----------------------------------------------------------------------------------
+
+
+def test_ragged_prompts_rows_and_drafts_score_as_without_a_cache(target: Any) -> None:
+    session = EncDecLM(target).open(PROMPTS)
+    assert session.initial == [[0], [0], [0]]
+    rows, draft = [[0, 3, 4, 5, 6], [0], [0, 9]], [[3, 4, -1], [5, 6, 7], [2, -1, -1]]
+    logits = session.score(rows, Draft(torch.tensor(draft)))
+    for place, (row, new) in enumerate(zip(rows, draft, strict=True)):
+        for depth in range(len([token for token in new if token >= 0]) + 1):
+            wanted = Oracle(target, PROMPTS[place]).logits([row + new[:depth]])[0]
+            torch.testing.assert_close(logits[place, depth], wanted, rtol=0, atol=1e-10)
+    session.keep(torch.tensor([[0, 1, -1], [0, -1, -1], [-1, -1, -1]]))
+    assert session.held() == [7, 2, 2]
+    audit(target, session, [[0, 3, 4, 5, 6, 3, 4, 8], [0, 5, 9, 9], [0, 9, 4]])
+    audit(target, session, [[0, 3], [0, 5, 9], [0, 1, 2, 3]])  # cropped back to what is shared
+
+
+def test_forks_and_selected_rows_keep_their_prompts(target: Any) -> None:
+    session = EncDecLM(target).open(PROMPTS)
+    session.score([[0, 3], [0], [0, 4, 5]], Draft.empty(3))
+    fork = session.fork()
+    fork.select(torch.tensor([2, 0, 0]))
+    assert fork.source == [PROMPTS[2], PROMPTS[0], PROMPTS[0]]
+    audit(target, fork, [[0, 4, 5, 6], [0, 3], [0, 3, 8]])
+    audit(target, session, [[0, 3], [0, 6], [0, 4]])
+
+
+def test_a_tree_is_placed_by_depth(target: Any) -> None:
+    session = EncDecLM(target).open([PROMPTS[0]])
+    logits = session.score([[0, 3]], Draft(torch.tensor([[4, 5, 6]]), parents=torch.tensor([-1, -1, 1])))[0]
+    for node, row in enumerate([[0, 3], [0, 3, 4], [0, 3, 5], [0, 3, 5, 6]]):
+        torch.testing.assert_close(logits[node], Oracle(target, PROMPTS[0]).logits([row])[0], rtol=0, atol=1e-10)
+    session.keep(torch.tensor([[1, 2]]))
+    audit(target, session, [[0, 3, 5, 6, 2]])
+
+
+def test_other_models_decode_one_row_and_say_so_for_ragged_ones() -> None:
+    model = bart()
+    lm = EncDecLM(model)
+    assert (lm.context, lm.start_id, lm.network.layers) == (32, 2, 2)
+    session = lm.open([[5, 6, 7]])
+    for row in ([2], [2, 9, 4, 30], [2, 9, 5]):
+        audit(model, session, [row])
+    with pytest.raises(
+        UserError, match=r"^BartForConditionalGeneration takes no positions for its decoder; ragged rows"
+    ):
+        lm.open([[5], [6]]).score([[2], [2, 3]], Draft.empty(2))
+    with pytest.raises(UserError, match=r"^the prompt is 33 tokens, the encoder of target takes 32$"):
+        lm.open([[5] * 33])
+
+
+def test_an_error_in_a_pass_leaves_a_usable_session(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = EncDecLM(target).open([PROMPTS[0]])
+    session.score([[0, 3]], NOTHING)
+    with monkeypatch.context() as broken:
+        broken.setattr(target.lm_head, "forward", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            session.score([[0, 3, 4]], NOTHING)
+    assert session.held() == [0]
+    audit(target, session, [[0, 3, 4]])
+
+
+def test_what_such_a_model_lacks_is_refused_by_name(target: Any) -> None:
+    lm = EncDecLM(target, "big")
+    with pytest.raises(UserError, match=r"^big is an encoder-decoder model: it has no hidden states"):
+        lm.open([[3]], hidden=True)
+    with pytest.raises(UserError, match="has no keys and values"):
+        lm.open([[3]]).kv(0)
+    with pytest.raises(UserError, match=r"^T5ForConditionalGeneration is an encoder-decoder model"):
+        CausalLM(target)
+    with pytest.raises(UserError, match=r"^target must be an encoder-decoder model, got LlamaForCausalLM$"):
+        EncDecLM(tiny_model())
+    with pytest.raises(UserError, match=r"^the prompt is empty"):
+        lm.open([[]])
+    with pytest.raises(UserError, match=r"^id 12 is outside the vocabulary of big"):
+        lm.open([[12]])
+
+
+# -- the encoder runs once ------------------------------------------------------------------------
+
+
+def test_each_encoder_runs_once_an_answer_and_is_on_the_clock() -> None:
+    big, little = t5(), t5(7, like=t5(), noise=0.05)
+    mine, theirs = Passes(big), Passes(little)
+    lm, drafter = EncDecLM(big), ModelDrafter(EncDecLM(little, "drafter"))
+    run = decode(lm, PROMPTS, drafter, greedy(), length=20)
+    assert (mine.count, mine.rows, theirs.count, theirs.rows) == (1, 3, 1, 3)
+    assert isinstance(run[0], Prefill)
+    assert run[0].done == run[0].total == 21
+    assert run[0].seconds > 0
+    assert not any(isinstance(event, Prefill) for event in run[1:])
+    decode(lm, [[3, END]], drafter, greedy(), length=4)
+    assert (mine.count, theirs.count) == (2, 2)
+
+
+def test_the_drafters_encoder_falls_into_the_opening_round(monkeypatch: pytest.MonkeyPatch, target: Any) -> None:
+    lm, drafter = EncDecLM(target), ModelDrafter(EncDecLM(t5(3), "drafter"))
+    ticks = iter(range(10_000))
+    monkeypatch.setattr("utils.timing.time.perf_counter", lambda: float(next(ticks)))
+    opening = steps(decode(lm, [[3, END]], drafter, greedy(), length=3))[0]
+    assert opening.drafted == ()
+    assert opening.draft_s >= 1.0
+
+
+def test_a_session_of_the_same_prompt_serves_again_without_its_encoder(target: Any) -> None:
+    model = t5()
+    lm, passes = EncDecLM(model), Passes(model)
+    first = lm.open([PROMPTS[0]])
+    run = decode(lm, [PROMPTS[0]], None, greedy(), length=6, session=first)
+    again = lm.open([PROMPTS[0]], previous=first)
+    assert again is first
+    assert emitted(decode(lm, [PROMPTS[0]], None, greedy(), length=6, session=again)) == emitted(run)
+    assert passes.count == 1
+    assert lm.open([PROMPTS[1]], previous=again) is not again
+    with pytest.raises(ValueError, match="opened for another prompt"):
+        decode(lm, [PROMPTS[1]], None, greedy(), length=6, session=again)
+
+
+# -- every drafter --------------------------------------------------------------------------------
+
+NAMES = ("none", "model", "ngram", "tables", "maxgram", "cascade", "chain")
+
+
+@pytest.mark.parametrize("gamma", [1, 4, 7])
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_text_is_the_models_own(target: Any, small: Any, name: str, gamma: int) -> None:
+    lm, make = EncDecLM(target), drafters(small)[name]
+    wanted = [greedy_answer(Oracle(target, prompt), [0], 16, [END]) for prompt in PROMPTS]
+    assert answers(lm, PROMPTS, make(), greedy(), length=16, gamma=gamma, stop=[END]) == wanted
+    drafter = make()
+    for prompt, text in zip(PROMPTS, wanted, strict=True):  # one drafter, answer after answer
+        session = lm.open([prompt])
+        run = decode(lm, [prompt], drafter, greedy(), length=16, gamma=gamma, stop=[END], session=session)
+        assert emitted(run) == [text]
+        audit(target, session, [[0, *text]])
+
+
+def test_drafters_are_accepted_and_draft_from_the_prompt(target: Any, small: Any) -> None:
+    """A model that agrees is accepted; matches begin in the encoder's prompt, which no decoder row holds."""
+    run = decode(EncDecLM(target), [PROMPTS[0]], drafters(small)["model"](), greedy(), length=24)
+    assert sum(len(step.path) for step in steps(run)) >= 8
+    session = EncDecLM(target).open([[7, 8, 9, 10, END]])
+    for make in (MaxGramDrafter, lambda: TablesDrafter(None, least=0.0), lambda: NgramDrafter(V)):
+        drafter = make()
+        drafter.start(session.source, session, session)
+        assert drafter.propose([[0, 7]], [3], greedy()).tokens.tolist() == [[8, 9, 10]]
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_gumbel_text_is_that_of_plain_decoding(target: Any, small: Any, name: str) -> None:
+    lm = EncDecLM(target)
+    for seed in range(3):
+        sampler = KeyedSampler(make_processor(1.0), seed, coupling="gumbel")
+        plain = answers(lm, PROMPTS, None, sampler, length=12, stop=[END])
+        assert answers(lm, PROMPTS, drafters(small)[name](), sampler, length=12, stop=[END]) == plain
+
+
+def test_every_row_of_a_batch_says_what_it_says_alone(target: Any, small: Any) -> None:
+    """One, four and eight prompts of very different lengths, whose answers end at different times."""
+    lm, sizes = EncDecLM(target), range(1, 40, 5)
+    prompts = [[2 + (place * size) % 10 for place in range(size)] + [END] for size in sizes]
+    stop = answers(lm, prompts[:1], None, greedy(), length=7)[0][-1:]  # what the first says at last
+    alone = [answers(lm, [prompt], None, greedy(), length=14, stop=stop)[0] for prompt in prompts]
+    assert len({len(row) for row in alone}) > 1
+    for name, make in drafters(small).items():
+        for rows in (1, 4, 8):
+            found = answers(lm, prompts[:rows], make(), greedy(), length=14, gamma=4, stop=stop)
+            assert found == alone[:rows], (name, rows)
+
+
+@pytest.mark.parametrize("name", ["model", "cascade", "ngram"])
+def test_sampled_text_has_the_targets_law(target: Any, small: Any, name: str) -> None:
+    prompt, make = PROMPTS[1], drafters(small)[name]
+    law = exact_law(Oracle(target, prompt), [0], lambda logits: (logits / 1.3).softmax(-1), 3)
+    found = sample_counts(
+        EncDecLM(target),  # type: ignore[arg-type]
+        make,
+        lambda seed: KeyedSampler(make_processor(1.3), 900 + seed),
+        prompt=prompt,
+        samples=6_000,
+        batch=500,
+        length=3,
+        gamma=3,
+    )
+    assert chi_square_p(found, law) > FAIL_BELOW
+    other = exact_law(Oracle(target, PROMPTS[0]), [0], lambda logits: (logits / 1.3).softmax(-1), 3)
+    assert chi_square_p(found, other) < FAIL_BELOW  # another prompt has another law
+
+
+def test_limits_and_stops_count_the_answer_alone(target: Any) -> None:
+    lm = EncDecLM(target)
+    text = greedy_answer(Oracle(target, PROMPTS[2]), [0], 9)
+    for length in (1, 2, 5):
+        run = decode(lm, [PROMPTS[2]], MaxGramDrafter(), greedy(), length=length)
+        assert (emitted(run), reasons(run)) == ([text[:length]], {0: "length"})
+    stopped = decode(lm, [PROMPTS[2]], MaxGramDrafter(), greedy(), length=9, stop=[text[3]])
+    assert emitted(stopped) == [text[: text.index(text[3]) + 1]]
+    events = generate(lm, [PROMPTS[2]], NoDrafter(), greedy(), Limits(50, context=5), pace=FixedPace(0))
+    assert emitted(events) == [text[:4]]  # the context bounds what the decoder has, its start included
+
+
+# -- the library ----------------------------------------------------------------------------------
+
+
+def test_the_calls_give_the_models_own_greedy_text(target: Any, small: Any) -> None:
+    prompt = PROMPTS[0]
+    wanted = greedy_answer(Oracle(target, prompt), [0], 20, [END])
+    options: dict[str, Any] = {"max_gen_len": 20, "end_tokens_id": END}
+    assert autoregressive_generate_encoder_decoder(prompt, target, **options) == wanted
+    ids, rate = speculative_generate_encoder_decoder(prompt, small, target, gamma=3, **options)
+    assert ids == wanted
+    assert 0 < rate <= 1
+    assert ngram_assisted_speculative_generate(prompt, None, target, **options)[0] == wanted
+    assert cascade_generate(prompt, [small, MaxGramDrafter()], target, [[2, 3], [0, 3]], 2.0, **options)[0] == wanted
+    recorded = RecordedLM({tuple(prompt): wanted}, END, V, start_id=0)
+    assert cascade_generate(prompt, [small], recorded, [[3]], **options)[0] == wanted
+
+
+def test_the_calls_refuse_models_of_two_kinds(target: Any, small: Any) -> None:
+    llama = tiny_model()
+    with pytest.raises(UserError, match=r"^drafter must be an encoder-decoder model, got LlamaForCausalLM$"):
+        speculative_generate_encoder_decoder([3], llama, target)
+    said = r"^target is an encoder-decoder model and drafter is none: they cannot draft for each other$"
+    with pytest.raises(UserError, match=said):
+        speculative_generate([3], llama, target)
+    with pytest.raises(UserError, match=r"^drafter 1 is an encoder-decoder model and target is none"):
+        cascade_generate([3], [small], RecordedLM({(3,): [4]}, END, V), [[3]])
+
+
+def test_the_calls_take_what_people_pass_elsewhere(target: Any, small: Any) -> None:
+    plain = autoregressive_generate_encoder_decoder([5, 6, 1], target, max_gen_len=6, use_cache=True)
+    told = speculative_generate_encoder_decoder([5, 6, 1], small, target, max_gen_len=6, first_target=True, debug=False)
+    assert told[0] == plain
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'gama' \(did you mean 'gamma'\?\)"):
+        speculative_generate_encoder_decoder([5, 6, 1], small, target, gama=2)
+    with pytest.raises(UserError, match="skip_sample_adjustment=True is refused"):
+        speculative_generate_encoder_decoder([5, 6, 1], small, target, skip_sample_adjustment=True)

@@ -1,0 +1,322 @@
+"""Trees in a model: who takes them, and what they leave in the cache (ALGORITHMS 8.5).
+
+Models that take none get chains from every drafter, with plain decoding's text; a tree they refuse by name. After every
+round, and in the next turns of a chat, what is cached of target and drafter is what one pass over the same ids makes,
+and so are the next logits: a random Llama through the hand-written pass and through transformers' own, in float32.
+`keep` commits the accepted path, whatever nodes are absent beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from app.command_line.main import main
+from sampling.drafters.cape import Expansion
+from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM, FeatureTreeDrafter
+from sampling.drafters.draft_heads.glide import GlideLM
+from sampling.drafters.draft_heads.network import StudentNetwork
+from sampling.drafters.draft_model import ModelDrafter
+from sampling.drafters.fallback import TakeOverDrafter
+from sampling.drafters.tables.joint_tree import JointTreeDrafter
+from sampling.drafters.tables.prompt_lookup import TablesDrafter
+from sampling.drafters.tables.tree import TableTreeDrafter
+from sampling.events import Step
+from sampling.loop import generate
+from sampling.models.causal import CausalLM, CausalSession
+from sampling.models.llama import LlamaNetwork
+from sampling.models.network import TransformersNetwork
+from sampling.sampler import KeyedSampler
+from sampling.types import Draft, Drafter, FixedPace, Limits
+from tests.sampling.models.test_cache_audit import SHAPES, V, build
+from tests.support.runs import answers, decode, steps
+from tests.support.scripted import catalogue_of, run_lines
+from tests.support.students import fed, make_student, make_target
+from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
+from utils.errors import UserError
+from utils.logits_processors import make_processor
+
+CLOSE = 1e-4  # of the largest value; a wrong cache is off by 0.1
+NOTHING = Draft.empty(1)
+NETWORKS: dict[str, Callable[[Any], Any]] = {"hand-written": LlamaNetwork, "transformers": TransformersNetwork}
+TURNS, LENGTH, NODES = 3, 12, 12
+
+PARENTS = torch.tensor([-1, -1, 0, 1, 2])
+DRAFTS = torch.tensor([[11, -1, 12, -1, 13], [21, 22, 23, 24, -1]])
+PATHS = [([0, 2, 4], [1, 3, -1]), ([0, -1, -1], [0, 2, -1]), ([-1, -1, -1], [1, -1, -1])]
+
+
+def without_mask() -> Any:
+    """Runs with an attention that nobody knows to take a mask."""
+    transformers.AttentionInterface.register("unknown", sdpa_attention_forward)
+    AttentionMaskInterface.register("unknown", sdpa_mask)
+    model = build("qwen2", torch.float32)
+    model.config._attn_implementation = "unknown"
+    return model
+
+
+def without_positions() -> Any:
+    """Knows positions by the columns of its mask alone."""
+    config = transformers.BloomConfig(vocab_size=40, hidden_size=32, n_layer=2, n_head=4)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return transformers.BloomForCausalLM(config).eval()
+
+
+CASES = {"Qwen2ForCausalLM": (without_mask, "4-D mask"), "BloomForCausalLM": (without_positions, "position_ids")}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_refused_tree_leaves_a_session_that_goes_on(name: str) -> None:
+    lm = CausalLM(TransformersNetwork(CASES[name][0]()))
+    session, row = lm.open([[3, 4, 5]]), [3, 4, 5]
+    wanted = session.score([row], Draft.empty(1))
+    with pytest.raises(UserError, match=f"^{name} .*{CASES[name][1]}[^\n]*$"):
+        session.score([row], Draft(torch.tensor([[6, 7]]), parents=torch.tensor([-1, -1])))
+    torch.testing.assert_close(session.score([row], Draft.empty(1)), wanted)
+
+
+# -- a sliding window and the like: chains, whatever grows ---------------------------------------------
+
+NO_TREES: dict[str, Callable[[], Any]] = {
+    "Qwen2ForCausalLM": without_mask,
+    "BloomForCausalLM": without_positions,
+    "mistral, window": lambda: build("mistral, window", torch.float32),
+    "gemma2, window": lambda: build("gemma2, window", torch.float32),
+}
+START = [3, 4, 5, 3, 4, 6, 3, 4, 5, 7] * 2  # the text passes the window of 24 soon
+
+
+def grown(kind: str, model: Any) -> Drafter:
+    """What grows trees for another target."""
+    helper = CausalLM(TransformersNetwork(model), "drafter")
+    if kind == "cape":
+        return ModelDrafter(helper, expansion=Expansion(12))
+    if kind == "tables":
+        return TableTreeDrafter(None, peek=True, recall=True)
+    if kind == "joint":
+        return JointTreeDrafter(helper, learn=False, peek=True)
+    if kind == "cape where tables are silent":
+        return TakeOverDrafter(TablesDrafter(None), ModelDrafter(helper, expansion=Expansion(12)))
+    student = make_student("feature", make_target(V, hidden_size=32, head_dim=8), seed=2)
+    return FeatureTreeDrafter(FeatureLM(student, "feature"), expansion=Expansion(12))
+
+
+WAYS = ("cape", "tables", "joint", "cape where tables are silent", "feature")
+MODES: dict[str, tuple[float, dict[str, Any]]] = {
+    "greedy": (0.0, {}),
+    "gumbel": (1.0, {"coupling": "gumbel"}),
+    "greedy drafts": (1.0, {"draft_sampling": "greedy"}),
+    "rejection": (1.0, {}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NO_TREES)
+def test_every_drafter_drafts_chains(name: str, way: str) -> None:
+    """Its rule stays its own: a tree's nodes are point masses in every mode, and so are those of its chain."""
+    model = NO_TREES[name]()
+    lm = CausalLM(TransformersNetwork(model))
+    assert not lm.network.takes_trees
+    drafter = grown(way, model)
+    for mode, (temperature, options) in MODES.items():
+        sampler = KeyedSampler(make_processor(temperature), seed=5, **options)
+        plain = answers(lm, [START], None, sampler, length=30)[0]
+        run = steps(decode(lm, [START], drafter, sampler, length=30, gamma=5))
+        said = [token for step in run for token in step.emitted]
+        assert len(said) == 30
+        if mode != "rejection" or "cape" not in way:
+            assert said == plain, mode
+        assert any(step.drafted for step in run), mode
+        assert way == "feature" or "window" not in name or any(step.path for step in run), mode  # the student is random
+        assert all(step.parents == tuple(range(-1, len(step.drafted) - 1)) for step in run)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_drafters_grow_trees_for_a_target_that_takes_them(way: str) -> None:
+    model = build("qwen2", torch.float32)
+    sampler = KeyedSampler(make_processor(0.0))
+    run = steps(decode(CausalLM(model), [START], grown(way, model), sampler, length=30, gamma=5))
+    assert any(step.parents != tuple(range(-1, len(step.drafted) - 1)) for step in run)
+
+
+def test_batches_of_a_target_that_takes_no_trees_get_chains_within_the_window() -> None:
+    model = build("mistral, window", torch.float32)
+    lm, rows = CausalLM(model), [[3, 4, 5], [6, 7, 6, 7]]
+    sampler = KeyedSampler(make_processor(0.0))
+    for way in WAYS:
+        plain = answers(lm, rows, None, sampler, length=10)
+        assert answers(lm, rows, grown(way, model), sampler, length=10) == plain
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    """A pair whose target and drafter look back 24 tokens."""
+    folder = tmp_path_factory.mktemp("windowed")
+    pair = TinyPair(folder / "target", folder / "drafter")
+    shape = {**SHAPES["mistral, window"][1], "vocab_size": 300, "eos_token_id": None}
+    for seed, path in enumerate((pair.target, pair.drafter)):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            transformers.MistralForCausalLM(transformers.MistralConfig(**shape)).save_pretrained(path)
+        tiny_tokenizer().save_pretrained(path)
+    return pair
+
+
+NOTE = "target takes no token trees: drafts are chains"
+
+
+@pytest.mark.parametrize("expand", ["auto", "cape", "dynamic"])
+@pytest.mark.parametrize("gamma", ["4", "auto"])
+def test_run_says_so_once_and_answers(
+    windowed: TinyPair, gamma: str, expand: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--json", "--gamma", gamma, "--expand", expand, "--max-new-tokens", "40", "--compare", "ar,spec,match"]
+    for more in (["--temperature", "0"], ["--temperature", "1", "--coupling", "gumbel"]):
+        assert main(["run", *windowed.flags(), *flags, *more, "What is this, what is this?"]) == 0
+        told = capsys.readouterr()
+        assert told.err.count(NOTE) == 1
+        first, *others = json.loads(told.out)["results"]
+        assert len(first["ids"]) == 40
+        assert all(other["ids"] == first["ids"] for other in others)
+
+
+def test_the_console_says_so_once_a_pair(windowed: TinyPair, tmp_path: Path) -> None:
+    usual = tiny_pair(tmp_path / "usual", stop=False)
+    catalogue = catalogue_of(tmp_path, {"windowed": windowed, "usual": usual})
+    flags = {"max_new_tokens": 40, "compare": "ar,spec,match"}
+    lines = ("one", "/expand cape", "two", "/expand dynamic", "three", "/temperature 1", "/set coupling=gumbel", "four")
+    ran = run_lines(catalogue, *lines, "/pair usual", "five", "/exit", settings=flags)
+    assert ran.text.count(NOTE) == 1
+    assert "error:" not in ran.text
+    assert ran.text.count("same output") == 5
+
+
+# -- what is cached --------------------------------------------------------------------------------
+
+
+def drafter_of(kind: str, target: Any, layers: int) -> ModelDrafter:
+    """A drafter of trees: CaPE around a student's chains, or dynamic ones."""
+    name = kind.removesuffix(", dynamic")
+    student = make_student(name, target, [0, 2, 3, 4, 5, 6, 7], seed=2, num_hidden_layers=layers)
+    if kind == "feature, dynamic":
+        return FeatureTreeDrafter(FeatureLM(student, "feature"), expansion=Expansion(NODES))
+    made = {
+        "plain": lambda: ModelDrafter(CausalLM(StudentNetwork(student), "plain")),
+        "glide": lambda: ModelDrafter(GlideLM(student, 3)),
+        "feature": lambda: FeatureDrafter(student),
+    }[name]()
+    made.expansion = Expansion(NODES)
+    return made
+
+
+def near(found: Tensor, wanted: Tensor) -> None:
+    assert found.shape == wanted.shape, (found.shape, wanted.shape)
+    assert torch.equal(found.isinf(), wanted.isinf())
+    apart = (found - wanted).masked_fill(wanted.isinf(), 0.0).abs().max()
+    assert float(apart) < CLOSE * max(1.0, float(wanted[~wanted.isinf()].abs().max()))
+
+
+@torch.inference_mode()
+def audit_target(session: Any, model: Any, row: list[int]) -> None:
+    """All of the row but its last token is cached, as transformers itself would cache it."""
+    twin, past = session.fork(), transformers.DynamicCache()
+    out = model(input_ids=torch.tensor([row]), past_key_values=past, use_cache=True, output_hidden_states=True)
+    held = twin.sync([row])[0]
+    assert held == len(row) - 1, "something accepted is missing, or something refused was kept"
+    for layer in range(len(past.layers)):
+        key, value, valid = twin.kv(layer)
+        assert valid.tolist() == [held]
+        near(key[:, :, :held], past.layers[layer].keys[:, :, :held])
+        near(value[:, :, :held], past.layers[layer].values[:, :, :held])
+    near(twin.hidden(), out.hidden_states[-1][:, :held])
+    near(twin.score([row], NOTHING)[0, 0], out.logits[0, -1])
+
+
+@torch.inference_mode()
+def audit_drafter(drafter: ModelDrafter, model: Any, row: list[int], least: int) -> None:
+    """What is still cached, at least `least` tokens, is what a new session beside a new target's makes of the row."""
+    (session,) = drafter.sessions
+    assert isinstance(session, CausalSession)
+    twin = session.fork()
+    fresh: Any = drafter.lm.open([row], target=fed(model, [row], [len(row) - 1], hidden=True))
+    logits = fresh.score([row], NOTHING)
+    held = twin.sync([row])[0]
+    assert held >= least, "the drafter's cache was thrown away"
+    for layer in range(twin.network.layers):
+        for part, wanted in zip(twin.kv(layer)[:2], fresh.kv(layer)[:2], strict=True):
+            near(part[:, :, :held], wanted[:, :, :held])
+    near(twin.score([row], NOTHING)[0, 0], logits[0, 0])
+
+
+@pytest.mark.parametrize(("layers", "temperature"), [(1, 0.8), (2, 0.0)])
+@pytest.mark.parametrize("kind", ["plain", "glide", "feature", "feature, dynamic"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_after_every_round_and_in_the_next_turns_caches_hold_what_a_new_pass_would(
+    network: str, kind: str, layers: int, temperature: float
+) -> None:
+    model = make_target(8, seed=10)
+    lm, drafter = CausalLM(NETWORKS[network](model)), drafter_of(kind, model, layers)
+    session, row, beside = None, [1, 2, 3, 4], 0
+    for turn in range(TURNS):
+        begun = least = len(row) - 3
+        session = lm.open([row], previous=session, hidden=True)
+        assert session.held()[0] >= begun or not turn, "the cache of the turn before was thrown away"
+        sampler = KeyedSampler(make_processor(temperature), seed=turn)
+        limits = Limits(LENGTH)
+        for event in generate(lm, [list(row)], drafter, sampler, limits, pace=FixedPace(3), session=session):
+            if not isinstance(event, Step):
+                continue
+            least = len(row) if event.drafted else least  # what it read to draft
+            row += event.emitted
+            audit_target(session, model, row)
+            audit_drafter(drafter, model, row, least)
+            beside += any(event.parents[node] != node - 1 for node in event.path)
+        row += [5, turn]
+    assert beside, "no sibling was ever accepted: the test shows nothing"
+
+
+@pytest.mark.parametrize("paths", PATHS)
+def test_the_cache_after_keep_equals_a_fresh_one(paths: tuple[list[int], list[int]]) -> None:
+    lm = CausalLM(tiny_model())
+    rows = [[5, 6, 7, 8], [9, 10, 11]]
+    session = lm.open(rows)
+    logits = session.score(rows, Draft(DRAFTS, parents=PARENTS))
+    session.keep(torch.tensor(paths))
+    grown = [
+        row + [int(drafts[node]) for node in path if node >= 0]
+        for row, drafts, path in zip(rows, DRAFTS, paths, strict=True)
+    ]
+    assert session.sync(grown) == [len(row) for row in grown]
+    again = [[*row, 3] for row in grown]
+    for place, row in enumerate(again):
+        fresh = lm.open([row]).score([row], Draft.empty(1))[0]
+        torch.testing.assert_close(session.score(again, Draft.empty(2))[place], fresh, atol=1e-4, rtol=1e-4)
+    for place, (row, path) in enumerate(zip(rows, paths, strict=True)):
+        for node in (node for node in path if node >= 0):
+            row = [*row, int(DRAFTS[place, node])]
+            fresh = lm.open([row]).score([row], Draft.empty(1))[0, 0]
+            torch.testing.assert_close(logits[place, node + 1], fresh, atol=1e-4, rtol=1e-4)
+
+
+# -- who takes them --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_models_say_whether_they_take_trees(name: str) -> None:
+    assert not TransformersNetwork(CASES[name][0]()).takes_trees
+
+
+def test_a_usual_model_takes_trees() -> None:
+    from tests.sampling.models.test_cache_audit import build
+
+    assert TransformersNetwork(build("qwen2")).takes_trees

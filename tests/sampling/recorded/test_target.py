@@ -1,0 +1,238 @@
+"""A recorded target: reading its file, what it refuses, and that a cascade over it gives the recorded answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sampling.drafters.cascade import cascade_of
+from sampling.drafters.combined import ChainDrafter
+from sampling.drafters.draft_heads.eagle import FeatureDrafter
+from sampling.drafters.draft_heads.glide import GlideLM
+from sampling.drafters.draft_model import ModelDrafter, NoDrafter
+from sampling.drafters.max_gram import MaxGramDrafter
+from sampling.loop import generate
+from sampling.recorded.target import RecordedLM
+from sampling.types import Draft, Limits, Rows
+from tests.support.runs import answers, decode, emitted, greedy, reasons, steps
+from tests.support.students import make_student, make_target
+from tests.support.toys import TableLM
+from utils.errors import UserError
+from utils.logits_processors import make_processor
+
+V, END = 8, 7
+PROMPTS = [[1, 2, 3], [4], [5, 6, 0, 1, 2, 5, 6]]
+
+
+def written(folder: Path, told: Any) -> Path:
+    file = folder / "answers.json"
+    file.write_text(told if isinstance(told, str) else json.dumps(told), encoding="utf-8")
+    return file
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def test_a_map_of_joined_ids_is_read(tmp_path: Path) -> None:
+    lm = RecordedLM.read(written(tmp_path, {"12_7_99": "5_6", "3": "4"}), end_id=2)
+    assert lm.answers == {(12, 7, 99): [5, 6], (3,): [4]}
+    assert (lm.name, lm.end_id, lm.vocab_size) == ("target", 2, 100)
+    assert RecordedLM.read(written(tmp_path, {"3": "4"}), end_id=50).vocab_size == 51
+    named = RecordedLM.read(written(tmp_path, {"3": "4"}), 2, 32_000, "vicuna-7b")
+    assert (named.vocab_size, named.name) == (32_000, "vicuna-7b")
+
+
+NEITHER = 'it must be tensor(…) lines, a JSON map of "id_id_…" to "id_id_…" or JSON lines'
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ("", " holds no recording: it is empty"),
+        ('{"1": "2"', ":1: no JSON: Expecting ',' delimiter: line 1 column 10 (char 9)"),
+        ("[[1, 2]]", f" holds no recording: {NEITHER}"),
+        ('"1_2"', f" holds no recording: {NEITHER}"),
+        ({"1_2": "3__4"}, ':1: the entry "1_2" must be ids joined by "_"'),
+        ({"1_2": ""}, ':1: the entry "1_2" must be ids joined by "_"'),
+        ({"": "1"}, ':1: the entry "" must be ids joined by "_"'),
+        ({"1_-2": "3"}, ':1: the entry "1_-2" must be ids joined by "_"'),
+        ({"1_2": "3_x"}, ':1: the entry "1_2" must be ids joined by "_"'),
+        ({"1_2": "3_²"}, ':1: the entry "1_2" must be ids joined by "_"'),
+        ({"1 2": "3"}, ':1: the entry "1 2" must be ids joined by "_"'),
+        ({"1_2": [3, 4]}, ':1: the entry "1_2" must be ids joined by "_"'),
+        ({"_".join("1" * 40): None}, f':1: the entry "{"_".join("1" * 15)}…" must be ids joined by "_"'),
+        ('{\n"1": "2",\n"1_2": "x"}', ':3: the entry "1_2" must be ids joined by "_"'),
+    ],
+)
+def test_a_file_that_holds_no_recording_is_refused_in_one_line(tmp_path: Path, told: Any, why: str) -> None:
+    file = written(tmp_path, told)
+    with pytest.raises(UserError) as caught:
+        RecordedLM.read(file, end_id=2)
+    assert str(caught.value) == f"{file}{why}"
+
+
+def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "none.json", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(UserError) as caught:
+            RecordedLM.read(path, end_id=2)
+        assert str(caught.value) == f"cannot read the recording {path}: {why}"
+    file = tmp_path / "latin.json"
+    file.write_bytes(b'{"1": "\xff"}')
+    with pytest.raises(UserError, match=r"holds no recording: it is no UTF-8 text$"):
+        RecordedLM.read(file, end_id=2)
+
+
+def test_nothing_recorded_and_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^the recording of target holds no answer$"):
+        RecordedLM.read(written(tmp_path, {}), end_id=2)
+    for told, end in (({"1": "2_8"}, 0), ({"8": "1"}, 0), ({"1": "2"}, 8)):
+        with pytest.raises(UserError, match=r"^the recording of target holds id 8, its vocabulary ends at 7$"):
+            RecordedLM.read(written(tmp_path, told), end, vocab_size=V)
+
+
+# -- what it says ---------------------------------------------------------------------------------
+
+
+def recorded(**options: Any) -> RecordedLM:
+    return RecordedLM({(1, 2): [3, 4, 5], (6,): [0]}, END, **options)
+
+
+def said(session: Any, rows: Rows, drafted: list[list[int]]) -> list[list[int]]:
+    """The best token behind each row and each of its drafts."""
+    tokens = torch.tensor(drafted, dtype=torch.long).view(len(rows), -1)
+    logits = session.score(rows, Draft(tokens))
+    assert logits.shape == (len(rows), tokens.shape[1] + 1, V)
+    law = make_processor(1.0)(logits)
+    assert bool((law.max(dim=-1).values == 1).all()), "all the mass"
+    return law.argmax(dim=-1).tolist()
+
+
+def test_it_says_by_position_what_was_recorded_and_then_ends() -> None:
+    """Whatever the drafts are; behind the last recorded token stands the end, again and again."""
+    session = recorded().open([[1, 2]])
+    assert session.initial == [[1, 2]]
+    assert said(session, [[1, 2]], [[]]) == [[3]]
+    assert said(session, [[1, 2]], [[3, 9 % V, 5]]) == [[3, 4, 5, END]]
+    assert said(session, [[1, 2, 3, 4, 5]], [[0, 0]]) == [[END] * 3]
+    assert said(session, [[1]], [[]]) == [[2]]  # the prompt itself is read in pieces
+
+
+def test_what_was_read_counts_as_cached() -> None:
+    session = recorded().open([[1, 2], [6]])
+    assert session.sync([[1, 2], [6]]) == [0, 0]
+    session.score([[1, 2, 3], [6]], Draft.empty(2))
+    assert session.sync([[1, 2, 3, 4], [6, 0]]) == [3, 1]
+    assert session.sync([[1, 5], [0]]) == [1, 0]
+    assert session.sync([[1, 2, 3, 4], [6, 0]]) == [1, 0]
+
+
+def test_rows_are_chosen_and_forks_go_their_own_way() -> None:
+    session = recorded().open([[1, 2], [6]])
+    session.score([[1, 2], [6]], Draft.empty(2))
+    twin = session.fork()
+    session.select(torch.tensor([1, 0, 1]))
+    assert session.initial == [[6], [1, 2], [6]]
+    assert said(session, [[6], [1, 2, 3], [6, 0]], [[], [], []]) == [[0], [4], [END]]
+    assert twin.sync([[1, 2], [6]]) == [2, 1]
+    assert said(twin, [[1, 2], [6]], [[0], [0]]) == [[3, 4], [0, END]]
+    chosen = session.fork()
+    chosen.select(torch.tensor([1]))
+    assert said(chosen, [[1, 2]], [[]]) == [[3]]
+    assert session.sync([[6], [1, 2, 3], [6, 0]]) == [1, 3, 2]
+
+
+def test_an_unknown_prompt_is_refused() -> None:
+    for prompt in ([1], [1, 2, 3], [2, 1]):
+        with pytest.raises(UserError) as caught:
+            recorded(name="xxl").open([[1, 2], prompt])
+        assert str(caught.value) == f"the recording of xxl holds no answer to this prompt of {len(prompt)} tokens"
+
+
+def test_a_tree_is_scored_by_depth() -> None:
+    session = recorded().open([[1, 2]])
+    answer = recorded().answer([1, 2])
+    tree = Draft(torch.tensor([[1, 2, 3]]), parents=torch.tensor([-1, -1, 0]))
+    said = session.score([[1, 2]], tree).argmax(dim=-1)[0].tolist()
+    assert said == [answer[0], answer[1], answer[1], answer[2]]
+
+
+def test_what_a_recording_does_not_have_is_refused_by_name() -> None:
+    session = recorded(name="xxl").open([[1, 2]])
+    with pytest.raises(UserError, match=r"^xxl is a recording: it has no keys and values for a drafter to read$"):
+        session.kv(0)
+    states = r"^xxl is a recording: it has no hidden states for a drafter to read$"
+    with pytest.raises(UserError, match=states):
+        session.hidden()
+    with pytest.raises(UserError, match=states):
+        recorded(name="xxl").open([[1, 2]], hidden=True)
+
+
+def test_drafters_that_read_their_target_are_refused_in_one_line() -> None:
+    target = make_target(V)
+    glide = ModelDrafter(GlideLM(make_student("glide", target), 3))
+    feature = FeatureDrafter(make_student("feature", target))
+    lines = {
+        "glide reads the cache of its target's session, got RecordedSession": cascade_of(
+            [glide, MaxGramDrafter()], [[1, 1], [0, 1]]
+        ),
+        "target is a recording: it has no hidden states for a drafter to read": feature,
+    }
+    for line, drafter in lines.items():
+        with pytest.raises(UserError) as caught:
+            decode(recorded(vocab_size=V), [[1, 2]], drafter, greedy(), length=4)
+        assert str(caught.value) == line
+
+
+# -- in its model's place -------------------------------------------------------------------------
+
+
+def live() -> TableLM:
+    return TableLM(V, 1, sharpness=2.0, name="target")
+
+
+def cascade() -> ChainDrafter:
+    small = TableLM(V, 1, sharpness=2.0, name="small")
+    small.table = small.table + 0.5 * TableLM(V, 9, sharpness=2.0).table
+    return cascade_of([ModelDrafter(small), MaxGramDrafter()], [[3, 4], [0, 4]], 2.0)
+
+
+@pytest.mark.parametrize("length", [1, 2, 17, 40])
+def test_a_cascade_over_a_recording_does_what_it_does_over_the_model(length: int, tmp_path: Path) -> None:
+    """The recorded answers, in the same rounds with the same calls; also of rows together that end by themselves."""
+    stop = {END}
+    told = answers(live(), PROMPTS, None, greedy(), length=length, stop=stop)
+    file = {"_".join(map(str, row)): "_".join(map(str, own)) for row, own in zip(PROMPTS, told, strict=True)}
+    lm = RecordedLM.read(written(tmp_path, file), END, V)
+    for rows in ([PROMPTS[0]], [PROMPTS[1]], PROMPTS):
+        options = {"length": length, "stop": stop, "gamma": cascade().most}
+        real, replayed = (decode(one, rows, cascade(), greedy(), **options) for one in (live(), lm))
+        assert emitted(replayed, len(rows)) == [told[PROMPTS.index(row)] for row in rows]
+        assert reasons(replayed) == reasons(real)
+        for row in range(len(rows)):
+            assert rounds(replayed, row) == rounds(real, row)
+
+
+def rounds(run: list[Any], row: int) -> list[Any]:
+    return [
+        (step.drafted, step.source, step.path, step.token, [call[:2] for call in step.calls])
+        for step in steps(run, row)
+    ]
+
+
+def test_the_recording_of_a_cut_answer_ends_there() -> None:
+    """Two tokens were recorded; the third is the end. Without stop ids the end comes again and again."""
+    lm = RecordedLM({(1, 2): [3, 4]}, END, V)
+    assert answers(lm, [[1, 2]], cascade(), greedy(), length=6, gamma=20, stop={END}) == [[3, 4, END]]
+    assert answers(lm, [[1, 2]], cascade(), greedy(), length=6, gamma=20) == [[3, 4, END, END, END, END]]
+
+
+def test_a_long_prompt_is_read_in_pieces() -> None:
+    prompt = [place % V for place in range(700)]
+    lm = RecordedLM({tuple(prompt): [1, 2, 3]}, END, V)
+    run = list(generate(lm, [prompt], NoDrafter(), greedy(), Limits(3)))
+    assert [getattr(event, "done", None) for event in run[:3]] == [256, 512, 699]
+    assert emitted(run) == [[1, 2, 3]]

@@ -1,0 +1,371 @@
+"""The figures: their identities over random streams of events, and the example of `run --json`."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sampling.events import Call, Event, Finished, Prefill, Step, from_json, to_json
+from sampling.stats.metrics import Meter, measure
+from sampling.stats.ratios import cost_ratio, modelled, speedup, verify_ratio
+from sampling.stats.summary import Stats, merge
+from sampling.stats.theory import best_gamma, efficiency, expected_speedup
+
+KEYS = (
+    *("stop_reason", "prompt_n", "prompt_ms", "ttft_ms", "predicted_n", "predicted_ms", "predicted_per_second"),
+    *("draft_n", "draft_n_accepted", "draft_n_rejected", "target_passes", "tokens_per_pass", "acceptance_rate"),
+    *("alpha", "alpha_per_position", "acceptance_histogram", "draft_ms", "verify_ms", "sample_ms", "calls", "call_ms"),
+)
+
+
+def step(drafted: int, accepted: int, *, gamma: int | None = None, stop: bool = False, **seconds: float) -> Step:
+    """A round over a chain of drafts of which `accepted` were kept; `stop`: the last kept one ended the row."""
+    times = {"draft_s": 0.0, "verify_s": 0.0, "sample_s": 0.0, "overhead_s": 0.0, **seconds}
+    return Step(
+        row=0,
+        gamma=drafted if gamma is None else gamma,
+        drafted=tuple(range(100, 100 + drafted)),
+        parents=tuple(range(-1, drafted - 1)),
+        source=(0,) * drafted,
+        path=tuple(range(accepted)),
+        token=None if stop else 7,
+        target_p=(),
+        draft_p=(),
+        top2_gap=0.5 + drafted,
+        calls=(
+            *((Call("drafter", drafted, times["draft_s"]),) if drafted else ()),
+            Call("target", 1, times["verify_s"]),
+        ),
+        **times,
+    )
+
+
+def opening(**seconds: float) -> Step:
+    return step(0, 0, **seconds)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[Event]:
+    """Prefill pieces, an opening round, rounds over chains, perhaps an end."""
+    time = st.floats(0.001, 2.0)
+    pieces = draw(st.integers(0, 3))
+    events: list[Event] = [Prefill(256 * (i + 1), 900, draw(time)) for i in range(pieces)]
+    if draw(st.booleans()):
+        events.append(opening(draft_s=draw(time), verify_s=draw(time), sample_s=draw(time), overhead_s=draw(time)))
+        for _ in range(draw(st.integers(0, 12))):
+            drafted = draw(st.integers(0, 6))
+            accepted = draw(st.integers(0, drafted))
+            stop = accepted > 0 and draw(st.integers(0, 5)) == 0
+            gamma = drafted + draw(st.integers(0, 2))
+            events.append(step(drafted, accepted, gamma=gamma, stop=stop, draft_s=draw(time), verify_s=draw(time)))
+            if stop:
+                break
+    if draw(st.booleans()):
+        events.append(Finished(0, draw(st.sampled_from(["eos", "length", "interrupted"]))))
+    return events
+
+
+@given(streams())
+@settings(max_examples=150, deadline=None)
+def test_the_figures_of_any_stream_fit_together(events: list[Event]) -> None:
+    stats = measure(events)
+    rounds = [event for event in events if isinstance(event, Step)][1:]
+    truncated = sum(event.token is None for event in rounds)
+    assert stats.predicted_n - stats.openings == stats.draft_n_accepted + stats.target_passes - truncated
+    assert stats.draft_n == stats.draft_n_accepted + stats.draft_n_rejected + stats.draft_n_discarded
+    assert stats.draft_n_discarded == sum(len(event.discarded) for event in rounds)
+    assert sum(stats.acceptance_histogram) == stats.target_passes == len(rounds)
+    assert sum(a * n for a, n in enumerate(stats.acceptance_histogram)) == stats.draft_n_accepted
+    assert sum(stats.accepted_at) == stats.draft_n_accepted
+    assert sum(stats.examined_at) == stats.draft_n_accepted + stats.draft_n_rejected
+    assert all(later <= earlier for earlier, later in zip(stats.examined_at, stats.examined_at[1:], strict=False))
+    parts = stats.draft_ms + stats.verify_ms + stats.sample_ms + stats.overhead_ms
+    assert stats.predicted_ms == pytest.approx(parts)
+    assert stats.predicted_ms == pytest.approx(1000 * sum(event.seconds for event in rounds))
+    assert len(stats.top2_gaps) == stats.predicted_n
+
+
+@given(streams())
+@settings(max_examples=150, deadline=None)
+def test_no_figure_is_ever_nan_and_all_are_json(events: list[Event]) -> None:
+    data = measure(events).to_json()
+    text = json.dumps(data, allow_nan=False)
+    assert tuple(json.loads(text)) == KEYS
+
+
+@given(streams())
+@settings(max_examples=100, deadline=None)
+def test_a_meter_agrees_with_itself_at_any_time(events: list[Event]) -> None:
+    meter = Meter()
+    for index, event in enumerate(events):
+        meter.add(event)
+        assert meter.stats == measure(events[: index + 1])
+    assert len(meter.ids) == meter.stats.predicted_n
+
+
+@given(st.lists(streams(), max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_merging_adds_up_and_does_not_care_for_grouping(runs: list[list[Event]]) -> None:
+    parts = [measure(events) for events in runs]
+    whole = merge(parts)
+    assert whole.predicted_n == sum(part.predicted_n for part in parts)
+    assert sum(whole.acceptance_histogram) == whole.target_passes
+    rounds = whole.predicted_n - sum(part.openings for part in parts)
+    assert (whole.tokens_per_pass or 0) * whole.target_passes == pytest.approx(rounds)
+    again = merge([merge(parts[:1]), merge(parts[1:])])
+    assert again.predicted_ms == pytest.approx(whole.predicted_ms)
+    assert again.alpha == whole.alpha
+    assert again.ttft_ms == (None if whole.ttft_ms is None else pytest.approx(whole.ttft_ms))
+
+
+def example() -> list[Event]:
+    """Rounds with the histogram of the documented example: 1, 4, 5, 4 and 11 rounds that kept 0 … 4 of 4."""
+    rounds = [
+        step(4, accepted, draft_s=0.012, verify_s=0.070, sample_s=0.0012, overhead_s=0.0008)
+        for accepted, count in enumerate([1, 4, 5, 4, 11])
+        for _ in range(count)
+    ]
+    return [
+        Prefill(41, 41, 0.070),
+        opening(verify_s=0.050, sample_s=0.015, overhead_s=0.005),
+        *rounds,
+        Finished(0, "eos"),
+    ]
+
+
+def test_the_documented_example_comes_out_of_its_events() -> None:
+    assert measure(example(), prompt_n=42).to_json() == {
+        "stop_reason": "eos",
+        "prompt_n": 42,
+        "prompt_ms": pytest.approx(120.0),
+        "ttft_ms": pytest.approx(140.0),
+        "predicted_n": 96,
+        "predicted_ms": pytest.approx(2100.0),
+        "predicted_per_second": pytest.approx(45.2, abs=0.05),
+        "draft_n": 100,
+        "draft_n_accepted": 70,
+        "draft_n_rejected": 14,
+        "target_passes": 25,
+        "tokens_per_pass": 3.8,
+        "acceptance_rate": 0.7,
+        "alpha": pytest.approx(0.833, abs=5e-4),
+        "alpha_per_position": [0.96, pytest.approx(0.833, abs=5e-4), 0.75, pytest.approx(0.733, abs=5e-4)],
+        "acceptance_histogram": [1, 4, 5, 4, 11],
+        "draft_ms": pytest.approx(300.0),
+        "verify_ms": pytest.approx(1750.0),
+        "sample_ms": pytest.approx(30.0),
+        "calls": {"drafter": 100, "target": 25},
+        "call_ms": {"drafter": pytest.approx(300.0), "target": pytest.approx(1750.0)},
+    }
+
+
+def test_the_opening_round_is_in_no_rate() -> None:
+    slow, fast = (measure([opening(verify_s=s), step(0, 0, verify_s=0.1)]) for s in (9.0, 0.1))
+    assert slow.predicted_per_second == fast.predicted_per_second == pytest.approx(10.0)
+    assert slow.tokens_per_pass == 1.0
+    assert slow.predicted_n == 2
+    assert slow.calls == {"target": 1}
+
+
+def review(
+    model: str, drafted: int, accepted: int, *, inner: tuple[Step, ...] = (), stop: bool = False, source: int = 0
+) -> Step:
+    """A nested round: `model` let so many of its drafts pass."""
+    made = replace(step(drafted, accepted, stop=stop), inner=inner, source=(source,) * drafted)
+    return replace(made, calls=(Call("below", drafted, 0.001), Call(model, 1, 0.004)))
+
+
+def cascade_round() -> Step:
+    """base reviews twice (what small let pass, and nothing), then small once, then 3 drafts that nobody reviewed.
+
+    base lets 2 of 3 and 0 of 0 through and adds one each time: 4 tokens. small's own part adds 1 + 1. All 6 and the
+    first raw one are accepted, the second raw one is refused.
+    """
+    below = (review("small", 4, 1, source=2), review("small", 2, 0, source=2))
+    reviews = (review("base", 3, 2, inner=below, source=1), review("base", 0, 0), review("small", 5, 1, source=2))
+    calls = (Call("base", 2, 0.008), Call("small", 3, 0.012), Call("target", 1, 0.1))
+    sources = (1, 2, 0, 0, 2, 1, 2, 2, 2)
+    return replace(step(9, 7, draft_s=0.03, verify_s=0.1), source=sources, calls=calls, inner=reviews)
+
+
+def test_reviews_of_every_level_are_counted() -> None:
+    stats = measure([opening(), cascade_round(), cascade_round()])
+    assert stats.reviews == {"base": (4, 6), "small": (4, 10)}
+    assert stats.reviewed == {"base": 6, "small": 22}
+    assert stats.calls == {"base": 4, "small": 6, "target": 2}
+    assert stats.call_ms == pytest.approx({"base": 16.0, "small": 24.0, "target": 200.0})
+    assert stats.to_json()["reviews"] == {
+        "base": {"accepted": 4, "examined": 6},
+        "small": {"accepted": 4, "examined": 10},
+    }
+    assert tuple(stats.to_json()) == (*KEYS, "reviews")
+
+
+def test_drafts_behind_the_reviewed_ones_are_told_apart() -> None:
+    assert measure([opening(), cascade_round()]).tail == (3, 1, 2)
+    early = replace(cascade_round(), path=(0, 1, 2))  # refused before the raw ones
+    assert measure([opening(), early]).tail == (3, 0, 0)
+    cut = replace(cascade_round(), drafted=(1, 2, 3), parents=(-1, 0, 1), source=(0, 0, 0), path=(0,))
+    assert measure([opening(), cut]).tail == (0, 0, 0)  # the length limit cut what the reviews let out
+    assert measure([opening(), step(4, 4)]).tail == (0, 0, 0)  # no cascade: nothing was reviewed at all
+
+
+def test_who_proposed_what_is_counted_by_source() -> None:
+    stats = measure([opening(), cascade_round(), step(2, 1)])
+    assert stats.sources == ((2 + 2, 2 + 1), (2, 2), (5, 3))
+    assert sum(drafted for drafted, _ in stats.sources) == stats.draft_n
+    assert sum(accepted for _, accepted in stats.sources) == stats.draft_n_accepted
+
+
+def test_an_opening_round_has_no_calls_and_a_nested_stop_no_refusal() -> None:
+    first = replace(cascade_round(), drafted=(), parents=(), source=(), path=())
+    assert measure([first]).calls == measure([first]).call_ms == measure([first]).reviews == {}
+    ended = replace(step(2, 2), inner=(review("glide", 4, 2, stop=True),))
+    assert measure([opening(), ended]).reviews == {"glide": (2, 2)}
+
+
+def test_merging_adds_up_calls_reviews_and_sources() -> None:
+    one, other = measure([opening(), cascade_round()]), measure([opening(), step(2, 1, draft_s=0.01)])
+    both = merge([other, one, Stats()])
+    assert both.calls == {"drafter": 2, "target": 2, "base": 2, "small": 3}
+    assert both.call_ms == pytest.approx({"drafter": 10.0, "target": 100.0, "base": 8.0, "small": 12.0})
+    assert (both.reviews, both.reviewed) == ({"base": (2, 3), "small": (2, 5)}, {"base": 3, "small": 11})
+    assert (both.sources, both.tail) == (((4, 3), (2, 2), (5, 3)), (3, 1, 2))
+    assert merge([both]) == replace(both, stop_reason=None)
+    assert merge([]) == Stats()
+    double = merge([one, one])
+    assert (double.reviews["base"], double.tail, double.sources[2]) == ((4, 6), (6, 2, 4), (10, 6))
+
+
+def test_nested_rounds_survive_a_recording() -> None:
+    event = cascade_round()
+    assert event.inner[0].inner[1].calls[-1] == Call("small", 1, 0.004)
+    assert from_json(json.loads(json.dumps(to_json(event)))) == event
+
+
+def test_figures_of_nothing_are_none() -> None:
+    for stats in (Stats(), measure([opening(verify_s=0.1)]), merge([])):
+        figures = (stats.predicted_per_second, stats.tokens_per_pass, stats.acceptance_rate, stats.alpha)
+        assert figures == (None, None, None, None)
+        assert stats.alpha_per_position == ()
+        assert stats.acceptance_histogram == ()
+    assert Stats().ttft_ms is None
+    assert Stats().last_top2_gap is None
+
+
+def test_positions_that_were_never_examined_have_no_alpha() -> None:
+    stats = measure([opening(), step(3, 0), step(1, 1, gamma=3)])
+    assert stats.alpha_per_position == (0.5, None, None)
+    assert stats.acceptance_histogram == (1, 1, 0, 0)
+
+
+def test_an_accepted_stop_token_ends_the_row_without_a_rejection() -> None:
+    stats = measure([opening(), step(4, 2, stop=True), Finished(0, "eos")])
+    assert (stats.draft_n_accepted, stats.draft_n_rejected, stats.draft_n_discarded) == (2, 0, 2)
+    assert stats.predicted_n == 3
+    assert stats.stop_reason == "eos"
+
+
+def test_refused_siblings_of_a_tree_are_examined_and_their_children_are_not() -> None:
+    tree = replace(step(4, 0, gamma=2), parents=(-1, -1, 0, 1), path=(1,), token=7)
+    stats = measure([opening(), tree])
+    assert (stats.draft_n_accepted, stats.draft_n_rejected, stats.draft_n_discarded) == (1, 1, 2)
+    assert stats.accepted_at == (1, 0)
+    assert stats.examined_at == (1, 1)
+
+
+def test_other_rows_are_passed_over() -> None:
+    meter = Meter(row=1)
+    for event in (opening(), replace(opening(), row=1), step(3, 3), Finished(0, "eos")):
+        meter.add(event)
+    assert meter.ids == [7]
+    assert meter.stats.stop_reason is None
+
+
+def test_the_gap_is_known_where_a_round_ended() -> None:
+    stats = measure([opening(), step(2, 2), step(1, 1, stop=True)])
+    assert stats.top2_gaps == (0.5, None, None, 2.5, 1.5)
+    assert stats.gap_at(3) == 2.5
+    assert stats.gap_at(1) is stats.gap_at(9) is stats.gap_at(-1) is None
+    assert stats.last_top2_gap == 1.5
+
+
+def test_the_prompt_is_one_longer_than_what_its_prefill_reads() -> None:
+    assert measure([Prefill(256, 299, 0.1), Prefill(299, 299, 0.1)]).prompt_n == 300
+    assert measure([Prefill(256, 299, 0.1)], prompt_n=42).prompt_n == 42
+
+
+VECTORS = [
+    (0.8, 2, 0.1, 2.4400, 2.0333),
+    (0.7, 4, 0.05, 2.7731, 2.3109),
+    (0.8, 5, 0.05, 3.6893, 2.9514),
+    (0.9, 8, 0.02, 6.1258, 5.2809),
+    (0.5, 3, 0.1, 1.8750, 1.4423),
+]
+
+
+@pytest.mark.parametrize(("alpha", "gamma", "c", "tokens", "factor"), VECTORS)
+def test_the_expected_speedup_of_known_cases(alpha: float, gamma: int, c: float, tokens: float, factor: float) -> None:
+    assert efficiency(alpha, gamma) == pytest.approx(tokens, abs=5e-5)
+    assert expected_speedup(alpha, gamma, c) == pytest.approx(factor, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "factor"), [(0.5, 3, 1.63), (0.6, 4, 1.92), (0.7, 6, 2.35), (0.8, 8, 3.09), (0.9, 13, 4.67)]
+)
+def test_the_best_gamma_of_known_cases(alpha: float, gamma: int, factor: float) -> None:
+    best, found = best_gamma(alpha, 0.05)
+    assert best == gamma
+    assert found == pytest.approx(factor, abs=0.005)
+
+
+def test_the_best_gamma_follows_what_verification_costs() -> None:
+    assert best_gamma(0.8, 0.05, lambda n: float(n))[0] == 0  # a pass over n tokens costs n: drafting never pays
+    assert best_gamma(0.8, 0.05, lambda n: 1.0 if n <= 4 else 9.0)[0] == 3
+
+
+def test_certain_acceptance_yields_every_draft_and_one_more() -> None:
+    assert efficiency(1.0, 7) == 8
+    assert efficiency(0.0, 7) == 1
+    with pytest.raises(ValueError, match=r"alpha must be between 0 and 1, got 1.1"):
+        efficiency(1.1, 4)
+    with pytest.raises(ValueError, match="gamma must be at least 0"):
+        efficiency(0.5, -1)
+    with pytest.raises(ValueError, match="c must be at least 0"):
+        expected_speedup(0.5, 2, -0.1)
+
+
+@given(st.floats(0.05, 0.95), st.integers(1, 8))
+@settings(max_examples=20, deadline=None)
+def test_a_planted_alpha_is_recovered(alpha: float, gamma: int) -> None:
+    import random
+
+    chance = random.Random(int(alpha * 1e6) + gamma)
+    events: list[Event] = [opening()]
+    for _ in range(4000):
+        kept = 0
+        while kept < gamma and chance.random() < alpha:
+            kept += 1
+        events.append(step(gamma, kept))
+    stats = measure(events)
+    assert stats.alpha == pytest.approx(alpha, abs=0.05)
+    assert stats.tokens_per_pass == pytest.approx(efficiency(alpha, gamma), rel=0.07)
+
+
+def test_measured_cost_ratios_explain_the_measured_speedup() -> None:
+    plain = measure([opening(), *[step(0, 0, verify_s=0.05)] * 40])
+    drafted = measure([opening(), *[step(4, 3, draft_s=0.02, verify_s=0.06)] * 10])
+    assert cost_ratio(drafted, plain) == pytest.approx(0.1)
+    assert verify_ratio(drafted, plain) == pytest.approx(1.2)
+    assert speedup(plain, drafted) == pytest.approx(4 / (4 * 0.1 + 1.2))
+    assert modelled(drafted, plain, 4) == pytest.approx(expected_speedup(0.75, 4, 0.1, 1.2))
+    assert modelled(drafted, plain, 5) is None  # the drafter often fell short of this gamma
+    assert modelled(plain, plain, 4) is None
+    assert cost_ratio(plain, plain) is None
+    assert speedup(plain, Stats()) is None
+    assert not math.isnan(speedup(plain, plain) or 0)

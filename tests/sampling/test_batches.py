@@ -1,0 +1,416 @@
+"""Batches: every row of one goes as it would alone, whoever drafts, however long the rows are and whenever they end.
+
+Greedy texts of 1, 4 and 8 ragged prompts over small random models in float64, caches after rows were dropped, the law
+of sampled texts at four rows, and what a batch costs. That single rows are right is proved elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import sampling.models.causal
+from sampling.drafters.cascade import cascade_of, chain_of
+from sampling.drafters.draft_model import ModelDrafter, NoDrafter
+from sampling.drafters.fallback import TakeOverDrafter
+from sampling.drafters.max_gram import MaxGramDrafter
+from sampling.drafters.tables.ngram import NgramDrafter
+from sampling.drafters.tables.prompt_lookup import TablesDrafter
+from sampling.events import Finished, Step
+from sampling.gamma.costs import Costs
+from sampling.gamma.goodput import GoodputPace
+from sampling.loop import generate
+from sampling.models.cache import Buffer
+from sampling.models.causal import CausalLM
+from sampling.recorded.target import RecordedLM
+from sampling.sampler import KeyedSampler
+from sampling.types import Draft, Drafter, FixedPace, Limits, Pace, Rows, Verdict
+from tests.sampling.drafters.tables.test_prompt_lookup import tables_of
+from tests.support.pacing import make_step
+from tests.support.reference import NaiveLaw, chi_square_p, exact_law
+from tests.support.runs import answers, decode, emitted, greedy, reasons, steps
+from tests.support.students import PrefixLM, make_drafter, make_student, make_target, text
+from tests.support.toy_drafters import PointDrafter
+from tests.support.toys import TableLM
+from utils.errors import UserError
+from utils.logits_processors import make_processor
+
+V, STOP, LENGTH = 8, 1, 18
+FAIL_BELOW = 1e-6
+SIZES = [3, 90, 1, 17, 40, 2, 9, 28]  # tokens of the prompts
+PROMPTS = [text(50 + size, size, V) for size in SIZES]
+
+
+@cache
+def target() -> Any:
+    return make_target(V, seed=10, dtype=torch.float64)
+
+
+@cache
+def alone() -> Rows:
+    """Plain decoding, prompt by prompt."""
+    lm = CausalLM(target())
+    return [answers(lm, [prompt], None, greedy(), length=LENGTH, stop=[STOP])[0] for prompt in PROMPTS]
+
+
+def student(kind: str, **shape: Any) -> ModelDrafter:
+    return make_drafter(make_student(kind, target(), seed=2, dtype=torch.float64, **shape))
+
+
+def tables() -> TablesDrafter:
+    return TablesDrafter(tables_of(*(text(seed, 60, V) for seed in range(4))))
+
+
+def cascaded(*parts: Drafter, matrix: list[list[int]]) -> Drafter:
+    return cascade_of(parts, matrix, 2.0)
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "none": NoDrafter,
+    "plain": lambda: student("plain", short=[0, 2, 3, 4, 5, 6, 7]),
+    "glide": lambda: student("glide", window=12),
+    "glide, two layers": lambda: student("glide", num_hidden_layers=2),
+    "feature": lambda: student("feature"),
+    "stops where unsure": lambda: ModelDrafter(student("plain").lm, least=0.4),
+    "ngram": lambda: NgramDrafter(V),
+    "ngram, random fill": lambda: NgramDrafter(V, stop_if_unknown=False),
+    "tables": tables,
+    "match": TablesDrafter,
+    "maxgram": MaxGramDrafter,
+    "tables+feature": lambda: TakeOverDrafter(tables(), student("feature"), sure=0.35, learn=True),
+    "cascade": lambda: cascaded(student("glide"), MaxGramDrafter(), matrix=[[2, 3], [0, 3]]),
+    "cascade of three": lambda: cascaded(
+        student("glide"), student("plain"), NgramDrafter(V), matrix=[[1, 1, 0], [0, 1, 0], [0, 0, 2]]
+    ),
+    "chain": lambda: chain_of([student("feature"), MaxGramDrafter()], [2, 2]),
+    "always wrong": lambda: PointDrafter(V, lambda row: (row[-1] + 3) % V if len(row) % 3 else None),
+}
+
+
+class Uneven(FixedPace):
+    """Another gamma for each row, none for some."""
+
+    def gamma(self, rows: list[int]) -> list[int]:
+        return [row * 3 % self.value for row in rows]
+
+
+def said(drafter: Drafter, rows: int, pace: Pace) -> Rows:
+    limits = Limits(LENGTH, frozenset([STOP]))
+    return emitted(generate(CausalLM(target()), PROMPTS[:rows], drafter, greedy(), limits, pace=pace), rows)
+
+
+def test_the_rows_end_at_different_times() -> None:
+    assert len({len(row) for row in alone()}) > 3
+    assert {row[-1] == STOP for row in alone()} == {True, False}
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_row_says_what_it_says_alone(name: str, rows: int) -> None:
+    assert said(DRAFTERS[name](), rows, Uneven(5) if rows == 8 else FixedPace(4)) == alone()[:rows]
+
+
+@pytest.mark.parametrize("name", ["ngram", "maxgram"])
+def test_rows_of_a_recording_say_what_was_recorded(name: str) -> None:
+    lm = RecordedLM({tuple(prompt): answer for prompt, answer in zip(PROMPTS, alone(), strict=True)}, STOP, V)
+    for rows in (1, 4, 8):
+        found = answers(lm, PROMPTS[:rows], DRAFTERS[name](), greedy(), length=LENGTH, stop=[STOP])
+        assert found == alone()[:rows]
+
+
+# -- what must be seen ----------------------------------------------------------------------------
+
+real_places = sampling.models.causal.places
+
+
+def sees_padding(
+    lengths: list[int], feed: Rows, parents: Tensor | None, start: int, width: int, count: int
+) -> tuple[Tensor, Tensor]:
+    """A mutant of `places`: the padding before a short row's tokens is read as if it were tokens."""
+    positions, mask = real_places(lengths, feed, parents, start, width, count)
+    mask[:, :, start : start + width] |= torch.ones(width + count, width, dtype=torch.bool).tril()
+    return positions, mask
+
+
+def sees_unused_slots(
+    lengths: list[int], feed: Rows, parents: Tensor | None, start: int, width: int, count: int
+) -> tuple[Tensor, Tensor]:
+    """A mutant of `places`: the slots behind a short row's tokens are read as if they held some."""
+    positions, mask = real_places(lengths, feed, parents, start, width, count)
+    mask[:, :, :start] = True
+    return positions, mask
+
+
+@pytest.mark.parametrize("mutant", [sees_padding, sees_unused_slots])
+def test_attention_to_what_is_no_token_is_noticed(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = alone()[:4]
+    monkeypatch.setattr(sampling.models.causal, "places", mutant)
+    assert said(NoDrafter(), 4, FixedPace(0)) != expected
+
+
+# -- caches ---------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def test_caches_and_states_are_right_after_rows_were_dropped() -> None:
+    """After every round: the next logits, and the hidden states that a feature drafter reads."""
+    model, lm, prompts = target(), CausalLM(target()), PROMPTS[:4]
+    session, rows, active = lm.open([list(row) for row in prompts], hidden=True), [*map(list, prompts)], [0, 1, 2, 3]
+    oracle, counted = PrefixLM(model), Counter[int]()
+    for event in generate(
+        lm, prompts, student("feature"), greedy(), Limits(LENGTH, frozenset([STOP])), session=session
+    ):
+        if isinstance(event, Step):
+            rows[event.row] = rows[event.row] + list(event.emitted)
+        if isinstance(event, Finished):
+            active.remove(event.row)
+        if not active or len(session.initial) != len(active) or getattr(event, "row", None) != active[-1]:
+            continue  # the round is not told to its end
+        now, held = [rows[row] for row in active], session.fork().sync([rows[row] for row in active])
+        logits = session.fork().score(now, Draft.empty(len(now)))[:, 0]
+        assert torch.allclose(logits, oracle.logits(now), atol=1e-8)
+        for place, (row, count) in enumerate(zip(now, held, strict=True)):
+            states = model(input_ids=torch.tensor([row[:count]]), output_hidden_states=True).hidden_states[-1][0]
+            assert torch.allclose(session.hidden()[place, :count], states, atol=1e-5)
+        counted[len(active)] += 1
+    assert len(counted) > 2
+
+
+def test_of_ragged_rows_only_what_lies_wrong_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long row beside a short one: new tokens are moved, the rest of the cache is not copied."""
+    moved: list[int] = []
+    shift = Buffer.shift
+
+    def watched(buffer: Buffer, moves: Tensor, length: int) -> None:
+        moved.append(moves.shape[1])
+        shift(buffer, moves, length)
+
+    monkeypatch.setattr(Buffer, "shift", watched)
+    assert said(DRAFTERS["always wrong"](), 4, FixedPace(4)) == alone()[:4]
+    assert moved
+    assert max(moved[len(target().model.layers) * 2 :]) <= 4 * 6
+
+
+def test_slots_may_trade_places() -> None:
+    buffer, content = Buffer(), torch.arange(2 * 3 * 5 * 2.0).view(2, 3, 5, 2)
+    buffer.append(content)
+    buffer.shift(torch.tensor([[0, 0, 0, 1], [3, 4, 1, 2], [1, 2, 3, 0]]), 4)
+    expected = content.clone()
+    expected[0, :, [1, 2, 3]] = content[0, :, [3, 4, 1]]
+    expected[1, :, 0] = content[1, :, 2]
+    assert torch.equal(buffer.view(), expected[:, :, :4])
+
+
+def test_chosen_rows_keep_what_is_filled_and_go_on_growing() -> None:
+    buffer, content = Buffer(), torch.arange(3 * 2 * 4 * 2.0).view(3, 2, 4, 2)
+    buffer.append(content)
+    buffer.crop(3)
+    buffer.select(torch.tensor([2, 0, 2, 1]))
+    expected = content[[2, 0, 2, 1]][:, :, :3]
+    assert torch.equal(buffer.view(), expected)
+    more = torch.rand(4, 2, 300, 2)  # beyond the room that there is
+    assert torch.equal(buffer.append(more), torch.cat([expected, more], dim=2))
+
+
+# -- who cannot, and who is too long --------------------------------------------------------------
+
+
+class Lonely(PointDrafter):
+    """Follows one row."""
+
+    names = ("lonely",)
+    one_row = True
+
+    def __init__(self) -> None:
+        super().__init__(V, lambda row: 0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Lonely,
+        lambda: chain_of([NgramDrafter(V), Lonely()], [1, 1]),
+        lambda: TakeOverDrafter(Lonely(), NgramDrafter(V)),
+        lambda: TakeOverDrafter(NgramDrafter(V), chain_of([Lonely()], [2])),
+    ],
+)
+def test_a_drafter_of_one_row_refuses_several_by_its_name(make: Callable[[], Drafter]) -> None:
+    assert said(make(), 1, FixedPace(2)) == alone()[:1]
+    with pytest.raises(UserError, match=r"^lonely drafts for one prompt at a time, got 4$"):
+        said(make(), 4, FixedPace(2))
+
+
+@pytest.mark.parametrize("reviewing", [False, True])
+def test_a_row_too_long_for_the_drafter_does_not_silence_it_for_others(reviewing: bool) -> None:
+    lm, small = TableLM(V, seed=1), TableLM(V, seed=1, context=12)
+    drafter: Drafter = ModelDrafter(small)
+    if reviewing:
+        drafter = cascade_of([drafter, NgramDrafter(V)], [[2, 0], [0, 2]])
+    rows = [text(7, 20, V), [1, 2], text(8, 12, V)]
+    run = decode(lm, rows, drafter, greedy(), length=8, gamma=3)
+    assert emitted(run, 3) == [answers(lm, [row], None, greedy(), length=8)[0] for row in rows]
+    heard = [sum(len(step.inner if reviewing else step.drafted) for step in steps(run, row)) for row in range(3)]
+    assert heard[1] > 1
+    assert heard[0] == heard[2] == 0
+
+
+# -- taking over ----------------------------------------------------------------------------------
+
+
+def taking_over(gain: float, drafting: float) -> TakeOverDrafter:
+    """Silent on rows that begin with 0; the second drafter is known to bring `gain` tokens for so many seconds."""
+    drafter = TakeOverDrafter(
+        PointDrafter(V, lambda row: None if row[0] == 0 else 2), PointDrafter(V, lambda row: 3), learn=True
+    )
+    drafter.silent.then, drafter.worth.drafting, drafter.worth.rest = gain, drafting, 1.0
+    return drafter
+
+
+@pytest.mark.parametrize(("silent", "asked"), [(1, False), (3, True)])
+def test_the_second_drafters_time_is_lost_to_every_row(silent: int, asked: bool) -> None:
+    """A gain of .6 in one row of four is not worth .2 in all four, in three of them it is."""
+    rows = [[0] if place < silent else [1] for place in range(4)]
+    drafter = taking_over(0.6, 0.2)
+    drafter.start(rows, None, None)  # type: ignore[arg-type]
+    draft = drafter.propose(rows, [1] * 4, greedy())
+    assert draft.tokens[:silent].eq(3).all().item() is asked
+    assert draft.tokens[silent:].eq(2).all()
+
+
+class Unsure(PointDrafter):
+    """Silent on rows that begin with 0, unsure elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__(V, lambda row: None if row[0] == 0 else 2)
+
+    def chances(self, rows: Rows) -> list[float]:
+        return [0.1 if row[0] else 0.0 for row in rows]
+
+
+def test_it_learns_only_from_rows_that_were_drafted_for() -> None:
+    """The second is asked where the first is silent, not where it is unsure: of that case nothing was learned."""
+    rows = [[0], [1]]
+    drafter = TakeOverDrafter(Unsure(), PointDrafter(V, lambda row: 3), sure=0.5, learn=True)
+    drafter.silent.then, drafter.unsure.then = 5.0, 0.0
+    drafter.start(rows, None, None)  # type: ignore[arg-type]
+    draft = drafter.propose(rows, [1, 1], greedy())
+    assert draft.tokens.tolist() == [[3], [2]]
+    nothing = torch.empty(2, 2, V)
+    drafter.observe(rows, draft, Verdict(torch.tensor([[0], [0]]), torch.tensor([5, 5]), nothing, nothing))
+    assert (drafter.silent.then, drafter.silent.idle) == (pytest.approx(4.6), 0)
+    assert (drafter.unsure.then, drafter.unsure.idle) == (0.0, 1)
+
+
+# -- what a batch costs ---------------------------------------------------------------------------
+
+
+def play(pace: GoodputPace, rows: list[int], count: int, plain: float, slope: float) -> None:
+    """So many rounds in which every draft is right; a pass over n + 1 tokens takes plain · (1 + slope · n) seconds."""
+    for _ in range(count):
+        gamma = pace.gamma(rows)[0]
+        step = make_step(gamma, gamma, gamma, 0.01 * plain * gamma, plain * (1 + slope * gamma))
+        for row in rows:
+            shared = {"draft_s": step.draft_s / len(rows), "verify_s": step.verify_s / len(rows)}
+            pace.observe(replace(step, row=row, **shared))
+
+
+def test_the_costs_of_a_batch_are_learned_apart() -> None:
+    pace = GoodputPace()
+    play(pace, [0, 1, 2, 3], 40, plain=1.0, slope=0.8)
+    four = pace.costs
+    play(pace, [2], 60, plain=0.3, slope=0.0)
+    assert pace.costs is not four
+    assert pace.costs.v(2)[1] == pytest.approx(1.0)
+    assert pace.chosen > 4
+    pace.gamma([0, 1, 2, 3])
+    assert pace.costs is four
+    assert four.plain == pytest.approx(1.0)
+    assert four.v(2)[1] == pytest.approx(1.8)
+
+
+def test_a_smaller_batch_begins_with_what_is_known_of_the_larger() -> None:
+    costs, pace = Costs(), GoodputPace()
+    assert costs.of(1) is costs
+    assert not costs.of(3).drafting_known
+    play(pace, [0, 1, 2, 3], 40, plain=1.0, slope=0.1)
+    pace.gamma([0, 1, 3])
+    assert pace.costs.drafting_known
+    assert pace.costs.v(2)[1] == pytest.approx(1.1)
+
+
+def test_one_row_that_drafts_makes_the_pass_wide_for_all() -> None:
+    """Drafts of one row in four, all of them right: the passes are as dear as if all had drafted."""
+    pace = GoodputPace()
+    for _ in range(60):
+        gamma = pace.gamma([0, 1, 2, 3])[0]
+        for row in range(4):
+            count = gamma if row == 0 else 0
+            step = make_step(gamma, count, count, 0.0, 0.25 * (1 + 0.5 * gamma))
+            pace.observe(replace(step, row=row))
+    assert pace.acceptance.given[0] > 0.9
+    assert pace.chosen == 0
+
+
+# -- the law --------------------------------------------------------------------------------------
+
+FOUR = [[3, 1, 3, 1, 3], [2], [0, 5], [4, 4, 6, 2, 7, 5, 3, 1, 0, 2]]
+
+
+def joint(lm: Any, oracle: Any, make: Callable[[], Drafter], calls: int) -> float:
+    """p of the texts of four rows that end by a stop token or after three tokens, row by row, in so many batches."""
+    found: Counter[Any] = Counter()
+    for seed in range(calls):
+        rows = answers(lm, FOUR, make(), KeyedSampler(make_processor(1.0), 500 + seed), length=3, gamma=2, stop=[6])
+        found.update((place, *row[:2]) for place, row in enumerate(rows))
+    law: Counter[Any] = Counter()
+    for place, prompt in enumerate(FOUR):
+        for row, chance in exact_law(oracle, prompt, NaiveLaw(), 2, [6]).items():
+            law[(place, *row)] += chance / 4
+    return chi_square_p(found, law)
+
+
+def law_case(name: str) -> tuple[Any, Any, Callable[[], Drafter]]:
+    toy = TableLM(V, seed=21, sharpness=1.2, dtype=torch.float32)
+    other = TableLM(V, seed=22, sharpness=1.0, dtype=torch.float32)
+    other.table = other.table + toy.table
+    if name == "glide":
+        small = make_target(V, seed=4)
+        pupil = make_student("glide", small, seed=6)
+        return CausalLM(small), PrefixLM(small), lambda: make_drafter(pupil)
+    makers: dict[str, Callable[[], Drafter]] = {
+        "model": lambda: ModelDrafter(other),
+        "ngram": lambda: NgramDrafter(V, stop_if_unknown=False),
+        "cascade": lambda: cascade_of([ModelDrafter(other), NgramDrafter(V)], [[2, 0], [0, 2]], 2.0),
+    }
+    return toy, toy, makers[name]
+
+
+@pytest.mark.parametrize("name", ["model", "glide", "ngram", "cascade"])
+def test_four_sampled_rows_have_the_targets_law(name: str) -> None:
+    assert joint(*law_case(name), calls=100 if name == "glide" else 200) > FAIL_BELOW
+
+
+class Swapped(ModelDrafter):
+    """A mutant: each row's drafts come with the law of the row beside it."""
+
+    def propose(self, *given: Any) -> Draft:
+        draft = super().propose(*given)
+        mixed = None if draft.probs is None else (draft.probs.roll(1, dims=0) + 1e-3)
+        return replace(draft, probs=mixed if mixed is None else mixed / mixed.sum(dim=-1, keepdim=True))
+
+
+def test_laws_of_the_wrong_row_are_seen() -> None:
+    lm, oracle, make = law_case("model")
+    assert joint(lm, oracle, lambda: Swapped(make().lm), calls=200) < FAIL_BELOW  # type: ignore[attr-defined]
+
+
+def test_reasons_are_told_row_by_row() -> None:
+    run = decode(CausalLM(target()), PROMPTS, DRAFTERS["glide"](), greedy(), length=LENGTH, stop=[STOP])
+    assert reasons(run) == {row: "eos" if ids[-1] == STOP else "length" for row, ids in enumerate(alone())}

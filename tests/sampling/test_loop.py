@@ -1,0 +1,374 @@
+"""Scripted models: every ending, every limit, interrupts, and each forward call counted (ALGORITHMS 8.6).
+
+`chain_lm` says a fixed answer whatever was fed, so what each round must do is known beforehand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from sampling.drafters.draft_model import ModelDrafter, NoDrafter
+from sampling.drafters.tables.ngram import NgramDrafter
+from sampling.events import Finished, Prefill, Step
+from sampling.loop import PIECE, generate
+from sampling.sampler import KeyedSampler
+from sampling.types import Drafter, FixedPace, Limits
+from tests.support.reference import greedy_answer
+from tests.support.runs import answers, decode, emitted, greedy, reasons, steps
+from tests.support.toy_drafters import PointDrafter
+from tests.support.toys import ScriptedLM, TableLM, ToyLM, chain_lm
+from utils.errors import UserError
+from utils.logits_processors import make_processor
+
+V = 10
+PROMPT = [8, 9, 8]
+SCRIPT = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7]
+
+
+def says(script: list[int] = SCRIPT, prompt: list[int] = PROMPT, name: str = "target") -> ToyLM:
+    return chain_lm(V, prompt, script, name)
+
+
+def perfect() -> ModelDrafter:
+    return ModelDrafter(says(name="drafter"))
+
+
+def empty() -> Drafter:
+    return PointDrafter(V, lambda row: None)
+
+
+def wrong() -> Drafter:
+    return PointDrafter(V, lambda row: 0)
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "none": NoDrafter,
+    "perfect": perfect,
+    "empty": empty,
+    "always wrong": wrong,
+    "ngram": lambda: NgramDrafter(V),
+    "right every other time": lambda: PointDrafter(V, lambda row: SCRIPT[len(row) - 3] if len(row) % 2 else 0),
+}
+MODES = [("rejection", "law"), ("rejection", "greedy"), ("gumbel", "law")]
+
+
+# -- stop ids and limits --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_stop_at_every_index_ends_the_row_there(name: str, gamma: int) -> None:
+    """Index by index: in the opening round, inside the accepted run, as the target's own token."""
+    for index in range(len(SCRIPT)):
+        script = [*SCRIPT[:index], 9, *SCRIPT[index + 1 :]]
+        drafter = ModelDrafter(says(script)) if name == "perfect" else DRAFTERS[name]()
+        events = decode(says(script), [PROMPT], drafter, greedy(), length=len(SCRIPT), gamma=gamma, stop={9})
+        assert emitted(events) == [script[: index + 1]]
+        assert reasons(events) == {0: "eos"}
+        assert isinstance(events[-1], Finished)
+
+
+def test_a_stop_inside_the_accepted_run_has_no_token_of_the_targets() -> None:
+    script = [1, 2, 9, 4, 5, 6]
+    events = decode(says(script), [PROMPT], ModelDrafter(says(script)), greedy(), length=6, gamma=4, stop={9})
+    last = steps(events)[-1]
+    assert last.drafted == (2, 9, 4, 5)
+    assert (last.path, last.token, last.emitted) == ((0, 1), None, (2, 9))
+    assert (last.rejected, last.discarded) == ((), (2, 3))
+
+
+def test_the_earliest_of_several_stop_ids_counts() -> None:
+    events = decode(says(), [PROMPT], perfect(), greedy(), length=14, gamma=8, stop={5, 3, 7})
+    assert emitted(events) == [[1, 2, 3]]
+
+
+def test_a_stop_that_was_drafted_wrongly_does_not_stop() -> None:
+    drafter = PointDrafter(V, lambda row: 9)
+    events = decode(says(), [PROMPT], drafter, greedy(), length=10, gamma=3, stop={9})
+    assert emitted(events) == [SCRIPT[:10]]
+    assert reasons(events) == {0: "length"}
+
+
+def test_a_stop_id_in_the_prompt_does_not_stop() -> None:
+    assert answers(says(), [PROMPT], perfect(), greedy(), length=5, stop={8}) == [SCRIPT[:5]]
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_limits_from_one_to_gamma_plus_two(name: str, gamma: int) -> None:
+    for length in range(1, gamma + 3):
+        events = decode(says(), [PROMPT], DRAFTERS[name](), greedy(), length=length, gamma=gamma)
+        assert emitted(events) == [SCRIPT[:length]]
+        assert reasons(events) == {0: "length"}
+        for done, step in zip(running(events), steps(events), strict=True):
+            assert len(step.drafted) <= max(0, min(gamma, length - done - 1))  # at most remaining − 1
+
+
+def running(events: list[Any]) -> list[int]:
+    """How many tokens were emitted before each step of row 0."""
+    sizes = [len(step.emitted) for step in steps(events)]
+    return [sum(sizes[:index]) for index in range(len(sizes))]
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 5, 6])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_context_ends_a_row_as_length_and_is_never_overrun(name: str, room: int) -> None:
+    """The toy itself raises if a pass goes beyond its context."""
+    context = len(PROMPT) + room
+    for lm, limit in ((chain_lm(V, PROMPT, SCRIPT, context=context), 1 << 30), (says(), context)):
+        events = list(generate(lm, [PROMPT], DRAFTERS[name](), greedy(), Limits(100, context=limit)))
+        assert emitted(events) == [SCRIPT[:room]]
+        assert reasons(events) == {0: "length"}
+
+
+def test_a_drafter_with_less_context_falls_silent_and_the_answer_goes_on() -> None:
+    for context in range(2, 10):
+        drafter = ModelDrafter(chain_lm(V, PROMPT, SCRIPT, context=context))
+        assert answers(says(), [PROMPT], drafter, greedy(), length=12, gamma=4) == [SCRIPT[:12]]
+
+
+def test_prompts_that_cannot_be_answered_are_one_line_errors() -> None:
+    lm = chain_lm(V, PROMPT, SCRIPT, context=3)
+    with pytest.raises(UserError, match="context") as error:
+        decode(lm, [PROMPT], None, greedy(), length=4)
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="max_new_tokens"):
+        decode(says(), [PROMPT], None, greedy(), length=0)
+
+
+# -- calls counted --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("length", [1, 2, 6, 11, 14])
+def test_full_acceptance_takes_the_fewest_passes(length: int, gamma: int) -> None:
+    """Prefill of all but the last prompt token, the opening round, then gamma + 1 tokens a pass."""
+    target, drafter = says(), says(name="drafter")
+    events = decode(target, [PROMPT], ModelDrafter(drafter), greedy(), length=length, gamma=gamma)
+    rounds = math.ceil((length - 1) / (gamma + 1))
+    assert emitted(events) == [SCRIPT[:length]]
+    assert target.passes == 1 + 1 + rounds
+    assert len(steps(events)) == 1 + rounds
+    drafted = [len(step.drafted) for step in steps(events)]
+    assert drafter.passes == 1 + sum(drafted)  # its own prefill, then one pass a drafted token
+    assert sum(len(step.path) for step in steps(events)) == sum(drafted)
+    called = sum(call.passes for step in steps(events) for call in step.calls if call.model == "target")
+    assert called == 1 + rounds
+
+
+def test_plain_decoding_takes_a_pass_a_token() -> None:
+    target = says()
+    decode(target, [PROMPT], None, greedy(), length=9)
+    assert target.passes == 1 + 9
+    assert target.widths == [0] * 10
+
+
+@pytest.mark.parametrize("name", ["perfect", "always wrong", "right every other time", "ngram", "empty"])
+def test_no_token_is_fed_twice(name: str) -> None:
+    """Target: prompt, then each draft node once and each correction or bonus once."""
+    target = says()
+    drafter = DRAFTERS[name]()
+    events = decode(target, [PROMPT], drafter, greedy(), length=12, gamma=4)
+    drafted = sum(len(step.drafted) for step in steps(events))
+    own = sum(step.token is not None for step in steps(events)) - 1  # the last own token is never fed
+    assert target.fed == len(PROMPT) + drafted + own
+
+
+def test_after_full_acceptance_the_drafter_is_one_behind_and_catches_up_in_one_pass() -> None:
+    drafter = says(name="drafter")
+    events = decode(says(), [PROMPT], ModelDrafter(drafter), greedy(), length=11, gamma=4)
+    # 3 prompt + 10 answer tokens are read once each; the last bonus never.
+    assert [len(step.drafted) for step in steps(events)] == [0, 4, 4]
+    assert drafter.passes == 1 + 8
+    assert drafter.fed == len(PROMPT) + 9  # all but the last draft and the last bonus
+
+
+def test_after_a_refusal_the_drafter_feeds_only_the_correction() -> None:
+    off = chain_lm(V, PROMPT, [1, 2, 0, 4, 5, 6, 7], name="drafter")  # wrong at the third token
+    events = decode(says(), [PROMPT], ModelDrafter(off), greedy(), length=7, gamma=3)
+    assert [step.emitted for step in steps(events)] == [(1,), (2, 3), (4, 5, 6, 7)]
+    assert [step.rejected for step in steps(events)] == [(), (1,), ()]
+    assert [step.discarded for step in steps(events)] == [(), (2,), ()]
+    assert off.passes == 1 + 6
+    assert off.fed == (2 + 1) + 3 + 3  # prompt; 1 2 0; then 3 (the correction) 4 5
+
+
+def test_empty_drafts_cost_nothing_and_say_so() -> None:
+    target = says()
+    events = decode(target, [PROMPT], empty(), greedy(), length=6, gamma=4)
+    assert target.passes == 1 + 6
+    assert all(step.drafted == () and step.path == () for step in steps(events))
+
+
+@pytest.mark.parametrize("size", [1, 2, PIECE, PIECE + 1, PIECE + 2, 2 * PIECE + 7])
+def test_prompts_are_read_in_pieces(size: int) -> None:
+    prompt = [8] * size
+    target = says(prompt=prompt)
+    events = decode(target, [prompt], None, greedy(), length=2)
+    pieces = [event for event in events if isinstance(event, Prefill)]
+    assert [piece.done for piece in pieces] == [min(PIECE * (i + 1), size - 1) for i in range(len(pieces))]
+    assert len(pieces) == math.ceil((size - 1) / PIECE)
+    assert all(piece.total == size - 1 for piece in pieces)
+    assert emitted(events) == [SCRIPT[:2]]
+    assert target.fed == size + 1
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+ROWS = [[1, 2, 3], [4], [5, 6, 5, 6, 5], [7, 7]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("gamma", [1, 3, 5])
+@pytest.mark.parametrize("kind", ["none", "model", "ngram", "wrong"])
+def test_ragged_rows_end_at_their_own_time(kind: str, gamma: int, mode: tuple[str, str]) -> None:
+    """Greedy over a table toy: every row as if alone, though rows drop out at different rounds."""
+    lm = TableLM(V, seed=41)
+    makers: dict[str, Callable[[], Drafter]] = {
+        "none": NoDrafter,
+        "model": lambda: ModelDrafter(TableLM(V, seed=42)),
+        "ngram": lambda: NgramDrafter(V),
+        "wrong": wrong,
+    }
+    sampler = KeyedSampler(make_processor(0.0), coupling=mode[0], draft_sampling=mode[1])  # type: ignore[arg-type]
+    ended = set()
+    for stop in ({0}, {1, 2}, {3, 9}, {6}):
+        events = decode(lm, ROWS, makers[kind](), sampler, length=15, gamma=gamma, stop=stop)
+        assert emitted(events, 4) == [greedy_answer(lm, row, 15, stop) for row in ROWS]
+        last = {event.row: place for place, event in enumerate(events) if isinstance(event, Step)}
+        finished = {event.row: place for place, event in enumerate(events) if isinstance(event, Finished)}
+        assert sorted(finished) == [0, 1, 2, 3]
+        assert all(finished[row] > last[row] for row in range(4))  # nothing after a row's Finished
+        ended |= set(reasons(events).values())
+    assert ended == {"eos", "length"}
+
+
+def test_rows_of_one_batch_may_meet_the_context_at_different_rounds() -> None:
+    lm = TableLM(V, seed=43, context=9)
+    events = decode(lm, ROWS, NgramDrafter(V), greedy(), length=20, gamma=4)
+    assert emitted(events, 4) == [greedy_answer(lm, row, 9 - len(row)) for row in ROWS]
+
+
+def test_a_pace_may_differ_by_row() -> None:
+    class Uneven(FixedPace):
+        def gamma(self, rows: list[int]) -> list[int]:
+            return [row % 3 for row in rows]
+
+    lm = TableLM(V, seed=44)
+    drafter = ModelDrafter(TableLM(V, seed=44, name="drafter"))
+    events = list(generate(lm, ROWS, drafter, greedy(), Limits(12), pace=Uneven(0)))
+    assert emitted(events, 4) == [greedy_answer(lm, row, 12) for row in ROWS]
+    for row in range(4):
+        assert max(len(step.drafted) for step in steps(events, row)) == row % 3
+
+
+# -- interrupts and closing -----------------------------------------------------------------------
+
+
+class AfterLooks:
+    """An interrupt that comes at the given look and stays."""
+
+    def __init__(self, looks: int) -> None:
+        self.left = looks
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize("name", ["none", "perfect", "ngram", "right every other time"])
+def test_an_interrupt_between_rounds_keeps_what_there_is(name: str) -> None:
+    for looks in range(8):
+        target, drafter = says(), DRAFTERS[name]()
+        session = target.open([PROMPT])
+        options = {"length": 12, "gamma": 2, "session": session}
+        events = decode(target, [PROMPT], drafter, greedy(), interrupt=AfterLooks(looks), **options)
+        partial = emitted(events)[0]
+        assert partial == SCRIPT[: len(partial)]
+        assert reasons(events) == {0: "interrupted" if len(partial) < 12 else "length"}
+        held = session.cached[0]
+        assert held == (PROMPT + SCRIPT)[: len(held)]  # nothing but committed tokens
+        assert len(held) <= len(PROMPT) + max(len(partial) - 1, 0)
+        # The same session and drafter go on, here with a shorter answer than the one broken off.
+        again = answers(target, [PROMPT], drafter, greedy(), **options)
+        assert again == [SCRIPT[:12]]
+
+
+@pytest.mark.parametrize("close_after", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("name", ["none", "perfect", "ngram", "always wrong"])
+def test_closing_the_generator_leaves_the_session_usable(name: str, close_after: int) -> None:
+    target, drafter = says(), DRAFTERS[name]()
+    session = target.open([PROMPT])
+    events = generate(target, [PROMPT], drafter, greedy(), Limits(12), pace=FixedPace(2), session=session)
+    for _ in range(close_after):
+        next(events)
+    events.close()  # type: ignore[attr-defined]
+    assert session.cached[0] == (PROMPT + SCRIPT)[: len(session.cached[0])]
+    assert answers(target, [PROMPT], drafter, greedy(), length=12, gamma=2, session=session) == [SCRIPT[:12]]
+
+
+def test_an_interrupt_while_the_prompt_is_read() -> None:
+    prompt = [8] * (5 * PIECE)
+    target = says(prompt=prompt)
+    session = target.open([prompt])
+    events = decode(target, [prompt], None, greedy(), length=3, session=session, interrupt=AfterLooks(2))
+    assert reasons(events) == {0: "interrupted"}
+    assert emitted(events) == [[]]
+    assert session.cached == [[8] * (2 * PIECE)]
+    fed = target.fed
+    assert answers(target, [prompt], None, greedy(), length=3, session=session) == [SCRIPT[:3]]
+    assert target.fed - fed == 3 * PIECE + 2  # what was read is not read again
+
+
+def test_the_next_turn_feeds_only_what_is_new() -> None:
+    lm, drafter_lm = TableLM(V, seed=45), TableLM(V, seed=46)
+    drafter = ModelDrafter(drafter_lm)
+    session = lm.open([PROMPT])
+    first = answers(lm, [PROMPT], drafter, greedy(), length=8, session=session)[0]
+    longer = PROMPT + first + [1, 2, 3]
+    held, fed = len(session.cached[0]), lm.fed
+    events = decode(lm, [longer], drafter, greedy(), length=6, session=session)
+    assert emitted(events)[0] == greedy_answer(lm, longer, 6)
+    spent = sum(len(step.drafted) + (step.token is not None) for step in steps(events)) - 1
+    assert lm.fed - fed == len(longer) - held + spent
+    shorter = longer[:5]  # as after /undo
+    assert answers(lm, [shorter], drafter, greedy(), length=6, session=session)[0] == greedy_answer(lm, shorter, 6)
+
+
+# -- events ---------------------------------------------------------------------------------------
+
+
+def test_steps_tell_what_happened() -> None:
+    """Two drafts, the second refused: figures of the examined ones, and the gap where it ended."""
+    prompt = (8,)
+    script = {
+        prompt: [0.0, 9.0, 0.0, 0.0],
+        (*prompt, 1): [0.0, 0.0, 3.0, 1.0],
+        (*prompt, 1, 2): [4.0, 0.0, 0.0, 1.5],
+    }
+    wide = {(8 % 4, *key[1:]): row for key, row in script.items()}
+    lm = ScriptedLM(4, wide)
+    drafter = PointDrafter(4, lambda row: 2 if len(row) == 2 else 3)
+    step = steps(decode(lm, [[0]], drafter, greedy(), length=4, gamma=2))[1]
+    assert (step.drafted, step.parents, step.path, step.token) == ((2, 3), (-1, 0), (0,), 0)
+    laws = [torch.tensor(wide[key]).softmax(dim=-1) for key in ((0, 1), (0, 1, 2))]
+    assert step.target_p == pytest.approx((float(laws[0][2]), float(laws[1][3])))
+    assert step.draft_p == (1.0, 1.0)
+    assert step.top2_gap == pytest.approx(2.5)
+    assert step.gamma == 2
+    assert step.seconds >= step.verify_s > 0
+
+
+def test_emitted_tokens_are_accepted_ones_plus_one_a_round() -> None:
+    lm = TableLM(V, seed=47)
+    for stop in ((), {3}, {1, 5}):
+        events = decode(lm, [PROMPT], ModelDrafter(TableLM(V, seed=48)), greedy(), length=40, gamma=3, stop=stop)
+        rounds = steps(events)
+        accepted = sum(len(step.path) for step in rounds)
+        truncated = sum(step.token is None for step in rounds)
+        assert len(emitted(events)[0]) == accepted + len(rounds) - truncated

@@ -1,0 +1,95 @@
+"""Proof by counting: the real sampler, noise and loop emit the target's law (ALGORITHMS 8.2).
+
+50,000 answers drawn as rows of large batches; the first three tokens jointly against the exact law.
+Every row number and every seed has noise of its own, so the samples are independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from sampling.drafters.draft_model import ModelDrafter, NoDrafter
+from sampling.drafters.tables.ngram import NgramDrafter
+from sampling.sampler import KeyedSampler
+from sampling.types import Drafter
+from tests.support.reference import NaiveLaw, chi_square_p, exact_law
+from tests.support.runs import sample_counts
+from tests.support.toy_drafters import LawDrafter
+from tests.support.toys import TableLM
+from utils.logits_processors import make_processor
+
+FAIL_BELOW = 1e-6
+V = 8
+PROMPT = [3, 1, 3, 1, 3]
+LENGTH = 4  # the fourth gives the first round room for two drafts
+
+
+def target() -> TableLM:
+    return TableLM(V, seed=21, sharpness=1.2, dtype=torch.float32)
+
+
+def drafter_lm() -> TableLM:
+    """A drafter that is often right: the target's table with noise on it."""
+    lm = target()
+    noise = torch.randn(lm.table.shape, generator=torch.Generator().manual_seed(22))
+    lm.table = lm.table + 0.8 * noise
+    return lm
+
+
+def model() -> Drafter:
+    return ModelDrafter(drafter_lm())
+
+
+FEWER = {"gumbel, shaped": 20_000, "rejection, min-p": 20_000, "ngram, random fill": 20_000, "early stop": 10_000}
+Case = tuple[Callable[[], Drafter], dict[str, Any], dict[str, Any]]
+CASES: dict[str, Case] = {  # drafter, sampler options, law
+    "none": (NoDrafter, {}, {}),
+    "rejection": (model, {}, {}),
+    "rejection, shaped": (model, {}, {"temperature": 0.8, "top_k": 6, "top_p": 0.9}),
+    "rejection, min-p": (model, {}, {"temperature": 1.4, "min_p": 0.1}),
+    "greedy drafts": (model, {"draft_sampling": "greedy"}, {}),
+    "gumbel": (model, {"coupling": "gumbel"}, {}),
+    "gumbel, shaped": (model, {"coupling": "gumbel"}, {"temperature": 0.8, "top_k": 6, "top_p": 0.9}),
+    "ngram": (lambda: NgramDrafter(V), {}, {}),
+    "ngram, random fill": (lambda: NgramDrafter(V, stop_if_unknown=False), {}, {"temperature": 0.8, "top_p": 0.9}),
+    "early stop": (lambda: LawDrafter(drafter_lm(), least_top=0.35), {}, {}),
+}
+
+
+def p_value(case: Case, samples: int = 50_000, **options: Any) -> float:
+    make_drafter, sampling, law = case
+    processor = make_processor(**{"temperature": 1.0, **law})
+    settings = {"prompt": PROMPT, "samples": samples, "length": LENGTH, "gamma": 3, **options}
+    counts = sample_counts(
+        target(), make_drafter, lambda seed: KeyedSampler(processor, seed=1000 + seed, **sampling), **settings
+    )
+    assert counts.total() == samples
+    return chi_square_p(counts, exact_law(target(), PROMPT, NaiveLaw(**law), 3))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_three_tokens_have_the_targets_law(name: str) -> None:
+    assert p_value(CASES[name], FEWER.get(name, 50_000)) > FAIL_BELOW
+
+
+def test_single_rows_with_many_seeds() -> None:
+    """One row an answer, a new seed for each: seeds give independent noise just as rows do."""
+    assert p_value(CASES["rejection"], samples=1_500, batch=1) > FAIL_BELOW
+
+
+def test_the_statistic_sees_a_law_that_is_a_little_off() -> None:
+    """Counts of temperature 1 against the law of temperature 1.1 must fail: the test has power."""
+    counts = sample_counts(
+        target(),
+        NoDrafter,
+        lambda seed: KeyedSampler(make_processor(1.0), seed=seed),
+        prompt=PROMPT,
+        samples=20_000,
+        length=3,
+        gamma=1,
+    )
+    assert chi_square_p(counts, exact_law(target(), PROMPT, NaiveLaw(temperature=1.1), 3)) < FAIL_BELOW

@@ -1,0 +1,113 @@
+"""The laws of a verdict: each worked out when it is asked for, the same as if all had been."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sampling.sampler import KeyedSampler
+from sampling.types import Draft, Rows, Rule, Verdict
+from sampling.verify.distributions import LazyLaws, law_of
+from sampling.verify.rules import verify
+from utils.logits_processors import LogitsProcessor
+
+V, NODES = 11, 5
+PARENTS = torch.tensor([-1, 0, 0, -1, 3])
+ROWS: Rows = [[1, 2, 3, 2], [4, 5, 4]]
+
+
+class Counting(KeyedSampler):
+    """Counts the laws that it works out."""
+
+    made = 0
+
+    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
+        self.made += logits.flatten(0, -2).shape[0]
+        return super().law(logits, prefixes)
+
+
+def case(seed: int = 0) -> tuple[Tensor, Draft]:
+    source = torch.Generator().manual_seed(seed)
+    tokens = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
+    return torch.randn(2, NODES + 1, V, generator=source), Draft(tokens, parents=PARENTS)
+
+
+def processors() -> list[LogitsProcessor]:
+    return [
+        LogitsProcessor(),
+        LogitsProcessor(temperature=0),
+        LogitsProcessor(temperature=0.7, top_k=4),
+        LogitsProcessor(repetition_penalty=2.0),
+        LogitsProcessor(temperature=0, no_repeat_ngram=2),
+    ]
+
+
+@pytest.mark.parametrize("processor", processors())
+def test_a_law_by_itself_is_that_of_all(processor: LogitsProcessor) -> None:
+    logits, draft = case()
+    sampler = KeyedSampler(processor)
+    expected = law_of(logits, draft, ROWS, sampler)
+    laws = LazyLaws(logits, draft, ROWS, sampler)
+    for rows, nodes in (([1], [2]), ([0, 1], [-1, -1]), ([0, 1, 0, 0], [-1, 2, 4, 4]), ([1, 0], [2, 0])):
+        where, at = torch.tensor(rows), torch.tensor(nodes)
+        assert torch.equal(laws.at(where, at), expected[where, at + 1])
+    assert torch.equal(laws.all(), expected)
+    assert torch.equal(laws.at(torch.tensor([1]), torch.tensor([3])), expected[[1], [4]])
+
+
+@pytest.mark.parametrize("processor", processors())
+def test_the_laws_of_a_verdict_are_all_there(processor: LogitsProcessor) -> None:
+    logits, draft = case(1)
+    sampler = KeyedSampler(processor)
+    verdict = verify(logits, draft, ROWS, torch.tensor([[0, 4], [1, 3]]), sampler, Rule.POINT)
+    expected = law_of(logits, draft, ROWS, sampler)
+    assert torch.equal(verdict.probs, expected)
+    assert torch.equal(verdict.law(torch.tensor([1]), torch.tensor([-1])), expected[[1], [0]])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_only_where_a_row_stood_is_a_law_worked_out(seed: int) -> None:
+    logits, draft = case(seed)
+    sampler = Counting(LogitsProcessor(temperature=0.7), seed)
+    verdict = verify(logits, draft, ROWS, torch.tensor([[0, 4], [1, 3]]), sampler, Rule.POINT)
+    stood = len(ROWS) + int((verdict.path >= 0).sum())
+    assert sampler.made == stood
+    path = [node for node in verdict.path[0].tolist() if node >= 0]
+    at = torch.tensor([-1, *path])
+    seen = verdict.law(torch.zeros_like(at), at)
+    assert sampler.made == stood  # known already
+    assert torch.equal(seen, law_of(logits, draft, ROWS, sampler)[0, at + 1])
+
+
+def test_laws_given_as_a_tensor_are_looked_up() -> None:
+    given = torch.rand(2, 3, V)
+    verdict = Verdict(torch.zeros(2, 0), torch.zeros(2), given, given)
+    assert verdict.probs is given
+    assert torch.equal(verdict.law(torch.tensor([1, 0]), torch.tensor([-1, 1])), given[[1, 0], [0, 2]])
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> Draft:
+    """A tree of one row whose siblings may say the same, some of its nodes absent."""
+    count = draw(st.integers(0, 6))
+    parents = torch.tensor([draw(st.integers(-1, node - 1)) for node in range(count)], dtype=torch.long)
+    tokens = [draw(st.integers(-1, 3)) for _ in range(count)]
+    return Draft(torch.tensor([tokens], dtype=torch.long), parents=parents)
+
+
+@settings(max_examples=150, deadline=None)
+@given(drafts(), st.integers(0, 1000), st.sampled_from([0.0, 0.7]))
+def test_one_row_is_judged_as_it_is_in_a_batch(draft: Draft, seed: int, temperature: float) -> None:
+    count = draft.tokens.shape[1]
+    logits = torch.randn(1, count + 1, 4, generator=torch.Generator().manual_seed(seed))
+    twice = Draft(draft.tokens.repeat(2, 1), parents=draft.parents)
+    key = torch.tensor([[3, 7]])
+    alone = verify(logits, draft, [[1]], key, KeyedSampler(LogitsProcessor(temperature), seed), Rule.POINT)
+    both = KeyedSampler(LogitsProcessor(temperature), seed)
+    pair = verify(logits.repeat(2, 1, 1), twice, [[1], [1]], key.repeat(2, 1), both, Rule.POINT)
+    assert torch.equal(alone.path, pair.path[:1])
+    assert torch.equal(alone.token, pair.token[:1])
+    assert alone.path.dtype == alone.token.dtype == torch.long

@@ -1,0 +1,313 @@
+"""By which rule drafts are judged: every drafter says it, what it drafts agrees, nothing that was drawn chooses it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import sampling.drafters
+import sampling.loop
+from app.settings.layers import Layers
+from sampling import speculative_generate
+from sampling.drafters.cape import Expansion
+from sampling.drafters.cascade import CascadeDrafter, cascade_of, chain_of
+from sampling.drafters.combined import ChainDrafter
+from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM, FeatureTreeDrafter
+from sampling.drafters.draft_model import ModelDrafter, NoDrafter
+from sampling.drafters.fallback import TakeOverDrafter
+from sampling.drafters.max_gram import MaxGramDrafter
+from sampling.drafters.tables.joint_tree import JointTreeDrafter
+from sampling.drafters.tables.ngram import NgramDrafter
+from sampling.drafters.tables.prompt_lookup import TablesDrafter
+from sampling.drafters.tables.tree import TableTreeDrafter
+from sampling.loop import generate
+from sampling.models.causal import CausalLM
+from sampling.sampler import KeyedSampler
+from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Rule, Sampler, Verdict
+from sampling.verify.rules import verify
+from tests.sampling.verify.test_enumeration import EXACT
+from tests.support.branching import BranchingSampler, enumerate_runs
+from tests.support.reference import NaiveLaw, exact_law
+from tests.support.runs import answers, enumeration_error
+from tests.support.students import make_student, make_target
+from tests.support.toy_drafters import PointDrafter
+from tests.support.toys import TableLM
+from utils.errors import UsageError, UserError
+from utils.logits_processors import make_processor
+
+V = 8
+MODES: dict[str, tuple[float, dict[str, Any]]] = {
+    "greedy": (0.0, {}),
+    "drawn": (1.0, {}),
+    "gumbel": (1.0, {"coupling": "gumbel"}),
+    "greedy drafts": (1.0, {"draft_sampling": "greedy"}),
+}
+
+
+def model(**how: Any) -> ModelDrafter:
+    return ModelDrafter(TableLM(V, 3, dtype=torch.float32), **how)
+
+
+def points() -> PointDrafter:
+    return PointDrafter(V, lambda row: (row[-1] + 1) % V if row[-1] % 3 else None)
+
+
+def feature(target: Any) -> Any:
+    return make_student("feature", target)
+
+
+DRAFTERS: dict[str, tuple[type, Rule, Callable[[Any], Drafter]]] = {  # of a target
+    "none": (NoDrafter, Rule.POINT, lambda target: NoDrafter()),
+    "ngram": (NgramDrafter, Rule.POINT, lambda target: NgramDrafter(V)),
+    "maxgram": (MaxGramDrafter, Rule.POINT, lambda target: MaxGramDrafter()),
+    "tables": (TablesDrafter, Rule.POINT, lambda target: TablesDrafter()),
+    "tree of tables": (TableTreeDrafter, Rule.POINT, lambda target: TableTreeDrafter(least=0.0, peek=True)),
+    "tree of both": (JointTreeDrafter, Rule.POINT, lambda target: JointTreeDrafter(model().lm, peek=True)),
+    "model": (ModelDrafter, Rule.DRAWN, lambda target: model()),
+    "model, its likeliest": (ModelDrafter, Rule.POINT, lambda target: model(rule=Rule.POINT)),
+    "model, its likeliest with siblings": (
+        ModelDrafter,
+        Rule.POINT,
+        lambda target: model(rule=Rule.POINT, expansion=Expansion(9)),
+    ),
+    "model, blocks": (ModelDrafter, Rule.BLOCK, lambda target: model(rule=Rule.BLOCK)),
+    "model, siblings": (ModelDrafter, Rule.DRAWN, lambda target: model(expansion=Expansion(9))),
+    "feature": (FeatureDrafter, Rule.DRAWN, lambda target: FeatureDrafter(feature(target))),
+    "tree of features": (
+        FeatureTreeDrafter,
+        Rule.POINT,
+        lambda target: FeatureTreeDrafter(FeatureLM(feature(target), "feature", None), expansion=Expansion(9)),
+    ),
+    "points, else a model": (TakeOverDrafter, Rule.DRAWN, lambda target: TakeOverDrafter(points(), model())),
+    "points, else blocks": (
+        TakeOverDrafter,
+        Rule.BLOCK,
+        lambda target: TakeOverDrafter(points(), model(rule=Rule.BLOCK)),
+    ),
+    "points, else points": (TakeOverDrafter, Rule.POINT, lambda target: TakeOverDrafter(points(), NgramDrafter(V))),
+    "chain of points": (ChainDrafter, Rule.POINT, lambda target: chain_of([NgramDrafter(V), points()], [2, 2])),
+    "chain": (ChainDrafter, Rule.DRAWN, lambda target: chain_of([model(), points()], [2, 2])),
+    "cascade": (CascadeDrafter, Rule.DRAWN, lambda target: CascadeDrafter(model().lm, points())),
+    "cascade, blocks": (
+        ChainDrafter,
+        Rule.BLOCK,
+        lambda target: cascade_of([model(rule=Rule.BLOCK), points()], [[4, 0], [0, 2]]),
+    ),
+}
+
+
+def test_every_way_of_drafting_is_in_this_table() -> None:
+    """And so in what follows: a new one has to say its rule."""
+    ways = set()
+    for found in pkgutil.walk_packages(sampling.drafters.__path__, "sampling.drafters."):
+        module = importlib.import_module(found.name)
+        ways |= {
+            one
+            for one in vars(module).values()
+            if isinstance(one, type) and one.__module__ == module.__name__ and callable(getattr(one, "propose", None))
+        }
+    protocols = {one for one in ways if getattr(one, "_is_protocol", False)}
+    assert {one.__name__ for one in protocols} == {"Guessing"}
+    assert ways - protocols == {kind for kind, _, _ in DRAFTERS.values()}
+
+
+class Watched:
+    """Passes everything on and keeps what was drafted."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.drafts = inner, list[Draft]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+        self.drafts.append(self.inner.propose(rows, k, sampler))
+        return self.drafts[-1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_what_is_drafted_is_what_the_rule_says(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Laws come with drawn drafts only, trees never with blocks, and one rule judges from the first round to the last;
+    of one row and of two, where the drafter follows two."""
+    kind, rule, make = DRAFTERS[name]
+    temperature, options = MODES[mode]
+    used = list[Rule]()
+
+    def noted(*given: Any) -> Verdict:
+        used.append(given[-1])
+        return verify(*given)
+
+    monkeypatch.setattr(sampling.loop, "verify", noted)
+    target = make_target(V)
+    for prompts in ([[1, 2, 3, 1, 2]], [[1, 2, 3, 1, 2], [4, 5, 4]]):
+        watched = Watched(make(target))
+        assert isinstance(watched.inner, kind)
+        assert watched.inner.rule is rule
+        sampler = KeyedSampler(make_processor(temperature), 5, **options)
+        assert answers(CausalLM(target), prompts, watched, sampler, length=16, gamma=4)  # type: ignore[arg-type]
+        drawn = rule is not Rule.POINT and mode == "drawn"
+        assert set(used) == {rule if drawn else Rule.POINT}
+        used.clear()
+        for draft in watched.drafts:
+            assert draft.probs is None or drawn
+            assert draft.parents is None or rule is not Rule.BLOCK
+        if kind is not NoDrafter:
+            assert any(draft.tokens.numel() for draft in watched.drafts), "nothing was drafted: the test shows nothing"
+        if drawn:
+            assert any(draft.probs is not None for draft in watched.drafts)
+
+
+# -- blocks beside siblings -----------------------------------------------------------------------
+
+PROMPT = [0, 1, 0]
+
+
+def error(make: Callable[[], Drafter]) -> float:
+    """The total variation of five tokens of 2 ids at gamma 3, every branch taken, from the target's law."""
+    target = TableLM(2, 1)
+
+    def run(sampler: BranchingSampler) -> tuple[int, ...]:
+        return tuple(answers(target, [PROMPT], make(), sampler, length=5, gamma=3)[0])
+
+    found, wanted = enumerate_runs(run, NaiveLaw()), exact_law(target, PROMPT, NaiveLaw(), 5)
+    return sum(abs(found.get(text, 0.0) - wanted.get(text, 0.0)) for text in found.keys() | wanted.keys()) / 2
+
+
+def two(**how: Any) -> Callable[[], Drafter]:
+    """Chains that end behind an unlikely token."""
+    return lambda: ModelDrafter(TableLM(2, 5, sharpness=1.0), least=0.2, **how)
+
+
+def by_what_was_drawn(*given: Any) -> Verdict:
+    """The judge as it was once chosen: chains as blocks, whatever else the drafter might have drafted."""
+    draft: Draft = given[1]
+    chain = draft.parents is None and draft.probs is not None
+    return verify(*given[:-1], Rule.BLOCK if chain else Rule.DRAWN)
+
+
+def test_each_rule_alone_is_exact_and_one_that_the_draft_chooses_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CaPE with a bound of 3 nodes on chains of up to 3, whose length depends on what is drawn: so do siblings."""
+    assert error(two(rule=Rule.BLOCK)) < EXACT
+    assert error(two(expansion=Expansion(3))) < EXACT
+    monkeypatch.setattr(sampling.loop, "verify", by_what_was_drawn)
+    assert error(two()) < EXACT  # chains only: always the same rule
+    assert error(two(expansion=Expansion(3))) > 1e-2
+
+
+@pytest.mark.parametrize("drafts", ["law", "greedy"])
+@pytest.mark.parametrize("name", ["points, else blocks", "blocks, chain", "blocks, cascade", "points, else a model"])
+def test_point_masses_beside_drawn_drafts_are_judged_by_the_same_rule(name: str, drafts: Any) -> None:
+    def some() -> PointDrafter:
+        return PointDrafter(3, lambda row: 0 if row[-1] else None)
+
+    def drawn(rule: Rule = Rule.BLOCK) -> ModelDrafter:
+        return ModelDrafter(TableLM(3, 7, name="drawn"), rule=rule)
+
+    makers: dict[str, Callable[[], Drafter]] = {
+        "points, else blocks": lambda: TakeOverDrafter(some(), drawn()),
+        "points, else a model": lambda: TakeOverDrafter(some(), drawn(Rule.DRAWN)),
+        "blocks, chain": lambda: chain_of([drawn(), some()], [1, 1]),
+        "blocks, cascade": lambda: cascade_of([drawn(), some()], [[2, 0], [0, 1]], 2.0),
+    }
+    law = NaiveLaw(top_k=2)
+    target = TableLM(3, 1)
+
+    def run(sampler: BranchingSampler) -> tuple[int, ...]:
+        return tuple(answers(target, [PROMPT], makers[name](), sampler, length=4, gamma=2)[0])
+
+    found, wanted = enumerate_runs(run, law, drafts), exact_law(target, PROMPT, law, 4)
+    assert max(abs(found.get(text, 0.0) - wanted.get(text, 0.0)) for text in found.keys() | wanted.keys()) < EXACT
+
+
+def test_drafters_that_cannot_go_together_are_refused_by_name() -> None:
+    line = "toy: block verification judges chains, an expansion makes trees of them: choose one"
+    with pytest.raises(UserError, match=f"^{line}$"):
+        model(rule=Rule.BLOCK, expansion=Expansion(3))
+    with pytest.raises(UserError, match="block verification judges chains"):
+        TakeOverDrafter(model(rule=Rule.BLOCK), model(expansion=Expansion(3)))
+    with pytest.raises(UserError, match=r"^match, tables: peek must be False beside drafters that draw$"):
+        TakeOverDrafter(TableTreeDrafter(peek=True), model())
+    with pytest.raises(UserError, match="peek must be False"):
+        chain_of([model(), TableTreeDrafter(peek=True)], [1, 1])
+    with pytest.raises(UserError, match=r"^sure must be 0 beside toy, whose drafts are drawn, got 0\.3$"):
+        TakeOverDrafter(model(), NgramDrafter(V), sure=0.3)
+
+
+@pytest.mark.parametrize("grown", ["cape", "dynamic"])
+def test_settings_that_exclude_each_other_are_refused_wherever_they_are_set(grown: str) -> None:
+    line = f"verify block judges chains, expand {grown} grows trees: choose verify token or expand none"
+    both = {"verify": "block", "expand": grown}
+    variables = {f"SPEC_{name.upper()}": value for name, value in both.items()}
+    for layers in (
+        Layers.of(flags=both),
+        Layers.of(environ=variables),
+        Layers.of(catalogue_defaults=both),
+        Layers.of(pair_defaults=both),
+        Layers.of(catalogue_defaults={"expand": grown}, flags={"verify": "block"}),
+    ):
+        with pytest.raises(UsageError, match=f"^{line}$"):
+            assert layers.settings
+    with pytest.raises(UsageError, match=f"^{line}$"):
+        Layers.of(flags={"verify": "block"}).resolve({"expand": grown})
+    chains = Layers.of(flags={"expand": grown})
+    with pytest.raises(UsageError, match=rf"^{line} \(still verify token, expand {grown}\)$"):
+        chains.with_set(verify="block")
+    assert chains.with_set(verify="block", expand="none").settings.verify == "block"
+    assert Layers.of(flags={"verify": "block"}).settings.expand == "auto"
+
+
+def test_a_drafter_without_a_rule_is_refused_by_name() -> None:
+    class Nameless:
+        def propose(self, *given: Any) -> Draft:
+            raise AssertionError("it is never asked")
+
+    with pytest.raises(UserError, match=r"^drafter must have a `rule` by which its drafts are judged"):
+        speculative_generate([1], Nameless(), TableLM(V, 1))
+
+
+def test_a_drafter_that_calls_its_draws_point_masses_is_exact_all_the_same() -> None:
+    """Rule.POINT is lossless however drafts were chosen: a wrong promise costs acceptance only."""
+
+    class Wrong(ModelDrafter):
+        def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+            self.rule = Rule.DRAWN
+            draft = super().propose(rows, k, sampler)
+            self.rule = Rule.POINT
+            return draft
+
+    def make() -> Drafter:
+        return Wrong(TableLM(3, 7), rule=Rule.POINT)
+
+    assert enumeration_error(TableLM(3, 1), make, prompt=PROMPT, length=4, gamma=2, law=NaiveLaw(top_k=2)) < EXACT
+
+
+def test_blocks_of_a_tree_are_an_error() -> None:
+    class Twins(ModelDrafter):
+        def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+            law = torch.full((1, 2, V), 1 / V)
+            return Draft(torch.tensor([[1, 2]]), law, parents=torch.tensor([-1, -1]))
+
+    events = generate(
+        TableLM(V, 1, dtype=torch.float32),
+        [[1]],
+        Twins(TableLM(V, 3), rule=Rule.BLOCK),
+        KeyedSampler(make_processor(1.0)),
+        Limits(8),
+        pace=FixedPace(2),
+    )
+    with pytest.raises(ValueError, match="block verification judges chains; the draft is a tree"):
+        list(events)
+
+
+def test_a_law_of_one_token_is_all_on_it() -> None:
+    from sampling.verify.distributions import point_laws
+
+    laws: Tensor = point_laws(torch.tensor([[2, 0]]), torch.zeros(1, 3))
+    assert laws.tolist() == [[[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]]

@@ -1,0 +1,231 @@
+"""Token trees: exact by taking every branch, children drawn or chosen; a chain is a tree of one child."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import sampling.verify.rules
+from sampling.sampler import KeyedSampler
+from sampling.types import Draft, Rows, Rule, Sampler
+from sampling.verify.distributions import prefixes_of
+from sampling.verify.rules import children, depth_of, verify
+from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
+from tests.support.branching import softmax
+from tests.support.reference import NaiveLaw, chi_square_p, exact_law
+from tests.support.runs import decode, enumeration_error, sample_counts, steps
+from tests.support.toy_drafters import LawDrafter, TreeDrafter
+from tests.support.toys import TableLM
+from utils.logits_processors import make_processor
+
+CAUGHT = 1e-3
+HOPELESS = 1e-6
+SAMPLES = 8_000
+DRAFTER = TableLM(3, seed=9)
+RULES = NaiveLaw(1.3, repetition_penalty=1.6, no_repeat_ngram=2)
+SHAPES = [(2,), (3,), (2, 1), (1, 2), (2, 2)]
+
+
+def error_of(
+    make: Callable[[], TreeDrafter], gamma: int, drafts: str = "law", length: int = 4, **options: object
+) -> float:
+    return enumeration_error(
+        sure_start(3, 1), make, prompt=PROMPT, length=length, gamma=gamma, drafts=drafts, **options
+    )
+
+
+@pytest.mark.parametrize("widths", [*SHAPES, (3, 2), (3, 3), (2, 2, 1), (1, 1, 2), (2, 2, 2)])
+@pytest.mark.parametrize("holes", [False, True])
+def test_trees_of_point_masses_are_exact(widths: tuple[int, ...], holes: bool) -> None:
+    length = len(widths) + 2
+    assert error_of(lambda: TreeDrafter(DRAFTER, widths, holes=holes), len(widths), "greedy", length) < EXACT
+
+
+@pytest.mark.parametrize("widths", SHAPES)
+@pytest.mark.parametrize("replacing", [False, True])
+def test_trees_of_drawn_children_are_exact(widths: tuple[int, ...], replacing: bool) -> None:
+    law = NaiveLaw(top_k=2) if len(widths) > 1 else NaiveLaw()  # two of three tokens: fewer forks
+    make = lambda: TreeDrafter(DRAFTER, widths, replacing=replacing)  # noqa: E731
+    assert error_of(make, len(widths), length=len(widths) + 2, law=law) < EXACT
+
+
+@pytest.mark.parametrize(("widths", "length"), [((2, 1, 1), 4), ((1, 2, 1), 4), ((1, 1, 2), 5)])
+def test_deep_trees_of_drawn_children_are_exact(widths: tuple[int, ...], length: int) -> None:
+    """Three levels; two of three tokens are possible."""
+    assert error_of(lambda: TreeDrafter(DRAFTER, widths), 3, length=length, law=NaiveLaw(top_k=2)) < EXACT
+
+
+def test_three_drawn_children_with_a_level_below_are_exact() -> None:
+    assert error_of(lambda: TreeDrafter(DRAFTER, (3, 1)), 2, length=3) < EXACT
+
+
+@pytest.mark.parametrize("stop", [{0}, {1, 2}])
+@pytest.mark.parametrize("drafts", ["law", "greedy"])
+def test_a_stop_inside_a_tree_ends_the_row(drafts: str, stop: set[int]) -> None:
+    assert error_of(lambda: TreeDrafter(DRAFTER, (2, 1)), 2, drafts, stop=stop) < EXACT
+
+
+def test_rules_that_look_back_see_the_path_to_each_node() -> None:
+    assert error_of(lambda: TreeDrafter(DRAFTER, (2, 1)), 2, law=RULES) < EXACT
+
+
+# -- mistakes that must be caught ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("widths", [(2,), (2, 1), (1, 2), (1, 1, 2)])
+def test_drawing_from_the_full_law_after_a_refused_sibling_is_caught(
+    widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the siblings stand. The chains in these trees are judged rightly: only what has siblings is wrong."""
+    right = sampling.verify.rules.examine_laws
+
+    def judged(p: Tensor, laws: list[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
+        with monkeypatch.context() as wrong:
+            if len(laws) > 1 and bool((rest[0][:, 1] >= 0).any()):
+                wrong.setattr(sampling.verify.rules, "residual", lambda p, q: p)
+            return right(p, laws, *rest)
+
+    monkeypatch.setattr(sampling.verify.rules, "examine_laws", judged)
+    law = NaiveLaw(top_k=2) if len(widths) > 1 else softmax
+    make = lambda: TreeDrafter(DRAFTER, widths)  # noqa: E731
+    assert error_of(make, len(widths), length=len(widths) + 2, law=law) > CAUGHT
+
+
+def test_a_law_that_siblings_were_not_drawn_from_is_caught() -> None:
+    assert error_of(lambda: TreeDrafter(DRAFTER, (2,), wrong_laws=True), 1) > CAUGHT
+
+
+# -- a chain as a tree ----------------------------------------------------------------------------
+
+
+def random_draft(seed: int, rows: int, count: int, vocab: int, laws: bool) -> tuple[Tensor, Draft, Rows, Tensor]:
+    noise = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(rows, count + 1, vocab, generator=noise)
+    q = torch.softmax(2 * torch.randn(rows, count, vocab, generator=noise), dim=-1)
+    tokens = torch.multinomial(q.reshape(-1, vocab), 1, generator=noise).reshape(rows, count)
+    lengths = torch.randint(0, count + 1, (rows, 1), generator=noise)
+    tokens = torch.where(torch.arange(count)[None] < lengths, tokens, -1)
+    keys = torch.stack([torch.arange(rows), torch.full((rows,), 7)], dim=1)
+    return logits, Draft(tokens, q if laws else None), [[1] * 7 for _ in range(rows)], keys
+
+
+@given(seed=st.integers(0, 10_000), laws=st.booleans(), temperature=st.sampled_from([0.0, 0.7, 1.0]))
+@settings(max_examples=60, deadline=None)
+def test_a_tree_that_is_a_chain_has_the_chains_verdict(seed: int, laws: bool, temperature: float) -> None:
+    logits, draft, rows, keys = random_draft(seed, 5, 4, 6, laws and temperature > 0)
+    sampler = lambda: KeyedSampler(make_processor(temperature, 0, 1.0, 0.0), seed)  # noqa: E731
+    rule = Rule.POINT if draft.probs is None else Rule.DRAWN
+    chain = verify(logits, draft, rows, keys, sampler(), rule)
+    tree = verify(logits, replace(draft, parents=torch.arange(-1, 3)), rows, keys, sampler(), rule)
+    assert torch.equal(chain.path, tree.path)
+    assert torch.equal(chain.token, tree.token)
+    assert torch.equal(chain.probs, tree.probs)
+
+
+@pytest.mark.parametrize("drafts", ["law", "greedy"])
+def test_a_drafter_that_calls_its_chains_trees_decodes_as_it_does_with_chains(drafts: Any) -> None:
+    """Bit for bit: every round of both, through the real noise."""
+
+    class Treelike(LawDrafter):
+        def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+            draft = super().propose(rows, k, sampler)
+            return replace(draft, parents=torch.arange(-1, draft.tokens.shape[1] - 1))
+
+    target, drafter, prompts = TableLM(8, seed=21), TableLM(8, seed=22), [[0, 1], [2, 3, 4]]
+    accepted = 0
+    for seed in range(5):
+        runs = []
+        for kind in (LawDrafter, Treelike):
+            sampler = KeyedSampler(make_processor(0.9, 0, 0.95, 0.0), seed, draft_sampling=drafts)
+            events = decode(target, prompts, kind(drafter, least_top=0.2), sampler, length=25, gamma=4)
+            runs.append([(one.drafted, one.path, one.token) for row in (0, 1) for one in steps(events, row)])
+        assert runs[0] == runs[1]
+        accepted += sum(len(path) for _, path, _ in runs[0])
+    assert accepted > 20
+
+
+def test_children_depths_and_prefixes_by_hand() -> None:
+    parents = torch.tensor([-1, 0, -1, 0, 1])
+    assert children(parents, 5).tolist() == [[0, 2], [1, 3], [4, -1], [-1, -1], [-1, -1], [-1, -1]]
+    assert depth_of(parents, 5) == 3
+    assert children(None, 2).tolist() == [[0], [1], [-1]]
+    assert depth_of(None, 2) == 2
+    draft = Draft(torch.tensor([[10, 11, 12, 13, 14]]), parents=parents)
+    assert prefixes_of([[5]], draft) == [[5], [5, 10], [5, 10, 11], [5, 12], [5, 10, 13], [5, 10, 11, 14]]
+
+
+# -- blocks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+@pytest.mark.parametrize("early", [0.0, 0.55])
+def test_blocks_are_exact(gamma: int, early: float) -> None:
+    law = NaiveLaw(top_k=2) if gamma == 3 else NaiveLaw()
+    make = lambda: LawDrafter(DRAFTER, least_top=early, rule=Rule.BLOCK)  # noqa: E731
+    target = sure_start(3, 1)
+    error = enumeration_error(target, make, prompt=PROMPT, length=gamma + 2, gamma=gamma, law=law)
+    assert error < EXACT
+
+
+def test_a_block_drawn_from_the_plain_residual_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """norm((p − q)⁺) where norm((rp − q)⁺) belongs."""
+    import sampling.verify.rules
+
+    real = sampling.verify.rules._carried
+
+    def judged_wrongly(law: Tensor, q: Tensor, tokens: Tensor, present: Tensor) -> Tensor:
+        carried = real(law, q, tokens, present)
+        carried[:, 1:-1] = 1.0
+        return carried
+
+    monkeypatch.setattr(sampling.verify.rules, "_carried", judged_wrongly)
+    make = lambda: LawDrafter(DRAFTER, rule=Rule.BLOCK)  # noqa: E731
+    error = enumeration_error(sure_start(3, 1), make, prompt=PROMPT, length=4, gamma=2)
+    assert error > CAUGHT
+
+
+def counted(near: float, count: int, rule: Rule) -> Tensor:
+    """Tokens accepted in each of 20,000 rounds [R]; the share `near` of each draft's law is the target's own."""
+    logits, draft, rows, keys = random_draft(5, 20_000, count, 8, True)
+    assert draft.probs is not None
+    law = near * torch.softmax(logits[:, :-1], dim=-1) + (1 - near) * draft.probs
+    noise = torch.Generator().manual_seed(6)
+    tokens = torch.multinomial(law.reshape(-1, 8), 1, generator=noise).reshape(draft.tokens.shape)
+    draft = Draft(torch.where(draft.tokens >= 0, tokens, -1), law)
+    sampler = KeyedSampler(make_processor(1.0, 0, 1.0, 0.0), 3)
+    return (verify(logits, draft, rows, keys, sampler, rule).path >= 0).sum(dim=1)
+
+
+@pytest.mark.parametrize("near", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("count", [2, 4])
+def test_blocks_accept_at_least_as_many(count: int, near: float) -> None:
+    """20,000 rounds, the same drafts and the same noise: more by two standard errors of the paired difference."""
+    more = (counted(near, count, Rule.BLOCK) - counted(near, count, Rule.DRAWN)).double()
+    assert float(more.mean()) > 2 * float(more.std()) / len(more) ** 0.5
+
+
+def test_a_block_of_one_and_a_block_of_the_targets_own_drafts_are_judged_as_tokens_are() -> None:
+    """Round by round: of one draft the chance is the same, of drafts drawn from p all are accepted."""
+    assert torch.equal(counted(0.3, 1, Rule.BLOCK), counted(0.3, 1, Rule.DRAWN))
+    assert torch.equal(counted(1.0, 3, Rule.BLOCK), counted(1.0, 3, Rule.DRAWN))
+
+
+@pytest.mark.parametrize("way", ["block", "tree"])
+def test_chi_square_through_the_real_noise(way: str) -> None:
+    target, drafter, processor = TableLM(8, seed=21), TableLM(8, seed=22), make_processor(1.0, 0, 1.0, 0.0)
+
+    def sampler(seed: int) -> KeyedSampler:
+        return KeyedSampler(processor, seed)
+
+    def make() -> LawDrafter:
+        return LawDrafter(drafter, rule=Rule.BLOCK) if way == "block" else TreeDrafter(drafter, (2, 2))
+
+    counts = sample_counts(target, make, sampler, prompt=[0, 1], length=3, gamma=2, samples=SAMPLES)
+    assert chi_square_p(counts, exact_law(target, [0, 1], softmax, 3)) > HOPELESS

@@ -1,0 +1,140 @@
+"""A sampler that takes every branch: each draw and each coin forks with its probability, and no key may come twice.
+
+`enumerate_runs` repeats a run under it, depth first, until all decisions with positive probability
+have been taken, and returns the exact law of the run's result in float64. Knows nothing of models or verification.
+Forks are independent of each other, so a scheme that relies on *shared* noise (gumbel coupling)
+cannot be enumerated this way.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable
+from typing import Literal, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sampling.types import Rows
+
+Result = TypeVar("Result", bound=Hashable)
+Law = Callable[..., Tensor]  # logits → laws; of logits and prefixes where it has `needs_prefixes`
+Drafting = Literal["law", "greedy"]
+
+
+def softmax(logits: Tensor) -> Tensor:
+    return torch.softmax(logits.double(), dim=-1)
+
+
+class Script:
+    """The decisions of one run: replayed from the front, then the first possible option."""
+
+    def __init__(self, decisions: list[int]) -> None:
+        self.decisions = decisions
+        self.options: list[list[float]] = []
+        self.probability = 1.0
+        self.asked: set[tuple[object, ...]] = set()
+
+    def choose(self, weights: list[float]) -> int:
+        """The option taken at this fork; `weights` are the probabilities of all options."""
+        turn = len(self.options)
+        if turn == len(self.decisions):
+            self.decisions.append(_next_option(weights, 0))
+        chosen = self.decisions[turn]
+        self.options.append(weights)
+        self.probability *= weights[chosen]
+        return chosen
+
+    def ask(self, kind: str, starts: tuple[dict[int, int], ...], keys: Tensor) -> None:
+        """Note what noise is asked for: the real sampler's is a function of this and of nothing else."""
+        for row, *parts in keys.tolist():
+            key = (kind, row, *parts, "within", *(begun[row] for begun in starts))
+            assert key not in self.asked, f"noise is used twice: {key}"
+            self.asked.add(key)
+
+    def backtrack(self) -> bool:
+        """Move on to the next run; False when all have been taken."""
+        while self.decisions:
+            weights = self.options.pop()
+            following = _next_option(weights, self.decisions.pop() + 1)
+            if following < len(weights):
+                self.decisions.append(following)
+                return True
+        return False
+
+
+def _next_option(weights: list[float], start: int) -> int:
+    return next((index for index in range(start, len(weights)) if weights[index] > 0), len(weights))
+
+
+class BranchingSampler:
+    """Implements `sampling.types.Sampler`; `law` turns raw logits [..., V] into float64 laws."""
+
+    def __init__(
+        self, script: Script, law: Law = softmax, drafts: Drafting = "law", starts: tuple[dict[int, int], ...] = ()
+    ) -> None:
+        self.script, self._law, self._drafts, self._starts = script, law, drafts, starts
+
+    @property
+    def needs_prefixes(self) -> bool:
+        return bool(getattr(self._law, "needs_prefixes", False))
+
+    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
+        if not self.needs_prefixes:
+            return self._law(logits.double())
+        assert len(prefixes) == logits[..., 0].numel(), f"{len(prefixes)} prefixes for logits {tuple(logits.shape)}"
+        return self._law(logits.double(), prefixes)
+
+    def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
+        assert probs.dim() == 2, f"draw takes laws [M, V], got {tuple(probs.shape)}"
+        assert keys.shape in ((probs.shape[0], 2), (probs.shape[0], 3)), (
+            f"keys are [M, 2 or 3], got {tuple(keys.shape)}"
+        )
+        if self._starts and self._drafts == "greedy":
+            return probs.argmax(dim=-1)
+        self.script.ask("draw", self._starts, keys if keys.shape[1] > 2 else F.pad(keys, (0, 1)))
+        chosen = [self.script.choose(_checked(row)) for row in probs.double().tolist()]
+        return torch.tensor(chosen, dtype=torch.long)
+
+    def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
+        assert keys.shape == (prob.shape[0], 4), f"a coin's keys are [M, 4], got {tuple(keys.shape)}"
+        self.script.ask("coin", self._starts, keys)
+        flat = [min(max(value, 0.0), 1.0) for value in prob.double().flatten().tolist()]
+        heads = [self.script.choose([value, 1.0 - value]) == 0 for value in flat]
+        return torch.tensor(heads, dtype=torch.bool).reshape(prob.shape)
+
+    def drafting(self, starts: Tensor) -> BranchingSampler:
+        return BranchingSampler(self.script, self._law, self._drafts, (*self._starts, dict(starts.tolist())))
+
+    @property
+    def point_mass(self) -> bool:
+        return self._drafts == "greedy"
+
+
+def _checked(law: list[float]) -> list[float]:
+    assert min(law) >= 0, f"a negative probability in {law}"
+    assert abs(sum(law) - 1) < 1e-6, f"a law that sums to {sum(law)}"
+    return law
+
+
+def enumerate_runs(
+    run: Callable[[BranchingSampler], Result], law: Law = softmax, drafts: Drafting = "law", limit: int = 200_000
+) -> dict[Result, float]:
+    """The exact law of `run(sampler)` over all decisions. Fails beyond `limit` runs.
+
+    `run` must be deterministic but for its sampler.
+    """
+    outcome: dict[Result, float] = defaultdict(float)
+    script = Script([])
+    for _ in range(limit):
+        outcome[run(BranchingSampler(script, law, drafts))] += script.probability
+        if not script.backtrack():
+            return dict(outcome)
+        script = Script(script.decisions)
+    raise AssertionError(f"more than {limit} runs")
+
+
+def distance(left: dict[Result, float], right: dict[Result, float]) -> float:
+    """The largest difference of a probability between two laws."""
+    return max(abs(left.get(key, 0.0) - right.get(key, 0.0)) for key in left.keys() | right.keys())

@@ -1,0 +1,246 @@
+"""Toy language models that keep the session protocol and watch that their caller does too.
+
+A toy's logits are a function of the token prefix alone: a seeded table over the last two tokens
+(`TableLM`), a dict from prefix to logits (`ScriptedLM`) or a fixed continuation (`chain_lm`). Knows
+no transformers, no cache tensors and no randomness while decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from sampling.types import Draft, Rows
+
+Prefix = tuple[int, ...]
+PEAK = 30.0  # logit of the one scripted token: every other one has probability ~1e-13
+
+
+class ProtocolMisuseError(AssertionError):
+    """The caller did what the protocol of `sampling.types` does not allow."""
+
+
+def require(condition: bool, what: str) -> None:
+    if not condition:
+        raise ProtocolMisuseError(what)
+
+
+class ToyLM:
+    """An LM whose logits are `logits_of(prefix)`, [V]. Counts its passes and the tokens fed."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        logits_of: Callable[[Prefix], Sequence[float] | Tensor],
+        name: str = "toy",
+        context: int = 1 << 20,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        self.name, self.vocab_size, self.context, self.dtype = name, vocab_size, context, dtype
+        self._logits_of = logits_of
+        self.passes = 0  # forward calls of all sessions
+        self.fed = 0  # tokens fed by all sessions, draft nodes included
+        self.widths: list[int] = []  # draft nodes of each pass
+
+    def logits(self, contexts: Sequence[Sequence[int]]) -> Tensor:
+        """[len(contexts), V] logits after each prefix."""
+        rows = [torch.as_tensor(self._logits_of(tuple(context)), dtype=self.dtype) for context in contexts]
+        return torch.stack(rows)
+
+    def open(
+        self, prompt: Rows, *, previous: ToySession | None = None, target: object = None, hidden: bool = False
+    ) -> ToySession:
+        session = ToySession(self, prompt)
+        require(getattr(target, "vocab_size", self.vocab_size) == self.vocab_size, "a toy drafts for its own ids alone")
+        if previous is not None:
+            session.cached = [list(row) for row in previous.cached]
+            previous.alive = False
+            session.sync(prompt)
+        return session
+
+
+class TableLM(ToyLM):
+    """Logits by the last two tokens from a seeded table; `sharpness` scales them."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        seed: int = 0,
+        sharpness: float = 1.5,
+        name: str = "toy",
+        dtype: torch.dtype = torch.float64,
+        context: int = 1 << 20,
+    ) -> None:
+        super().__init__(vocab_size, lambda prefix: [], name, context, dtype)
+        noise = torch.Generator().manual_seed(seed)
+        size = vocab_size + 1  # the extra index stands for "no such token yet"
+        table = torch.randn((size, size, vocab_size), generator=noise, dtype=torch.float64) * sharpness
+        self.table = table.to(dtype)
+
+    def logits(self, contexts: Sequence[Sequence[int]]) -> Tensor:
+        none = self.vocab_size
+        last = [context[-1] if context else none for context in contexts]
+        before = [context[-2] if len(context) > 1 else none for context in contexts]
+        return self.table[torch.tensor(before), torch.tensor(last)]
+
+
+class ScriptedLM(ToyLM):
+    """Logits by exact prefix; a prefix not in the script gets `default` (uniform if absent)."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        script: Mapping[Prefix, Sequence[float]],
+        default: Sequence[float] | None = None,
+        name: str = "toy",
+        context: int = 1 << 20,
+    ) -> None:
+        fallback = list(default) if default is not None else [0.0] * vocab_size
+        super().__init__(vocab_size, lambda prefix: script.get(prefix, fallback), name, context)
+
+
+def chain_lm(
+    vocab_size: int, prompt: Sequence[int], answer: Sequence[int], name: str = "toy", context: int = 1 << 20
+) -> ToyLM:
+    """After `prompt` this toy says `answer`, whatever really followed; past its end, token 0."""
+
+    def logits_of(prefix: Prefix) -> list[float]:
+        index = len(prefix) - len(prompt)
+        wanted = answer[index] if 0 <= index < len(answer) else 0
+        return [PEAK if token == wanted else -0.01 * token for token in range(vocab_size)]
+
+    return ToyLM(vocab_size, logits_of, name, context)
+
+
+class ToySession:
+    """Session of a ToyLM: `cached` are the tokens whose states a real model would hold."""
+
+    takes_trees = True
+
+    def __init__(self, lm: ToyLM, prompt: Rows) -> None:
+        require(all(isinstance(row, list) for row in prompt), "rows are lists of ids on the host")
+        self.lm = lm
+        self._initial = [list(row) for row in prompt]
+        self.cached: Rows = [[] for _ in prompt]
+        self.alive = True
+        self._pending: Draft | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.lm.vocab_size
+
+    @property
+    def initial(self) -> Rows:
+        return self._initial
+
+    def sync(self, rows: Rows) -> list[int]:
+        self._check(rows)
+        self._pending = None
+        self.cached = [_common_prefix(held, row) for held, row in zip(self.cached, rows, strict=True)]
+        return [len(held) for held in self.cached]
+
+    def score(self, rows: Rows, draft: Draft) -> Tensor:
+        self._check(rows)
+        nodes = _check_draft(draft, len(rows), self.lm.vocab_size)
+        missing = [len(row) - len(_common_prefix(held, row)) for held, row in zip(self.cached, rows, strict=True)]
+        present = (draft.tokens >= 0).sum(dim=1).tolist()
+        deepest = max((len(row) + count for row, count in zip(rows, present, strict=True)), default=0)
+        require(deepest <= self.lm.context, f"{deepest} tokens do not fit the context of {self.lm.context}")
+        self.lm.passes += 1
+        self.lm.fed += sum(max(count, 1) for count in missing) + sum(present)
+        self.lm.widths.append(draft.tokens.shape[1])
+        self.cached = [list(row) for row in rows]
+        self._pending = draft
+        contexts = [row + node for row, drafts in zip(rows, nodes, strict=True) for node in drafts]
+        return self.lm.logits(contexts).reshape(len(rows), draft.tokens.shape[1] + 1, -1).clone()
+
+    def keep(self, path: Tensor) -> None:
+        draft = self._pending
+        require(draft is not None, "keep follows score, once")
+        assert draft is not None
+        require(path.dim() == 2 and path.shape[0] == len(self.cached), f"path is [B, A], got {tuple(path.shape)}")
+        parents = parents_of(draft)
+        for held, nodes, tokens in zip(self.cached, path.tolist(), draft.tokens.tolist(), strict=True):
+            last = -1
+            for position, node in enumerate(nodes):
+                if node < 0:
+                    require(all(later < 0 for later in nodes[position:]), "a path is padded at its end only")
+                    break
+                if node >= len(tokens) or tokens[node] < 0:
+                    raise ProtocolMisuseError(f"node {node} is absent and cannot be kept")
+                if parents[node] != last:
+                    raise ProtocolMisuseError(f"node {node} does not follow node {last}")
+                held.append(tokens[node])
+                last = node
+        self._pending = None
+
+    def select(self, rows: Tensor) -> None:
+        self._alive()
+        chosen = rows.tolist()
+        self.cached = [list(self.cached[row]) for row in chosen]
+        self._initial = [self._initial[row] for row in chosen]
+        if self._pending is not None:
+            self._pending = None
+
+    def fork(self) -> ToySession:
+        self._alive()
+        twin = ToySession(self.lm, self._initial)
+        twin.cached = [list(row) for row in self.cached]
+        return twin
+
+    def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        raise NotImplementedError("a toy has no keys and values")
+
+    def hidden(self) -> Tensor:
+        raise NotImplementedError("a toy has no hidden states")
+
+    def _alive(self) -> None:
+        require(self.alive, "this session was handed on as `previous` and must not be used again")
+
+    def _check(self, rows: Rows) -> None:
+        self._alive()
+        require(len(rows) == len(self.cached), f"{len(rows)} rows for a session of {len(self.cached)}")
+        require(all(rows), "a row must hold at least one token to be scored")
+        ids = set().union(*rows)
+        require(ids <= set(range(self.lm.vocab_size)), f"ids outside the vocabulary: {sorted(ids)}")
+
+
+def _common_prefix(held: list[int], row: list[int]) -> list[int]:
+    if row[: len(held)] == held:
+        return held
+    length = 0
+    while length < min(len(held), len(row)) and held[length] == row[length]:
+        length += 1
+    return held[:length]
+
+
+def parents_of(draft: Draft) -> list[int]:
+    return list(range(-1, draft.tokens.shape[1] - 1)) if draft.parents is None else draft.parents.tolist()
+
+
+def _check_draft(draft: Draft, rows: int, vocab_size: int) -> list[Rows]:
+    """The draft's own token paths: for each row the empty path, then the path to each node."""
+    tokens, parents = draft.tokens, parents_of(draft)
+    require(tokens.dtype == torch.long and tokens.dim() == 2, "draft tokens are [B, N] long")
+    require(tokens.shape[0] == rows, f"a draft of {tokens.shape[0]} rows for {rows}")
+    require(tokens.numel() == 0 or int(tokens.max()) < vocab_size, "a drafted id outside the vocabulary")
+    require(tokens.numel() == 0 or int(tokens.min()) >= -1, "absent nodes are -1")
+    if draft.probs is not None:
+        require(draft.probs.shape == (*tokens.shape, vocab_size), f"draft laws of shape {tuple(draft.probs.shape)}")
+    require(all(parent < node for node, parent in enumerate(parents)), "a parent comes before its children")
+    paths: list[Rows] = []
+    for row in tokens.tolist():
+        found: Rows = [[]]
+        for token, parent in zip(row, parents, strict=True):
+            if token >= 0 and parent >= 0 and row[parent] < 0:
+                raise ProtocolMisuseError("a present node under an absent one")
+            found.append([*found[parent + 1], max(token, 0)])
+        paths.append(found)
+    return paths
+
+
+def counts(lms: Iterable[ToyLM]) -> list[int]:
+    """Forward passes of each toy so far."""
+    return [lm.passes for lm in lms]

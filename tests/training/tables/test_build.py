@@ -1,0 +1,435 @@
+"""Building tables and reading them back: files of every form, damage, pruning, self-written text, the lane; tables with
+several next tokens of a context: counted, pruned, drafted as siblings.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.command_line.main import main
+from app.lanes.answers import run_lane
+from app.lanes.comparison import may_differ
+from app.lanes.lane import Engine
+from app.lanes.pairing import choose_pair
+from app.prompts.questions import prompt_ids
+from app.screen.output import load_engine
+from app.settings.layers import ModelOptions, Settings
+from sampling.drafters.tables.prompt_lookup import TablesDrafter
+from sampling.drafters.tables.table_file import MAGIC, StaticTables
+from sampling.drafters.tables.tree import TableTreeDrafter
+from sampling.loop import never
+from sampling.sampler import KeyedSampler
+from tests.support.scripted import run_lines
+from tests.support.tiny import VOCAB, TinyPair, tiny_pair
+from training.tables.build import LEAST, PRIOR, Passage, build, count_levels, read_passages
+from training.tables.simulate import figures, play
+from training.text.dialogues import OwnChats
+from training.text.self_text import passages, write_self, written
+from training.text.synthesize import Writer
+from utils.catalogue.catalogue import load_catalogue
+from utils.errors import UserError
+from utils.loading.fit import fingerprint
+from utils.logits_processors import make_processor
+
+CORPUS = [Passage([1, 2, 3, 4, 5, 1, 2, 3, 9]), Passage([7, 7, 8, 6], start=3)]
+
+SAMPLER = KeyedSampler(make_processor(0.0))
+# behind 1: 2 three times, 3 twice, 4 once; behind 0 1: 2 three times, 3 once
+FORKS = [Passage([0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 3, 5, 1, 3, 6, 1, 4])]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    build(CORPUS, tmp_path / "t.bin", vocab_size=VOCAB, fingerprint="abc", source="a test")
+    return tmp_path / "t.bin"
+
+
+def test_what_was_built_is_what_is_read(file: Path) -> None:
+    tables = StaticTables.open(file, vocab_size=VOCAB, fingerprint="abc")
+    assert tables.next([4, 5, 1, 2, 3]).token == 9  # type: ignore[union-attr]
+    assert tables.next([0, 1, 2]).token == 3  # type: ignore[union-attr]
+    assert tables.next([7, 7, 8]).token == 6  # type: ignore[union-attr]
+    assert tables.next([7]) is None  # before `start` nothing is counted
+    header = tables.header
+    assert (header["vocab_size"], header["tokenizer"], header["max_n"], header["tokens"]) == (VOCAB, "abc", 5, 9)
+    assert header["source"] == "a test"
+    assert header["date"].count("-") == 2
+    assert header["bytes"] == file.stat().st_size
+
+
+def test_large_vocabularies_take_wide_tokens(tmp_path: Path) -> None:
+    facts = build([Passage([1, 150_000, 2])], tmp_path / "t", vocab_size=151_936, fingerprint=None, source="x")
+    tables = StaticTables.open(tmp_path / "t", vocab_size=152_064, fingerprint="whatever")
+    assert tables.next([1]).token == 150_000  # type: ignore[union-attr]
+    assert facts["contexts"] == [2, 1]
+
+
+def test_pruning_keeps_the_size_and_the_frequent(tmp_path: Path) -> None:
+    often, rare = [Passage([1, 2])] * 30, [Passage([100 + i, 200 + i % 50]) for i in range(150)]
+    everything = build([*often, *rare], tmp_path / "all", vocab_size=VOCAB, fingerprint=None, source="x")
+    facts = build([*often, *rare], tmp_path / "few", vocab_size=VOCAB, fingerprint=None, source="x", max_mb=0.0045)
+    assert facts["bytes"] <= 4500 < everything["bytes"] + 4500
+    assert sum(facts["contexts"]) < sum(everything["contexts"])
+    assert StaticTables.open(tmp_path / "few").next([1]).token == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("wrong", [{"max_n": 0}, {"max_n": 17}, {"max_mb": 0.001}])
+def test_impossible_sizes_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        build(CORPUS, tmp_path / "t", vocab_size=VOCAB, fingerprint=None, source="x", **wrong)
+
+
+def cut(data: bytes) -> bytes:
+    return data[:-100]
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-70] + bytes([data[-70] ^ 1]) + data[-69:]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (cut, "damaged: .* bytes instead of"),
+        (flipped, "damaged: their checksum"),
+        (lambda data: data[:10], "damaged: no header"),
+        (lambda data: MAGIC + b"\xff\xff\xff\x7f" + data[12:], "damaged: no header"),
+        (lambda data: b"GGUF" + data[4:], "does not begin with NGRAMTBL"),
+        (lambda data: b"", "does not begin with NGRAMTBL"),
+        (lambda data: data.replace(b'"format": 1', b'"format": 7'), "have format 7, this version reads 1"),
+        (lambda data: data.replace(b'"entries": ', b'"entriex": '), "does not describe the data"),
+        (lambda data: data.replace(b'"size": 1', b'"size": 0'), "does not describe the data"),
+        (lambda data: data.replace(b'"vocab_size": 300', b'"vocab_size": 4  '), "ids beyond their own vocabulary"),
+    ],
+)
+def test_damage_is_named_in_one_line(file: Path, damage: Any, said: str) -> None:
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(UserError, match=said) as caught:
+        StaticTables.open(file)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_overwritten_or_cut_while_it_is_used_changes_nothing(file: Path) -> None:
+    tables = StaticTables.open(file)
+    file.write_bytes(b"\xff" * file.stat().st_size)
+    assert tables.next([4, 5, 1, 2, 3]).token == 9  # type: ignore[union-attr]
+    file.write_bytes(b"")
+    assert tables.next([0, 1, 2]).token == 3  # type: ignore[union-attr]
+
+
+def test_tables_of_another_vocabulary_or_tokenizer_are_refused(file: Path) -> None:
+    with pytest.raises(UserError, match="for a vocabulary of 300 ids, the target has 299"):
+        StaticTables.open(file, vocab_size=299)
+    with pytest.raises(UserError, match=r"another tokenizer \(abc, here xyz\)"):
+        StaticTables.open(file, fingerprint="xyz")
+    with pytest.raises(UserError, match=r"cannot read the n-gram tables .*: No such file"):
+        StaticTables.open(file.with_name("none"))
+
+
+def test_the_published_bigram_list_is_read_and_unseen_ids_end_the_chain(tmp_path: Path) -> None:
+    listed = tmp_path / "bigram.json"
+    listed.write_text("[3, -1, null, 2]")
+    drafter = TablesDrafter(StaticTables.open(listed, vocab_size=4), least=0)
+    drafter.start([[0]], None, None)  # type: ignore[arg-type]
+    assert drafter.propose([[0]], [5], None).tokens.tolist() == [[3, 2]]  # type: ignore[arg-type]
+    for text, said in (
+        ("[1, 2, 3, 4, 0]", "5 ids, the target has 4"),
+        ('[1, "a"]', "entry 1 must be an id below 4"),
+        ("[1, 4]", "entry 1 must be an id below 4"),
+        ("[1, true]", "entry 1"),
+        ("[1, 2", "begins like JSON and is none"),
+    ):
+        listed.write_text(text)
+        with pytest.raises(UserError, match=said):
+            StaticTables.open(listed, vocab_size=4)
+
+
+# -- sources --------------------------------------------------------------------------------------
+
+
+def codes(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def test_every_form_of_source_is_read(tmp_path: Path) -> None:
+    lines = [{"ids": [1, 2, 3], "start": 1}, {"text": "ab"}, {"prompt": "c"}, {"ids": [4]}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "\n")
+    (tmp_path / "b.txt").write_text("first\nstill\n\n\nsecond")
+    found = [*read_passages(tmp_path / "a.jsonl", codes, VOCAB), *read_passages(tmp_path / "b.txt", codes, VOCAB)]
+    assert found[:4] == [Passage([1, 2, 3], 1), Passage([97, 98]), Passage([99]), Passage([4])]
+    assert [one.ids for one in found[4:]] == [codes("first\nstill"), codes("\nsecond")]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "no JSON"),
+        ("3", "must be an object"),
+        ('{"name": 1}', 'needs "ids", "text" or "prompt", has name'),
+        ('{"ids": "1"}', "ids must be a list"),
+        ('{"ids": [1, 2.5]}', "ids must be a list"),
+        ('{"ids": [1, 300]}', "id 300 lies outside the vocabulary of 300"),
+        ('{"ids": [-1, 3]}', "id -1 lies outside"),
+        ('{"ids": [1], "start": 2}', "start must be"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"ids": [1]}\n' + line)
+    with pytest.raises(UserError, match=rf"a\.jsonl:2: {said}"):
+        list(read_passages(tmp_path / "a.jsonl", codes, VOCAB))
+
+
+# -- simulation -----------------------------------------------------------------------------------
+
+
+def test_playing_a_known_answer_accepts_every_draft() -> None:
+    answer = [*range(10, 30)]
+    drafter = TablesDrafter(StaticTables({}, []), least=0)
+    played = play([Passage([*answer, 1, *answer], 21)], drafter, 4)
+    assert (played.tokens, played.drafted, played.accepted) == (19, 15, 15)
+    assert played.passes == 4
+    nothing = play([Passage([*range(40)], 5)], drafter, 4)
+    assert (nothing.tokens_per_pass, nothing.drafted) == (1.0, 0)
+
+
+def test_a_tree_is_played_down_the_branch_that_the_answer_takes() -> None:
+    """Behind 1 2 came 3, behind 2 alone last 5: the chain drafts 3, the tree both, and the answer says 5."""
+    row = [1, 2, 3, 9, 7, 2, 5]
+    answer = Passage([*row, 4, 1, 2, 5, *range(40, 60)], len(row))
+    chain = play([answer], TablesDrafter(None, least=0), 12)
+    tree = play([answer], TableTreeDrafter(None, least=0.01), 12)
+    assert chain.accepted < tree.accepted
+    assert tree.tokens == chain.tokens == 23
+
+
+def test_the_table_of_figures_has_a_row_for_each_way() -> None:
+    row = {"ids": [1, 2, 3, 4] * 5, "start": 4}
+    rows = [{**row, "temperature": t} for t in (0.0, 0.7) for _ in range(80)]
+    lines = figures(rows, 1.0, gammas=(1,)).splitlines()
+    assert len(lines) == 2 + 2 + 12
+    assert "1.88" in next(line for line in lines if line.startswith("| 0 | match of 2"))  # 15 tokens in 8 passes
+
+
+# -- the program ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return tiny_pair(tmp_path_factory.mktemp("tables"))
+
+
+@pytest.fixture(scope="module")
+def built(pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tables that the tiny target has written for itself, through the command."""
+    out = tmp_path_factory.mktemp("built") / "t.bin"
+    words = ["tables", "--from", "self", "--out", str(out), "--tokens", "400", "--seed", "3", "--quiet"]
+    assert main([*words, *pair.flags()]) == 0
+    return out
+
+
+def engine_of(pair: TinyPair, drafter: str) -> Engine:
+    return load_engine(Settings(quiet=True), pair.options(drafter), never)
+
+
+def test_self_written_tables_draft_for_their_target(pair: TinyPair, built: Path) -> None:
+    engine = engine_of(pair, f"tables:{built}")
+    assert engine.tables() is not None
+    for temperature in (0.0, 0.8):
+        changed = Settings(max_new_tokens=24, quiet=True, temperature=temperature)
+        lanes = [engine.lane(name, changed) for name in ("ar", "spec", "tables")]
+        assert not any(may_differ(lane, changed) for lane in lanes)
+        assert lanes[1].source_names == lanes[2].source_names == ("match", "tables")
+        prompt = prompt_ids(engine, "tell me", changed)
+        plain, spec, tables = (run_lane(one, prompt, engine.tokenizer.decode, interrupt=never).ids for one in lanes)
+        assert plain == spec == tables
+
+
+def test_self_written_text_goes_on_where_it_stopped(pair: TinyPair, tmp_path: Path) -> None:
+    engine, file, told = engine_of(pair, "none"), tmp_path / "self.jsonl", []
+    source = OwnChats(engine.tokenizer, engine.stop_ids, answer_tokens=16)
+    writer = Writer(engine.target.network, VOCAB, engine.stop_ids, source, seed=5, batch=4)
+    first = write_self(writer, file, 40, told.append)
+    text = file.read_text()
+    assert first >= 40
+    assert told[-1] == first
+    file.write_text(text + '{"ids": [1,')  # killed while writing
+    assert written(file)[0] == first
+    again = write_self(writer, file, first + 40, told.append)
+    assert file.read_text().startswith(text)
+    assert again >= first + 40
+    assert sum(len(one.ids) - one.start for one in passages(file)) == again
+    assert write_self(writer, file, 10, told.append) == again
+    file.write_text("no json\n")
+    with pytest.raises(UserError, match="is no file of self-written text"):
+        written(file)
+
+
+def test_without_a_file_the_conversation_alone_drafts_and_a_note_says_so(pair: TinyPair) -> None:
+    engine = engine_of(pair, "tables")
+    assert engine.tables() is None
+    assert "no n-gram tables" in engine.loaded.notes[0]
+    assert isinstance(engine.lane("tables", Settings()).drafter, TablesDrafter)
+
+
+def test_tables_that_do_not_fit_are_told_with_a_way_on(pair: TinyPair, file: Path) -> None:
+    with pytest.raises(UserError, match=r"made with another tokenizer.*--drafter ngram goes without"):
+        engine_of(pair, f"tables:{file}")
+
+
+def test_the_command_counts_files_and_says_what_came_of_it(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("one and one is two\n\none and two is three")
+    words = ["tables", "--from", str(tmp_path / "a.txt"), "--out", str(tmp_path / "x" / "t.bin"), "--max-n", "3"]
+    assert main([*words, *pair.flags()]) == 0
+    assert "contexts of at most 3 tokens" in capsys.readouterr().err
+    engine = engine_of(pair, f"tables:{tmp_path / 'x' / 't.bin'}")
+    tables = engine.tables()
+    assert tables is not None
+    assert tables.header["tokenizer"] == fingerprint(engine.tokenizer)
+    ids = engine.tokenizer("one and", add_special_tokens=False)["input_ids"]
+    assert tables.next(ids) is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--out", "x"], "tables needs --from"),
+        (["--from", "self"], "tables needs --out"),
+        (["--from", "self", "a.txt", "--out", "x"], "--from takes self or files, not both"),
+        (["--from", "a.txt", "--out", "x", "--max-n", "17"], "--max-n must be a whole number from 1 to 16"),
+        (["--from", "none.txt", "--out", "x"], "cannot read none.txt"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(
+    pair: TinyPair, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(["tables", *words, *pair.flags()]) in (1, 2)
+    error = capsys.readouterr().err
+    assert said in error
+    assert len([line for line in error.splitlines() if line.startswith("error:")]) == 1
+
+
+def test_a_catalogue_names_tables_by_a_path_from_its_own_folder(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(
+        "pairs: {a: {target: org/a, drafter: tables, tables: here/t.bin}, b: {target: x/b}}"
+    )
+    known = load_catalogue(tmp_path / "m.yaml")
+    assert known.pairs["a"].tables == str(tmp_path / "here" / "t.bin")
+    assert (known.pairs["a"].drafter_name, known.pairs["b"].tables) == ("tables", None)
+
+
+def test_a_drafter_may_name_its_tables() -> None:
+    pair = choose_pair(ModelOptions(drafter="tables:~/some/t.bin"))
+    assert (pair.drafter, pair.tables) == ("tables", str(Path("~/some/t.bin").expanduser()))
+    shipped = choose_pair(ModelOptions(drafter="tables"))
+    assert str(shipped.tables).endswith("weights/smollm2-135m-tables/tables.bin")
+
+
+def test_the_shipped_tables_fit_the_default_target(default_pair: Any) -> None:
+    file = Path(default_pair.spec.tables)
+    known = StaticTables.open(file, vocab_size=default_pair.vocab_size, fingerprint=fingerprint(default_pair.tokenizer))
+    assert file.stat().st_size <= 10_000_000
+    assert len(known) > 100_000
+    assert (file.parent / "README.md").is_file()
+    ids = default_pair.tokenizer("One of the most", add_special_tokens=False)["input_ids"]
+    found = known.next(ids)
+    assert found is not None
+    assert found.size > 1
+
+
+def test_the_console_takes_tables_and_refuses_damaged_ones(pair: TinyPair, built: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.bin"
+    broken.write_bytes(built.read_bytes()[:-1])
+    (tmp_path / "m.yaml").write_text(f"pairs: {{p: {{target: {pair.target}, drafter: ngram, tables: {built}}}}}")
+    ran = run_lines(tmp_path / "m.yaml", "one", "/drafter tables", "/info", "two", f"/drafter tables:{broken}", "three")
+    assert "drafter  n-gram tables" in ran.after("/info")
+    text = " ".join(ran.text.split())
+    assert text.count("error:") == 1
+    assert "damaged" in text
+    assert "(--drafter ngram goes without)" in text
+    assert len(ran.actions.chat.turns) == 3
+
+
+# -- several next tokens of a context --------------------------------------------------------------
+
+
+def opened(folder: Path, choices: int, corpus: list[Passage] = FORKS, max_mb: float = 1.0) -> StaticTables:
+    build(corpus, folder / "t.bin", vocab_size=64, fingerprint=None, source="", choices=choices, max_mb=max_mb, max_n=3)
+    return StaticTables.open(folder / "t.bin")
+
+
+def test_a_context_has_its_likeliest_tokens_in_falling_order(tmp_path: Path) -> None:
+    tables = opened(tmp_path, 3)
+    bigram = [(one.token, one.size) for one in tables.every([9, 1], most=4)]
+    assert bigram == [(2, 1), (3, 1), (4, 1)]
+    assert [one.token for one in tables.every([0, 1], most=2)] == [2, 3, 2, 3]
+    confidences = [one.confidence for one in tables.every([9, 1], most=4)]
+    assert confidences == sorted(confidences, reverse=True)
+    assert [one.token for one in tables.every([9, 1])] == [2]
+    assert tables.next([9, 1]) == next(tables.every([9, 1]))
+
+
+def test_one_choice_is_what_it_was(tmp_path: Path) -> None:
+    """A chain drafts the same from a file with more choices: the first entry of a context is the only one of it."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one, more = opened(tmp_path / "a", 1), opened(tmp_path / "b", 4)
+    assert len(more) > len(one)
+    for tail in ([1], [0, 1], [5, 1], [2], [3, 6, 1], [8]):
+        assert one.next(tail) == more.next(tail)
+    drafters = [TablesDrafter(tables, longest=0, least=0.0) for tables in (one, more)]
+    for drafter in drafters:
+        drafter.start([[0, 1]], None, None)  # type: ignore[arg-type]
+    first, second = (drafter.propose([[0, 1]], [5], SAMPLER).tokens.tolist() for drafter in drafters)
+    assert first == second != [[]]
+
+
+@given(ids=st.lists(st.integers(0, 5), min_size=3, max_size=80), most=st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_counts_are_those_of_a_plain_count(ids: list[int], most: int) -> None:
+    seen: dict[int, Counter[int]] = defaultdict(Counter)
+    shares = Counter(ids[1:])
+    for before, after in itertools.pairwise(ids):
+        seen[before][after] += 1
+    level = count_levels([Passage(ids)], 1, most=most)[0]
+    found: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for key, token, confidence in zip(level.keys, level.tokens, level.confidence, strict=True):
+        found[int(key)].append((int(token), float(confidence)))
+    assert set(found) == set(seen)
+    for context, counts in seen.items():
+        total = sum(counts.values())
+        law = {w: (c + PRIOR * shares[w] / (len(ids) - 1)) / (total + PRIOR) for w, c in counts.items()}
+        ranked = sorted(law, key=lambda w: (-law[w], w))
+        kept = [w for place, w in enumerate(ranked[:most]) if place == 0 or law[w] >= LEAST]
+        assert [token for token, _ in found[context]] == kept
+        assert [chance for _, chance in found[context]] == pytest.approx([law[w] for w in kept])
+
+
+def test_pruning_takes_further_choices_before_frequent_contexts(tmp_path: Path) -> None:
+    corpus = [Passage([a, b, c] * 6) for a in range(8) for b in range(8, 16) for c in range(16, 24)]
+    whole = opened(tmp_path, 3, corpus)
+    some = opened(tmp_path, 3, corpus, max_mb=(4096 + 7 * (len(whole) // 2)) / 1e6)
+    assert len(some) == len(whole) // 2
+    for token in range(24):
+        assert some.next([token]) == whole.next([token])
+
+
+def test_a_tree_has_the_choices_of_a_context_as_siblings(tmp_path: Path) -> None:
+    drafter = TableTreeDrafter(opened(tmp_path, 3), least=0.01, longest=0)
+    drafter.start([[9, 1]], None, None)  # type: ignore[arg-type]
+    draft = drafter.propose([[9, 1]], [8], SAMPLER)
+    assert draft.parents is not None
+    roots = [
+        token for token, parent in zip(draft.tokens[0].tolist(), draft.parents.tolist(), strict=True) if parent < 0
+    ]
+    assert roots == [2, 3, 4]

@@ -1,0 +1,200 @@
+"""How the user's turns of training chats begin: the kinds in turn, what depends on what, where a turn is cut."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.support.tiny import tiny_tokenizer
+from training.text.dialogues import _LONG_TURN, KINDS, USER_TOKENS, Ask, OwnChats, Part, whole_sentences
+
+STOP = 2
+STOPS = frozenset([STOP])
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tiny_tokenizer()
+
+
+def played(chats: OwnChats, number: int, tokenizer: Any, said: Sequence[tuple[str, bool]]) -> tuple[list[Ask], Any]:
+    """What chat `number` asks for and the lines it ends with; the target says `said`, (text, whether it ends there)."""
+    chat, asks = chats.chat(number), list[Ask]()
+    assert chat is not None
+    ask = next(chat)
+    try:
+        for text, ends in [*said, ("Yes.", True)]:
+            asks.append(ask)
+            ask = chat.send(tokenizer(text, add_special_tokens=False)["input_ids"] + [STOP] * ends)
+    except StopIteration as ended:
+        return asks, ended.value
+    raise AssertionError("it asks for more")
+
+
+def turn_of(line: Any, tokenizer: Any) -> str:
+    """The user's turn of an answer's line."""
+    found = re.search(
+        r"user\n(.*)<\|im_end\|>\n<\|im_start\|>assistant\n$", tokenizer.decode(line["ids"][: line["start"]]), re.S
+    )
+    assert found is not None
+    return found[1]
+
+
+def only(monkeypatch: pytest.MonkeyPatch, *pieces: Part) -> None:
+    """Make the kind qa begin with these pieces."""
+    monkeypatch.setitem(KINDS, "qa", lambda dice: list(pieces))  # type: ignore[arg-type]
+
+
+# -- the beginnings -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_turn_of_any_kind_begins_as_its_dice_fall_and_fits(kind: str) -> None:
+    drawn = [KINDS[kind](Random(f"0/{number}")) for number in range(400)]
+    assert drawn == [KINDS[kind](Random(f"0/{number}")) for number in range(400)]
+    for pieces in drawn:
+        assert not pieces[-1].loose or len(pieces) == 1
+        assert all(piece.opening == piece.opening.rstrip(" ") or piece.opening.endswith(": ") for piece in pieces)
+        # About four letters are a token.
+        assert sum(piece.tokens + len(piece.opening) / 4 for piece in pieces) <= _LONG_TURN
+    if kind == "chat":
+        assert drawn[0] == [Part("", USER_TOKENS)]
+    else:
+        assert all(piece.opening.strip() for pieces in drawn for piece in pieces)
+        assert len({pieces[0].opening for pieces in drawn}) >= 9
+
+
+def test_a_sum_is_one_that_can_be_done() -> None:
+    """Two facts at least, and nothing is taken from where there is less."""
+    stories = [KINDS["maths"](Random(number))[0].opening for number in range(2000)]
+    assert all(len(re.findall(r"\d+", story)) >= 2 for story in stories)
+    given = [re.match(r"\w+ has (\d+) \w+, gives (\d+) of them to \w+ and loses (\d+)\.", story) for story in stories]
+    taken = [tuple(map(int, one.groups())) for one in given if one]
+    assert len(taken) > 100
+    assert all(many > some + few for many, some, few in taken)
+    assert 0.4 < sum(story.endswith(".") for story in stories) / len(stories) < 0.6  # the others have begun to ask
+    assert len({story.partition(" ")[0] for story in stories}) > 20
+
+
+# -- the chats ------------------------------------------------------------------------------------
+
+
+def test_kinds_take_turns_and_one_given_twice_comes_twice_as_often(tokenizer: Any) -> None:
+    kinds, temperatures = ("qa", "chat", "qa", "maths"), (0.0, 0.7, 1.0)
+    chats = OwnChats(tokenizer, STOPS, 24, temperatures, kinds)
+    lines = [played(chats, number, tokenizer, [("so it is?", True)])[1][0] for number in range(48)]
+    assert [line.get("kind", "chat") for line in lines[:8]] == [*kinds, *kinds]
+    assert Counter(line.get("kind", "chat") for line in lines) == {"qa": 24, "chat": 12, "maths": 12}
+    pairs = Counter((line.get("kind", "chat"), line["temperature"]) for line in lines)
+    assert pairs == {
+        (kind, heat): 8 if kind == "qa" else 4 for kind in ("qa", "chat", "maths") for heat in temperatures
+    }
+
+
+def test_each_kind_has_every_temperature_even_where_there_are_as_many_of_both(tokenizer: Any) -> None:
+    chats = OwnChats(tokenizer, STOPS, 24, (0.0, 0.7, 1.0), ("qa", "chat", "maths"))
+    lines = [played(chats, number, tokenizer, [("so it is?", True)])[1][0] for number in range(9)]
+    assert len({(line.get("kind"), line["temperature"]) for line in lines}) == 9
+
+
+def test_how_a_turn_begins_depends_on_its_number_and_the_seed_alone(tokenizer: Any) -> None:
+    def openings(seed: int, order: Sequence[int]) -> dict[int, list[int]]:
+        chats = OwnChats(tokenizer, STOPS, kinds=("maths", "qa"), seed=seed)
+        found = {}
+        for number in order:
+            chat = chats.chat(number)
+            assert chat is not None
+            found[number] = next(chat).prompt
+        return found
+
+    assert openings(3, range(40)) == openings(3, range(39, -1, -1))
+    assert sum(openings(3, range(40))[n] != openings(4, range(40))[n] for n in range(40)) > 30
+
+
+def test_what_chats_alone_ask_for_is_what_they_always_asked_for(tokenizer: Any) -> None:
+    """`distill` and `tables --from self` go on in files that were begun before there were kinds."""
+    chats, head = OwnChats(tokenizer, STOPS, 24), OwnChats(tokenizer, STOPS, 24)._head
+    assert chats.longest == len(head) + 96 + 32 + 24
+    for number in range(9):
+        asks, lines = played(chats, number, tokenizer, [("  What is it? ", True)])
+        assert asks[0] == Ask(head, 1.0, 96)
+        assert (asks[1].temperature, asks[1].limit) == ((0.0, 0.7, 1.0)[number % 3], 24)
+        [line] = lines
+        assert list(line) == ["ids", "start", "temperature", "number"]
+        assert turn_of(line, tokenizer) == "What is it?"
+        assert (line["temperature"], line["number"]) == (asks[1].temperature, number)
+
+
+# -- where a turn ends ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("One came. Two went. Three", "One came. Two went."),
+        ("He said “No!” and she", "He said “No!”"),
+        ("Is it? It is.", "Is it? It is."),
+        ("It costs 3.5 million. Or 4.", "It costs 3.5 million."),
+        ("Some. 2. ", "Some."),
+        ("no end of it, www.example", ""),
+        ("", ""),
+    ],
+)
+def test_a_text_is_kept_up_to_its_last_full_sentence(text: str, kept: str) -> None:
+    assert whole_sentences(text) == kept
+
+
+def test_a_loose_part_is_cut_at_a_sentence_and_the_turn_goes_on(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, Part("A river", 40, loose=True), Part("\nWho", 20))
+    chats = OwnChats(tokenizer, STOPS, 24, kinds=("qa",))
+    asks, lines = played(chats, 0, tokenizer, [(" is wet. It runs. It fl", False), (" fell in?", True)])
+    assert turn_of(lines[0], tokenizer) == "A river is wet. It runs.\nWho fell in?"
+    assert [ask.limit for ask in asks] == [40, 20, 24]
+    assert tokenizer.decode(asks[0].prompt).endswith("user\nA river")
+    assert tokenizer.decode(asks[1].prompt).endswith("A river is wet. It runs.\nWho")
+    assert lines[0]["kind"] == "qa"
+    _, lines = played(chats, 0, tokenizer, [(" is wet", True), (" fell in?", True)])
+    assert turn_of(lines[0], tokenizer) == "A river is wet\nWho fell in?"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [(" is wet, and wetter", False)],  # loose, but without a sentence to be cut at
+        [("", True)],  # ended where it began
+        [(" is wet. It", False), (" fell in? Or", False)],  # the last part does not end
+        [(" is wet. It", False), ("  ", True)],
+    ],
+)
+def test_a_part_that_does_not_come_to_an_end_drops_the_chat(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, said: list[tuple[str, bool]]
+) -> None:
+    only(monkeypatch, Part("A river", 40, loose=True), Part("\nWho", 20))
+    asks, lines = played(OwnChats(tokenizer, STOPS, 24, kinds=("qa",)), 0, tokenizer, said)
+    assert lines == []
+    assert len(asks) == len(said)  # no answer was asked for
+
+
+def test_a_tokenizer_that_drops_leading_spaces_loses_no_space(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dropping:
+        chat_template = tokenizer.chat_template
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer, name)
+
+        def __call__(self, text: str, **more: Any) -> Any:
+            return tokenizer(text, **more)
+
+        def decode(self, ids: list[int], **more: Any) -> str:
+            return str(tokenizer.decode(ids, **more)).removeprefix(" ")
+
+    only(monkeypatch, Part("Who", 20))
+    _, lines = played(OwnChats(Dropping(), STOPS, 24, kinds=("qa",)), 0, tokenizer, [(" fell in?", True)])
+    assert turn_of(lines[0], tokenizer) == "Who fell in?"

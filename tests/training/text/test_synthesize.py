@@ -1,0 +1,271 @@
+"""Self-writing: what a chat says is its own, whatever stands beside it; its file survives kills and full disks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sampling.drafters.draft_model import NoDrafter
+from sampling.events import Step
+from sampling.loop import generate
+from sampling.models.causal import CausalLM
+from sampling.models.network import TransformersNetwork
+from sampling.sampler import KeyedSampler
+from sampling.types import Limits
+from tests.support.places import largest_file
+from tests.support.tiny import VOCAB, tiny_model, tiny_tokenizer
+from training.tables.build import read_passages
+from training.text.dialogues import KINDS, Ask, Chat, GivenPrompts, OwnChats
+from training.text.self_text import SHORTEST, begin, passages, read_texts, write_self, written
+from training.text.synthesize import Writer, draw
+from utils.errors import UsageError, UserError
+from utils.kernels.packed_linear import pack
+from utils.logits_processors import make_processor
+
+STOP = frozenset([2])
+PROMPTS = [["hello there"], ["one", "two and three"], ["a"]]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tiny_tokenizer()
+
+
+def own(model: Any, tokenizer: Any, batch: int = 8, seed: int = 3) -> Writer:
+    return Writer(model, VOCAB, STOP, OwnChats(tokenizer, STOP, 24), seed, batch)
+
+
+def given(model: Any, tokenizer: Any, batch: int = 4, **more: Any) -> Writer:
+    return Writer(model, VOCAB, STOP, GivenPrompts(tokenizer, PROMPTS, 12, **more), 3, batch)
+
+
+def first(writer: Writer, count: int, done: Any = ()) -> dict[int, Any]:
+    chats = writer.chats(done)
+    return dict(next(chats) for _ in range(count))
+
+
+def test_a_chat_does_not_depend_on_its_neighbours_or_on_where_the_run_began(model: Any, tokenizer: Any) -> None:
+    alone = first(own(model, tokenizer, batch=1), 10)
+    together = first(own(model, tokenizer, batch=8), 24)
+    later = first(own(model, tokenizer, batch=5), 14, done=set(range(7)))
+    assert set(alone) == set(range(10))
+    assert sum(bool(lines) for lines in together.values()) >= 3
+    assert all(together[number] == lines for number, lines in alone.items() if number in together)
+    assert all(together[number] == lines for number, lines in later.items() if number in together)
+    assert not set(later) & set(range(7))
+    other = first(own(model, tokenizer, batch=8, seed=4), 24)
+    assert any(other[number] != lines for number, lines in together.items() if number in other)
+
+
+def test_chats_of_any_kind_do_not_depend_on_their_neighbours_either(model: Any, tokenizer: Any) -> None:
+    def by_kind(batch: int) -> Writer:
+        return Writer(model, VOCAB, STOP, OwnChats(tokenizer, STOP, 24, kinds=tuple(KINDS), seed=3), 3, batch)
+
+    alone, together = first(by_kind(1), 18), first(by_kind(8), 36)
+    assert any(line.get("kind") for lines in alone.values() for line in lines)
+    assert all(together[number] == lines for number, lines in alone.items() if number in together)
+    later = first(by_kind(5), 18, done=set(range(9)))
+    assert all(together[number] == lines for number, lines in later.items() if number in together)
+
+
+def test_greedy_answers_are_those_of_the_decode_loop(model: Any, tokenizer: Any) -> None:
+    chats = dict(given(model, tokenizer, temperatures=(0.0,)).chats())
+    lines = [line for lines in chats.values() for line in lines]
+    assert len(lines) == 4  # one of the prompts has two turns
+    for line in lines:
+        prompt = line["ids"][: line["start"]]
+        events = generate(CausalLM(model), [prompt], NoDrafter(), KeyedSampler(make_processor(0.0)), Limits(12, STOP))
+        expected = [token for event in events if isinstance(event, Step) for token in event.emitted]
+        assert line["ids"][line["start"] :] == expected
+
+
+@pytest.mark.parametrize("how", ["transformers", "packed", "bfloat16"])
+def test_any_network_writes(model: Any, tokenizer: Any, how: str) -> None:
+    if how == "transformers":
+        assert dict(given(TransformersNetwork(model), tokenizer).chats()) == dict(given(model, tokenizer).chats())
+        return
+    twin = tiny_model()
+    if how == "packed":
+        pack(twin)
+        assert dict(given(twin, tokenizer).chats()) == dict(given(model, tokenizer).chats())
+        return
+    half: Any = twin.to(dtype=torch.bfloat16)
+    assert all(lines for lines in dict(given(half, tokenizer).chats()).values())
+
+
+def test_every_prompt_is_answered_at_every_temperature(model: Any, tokenizer: Any) -> None:
+    chats = dict(given(model, tokenizer, temperatures=(0.0, 0.7)).chats())
+    assert sorted(chats) == list(range(6))
+    assert [line["temperature"] for number in range(6) for line in chats[number]] == [0.0] * 4 + [0.7] * 4
+    one, two = chats[1]
+    text = tokenizer.decode(two["ids"][: two["start"]])
+    assert "two and three" in text
+    assert tokenizer.decode(one["ids"][one["start"] :], skip_special_tokens=True).strip() in text
+    assert all(line["number"] == number for number, lines in chats.items() for line in lines)
+
+
+def test_a_prompt_without_room_for_an_answer_is_left_out(model: Any, tokenizer: Any) -> None:
+    chats = dict(given(model, tokenizer, temperatures=(0.0,), most=60).chats())
+    assert [len(chats[number]) for number in range(3)] == [1, 1, 1]  # the second turn of the second has no room
+    assert all(len(line["ids"]) <= 60 for lines in chats.values() for line in lines)
+    assert dict(given(model, tokenizer, temperatures=(0.0,), most=5).chats()) == {0: [], 1: [], 2: []}
+
+
+def test_draws_follow_their_law_and_never_meet_probability_0() -> None:
+    logits = torch.tensor([[0.0, 1.0, -torch.inf, 2.0]]).expand(20_000, -1)
+    law = torch.tensor([0.0, 1.0, -torch.inf, 2.0]).div(0.7).softmax(dim=-1)
+    drawn = torch.tensor(draw(logits, [0.7] * 20_000, list(range(20_000))))
+    seen = torch.bincount(drawn, minlength=4) / 20_000
+    assert seen[2] == 0
+    assert (seen - law).abs().max() < 0.015
+    assert draw(logits[:3], [0.0, 0.0, 0.0], [1, 2, 3]) == [3, 3, 3]
+
+
+def test_an_interrupt_ends_at_the_next_token(model: Any, tokenizer: Any) -> None:
+    calls = iter([False] * 20 + [True] * 100)
+    list(own(model, tokenizer).chats((), lambda: next(calls)))
+    assert len(list(calls)) == 99
+
+
+def test_user_turns_that_never_end_are_told(tokenizer: Any) -> None:
+    class Endless:
+        longest = 40
+
+        def chat(self, number: int) -> Chat:
+            yield Ask([5, 6], 1.0, 1)
+            return []
+
+    with pytest.raises(UserError, match="user turns do not end"):
+        list(Writer(tiny_model(), VOCAB, STOP, Endless()).chats())
+
+
+def test_a_tokenizer_without_a_template_cannot_write_to_itself() -> None:
+    with pytest.raises(UserError, match="has no chat template"):
+        OwnChats(tiny_tokenizer(chat=False), STOP)
+    chats = dict(given(tiny_model(), tiny_tokenizer(chat=False), temperatures=(0.0,)).chats())
+    assert [len(lines) for lines in chats.values()] == [1, 1, 1]  # the text itself is continued
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+def by_number(file: Path) -> dict[int, Any]:
+    return {row["number"]: row for row in map(json.loads, file.read_text().splitlines())}
+
+
+def test_a_file_killed_while_it_was_written_goes_on(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    file, whole = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    told: list[int] = []
+    write_self(own(model, tokenizer), whole, 120, told.append)
+    first_half = write_self(own(model, tokenizer), file, 50, told.append)
+    kept = file.read_bytes()
+    file.write_bytes(kept + b'{"ids": [1,')
+    assert written(file)[0] == first_half
+    assert file.read_bytes() == kept  # the cut line is gone
+    count = write_self(own(model, tokenizer), file, 120, told.append)
+    assert file.read_bytes().startswith(kept)
+    numbers = [json.loads(line)["number"] for line in file.read_text().splitlines()]
+    assert len(set(numbers)) == len(numbers)  # nothing twice, also of what came to nothing
+    again, before = by_number(file), by_number(whole)
+    assert all(again[number] == before[number] for number in set(again) & set(before))
+    assert count == sum(len(one.ids) - one.start for one in passages(file)) >= 120
+
+
+def test_a_full_disk_leaves_whole_lines(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    with largest_file(1000), pytest.raises(OSError, match=r"a\.jsonl") as caught:
+        write_self(own(model, tokenizer), file, 1000, lambda count: None)
+    assert caught.value.filename == str(file)
+    text = file.read_text()
+    assert 0 < len(text) <= 1000
+    assert text.endswith("\n")
+    count, numbers = written(file)
+    assert len(numbers) == len(text.splitlines())
+    assert write_self(own(model, tokenizer), file, count + 20, lambda count: None) >= count + 20
+    assert file.read_text().startswith(text)
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"ids": [1], "start": 0}\n')
+    with pytest.raises(UserError, match="is no file of self-written text"):
+        written(file)
+
+
+SETTINGS = {"target": "a", "kinds": "chat,qa", "seed": "3"}
+
+
+def test_the_settings_of_a_file_are_a_line_that_its_readers_pass_over(
+    model: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    noted, bare = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    begin(noted, SETTINGS)
+    for file in (noted, bare):
+        write_self(own(model, tokenizer), file, 60, lambda count: None)
+    line, _, rest = noted.read_text().partition("\n")
+    assert json.loads(line)["settings"] == SETTINGS
+    assert rest == bare.read_text()
+    assert passages(noted) == passages(bare)
+    assert read_texts([noted], VOCAB, 512) == read_texts([bare], VOCAB, 512)
+    assert len(read_texts([noted], VOCAB, 512)) == sum(len(one.ids) - one.start >= SHORTEST for one in passages(bare))
+    assert [one for one in read_passages(noted, list, VOCAB) if one.ids] == passages(bare)  # type: ignore[arg-type]
+    begin(noted, SETTINGS)
+    assert noted.read_text() == f"{line}\n{rest}"
+
+
+@pytest.mark.parametrize("kept", [0, 1, 40, -1])
+def test_a_file_killed_while_it_was_begun_is_begun_again(tmp_path: Path, kept: int) -> None:
+    file = tmp_path / "a.jsonl"
+    begin(file, SETTINGS)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:kept])
+    begin(file, SETTINGS)
+    assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"kinds": "qa"}, "was begun with kinds chat,qa, now qa: give the same flags, or another file"),
+        ({"seed": "4"}, "was begun with seed 3, now 4"),
+        ({"target": "b"}, "was begun with target a, now b"),
+        ({"more": "1"}, "was begun with more None, now 1"),
+    ],
+)
+def test_a_file_of_other_settings_is_refused_and_not_touched(
+    tmp_path: Path, changed: dict[str, str], said: str
+) -> None:
+    file = tmp_path / "a.jsonl"
+    begin(file, SETTINGS)
+    before = file.read_bytes()
+    with pytest.raises(UsageError, match=said):
+        begin(file, SETTINGS | changed)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"ids":[1,2],"start":0,"number":0}\n',
+        '{"ids": [], "start": 0, "number": 0, "settings": 3}\n',
+        '{"prompt": "one"}',
+        "words",
+        "\xff\n",
+        "\n",
+    ],
+)
+def test_a_file_that_was_not_begun_here_is_refused_and_not_touched(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(UsageError, match="holds something else, or text of unknown settings: name a new file"):
+        begin(file, SETTINGS)
+    assert file.read_bytes() == content.encode("latin-1")

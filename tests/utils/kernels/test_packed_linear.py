@@ -1,0 +1,233 @@
+"""Packed layers compute what plain ones compute, and packing a model changes nothing else about it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from utils.kernels import packed_linear
+from utils.kernels.packed_linear import PackedLinear, merge, pack, unpacked_copy
+
+needs_packing = pytest.mark.skipif(not packed_linear.available(), reason="this build of torch cannot pack")
+pytestmark = needs_packing
+
+
+def linear(out: int, into: int, *, bias: bool = True, seed: int = 0) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(into, out, bias=bias)
+
+
+def packed_of(plain: nn.Linear) -> PackedLinear:
+    return PackedLinear(plain.weight.detach(), plain.bias)
+
+
+def tiny_llama(*, tied: bool = True) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=90,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("out", "into"), [(1, 1), (3, 5), (48, 31), (576, 192), (200, 576)])
+def test_packed_products_equal_plain_ones_for_every_number_of_tokens(out: int, into: int, bias: bool) -> None:
+    plain = linear(out, into, bias=bias)
+    packed = packed_of(plain)
+    for tokens in (*range(1, 18), 256):
+        x = torch.randn(tokens, into)
+        with torch.no_grad():
+            torch.testing.assert_close(packed(x), plain(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(31,), (0, 31), (2, 3, 31), (2, 1, 4, 31)])
+def test_any_leading_shape_is_taken(shape: tuple[int, ...]) -> None:
+    plain, x = linear(20, 31), torch.randn(shape)
+    with torch.no_grad():
+        torch.testing.assert_close(packed_of(plain)(x), plain(x), rtol=1e-5, atol=1e-5)
+
+
+def test_strided_input_is_taken_as_it_is_seen() -> None:
+    plain = linear(20, 16)
+    for x in (torch.randn(16, 5).t(), torch.randn(5, 32)[:, ::2], torch.randn(2, 6, 16)[:, -2:]):
+        with torch.no_grad():
+            torch.testing.assert_close(packed_of(plain)(x), plain(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_fused_sum_equals_the_separate_operations(dtype: torch.dtype) -> None:
+    plain = linear(24, 16)
+    packed = packed_of(plain)
+    x, other = torch.randn(2, 3, 16, dtype=dtype), torch.randn(2, 3, 24, dtype=dtype)
+    with torch.no_grad():
+        y = F.linear(x, plain.weight.to(dtype), plain.bias.to(dtype))
+        torch.testing.assert_close(packed.plus(x, other), y + other, rtol=1e-5, atol=1e-5)
+
+
+def test_another_dtype_is_computed_in_that_dtype() -> None:
+    plain = linear(20, 16)
+    packed, wide = packed_of(plain), copy.deepcopy(plain).double()
+    x = torch.randn(4, 16, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(packed(x), wide(x), rtol=1e-12, atol=1e-12)
+
+
+def test_a_gradient_flows_back_to_the_input() -> None:
+    plain = linear(20, 16)
+    packed, x = packed_of(plain), torch.randn(4, 16, requires_grad=True)
+    (wanted,) = torch.autograd.grad(plain(x).square().sum(), x)
+    (got,) = torch.autograd.grad(packed(x).square().sum(), x)
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_dense_weight_can_still_be_read() -> None:
+    plain = linear(20, 16)
+    assert torch.equal(packed_of(plain).weight, plain.weight)
+
+
+def test_state_dicts_look_like_plain_ones_both_ways() -> None:
+    plain, other = linear(20, 16), linear(20, 16, seed=1)
+    packed = packed_of(plain)
+    assert packed.state_dict().keys() == plain.state_dict().keys()
+    assert torch.equal(packed.state_dict()["weight"], plain.weight)
+    packed.load_state_dict(other.state_dict())
+    assert torch.equal(packed.weight, other.weight)
+    assert packed.bias is not None
+    assert torch.equal(packed.bias, other.bias)
+
+
+def test_a_state_dict_that_does_not_fit_is_refused() -> None:
+    packed = packed_of(linear(20, 16))
+    with pytest.raises(RuntimeError, match="weight"):
+        packed.load_state_dict({"bias": torch.zeros(20)})
+    with pytest.raises(RuntimeError, match="weight is"):
+        packed.load_state_dict({"weight": torch.zeros(20, 17), "bias": torch.zeros(20)})
+
+
+def test_loading_leaves_the_callers_state_dict_alone() -> None:
+    state = linear(20, 16).state_dict()
+    packed_of(linear(20, 16, seed=1)).load_state_dict(state)
+    assert set(state) == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "save"])
+def test_copies_compute_the_same(way: str) -> None:
+    packed, x = packed_of(linear(20, 16)), torch.randn(4, 16)
+    if way == "deepcopy":
+        twin = copy.deepcopy(packed)
+    else:
+        stream = io.BytesIO()
+        torch.save(packed, stream)
+        stream.seek(0)
+        twin = torch.load(stream, weights_only=False)
+    assert torch.equal(twin(x), packed(x))
+
+
+def test_only_float32_weights_are_packed() -> None:
+    with pytest.raises(ValueError, match="float32"):
+        PackedLinear(torch.zeros(3, 4, dtype=torch.float64))
+    assert pack(nn.Sequential(nn.Linear(4, 4)).double()) == 0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_packing_a_model_keeps_its_logits_and_packing_again_does_nothing(tied: bool) -> None:
+    model = tiny_llama(tied=tied)
+    ids = torch.randint(0, 90, (2, 9))
+    with torch.no_grad():
+        wanted = model(ids).logits
+        embedding = model.model.embed_tokens.weight
+        assert pack(model) == 2 * 7 + 1
+        assert pack(model) == 0
+        torch.testing.assert_close(model(ids).logits, wanted, rtol=1e-5, atol=1e-6)
+    assert isinstance(model.lm_head, PackedLinear)
+    assert model.model.embed_tokens.weight is embedding
+    assert not any(type(module) is nn.Linear for module in model.modules())
+
+
+def test_dense_weights_are_freed() -> None:
+    model = tiny_llama(tied=False)
+    dense = [weakref.ref(module.weight) for module in model.modules() if isinstance(module, nn.Linear)]
+    pack(model)
+    assert [reference() for reference in dense] == [None] * len(dense)
+
+
+def test_a_layer_used_twice_stays_one_layer() -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.ModuleDict({"a": shared, "b": nn.ModuleDict({"c": shared, "d": shared})})
+    assert pack(model) == 1
+    assert model["a"] is model["b"]["c"] is model["b"]["d"]  # type: ignore[index]
+
+
+def test_layers_that_are_more_than_a_linear_layer_stay() -> None:
+    class Special(nn.Linear):
+        pass
+
+    hooked = nn.Linear(4, 4)
+    hooked.register_forward_hook(lambda *_: None)
+    model = nn.Sequential(Special(4, 4), hooked, nn.Embedding(3, 4))
+    before = list(model)
+    assert pack(model) == 0
+    assert list(model) == before
+
+
+def test_without_the_operators_models_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_linear, "available", lambda: False)
+    model = tiny_llama()
+    assert pack(model) == 0
+    assert type(model.lm_head) is nn.Linear
+    with pytest.raises(ValueError, match="cannot pack"):
+        PackedLinear(torch.zeros(3, 4))
+
+
+def test_an_unpacked_copy_is_the_plain_model_again_and_shares_the_embedding() -> None:
+    model, plain = tiny_llama(), tiny_llama()
+    ids = torch.randint(0, 90, (2, 9))
+    assert unpacked_copy(model) is model
+    pack(model)
+    twin = unpacked_copy(model)
+    assert isinstance(model.lm_head, PackedLinear)
+    assert type(twin.lm_head) is nn.Linear
+    assert twin.model.embed_tokens.weight is model.model.embed_tokens.weight
+    with torch.no_grad():
+        assert torch.equal(twin(ids).logits, plain(ids).logits)
+
+
+@pytest.mark.parametrize("biases", [(True, True, True), (False, False, False), (True, False, True)])
+def test_merged_layers_compute_all_parts_and_the_parts_go_on_working(biases: tuple[bool, ...]) -> None:
+    plain = [linear(out, 16, bias=bias, seed=out) for out, bias in zip((24, 8, 9), biases, strict=True)]
+    parts = [packed_of(layer) for layer in plain]
+    merged, x = merge(parts), torch.randn(5, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(merged(x), torch.cat([layer(x) for layer in plain], dim=-1), rtol=1e-5, atol=1e-5)
+        for part, layer in zip(parts, plain, strict=True):
+            torch.testing.assert_close(part(x), layer(x), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(part.plus(x, layer(x)), 2 * layer(x), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(part.double()(x.double()), layer.double()(x.double()), rtol=1e-6, atol=1e-6)
+
+
+def test_merged_parts_share_memory_and_merging_again_costs_nothing() -> None:
+    parts = [packed_of(linear(out, 16)) for out in (24, 8)]
+    weights = [part.weight for part in parts]
+    merged = merge(parts)
+    assert parts[0]._packed is parts[1]._packed is merged._packed is merge(parts)._packed
+    for part, weight in zip(parts, weights, strict=True):
+        assert torch.equal(part.weight, weight)
+        assert torch.equal(part.state_dict()["weight"], weight)
+        assert torch.equal(copy.deepcopy(part).weight, weight)
+        assert torch.equal(part.unpacked().weight, weight)
+    parts[1].load_state_dict(linear(8, 16, seed=5).state_dict())
+    assert torch.equal(parts[1].weight, linear(8, 16, seed=5).weight)
+    assert torch.equal(parts[0].weight, weights[0])

@@ -1,0 +1,105 @@
+"""Which drafters fit a target: ids compared one by one, padding allowed, anything else named."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.tiny import tiny_model, tiny_tokenizer
+from utils.catalogue.specs import PairSpec, spec_from_argument
+from utils.errors import UserError
+from utils.loading.fit import check_fit, fit_notes, spoken_ids
+from utils.loading.loaded import LoadOptions
+from utils.loading.loading import load_pair
+
+
+def model(name: str, vocab_size: int, context: int = 100):
+    return SimpleNamespace(name=name, vocab_size=vocab_size, context=context)
+
+
+def tokenizer(*tokens: str):
+    return SimpleNamespace(get_vocab=lambda: {token: i for i, token in enumerate(tokens) if token})
+
+
+def test_the_same_tokens_under_the_same_ids_fit():
+    pair = model("big", 4), model("small", 4)
+    assert check_fit(*pair, (tokenizer("a", "b", "c"), tokenizer("a", "b", "c"))) == []
+
+
+def test_padding_of_different_length_fits_and_is_never_said():
+    big, small = model("big", 152064), model("small", 151936)
+    tokens = [f"t{i}" for i in range(151665)]
+    assert check_fit(big, small, (tokenizer(*tokens), tokenizer(*tokens))) == []
+    assert spoken_ids(big, tokenizer(*tokens)) == spoken_ids(small, tokenizer(*tokens)) == 151665
+    assert spoken_ids(big, tokenizer()) == 152064
+    assert spoken_ids(model("short", 100), tokenizer(*tokens)) == 100
+
+
+def test_the_first_differing_id_is_named_with_both_tokens():
+    problems = check_fit(model("big", 4), model("small", 4), (tokenizer("a", "b", "c"), tokenizer("a", "x", "y")))
+    assert problems == ["the vocabularies of big and small differ: id 1 is 'b' and 'x'"]
+
+
+def test_a_special_token_that_only_one_side_has_does_not_fit():
+    problems = check_fit(model("big", 4), model("small", 4), (tokenizer("a", "b"), tokenizer("a", "b", "<tool>")))
+    assert problems == ["the vocabularies of big and small differ: id 2 is no token and '<tool>'"]
+
+
+def test_a_token_that_the_drafter_has_no_row_for_fits():
+    """It is never drafted; one that only the drafter's tokenizer has tells another tokenizer."""
+    more, less = tokenizer("a", "b", "<pad>"), tokenizer("a", "b")
+    assert check_fit(model("big", 3), model("small", 2), (more, less)) == []
+    assert check_fit(model("big", 3), model("small", 2), (more, more)) == []
+    problems = check_fit(model("big", 2), model("small", 3), (less, more))
+    assert problems == ["token '<pad>' (id 2) lies outside the vocabulary both models have (big 2, small 3)"]
+
+
+def test_a_drafter_without_tokenizer_is_trusted_only_if_the_sizes_agree():
+    big, same, other = model("big", 3), model("small", 3), model("small", 4)
+    ours = tokenizer("a", "b", "c")
+    assert check_fit(big, same, (ours, None)) == []
+    assert fit_notes(big, same, (ours, None)) == [
+        "small has no tokenizer files: assumed to use the other model's, as the sizes agree"
+    ]
+    assert check_fit(big, other, (ours, None)) == [
+        "small has no tokenizer files and the vocabularies differ in size (big 3, small 4)"
+    ]
+
+
+def test_a_shorter_context_of_the_drafter_is_named_and_a_longer_one_is_not():
+    ours = tokenizer("a")
+    notes = fit_notes(model("big", 1, 8192), model("small", 1, 2048), (ours, ours))
+    assert notes == ["small has a context of 2048 tokens, big 8192: the pair runs with 2048"]
+    assert fit_notes(model("big", 1, 100), model("small", 1, 200), (ours, ours)) == []
+
+
+def save(folder, *, tokens=None, **shape):
+    tiny_model(**shape).save_pretrained(folder)
+    if tokens is not None:
+        tokens.save_pretrained(folder)
+    return spec_from_argument(str(folder))
+
+
+def test_loading_refuses_a_drafter_that_speaks_another_vocabulary(tmp_path):
+    strange = tiny_tokenizer()
+    strange._tokenizer.add_tokens(["<other>"])
+    target = save(tmp_path / "target", tokens=tiny_tokenizer())
+    drafter = save(tmp_path / "drafter", tokens=strange)
+    with pytest.raises(UserError) as raised:
+        load_pair(PairSpec(name="x", target=target, drafter=drafter), LoadOptions(device="cpu"))
+    assert str(raised.value) == (
+        "drafter cannot draft for target: token '<other>' (id 300) lies outside the vocabulary both models have "
+        "(target 300, drafter 300)"
+    )
+
+
+def test_loading_takes_the_shorter_context_and_says_so(tmp_path):
+    target = save(tmp_path / "target", tokens=tiny_tokenizer(), context=512)
+    drafter = save(tmp_path / "drafter", context=128)
+    pair = load_pair(PairSpec(name="x", target=target, drafter=drafter), LoadOptions(device="cpu"))
+    assert pair.context == 128
+    assert pair.notes == (
+        "drafter has a context of 128 tokens, target 512: the pair runs with 128",
+        "drafter has no tokenizer files: assumed to use the other model's, as the sizes agree",
+    )

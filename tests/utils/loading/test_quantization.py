@@ -1,0 +1,71 @@
+"""8 and 4 bit weights: the default model on the CPU, its real memory, and nothing on the screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.tiny import tiny_model, tiny_pair
+from utils.catalogue.catalogue import load_catalogue
+from utils.catalogue.specs import PairSpec, spec_from_argument
+from utils.errors import UsageError
+from utils.kernels.packed_linear import PackedLinear
+from utils.loading.loaded import LoadOptions
+from utils.loading.loading import load_pair
+from utils.loading.quantization import held_bytes, parameter_count, quantization_config
+
+CATALOGUE = Path(__file__).parents[3] / "models.yaml"
+
+
+def answer(pair, tokens: int) -> str:
+    user = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = pair.tokenizer.apply_chat_template(user, add_generation_prompt=True, return_tensors="pt")
+    out = pair.target.model.generate(**ids, max_new_tokens=tokens, do_sample=False)
+    return pair.tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(("kind", "megabytes"), [("int8", 220), ("nf4", 173)])
+def test_the_default_model_answers_quantized_and_floods_nothing(kind, megabytes, capfd):
+    pair = load_pair(load_catalogue(CATALOGUE).pair("smollm2"), LoadOptions(device="cpu", quantization=kind))
+    assert "Paris" in answer(pair, 8)
+    assert capfd.readouterr() == ("", "")
+    target = pair.target
+    assert (target.quantization, target.parameters) == (kind, 134_515_008)
+    assert target.bytes / 1e6 == pytest.approx(megabytes, abs=2)
+    assert not any(isinstance(module, PackedLinear) for module in target.model.modules())
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_pair(tmp_path_factory.mktemp("tiny"), hidden=64)
+
+
+def test_target_and_drafter_are_quantized_separately(tiny):
+    spec = PairSpec(
+        name="tiny", target=spec_from_argument(str(tiny.target)), drafter=spec_from_argument(str(tiny.drafter))
+    )
+    pair = load_pair(spec, LoadOptions(device="cpu", drafter_quantization="fp4"))
+    assert pair.drafter is not None
+    assert (pair.target.quantization, pair.drafter.quantization) == ("none", "fp4")
+    assert pair.drafter.parameters == pair.target.parameters
+    assert pair.drafter.bytes < pair.target.bytes
+    pair = load_pair(spec, LoadOptions(device="cpu", quantization="int8"))
+    assert pair.drafter is not None
+    assert (pair.target.quantization, pair.drafter.quantization) == ("int8", "none")
+
+
+def test_shared_weights_are_counted_once():
+    tied = tiny_model()
+    apart_count, apart_bytes = parameter_count(tied), held_bytes(tied)
+    head = tied.lm_head.weight.numel()
+    tied.lm_head.weight = tied.model.embed_tokens.weight
+    assert parameter_count(tied) == apart_count - head
+    assert held_bytes(tied) == apart_bytes - 4 * head
+
+
+def test_a_device_without_quantization_is_a_usage_error():
+    with pytest.raises(UsageError, match=r"quantization nf4 runs on cpu and cuda, not on mps: use --quantization none"):
+        quantization_config("nf4", torch.device("mps"), torch.float16)
+    assert quantization_config("none", torch.device("mps"), torch.float16) is None

@@ -1,0 +1,557 @@
+"""The one writer of files (utils/files.py): what stands at a path decides how it is written, and nothing gets lost."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import io
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.places import Device, largest_file, modes_count, read_only
+from utils import files
+from utils.errors import UsageError, UserError
+from utils.files import WriteError, append, beside, drop_half_line, put_folder, replacing, writable, write_bytes
+
+ROOT = Path(__file__).resolve().parents[2]
+FULL = Path("/dev/full")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture(params=["beside", "in place"])
+def way(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A file is replaced from beside it, or, in a read-only folder, written in place."""
+    (tmp_path / "file").write_bytes(b"old content, longer than the new")
+    if request.param == "beside":
+        yield request.param
+        return
+    with read_only(tmp_path):
+        yield request.param
+
+
+# -- regular files --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"new", os.urandom(1 << 17)])
+def test_a_file_holds_what_was_written_and_nothing_is_left_beside_it(way: str, data: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    inode = file.stat().st_ino
+    write_bytes(file, data)
+    assert file.read_bytes() == data
+    assert names(tmp_path) == ["file"]
+    assert (file.stat().st_ino == inode) == (way == "in place")
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError])
+def test_an_error_before_the_end_leaves_the_old_content(way: str, error: type[BaseException], tmp_path: Path) -> None:
+    with pytest.raises(error):
+        _failing(tmp_path / "file", error)
+    assert (tmp_path / "file").read_bytes() == b"old content, longer than the new"
+    assert names(tmp_path) == ["file"]
+
+
+def _failing(path: Path, error: type[BaseException]) -> None:
+    with replacing(path) as out:
+        out.write(b"half of it")
+        raise error
+
+
+def test_a_full_disk_is_told_with_what_the_file_holds(way: str, tmp_path: Path) -> None:
+    with largest_file(100), pytest.raises(WriteError) as caught:
+        write_bytes(tmp_path / "file", bytes(1000))
+    assert str(caught.value) == (
+        f"cannot write {tmp_path / 'file'}: File too large (nothing was saved, the old content stays)"
+    )
+    assert isinstance(caught.value, UserError)
+    assert isinstance(caught.value, OSError)
+    assert (tmp_path / "file").read_bytes() == b"old content, longer than the new"
+    assert names(tmp_path) == ["file"]
+
+
+def test_what_could_not_be_put_back_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"old content")
+    real = files._write_all
+
+    def broken(file: Any, data: bytes) -> None:
+        real(file, data[:4])
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(files, "_write_all", broken)
+    with read_only(tmp_path), pytest.raises(WriteError, match=r"Input/output error \(only a part of it was saved\)$"):
+        write_bytes(tmp_path / "file", b"new")
+
+
+def test_an_interrupt_while_it_is_written_in_place_puts_the_old_content_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"old content")
+
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    for data in (b"new", b"new, and longer than the old one"):
+        with read_only(tmp_path), pytest.raises(KeyboardInterrupt):
+            write_bytes(tmp_path / "file", data)
+        assert (tmp_path / "file").read_bytes() == b"old content"
+
+
+def test_what_a_killed_process_left_is_taken_away_and_what_another_writes_is_not(tmp_path: Path) -> None:
+    file, journal = tmp_path / "file", tmp_path / ".file.partial"
+    code = (
+        "import os, signal, sys; from utils.files import replacing\n"
+        "with replacing(sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", code, str(file)], cwd=ROOT, check=False)
+        assert len(names(tmp_path)) == 1
+    journal.touch()
+    with replacing(file) as out:
+        out.write(b"first")
+        write_bytes(file, b"second")
+        assert len(names(tmp_path)) == 3
+    assert names(tmp_path) == [".file.partial", "file"]
+    assert file.read_bytes() == b"first"
+
+
+def test_a_signal_at_any_moment_leaves_the_old_content_or_the_new(tmp_path: Path) -> None:
+    """Really Ctrl-C, while a process writes again and again."""
+    code = (
+        "import signal, sys; from utils.files import write_bytes\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.stdout.write('.'); sys.stdout.flush()\n"
+        "while True: write_bytes(sys.argv[1], b'a' * 3000); write_bytes(sys.argv[1], b'b' * 3000)\n"
+    )
+    file = tmp_path / "file"
+    for delay in range(8):
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(file)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert child.stdout is not None
+        assert child.stdout.read(1) == b"."
+        threading.Event().wait(0.003 * delay)
+        child.send_signal(signal.SIGINT)
+        child.communicate()
+        if file.exists():
+            assert file.read_bytes() in (b"a" * 3000, b"b" * 3000)
+        assert names(tmp_path) in (["file"], [])
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_a_new_file_obeys_the_umask_and_an_old_one_keeps_its_mode(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        write_bytes(tmp_path / "new", b"x")
+        for mode in (0o600, 0o640, 0o666, 0o755):
+            file = tmp_path / oct(mode)
+            file.touch()
+            file.chmod(mode)
+            write_bytes(file, b"x")
+            assert stat.S_IMODE(file.stat().st_mode) == mode
+        assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o666 & ~umask
+    finally:
+        os.umask(before)
+
+
+def test_the_owner_is_kept_as_far_as_one_may(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"old")
+    group = next((one for one in os.getgroups() if one != file.stat().st_gid), file.stat().st_gid)
+    owner = (4321, 1234) if os.geteuid() == 0 else (os.geteuid(), group)
+    os.chown(file, *owner)
+    write_bytes(file, b"new")
+    assert (file.stat().st_uid, file.stat().st_gid) == owner
+
+
+def test_a_file_that_is_a_mount_point_is_written_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(*_: Any) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(os, "replace", busy)
+    (tmp_path / "file").write_bytes(b"old content")
+    inode = (tmp_path / "file").stat().st_ino
+    write_bytes(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert (tmp_path / "file").stat().st_ino == inode
+    assert names(tmp_path) == ["file"]
+    with pytest.raises(WriteError, match=r"busy \(nothing was saved\)"):
+        write_bytes(tmp_path / "new", b"new")
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_write_protected_file_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"old")
+    file.chmod(0o444)
+    with read_only(tmp_path), pytest.raises(UsageError, match="is there and cannot be written to"):
+        writable(file)
+    with modes_count(), pytest.raises(WriteError, match=r"Permission denied \(nothing was saved, the old content"):
+        write_bytes(file, b"new")
+    assert file.read_bytes() == b"old"
+
+
+def test_files_that_belong_together_change_together(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_bytes(b"1")
+    two.write_bytes(b"2")
+    with largest_file(100), pytest.raises(WriteError, match="two: File too large"):
+        files.write_together({one: b"new", two: bytes(1000)})
+    assert (one.read_bytes(), two.read_bytes()) == (b"1", b"2")
+    assert names(tmp_path) == ["one", "two"]
+    files.write_together({one: b"new", two: b"too"})
+    assert (one.read_bytes(), two.read_bytes()) == (b"new", b"too")
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    files.write_json(path, {"a": 1, "b": "\u00e9"})
+    with pytest.raises(ValueError, match="JSON"):
+        files.write_json(path, {"a": float("nan")})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"a": 1, "b": "\u00e9"}
+    files.write_text(path, "lone \ud800")
+    assert path.read_text(encoding="utf-8") == "lone ?"
+    assert names(tmp_path) == ["out.json"]
+
+
+# -- links ----------------------------------------------------------------------------------------
+
+
+def test_links_are_followed_by_however_many_steps(tmp_path: Path) -> None:
+    (tmp_path / "a" / "deep").mkdir(parents=True)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "folder").symlink_to("a/deep")
+    (tmp_path / "first").symlink_to("b/second")
+    (tmp_path / "b" / "second").symlink_to("../folder/../deep/real")
+    for data in (b"made", b"replaced"):  # where it leads to nothing the file is made there
+        write_bytes(tmp_path / "first", data)
+        assert (tmp_path / "a" / "deep" / "real").read_bytes() == data
+    assert names(tmp_path / "a" / "deep") == ["real"]
+    assert (names(tmp_path), names(tmp_path / "b")) == (["a", "b", "first", "folder"], ["second"])
+    assert os.readlink(tmp_path / "first") == "b/second"
+
+
+def test_a_circle_of_links_and_other_impossible_places_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    (tmp_path / "file").write_bytes(b"")
+    for path, said in (
+        (tmp_path / "one", "Too many levels of symbolic links"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "no" / "file", "No such file or directory"),
+        (tmp_path / "file" / "in", "Not a directory"),
+        (tmp_path / "nul\0l", "a name with a null character"),
+        (tmp_path / ("x" * 300), "File name too long"),
+    ):
+        with pytest.raises(WriteError, match=said):
+            write_bytes(path, b"x")
+        with pytest.raises(UsageError) if "long" not in said else io.BytesIO():
+            writable(path)
+    assert names(tmp_path) == ["file", "one", "two"]
+
+
+def test_a_long_name_leaves_room_for_its_temporary(tmp_path: Path) -> None:
+    for name in ("x" * 255, "\u4e2d" * 85):
+        write_bytes(tmp_path / name, b"x")
+    assert len(names(tmp_path)) == 2
+
+
+def test_a_folder_takes_the_place_of_one_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "old").touch()
+    (tmp_path / "entry").symlink_to("there")
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "new").touch()
+    put_folder(tmp_path / "made", tmp_path / "entry")
+    assert (tmp_path / "entry").is_symlink()
+    assert names(tmp_path / "there") == ["new"]
+    assert names(tmp_path) == ["entry", "there"]
+
+
+# -- what is no file ------------------------------------------------------------------------------
+
+
+def test_a_device_gets_every_byte_at_once_and_stays(tmp_path: Path) -> None:
+    data = os.urandom(100_000)
+    with Device() as device:
+        (tmp_path / "link").symlink_to(device.path)
+        with pytest.raises(ZeroDivisionError), replacing(device.path) as out:
+            out.write(b"%d" % (1 // (len(data) - 100_000)))
+        write_bytes(tmp_path / "link", data)
+        assert device.path.is_char_device()
+        assert beside(tmp_path / "link", "work") is None
+        assert device.read() == data
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_full_device_is_one_line_and_stays(tmp_path: Path) -> None:
+    link = tmp_path / "full"
+    link.symlink_to(FULL)
+    with pytest.raises(WriteError, match=r"full: No space left on device \(nothing was saved\)$"):
+        write_bytes(link, b"x")
+    assert FULL.is_char_device()
+    assert names(tmp_path) == ["full"]
+
+
+def test_a_pipe_gets_it_and_one_that_is_closed_is_told(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    data = os.urandom(1 << 18)
+    came: list[bytes] = []
+    reader = threading.Thread(target=lambda: came.append(pipe.read_bytes()))
+    reader.start()
+    write_bytes(pipe, data)
+    reader.join()
+    assert came == [data]
+
+    def closes() -> None:
+        with pipe.open("rb") as file:
+            file.read(1)
+
+    reader = threading.Thread(target=closes)
+    reader.start()
+    with pytest.raises(WriteError, match=r"Broken pipe \(only a part of it was saved\)"):
+        write_bytes(pipe, data)
+    reader.join()
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+@pytest.mark.parametrize("to", ["pipe", "file"])
+def test_standard_output_goes_on_where_it_is(name: str, to: str, tmp_path: Path) -> None:
+    """Also where it is a file: that is not replaced under whoever goes on writing to it."""
+    code = (
+        "import sys; from utils.files import write_bytes\n"
+        "print('before'); write_bytes(sys.argv[1], b'it\\n'); print('behind')"
+    )
+    file = tmp_path / "out"
+    with file.open("wb") as out:
+        ran = subprocess.run(
+            [sys.executable, "-c", code, name], cwd=ROOT, stdout=subprocess.PIPE if to == "pipe" else out, check=True
+        )
+    assert (ran.stdout if to == "pipe" else file.read_bytes()) == b"before\nit\nbehind\n"
+    assert names(tmp_path) == ["out"]
+
+
+# -- appending ------------------------------------------------------------------------------------
+
+
+def test_a_line_is_appended_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    with file.open("ab", buffering=0) as out:
+        append(out, b"first\n", file)
+        with largest_file(10), pytest.raises(WriteError, match=r"log: File too large \(what it holds is kept\)"):
+            append(out, b"second, which is longer\n", file)
+        append(out, b"third\n", file)
+    assert file.read_bytes() == b"first\nthird\n"
+
+
+@given(lines=st.lists(st.binary(max_size=40).map(lambda text: text.replace(b"\n", b"")), max_size=6), half=st.binary())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_half_a_line_is_taken_off_and_no_whole_one(lines: list[bytes], half: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    whole = b"".join(line + b"\n" for line in lines)
+    file.write_bytes(whole + half.replace(b"\n", b""))
+    drop_half_line(file)
+    assert file.read_bytes() == whole
+
+
+def test_a_half_line_longer_than_a_piece_is_taken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_PIECE", 7)
+    for whole in (b"", b"a line\n", b"many\n" * 9):
+        (tmp_path / "log").write_bytes(whole + b"x" * 50)
+        drop_half_line(tmp_path / "log")
+        assert (tmp_path / "log").read_bytes() == whole
+
+
+# -- any order of anything --------------------------------------------------------------------------
+
+PLACES = st.sampled_from(["plain", "link", "far", "new"])
+FAULTS = st.sampled_from(["", "", "error", "full"])
+
+
+@given(
+    steps=st.lists(st.tuples(PLACES, st.binary(max_size=400), FAULTS, st.integers(0o400, 0o777)), max_size=8),
+    refusing=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_sequence_of_writes_is_that_of_a_dictionary(
+    steps: list[tuple[str, bytes, str, int]], refusing: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The model: a path's content is what was last written without a fault; a mode is what it was."""
+    folder = tmp_path_factory.mktemp("any")
+    (folder / "there").mkdir()
+    for name in ("plain", "real"):
+        (folder / name).write_bytes(b"")
+    (folder / "link").symlink_to("real")
+    (folder / "far").symlink_to("there/made")
+    real = {"plain": "plain", "link": "real", "far": "there/made", "new": "new"}
+    held = {"plain": b"", "real": b""}
+    known = sorted([*names(folder), "new"])
+    for place, data, fault, mode in steps:
+        name, modes = real[place], {}
+        if name in held:
+            (folder / name).chmod(mode | 0o600)
+        modes = {one: stat.S_IMODE((folder / one).stat().st_mode) for one in held}
+        try:
+            if refusing and name in held:
+                with read_only(folder), read_only(folder / "there"):
+                    _faulty(folder / place, data, fault)
+            else:
+                _faulty(folder / place, data, fault)
+            held[name] = data
+        except (WriteError, ZeroDivisionError):
+            assert fault
+        assert {one: (folder / one).read_bytes() for one in held} == held
+        assert all(stat.S_IMODE((folder / one).stat().st_mode) == kept for one, kept in modes.items())
+        assert (folder / "link").is_symlink()
+        assert (folder / "far").is_symlink()
+        assert set(names(folder)) <= set(known)
+        assert names(folder / "there") == (["made"] if "there/made" in held else [])
+
+
+def _faulty(path: Path, data: bytes, fault: str) -> None:
+    with largest_file(100 if fault == "full" else 1 << 30), replacing(path) as out:
+        out.write(data)
+        if fault == "error":
+            raise ZeroDivisionError
+
+
+# -- negative controls: what other writers do is caught by the tests above ---------------------------
+
+
+def moved(path: str | Path, data: bytes) -> None:
+    beside = Path(f"{path}.partial")
+    beside.write_bytes(data)
+    os.replace(beside, path)
+
+
+def truncated(path: str | Path, data: bytes) -> None:
+    Path(path).write_bytes(data)
+
+
+CAUGHT: list[tuple[Callable[..., None], Callable[..., None]]] = [
+    (moved, lambda folder: test_links_are_followed_by_however_many_steps(folder)),
+    (moved, lambda folder: test_a_new_file_obeys_the_umask_and_an_old_one_keeps_its_mode(0o022, folder)),
+    (moved, lambda folder: test_a_full_device_is_one_line_and_stays(folder)),
+    (moved, lambda folder: test_a_write_protected_file_is_left_alone(folder)),
+    (truncated, lambda folder: test_a_full_device_is_one_line_and_stays(folder)),
+    (truncated, lambda folder: test_standard_output_replaces_nothing(folder)),
+]
+
+
+def test_standard_output_replaces_nothing(tmp_path: Path) -> None:
+    """In this process: a descriptor is written to where it stands."""
+    file = tmp_path / "file"
+    with file.open("wb", buffering=0) as out:
+        out.write(b"before ")
+        write_bytes(f"/dev/fd/{out.fileno()}", b"it")
+        out.write(b" behind")
+    assert file.read_bytes() == b"before it behind"
+
+
+@pytest.mark.parametrize("index", range(len(CAUGHT)))
+def test_a_simpler_writer_is_caught(index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant, check = CAUGHT[index]
+    monkeypatch.setattr(sys.modules[__name__], "write_bytes", mutant)
+    with pytest.raises((AssertionError, OSError, pytest.fail.Exception)):
+        check(tmp_path)
+
+
+# -- nobody else ------------------------------------------------------------------------------------
+
+ANYWHERE = {"write_text", "write_bytes", "savefig", "save_file", "NamedTemporaryFile", "mkstemp"}
+OF_MODULES = {"os": {"replace", "rename", "renames"}, "shutil": {"move", "copy", "copy2", "copyfile"}, "json": {"dump"}}
+OPENED = {
+    # what goes on in a file, a line at a time
+    "app/bench/journal.py",
+    "app/simulate/record_target.py",
+    "app/replay/log_writer.py",
+    "training/text/self_text.py",
+    # the prompt's history, which prompt_toolkit appends to
+    "app/console/prompt.py",
+    # flushed to the disk, not changed
+    "utils/loading/cache.py",
+    # nowhere
+    "utils/loading/hub.py",
+    # streams that are open already
+    "app/lanes/processes.py",
+    "utils/loading/gguf.py",
+}
+SCRATCH = {"app/console/actions.py"}  # the text in the editor, in a folder of its own
+
+
+def writers(source: str) -> Iterator[str]:
+    """What in a module would write a file by another way than utils/files.py: "open" or the call's name."""
+    tree = ast.parse(source)
+    imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "utils.files"]
+    own = {one.name for node in imported for one in node.names}
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        of = call.func.value if isinstance(call.func, ast.Attribute) else None
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if name in ("open", "fdopen") and any(map(_writes, (*call.args, *(one.value for one in call.keywords)))):
+            yield "open"
+        elif name in ANYWHERE and not (of is None and name in own):
+            yield name
+        elif name in OF_MODULES.get(getattr(of, "id", ""), ()):
+            yield f"{of.id}.{name}"  # type: ignore[union-attr]
+        elif name in ("replace", "rename") and of is not None and len(call.args) == 1:
+            yield name  # of a path: that of a text takes two
+
+
+def _writes(argument: ast.expr) -> bool:
+    """Whether this is the mode of a file that is written to."""
+    found = [one.value for one in ast.walk(argument) if isinstance(one, ast.Constant)]
+    return any(isinstance(one, str) and re.fullmatch("[rwaxbt+]{1,3}", one) and set(one) & set("wax+") for one in found)
+
+
+def test_no_other_module_replaces_a_file() -> None:
+    found: dict[str, set[str]] = {}
+    for folder in ("app", "sampling", "training", "utils"):
+        for file in (ROOT / folder).rglob("*.py"):
+            if told := set(writers(file.read_text(encoding="utf-8"))):
+                found[file.relative_to(ROOT).as_posix()] = told
+    assert found.pop("utils/files.py") >= {"os.replace", "shutil.move", "open"}
+    allowed = {name: {"open"} for name in OPENED} | {name: {"write_text"} for name in SCRATCH}
+    allowed["utils/svg_plots.py"] = {"savefig"}  # into memory
+    assert found == allowed
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "os.replace(a, b)",
+        "os.rename(a, b)",
+        "Path(a).replace(b)",
+        "path.rename(b)",
+        "path.write_text(text)",
+        "path.write_bytes(data)",
+        "open(path, 'w')",
+        "path.open('wb')",
+        "path.open(mode='x')",
+        "tempfile.NamedTemporaryFile()",
+        "tempfile.mkstemp()",
+        "json.dump(data, file)",
+        "shutil.move(a, b)",
+        "save_file(tensors, name)",
+        "figure.savefig(name)",
+    ],
+)
+def test_the_search_for_other_writers_finds_them(line: str) -> None:
+    assert list(writers(line)) != []
+    assert list(writers("from utils.files import write_text\nwrite_text(path, text)\n'a'.replace('b', 'c')")) == []

@@ -1,0 +1,241 @@
+"""Every logits processor against a naive float64 full sort, and against transformers' warpers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.support.reference import NaiveLaw
+from utils.errors import UserError
+from utils.logits_processors import (
+    GreedyProcessor,
+    LogitsProcessor,
+    MinPProcessor,
+    MultinomialProcessor,
+    NucleusProcessor,
+    TopKNucleusProcessor,
+    TopKProcessor,
+    make_processor,
+)
+
+CLOSE = 1e-12
+# Distinct logits on a coarse grid: no ties, and no mass that sits on a boundary by rounding.
+ROWS = st.lists(st.integers(-400, 400), min_size=2, max_size=30, unique=True).map(lambda row: [x / 37 for x in row])
+TEMPERATURES = st.sampled_from([0.3, 0.8, 1.0, 1.7])
+TOP_PS = st.sampled_from([0.05, 0.41, 0.77, 0.9, 0.99, 1.0])
+
+
+def wide(row: list[float]) -> Tensor:
+    return torch.tensor(row, dtype=torch.float64)
+
+
+def agree(processor: LogitsProcessor, naive: NaiveLaw, row: list[float]) -> None:
+    assert torch.allclose(processor(wide(row)), naive(wide(row)), atol=CLOSE, rtol=0)
+
+
+@given(ROWS)
+def test_greedy_is_one_hot_at_the_best(row: list[float]) -> None:
+    agree(GreedyProcessor(), NaiveLaw(temperature=0), row)
+
+
+@given(ROWS, TEMPERATURES)
+def test_multinomial(row: list[float], temperature: float) -> None:
+    agree(MultinomialProcessor(temperature), NaiveLaw(temperature), row)
+
+
+@given(ROWS, TEMPERATURES, st.integers(1, 40))
+def test_top_k(row: list[float], temperature: float, top_k: int) -> None:
+    agree(TopKProcessor(temperature, top_k), NaiveLaw(temperature, top_k), row)
+
+
+@given(ROWS, TEMPERATURES, TOP_PS)
+def test_nucleus(row: list[float], temperature: float, top_p: float) -> None:
+    agree(NucleusProcessor(temperature, top_p), NaiveLaw(temperature, top_p=top_p), row)
+
+
+@given(ROWS, TEMPERATURES, st.integers(1, 12), TOP_PS)
+def test_top_k_then_nucleus(row: list[float], temperature: float, top_k: int, top_p: float) -> None:
+    agree(TopKNucleusProcessor(temperature, top_k, top_p), NaiveLaw(temperature, top_k, top_p), row)
+
+
+@given(ROWS, TEMPERATURES, st.sampled_from([0.0, 0.03, 0.2, 0.9]))
+def test_min_p(row: list[float], temperature: float, min_p: float) -> None:
+    agree(MinPProcessor(temperature, min_p), NaiveLaw(temperature, min_p=min_p), row)
+
+
+@given(ROWS, TEMPERATURES, st.integers(0, 12), TOP_PS, st.sampled_from([0.0, 0.03, 0.2]))
+def test_all_together(row: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+    settings_ = (temperature, top_k, top_p, min_p)
+    agree(make_processor(*settings_), NaiveLaw(*settings_), row)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), TEMPERATURES, st.sampled_from([0, 5, 50]), TOP_PS, st.sampled_from([0.0, 0.05]))
+def test_the_order_is_that_of_transformers(
+    seed: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    from transformers import (
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    logits = torch.randn((3, 200), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
+    warpers: list[Any] = [TemperatureLogitsWarper(temperature)]
+    warpers += [TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    warpers += [MinPLogitsWarper(min_p)] if min_p else []
+    expected = LogitsProcessorList(warpers)(torch.zeros((3, 1), dtype=torch.long), logits.clone()).softmax(dim=-1)
+    found = make_processor(temperature, top_k, top_p, min_p)(logits)
+    assert torch.allclose(found, expected, atol=1e-9)
+
+
+def every_processor() -> list[LogitsProcessor]:
+    return [
+        GreedyProcessor(),
+        MultinomialProcessor(0.7),
+        TopKProcessor(0.7, 3),
+        NucleusProcessor(0.7, 0.8),
+        TopKNucleusProcessor(0.7, 4, 0.8),
+        MinPProcessor(0.7, 0.1),
+        make_processor(1.3, 5, 0.9, 0.05),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_callers_logits_stay_as_they_are(dtype: torch.dtype) -> None:
+    logits = torch.randn((2, 3, 50), generator=torch.Generator().manual_seed(1)).to(dtype)
+    before = logits.clone()
+    for processor in every_processor():
+        probs = processor(logits)
+        assert torch.equal(logits, before)
+        assert probs.shape == logits.shape
+        assert probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert torch.allclose(probs.sum(dim=-1), torch.ones(2, 3, dtype=probs.dtype), atol=1e-5)
+        assert bool((probs >= 0).all())
+
+
+def full_sort(probs: Tensor, top_p: float) -> Tensor:
+    """The oracle: all ids sorted, the first of equal ones first; kept while the mass before them is below top_p."""
+    values, ids = probs.sort(dim=-1, descending=True, stable=True)
+    before = values.cumsum(dim=-1) - values
+    kept = torch.zeros_like(probs, dtype=torch.bool).scatter(-1, ids, before < top_p)
+    left = torch.where(kept, probs, 0.0)
+    return left / left.sum(dim=-1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spread", [0.0, 0.05, 1.0, 8.0])
+@pytest.mark.parametrize("top_p", [0.001, 0.3, 0.9, 0.999, 0.9999, 0.9999999])
+def test_the_nucleus_equals_the_full_sort(spread: float, top_p: float, dtype: torch.dtype) -> None:
+    """Flat rows, peaked ones and rows of many equal ids, in one batch and alone."""
+    noise = torch.randn((4, 4096), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    noise[1] = noise[1].round()
+    logits = (noise * torch.tensor([spread, spread, 8.0, 0.01])[:, None]).to(dtype)
+    found = NucleusProcessor(1.0, top_p)(logits)
+    assert torch.equal(found, full_sort(MultinomialProcessor(1.0)(logits), top_p))
+    for row in range(4):
+        assert torch.equal(NucleusProcessor(1.0, top_p)(logits[row]), found[row])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.sampled_from([0.0, 1.0, 1.5, -2.0, -math.inf]), min_size=6, max_size=6), min_size=1, max_size=3
+    ),
+    st.floats(0.01, 0.99),
+)
+def test_of_equal_ids_the_first_are_kept(rows: list[list[float]], top_p: float) -> None:
+    logits = torch.tensor([[0.0, *row] for row in rows])
+    assert torch.equal(NucleusProcessor(1.0, top_p)(logits), full_sort(MultinomialProcessor(1.0)(logits), top_p))
+
+
+def test_ties_with_the_kth_are_kept_and_ties_for_the_best_give_the_first() -> None:
+    tied = torch.tensor([1.0, 2.0, 2.0, 0.0, 2.0])
+    assert TopKProcessor(1.0, 2)(tied).tolist() == pytest.approx([0, 1 / 3, 1 / 3, 0, 1 / 3])
+    assert GreedyProcessor()(tied).tolist() == [0, 1, 0, 0, 0]
+    assert int(NucleusProcessor(1.0, 0.5)(tied).count_nonzero()) == 2  # of three equals two reach 0.5
+    assert MinPProcessor(1.0, 0.9)(tied).tolist() == pytest.approx([0, 1 / 3, 1 / 3, 0, 1 / 3])
+
+
+def test_temperature_zero_is_greedy_whatever_else_is_set() -> None:
+    row = torch.tensor([0.0, 3.0, 1.0])
+    assert make_processor(0.0, 2, 0.5, 0.2)(row).tolist() == [0, 1, 0]
+    assert make_processor(0.0, 2, 0.5, 0.2).greedy
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e4, 3e38])
+def test_extreme_logits_give_finite_laws(scale: float) -> None:
+    logits = torch.tensor([[1.0, -1.0, 0.5, 0.0]]) * scale
+    for processor in every_processor():
+        probs = processor(logits)
+        assert bool(torch.isfinite(probs).all())
+        assert float(probs.sum()) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-3, 1e3, 1e30])
+def test_extreme_temperatures(temperature: float) -> None:
+    probs = MultinomialProcessor(temperature)(torch.tensor([2.0, 1.0, -4.0]))
+    assert bool(torch.isfinite(probs).all())
+    expected = [1.0, 0.0, 0.0] if temperature < 1 else [1 / 3] * 3
+    assert probs.tolist() == pytest.approx(expected, abs=1e-2)
+
+
+def test_minus_infinity_is_impossible() -> None:
+    row = [0.0, -math.inf, 1.0, -math.inf, 0.5]
+    for processor in every_processor():
+        probs = processor(torch.tensor(row))
+        assert probs[1] == 0
+        assert probs[3] == 0
+        assert bool(torch.isfinite(probs).all())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_nan_and_plus_infinity_are_errors(bad: float) -> None:
+    for processor in every_processor():
+        with pytest.raises(ValueError, match="NaN"):
+            processor(torch.tensor([[0.0, 1.0], [bad, 0.0]]))
+
+
+def test_a_row_of_minus_infinities_is_an_error() -> None:
+    for processor in every_processor():
+        with pytest.raises(ValueError, match="finite"):
+            processor(torch.full((1, 3), -math.inf))
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: MultinomialProcessor(-0.1), "temperature"),
+        (lambda: MultinomialProcessor(float("nan")), "temperature"),
+        (lambda: TopKProcessor(1.0, -1), "top_k"),
+        (lambda: NucleusProcessor(1.0, 0.0), "top_p"),
+        (lambda: NucleusProcessor(1.0, 1.01), "top_p"),
+        (lambda: MinPProcessor(1.0, 1.0), "min_p"),
+        (lambda: MinPProcessor(1.0, -0.01), "min_p"),
+    ],
+)
+def test_values_out_of_range_are_named(make: Callable[[], LogitsProcessor], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        make()
+
+
+def test_sample_follows_the_callers_generator(untouched_global_noise: None) -> None:
+    probs = MultinomialProcessor(1.0)(torch.randn((64, 9), generator=torch.Generator().manual_seed(3)))
+    processor = MultinomialProcessor(1.0)
+    first = processor.sample(probs, torch.Generator().manual_seed(4))
+    again = processor.sample(probs, torch.Generator().manual_seed(4))
+    other = processor.sample(probs, torch.Generator().manual_seed(5))
+    assert first.shape == (64, 1)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(GreedyProcessor().sample(probs)[:, 0], probs.argmax(dim=-1))

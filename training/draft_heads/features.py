@@ -1,0 +1,160 @@
+"""What a target computes on given texts: last hidden states, and keys and values of chosen layers.
+
+Everything a student learns from follows from them: the target's law is its head applied to the states.
+Computed once, kept in shards of safetensors beside the checkpoint, resumable shard by shard. Knows no
+students and no loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from sampling.loop import never
+from sampling.models.network import network_of
+from training.text.self_text import Text, Told
+from utils.files import write_bytes
+
+SHARD = 64  # sequences a file
+FED = 4096  # tokens a pass, padding included
+KEPT = torch.bfloat16
+_SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True)
+class Example:
+    """One sequence of T tokens and what the target makes of it. Positions run from 0."""
+
+    ids: Tensor  # [T] long
+    start: int  # the first token somebody wrote
+    temperature: float | None
+    hidden: Tensor  # [T, H] what the target's head is applied to
+    kv: dict[int, tuple[Tensor, Tensor]]  # layer → K, V [T, H_kv, D], rotated as in the target's cache
+
+
+def extract(
+    model: Any,
+    texts: Sequence[Text],
+    layers: Sequence[int],
+    folder: Path,
+    told: Told,
+    interrupt: Callable[[], bool] = never,
+) -> list[Path]:
+    """Run `model` over `texts`; the shards' files, fewer than needed only when interrupted.
+
+    A shard of an earlier run is taken if it was made of the same texts and holds these layers, perhaps others too: one
+    folder serves students of every kind.
+    Raises OSError where the disk is full; a shard appears whole or not at all.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files: list[Path] = []
+    for first in range(0, len(texts), SHARD):
+        part = texts[first : first + SHARD]
+        told("running the target over the texts", first / len(texts))
+        if interrupt():
+            return files
+        mark = _mark(part)
+        file = _made(folder, mark, layers)
+        if file is None:
+            file = folder / f"{mark}{'-'.join(map(str, sorted(layers)))}{_SUFFIX}"
+            write_bytes(file, save(_shard(model, part, layers)))
+        files.append(file)
+    return files
+
+
+def _made(folder: Path, mark: str, layers: Sequence[int]) -> Path | None:
+    """A shard of the texts of this mark that holds at least these layers."""
+    for file in sorted(folder.glob(f"{mark}*{_SUFFIX}")):
+        if set(map(str, layers)) <= set(file.name.removeprefix(mark).removesuffix(_SUFFIX).split("-")):
+            return file
+    return None
+
+
+def _mark(texts: Sequence[Text]) -> str:
+    """The beginning of the name of every shard of these texts."""
+    told = json.dumps([[text.ids, text.start] for text in texts])
+    return f"features-{hashlib.sha256(told.encode('ascii')).hexdigest()[:16]}-"
+
+
+def _shard(model: Any, texts: Sequence[Text], layers: Sequence[int]) -> dict[str, Tensor]:
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index].ids))
+    made: dict[int, dict[str, Tensor]] = {}
+    for batch in _batches(order, texts):
+        made |= dict(zip(batch, _run(model, [texts[index] for index in batch], layers), strict=True))
+    each = [made[index] for index in range(len(texts))]
+    joined = {name: torch.cat([one[name] for one in each]) for name in each[0]}
+    temperatures = [-1.0 if text.temperature is None else text.temperature for text in texts]
+    return joined | {
+        "length": torch.tensor([len(text.ids) for text in texts]),
+        "start": torch.tensor([text.start for text in texts]),
+        "temperature": torch.tensor(temperatures),
+    }
+
+
+def _batches(order: Sequence[int], texts: Sequence[Text]) -> Iterator[list[int]]:
+    """Indices in `order`, as many at once as a pass takes when padded to the longest (the last of each batch)."""
+    batch: list[int] = []
+    for index in order:
+        if batch and (len(batch) + 1) * len(texts[index].ids) > FED:
+            yield batch
+            batch = []
+        batch.append(index)
+    yield batch
+
+
+@torch.no_grad()
+def _run(model: Any, texts: Sequence[Text], layers: Sequence[int]) -> list[dict[str, Tensor]]:
+    """One pass; padding lies behind the sequences, where causal attention does not see it."""
+    network = network_of(model)
+    width = max(len(text.ids) for text in texts)
+    ids = torch.tensor([[*text.ids, *[0] * (width - len(text.ids))] for text in texts], device=network.device)
+    cache = network.new_cache(len(texts))
+    positions = torch.arange(width, device=network.device).expand(len(texts), -1)
+    _, hidden = network.forward(ids, positions, None, cache, 1, hidden=True)
+    assert hidden is not None
+    found = []
+    for row, text in enumerate(texts):
+        count = len(text.ids)
+        one = {"ids": ids[row, :count].to("cpu", torch.int32), "hidden": _kept(hidden[row, :count])}
+        for layer in layers:
+            key, value = cache.layer(layer)
+            one[f"key.{layer}"] = _kept(key[row, :, :count].transpose(0, 1))
+            one[f"value.{layer}"] = _kept(value[row, :, :count].transpose(0, 1))
+        found.append(one)
+    return found
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", KEPT).contiguous()
+
+
+def load_shard(file: Path) -> list[Example]:
+    """The examples of one file; tensors are read from the page cache, not copied at once."""
+    with safe_open(str(file), framework="pt") as data:
+        tensors = {name: data.get_tensor(name) for name in data.keys()}  # noqa: SIM118  # no mapping
+    layers = sorted(int(name.partition(".")[2]) for name in tensors if name.startswith("key."))
+    examples, begin = [], 0
+    for length, start, temperature in zip(
+        tensors["length"].tolist(), tensors["start"].tolist(), tensors["temperature"].tolist(), strict=True
+    ):
+        part = slice(begin, begin + length)
+        examples.append(
+            Example(
+                ids=tensors["ids"][part].long(),
+                start=start,
+                temperature=None if temperature < 0 else temperature,
+                hidden=tensors["hidden"][part],
+                kv={layer: (tensors[f"key.{layer}"][part], tensors[f"value.{layer}"][part]) for layer in layers},
+            )
+        )
+        begin += length
+    return examples

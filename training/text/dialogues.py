@@ -1,0 +1,401 @@
+"""What a target is made to write: chats it makes up by itself, by kind of task, or answers to given prompts.
+
+A chat is a generator that asks for continuations and gets them; it ends with the lines to be kept. How the user's turns
+begin is of our own making and of no benchmark; in kind they ask what people ask: a text to be summarised, passages to
+be asked about, a sentence to be translated, a sum, a question, a list, some code. Knows a tokenizer and no model; how
+text is sampled is training/text/synthesize.py's business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+from utils.errors import UserError
+
+_MARK = "user-turn-0"
+TEMPERATURES = (0.0, 0.7, 1.0)  # of the answers, chat by chat
+USER_TOKENS = 96  # a longer user turn is thrown away
+_LONG_TURN = 288  # tokens of a turn that has a text in it, its beginning included
+_TAIL = 32  # tokens that a template puts between a user's turn and its answer, at most
+_SENTENCE = re.compile(r"(?<!\d)[.!?][\"'”’)]*(?=\s|$)")  # where one ends; behind a figure a point may be another's
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a turn: `opening` is given, then the target goes on for at most `tokens`.
+
+    A part that is `loose` may be cut there, at its last full sentence; another one has to end by itself.
+    """
+
+    opening: str
+    tokens: int = 96
+    loose: bool = False
+
+
+_NAMES = (
+    *("Anna", "Ben", "Carla", "David", "Emma", "Farid", "Grace", "Hugo", "Ines", "Jamal"),
+    *("Kim", "Leo", "Maria", "Nora", "Omar", "Paula", "Quentin", "Rosa", "Sam", "Tara"),
+)
+_THINGS = (
+    *("apples", "books", "tickets", "stamps", "cookies", "marbles", "pencils"),
+    *("shirts", "eggs", "cards", "chairs", "flowers", "bottles", "coins"),
+)
+_HEADS = (
+    "Police in",
+    "A man from",
+    "The government of",
+    "Scientists at the University of",
+    "A new report says",
+    "Thousands of people",
+    "The football club",
+    "The company announced on Monday that",
+    "A woman who",
+    "The president said",
+    "Doctors in",
+    "A court has",
+    "The city council",
+    "After years of",
+    "Firefighters",
+    "Two brothers",
+)
+_SUBJECTS = (
+    "The city of",
+    "The river",
+    "The novel",
+    "The song",
+    "The film",
+    "The planet",
+    "The theory of",
+    "The battle of",
+    "The human heart",
+    "In the 19th century,",
+    "The term",
+    "The king of",
+    "The television series",
+    "A volcano is",
+    "Photosynthesis is",
+    "The bank",
+    "The United States",
+    "The ancient Greeks",
+    "The team",
+    "Copper is",
+)
+_ASKS = (
+    "Who",
+    "When did",
+    "When was",
+    "Where is",
+    "Where was",
+    "What is the",
+    "What is",
+    "What was",
+    "How many",
+    "Which",
+    "Why do",
+    "How do you",
+    "What are the",
+    "Describe",
+    "What does",
+)
+_GERMAN = (
+    "Die Regierung hat",
+    "Der neue Präsident",
+    "Im Jahr",
+    "Am Montag",
+    "Viele Menschen",
+    "Die Stadt",
+    "Nach dem Spiel",
+    "Ich habe",
+    "Das Unternehmen",
+    "Wir wollen",
+    "Der Minister sagte, dass",
+    "Seit dem",
+    "Es gibt",
+    "In der Schule",
+    "Die Polizei",
+    "Mit dem Auto",
+    "Der Film",
+    "Für die Kinder",
+)
+_TASKS = (
+    "Write a short story about",
+    "Write an email to",
+    "Write a blog post about",
+    "Write a poem about",
+    "Write a speech for",
+    "Describe a scene",
+    "Speak as if you were",
+    "Play the part of",
+    "Give me a list of",
+    "Explain the difference between",
+    "Explain how",
+    "What are the advantages of",
+    "Draft a letter",
+    "Give advice on",
+    "Compare",
+    "Write a paragraph that",
+    "Tell me about",
+    "Plan a trip to",
+)
+_PROGRAMS = (
+    "Write a Python function that",
+    "Write a Python program to",
+    "Write a program in C++ that",
+    "Write a JavaScript function to",
+    "Write code that",
+    "Write a SQL query that",
+    "Write an HTML page with",
+    "How can I find out in Python whether",
+    "Explain what this code does:\n\ndef",
+    "Fix the error in this code:\n\ndef",
+    "Design a class that",
+    "Write a recursive function",
+)
+_EXTRACTS = (
+    "Extract all names from the following text:",
+    "Make a list of all places and dates in this paragraph:",
+    "Is each of these comments friendly or not? One word a line.\n1.",
+    "Which sentence of this text is the longest?",
+    "Turn this text into a table of two columns:",
+    "Which of these sentences is about money?\n1.",
+    "Put these words into groups and name each group:",
+    "What does the writer of this email want?\n\nDear",
+    "List the main facts of the following report as bullet points:",
+)
+_SUMMARIES = (
+    "Sum up this news item: ",
+    "Summarize the following article:\n\n",
+    "What is this text about, in short?\n\n",
+)
+_TRANSLATIONS = ("Translate this sentence into English: ", "What is this in English? ", "From German into English: ")
+
+
+def _begun(beginnings: Sequence[str]) -> Callable[[Random], list[Part]]:
+    return lambda dice: [Part(dice.choice(beginnings))]
+
+
+def _sum(dice: Random) -> list[Part]:
+    """Two facts to reckon with, half of the time with the question's first words."""
+    name, other = dice.sample(_NAMES, 2)
+    thing = dice.choice(_THINGS)
+    many, some, few = dice.randrange(40, 90), dice.randrange(11, 30), dice.randrange(2, 10)
+    story, question = dice.choice(
+        (
+            (f"{name} has {many} {thing}, gives {some} of them to {other} and loses {few}.", "How many"),
+            (f"{name} has ${many * 10} and buys {few} {thing} for ${some} each.", "How much money"),
+            (f"{name} works {few} hours a day and is paid ${some} an hour.", "How much does"),
+            (f"A shop sells {many} {thing} on Monday and {some} fewer on Tuesday.", "How many"),
+            (f"{name} drives {many * few} miles in {few} hours.", "At this speed, how"),
+            (f"There are {some} boxes with {few} {thing} in each, and {name} takes out {few + 1}.", "How many"),
+            (f"{name} is {many} years old and {other} is {some} years younger.", "How old will"),
+            (f"In a club of {many} members {some} swim and {few} others row.", "How many"),
+            (f"{name} reads {some} pages a day of a book that has {many * 10} pages.", f"After {few} days, how many"),
+            (f"{name} saves ${some} a week, {other} ${few} more than that.", "How many weeks"),
+        )
+    )
+    return [Part(f"{story} {question}" if dice.random() < 0.5 else story)]
+
+
+def _extract(dice: Random) -> list[Part]:
+    return [Part(dice.choice(_EXTRACTS), 128, loose=True)]
+
+
+def _passage(dice: Random) -> list[Part]:
+    passage = Part(dice.choice(_SUBJECTS), dice.choice((120, 200)), loose=True)
+    return [passage, Part("\n" + dice.choice(_ASKS), 32)]
+
+
+def _article(dice: Random) -> list[Part]:
+    return [Part(dice.choice(_SUMMARIES) + dice.choice(_HEADS), 224, loose=True)]
+
+
+def _sentence(dice: Random) -> list[Part]:
+    return [Part(dice.choice(_TRANSLATIONS) + dice.choice(_GERMAN), 48)]
+
+
+KINDS: Mapping[str, Callable[[Random], list[Part]]] = {
+    "chat": _begun(("",)),
+    "writing": _begun(_TASKS),
+    "coding": _begun(_PROGRAMS),
+    "extraction": _extract,
+    "qa": _begun(_ASKS),
+    "maths": _sum,
+    "rag": _passage,
+    "summarization": _article,
+    "translation": _sentence,
+}
+"""Kind → the pieces of one user's turn, drawn by the dice."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Continue `prompt` at `temperature` until a stop id or `limit` tokens."""
+
+    prompt: list[int]
+    temperature: float
+    limit: int
+
+
+Line = dict[str, Any]
+"""`ids`, `start` (the first answered token), `temperature` and `number` of one answer."""
+Chat = Generator[Ask, list[int], list[Line]]
+
+
+class Source(Protocol):
+    """Where chats come from; their content depends on their number alone."""
+
+    @property
+    def longest(self) -> int: ...  # tokens of the longest sequence
+    def chat(self, number: int) -> Chat | None: ...  # None: there are no more
+
+
+class Talk:
+    """A tokenizer's chat template, as ids."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.templated = bool(getattr(tokenizer, "chat_template", None))
+
+    def prompt(self, messages: list[dict[str, str]]) -> list[int]:
+        """The chat up to where its answer begins; without a template the first message itself."""
+        if not self.templated:
+            return list(self._tokenizer(messages[0]["content"])["input_ids"])
+        return self._encode(self._render(messages))
+
+    def opening(self) -> list[int]:
+        """The template up to where the user's turn begins. UserError if there is none to be found."""
+        if not self.templated:
+            raise UserError("the target has no chat template to write to itself with: give it files or prompts")
+        head, found, _ = self._render([_user(_MARK)]).partition(_MARK)
+        if not found:
+            raise UserError("the target's chat template changes the user's turn: give it files or prompts")
+        return self._encode(head)
+
+    def ids(self, text: str) -> list[int]:
+        return self._encode(text) if text else []
+
+    def text(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+class OwnChats:
+    """Chats without end whose user turns the target samples itself (Magpie, arXiv 2406.08464).
+
+    A turn of kind "chat" is all its own; of other kinds its beginning is given, drawn by `seed`
+    (training/text/dialogues.py). Chats take the kinds in turn, one given twice twice as often, and each kind the
+    temperatures. Raises UserError for a tokenizer whose chat template does not allow it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        stop_ids: frozenset[int],
+        answer_tokens: int = 384,
+        temperatures: Sequence[float] = TEMPERATURES,
+        kinds: Sequence[str] = ("chat",),
+        seed: int = 0,
+    ) -> None:
+        self._talk, self._stop, self._answer = Talk(tokenizer), stop_ids, answer_tokens
+        self._temperatures, self._kinds, self._seed = tuple(temperatures), tuple(kinds), seed
+        self._head = self._talk.opening()
+        self._room = USER_TOKENS if set(kinds) == {"chat"} else _LONG_TURN
+
+    @property
+    def longest(self) -> int:
+        return len(self._head) + self._room + _TAIL + self._answer
+
+    def chat(self, number: int) -> Chat | None:
+        return self._chat(number)
+
+    def _chat(self, number: int) -> Chat:
+        turn, kind = number % len(self._kinds), self._kinds[number % len(self._kinds)]
+        temperature = self._temperatures[(number // len(self._kinds) + turn) % len(self._temperatures)]
+        text = yield from self._turn(KINDS[kind](Random(f"{self._seed}/{number}")))
+        if not text.strip():
+            return []
+        prompt = self._talk.prompt([_user(text.strip())])
+        answer = yield Ask(prompt, temperature, self._answer)
+        line = _line(prompt, answer, temperature, number)
+        return [line if kind == "chat" else {**line, "kind": kind}]
+
+    def _turn(self, pieces: Sequence[Part]) -> Generator[Ask, list[int], str]:
+        """A user's turn, piece by piece; empty if one did not come to its end."""
+        text = ""
+        for piece in pieces:
+            given = self._talk.ids(text + piece.opening)
+            more = yield Ask(self._head + given, 1.0, piece.tokens)
+            ended = bool(more) and more[-1] in self._stop
+            # Read with what goes before it: some tokenizers drop the space in front of what they decode.
+            added = self._talk.text(given + (more[:-1] if ended else more))[len(self._talk.text(given)) :]
+            if not ended:
+                added = whole_sentences(added) if piece.loose else ""
+            if not added.strip():
+                return ""
+            text += piece.opening + added
+        return text
+
+
+def whole_sentences(text: str) -> str:
+    """The text up to where its last full sentence ends; empty if it holds none."""
+    ends = [found.end() for found in _SENTENCE.finditer(text)]
+    return text[: ends[-1]] if ends else ""
+
+
+class GivenPrompts:
+    """Chats whose user turns are given, each answered once at each temperature: all of them at the first one first."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        turns: Sequence[Sequence[str]],
+        answer_tokens: int = 384,
+        temperatures: Sequence[float] = TEMPERATURES,
+        most: int = 1024,
+    ) -> None:
+        self._talk, self._turns = Talk(tokenizer), [list(one) for one in turns]
+        self._answer, self._temperatures, self._most = answer_tokens, tuple(temperatures), most
+        if not self._talk.templated:
+            self._turns = [one[:1] for one in self._turns]
+
+    @property
+    def longest(self) -> int:
+        """No more than `most` tokens; a chat that outgrows them ends before that turn."""
+        first = [len(self._talk.prompt([_user(one[0])])) for one in self._turns]
+        several = any(len(one) > 1 for one in self._turns)
+        return self._most if several else min(self._most, max(first, default=0) + self._answer)
+
+    def chat(self, number: int) -> Chat | None:
+        if number >= len(self._turns) * len(self._temperatures):
+            return None
+        return self._chat(number)
+
+    def _chat(self, number: int) -> Chat:
+        temperature = self._temperatures[number // len(self._turns)]
+        messages, lines = list[dict[str, str]](), list[Line]()
+        for text in self._turns[number % len(self._turns)]:
+            messages.append(_user(text))
+            prompt = self._talk.prompt(messages)
+            answer = yield Ask(prompt, temperature, self._answer)
+            if not answer:
+                break
+            lines.append(_line(prompt, answer, temperature, number))
+            messages.append({"role": "assistant", "content": self._talk.text(answer).strip()})
+        return lines
+
+
+def _line(prompt: list[int], answer: list[int], temperature: float, number: int) -> Line:
+    return {"ids": [*prompt, *answer], "start": len(prompt), "temperature": temperature, "number": number}

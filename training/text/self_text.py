@@ -1,0 +1,173 @@
+"""Texts to learn from, as token sequences in files: written by a target, taken up again where an earlier run stopped,
+read back and split into what is learned from and what is held out.
+
+How text is written is training/text/synthesize.py's business. Knows no models and no tensors beyond lists of ids; says
+how far it is through a callable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sampling.loop import never
+from training.tables.build import Passage
+from training.text.dialogues import Line
+from training.text.synthesize import Writer
+from utils.errors import UsageError, UserError
+from utils.files import append, drop_half_line, write_bytes
+
+ENDLESS = 1 << 60  # tokens: as many as there are prompts for
+_NOTE = -1  # the number of the line that holds the settings; those of chats begin at 0
+
+SHORTEST = 8  # tokens; a shorter sequence teaches nothing
+
+
+def begin(file: Path, settings: Mapping[str, str]) -> None:
+    """Note in a new file what its text depends on; UsageError, naming the first difference, in another's.
+
+    The note is a first line without ids, as of a chat that came to nothing: who reads the text passes over it.
+    """
+    note = json.dumps({"ids": [], "start": 0, "number": _NOTE, "settings": dict(settings)}).encode("ascii") + b"\n"
+    line = b""
+    if file.is_file():
+        with file.open("rb") as known:
+            line = known.readline()
+    if note.startswith(line) and line != note:  # new, or killed while it was begun
+        write_bytes(file, note)
+        return
+    try:
+        before = dict(_row(line.decode("utf-8", errors="replace"), file)["settings"])
+    except (UserError, KeyError, TypeError, ValueError):
+        raise UsageError(f"{file} holds something else, or text of unknown settings: name a new file") from None
+    for name in (*settings, *before):
+        if before.get(name) != settings.get(name):
+            told = f"{name} {before.get(name)}, now {settings.get(name)}"
+            raise UsageError(f"{file} was begun with {told}: give the same flags, or another file")
+
+
+def written(file: Path) -> tuple[int, set[int]]:
+    """(answer tokens, numbers of the chats) of a file begun earlier; a line cut off at its end is taken away."""
+    if not file.is_file():
+        return 0, set()
+    drop_half_line(file)
+    rows = [_row(line, file) for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return sum(len(row["ids"]) - row["start"] for row in rows), {row["number"] for row in rows}
+
+
+def _row(line: str, file: Path) -> Line:
+    try:
+        row = json.loads(line)
+        if isinstance(row["ids"], list) and isinstance(row["start"], int) and isinstance(row["number"], int):
+            return dict(row)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UserError(f"{file} is no file of self-written text: remove it, or name another")
+
+
+def write_self(
+    writer: Writer,
+    file: Path,
+    tokens: int,
+    told: Callable[[int], Any],
+    interrupt: Callable[[], bool] = never,
+) -> int:
+    """Append answers to `file` (jsonl) until it holds `tokens` answer tokens; returns how many it holds.
+
+    Goes on where an earlier run stopped; chats that came to nothing leave a line without ids. `told` hears the
+    tokens so far, first those found in the file; nothing where they are enough. Less than asked for comes back only
+    when interrupted or when the source ends. Raises OSError (a full disk) with the whole lines written so far intact.
+    """
+    count, done = written(file)
+    if count >= tokens:
+        return count
+    told(count)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("ab", buffering=0) as out:
+        for number, lines in writer.chats(done, interrupt):
+            kept = lines or [{"ids": [], "start": 0, "number": number}]
+            text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept)
+            append(out, text.encode("ascii"), file)
+            count += sum(len(line["ids"]) - line["start"] for line in lines)
+            told(count)
+            if count >= tokens:
+                break
+    return count
+
+
+def passages(file: Path) -> list[Passage]:
+    """What :func:`write_self` wrote, its answers to be counted."""
+    rows = [_row(line, file) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [Passage(row["ids"], row["start"]) for row in rows if row["ids"]]
+
+
+@dataclass(frozen=True)
+class Text:
+    """One sequence of ids. The first `start` are a prompt that nobody wrote; `temperature` is that of the rest."""
+
+    ids: tuple[int, ...]
+    start: int = 0
+    temperature: float | None = None
+
+
+def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> list[Text]:
+    """The sequences of jsonl files with `ids`, and optionally `start` and `temperature`, a line.
+
+    Sequences are cut at `longest` tokens; those with an answer of fewer than 8 are left out.
+
+    Raises:
+        UserError: a file or line that cannot be read, or an id outside the vocabulary, named by its number.
+    """
+    found = []
+    for file in map(Path, files):
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {file}: {' '.join(str(error).split())}") from None
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                found.append(_text(line, f"{file}:{number}", vocab_size, longest))
+    return [text for text in found if len(text.ids) - text.start >= SHORTEST]
+
+
+def _text(line: str, where: str, vocab_size: int, longest: int) -> Text:
+    try:
+        row = json.loads(line)
+        ids, start, temperature = list(map(int, row["ids"])), int(row.get("start", 0)), row.get("temperature")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f'{where}: must be an object with a list of token ids under "ids"') from None
+    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise UserError(f"{where}: id {wrong} is outside the target's vocabulary (0 … {vocab_size - 1})")
+    if not 0 <= start <= len(ids):
+        raise UserError(f"{where}: start is {start}, the sequence has {len(ids)} ids")
+    return Text(tuple(ids[:longest]), min(start, longest), temperature)
+
+
+def split(texts: Sequence[Text], held: int) -> tuple[list[Text], list[Text]]:
+    """(to learn from, held out): every so-many-th sequence is held out, `held` in all, at most a fifth."""
+    held = max(1, min(held, len(texts) // 5))
+    step = len(texts) // held
+    chosen = {index * step for index in range(held)}
+    return (
+        [text for index, text in enumerate(texts) if index not in chosen],
+        [text for index, text in enumerate(texts) if index in chosen],
+    )
+
+
+def short_list(texts: Iterable[Text], size: int, always: Iterable[int] = ()) -> list[int]:
+    """The `size` most frequent ids of what was written (prompts left out), ascending; `always` are among them."""
+    counts: dict[int, int] = {}
+    for text in texts:
+        for token in text.ids[text.start :]:
+            counts[token] = counts.get(token, 0) + 1
+    first = list(dict.fromkeys(always))
+    ranked = sorted((token for token in counts if token not in set(first)), key=lambda token: (-counts[token], token))
+    return sorted([*first, *ranked][:size])
+
+
+Told = Callable[[str, float | None], Any]
+"""Hears what is being done and how far it is (0 … 1, None if unknown)."""

@@ -1,0 +1,107 @@
+"""Chat templates by name, for tokenizers that carry none, and what ends an answer under each.
+
+A tokenizer's own template holds unless a name is given ("auto"); "plain" means none at all. Knows a tokenizer by its
+`chat_template`, its vocabulary and `apply_chat_template`; knows no models. Imports no torch and no transformers.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from utils.errors import UsageError
+
+AUTO, PLAIN = "auto", "plain"
+
+# Sets `system` and `turns`; where a template has no place for a system prompt it goes before the first message.
+_SPLIT = (
+    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set turns = messages[1:] %}"
+    "{% else %}{% set system = '' %}{% set turns = messages %}{% endif %}"
+)
+_FOLDED = "{% if loop.first and system %}{{ system + '\\n\\n' }}{% endif %}{{ turn['content'] }}"
+_VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+_ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+
+
+def _turns(user: str, assistant: str) -> str:
+    return (
+        "{% for turn in turns %}{% if turn['role'] == 'user' %}" + user + "{% else %}" + assistant + "{% endif %}"
+        "{% endfor %}"
+    )
+
+
+def _headed(head: str, end: str, begin: str = "", assistant: str = "assistant") -> str:
+    """Every message, the system's too, between a heading with its role and a token that ends it."""
+    role = "('" + assistant + "' if message['role'] == 'assistant' else message['role'])"
+    start, _, rest = head.partition("ROLE")
+    return (
+        begin + "{% for message in messages %}" + start + "{{ " + role + " }}" + rest + "{{ message['content'] }}" + end
+        + "{% endfor %}{% if add_generation_prompt %}" + start + assistant + rest + "{% endif %}"
+    )  # fmt: skip
+
+
+TEMPLATES: Mapping[str, str] = {
+    "vicuna": _SPLIT
+    + "{{ bos_token }}{{ system or \"" + _VICUNA + "\" }}{{ ' ' }}"
+    + _turns("{{ 'USER: ' + turn['content'] + ' ASSISTANT:' }}", "{{ ' ' + turn['content'] }}{{ eos_token }}"),
+    "llama-2": _SPLIT
+    + _turns(
+        "{{ bos_token }}{{ '[INST] ' }}{% if loop.first and system %}{{ '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' }}"
+        "{% endif %}{{ turn['content'] + ' [/INST]' }}",
+        "{{ ' ' + turn['content'] + ' ' }}{{ eos_token }}",
+    ),
+    "llama-3": _headed("<|start_header_id|>ROLE<|end_header_id|>{{ '\\n\\n' }}", "<|eot_id|>", "{{ bos_token }}"),
+    "mistral": _SPLIT
+    + "{{ bos_token }}"
+    + _turns("{{ '[INST] ' }}" + _FOLDED + "{{ ' [/INST]' }}", "{{ ' ' + turn['content'] }}{{ eos_token }}"),
+    "chatml": _headed("<|im_start|>ROLE{{ '\\n' }}", "<|im_end|>{{ '\\n' }}"),
+    "gemma": _SPLIT
+    + "{{ bos_token }}"
+    + _turns(
+        "{{ '<start_of_turn>user\\n' }}" + _FOLDED + "{{ '<end_of_turn>\\n' }}",
+        "{{ '<start_of_turn>model\\n' + turn['content'] + '<end_of_turn>\\n' }}",
+    )
+    + "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}",
+    "zephyr": _headed("<|ROLE|>{{ '\\n' }}", "{{ eos_token }}{{ '\\n' }}"),
+    "alpaca": _SPLIT
+    + "{{ (system or '" + _ALPACA + "') + '\\n\\n' }}"
+    + _turns(
+        "{{ '### Instruction:\\n' + turn['content'] + '\\n\\n### Response:\\n' }}",
+        "{{ turn['content'] }}{{ eos_token }}{{ '\\n\\n' }}",
+    ),
+}  # fmt: skip
+NAMES = (AUTO, PLAIN, *TEMPLATES)
+_ENDS = {"chatml": "<|im_end|>", "llama-3": "<|eot_id|>", "gemma": "<end_of_turn>"}  # elsewhere it is the model's own
+
+
+def check_template(name: str) -> str:
+    """`name` if there is such a template; UsageError with the nearest one otherwise."""
+    if name in NAMES:
+        return name
+    near = difflib.get_close_matches(str(name).lower(), NAMES, n=1, cutoff=0.5)
+    meant = f" (did you mean '{near[0]}'?)" if near else ""
+    raise UsageError(f"no chat template '{name}'{meant}: have {', '.join(NAMES)}")
+
+
+def carries_template(tokenizer: Any, name: str = AUTO) -> bool:
+    """Whether messages go through a template: a named one, or under "auto" the tokenizer's own."""
+    check_template(name)
+    return bool(getattr(tokenizer, "chat_template", None)) if name == AUTO else name != PLAIN
+
+
+def render(tokenizer: Any, messages: list[dict[str, str]], name: str = AUTO) -> str:
+    """The chat as the model reads it, up to where its answer begins; whatever the template raises passes through."""
+    named = {} if name == AUTO else {"chat_template": TEMPLATES[check_template(name)]}
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **named))
+
+
+def end_ids(tokenizer: Any, name: str) -> frozenset[int]:
+    """The id that ends an answer under a named template, where the vocabulary has it; else nothing."""
+    if name not in _ENDS:
+        return frozenset()
+    found = tokenizer.convert_tokens_to_ids(_ENDS[name])
+    return frozenset() if found in (None, tokenizer.unk_token_id) else frozenset([found])

@@ -1,0 +1,398 @@
+"""Files that are written whole or not at all. No other module replaces a file.
+
+What stands at a path decides how it is written:
+- a regular file, or none: in one step, from a temporary beside it, which is gone after an error or an interrupt (after
+  a kill, when the path is next written). Symbolic links are followed and stay; mode and, where that is allowed, owner
+  are kept; a new file obeys the umask. Other hard links to the file keep the old content. A file that may not be
+  written is not replaced either;
+- a regular file that cannot be replaced (its folder is read-only, or it is a mount point): in place. After an error or
+  an interrupt its old content is put back; only a kill at that very moment leaves a part;
+- a device, a pipe, or a descriptor of this process (/dev/stdout): written through, when all of the content is there.
+
+Makes no folders. Knows JSON, and nothing else of what it writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import hashlib
+import io
+import json
+import os
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from utils.errors import UsageError, UserError
+
+try:
+    import fcntl
+except ImportError:  # no POSIX
+    fcntl = None  # type: ignore[assignment]
+
+
+_MOST_LINKS = 40
+_IRREPLACEABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
+_NOTHING, _PART = "nothing was saved", "only a part of it was saved"
+_PIECE = 1 << 20
+
+
+class WriteError(UserError, OSError):
+    """One line: `filename` cannot be written, why, and (in `strerror` too) what it holds now."""
+
+    def __str__(self) -> str:
+        return f"cannot write {self.filename}: {self.strerror}"
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[IO[bytes]]:
+    """A file to write to, and to read back from; what it holds is at `path` when the block ends without an error.
+
+    Raises WriteError, also for an OSError of the block that names no file.
+    """
+    with _writing(path) as one:
+        try:
+            yield one.file
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            raise one.refused(error) from error
+        one.settle()
+        one.publish()
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Let `path` hold `data`. Raises WriteError."""
+    write_together({path: data})
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Let `path` hold `text` in UTF-8, a question mark for what that cannot say. Raises WriteError."""
+    write_bytes(path, text.encode("utf-8", "replace"))
+
+
+def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
+    """Let `path` hold `data` as JSON. Raises WriteError, and ValueError for what JSON cannot say."""
+    write_text(path, json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+
+
+def write_together(contents: Mapping[Any, bytes]) -> None:
+    """Write files that belong together: all are on the disk before the first one takes its place. Raises WriteError."""
+    with contextlib.ExitStack() as stack:
+        files = [(stack.enter_context(_writing(path)), data) for path, data in contents.items()]
+        for one, data in files:
+            one.write(data)
+            one.settle()
+        for one, _ in files:
+            one.publish()
+
+
+def put(made: Path, path: str | Path) -> None:
+    """Let `path` hold what the file `made` holds. Raises WriteError."""
+    with made.open("rb") as source, replacing(path) as out:
+        shutil.copyfileobj(source, out, _PIECE)
+
+
+def put_folder(made: Path, place: Path) -> None:
+    """Let the folder `made` take the place of the folder `place`; where that is a link it stays. Raises OSError."""
+    real = Path(os.path.realpath(place))
+    if real.exists():
+        shutil.rmtree(real)
+    shutil.move(made, real)
+
+
+class _Writing:
+    """New content of a path: it comes into `file`, is on the disk after `settle` and at the path after `publish`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = path
+        self.file: IO[bytes] = io.BytesIO()
+        self._place: str | int = ""
+        self._before: os.stat_result | None = None
+        self._temporary = ""
+        self._holds = _NOTHING
+
+    def refused(self, error: OSError) -> WriteError:
+        return WriteError(error.errno, f"{error.strerror or error} ({self._holds})", str(self.path))
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self.refused(error) from error
+
+    def open(self) -> None:
+        with self._told():
+            self._place = _led_to(self.path)
+            if isinstance(self._place, int):
+                return
+            with contextlib.suppress(FileNotFoundError):
+                self._before = os.stat(self._place)
+            if self._before is not None and not stat.S_ISREG(self._before.st_mode):
+                if stat.S_ISDIR(self._before.st_mode):
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+                return
+            if self._before is not None:
+                self._holds = f"{_NOTHING}, the old content stays"
+                os.close(os.open(self._place, os.O_WRONLY))  # a file that is write-protected is left alone
+            self._open_beside(self._place)
+
+    def _open_beside(self, place: str) -> None:
+        folder, name = os.path.split(place)
+        begin = os.path.join(folder, f".{name[:40]}.")
+        _clear(begin)
+        mode = 0o666 if self._before is None else 0o600  # the kernel takes the umask off
+        while True:
+            self._temporary = f"{begin}{secrets.token_hex(8)}.partial"
+            try:
+                descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+            except OSError as error:
+                self._temporary = ""
+                if self._before is None or error.errno not in _IRREPLACEABLE:
+                    raise
+                return
+            self.file = os.fdopen(descriptor, "w+b")
+            with contextlib.suppress(OSError, AttributeError):  # a system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:
+                return
+            self.file.close()  # taken for a dead one's, before it was locked
+
+    def write(self, data: bytes) -> None:
+        with self._told():
+            self.file.write(data)
+
+    def settle(self) -> None:
+        """Have it on the disk, with the mode and the owner that the path has."""
+        if not self._temporary:
+            return
+        with self._told():
+            self.file.flush()
+            os.fsync(self.file.fileno())
+        if self._before is not None:
+            with contextlib.suppress(OSError, AttributeError):  # only root gives files away; no POSIX
+                os.chown(self._temporary, self._before.st_uid, self._before.st_gid)
+            with contextlib.suppress(OSError):  # a file system without modes
+                os.chmod(self._temporary, self._before.st_mode & 0o777)
+
+    def publish(self) -> None:
+        with self._told():
+            if isinstance(self._place, int):
+                for stream in (sys.stdout, sys.stderr):
+                    with contextlib.suppress(AttributeError, OSError, ValueError):
+                        stream.flush()
+                self._write_through(os.dup(self._place))
+            elif self._temporary:
+                self._replace(self._place)
+            elif self._before is not None and stat.S_ISREG(self._before.st_mode):
+                self._write_in_place(self._place)
+            else:
+                self._write_through(os.open(self._place, os.O_WRONLY | getattr(os, "O_NOCTTY", 0)))
+
+    def _replace(self, place: str) -> None:
+        self.file.flush()
+        try:
+            os.replace(self._temporary, place)
+            self._temporary = ""
+        except OSError as error:
+            if self._before is None or error.errno not in _IRREPLACEABLE:
+                raise
+            self._write_in_place(place)
+
+    def _content(self) -> bytes:
+        self.file.seek(0)
+        return self.file.read()
+
+    def _write_through(self, descriptor: int) -> None:
+        with open(descriptor, "wb", buffering=0) as file:
+            rest = memoryview(self._content())
+            while rest:
+                rest = rest[file.write(rest) :]
+                self._holds = _PART
+
+    def _write_in_place(self, place: str) -> None:
+        content = self._content()
+        with open(place, "r+b", buffering=0) as file:
+            before = file.read()
+            file.seek(0)
+            try:
+                _write_all(file, content)
+                file.truncate(len(content))
+                os.fsync(file.fileno())
+            except BaseException:
+                holds, self._holds = self._holds, _PART
+                changed, size = file.tell(), os.fstat(file.fileno()).st_size
+                for start, end in ((0, changed), (size, len(before))):  # nothing else is touched: it may not be allowed
+                    file.seek(start)
+                    _write_all(file, before[start:end])
+                file.truncate(len(before))
+                self._holds = holds
+                raise
+
+    def discard(self) -> None:
+        """What is not published is gone."""
+        with contextlib.suppress(OSError):
+            self.file.close()
+        if self._temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(self._temporary)
+
+
+@contextmanager
+def _writing(path: str | Path) -> Iterator[_Writing]:
+    one = _Writing(path)
+    try:
+        one.open()
+        yield one
+    finally:
+        one.discard()
+
+
+def _clear(begin: str) -> None:
+    """Take away the temporaries of this name that killed processes have left: nobody holds their lock."""
+    for left in glob.glob(f"{glob.escape(begin)}{'[0-9a-f]' * 16}.partial"):
+        with contextlib.suppress(OSError, AttributeError), open(left, "rb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(left)
+
+
+def _write_all(file: IO[bytes], data: bytes) -> None:
+    """Write to an unbuffered file, which takes as much at a time as it likes."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _led_to(path: str | Path) -> str | int:
+    """Where `path` leads by all its links, or the descriptor of this process that it stands for. Raises OSError."""
+    place = os.fspath(path)
+    if "\0" in place:
+        raise OSError(errno.EINVAL, "a name with a null character")
+    for _ in range(_MOST_LINKS):
+        folder, name = os.path.split(place)
+        folder = os.path.realpath(folder or ".")
+        place = os.path.join(folder, name)
+        if name.isdecimal() and folder in (f"/proc/{os.getpid()}/fd", "/dev/fd"):
+            return int(name)
+        if not os.path.islink(place):
+            return place
+        place = os.path.join(folder, os.readlink(place))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+# -- appending ------------------------------------------------------------------------------------
+
+
+def append(file: IO[bytes], data: bytes, path: str | Path) -> None:
+    """Write `data` at the end of an unbuffered file: all of it, or nothing and a WriteError that names `path`."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        _write_all(file, data)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # no regular file
+            os.ftruncate(file.fileno(), size)
+        if isinstance(error, OSError):
+            raise WriteError(error.errno, f"{error.strerror or error} (what it holds is kept)", str(path)) from error
+        raise
+
+
+def drop_half_line(path: Path) -> None:
+    """Take a line without its end, as a killed run leaves it, off the end of a file. Raises OSError."""
+    if not path.is_file():
+        return
+    with path.open("rb+") as file:
+        size = whole = file.seek(0, os.SEEK_END)
+        while whole:
+            start = max(0, whole - _PIECE)
+            file.seek(start)
+            found = file.read(whole - start).rfind(b"\n")
+            if found >= 0:
+                whole = start + found + 1
+                break
+            whole = start
+        if whole < size:
+            file.truncate(whole)
+
+
+# -- before hours of work ---------------------------------------------------------------------------
+
+
+def writable(path: Path, flag: str = "--out", *, makes_folder: bool = False) -> None:
+    """UsageError, before hours of work, if the file of `flag` cannot be written there.
+
+    `makes_folder`: its folder is made where it is not there.
+    """
+    try:
+        place = _led_to(path)
+    except OSError as error:
+        raise UsageError(f"{flag} {path} cannot be written: {error.strerror}") from None
+    if isinstance(place, int):
+        return
+    if os.path.isdir(place):
+        raise UsageError(f"{flag} {path} is a folder: name a file")
+    folder = Path(place).parent
+    if os.path.exists(place):
+        if not _permitted(place, os.W_OK):
+            raise UsageError(f"{flag} {path} is there and cannot be written to")
+    elif makes_folder:
+        writable_folder(folder, flag)
+    elif not _takes_files(folder):
+        raise UsageError(f"{flag} {path}: the folder {folder} is not there or cannot be written to")
+
+
+def writable_folder(path: Path, flag: str = "--out") -> None:
+    """UsageError, before hours of work, if the folder of `flag` cannot be written to, or made where it is not there."""
+    real = Path(os.path.realpath(path))
+    known = next((one for one in (real, *real.parents) if one.exists()), real)
+    if not known.is_dir():
+        raise UsageError(f"{flag} {path} is a file: name a folder" if known == real else f"{known} is no folder")
+    if not _takes_files(known):
+        raise UsageError(f"{flag} {path}: the folder {known} cannot be written to")
+
+
+def beside(path: Path, name: str) -> Path | None:
+    """The place of another file beside `path`, for work in progress; None where there can be none.
+
+    That is where the folder takes no files, and where `path` is no regular file: nothing belongs beside a device.
+    """
+    ordinary = not path.exists() or (path.is_file() and isinstance(_led_to(path), str))
+    return path.with_name(name) if ordinary and _takes_files(path.absolute().parent) else None
+
+
+def _takes_files(folder: Path) -> bool:
+    return folder.is_dir() and _permitted(folder, os.W_OK | os.X_OK)
+
+
+def _permitted(path: str | Path, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
+# -- reading ----------------------------------------------------------------------------------------
+
+
+def hash_of(files: Iterable[str | Path]) -> str:
+    """Sixteen hexadecimal digits of the files' SHA-256, one behind the other; "" for none.
+
+    UserError if one cannot be read.
+    """
+    found, names = hashlib.sha256(), list(files)
+    for name in names:
+        try:
+            with Path(name).expanduser().open("rb") as file:
+                while block := file.read(_PIECE):
+                    found.update(block)
+        except OSError as error:
+            raise UserError(f"cannot read {name}: {error.strerror}") from None
+    return found.hexdigest()[:16] if names else ""

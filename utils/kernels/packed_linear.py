@@ -1,0 +1,294 @@
+"""Linear layers whose float32 weights are laid out once for the CPU's matrix kernels.
+
+A plain `nn.Linear` brings its weight into the kernel's layout on every call, which makes a pass
+over 4 or 8 tokens cost a multiple of a pass over one. `PackedLinear` does it once (oneDNN, through
+the operators the inductor uses when it freezes a graph), so that a pass over 8 tokens costs little
+more than a pass over one. On processors where another layout is faster for few rows (utils/kernels/few_rows.py) a
+second copy is kept for those; otherwise the packed weight is the only one. Same numbers up to float32
+rounding. Knows no models beyond "a module with `nn.Linear` children", and no gradients: where a
+gradient, another dtype or another device is asked for, it unpacks its weight and works as `F.linear`.
+
+T5's feed-forward layers compare their last weight's type with their input's, for which a packed layer would unpack it
+at every pass: :class:`LeanDense` does without that look, for in a packed model both are float32.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import MutableMapping, Sequence
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from utils.kernels import few_rows
+from utils.kernels.few_rows import FewRows
+
+ROWS_HINT = 8  # token count that the layout is chosen for; 8 is as good as any at 1 … 256, a hint of 1 is not
+
+_PLAIN, _GATED = "DenseActDense", "DenseGatedActDense"  # behind the family: T5, MT5, UMT5 …
+
+
+def available() -> bool:
+    """Whether this build of torch and this machine can pack float32 weights."""
+    operators = torch.ops.mkldnn
+    return (
+        torch.backends.mkldnn.is_available()
+        and hasattr(operators, "_linear_pointwise")
+        and hasattr(operators, "_reorder_linear_weight")
+    )
+
+
+class PackedLinear(nn.Module):
+    """y = x Wᵀ + b with W [out, in] packed; x [..., in] → y [..., out].
+
+    `weight` unpacks a fresh dense copy at every access (not a Parameter: writing to it changes nothing).
+    `state_dict`, `load_state_dict`, `copy.deepcopy` and pickling speak of the dense weight, so checkpoints
+    look like `nn.Linear`'s. `.to(...)` leaves the packed weight where it is; the bias follows.
+    """
+
+    bias: Tensor | None
+    _few: FewRows | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, twice: bool = True) -> None:
+        """Pack `weight` [out, in] (float32, CPU) and keep a copy of `bias` [out].
+
+        `twice`: a second copy for few rows may be kept, where that is faster; `ready` or the first such pass makes it.
+        Raises ValueError for another dtype or device, or where `available()` is False.
+        """
+        self._hold(_pack(weight), weight.shape[0], None if bias is None else bias.detach().clone(), twice)
+
+    def _hold(self, packed: Tensor, rows: int, bias: Tensor | None, twice: bool) -> None:
+        super().__init__()
+        self._twice, self._few = twice, None
+        self._packed = packed
+        self._start = 0  # this layer's first row in `_packed`, which may hold other layers' rows as well
+        self.out_features, self.in_features = rows, packed.shape[1]
+        self.register_buffer("bias", bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """A dense copy of the weight [out, in], unpacked anew at every access."""
+        dense = self._packed.to_dense()
+        return dense[self._start : self._start + self.out_features].clone() if self._shares else dense
+
+    @property
+    def _shares(self) -> bool:
+        return self._packed.shape[0] != self.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x Wᵀ + b."""
+        if not self._fits(x):
+            return self._plain(x)
+        if self._shares:
+            whole = torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
+            part = whole[..., self._start : self._start + self.out_features]
+            return cast(Tensor, part if self.bias is None else part + self.bias)
+        if few_rows.fits(x) and self._has_few():
+            return cast(FewRows, self._few)(x, self.bias)
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], ""))
+
+    def plus(self, x: Tensor, other: Tensor) -> Tensor:
+        """(x Wᵀ + b) + other, with `other` of the result's shape, added while the product is in registers."""
+        if self._shares or not self._fits(x) or (few_rows.fits(x) and self._has_few()):
+            return self.forward(x) + other
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, other, self._packed, self.bias, "add"))
+
+    def _has_few(self) -> bool:
+        """Whether there is a copy for few rows; it is made where there may be one."""
+        if self._few is None and self._twice:
+            self._twice = few_rows.available()
+            self._few = FewRows(self.weight) if self._twice else None
+        return self._few is not None
+
+    def unpacked(self) -> nn.Linear:
+        """The plain layer with the same numbers; its weight is a dense copy without gradient."""
+        with torch.device("meta"):
+            linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
+        linear.weight = nn.Parameter(self.weight, requires_grad=False)
+        if self.bias is not None:
+            linear.bias = nn.Parameter(self.bias, requires_grad=False)
+        return linear.train(self.training)
+
+    def _fits(self, x: Tensor) -> bool:
+        wants_gradient = torch.is_grad_enabled() and x.requires_grad
+        return x.dtype == torch.float32 and x.device.type == "cpu" and not wants_gradient
+
+    def _plain(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x)
+        return F.linear(x, self.weight.to(x), bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.weight
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        weight = state_dict.pop(prefix + "weight", None)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        missing_keys, error_msgs = rest[2], rest[4]
+        if weight is None:
+            missing_keys.append(prefix + "weight")
+        elif weight.shape != (self.out_features, self.in_features):
+            error_msgs.append(f"{prefix}weight is {tuple(weight.shape)}, not {(self.out_features, self.in_features)}")
+        else:
+            self._packed, self._start, self._few = _pack(weight.detach()), 0, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": self.weight, "_start": 0, "_few": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_packed": _pack(state["_packed"])})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
+        return PackedLinear(self.weight, self.bias, self._twice).train(self.training)
+
+
+class HalfLinear(nn.Module):
+    """y = x Wᵀ with W [out, in] packed in bfloat16 and x rounded to it: half the memory traffic, no gradient, no bias.
+
+    For weights that come from 16 bit anyway, on processors that multiply it (`half_available()`). x and y are float32.
+    Raises ValueError where the machine cannot, or for a weight that is not on the CPU.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        if not half_available() or weight.device.type != "cpu":
+            raise ValueError(f"only CPU weights on a processor with bfloat16 can be packed so, got {weight.device}")
+        self.out_features, self.in_features = weight.shape
+        with torch.no_grad():
+            dense = weight.detach().to(torch.bfloat16).contiguous()
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(dense, ROWS_HINT)
+
+    @property
+    def weight(self) -> Tensor:
+        """A dense bfloat16 copy [out, in], unpacked anew at every access."""
+        return cast(Tensor, self._packed.to_dense())
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = torch.ops.mkldnn._linear_pointwise(x.to(torch.bfloat16), self._packed, None, "none", [], "")
+        return cast(Tensor, product.float())
+
+
+def half_available() -> bool:
+    """Whether bfloat16 products are packed and fast here."""
+    return available() and bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def packable(module: nn.Module) -> bool:
+    """Whether `module` is a float32 `nn.Linear` on the CPU: no subclass (those own their layout), no hooks."""
+    if type(module) is not nn.Linear:
+        return False
+    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+        return False
+    weight = module.weight
+    return weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.numel() > 0
+
+
+def pack(model: nn.Module) -> int:
+    """Replace every float32 CPU `nn.Linear` inside `model` by a `PackedLinear`; how many were replaced.
+
+    In place, and final: the model can no longer be trained. Dense weights are freed unless someone
+    else holds them: a head tied to the embedding is packed for itself while the embedding keeps its
+    own weight for look-up. A layer used in several places stays one layer. Packing again replaces
+    nothing more; 0 where this build cannot pack (the model is left as it was).
+    """
+    if not available():
+        return 0
+    count = 0
+    twice = few_rows.affordable(sum(cast(nn.Linear, one).weight.numel() for one in model.modules() if packable(one)))
+    packed: MutableMapping[nn.Module, PackedLinear] = WeakKeyDictionary()  # weak: each dense weight goes at once
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if isinstance(child, nn.Linear) and child not in packed and packable(child):
+                packed[child] = PackedLinear(child.weight.detach(), child.bias, twice).train(child.training)
+                count += 1
+            if child is not None and child in packed:
+                setattr(parent, name, packed[child])
+    return count
+
+
+def merge(parts: Sequence[PackedLinear]) -> PackedLinear:
+    """One layer whose output is that of `parts`, which all read the same input, side by side.
+
+    The parts go on working, on the same memory: each computes the whole product and takes its share,
+    which costs time, not space. Merging the same parts again costs nothing. Loading other weights into
+    a part afterwards parts it from the merged layer.
+    """
+    rows = [part.out_features for part in parts]
+    starts = [sum(rows[:index]) for index in range(len(rows))]
+    first = parts[0]._packed
+    together = all(part._packed is first and part._start == start for part, start in zip(parts, starts, strict=True))
+    if not (together and first.shape[0] == sum(rows)):
+        first = _pack(torch.cat([part.weight for part in parts]))
+    biases = [torch.zeros(part.out_features) if part.bias is None else part.bias for part in parts]
+    merged = PackedLinear.__new__(PackedLinear)
+    bias = None if all(part.bias is None for part in parts) else torch.cat(biases)
+    merged._hold(first, sum(rows), bias, all(part._twice for part in parts))
+    for part, start in zip(parts, starts, strict=True):
+        part._packed, part._start, part._few = first, start, None
+    return merged.train(parts[0].training)
+
+
+def ready(*parts: object) -> None:
+    """Make the copies for few rows now, not in the first pass, which is somebody's figure. Other things are let be."""
+    for part in parts:
+        if isinstance(part, PackedLinear) and not part._shares:
+            part._has_few()
+
+
+def unpacked_copy(model: nn.Module) -> nn.Module:
+    """A plain model to compare a packed one with: its `PackedLinear`s are `nn.Linear`s again.
+
+    Everything else (embeddings, norms, buffers) is shared with `model`, so only the linear weights take
+    memory a second time. Returns `model` itself if nothing in it is packed.
+    """
+    packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    if not packed:
+        return model
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    memo.update({id(module): module.unpacked() for module in packed})
+    return copy.deepcopy(model, memo)
+
+
+def _pack(weight: Tensor) -> Tensor:
+    if not available():
+        raise ValueError("this build of torch cannot pack weights (no oneDNN)")
+    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+        raise ValueError(f"only float32 weights on the CPU can be packed, got {weight.dtype} on {weight.device}")
+    with torch.no_grad():
+        return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT))
+
+
+class LeanDense(nn.Module):
+    """wo(act(wi(x))), or wo(act(wi_0(x)) · wi_1(x)) where `dense` is gated; uses its layers where they lie."""
+
+    def __init__(self, dense: Any) -> None:
+        super().__init__()
+        self.gated = hasattr(dense, "wi_0")
+        if self.gated:
+            self.wi_0, self.wi_1 = dense.wi_0, dense.wi_1
+        else:
+            self.wi = dense.wi
+        self.act, self.wo = dense.act, dense.wo
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.act(self.wi_0(x)) * self.wi_1(x) if self.gated else self.act(self.wi(x))
+        return cast(Tensor, self.wo(inner))
+
+
+def lean(model: nn.Module) -> int:
+    """Replace the feed-forward layers of a packed T5 in place; how many were replaced. Same numbers, same names."""
+    count = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            kind = type(child)
+            known = kind.__module__.startswith("transformers.") and kind.__name__.endswith((_PLAIN, _GATED))
+            if known and child is not None and isinstance(getattr(child, "wo", None), PackedLinear):
+                setattr(parent, name, LeanDense(child).train(child.training))
+                count += 1
+    return count

@@ -1,0 +1,228 @@
+"""A folder → a transformers model and tokenizer on a device, quantized or packed. Imports torch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from utils.catalogue.specs import ModelSpec
+from utils.errors import UsageError, UserError
+from utils.kernels.packed_linear import PackedLinear, lean, pack
+from utils.loading.loaded import NO_LIMIT
+from utils.loading.quantization import held_bytes, parameter_count, quantization_config
+from utils.loading.quiet import quiet_warnings
+from utils.progress import Progress, check
+
+if TYPE_CHECKING:
+    from utils.loading.loaded import LoadedModel, LoadOptions
+
+
+_ONE_AT_A_TIME = threading.Lock()
+"""transformers swaps functions of its classes while it builds a model: two at once leave them swapped for good."""
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def load_model(
+    spec: ModelSpec,
+    folder: Path,
+    options: LoadOptions,
+    device: str,
+    quantization: str,
+    progress: Progress,
+    cancelled: Callable[[], bool],
+) -> LoadedModel:
+    """Build the model in `folder`, causal or encoder-decoder, and put it on `device`.
+
+    float32 models on the CPU get their weights packed; with `options.tp_size` processes each loads its part, unpacked
+    and where the process belongs. Raises UserError in one line, Cancelled when stopped.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    from utils.loading.loaded import LoadedModel
+
+    started = time.perf_counter()
+    place = pick_device(device)
+    kind = quantization if quantization != "none" else spec.quantization
+    wanted = options.dtype if options.dtype != "auto" else spec.dtype
+    progress(f"loading {spec.name}", None)
+    with quiet_warnings(), _told(spec.name, folder, place):
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=options.trust_remote_code)
+        encodes = bool(config.is_encoder_decoder)
+        dtype = pick_dtype(wanted, place, getattr(config, "dtype", None))
+        quantized = quantization_config(kind, place, dtype)
+        if quantized is None and place.type == "cpu" and options.tp_size == 1:
+            _check_memory(spec.name, folder, dtype, getattr(config, "dtype", None))
+        family = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
+        with _ONE_AT_A_TIME:
+            check(cancelled)
+            model = family.from_pretrained(
+                str(folder),
+                config=config,
+                dtype=dtype,
+                trust_remote_code=options.trust_remote_code,
+                local_files_only=True,
+                **sharing(options.tp_size),
+                **_given(
+                    attn_implementation=options.attn_implementation or spec.attn_implementation,
+                    quantization_config=quantized,
+                    device_map=None if quantized is None else {"": str(place)},
+                ),
+            )
+        model = model.eval()
+        check(cancelled)
+        model.requires_grad_(False)
+        if quantized is None and options.tp_size == 1:
+            model = model.to(place)
+        parameters = parameter_count(model)
+        if quantized is None and place.type == "cpu" and dtype == torch.float32 and options.tp_size == 1:
+            progress(f"packing {spec.name}", None)
+            check(cancelled)
+            pack(model)
+            lean(model)
+    text = config.get_text_config()
+    return LoadedModel(
+        model=model,
+        name=spec.name,
+        parameters=parameters,
+        bytes=held_bytes(model) + packed_bytes(model),
+        device=place,
+        dtype=dtype,
+        quantization=kind,
+        context=getattr(text, "max_position_embeddings", None) or NO_LIMIT,
+        vocab_size=text.vocab_size,
+        seconds=time.perf_counter() - started,
+        encodes=encodes,
+    )
+
+
+def _check_memory(name: str, folder: Path, dtype: torch.dtype, own: torch.dtype | None) -> None:
+    """Refuse what cannot fit: the system would end the whole program without a word."""
+    import psutil
+
+    needed = _weights(folder) * dtype.itemsize / (own or dtype).itemsize
+    free = psutil.virtual_memory().available + psutil.swap_memory().free
+    if needed > free:
+        kind = str(dtype).removeprefix("torch.")
+        raise UserError(
+            f"{name} needs {needed / 1e9:.1f} GB in {kind}, {free / 1e9:.1f} GB are free: "
+            "try --quantization nf4, --dtype bfloat16 or a smaller model"
+        )
+
+
+def _weights(folder: Path) -> int:
+    """Bytes of the weight files in `folder`: safetensors if there are any, else PyTorch's own."""
+    files = list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
+    return sum(file.stat().st_size for file in files)
+
+
+def _given(**named: Any) -> dict[str, Any]:
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def packed_bytes(model: Any) -> int:
+    """Bytes of the packed weights, which are no parameters; padding of their layout left out."""
+    layers = [layer for layer in model.modules() if isinstance(layer, PackedLinear)]
+    return sum(layer.out_features * layer.in_features * 4 for layer in layers)
+
+
+class _told:  # noqa: N801  # used like a function
+    """Turns what goes wrong while building a model into one line."""
+
+    def __init__(self, name: str, folder: Path, place: torch.device) -> None:
+        self.name, self.folder, self.place = name, folder, place
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None or isinstance(error, UserError) or not isinstance(error, Exception):
+            return
+        said = " ".join(str(error).split())
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "can't allocate memory" in said:
+            raise UserError(self._memory()) from error
+        if "trust_remote_code" in said:
+            raise UserError(f"{self.name} needs code of its own: allow it with --trust-remote-code") from error
+        raise UserError(f"cannot load {self.name} from {self.folder}: {said[:200] or type(error).__name__}") from error
+
+    def _memory(self) -> str:
+        free = ""
+        if self.place.type == "cuda":
+            left, total = torch.cuda.mem_get_info(self.place)
+            free = f", {left / 1e9:.1f} of {total / 1e9:.1f} GB free on {self.place}"
+        return (
+            f"out of memory loading {self.name} ({_weights(self.folder) / 1e9:.1f} GB of weights{free}): "
+            "try --quantization nf4 or a smaller model"
+        )
+
+
+def load_tokenizer(folder: Path, options: LoadOptions) -> Any | None:
+    """The tokenizer in `folder`; None if no tokenizer files lie there. Raises UserError if they are broken."""
+    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model", "vocab.txt")
+    if not any((folder / name).is_file() for name in names):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet_warnings():
+            return AutoTokenizer.from_pretrained(
+                str(folder), trust_remote_code=options.trust_remote_code, local_files_only=True
+            )
+    except Exception as error:  # its kinds of failure are not documented; all end here as one line
+        raise UserError(f"cannot load the tokenizer in {folder}: {' '.join(str(error).split())[:200]}") from error
+
+
+def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """All ids that end an answer: the generation configuration's, the model's and the tokenizer's."""
+    found: set[int] = set()
+    for ids in (
+        getattr(model.generation_config, "eos_token_id", None),
+        getattr(model.config, "eos_token_id", None),
+        tokenizer.eos_token_id,
+    ):
+        found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
+    return frozenset(found)
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto" is cuda, else mps, else cpu. Raises UsageError for a device this machine does not have."""
+    have = ["cpu"]
+    if torch.backends.mps.is_available():
+        have.insert(0, "mps")
+    if torch.cuda.is_available():
+        have.insert(0, "cuda")
+    if name == "auto":
+        return torch.device(have[0])
+    kind, _, index = name.partition(":")
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if kind not in have or (index and (not index.isdigit() or int(index) >= count)):
+        raise UsageError(f"device '{name}' is not there: this machine has {', '.join(have)}")
+    return torch.device(name)
+
+
+def pick_dtype(name: str, device: torch.device, own: torch.dtype | None) -> torch.dtype:
+    """The dtype called `name`; "auto" is float32 on the CPU, float16 on mps, on CUDA the model's own half type."""
+    if name in _DTYPES:
+        return _DTYPES[name]
+    if name != "auto":
+        raise UsageError(f"dtype must be one of auto, {', '.join(_DTYPES)}, got '{name}'")
+    if device.type == "cpu":
+        return torch.float32
+    if device.type == "mps":
+        return torch.float16
+    if own in (torch.float16, torch.bfloat16):
+        return own
+    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+
+
+def sharing(count: int) -> dict[str, Any]:
+    """The arguments of `from_pretrained` that shard over `count` processes; none for one."""
+    if count == 1:
+        return {}
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=count)}

@@ -1,0 +1,159 @@
+"""The folder of fetched and converted models, and how one knows that an entry is whole.
+
+An entry is a folder with a manifest: what it was made from, and size, time and sha256 of each
+file. It appears by one rename, so a folder without a manifest never counts. Knows no models.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from utils.errors import UserError
+from utils.files import put_folder, write_json
+from utils.progress import Progress, check
+
+MANIFEST = "manifest.json"
+_PIECE = 1 << 20
+
+
+def cache_folder() -> Path:
+    """`SPEC_CACHE_DIR`, else `speculative-console` under `XDG_CACHE_HOME` or `~/.cache`. Not created."""
+    if named := os.environ.get("SPEC_CACHE_DIR"):
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "speculative-console"
+
+
+def sha256(path: Path, cancelled: Callable[[], bool] | None = None) -> str:
+    """Hex digest of a file's content; can be stopped by `cancelled`."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            if cancelled is not None:
+                check(cancelled)
+    return digest.hexdigest()
+
+
+def remembered_sha256(path: Path, cancelled: Callable[[], bool] | None = None) -> str:
+    """The digest of a large file, read again only after its size or time has changed."""
+    notes = cache_folder() / "hashes.json"
+    stat = path.stat()
+    key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+    known = _read_json(notes)
+    if isinstance(digest := known.get(key), str):
+        return digest
+    digest = sha256(path, cancelled)
+    with writing(notes.parent):
+        notes.parent.mkdir(parents=True, exist_ok=True)
+        write_json(notes, {**known, key: digest})
+    return digest
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn what the file system refuses into one line that says what helps."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(f"no space left in the cache folder {folder}: free some, or set SPEC_CACHE_DIR") from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            raise UserError(
+                f"cannot write to the cache folder {folder} ({error.strerror}): set SPEC_CACHE_DIR to a writable folder"
+            ) from error
+        raise
+
+
+@contextmanager
+def locked(name: Path, progress: Progress, cancelled: Callable[[], bool]) -> Iterator[None]:
+    """Only one process at a time makes the entry `name`; others wait and can be cancelled."""
+    from filelock import FileLock, Timeout
+
+    with writing(name.parent):
+        name.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{name}.lock")
+        while True:
+            try:
+                lock.acquire(timeout=0.2)
+                break
+            except Timeout:
+                check(cancelled)
+                progress(f"waiting: another process is preparing {name.name}", None)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_whole(entry: Path, source: dict[str, object], *, thorough: bool = False) -> bool:
+    """Whether the entry was made from `source` and no file of it has been cut, changed or lost.
+
+    Sizes are always compared; contents only where a file's time has changed since, or if `thorough`.
+    """
+    manifest = _read_json(entry / MANIFEST)
+    files = manifest.get("files")
+    if manifest.get("source") != source or not isinstance(files, dict) or not files:
+        return False
+    return all(_same(entry / name, noted, thorough) for name, noted in files.items())
+
+
+def _same(path: Path, noted: dict[str, object], thorough: bool) -> bool:
+    try:
+        stat = path.stat()
+    except OSError:
+        return False
+    if stat.st_size != noted["size"]:
+        return False
+    return (not thorough and stat.st_mtime_ns == noted["mtime_ns"]) or sha256(path) == noted["sha256"]
+
+
+def publish(made: Path, entry: Path, source: dict[str, object]) -> None:
+    """Write the manifest of the folder `made`, flush it to disk and rename it to `entry`."""
+    with writing(entry.parent):
+        files = {}
+        for path in sorted(p for p in made.rglob("*") if p.is_file()):
+            _flush(path)
+            stat = path.stat()
+            noted = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256(path)}
+            files[path.relative_to(made).as_posix()] = noted
+        write_json(made / MANIFEST, {"source": source, "made": time.time(), "files": files})
+        put_folder(made, entry)
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def scratch(entry: Path) -> Iterator[Path]:
+    """An empty folder beside `entry` to make it in; removed afterwards, like those of dead processes.
+
+    To be used under :func:`locked`.
+    """
+    with writing(entry.parent):
+        for left in entry.parent.glob(f"{entry.name}.partial-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        folder = entry.with_name(f"{entry.name}.partial-{os.getpid()}")
+        folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

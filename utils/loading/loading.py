@@ -1,0 +1,255 @@
+"""A pair's specification → models in memory, from the hub, a folder, a GGUF or a package file.
+
+The one place that builds models. Says in one line what cannot be loaded and why; knows no decoding
+and no screen. Importing it is cheap: torch and transformers come in with the first load.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from utils.catalogue.catalogue import student_kind
+from utils.catalogue.specs import (
+    CASCADES,
+    DRAFTER_WORDS,
+    MODELLESS,
+    TRAINED_METHODS,
+    ModelSpec,
+    PairSpec,
+    named_tables,
+    spec_from_argument,
+    trained_kind,
+)
+from utils.distributed.world import World
+from utils.errors import UsageError, UserError
+from utils.loading.fit import check_fit, fit_notes, spoken_ids
+from utils.loading.loaded import LoadedModel, LoadedPair, LoadOptions
+from utils.loading.quiet import quiet_environment, quiet_libraries
+from utils.loading.sources import mended_folder, model_folder
+from utils.progress import Cancelled, Progress, check, never, silent
+
+NO_TABLES = "this pair has no n-gram tables: drafts come from the conversation alone (infer.py tables builds some)"
+
+
+def load_pair(
+    spec: PairSpec,
+    options: LoadOptions,
+    progress: Progress = silent,
+    cancelled: Callable[[], bool] = never,
+) -> LoadedPair:
+    """Load the models of a pair and check that they fit: the target and its drafter, or those of its cascade.
+
+    Raises UserError (one line) if something cannot be loaded or does not fit, Cancelled when stopped.
+    """
+    quiet_environment()
+    progress("starting the model libraries", None)
+    quiet_libraries()
+    check(cancelled)
+    if options.tp_size > 1:
+        target, tokenizer = _share(spec.target, options, progress, cancelled)
+    else:
+        target, tokenizer = _load(spec.target, options, options.device, options.quantization, progress, cancelled)
+    if tokenizer is None:
+        raise UserError(f"{spec.target.name} has no tokenizer files: a target needs them")
+    if spec.arch == "seq2seq" and not target.encodes:
+        raise UserError(f"pair '{spec.name}' says arch: seq2seq, but {target.name} is no encoder-decoder model")
+    from utils.loading.build import stop_ids
+
+    pair = LoadedPair(
+        spec=spec.model_copy(update={"drafter": "none"}),
+        target=target,
+        drafter=None,
+        drafter_kind="none",
+        tokenizer=tokenizer,
+        stop_ids=stop_ids(target.model, tokenizer),
+        vocab_size=spoken_ids(target, tokenizer),
+        context=target.context,
+    )
+    return _with_drafter(pair, spec.drafter, options, progress, cancelled)
+
+
+def _share(
+    spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
+) -> tuple[LoadedModel, Any | None]:
+    """Rank 0: have every process load its part of the target; this one's part, and the tokenizer."""
+    from utils.distributed.process_group import joined
+    from utils.loading.shards import load_shard, share_cores
+
+    world = World.of(os.environ)
+    share_cores(world.local_size)
+    progress(f"waiting for {world.size} processes", None)
+    team = joined(world, options.device)
+    number = team.number()
+    with team.order("load", number, spec, options):
+        loaded, tokenizer = load_shard(team, spec, options, progress, cancelled)
+    return replace(loaded, shard=number), tokenizer
+
+
+def load_drafter(
+    pair: LoadedPair,
+    drafter: str,
+    options: LoadOptions,
+    progress: Progress = silent,
+    cancelled: Callable[[], bool] = never,
+) -> LoadedPair:
+    """The same target with another drafter: "ngram", "tables", "tables:FILE", "maxgram", "none", one of the
+    pair's trained ones ("plain", "glide", "feature"), its "cascade" or "chain", or a model.
+
+    A model is a hub id, a folder or a GGUF file; a folder may hold a trained drafter.
+
+    Raises as :func:`load_pair`; `pair` itself stays usable whatever happens.
+    """
+    changes: dict[str, Any] = {"method": "spec"}  # the pair's method spoke of the pair's drafter
+    if (file := named_tables(drafter)) is not None:
+        drafter, changes["tables"] = "tables", file
+    pair = replace(pair, spec=pair.spec.model_copy(update=changes))
+    wanted: ModelSpec | str = drafter if drafter in DRAFTER_WORDS else spec_from_argument(drafter)
+    return _with_drafter(pair, wanted, options, progress, cancelled)
+
+
+def _with_drafter(
+    pair: LoadedPair,
+    drafter: ModelSpec | str,
+    options: LoadOptions,
+    progress: Progress,
+    cancelled: Callable[[], bool],
+) -> LoadedPair:
+    pair = replace(pair, spec=pair.spec.model_copy(update={"drafter": drafter}))
+    if isinstance(drafter, str):
+        if (kind := trained_kind(drafter)) is not None:
+            folder = getattr(pair.spec.students, kind)
+            return _with_student(pair, drafter, Path(folder) if folder else pair.spec.student(kind), options)
+        if drafter in CASCADES:
+            return _with_cascade(pair, drafter, options, progress, cancelled)
+        if drafter not in MODELLESS:
+            raise UsageError(f"drafter must be {', '.join(DRAFTER_WORDS)} or a model, got '{drafter}'")
+        return replace(
+            _alone(pair, drafter),
+            notes=(NO_TABLES,) if drafter == "tables" and pair.spec.tables is None else (),
+        )
+    options = options.for_drafters
+    folder = model_folder(drafter, options, progress, cancelled)
+    kind, method = student_kind(folder), pair.spec.method
+    if method in TRAINED_METHODS and kind != method:
+        raise UserError(f"{drafter.name} is no {method} drafter: {folder / 'config.json'} does not describe one")
+    if kind is not None:
+        return _with_student(pair, kind, folder, options)
+    loaded, notes = _fitting(pair, drafter, folder, options, progress, cancelled)
+    return _beside(replace(pair, drafter_kind="model"), drafter=loaded, notes=notes)
+
+
+def _with_cascade(
+    pair: LoadedPair, word: str, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
+) -> LoadedPair:
+    """The pair with the models of its cascade in memory; what the words in it stand for is built by what decodes."""
+    options = options.for_drafters
+    models: dict[str, LoadedModel] = {}
+    notes: list[str] = []
+    for spec in pair.spec.cascade_models:
+        folder = model_folder(spec, options, progress, cancelled)
+        if (kind := student_kind(folder)) is not None:
+            raise UserError(
+                f"{spec.name} is a trained {kind} drafter: name its folder in the pair's students, and {kind} in the "
+                "cascade"
+            )
+        models[spec.name], told = _fitting(pair, spec, folder, options, progress, cancelled)
+        notes += told
+    least = min([pair.target.context, *(model.context for model in models.values())])
+    notes = [note for note in notes if "the pair runs with" not in note or note.endswith(f" {least}")]
+    return _beside(replace(pair, drafter_kind=word), cascade_models=models, notes=notes)
+
+
+def _fitting(
+    pair: LoadedPair,
+    spec: ModelSpec,
+    folder: Path,
+    options: LoadOptions,
+    progress: Progress,
+    cancelled: Callable[[], bool],
+) -> tuple[LoadedModel, list[str]]:
+    """A model that can draft for the pair's target, with what is worth a line; UserError if it does not fit."""
+    device = options.drafter_device or options.device
+    loaded, tokenizer = _load(spec, options, device, options.drafter_quantization, progress, cancelled, folder)
+    if loaded.encodes != pair.target.encodes:
+        one, other = (loaded, pair.target) if loaded.encodes else (pair.target, loaded)
+        raise UserError(
+            f"{loaded.name} cannot draft for {pair.target.name}: {one.name} is an encoder-decoder model, "
+            f"{other.name} is none"
+        )
+    tokenizers = (pair.tokenizer, tokenizer)
+    if problems := check_fit(pair.target, loaded, tokenizers):
+        raise UserError(f"{loaded.name} cannot draft for {pair.target.name}: {problems[0]}")
+    return loaded, fit_notes(pair.target, loaded, tokenizers)
+
+
+def _beside(
+    pair: LoadedPair,
+    *,
+    notes: Sequence[str],
+    drafter: LoadedModel | None = None,
+    cascade_models: Mapping[str, LoadedModel] | None = None,
+) -> LoadedPair:
+    """The pair with these models, cut to the context that all have."""
+    found = replace(pair, drafter=drafter, cascade_models=cascade_models or {}, student=None, notes=tuple(notes))
+    return replace(found, context=min([pair.target.context, *(model.context for model in found.drafting_models)]))
+
+
+def _alone(pair: LoadedPair, kind: str) -> LoadedPair:
+    """The pair with no second model: what drafts has the target's vocabulary and needs no context of its own."""
+    return _beside(replace(pair, drafter_kind=kind), notes=())
+
+
+def _with_student(pair: LoadedPair, kind: str, folder: Path, options: LoadOptions) -> LoadedPair:
+    if pair.target.encodes:
+        raise UserError(
+            f"drafter {kind}: {pair.target.name} is an encoder-decoder model, which has no trained drafters"
+        )
+    notes = []
+    if options.drafter_device not in (None, options.device):
+        notes.append(
+            f"a trained drafter runs where its target does: --drafter-device {options.drafter_device} is unused"
+        )
+    if options.drafter_quantization != "none":
+        notes.append(
+            f"a trained drafter is not quantized: --drafter-quantization {options.drafter_quantization} is unused"
+        )
+    return replace(_alone(pair, kind), student=folder, notes=tuple(notes))
+
+
+def _load(
+    spec: ModelSpec,
+    options: LoadOptions,
+    device: str,
+    quantization: str,
+    progress: Progress,
+    cancelled: Callable[[], bool],
+    folder: Path | None = None,
+) -> tuple[LoadedModel, Any | None]:
+    """One model and its tokenizer (None without tokenizer files); a damaged conversion is made again, once.
+
+    `folder` is where it lies, if that is known.
+    """
+    from utils.loading.build import load_model, load_tokenizer
+
+    def build(folder: Path) -> tuple[LoadedModel, Any | None]:
+        tokenizer = load_tokenizer(folder, options)
+        check(cancelled)
+        loaded = load_model(spec, folder, options, device, quantization, progress, cancelled)
+        check(cancelled)
+        return loaded, tokenizer
+
+    if folder is None:
+        folder = model_folder(spec, options, progress, cancelled)
+    try:
+        return build(folder)
+    except UserError as error:
+        if isinstance(error, UsageError | Cancelled):
+            raise
+        again = mended_folder(spec, options, folder, progress, cancelled)
+        if again is None:
+            raise
+    return build(again)

@@ -1,0 +1,86 @@
+"""4 and 8 bit weights through bitsandbytes, on CPU and CUDA; the only file that knows it.
+
+Also counts what a model really holds, since packed 4-bit weights hide their true number.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from utils.errors import UsageError, UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+QUANTIZATIONS = ("none", "int8", "nf4", "fp4")
+
+
+def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> Any | None:
+    """The transformers configuration for `kind`; None for "none". 4 bit computes in `dtype`.
+
+    Raises UsageError for a kind or device that cannot be, UserError without bitsandbytes.
+    """
+    if kind not in QUANTIZATIONS:
+        raise UsageError(f"quantization must be one of {', '.join(QUANTIZATIONS)}, got '{kind}'")
+    if kind == "none":
+        return None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"quantization {kind} runs on cpu and cuda, not on {device.type}: use --quantization none")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(f"quantization {kind} needs the package bitsandbytes: install it, or use --quantization none")
+    from transformers import BitsAndBytesConfig
+
+    if kind == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_compute_dtype=dtype)
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters and buffers, shared ones once, scales and code books included."""
+    tensors = [_held(tensor) for tensor in chain(model.parameters(), model.buffers())]
+    for module in model.modules():
+        tensors += _states(module)
+    return sum({_key(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
+
+
+def _held(tensor: Tensor) -> Tensor:
+    """What of a tensor this process holds: of one that several share, its own part."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Weights of the model as designed: shared ones once, 4-bit ones unpacked."""
+    counted = {}
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        shape = parameter.shape if state is None else state.shape
+        counted[_key(parameter)] = int(shape.numel())
+    return sum(counted.values())
+
+
+def _key(tensor: Tensor) -> tuple[Any, ...]:
+    where: Any = id(tensor)
+    return (where,) if tensor.is_meta or tensor.is_mkldnn else (tensor.data_ptr() or where, tensor.numel())
+
+
+def _states(module: nn.Module) -> list[Tensor]:
+    """The tensors bitsandbytes keeps beside a layer's weight."""
+    import torch
+
+    found: list[Tensor] = []
+    weight = getattr(module, "weight", None)
+    queue: list[Any] = [getattr(weight, "quant_state", None), getattr(weight, "SCB", None)]
+    state = getattr(module, "state", None)
+    queue += [getattr(state, name, None) for name in ("SCB", "CB")]
+    while queue:
+        item = queue.pop()
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif item is not None and not isinstance(item, (str, int, float, bool, torch.dtype, torch.Size)):
+            queue += [getattr(item, name, None) for name in ("absmax", "code", "offset", "state2")]
+    return found
