@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -282,6 +283,7 @@ class PromptReader:
         self._status, self._hint, self._tell, self._second = status, "", tell, second
         self._failed = 0  # so often one after the other
         self._plain = self._waiting = self._left = False  # plain lines; one of them is being read; `leave` was called
+        self._pressed = False  # Ctrl-C came while no prompt stood
         self._more = ".. " if ascii else "… "
         style = {"bottom-toolbar": "noreverse" + (" fg:ansibrightblack" if color else ""), "prompt": "bold"}
         self.session: PromptSession[str] = PromptSession(
@@ -349,13 +351,40 @@ class PromptReader:
 
         try:
             # Where standard output goes to a file, it must not be turned to the terminal.
-            with patch_stdout(raw=True) if sys.stdout.isatty() else nullcontext():
-                text = self.session.prompt(default=default, pre_run=self._prepared, set_exception_handler=False)
+            with patch_stdout(raw=True) if sys.stdout.isatty() else nullcontext(), self._interrupts():
+                text = self.session.prompt(
+                    default=default, pre_run=self._prepared, set_exception_handler=False, handle_sigint=False
+                )
         except EOFError:
             if self.session.app.input.closed and not self._left:
                 raise HungUpError from None
             raise
         return unblocked(without_escapes(text))  # a quoted key or an editor may have brought some
+
+    @contextmanager
+    def _interrupts(self) -> Iterator[None]:
+        """Ctrl-C is a key like any other from before the event loop is made until it is closed: an exception in between
+        would leave a torn loop behind, whose traceback comes later. Before the prompt stands it is kept for it."""
+        app, self._pressed = self.session.app, False
+
+        def pressed(*_: object) -> None:
+            loop = app.loop
+            if loop is not None and app.future is not None and not app.future.done():
+                loop.call_soon_threadsafe(app.key_processor.send_sigint)
+            else:
+                self._pressed = True
+
+        try:
+            before = signal.signal(signal.SIGINT, pressed)
+        except ValueError:  # no signals outside the main thread
+            yield
+            return
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if self._pressed:
+            raise LeaveError if self._second() else KeyboardInterrupt
 
     def _prepared(self) -> None:
         """What goes wrong in the event loop ends this prompt; otherwise a traceback would wait for Enter."""
@@ -364,6 +393,9 @@ class PromptReader:
         )
         # A search that was open when the last prompt ended would take the keys, unseen.
         self.session.app.layout.focus(self.session.default_buffer)
+        if self._pressed:
+            self._pressed = False
+            asyncio.get_running_loop().call_soon(self.session.app.key_processor.send_sigint)
         if self._left:
             self._end(EOFError())
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import random
+import signal
+import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prompt_toolkit.application import create_app_session
+from prompt_toolkit.application import Application, create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.keys import Keys
@@ -166,3 +171,32 @@ def test_enter_takes_what_a_search_found(typed: Any) -> None:
 def test_alt_and_digits_repeat_a_key_within_bounds(typed: Any) -> None:
     assert typed("\x1b12x\r") == "x" * 12
     assert typed("\x1b9999999x\r") == typed("\x1b9\x1b9\x1b9\x1b9x\r") == "x" * 999
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "read"),
+    [
+        (asyncio.BaseEventLoop, "__init__", "one"),
+        (asyncio.SelectorEventLoop, "_add_reader", "one"),  # its pipe to itself
+        (Application, "_pre_run", "one"),
+        (Application, "cancel_and_wait_for_background_tasks", "two"),  # behind Enter: it stops what was sent
+        (asyncio.SelectorEventLoop, "close", "two"),
+    ],
+)
+def test_ctrl_c_while_the_prompt_is_made_or_ends_tears_nothing(
+    typed: Any, monkeypatch: pytest.MonkeyPatch, place: type, name: str, read: str
+) -> None:
+    usual, torn, presses = getattr(place, name), [], [signal.SIGINT]
+
+    def pressed(*given: Any, **named: Any) -> Any:
+        if presses:
+            signal.raise_signal(presses.pop())
+        return usual(*given, **named)
+
+    monkeypatch.setattr(place, name, pressed)
+    monkeypatch.setattr(sys, "unraisablehook", torn.append)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert typed("one\rtwo\r") == read
+        gc.collect()
+    assert (presses, torn, [str(one.message) for one in warned], typed.told) == ([], [], [], [])
