@@ -1,7 +1,8 @@
 """A sampler that takes every branch: each draw and each coin forks with its probability, and no key may come twice.
 
 `enumerate_runs` repeats a run under it, depth first, until all decisions with positive probability
-have been taken, and returns the exact law of the run's result in float64. Knows nothing of models or verification.
+have been taken, and returns the exact law of the run's result in float64. `enumerate_rows` does so with many branches
+at once, each the row of a batch. Knows nothing of models or verification.
 Forks are independent of each other, so a scheme that relies on *shared* noise (gumbel coupling)
 cannot be enumerated this way.
 """
@@ -133,6 +134,83 @@ def enumerate_runs(
             return dict(outcome)
         script = Script(script.decisions)
     raise AssertionError(f"more than {limit} runs")
+
+
+Fate = tuple[dict[tuple[object, ...], int], float]  # options by key of their noise, and the probability of them all
+
+
+class RowSampler(BranchingSampler):
+    """Takes in each row of a batch the branch that its fate lays down, by the keys of the noise; where that ends, the
+    first option. What else could have been is in `others` then."""
+
+    def __init__(
+        self,
+        fates: list[Fate],
+        law: Law = softmax,
+        drafts: Drafting = "law",
+        starts: tuple[dict[int, int], ...] = (),
+        shared: RowSampler | None = None,
+    ) -> None:
+        super().__init__(Script([]), law, drafts, starts)
+        self.taken: list[dict[tuple[object, ...], int]] = (
+            shared.taken if shared else [dict(taken) for taken, _ in fates]
+        )
+        self.probability = shared.probability if shared else [probability for _, probability in fates]
+        self.asked: set[tuple[object, ...]] = shared.asked if shared else set()
+        self.others: list[Fate] = shared.others if shared else []
+
+    def _choose(self, kind: str, key: list[int], weights: list[float]) -> int:
+        row, *parts = key
+        name = (kind, *parts, "within", *(begun[row] for begun in self._starts))
+        assert (row, name) not in self.asked, f"noise is used twice: {row} {name}"
+        self.asked.add((row, name))
+        taken, before = self.taken[row], self.probability[row]
+        if name not in taken:
+            first, *others = [option for option, weight in enumerate(weights) if weight > 0]
+            self.others += [({**taken, name: option}, before * weights[option]) for option in others]
+            taken[name] = first
+            self.probability[row] = before * weights[first]
+        return taken[name]
+
+    def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
+        if self._starts and self._drafts == "greedy":
+            return probs.argmax(dim=-1)
+        padded = (keys if keys.shape[1] > 2 else F.pad(keys, (0, 1))).tolist()
+        laws = [_checked(row) for row in probs.double().tolist()]
+        return torch.tensor([self._choose("draw", key, law) for key, law in zip(padded, laws, strict=True)])
+
+    def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
+        flat = [min(max(value, 0.0), 1.0) for value in prob.double().flatten().tolist()]
+        pairs = zip(keys.tolist(), flat, strict=True)
+        heads = [self._choose("coin", key, [value, 1.0 - value]) == 0 for key, value in pairs]
+        return torch.tensor(heads, dtype=torch.bool).reshape(prob.shape)
+
+    def drafting(self, starts: Tensor) -> RowSampler:
+        return RowSampler([], self._law, self._drafts, (*self._starts, dict(starts.tolist())), self)
+
+
+def enumerate_rows(
+    run: Callable[[RowSampler, int], list[Result]],
+    law: Law = softmax,
+    drafts: Drafting = "law",
+    together: int = 128,
+    limit: int = 200_000,
+) -> dict[Result, float]:
+    """The exact law of each row's result of `run(sampler, rows)` over all decisions, up to `together` branches at once.
+
+    Fails beyond `limit` branches. A decision is known by its noise's key: what other rows ask for does not matter.
+    """
+    outcome: dict[Result, float] = defaultdict(float)
+    waiting: list[Fate] = [({}, 1.0)]
+    while waiting:
+        fates, waiting = waiting[-together:], waiting[:-together]
+        sampler = RowSampler(fates, law, drafts)
+        for result, probability in zip(run(sampler, len(fates)), sampler.probability, strict=True):
+            outcome[result] += probability
+        waiting += sampler.others
+        limit -= len(fates)
+        assert limit >= 0, "more branches than the limit"
+    return dict(outcome)
 
 
 def distance(left: dict[Result, float], right: dict[Result, float]) -> float:

@@ -21,7 +21,14 @@ NARROW = NaiveLaw(top_k=2)  # two of three tokens: fewer forks
 
 
 def error(name: str, lenience: float, drafts: str = "law", law: NaiveLaw | None = None, length: int = 4) -> float:
-    options = {"prompt": PROMPT, "length": length, "gamma": 64, "drafts": drafts, "law": law or NaiveLaw()}
+    options = {
+        "prompt": PROMPT,
+        "length": length,
+        "gamma": 64,
+        "drafts": drafts,
+        "law": law or NaiveLaw(),
+        "together": 128,
+    }
     return enumeration_error(sure_start(3, 1), lambda: drafter(name, lenience, 3), **options)
 
 

@@ -61,7 +61,7 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_drafter_emits_the_targets_law(name: str, law: str, drafts: str) -> None:
-    options = {"prompt": PROMPT, "length": 4, "gamma": 2, "drafts": drafts, "law": LAWS[law]}
+    options = {"prompt": PROMPT, "length": 4, "gamma": 2, "drafts": drafts, "law": LAWS[law], "together": 128}
     assert enumeration_error(sure_start(3, 1), MAKERS[name], **options) < EXACT
 
 
@@ -69,7 +69,7 @@ def test_every_drafter_emits_the_targets_law(name: str, law: str, drafts: str) -
 @pytest.mark.parametrize("name", ["model < points", "model < model", "model < law", "chain", "chain of models"])
 def test_cascades_and_chains_too(name: str, lenience: float) -> None:
     law = NaiveLaw(top_k=2, repetition_penalty=1.8, no_repeat_ngram=2)
-    options = {"prompt": PROMPT, "length": 4, "gamma": 64, "law": law}
+    options = {"prompt": PROMPT, "length": 4, "gamma": 64, "law": law, "together": 128}
     assert enumeration_error(sure_start(3, 1), lambda: cascades.drafter(name, lenience, 3), **options) < EXACT
 
 
