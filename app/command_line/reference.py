@@ -17,13 +17,12 @@ from app.command_line.subcommands import COMMANDS, OWN_FIELDS
 from app.console.completion import LANE_HELP
 from app.console.slash_commands import TABLE
 from app.settings.table import FIELDS, SETTING_FIELDS, Field
-from app.settings.types import LOOKED_UP, Switch
-from utils.catalogue.specs import CASCADES, STUDENTS
+from app.settings.types import METHODS, Switch
 from utils.errors import UsageError, UserError
 from utils.files import write_text
 
 # (word, title, help, needs) of every way of drafting
-DRAFTERS = [(word, "", LANE_HELP[word], "") for word in (*LOOKED_UP, *STUDENTS, *CASCADES)]
+DRAFTERS = [(word, "", LANE_HELP[word], "") for word in METHODS if word != "spec"]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -46,9 +45,8 @@ def _flag_row(group: str, known: Field) -> list[str]:
 
 
 def drafters() -> str:
-    """Every way of drafting that has a word of its own: combinations `a+b` are made of these."""
-    rows = [(_code(word), text, needs) for word, _, text, needs in DRAFTERS if "+" not in word]
-    return _table(("Word", "What drafts", "Needs"), rows)
+    """Every way of drafting that has a word."""
+    return _table(("Drafter", "What it is", "Needs"), [(_code(row[0]), *row[2:]) for row in DRAFTERS])
 
 
 def subcommands() -> str:
