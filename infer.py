@@ -1,4 +1,4 @@
-"""The one entry: `python infer.py` chats, `python infer.py --help` lists the other commands. All else is in app/."""
+"""The one entry: `python infer.py [COMMAND] …`; --help lists the commands. Everything else is in app/."""
 
 import os
 import signal
