@@ -20,7 +20,7 @@ SHORT = {  # what stands for itself all the same
 CHAPTERS = [file for floor in FLOORS for file in (ROOT / floor).rglob("*.py") if file.name != "__init__.py"]
 PICTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]
 FILE = re.compile(r"\b(?:app|sampling|training|utils|tests|docs)/[\w/.-]+\.(?:py|md|svg)\b")
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_no_room_shows_more_than_a_dozen_names() -> None:
@@ -46,12 +46,6 @@ def test_every_room_is_in_the_picture_and_every_room_of_the_picture_is_there() -
 
 
 def test_every_file_that_a_page_names_is_there() -> None:
-    named = [
-        (page.name, path)
-        for page in PAGES
-        for path in re.findall(
-            r"\b(?:app|sampling|training|utils|tests|docs)/[\w/.-]+\.(?:py|md|svg)\b", page.read_text()
-        )
-    ]
+    named = [(page.name, path) for page in PAGES for path in FILE.findall(page.read_text(encoding="utf-8"))]
     assert len(named) > 50
     assert [(page, path) for page, path in named if not (ROOT / path).exists()] == []

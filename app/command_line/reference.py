@@ -1,7 +1,8 @@
-"""The README's tables of flags, settings and commands, made from the tables the program itself runs on.
+"""The documents' tables of drafters, sub-commands, flags, settings and slash commands, made from the tables the program
+itself runs on.
 
-`python -m app.command_line.reference --check README.md` fails when the file is stale, `--write README.md` mends it,
-with no argument the tables are shown. A table stands between `<!-- table:flags -->` and `<!-- end:flags -->`.
+`python -m app.command_line.reference --check README.md docs/reference.md` fails when a file is stale, `--write` mends
+it. A table stands between `<!-- table:flags -->` and `<!-- end:flags -->`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from pathlib import Path
 
 from app.command_line.arguments import ALIASES
 from app.command_line.subcommands import COMMANDS, OWN_FIELDS
+from app.console.completion import LANE_HELP
 from app.console.slash_commands import TABLE
 from app.settings.table import FIELDS, SETTING_FIELDS, Field
-from app.settings.types import Switch
+from app.settings.types import METHODS, Switch
 from utils.errors import UsageError, UserError
 from utils.files import write_text
+
+# (word, title, help, needs) of every way of drafting
+DRAFTERS = [(word, "", LANE_HELP[word], "") for word in METHODS if word != "spec"]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -37,6 +42,16 @@ def _flag_row(group: str, known: Field) -> list[str]:
     if isinstance(known.kind, Switch):
         return [group, _code(known.flag), "", ("do not " if known.default else "") + known.help]
     return [group, _code(f"{known.flag} {known.kind.metavar}"), _code(_default(known)), known.help]
+
+
+def drafters() -> str:
+    """Every way of drafting that has a word."""
+    return _table(("Drafter", "What it is", "Needs"), [(_code(row[0]), *row[2:]) for row in DRAFTERS])
+
+
+def subcommands() -> str:
+    """Every sub-command of infer.py."""
+    return _table(("Command", "Meaning"), [(_code(known.usage), known.about) for known in COMMANDS.values()])
 
 
 def flags() -> str:
@@ -62,46 +77,44 @@ def settings() -> str:
 
 def commands() -> str:
     """Every console command, by group."""
-    rows = []
-    for command in TABLE:
-        names = ", ".join(map(_code, (command.usage, *command.aliases)))
-        rows.append([command.group, names, command.help])
+    rows = [[one.group, ", ".join(map(_code, (one.usage, *one.aliases))), one.help] for one in TABLE]
     return _table(("Group", "Command", "Meaning"), rows)
 
 
-TABLES: Mapping[str, Callable[[], str]] = {"flags": flags, "settings": settings, "commands": commands}
+TABLES: Mapping[str, Callable[[], str]] = {
+    "drafters": drafters,
+    "subcommands": subcommands,
+    "flags": flags,
+    "settings": settings,
+    "commands": commands,
+}
+_PLACE = re.compile(rf"<!-- table:({'|'.join(TABLES)}) -->\n.*?<!-- end:\1 -->", re.DOTALL)
 
 
 def renewed(text: str) -> str:
-    """The text with every table brought up to date; UsageError when a pair of markers is missing or doubled."""
-    for name, make in TABLES.items():
-        begin, end = f"<!-- table:{name} -->", f"<!-- end:{name} -->"
-        if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-            raise UsageError(f"the file needs {begin} and behind it {end}, each once")
-        between = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        table = f"{begin}\n{make()}\n{end}"
-        text = between.sub(lambda _, table=table: table, text)  # type: ignore[misc]
-    return text
+    """The text with its tables brought up to date; UsageError where it has none, or markers that do not pair."""
+    places = len(_PLACE.findall(text))
+    if not places or any(text.count(mark) != places for mark in ("<!-- table:", "<!-- end:")):
+        between = "each between <!-- table:NAME --> and <!-- end:NAME -->"
+        raise UsageError(f"the file needs tables, {between}; NAME is one of {', '.join(TABLES)}")
+    return _PLACE.sub(lambda place: f"<!-- table:{place[1]} -->\n{TABLES[place[1]]()}\n<!-- end:{place[1]} -->", text)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 when the file is (or was made) up to date, 1 when --check finds it stale, 2 for a usage error."""
-    if not arguments:
-        sys.stdout.write("\n\n".join(make() for make in TABLES.values()) + "\n")
-        return 0
+    """0 when the files are (or were made) up to date, 1 when --check finds one stale, 2 for a usage error."""
     try:
-        if len(arguments) != 2 or arguments[0] not in ("--check", "--write"):
-            raise UsageError("usage: python -m app.command_line.reference [--check FILE | --write FILE]")
-        file = Path(arguments[1])
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read {file}: {error}") from error
-        new = renewed(text)
-        if arguments[0] == "--write" and new != text:
-            write_text(file, new)
-        elif new != text:
-            raise UserError(f"{file} is stale: run python -m app.command_line.reference --write {file}")
+        if len(arguments) < 2 or arguments[0] not in ("--check", "--write"):
+            raise UsageError("usage: python -m app.command_line.reference --check FILE … | --write FILE …")
+        for file in map(Path, arguments[1:]):
+            try:
+                text = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise UsageError(f"cannot read {file}: {error}") from error
+            new = renewed(text)
+            if new != text and arguments[0] == "--check":
+                raise UserError(f"{file} is stale: run python -m app.command_line.reference --write {file}")
+            if new != text:
+                write_text(file, new)
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

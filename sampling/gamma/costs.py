@@ -1,4 +1,4 @@
-"""What rounds cost here, learned from the rounds themselves: c and v(n) of DESIGN section 7.
+"""What rounds cost here, learned from the rounds themselves: c and v(n).
 
 c = seconds a drafted token / seconds of a 1-token target pass, v(n) = T_target(n) / T_target(1).
 Machines are shared and disturbances only make a pass slower, so every figure is the lower third of

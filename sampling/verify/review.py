@@ -34,7 +34,7 @@ def review(
     lenience: float = 1.0,
     going: Tensor | None = None,
 ) -> Review:
-    """Examine a chain on the way to the target: `lenience` λ ≥ 1 lets more pass (ALGORITHMS section 3).
+    """Examine a chain on the way to the target: `lenience` λ ≥ 1 lets more pass.
 
     Arguments as for :func:`sampling.verify.rules.verify`; `sampler` is the drafters', `going` [M] the rows to examine
     (None: all; the others' own token is -1). Drawn drafts: x ~ q is accepted with

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import sampling
+from sampling.drafters.draft_heads.checkpoint import load_student
+from sampling.drafters.draft_heads.network import StudentNetwork
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
@@ -26,6 +28,33 @@ def test_every_example_prints_what_the_page_says(
     for number, (code, printed) in enumerate(BLOCKS, 1):
         exec(compile(code, f"docs/library.md, example {number}", "exec"), names)
         assert capsys.readouterr().out.rstrip("\n") == printed.rstrip("\n"), f"example {number}:\n{code}"
+
+
+KNOWN = """\
+from sampling import autoregressive_generate, speculative_generate
+from utils.logits_processors import NucleusProcessor
+
+ids = autoregressive_generate(input_ids, target, logits_processor=NucleusProcessor(temperature=.6, top_p=.9),
+                              max_gen_len=100, end_tokens_id=tokenizer.eos_token_id,
+                              pad_token_id=tokenizer.pad_token_id)
+ids, acceptance_rate = speculative_generate(input_ids, drafter, target, tokenizer, logits_processor=None, gamma=4,
+                                            max_gen_len=100, end_tokens_id=tokenizer.eos_token_id,
+                                            pad_token_id=tokenizer.pad_token_id)
+"""
+
+
+def test_the_calls_that_people_know_run_as_they_write_them(default_pair: Any) -> None:
+    target, tokenizer = default_pair.target.model, default_pair.tokenizer
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    scope: dict[str, Any] = {
+        "target": target,
+        "tokenizer": tokenizer,
+        "drafter": StudentNetwork(load_student(ROOT / "weights" / "smollm2-135m-plain", target)),
+        "input_ids": tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False),
+    }
+    exec(compile(KNOWN, "example", "exec"), scope)
+    assert "Paris" in tokenizer.decode(scope["ids"], skip_special_tokens=True)
+    assert 0 <= scope["acceptance_rate"] <= 1
 
 
 def test_every_example_shows_what_it_prints() -> None:

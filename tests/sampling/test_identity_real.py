@@ -1,4 +1,4 @@
-"""Greedy identity with a real model (ALGORITHMS 8.4): the default target on six real prompts.
+"""Greedy identity with a real model: the default target on six real prompts.
 
 Every way of drafting against plain decoding and against transformers' own `generate(do_sample=False)`
 run on plain transformers code, some alone, some as one ragged batch. Equal, or first different where
@@ -176,7 +176,7 @@ def run_batch(
 
 
 def agree(found: Rows, references: list[GreedyRun], length: int = LENGTH) -> None:
-    """The rule of ALGORITHMS 8.4 over six prompts, or as many as were run, and the first `length` tokens."""
+    """The rule at the head of this file over six prompts, or as many as were run, and the first `length` tokens."""
     begun = [GreedyRun(one.ids[:length], one.gaps[:length]) for one in references[: len(found)]]
     verdicts = [same_or_tied(ids, reference) for ids, reference in zip(found, begun, strict=True)]
     assert "different" not in verdicts, verdicts

@@ -1,4 +1,4 @@
-"""Scripted models: every ending, every limit, interrupts, and each forward call counted (ALGORITHMS 8.6).
+"""Scripted models: every ending, every limit, interrupts, and each forward call counted.
 
 `chain_lm` says a fixed answer whatever was fed, so what each round must do is known beforehand.
 """

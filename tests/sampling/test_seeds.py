@@ -1,5 +1,5 @@
 """Seeds: point masses and gumbel coupling repeat plain decoding's text exactly, noise is sound, and
-nothing outside the sampler is touched (DESIGN section 3, "Seeds").
+nothing outside the sampler is touched.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Beliefs(NamedTuple):
 
 AGREEING = (0.4, 0.57)
 """How often the likeliest token of two students was the target's greedy one on held-out text, and what fitted beside
-them (docs/notes.md, "What a token's chance is made of"): a drafter trained on the same text knows what a table knows.
+them (docs/notes.md, "How probable a token is"): a drafter trained on the same text knows what a table knows.
 """
 WEAK = Beliefs((0.95, 0.3, 2.1), own=0.42, sharpened=1.4, noise=0.9)
 STRONG = Beliefs((0.95, 0.2, 2.1), own=0.78, sharpened=1.6, noise=1.0)

@@ -33,8 +33,8 @@ from sampling.types import Draft, Rows, Sampler, Session, Verdict
 from sampling.vocabulary import best
 
 SHARES = {2: 0.6, 1: 0.3}
-"""By tokens of context: so much of a token's probability then is its chance of being drawn now (docs/notes.md, "Laws
-recalled")."""
+"""By tokens of context: so much of a token's probability then is its chance of being drawn now (docs/notes.md,
+"Distributions recalled")."""
 _MOST = 4  # tokens kept behind a context
 
 RECALLED = 2  # index into TableTreeDrafter.names

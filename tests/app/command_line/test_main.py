@@ -442,34 +442,45 @@ def test_ctrl_c_anywhere_is_130_without_a_traceback(tmp_path: Path) -> None:
     assert process.returncode == 130
 
 
-# ---- the README's tables
+# ---- the tables of the documents
 
 
 def marked() -> str:
     return "# Title\n" + "\n".join(f"<!-- table:{n} -->\nold\n<!-- end:{n} -->\ntext" for n in reference.TABLES)
 
 
-def test_readme_tables_are_written_checked_and_go_stale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(marked())
-    assert reference.main(["--check", str(readme)]) == 1
-    assert capsys.readouterr().err.startswith(f"error: {readme} is stale")
-    assert reference.main(["--write", str(readme)]) == 0
-    assert reference.main(["--check", str(readme)]) == 0
-    text = readme.read_text()
+def test_tables_are_written_checked_and_go_stale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, other = tmp_path / "page.md", tmp_path / "other.md"
+    page.write_text(marked())
+    other.write_text(f"<!-- table:flags -->\n{reference.flags()}\n<!-- end:flags -->\n")
+    assert reference.main(["--check", str(other), str(page)]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {page} is stale")
+    assert reference.main(["--write", str(other), str(page)]) == 0
+    assert reference.main(["--check", str(other), str(page)]) == 0
+    text = page.read_text()
     assert text.startswith("# Title\n")
-    assert text.count("\ntext") == 3
+    assert text.count("\ntext") == len(reference.TABLES)
     assert "old" not in text.splitlines()
     for expected in ("`--gamma N\\|auto`", "`SPEC_TOP_P`", "`/exit`, `/quit`, `/bye`", "`/view [NAME]`"):
         assert expected in text
-    readme.write_text(text.replace("`--gamma N\\|auto`", "`--gama N`"))
-    assert reference.main(["--check", str(readme)]) == 1
+    page.write_text(text.replace("`--gamma N\\|auto`", "`--gama N`"))
+    assert reference.main(["--check", str(page)]) == 1
 
 
-def test_readme_tables_need_their_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text("nothing here")
-    assert reference.main(["--check", str(readme)]) == 2
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nothing here",
+        "<!-- table:flags -->\nno end",
+        "<!-- table:none -->\n<!-- end:none -->",
+        "<!-- end:flags -->\n<!-- table:flags -->",
+        "<!-- table:flags -->\n<!-- table:settings -->\n<!-- end:flags -->\n<!-- end:settings -->",
+    ],
+)
+def test_tables_need_their_markers(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    assert reference.main(["--check", str(page)]) == 2
     assert reference.main(["--check", str(tmp_path / "none.md")]) == 2
     assert reference.main(["--chek"]) == 2
     assert capsys.readouterr().err.count("\n") == 3

@@ -33,6 +33,7 @@ from training.draft_heads.export import export_plain
 from utils.errors import UserError
 
 APP = Path(__file__).resolve().parents[3] / "app"
+REFERENCE = APP.parent / "docs" / "reference.md"
 PATHS = re.compile(r"FILE|DIR|GGUF|F\.json|[Ff]ile|[Ff]older|[Pp]ath")
 
 
@@ -97,7 +98,7 @@ def renewed(home: Home, path: Path) -> int:
     if path.exists() and path.read_bytes() == OLD:
         keep = path.stat().st_mode
         path.chmod(0o644)
-        path.write_bytes((APP.parent / "README.md").read_bytes().replace(b"| `--gamma", b"| `--gama", 1))
+        path.write_bytes(REFERENCE.read_bytes().replace(b"| `--gamma", b"| `--gama", 1))
         path.chmod(stat.S_IMODE(keep))
     return reference(["--write", str(path)])
 
@@ -270,7 +271,7 @@ def test_a_full_disk_is_one_line_and_the_old_content_stays(
     prepared(name, path)
     before = path.read_bytes()
     if FILES[name].rereads:
-        before = before and (APP.parent / "README.md").read_bytes().replace(b"| `--gamma", b"| `--gama", 1)
+        before = before and REFERENCE.read_bytes().replace(b"| `--gamma", b"| `--gama", 1)
         path.write_bytes(before)
     with largest_file(10):
         complaint = tried(name, path)

@@ -12,7 +12,7 @@ from app.measure.latency import Shape, figures, shape_of
 from sampling.stats.theory import best_gamma, break_even, expected_speedup, roofline
 from tests.support.tiny import TinyPair, tiny_pair
 
-# The vectors of ALGORITHMS section 7: alpha, gamma, c, S; and best gammas at c = .05.
+# From the formula: alpha, gamma, c, S; and best gammas at c = .05.
 VECTORS = [(0.8, 2, 0.1, 2.0333), (0.7, 4, 0.05, 2.3109), (0.8, 5, 0.05, 2.9514), (0.9, 8, 0.02, 5.2809)]
 BEST = {0.5: (3, 1.63), 0.6: (4, 1.92), 0.7: (6, 2.35), 0.8: (8, 3.09), 0.9: (13, 4.67)}
 

@@ -1,7 +1,7 @@
 """Cache audit: whatever was done to a session, its logits are those of a model without a cache.
 
 Small random transformers models in float64 go through `CausalLM`: after every round, across turns,
-undo, interrupts, forks, selections and ragged batches (ALGORITHMS 8.5).
+undo, interrupts, forks, selections and ragged batches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trees in a model: who takes them, and what they leave in the cache (ALGORITHMS 8.5).
+"""Trees in a model: who takes them, and what they leave in the cache.
 
 Models that take none get chains from every drafter, with plain decoding's text; a tree they refuse by name. After every
 round, and in the next turns of a chat, what is cached of target and drafter is what one pass over the same ids makes,

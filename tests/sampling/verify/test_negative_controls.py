@@ -1,4 +1,4 @@
-"""Mistakes that the proofs must catch (ALGORITHMS 8.3): each mutant has to fail the statistic.
+"""Mistakes that the proofs must catch: each mutant has to fail the statistic.
 
 A mutant is a published mistake, put in by wrapping one small piece: a drafter, the sampler, or the
 `verify` that the loop calls. A control that passes the proof fails its test.
