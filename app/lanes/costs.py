@@ -77,7 +77,7 @@ def models_of(engine: Engine, names: Sequence[str]) -> dict[str, Model]:
 
 def _trained(engine: Engine, kind: str) -> int | None:
     try:
-        return stored_parameters(engine.students.folder(kind))
+        return stored_parameters(engine.drafters.folder(kind))
     except UserError:
         return None
 

@@ -1,8 +1,8 @@
 """Lanes: a loaded pair and the settings bound to the one decode loop, by the names of `--compare`.
 
 A :class:`Lane` is one way of answering a prompt. `ar` is the target alone, `spec` the target with the pair's drafter,
-`draft` the drafter model alone, `beam` the target searching; the others are the target with a drafter of that kind
-(app/lanes/drafters.py makes them). An :class:`Engine` keeps drafters from answer to answer and makes them anew when
+`draft` the drafter model alone, `beam` the target searching; the others are the target with the drafter of that
+word (sampling/drafters/registry.py). An :class:`Engine` keeps drafters from answer to answer and makes them anew when
 their settings change. Knows no text, no screen.
 """
 
@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.lanes.drafters import Drafters
+from app.lanes.drafters import PairDrafters
 from app.settings.types import LANES
 from sampling.beam.plan import BeamPlan
 from sampling.beam.search import beam_generate
 from sampling.drafters.cape import Expansion
 from sampling.drafters.draft_model import NoDrafter
-from sampling.drafters.tables.table_file import StaticTables
 from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.events import Event
 from sampling.gamma.costs import Costs
@@ -34,7 +33,6 @@ from utils.errors import UsageError
 from utils.logits_processors import make_processor
 
 if TYPE_CHECKING:
-    from app.lanes.drafters import Students
     from app.settings.layers import Settings
     from utils.loading.loaded import LoadedPair
 
@@ -173,7 +171,7 @@ class Engine:
         self.stop_ids = frozenset(loaded.stop_ids)
         self.context = int(loaded.context)
         self.target = lm_of(loaded.target.model, "target", loaded.vocab_size)
-        self.drafters = Drafters(loaded, self.target)
+        self.drafters = PairDrafters(loaded, self.target)
         self._kept: dict[str, tuple[Any, Drafter]] = {}
         self._paces: dict[str, tuple[Drafter, GoodputPace]] = {}
         self._costs: dict[tuple[str, Any], Costs] = {}
@@ -197,18 +195,9 @@ class Engine:
         return getattr(self.target, "start_id", None)
 
     @property
-    def students(self) -> Students:
-        """The pair's trained drafters."""
-        return self.drafters.students
-
-    @property
     def drafter(self) -> LM | None:
         """The pair's drafter, where it is a model that runs alone."""
         return self.drafters.model
-
-    def tables(self) -> StaticTables | None:
-        """The pair's static tables; None if it names none. UserError if the file cannot be used."""
-        return self.drafters.tables()
 
     def lanes(self, settings: Settings) -> list[Lane]:
         """The lanes of `settings.compare`, in order. UsageError names a lane that this pair cannot run."""
