@@ -32,15 +32,13 @@ class Template:
 
     def render(self, system: str, messages: list[Message]) -> str:
         """The chat as the model reads it, up to where its answer begins."""
-        first: list[Message] = [{"role": "system", "content": system}] if system else []
         if not self.folds_system:
             try:
-                return self._apply([*first, *messages])
+                return self._apply([{"role": "system", "content": system}, *messages] if system else messages)
             except Exception as error:
                 if not system:
-                    raise UserError(
-                        f"the chat template refuses this chat ({error}); /chat off goes without it"
-                    ) from None
+                    told = f"the chat template refuses this chat ({error}); /chat off goes without it"
+                    raise UserError(told) from None
                 self.folds_system = True
         opening = {"role": "user", "content": f"{system}\n\n{messages[0]['content']}"} if system else messages[0]
         return self._apply([opening, *messages[1:]])

@@ -17,7 +17,7 @@ from sampling.drafters import registry
 from sampling.drafters.draft_heads.checkpoint import load_student, read_config
 from sampling.drafters.draft_heads.modules import Student
 from sampling.drafters.draft_model import ModelDrafter, rule_of
-from sampling.drafters.registry import MEMBERS, ROWS, Asked
+from sampling.drafters.registry import MEMBERS, ROWS, DraftRequest
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import lm_of
@@ -57,7 +57,7 @@ class PairDrafters:
             self.model = lm_of(self._loaded.drafter.model, "drafter", self._loaded.vocab_size)
         for word in self._loaded.spec.cascade_names if ROWS[kind].needs == "cascade" else (kind,):
             if word in ROWS and word != "model":
-                made: Any = self.build(Asked(word, Settings()))
+                made: Any = self.build(DraftRequest(word, Settings()))
                 self.model = made.lm if kind == "plain" else self.model
 
     # -- what builders ask for ----------------------------------------------------------------
@@ -87,7 +87,7 @@ class PairDrafters:
         except (KeyError, IndexError, TypeError, ValueError):
             return 0.0
 
-    def cascade(self, asked: Asked) -> tuple[list[Drafter], Matrix, float]:
+    def cascade(self, asked: DraftRequest) -> tuple[list[Drafter], Matrix, float]:
         """Drafters large to small, K matrix and lenience: what the settings say, else the pair.
 
         UsageError where they name nothing or do not go together.
@@ -106,7 +106,7 @@ class PairDrafters:
             raise UsageError(f"k_matrix must have {rows} for the cascade {shown}, got {len(matrix)}")
         return [self._member(lane, name, settings) for name in names], matrix, lenience
 
-    def build(self, asked: Asked) -> Drafter:
+    def build(self, asked: DraftRequest) -> Drafter:
         """A new drafter; UsageError if the pair lacks what it is made of."""
         if ROWS[asked.word].needs == "tables" and self.tables() is None:
             has = f"pair '{self._loaded.spec.name}' has none (infer.py tables builds some)"
@@ -124,7 +124,7 @@ class PairDrafters:
 
     def make(self, word: str, settings: Settings) -> Drafter:
         """A new drafter as these settings have it; UsageError if the pair lacks what it is made of."""
-        return self.build(Asked(word, settings, self._grown(word, settings), settings.gamma == "auto"))
+        return self.build(DraftRequest(word, settings, self._grown(word, settings), settings.gamma == "auto"))
 
     def _grown(self, word: str, settings: Settings) -> str:
         """none, cape, dynamic or joint: whether drafts become trees, where the target takes them.
@@ -163,8 +163,8 @@ class PairDrafters:
         if name == "model" and self.model is None:
             raise UsageError(f"{lane}: model is the pair's drafter model, got {self._loaded.drafter_kind}")
         if name in MEMBERS:
-            return self.build(Asked(name, settings))
-        return ModelDrafter(self._named(lane, name), rule=rule_of(Asked(name, settings)))
+            return self.build(DraftRequest(name, settings))
+        return ModelDrafter(self._named(lane, name), rule=rule_of(DraftRequest(name, settings)))
 
     def _named(self, lane: str, name: str) -> LM:
         """A model that the pair brought along; UsageError if it did not."""

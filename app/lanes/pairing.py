@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from app.settings.layers import ModelOptions, Settings
 from sampling.drafters.registry import DRAFTERS, MEMBERS, REVIEWERS
-from utils.catalogue.specs import Known, PairSpec, named_tables, spec_from_argument, trained_kind
+from utils.catalogue.specs import KnownNames, PairSpec, named_tables, spec_from_argument, trained_kind
 from utils.distributed.world import World
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def catalogue_in(file: str | Path) -> Catalogue:
     types = {
         name: _PRESET_TYPES.get(field.annotation, field.annotation) for name, field in Settings.model_fields.items()
     }
-    return load_catalogue(file, Known(DRAFTERS, MEMBERS, REVIEWERS, types))
+    return load_catalogue(file, KnownNames(DRAFTERS, MEMBERS, REVIEWERS, types))
 
 
 def catalogue(options: ModelOptions) -> Catalogue:

@@ -20,7 +20,7 @@ from sampling.drafters.combined import ChainDrafter, Composite, Growing, Link, r
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_model import ModelDrafter, opened, scoring
 from sampling.drafters.drawing import Covered
-from sampling.drafters.registry import Asked, Parts
+from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call, Step, by_row
 from sampling.types import LM, Draft, Drafter, Rows, Rule, Sampler, Session, Verdict
 from sampling.verify.review import Review, review
@@ -270,7 +270,7 @@ def _reviewer(drafter: Any) -> Reviewer:
     return Reviewer(model, drafter.rule) if isinstance(drafter, ModelDrafter) else Reviewer(model)
 
 
-def build(pair: Parts, asked: Asked) -> ChainDrafter:
+def build(pair: Parts, asked: DraftRequest) -> ChainDrafter:
     """The pair's cascade, or its drafters one behind the other."""
     members, matrix, lenience = pair.cascade(asked)
     try:

@@ -26,11 +26,12 @@ NEEDS = {
 }
 NGRAM = ("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset")
 TREE = ("verify", "expand", "nodes")
+CASCADE = ("cascade", "k_matrix", "lenience")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One way of drafting. `build`: "module:function", called with :class:`Parts` and :class:`Asked`.
+class DrafterRow:
+    """One way of drafting. `build`: "module:function", called with :class:`Parts` and :class:`DraftRequest`.
 
     `needs`: a key of NEEDS. `settings`: those it depends on; of gamma only whether that is auto. `grows`: how its
     drafts become trees under `expand auto`. `lane`, `pair`: the word is a lane's, a value of `--drafter`. `member`: its
@@ -54,7 +55,7 @@ class Row:
 
 
 _ALONE = (
-    Row(
+    DrafterRow(
         "model",
         "drafter",
         "the pair's drafter model",
@@ -66,7 +67,7 @@ _ALONE = (
         member=1,
         reviews=True,
     ),
-    Row(
+    DrafterRow(
         "ngram",
         "n-gram drafts",
         "drafts from n-grams",
@@ -74,7 +75,7 @@ _ALONE = (
         settings=NGRAM,
         member=6,
     ),
-    Row(
+    DrafterRow(
         "tables",
         "n-gram tables",
         "matches, then n-gram tables",
@@ -85,7 +86,7 @@ _ALONE = (
         first=True,
         short="tables",
     ),
-    Row(
+    DrafterRow(
         "static",
         "static tables alone",
         "n-gram tables alone",
@@ -95,7 +96,7 @@ _ALONE = (
         grows="dynamic",
         pair=False,
     ),
-    Row(
+    DrafterRow(
         "match",
         "matches alone",
         "matches in the conversation alone",
@@ -106,14 +107,14 @@ _ALONE = (
         first=True,
         short="matches",
     ),
-    Row(
+    DrafterRow(
         "maxgram",
         "max-gram drafts",
         "the longest match, then bigrams",
         "sampling.drafters.max_gram:build",
         member=7,
     ),
-    Row(
+    DrafterRow(
         "plain",
         "plain drafter",
         "a small model trained for the target",
@@ -124,7 +125,7 @@ _ALONE = (
         reviews=True,
         short="plain",
     ),
-    Row(
+    DrafterRow(
         "glide",
         "GLIDE drafter",
         "reads the target's keys and values",
@@ -135,7 +136,7 @@ _ALONE = (
         reviews=True,
         short="GLIDE",
     ),
-    Row(
+    DrafterRow(
         "feature",
         "feature drafter",
         "reads the target's last hidden state",
@@ -146,18 +147,30 @@ _ALONE = (
         short="feature",
     ),
 )
-_CASCADE = "sampling.drafters.cascade:build"
-_PLAN = ("verify", "cascade", "k_matrix", "lenience", *NGRAM)
 _OF_SEVERAL = (
-    Row("cascade", "cascade", "drafters that review each other's drafts", _CASCADE, needs="cascade", settings=_PLAN),
-    Row("chain", "chain", "the cascade's drafters, one behind the other", _CASCADE, needs="cascade", settings=_PLAN),
-    Row("none", "no drafter", "no drafter", "sampling.drafters.draft_model:build_none", lane=False),
+    DrafterRow(
+        "cascade",
+        "cascade",
+        "drafters that review each other's drafts",
+        "sampling.drafters.cascade:build",
+        needs="cascade",
+        settings=("verify", *CASCADE, *NGRAM),
+    ),
+    DrafterRow(
+        "chain",
+        "chain",
+        "the cascade's drafters, one behind the other",
+        "sampling.drafters.cascade:build",
+        needs="cascade",
+        settings=("verify", *CASCADE, *NGRAM),
+    ),
+    DrafterRow("none", "no drafter", "no drafter", "sampling.drafters.draft_model:build_none", lane=False),
 )
 
 
-def _beside(first: Row, second: Row) -> Row:
+def _beside(first: DrafterRow, second: DrafterRow) -> DrafterRow:
     """What looks up beside a draft head: one tree of both, or the second where the first is unsure."""
-    return Row(
+    return DrafterRow(
         f"{first.word}+{second.word}",
         f"{first.short} and {second.short}",
         f"{first.short}, and {second.word} where they are unsure",
@@ -169,7 +182,7 @@ def _beside(first: Row, second: Row) -> Row:
     )
 
 
-def _every_row() -> Iterator[Row]:
+def _every_row() -> Iterator[DrafterRow]:
     yield from _ALONE
     yield from (_beside(one, head) for one in _ALONE if one.first for head in _ALONE if head.needs in HEADS)
     yield from _OF_SEVERAL
@@ -183,7 +196,7 @@ MEMBERS = tuple(row.word for row in _MEMBERS)  # the words of --cascade
 REVIEWERS = tuple(row.word for row in _MEMBERS if row.reviews)
 
 
-def parts(word: str) -> tuple[Row, ...]:
+def parts(word: str) -> tuple[DrafterRow, ...]:
     """The rows that a word is made of: one, or the two of a combination."""
     return tuple(ROWS[part] for part in word.split("+"))
 
@@ -200,7 +213,7 @@ def table() -> list[tuple[str, str, str, str]]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class DraftRequest:
     """What is asked of a drafter: `grown` is none, cape, dynamic or joint, `auto` that gamma is chosen every round.
 
     `settings` has the values that its row names, as attributes.
@@ -227,14 +240,14 @@ class Parts(Protocol):
     def agreement(self, kind: str) -> float:
         """How often that head's likeliest token was the target's on held-out text."""
 
-    def cascade(self, asked: Asked) -> tuple[list[Drafter], Any, float]:
+    def cascade(self, asked: DraftRequest) -> tuple[list[Drafter], Any, float]:
         """The drafters of the pair's cascade, large to small, its K matrix and its lenience."""
 
-    def build(self, asked: Asked) -> Drafter:
+    def build(self, asked: DraftRequest) -> Drafter:
         """Another drafter of this pair."""
 
 
-def build(pair: Parts, asked: Asked) -> Drafter:
+def build(pair: Parts, asked: DraftRequest) -> Drafter:
     """A new drafter, by the builder that its row names."""
     module, _, name = ROWS[asked.word].build.partition(":")
     made: Drafter = getattr(import_module(module), name)(pair, asked)

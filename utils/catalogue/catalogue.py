@@ -22,7 +22,7 @@ from utils.catalogue.specs import (
     OWN_METHODS,
     STUDENTS,
     HeadFolders,
-    Known,
+    KnownNames,
     ModelSpec,
     PairSpec,
     problems,
@@ -59,7 +59,7 @@ class Catalogue(BaseModel):
         raise UsageError(f"{self.file}: no pair '{wanted}'{_meant(wanted, self.pairs)}: have {', '.join(self.pairs)}")
 
 
-def load_catalogue(path: str | Path, known: Known) -> Catalogue:
+def load_catalogue(path: str | Path, known: KnownNames) -> Catalogue:
     """Read and validate a catalogue; relative paths in it start at its folder.
 
     Raises UsageError in one line: `FILE:LINE: pair 'x': what is wrong`.
@@ -84,7 +84,7 @@ class _Reader:
 
     _TOP = ("default", "defaults", "pairs")
 
-    def __init__(self, file: Path, tree: Tree, known: Known) -> None:
+    def __init__(self, file: Path, tree: Tree, known: KnownNames) -> None:
         self.file, self.tree, self.known = file, tree, known
         types = {name: (kind | None, None) for name, kind in known.settings.items()}
         self.presets: type[BaseModel] = create_model("PresetSettings", __config__=FROZEN, **types)  # type: ignore[call-overload]

@@ -1,7 +1,7 @@
 """What a model and a pair are, as plain validated records, and whether a pair's keys go together.
 
-The words for drafters and the settings that a catalogue may hold are told by whoever loads it (:class:`Known`). Knows
-no files of pairs and no torch.
+The words for drafters and the settings that a catalogue may hold are told by whoever loads it (:class:`KnownNames`).
+Knows no files of pairs and no torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 FROZEN = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Known(NamedTuple):
+class KnownNames(NamedTuple):
     """What a catalogue may say: the words of `drafter`, those in a `cascade`, which of these can review what comes
     after them, and the type of every setting by its name."""
 
@@ -202,7 +202,7 @@ class Problem(NamedTuple):
     text: str
 
 
-def problems(pair: PairSpec, known: Known) -> Iterator[Problem]:
+def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
     """What is wrong with how the pair's keys go together, in the order in which it is told."""
     drafter, kind, members = pair.drafter, trained_kind(pair.drafter), pair.cascade_names
     if kind is not None and getattr(pair.students, kind) is None:
@@ -244,7 +244,7 @@ def _matrix_of(members: tuple[str, ...]) -> Callable[[list[list[int]]], None]:
     return check
 
 
-def _member_problem(pair: PairSpec, place: int, name: str, known: Known, method: str | None) -> str | None:
+def _member_problem(pair: PairSpec, place: int, name: str, known: KnownNames, method: str | None) -> str | None:
     names = pair.cascade_names
     if name in names[:place]:
         return f"cascade names {name} twice"

@@ -27,7 +27,7 @@ from sampling.drafters.draft_heads.modules import Student
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import ModelDrafter, chain_of_head, expansion_of, least_of
-from sampling.drafters.registry import Asked, Parts
+from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call
 from sampling.models.masks import additive, places
 from sampling.types import Draft, Rows, Rule, Sampler, Session
@@ -256,7 +256,7 @@ def _place(fed: list[int], node: int) -> int:
     return -1 if node < 0 else fed.index(node)
 
 
-def build(pair: Parts, asked: Asked) -> ModelDrafter:
+def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
     """The pair's EAGLE head: chains, or dynamic trees."""
 
     def made(student: Student) -> ModelDrafter:

@@ -18,7 +18,7 @@ from sampling.drafters.draft_heads.modules import Student
 from sampling.drafters.draft_heads.network import Seen, StudentNetwork, fed_columns
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession, Readable
 from sampling.drafters.draft_model import ModelDrafter, chain_of_head
-from sampling.drafters.registry import Asked, Parts
+from sampling.drafters.registry import DraftRequest, Parts
 from sampling.types import Rows, Session
 
 
@@ -124,7 +124,7 @@ class GlideSession(FollowingSession):
         return GlideSession(self.network, self.initial, self.vocab_size, hidden, self.target, self._reads, self._offset)
 
 
-def build(pair: Parts, asked: Asked) -> ModelDrafter:
+def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
     """The pair's GLIDE head."""
 
     def made(student: Student) -> ModelDrafter:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.modules import CrossAttention, Rotary, Student, lateness
 from sampling.drafters.draft_model import ModelDrafter, chain_of_head
-from sampling.drafters.registry import Asked, Parts
+from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
 from sampling.models.llama import Layer, Map, as_it_is, causal_bias, latest, norm_of, plus, rotate
@@ -300,7 +300,7 @@ def _halved(linear: nn.Module) -> nn.Module:
     return HalfLinear(linear.weight)
 
 
-def build(pair: Parts, asked: Asked) -> ModelDrafter:
+def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
     """The pair's plain draft head: a small model of its own."""
 
     def made(student: Student) -> ModelDrafter:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sampling.drafters.draft_model import opened, scoring
 from sampling.drafters.fallback import PROBE_EVERY, Case, TakeOverDrafter, Worth
-from sampling.drafters.registry import Asked, Parts, parts
+from sampling.drafters.registry import DraftRequest, Parts, parts
 from sampling.drafters.tables.prompt_lookup import Found
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.drafters.tables.tree import SURE, Noise, TableTreeDrafter, favour
@@ -171,7 +171,7 @@ UNSURE = 0.35
 """How likely the first token of the tables must be, for a draft head not to take over (docs/notes.md)."""
 
 
-def build(pair: Parts, asked: Asked) -> Drafter:
+def build(pair: Parts, asked: DraftRequest) -> Drafter:
     """What looks up, and a draft head: one tree of both, or the second where the first is unsure."""
     first, second = parts(asked.word)
     joint = asked.grown == "joint"

@@ -11,7 +11,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from sampling.drafters.registry import Asked, Parts
+from sampling.drafters.registry import DraftRequest, Parts
 from sampling.rows import common_prefix, ids_of, lead
 from sampling.types import Draft, Rows, Rule, Sampler, Session, Verdict
 from sampling.vocabulary import best
@@ -162,7 +162,7 @@ class NgramDrafter:
         self._leads = [self._leads[row] for row in rows.tolist()]
 
 
-def build(pair: Parts, asked: Asked) -> NgramDrafter:
+def build(pair: Parts, asked: DraftRequest) -> NgramDrafter:
     """What the settings of n-grams say."""
     found = asked.settings
     return NgramDrafter(
