@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -55,22 +55,14 @@ def osc52(text: str) -> str:
 
 def local_clipboard(text: str) -> bool:
     """Put `text` on this machine's clipboard with the first tool that works; False if there is none."""
+    data = text.encode("utf-8", "replace")
+    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "timeout": 3, "check": True}
     for command in _TOOLS:
-        needed = _NEEDS.get(command[0])
-        if shutil.which(command[0]) is None or (needed and not os.environ.get(needed)):
+        if command[0] in _NEEDS and not os.environ.get(_NEEDS[command[0]]):
             continue
-        try:
-            subprocess.run(
-                command,
-                input=text.encode("utf-8", "replace"),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=3,
-                check=True,
-            )
+        with suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(command, input=data, **quiet)
             return True
-        except (OSError, subprocess.SubprocessError):
-            continue
     return False
 
 

@@ -98,8 +98,7 @@ class Parting(NamedTuple):
     gap: float | None
 
     def to_json(self) -> dict[str, Any]:
-        finite = self.gap is not None and math.isfinite(self.gap)
-        return {"kind": self.kind, "position": self.position, "gap": self.gap if finite else None}
+        return {**self._asdict(), "gap": self.gap if math.isfinite(self.gap or 0.0) else None}
 
 
 def parting(plain: Answer, other: Answer) -> Parting | None:

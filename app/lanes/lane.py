@@ -230,8 +230,7 @@ class Engine:
 
     def last_gamma(self, settings: Settings) -> int | None:
         """What `gamma auto` chose for the last round of the last lane that has one; None before."""
-        paces = [self.pace(name) for name in reversed(settings.compare)]
-        return next((pace.last for pace in paces if pace is not None), None)
+        return next((pace.last for name in reversed(settings.compare) if (pace := self.pace(name)) is not None), None)
 
     def limits(self, settings: Settings) -> Limits:
         """When an answer ends."""

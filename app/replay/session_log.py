@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
@@ -33,7 +33,6 @@ VERSION = 1
 class RunLine(BaseModel):
     """Opens a run: what ran. A change of pair opens another."""
 
-    kind: Literal["recording"]
     pair: str
     target: str
     drafter: str
@@ -45,7 +44,6 @@ class RunLine(BaseModel):
 class OpeningLine(BaseModel):
     """Opens an answer."""
 
-    kind: Literal["answer"]
     prompt: str
     prompt_ids: tuple[int, ...]
     before: tuple[int, ...] = ()
@@ -57,7 +55,7 @@ class OpeningLine(BaseModel):
 class EventLine(BaseModel, extra="allow"):
     """An event of a lane; the event's own fields stand beside these."""
 
-    kind: Literal["event"]
+    kind: str
     lane: int
     event: str
     texts: tuple[Entry, ...] = ()
@@ -66,7 +64,6 @@ class EventLine(BaseModel, extra="allow"):
 class ClosingLine(BaseModel):
     """Closes an answer."""
 
-    kind: Literal["answered"]
     reason: Reason
     text: str
     texts: tuple[Entry, ...] = ()

@@ -91,13 +91,11 @@ class _Reader:
 
     def catalogue(self) -> Catalogue:
         data = self.tree.data
-        if data is None:
-            raise self.wrong((), "the file is empty: a catalogue needs `pairs`")
         if not isinstance(data, dict):
-            raise self.wrong((), f"a catalogue is a mapping with `pairs`, got {_shown(data)}")
-        for key in data:
-            if key not in self._TOP:
-                raise self.wrong((key,), f"unknown key '{key}'{_meant(key, self._TOP)}")
+            told = f"a catalogue is a mapping with `pairs`, got {_shown(data)}"
+            raise self.wrong((), "the file is empty: a catalogue needs `pairs`" if data is None else told)
+        if (key := next((key for key in data if key not in self._TOP), None)) is not None:
+            raise self.wrong((key,), f"unknown key '{key}'{_meant(key, self._TOP)}")
         listed = data.get("pairs")
         if not isinstance(listed, dict) or not listed:
             raise self.wrong(("pairs",), f"`pairs` must map names to pairs, got {_shown(listed)}")
@@ -128,7 +126,7 @@ class _Reader:
             folders = self.mapping((*path, "students"), data["students"], label, _FOLDERS)
             read["students"] = {key: self.absolute(value) for key, value in folders.items()}
         pair: PairSpec = self.checked(PairSpec, {**data, **read, "name": name}, path, label)
-        for problem in problems(pair, self.known):
+        if (problem := next(problems(pair, self.known), None)) is not None:
             raise self.wrong((*path, *problem.key), f"{label}: {problem.text}")
         return pair.model_copy(update={"defaults": {**defaults, **pair.presets, **own}})
 
