@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.chat.template_text import Message, Template, Tokenizer
+from app.chat.template_text import Message, Template
 from sampling.events import Reason
 from utils.catalogue.templates import AUTO, end_ids
 from utils.errors import UserError
@@ -64,7 +64,7 @@ class Conversation:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Any,
         stop_ids: frozenset[int],
         context: int,
         *,
@@ -77,7 +77,7 @@ class Conversation:
         self.system, self.chat, self.template_name = system, chat, template
         self._take(tokenizer, stop_ids, context, single)
 
-    def _take(self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int, single: bool) -> None:
+    def _take(self, tokenizer: Any, stop_ids: frozenset[int], context: int, single: bool) -> None:
         self.tokenizer, self.own_stop_ids, self.context, self.single = tokenizer, stop_ids, context, single
         self.template = Template(tokenizer, self.template_name)
         self.stop_ids = stop_ids | end_ids(tokenizer, self.template_name)  # what ends an answer
@@ -113,10 +113,9 @@ class Conversation:
         last = self._last("/continue")
         if last.reason == "eos":
             raise UserError("nothing to continue: the last answer ended by itself (cut or stopped answers go on)")
-        plan = Plan(last.user, self.ids, len(self.turns) - 1, last.answer, last.regenerated, last.seed)
-        if self.single:
-            plan = replace(plan, prompt=list(last.prompt), begun=last.answer)
-        return self._fitting(plan)
+        prompt, begun = (list(last.prompt), last.answer) if self.single else (self.ids, ())
+        keep = len(self.turns) - 1
+        return self._fitting(Plan(last.user, prompt, keep, last.answer, last.regenerated, last.seed, begun))
 
     def _last(self, command: str) -> Turn:
         if not self.turns:
@@ -178,7 +177,7 @@ class Conversation:
 
     def adopt(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Any,
         stop_ids: frozenset[int],
         context: int,
         single: bool = False,
@@ -217,7 +216,7 @@ class Conversation:
     def _encode(self, text: str, special: bool = False) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
 
-    def _same_ids(self, tokenizer: Tokenizer) -> bool:
+    def _same_ids(self, tokenizer: Any) -> bool:
         mine, other = (getattr(one, "get_vocab", None) for one in (self.tokenizer, tokenizer))
         return bool(mine and other and mine() == other())
 
@@ -234,14 +233,12 @@ class Conversation:
         if not turns or self.single:
             message = self.template.render(self.system, _messages([], text)) if self.templated else text
             return self._encode(message, special=not self.templated)
-        said = [*turns[-1].prompt, *turns[-1].answer]
-        tail = self._tail(turns, text)
-        if said[-1] in self.stop_ids:
-            end = self.tokenizer.decode([said[-1]])
-            if tail.lstrip().startswith(end):  # the answer closed the turn itself, as the template does
-                tail = tail.lstrip()[len(end) :]
-            else:
-                said.pop()
+        said, tail = [*turns[-1].prompt, *turns[-1].answer], self._tail(turns, text)
+        end = self.tokenizer.decode([said[-1]]) if said[-1] in self.stop_ids else None
+        if end is not None and tail.lstrip().startswith(end):  # the answer closed the turn itself, as the template does
+            tail = tail.lstrip()[len(end) :]
+        elif end is not None:
+            said.pop()
         return said + self._encode(tail)
 
     def _tail(self, turns: list[Turn], text: str) -> str:

@@ -23,7 +23,8 @@ from sampling.drafters.registry import DRAFTERS, HEADS, MEMBERS, NEEDS, REVIEWER
 from utils.catalogue.specs import STUDENTS
 
 ROOT = Path(__file__).parents[3]
-PAGES = [page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+PAGES = [page for page in map(ROOT.joinpath, ("README.md", "docs/drafters.md", "docs/reference.md")) if page.exists()]
+TABLE = re.compile(r"^\| *(?:drafter|word) *\|.*\n\|[-| ]+\n((?:\|.*\n)+)", re.MULTILINE | re.IGNORECASE)
 
 
 @pytest.mark.parametrize("word", ROWS)
@@ -54,11 +55,16 @@ def test_help_completion_titles_and_lanes_follow_from_the_rows() -> None:
     assert {word.partition("+")[0] for word in DRAFTERS} == {word.partition("+")[0] for word in registry.examples()}
 
 
-def test_the_documents_table_has_every_word_of_a_drafter_and_no_other() -> None:
-    tables = re.findall(r"^\| drafter \|.*\n\|[-| ]+\n((?:\|.*\n)+)", "\n".join(PAGES), re.MULTILINE | re.IGNORECASE)
-    first = [" ".join(line.split("|")[1] for line in table.splitlines()) for table in tables]
-    (words,) = (found for cells in first if {"ngram", "maxgram"} <= (found := set(re.findall("`([^`]+)`", cells))))
-    assert words - {"none"} == {word for word, _, _, _ in registry.table()} - {"none"}
+def test_the_documents_tables_have_every_word_of_a_drafter_and_no_other() -> None:
+    """Combinations may stand there or be told in a sentence."""
+    texts = [table for page in PAGES for table in TABLE.findall(page.read_text(encoding="utf-8"))]
+    first = [" ".join(line.split("|")[1] for line in table.splitlines()) for table in texts]
+    told = [found for cells in first if {"ngram", "maxgram"} <= (found := set(re.findall("`([^`]+)`", cells)))]
+    alone = {word for word, _, _, _ in registry.table() if "+" not in word}
+    assert told
+    for words in told:
+        assert {word for word in words if "+" not in word} - {"none"} == alone - {"none"}
+        assert words <= set(ROWS)
 
 
 def test_the_kinds_of_draft_head_are_those_of_the_catalogue() -> None:
