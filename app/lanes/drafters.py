@@ -17,7 +17,7 @@ from sampling.drafters import registry
 from sampling.drafters.draft_heads.checkpoint import load_student, read_config
 from sampling.drafters.draft_heads.modules import Student
 from sampling.drafters.draft_model import ModelDrafter, rule_of
-from sampling.drafters.registry import MEMBERS, ROWS, DraftRequest
+from sampling.drafters.registry import MEMBERS, ROWS, TREE, DraftRequest
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import lm_of
@@ -120,7 +120,11 @@ class PairDrafters:
         values = {name: getattr(settings, name) for name in ROWS[word].settings}
         if "gamma" in values:
             values["gamma"] = settings.gamma == "auto"
-        return (word, *values.values())
+        if ROWS[word].needs == "cascade":  # what it is made of grows no trees
+            members = {*(settings.cascade or self._loaded.spec.cascade_names)} & {*ROWS}
+            own = {name for member in members for name in ROWS[member].settings if name not in (*TREE, "gamma")}
+            values |= {name: getattr(settings, name) for name in own}
+        return (word, *sorted(values.items()))
 
     def make(self, word: str, settings: Settings) -> Drafter:
         """A new drafter as these settings have it; UsageError if the pair lacks what it is made of."""

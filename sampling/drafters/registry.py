@@ -154,7 +154,7 @@ _OF_SEVERAL = (
         "drafters that review each other's drafts",
         "sampling.drafters.cascade:build",
         needs="cascade",
-        settings=("verify", *CASCADE, *NGRAM),
+        settings=("verify", *CASCADE),
     ),
     DrafterRow(
         "chain",
@@ -162,7 +162,7 @@ _OF_SEVERAL = (
         "the cascade's drafters, one behind the other",
         "sampling.drafters.cascade:build",
         needs="cascade",
-        settings=("verify", *CASCADE, *NGRAM),
+        settings=("verify", *CASCADE),
     ),
     DrafterRow("none", "no drafter", "no drafter", "sampling.drafters.draft_model:build_none", lane=False),
 )
