@@ -67,11 +67,11 @@ def _signals_again() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def default_pair() -> Any:
     """The default pair of models.yaml in float32 on the CPU."""
-    from utils.catalogue.catalogue import load_catalogue
+    from app.lanes.pairing import catalogue_in
     from utils.loading.loaded import LoadOptions
     from utils.loading.loading import load_pair
 
-    catalogue = load_catalogue(Path(__file__).parent.parent / "models.yaml")
+    catalogue = catalogue_in(Path(__file__).parent.parent / "models.yaml")
     return load_pair(catalogue.pairs[catalogue.default], LoadOptions(device="cpu", dtype="float32"))
 
 

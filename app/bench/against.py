@@ -201,10 +201,10 @@ def as_bought(model: Any, stop_ids: frozenset[int]) -> Any:
 
 def _other(engine: Engine, options: ModelOptions, drafter: str) -> LoadedPair:
     """The pair with this drafter. UsageError if `generate` can use none of its kind."""
-    from app.lanes.pairing import load_options
+    from app.lanes.pairing import load_options, with_drafter
     from utils.loading.loading import load_drafter
 
-    pair = load_drafter(engine.loaded, drafter, load_options(options))
+    pair = load_drafter(engine.loaded, with_drafter(engine.loaded.spec, drafter), load_options(options))
     if pair.drafter_kind not in ("model", "plain"):
         raise UsageError(
             f"--against {TRANSFORMERS}:{drafter}: transformers has no {pair.drafter_kind} drafter, "

@@ -9,11 +9,12 @@ Knows no models, no sampling and no screen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.chat.template_text import Message, Template, Tokenizer
+from app.chat.template_text import Message, Template
 from sampling.events import Reason
 from utils.catalogue.templates import AUTO, end_ids
 from utils.errors import UserError
@@ -63,7 +64,7 @@ class Conversation:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Any,
         stop_ids: frozenset[int],
         context: int,
         *,
@@ -73,18 +74,13 @@ class Conversation:
         template: str = AUTO,
     ) -> None:
         self.turns: list[Turn] = []
-        self.system = system
-        self.chat = chat
-        self.template_name = template
+        self.system, self.chat, self.template_name = system, chat, template
         self._take(tokenizer, stop_ids, context, single)
 
-    def _take(self, tokenizer: Tokenizer, stop_ids: frozenset[int], context: int, single: bool) -> None:
+    def _take(self, tokenizer: Any, stop_ids: frozenset[int], context: int, single: bool) -> None:
         self.tokenizer, self.own_stop_ids, self.context, self.single = tokenizer, stop_ids, context, single
-        self._named(self.template_name)
-
-    def _named(self, name: str) -> None:
-        self.template, self.template_name = Template(self.tokenizer, name), name
-        self.stop_ids = self.own_stop_ids | end_ids(self.tokenizer, name)  # what ends an answer
+        self.template = Template(tokenizer, self.template_name)
+        self.stop_ids = stop_ids | end_ids(tokenizer, self.template_name)  # what ends an answer
 
     @property
     def templated(self) -> bool:
@@ -117,10 +113,9 @@ class Conversation:
         last = self._last("/continue")
         if last.reason == "eos":
             raise UserError("nothing to continue: the last answer ended by itself (cut or stopped answers go on)")
-        plan = Plan(last.user, self.ids, len(self.turns) - 1, last.answer, last.regenerated, last.seed)
-        if self.single:
-            plan = replace(plan, prompt=list(last.prompt), begun=last.answer)
-        return self._fitting(plan)
+        prompt, begun = (list(last.prompt), last.answer) if self.single else (self.ids, ())
+        keep = len(self.turns) - 1
+        return self._fitting(Plan(last.user, prompt, keep, last.answer, last.regenerated, last.seed, begun))
 
     def _last(self, command: str) -> Turn:
         if not self.turns:
@@ -145,8 +140,7 @@ class Conversation:
         """Enter the answer of a plan: `ids` are the newly emitted ones."""
         answer = (*plan.answer, *ids)
         prompt = tuple(plan.prompt if plan.begun else plan.prompt[: len(plan.prompt) - len(plan.answer)])
-        text = self.text(answer)
-        turn = Turn(plan.user, prompt, answer, text, reason, plan.regenerated, seed, record)
+        turn = Turn(plan.user, prompt, answer, self.text(answer), reason, plan.regenerated, seed, record)
         self.turns[plan.keep :] = [turn]
         return turn
 
@@ -158,28 +152,32 @@ class Conversation:
     def clear(self) -> None:
         self.turns.clear()
 
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """All of a change, or with an error nothing of it."""
+        before = dict(vars(self))
+        try:
+            yield
+        except UserError:
+            vars(self).update(before)
+            raise
+
     def set_system(self, system: str) -> None:
         """Another system prompt, for the turns already there as well; answers keep their ids."""
-        old, self.system = self.system, system
-        try:
-            self.turns[:] = self._rebuilt(lambda turn: turn.answer)
-        except UserError:
-            self.system = old
-            raise
+        with self._whole():
+            self.system = system
+            self._rebuild()
 
     def set_template(self, name: str) -> None:
         """Another chat template, for the turns already there as well; answers keep their ids."""
-        old = self.template_name
-        try:
-            self._named(name)
-            self.turns[:] = self._rebuilt(lambda turn: turn.answer)
-        except UserError:
-            self._named(old)
-            raise
+        with self._whole():
+            self.template_name = name
+            self._take(self.tokenizer, self.own_stop_ids, self.context, self.single)
+            self._rebuild()
 
     def adopt(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Any,
         stop_ids: frozenset[int],
         context: int,
         single: bool = False,
@@ -187,18 +185,14 @@ class Conversation:
     ) -> bool:
         """Go on with another model (and template). True if the history had to be tokenised anew, from its texts."""
         same = single == self.single and (tokenizer is self.tokenizer or self._same_ids(tokenizer))
-        before, named = (self.tokenizer, self.own_stop_ids, self.context, self.single), self.template_name
-        self.template_name = template or named
-        self._take(tokenizer, stop_ids, context, single)
-        if not self.turns or (same and self.template_name == named):
-            return False
-        try:
-            self.turns[:] = self._rebuilt(lambda turn: turn.answer if same else tuple(self._encode(turn.text)))
-        except UserError:
+        named = template or self.template_name
+        unchanged = not self.turns or (same and named == self.template_name)
+        with self._whole():
             self.template_name = named
-            self._take(*before)
-            raise
-        return not same
+            self._take(tokenizer, stop_ids, context, single)
+            if not unchanged:
+                self._rebuild(same)
+        return not (unchanged or same)
 
     def reads(self, turns: Sequence[Turn], vocab_size: int) -> bool:
         """Whether the ids of these turns say here what their texts say."""
@@ -207,13 +201,10 @@ class Conversation:
 
     def load(self, turns: Sequence[Turn], system: str, *, same: bool) -> None:
         """Go on with a saved conversation: by its ids where they are this tokenizer's, else from its texts."""
-        before, self.turns, self.system = (self.turns, self.system), list(turns), system
-        try:
+        with self._whole():
+            self.turns, self.system = list(turns), system
             if not same:
-                self.turns[:] = self._rebuilt(lambda turn: tuple(self._encode(turn.text)))
-        except UserError:
-            self.turns, self.system = before
-            raise
+                self._rebuild(same)
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -225,40 +216,41 @@ class Conversation:
     def _encode(self, text: str, special: bool = False) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
 
-    def _same_ids(self, tokenizer: Tokenizer) -> bool:
-        vocabularies = [getattr(one, "get_vocab", None) for one in (tokenizer, self.tokenizer)]
-        return all(vocabularies) and vocabularies[0]() == vocabularies[1]()  # type: ignore[misc]
+    def _same_ids(self, tokenizer: Any) -> bool:
+        mine, other = (getattr(one, "get_vocab", None) for one in (self.tokenizer, tokenizer))
+        return bool(mine and other and mine() == other())
 
-    def _rebuilt(self, answer: Any) -> list[Turn]:
+    def _rebuild(self, same: bool = True) -> None:
+        """Make all prompts anew; the answers as well, from their texts, where their ids are another tokenizer's."""
         turns: list[Turn] = []
         for turn in self.turns:
-            prompt = tuple(self._prompt(turns, turn.user))
-            turns.append(replace(turn, prompt=prompt, answer=tuple(answer(turn))))
-        return turns
+            answer = turn.answer if same else tuple(self._encode(turn.text))
+            turns.append(replace(turn, prompt=tuple(self._prompt(turns, turn.user)), answer=answer))
+        self.turns[:] = turns
 
     def _prompt(self, turns: list[Turn], text: str) -> list[int]:
         """The ids of the next prompt: everything before, the closing of the last turn, the new message."""
         if not turns or self.single:
-            if self.templated:
-                return self._encode(self.template.render(self.system, [{"role": "user", "content": text}]))
-            return self._encode(text, special=True)
-        said = [*turns[-1].prompt, *turns[-1].answer]
-        tail = self._tail(turns, text)
-        if said[-1] in self.stop_ids:
-            end = self.tokenizer.decode([said[-1]])
-            if tail.lstrip().startswith(end):  # the answer closed the turn itself, as the template does
-                tail = tail.lstrip()[len(end) :]
-            else:
-                said.pop()
+            message = self.template.render(self.system, _messages([], text)) if self.templated else text
+            return self._encode(message, special=not self.templated)
+        said, tail = [*turns[-1].prompt, *turns[-1].answer], self._tail(turns, text)
+        end = self.tokenizer.decode([said[-1]]) if said[-1] in self.stop_ids else None
+        if end is not None and tail.lstrip().startswith(end):  # the answer closed the turn itself, as the template does
+            tail = tail.lstrip()[len(end) :]
+        elif end is not None:
+            said.pop()
         return said + self._encode(tail)
 
     def _tail(self, turns: list[Turn], text: str) -> str:
         if not self.templated:
             return f"\n{text}"
-        messages: list[Message] = []
-        for turn in turns:
-            messages += [{"role": "user", "content": turn.user}, {"role": "assistant", "content": turn.text}]
-        tail = self.template.tail(self.system, messages[:-1], text)
+        tail = self.template.tail(self.system, _messages(turns[:-1], turns[-1].user), text)
         if tail is None:
             raise UserError("the model's chat template leaves out earlier answers; /clear or /chat off goes on")
         return tail
+
+
+def _messages(turns: Sequence[Turn], text: str) -> list[Message]:
+    """The chat up to a user's message."""
+    said = [(role, part) for turn in turns for role, part in (("user", turn.user), ("assistant", turn.text))]
+    return [{"role": role, "content": part} for role, part in (*said, ("user", text))]

@@ -109,12 +109,12 @@ def html(console: Console) -> str:
 
 def draw(console: Console, turns: Iterable[Shown], settings: Settings) -> None:
     """The conversation as the console shows it."""
-    told = ""
+    told = Text()
     for shown in turns:
         for line in _headings(shown, console, settings):
-            if str(line) != told:
+            if str(line) != str(told):
                 console.print(line)
-            told = str(line)
+            told = line
         console.print(question(shown.turn.user, look_of(console, settings)))
         for part in _parts(shown, console, settings):
             console.print(part)
@@ -125,22 +125,13 @@ def draw(console: Console, turns: Iterable[Shown], settings: Settings) -> None:
 
 def _headings(shown: Shown, console: Console, settings: Settings) -> list[Text]:
     look = look_of(console, settings)
-    found = []
-    for answered in shown.answered[:1]:
-        rows = heading(answered.models, answered.settings, look).rows()
-        text = Text()
-        for number, row in enumerate(rows):
-            text.append("\n" if number else "")
-            for segment in row:
-                text.append(segment.text, segment.style)
-        found.append(text)
-    return found
+    rows = [heading(one.models, one.settings, look).rows() for one in shown.answered[:1]]
+    return [Text("\n").join(Text.assemble(*((s.text, s.style) for s in row)) for row in lines) for lines in rows]
 
 
 def _parts(shown: Shown, console: Console, settings: Settings) -> list[RenderableType]:
-    if not shown.answered:
-        return [Text("the drafts and figures of this answer are not there", style="dim")]
-    return [panes(answered.tracks, console, settings) for answered in shown.answered]
+    drawn: list[RenderableType] = [panes(answered.tracks, console, settings) for answered in shown.answered]
+    return drawn or [Text("the drafts and figures of this answer are not there", style="dim")]
 
 
 def markdown(turns: Sequence[Shown], settings: Settings, system: str) -> str:

@@ -9,46 +9,37 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from app.chat.answered import Answered
 from app.chat.conversation import Turn
-from app.lanes.logged_lane import LANE, KnownLane, settings_of
+from app.lanes.logged_lane import LoggedLane, settings_of
 from app.screen.live import Track
 from app.screen.spans import Decode
 from sampling.events import Reason, from_json
 from utils.errors import UserError
 
 VERSION = 1
+_KEYS = {
+    **{name: name for name in ("user", "text", "reason", "seed", "regenerated")},
+    **{"prompt_ids": "prompt", "answer_ids": "answer"},
+}
 _TOOLS = (("wl-copy",), ("xclip", "-selection", "clipboard"), ("xsel", "-ib"), ("pbcopy",), ("clip.exe",))
+_LANE = TypeAdapter(LoggedLane)
 _NEEDS = {"wl-copy": "WAYLAND_DISPLAY", "xclip": "DISPLAY", "xsel": "DISPLAY"}
 
 
 def as_json(turns: Sequence[Turn], about: Mapping[str, Any]) -> str:
     """The conversation with ids, texts, settings, figures and events; `about` is the pair and the system prompt."""
-    return json.dumps(
-        {"version": VERSION, **about, "turns": [_turn(turn) for turn in turns]}, ensure_ascii=False, indent=1
-    )
-
-
-def _turn(turn: Turn) -> dict[str, Any]:
-    return {
-        "user": turn.user,
-        "text": turn.text,
-        "reason": turn.reason,
-        "seed": turn.seed,
-        "regenerated": turn.regenerated,
-        "prompt_ids": list(turn.prompt),
-        "answer_ids": list(turn.answer),
-        **turn.record,
-    }
+    told = [{name: getattr(turn, field) for name, field in _KEYS.items()} | turn.record for turn in turns]
+    return json.dumps({"version": VERSION, **about, "turns": told}, ensure_ascii=False, indent=1)
 
 
 def as_text(turns: Sequence[Turn], system: str) -> str:
@@ -64,28 +55,18 @@ def osc52(text: str) -> str:
 
 def local_clipboard(text: str) -> bool:
     """Put `text` on this machine's clipboard with the first tool that works; False if there is none."""
+    data = text.encode("utf-8", "replace")
+    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "timeout": 3, "check": True}
     for command in _TOOLS:
-        needed = _NEEDS.get(command[0])
-        if shutil.which(command[0]) is None or (needed and not os.environ.get(needed)):
+        if command[0] in _NEEDS and not os.environ.get(_NEEDS[command[0]]):
             continue
-        try:
-            subprocess.run(
-                command,
-                input=text.encode("utf-8", "replace"),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=3,
-                check=True,
-            )
+        with suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(command, input=data, **quiet)
             return True
-        except (OSError, subprocess.SubprocessError):
-            continue
     return False
 
 
-class _Turn(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
+class _SavedTurn(BaseModel, extra="allow"):
     user: str
     text: str
     reason: Reason
@@ -93,52 +74,52 @@ class _Turn(BaseModel):
     regenerated: int = 0
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
-    decodings: list[dict[str, Any]] = []
+    decodings: list[dict[str, Any]] | None = None
+
+    def turn(self) -> Turn:
+        more = {} if self.decodings is None else {"decodings": self.decodings, **(self.model_extra or {})}
+        return Turn(record=more, **{field: getattr(self, name) for name, field in _KEYS.items()})
 
 
-class _Chat(BaseModel):
+class SavedChat(BaseModel):
+    """A saved conversation. `tokenizer` is its fingerprint, None where the file does not say."""
+
     version: Literal[1]
     system: str = ""
     tokenizer: str | None = None
-    turns: list[_Turn]
+    saved: list[_SavedTurn] = Field(alias="turns")
+
+    @property
+    def turns(self) -> list[Turn]:
+        return [one.turn() for one in self.saved]
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A saved conversation. `tokenizer` is its fingerprint, None where the file does not say."""
-
-    turns: list[Turn]
-    system: str
-    tokenizer: str | None
-
-
-def read_chat(path: Path) -> Kept:
+def read_chat(path: Path) -> SavedChat:
     """The conversation in a file; UserError, in one line, for any other file."""
-    still = "(the conversation is unchanged)"
     try:
-        told = json.loads(path.read_bytes())
+        return _read(path)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error} {still}") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path} is no JSON, or not all of it is there {still}") from None
-    if not isinstance(told, dict) or "turns" not in told:
-        raise UserError(f"{path} holds no conversation that /save wrote {still}")
-    if told.get("version") != VERSION:
-        raise UserError(f"{path} has format {told.get('version')!r:.20}, this program reads {VERSION} {still}")
-    try:
-        chat = _Chat.model_validate(told)
+        told = f"cannot read {path}: {error.strerror or error}"
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']} {still}") from None
-    if not chat.turns:
-        raise UserError(f"{path} holds no turn {still}")
-    return Kept([_read_turn(turn) for turn in chat.turns], chat.system, chat.tokenizer)
+        told = f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except (ValueError, RecursionError):
+        told = f"{path} is no JSON, or not all of it is there"
+    except UserError as error:
+        told = f"{path} {error}"
+    raise UserError(f"{told} (the conversation is unchanged)")
 
 
-def _read_turn(turn: _Turn) -> Turn:
-    record = {"decodings": turn.decodings, **(turn.model_extra or {})} if "decodings" in turn.model_fields_set else {}
-    prompt, answer = turn.prompt_ids, turn.answer_ids
-    return Turn(turn.user, prompt, answer, turn.text, turn.reason, turn.regenerated, turn.seed, record)
+def _read(path: Path) -> SavedChat:
+    told = json.loads(path.read_bytes())
+    if not isinstance(told, dict) or "turns" not in told:
+        raise UserError("holds no conversation that /save wrote")
+    if told.get("version") != VERSION:
+        raise UserError(f"has format {told.get('version')!r:.20}, this program reads {VERSION}")
+    chat = SavedChat.model_validate(told)
+    if not chat.saved:
+        raise UserError("holds no turn")
+    return chat
 
 
 def answered_of(turn: Turn, decode: Decode) -> list[Answered]:
@@ -161,7 +142,7 @@ def _answered(turn: Turn, decoding: Mapping[str, Any], before: tuple[int, ...], 
     settings = settings_of(decoding["settings"])
     tracks = []
     for told in decoding["lanes"]:
-        lane = KnownLane(**{**vars(LANE.validate_python(told["lane"])), "settings": settings})
+        lane = replace(_LANE.validate_python(told["lane"]), settings=settings)
         track = Track(lane, decode, told["prompt_n"], settings.max_new_tokens, before, lane.terms)
         for event in told["events"]:
             track.feed(from_json(event))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from utils.catalogue.templates import AUTO, carries_template, render
 from utils.errors import UserError
@@ -10,37 +10,25 @@ from utils.errors import UserError
 Message = dict[str, str]
 
 
-class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that a conversation uses."""
-
-    chat_template: Any
-
-    def __call__(self, text: str, *, add_special_tokens: bool = True) -> Any: ...
-    def decode(self, ids: list[int], **options: bool) -> str: ...
-    def apply_chat_template(self, messages: list[Message], *, tokenize: bool, add_generation_prompt: bool) -> Any: ...
-
-
 class Template:
     """A chat template as text: the head of a chat and the tail behind an answer. `name` as in
     utils/catalogue/templates.py.
     """
 
-    def __init__(self, tokenizer: Tokenizer, name: str = AUTO) -> None:
+    def __init__(self, tokenizer: Any, name: str = AUTO) -> None:
         self._tokenizer, self._name = tokenizer, name
         self.present = carries_template(tokenizer, name)
         self.folds_system = False  # the template refuses a system role: it goes into the first message
 
     def render(self, system: str, messages: list[Message]) -> str:
         """The chat as the model reads it, up to where its answer begins."""
-        first: list[Message] = [{"role": "system", "content": system}] if system else []
         if not self.folds_system:
             try:
-                return self._apply([*first, *messages])
+                return self._apply([{"role": "system", "content": system}, *messages] if system else messages)
             except Exception as error:
                 if not system:
-                    raise UserError(
-                        f"the chat template refuses this chat ({error}); /chat off goes without it"
-                    ) from None
+                    told = f"the chat template refuses this chat ({error}); /chat off goes without it"
+                    raise UserError(told) from None
                 self.folds_system = True
         opening = {"role": "user", "content": f"{system}\n\n{messages[0]['content']}"} if system else messages[0]
         return self._apply([opening, *messages[1:]])
@@ -53,9 +41,8 @@ class Template:
 
         `messages` ends with the user's message whose answer is already there, by its ids.
         """
-        mark = "answer-0"
-        everything = text + system + "".join(message["content"] for message in messages)
-        while mark in everything:
+        mark, said = "answer-0", text + system + "".join(message["content"] for message in messages)
+        while mark in said:
             mark += "0"
         chat = [*messages, {"role": "assistant", "content": mark}, {"role": "user", "content": text}]
         _, found, tail = self.render(system, chat).rpartition(mark)

@@ -13,50 +13,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.console.handlers import LOADED, PROCESSORS, SAVED, ConsoleActions, processor_usage
 from app.settings.table import NAMED, SETTING_FIELDS
-from app.settings.types import LANES, MATCHED
-from utils.catalogue.specs import BEHIND
+from app.settings.types import LANES
+from sampling.drafters.registry import DRAFTERS, ROWS
 
 if TYPE_CHECKING:
     from app.console.handlers import Apply
 
 
-_TRAINED = {
-    "plain": "a small model trained for the target",
-    "glide": "reads the target's keys and values",
-    "feature": "reads the target's last hidden state",
-}
-_CASCADES = {
-    "cascade": "drafters that review each other's drafts",
-    "chain": "the cascade's drafters, one behind the other",
-}
-_BEHIND = {name: f"tables, and {kind} where they are unsure" for name, kind in BEHIND.items()}
 LANE_HELP = {
+    **{word: row.help for word, row in ROWS.items()},
     "ar": "the target alone",
     "spec": "the pair's drafter",
     "draft": "the drafter alone",
-    "ngram": "drafts from n-grams",
-    "tables": "matches, then n-gram tables",
-    "static": "n-gram tables alone",
-    "match": "matches in the conversation alone",
-    "maxgram": "the longest match, then bigrams",
-    **_TRAINED,
-    **_BEHIND,
-    **{name: f"matches, and {kind} where they are unsure" for name, kind in MATCHED.items()},
-    **_CASCADES,
     "beam": "the likeliest of several texts",
-}
-DRAFTER_HELP = {
-    "ngram": "n-gram store",
-    "tables": "n-gram tables",
-    "maxgram": "the longest match, then bigrams",
-    **{kind: f"the pair's {kind} drafter" for kind in ("plain", "glide", "feature")},
-    **_BEHIND,
-    **_CASCADES,
-    "none": "no drafter",
-}
-MEMBER_HELP = {
-    "model": "the pair's drafter model",
-    **{name: DRAFTER_HELP[name] for name in ("plain", "glide", "feature", "tables", "ngram", "maxgram")},
 }
 
 
@@ -84,7 +53,11 @@ def drafter_list(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]
     """The next drafter of a comma list: a word, or a model that the pair's cascade names; none twice."""
     done = word.split(",")[:-1]
     names = dict.fromkeys((*SETTING_FIELDS["cascade"].kind.choices, *console.defaults.cascade))
-    return [(",".join([*done, name]), MEMBER_HELP.get(name, "of the pair")) for name in names if name not in done]
+    return [
+        (",".join([*done, name]), ROWS[name].help if name in ROWS else "of the pair")
+        for name in names
+        if name not in done
+    ]
 
 
 def pairs(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
@@ -95,7 +68,7 @@ def pairs(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
 def drafters(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
     """The drafters with a name of their own, then folders."""
     folders = [(name, note) for name, note in paths(console, word) if name.endswith("/")] if word else []
-    return [*DRAFTER_HELP.items(), *folders]
+    return [*((word, ROWS[word].help) for word in DRAFTERS), *folders]
 
 
 def assignments(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:

@@ -109,7 +109,7 @@ def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cance
     progress("starting", None)
     from app.lanes.drafters import UnusableDrafterError
     from app.lanes.lane import Engine
-    from app.lanes.pairing import load_options
+    from app.lanes.pairing import load_options, with_drafter
     from app.lanes.processes import load_pair
     from utils.loading.loading import load_drafter
 
@@ -119,7 +119,7 @@ def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cance
         engine = Engine(loaded)
     except UnusableDrafterError as error:
         note = f"{error.why}: drafting by n-gram instead"
-        engine = Engine(replace(load_drafter(loaded, "ngram", given), notes=(note,)))
+        engine = Engine(replace(load_drafter(loaded, with_drafter(spec, "ngram"), given), notes=(note,)))
     return warm(engine, progress)
 
 
@@ -128,10 +128,11 @@ def load_another_drafter(
 ) -> Engine:
     """The same target with another drafter."""
     from app.lanes.lane import Engine
-    from app.lanes.pairing import load_options
+    from app.lanes.pairing import load_options, with_drafter
     from utils.loading.loading import load_drafter
 
-    return warm(Engine(load_drafter(engine.loaded, name, load_options(options), progress, cancelled)), progress)
+    spec = with_drafter(engine.loaded.spec, name)
+    return warm(Engine(load_drafter(engine.loaded, spec, load_options(options), progress, cancelled)), progress)
 
 
 def warm(engine: Engine, progress: Progress) -> Engine:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from app.lanes.comparison import Verdict, difference, gap_between, may_differ, near_tie, verdict
+from app.lanes.comparison import Verdict, difference, gap_between, gap_text, may_differ, near_tie, speed_of
 from app.lanes.costs import Terms, swi_of
+from app.settings.table import OUTPUT, SETTING_FIELDS
 from sampling.stats.metrics import Meter
 from sampling.stats.ratios import expected, speedup
 from sampling.stats.summary import Stats
@@ -20,16 +21,6 @@ if TYPE_CHECKING:
     from app.lanes.lane import Lane
     from app.settings.layers import Settings
     from sampling.events import Event
-
-
-_SHOWN = (
-    *("gamma", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed"),
-    *("repetition_penalty", "no_repeat_ngram"),
-    *("coupling", "draft_sampling", "verify", "expand", "nodes", "system", "chat", "template"),
-    *("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset"),
-    *("cascade", "k_matrix", "lenience"),
-    *("num_beams", "beam_top_k", "min_length", "length_penalty"),
-)
 
 
 @dataclass(frozen=True)
@@ -107,8 +98,7 @@ class Parting(NamedTuple):
     gap: float | None
 
     def to_json(self) -> dict[str, Any]:
-        finite = self.gap is not None and math.isfinite(self.gap)
-        return {"kind": self.kind, "position": self.position, "gap": self.gap if finite else None}
+        return {**self._asdict(), "gap": self.gap if math.isfinite(self.gap or 0.0) else None}
 
 
 def parting(plain: Answer, other: Answer) -> Parting | None:
@@ -129,22 +119,39 @@ def plain_answer(answers: Sequence[Answer]) -> Answer | None:
 
 
 def judged(answers: Sequence[Answer]) -> Verdict | None:
-    """The verdict on the last lane against plain decoding, where both ran."""
+    """The last lane compared with plain decoding, where both ran; it is named where there are more than two."""
     plain, last = plain_answer(answers), answers[-1]
-    if plain is None or plain is last:
+    found = None if plain is None or plain is last else verdict(plain, last)
+    if found is None or len(answers) <= 2:
+        return found
+    return Verdict(f"{last.method}: {found.text}", found.style)
+
+
+def verdict(plain: Answer, last: Answer) -> Verdict | None:
+    """How an answer compares with plain decoding's; None without two answers that have tokens.
+
+    A difference is an alarm where none may be and rounding does not explain it. A beam search looks for a better text
+    than plain decoding's, so that another one is no other draw. If a lane was stopped, what both have is compared.
+    """
+    if not plain.ids or not last.ids:
         return None
-    label = last.method if len(answers) > 2 else ""
-    searched = last.stats.beams > 0
-    return verdict(
-        plain.stats,
-        last.stats,
-        plain.ids,
-        last.ids,
-        may_differ=last.may_differ,
-        searched=searched,
-        label=label,
-        precision=plain.terms.precision,
-    )
+    stopped, precision = plain.interrupted or last.interrupted, plain.terms.precision
+    speed, style = speed_of(plain.stats, last.stats)
+    ending = ", stopped" if stopped else ""
+    at = difference(plain.ids, last.ids, prefix=stopped)
+    if at is None:
+        same = "same output so far" if stopped else "same output"
+    elif not last.may_differ:
+        gap = gap_between(plain.stats, last.stats, at)
+        parts = [f"differs at token {at + 1}{gap_text(gap, precision)}{ending}", speed]
+        rounded = precision != "float32" and gap is not None and gap < near_tie(precision)
+        return Verdict("; ".join(filter(None, parts)), "plain" if rounded else "alarm")
+    elif last.stats.beams:
+        same = "another text, as beam search may find"
+    else:
+        up_to = "" if precision == "float32" else f" up to {precision} rounding"
+        same = f"same distribution{up_to}, different draw"
+    return Verdict(", ".join(filter(None, (speed, same))) + ending, style)
 
 
 def compared(answers: Sequence[Answer]) -> dict[str, Any]:
@@ -154,21 +161,21 @@ def compared(answers: Sequence[Answer]) -> dict[str, Any]:
         return {"speedup": None, "same_output": None}
     last = answers[-1]
     ratio = None if last is plain else speedup(plain.stats, last.stats)
-    told = [agrees(plain, answer) for answer in answers if answer is not plain]
-    same = False if False in told else (True if True in told else None)
-    return {"speedup": None if ratio is None else round(ratio, 4), "same_output": same}
+    same = {agrees(plain, answer) for answer in answers if answer is not plain}
+    rounded = None if ratio is None else round(ratio, 4)
+    return {"speedup": rounded, "same_output": False if False in same else True in same or None}
 
 
 def results(answers: Sequence[Answer], plain: Answer | None = None) -> list[dict[str, Any]]:
     """The entries of `results`, exactly the keys of `run --json`; `plain` is ar's answer if it is not among them."""
     plain = plain or plain_answer(answers)
-    told = [(answer, answer.expected(plain)) for answer in answers]
+    factors = [answer.expected(plain) for answer in answers]
     return [
         {**answer.to_json(), "expected_speedup": None if factor is None else round(factor, 4)}
-        for answer, factor in told
+        for answer, factor in zip(answers, factors, strict=True)
     ]
 
 
 def shown_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that an answer depends on."""
-    return {name: getattr(settings, name) for name in _SHOWN}
+    """The settings that an answer depends on: all but how it is shown."""
+    return {name: getattr(settings, name) for name, field in SETTING_FIELDS.items() if field.group != OUTPUT}

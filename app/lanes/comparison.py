@@ -1,6 +1,6 @@
-"""Lanes compared: is one faster, may its text differ, and does it; by which rule its drafts are accepted, in words and
-as chances; how far the same can be promised at all, by the number format that the target computes in; in what order
-methods are timed.
+"""What lanes are compared by: is one faster, may its text differ, and does it; by which rule its drafts are accepted,
+in words and as chances; how far the same can be promised at all, by the number format that the target computes in; in
+what order methods are timed.
 
 Works on figures and ids only; knows no text of the answer, no models and no screen.
 """
@@ -67,13 +67,13 @@ def ratio(q: float, p: float, lenience: float = 1.0) -> float:
 
 def reviews(rule: Rule, lenience: float | None, letter: str = "lambda") -> str:
     """The rule of the reviews inside a cascade; `lenience` is None where it is not known, `letter` its name."""
-    decides = "only the target's decides the text"
-    if lenience is None:
-        return f"reviews inside may be lenient: {decides}"
     if lenience == 1:
-        return f"reviews inside are as strict as the target's ({letter} 1), but {decides}"
-    enough = f"chance min(1, {lenience:g} p(x)/q(x))" if rule == "ratio" else f"p(x) > q(x)/{lenience:g} is enough"
-    return f"reviews inside may be lenient ({letter} {lenience:g}), {enough}: {decides}"
+        return f"reviews inside are as strict as the target's ({letter} 1), but only the target's decides the text"
+    how = ""
+    if lenience is not None:
+        enough = f"chance min(1, {lenience:g} p(x)/q(x))" if rule == "ratio" else f"p(x) > q(x)/{lenience:g} is enough"
+        how = f" ({letter} {lenience:g}), {enough}"
+    return f"reviews inside may be lenient{how}: only the target's decides the text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,60 +100,18 @@ def promise(precision: str) -> str:
     )
 
 
-def verdict(
-    stats_ar: Stats | None,
-    stats_last: Stats | None,
-    ids_ar: Sequence[int],
-    ids_last: Sequence[int],
-    *,
-    may_differ: bool,
-    searched: bool = False,
-    label: str = "",
-    precision: str = "float32",
-) -> Verdict | None:
-    """The verdict on the last lane, or None without two lanes that emitted something.
-
-    `may_differ`: the drafts were sampled, so another text of the same distribution is right;
-    otherwise (greedy, or noise keyed to the position) a difference is an alarm. `searched`: the last
-    lane looked for a better text than plain decoding's, so that another one is no other draw. If a lane was
-    stopped, what both have is compared. `label` names the last lane, where there are more than two. `precision`: see
-    :func:`promise`; what its rounding explains is no alarm.
-    """
-    if stats_ar is None or stats_last is None or not ids_ar or not ids_last:
-        return None
-    stopped = "interrupted" in (stats_ar.stop_reason, stats_last.stop_reason)
-    position = difference(ids_ar, ids_last, prefix=stopped)
-    speed, style = _speed(stats_ar, stats_last)
-    ending = ", stopped" if stopped else ""
-    if position is not None and not may_differ:
-        gap = gap_between(stats_ar, stats_last, position)
-        parts = [f"differs at token {position + 1}{_gap(gap, precision)}{ending}", speed]
-        rounded = precision != "float32" and gap is not None and gap < near_tie(precision)
-        return _verdict(label, "; ".join(part for part in parts if part), "plain" if rounded else "alarm")
-    if position is not None:
-        up_to = "" if precision == "float32" else f" up to {precision} rounding"
-        same = "another text, as beam search may find" if searched else f"same distribution{up_to}, different draw"
-    else:
-        same = "same output so far" if stopped else "same output"
-    return _verdict(label, (f"{speed}, " if speed else "") + same + ending, style)
-
-
 def difference(one: Sequence[int], other: Sequence[int], *, prefix: bool = False) -> int | None:
     """The first position (from 0) where the ids differ, None if they do not.
 
     With `prefix` the shorter one may end early; otherwise ending early is a difference.
     """
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return None if prefix or len(one) == len(other) else min(len(one), len(other))
+    common = min(len(one), len(other))
+    at = next((index for index in range(common) if one[index] != other[index]), None)
+    return common if at is None and not prefix and len(one) != len(other) else at
 
 
-def _verdict(label: str, text: str, style: Style) -> Verdict:
-    return Verdict(f"{label}: {text}" if label else text, style)
-
-
-def _speed(plain: Stats, other: Stats) -> tuple[str, Style]:
+def speed_of(plain: Stats, other: Stats) -> tuple[str, Style]:
+    """How fast `other` was beside plain decoding, in words; "" where that is not known."""
     mine, theirs = other.predicted_per_second, plain.predicted_per_second
     if not mine or not theirs:
         return "", "plain"
@@ -165,11 +123,12 @@ def _speed(plain: Stats, other: Stats) -> tuple[str, Style]:
 
 def gap_between(plain: Stats, other: Stats, position: int) -> float | None:
     """The target's top-2 gap at a position, from the answer that recorded it."""
-    gap = plain.gap_at(position)
-    return other.gap_at(position) if gap is None else gap
+    gaps = (stats.gap_at(position) for stats in (plain, other))
+    return next((gap for gap in gaps if gap is not None), None)
 
 
-def _gap(gap: float | None, precision: str) -> str:
+def gap_text(gap: float | None, precision: str) -> str:
+    """What a top-2 gap says of a difference, by the target's number format."""
     if gap is None:
         return "" if precision == "float32" else f" ({precision})"
     if precision not in ROUNDING:

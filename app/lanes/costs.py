@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,15 +72,10 @@ def models_of(engine: Engine, names: Sequence[str]) -> dict[str, Model]:
         if (model := known.get(name)) is not None:
             found[name] = Model(model.name, model.parameters)
         elif name in STUDENTS:
-            found[name] = Model(name, _trained(engine, name))
+            found[name] = Model(name, None)
+            with suppress(UserError):
+                found[name] = Model(name, stored_parameters(engine.drafters.folder(name)))
     return found
-
-
-def _trained(engine: Engine, kind: str) -> int | None:
-    try:
-        return stored_parameters(engine.students.folder(kind))
-    except UserError:
-        return None
 
 
 def stored_parameters(folder: Path) -> int | None:
@@ -120,21 +116,13 @@ def cost_lines(stats: Stats, terms: Terms) -> list[str]:
     several = sum(drafted > 0 for drafted, _ in stats.sources) > 1
     if not terms.drafts or not (modelled or several or stats.reviews):
         return []
-    lines = [_calls(stats)] if modelled else []
+    each = [f"{model} {n} of {stats.call_ms.get(model, 0.0) / n:.1f} ms" for model, n in stats.calls.items() if n]
+    lines = [f"calls: {', '.join(each)}"] if modelled else []
     lines += [f"{model} passed {kept} of {seen} drafts" for model, (kept, seen) in stats.reviews.items()]
     lines += [f"accepted of what each proposed: {proposed(stats, terms.sources)}"] if several else []
-    told = swi_of(stats, terms)
-    shown = [f"{(told or {})[name]:.2f}x by {BY[name]}" for name in applying(told)] if modelled else []
+    told = swi_of(stats, terms) or {}
+    shown = [f"{told[name]:.2f}x by {BY[name]}" for name in applying(told)] if modelled else []
     return lines + ([f"walltime improvement (SWI) {', '.join(shown)}"] if shown else [])
-
-
-def _calls(stats: Stats) -> str:
-    each = (
-        f"{model} {passes} of {stats.call_ms.get(model, 0.0) / passes:.1f} ms"
-        for model, passes in stats.calls.items()
-        if passes
-    )
-    return f"calls: {', '.join(each)}"
 
 
 def proposed(stats: Stats, names: Sequence[str]) -> str:

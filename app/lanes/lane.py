@@ -1,8 +1,8 @@
 """Lanes: a loaded pair and the settings bound to the one decode loop, by the names of `--compare`.
 
 A :class:`Lane` is one way of answering a prompt. `ar` is the target alone, `spec` the target with the pair's drafter,
-`draft` the drafter model alone, `beam` the target searching; the others are the target with a drafter of that kind
-(app/lanes/drafters.py makes them). An :class:`Engine` keeps drafters from answer to answer and makes them anew when
+`draft` the drafter model alone, `beam` the target searching; the others are the target with the drafter of that
+word (sampling/drafters/registry.py). An :class:`Engine` keeps drafters from answer to answer and makes them anew when
 their settings change. Knows no text, no screen.
 """
 
@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.lanes.drafters import Drafters
+from app.lanes.drafters import PairDrafters
 from app.settings.types import LANES
 from sampling.beam.plan import BeamPlan
 from sampling.beam.search import beam_generate
 from sampling.drafters.cape import Expansion
 from sampling.drafters.draft_model import NoDrafter
-from sampling.drafters.tables.table_file import StaticTables
 from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.events import Event
 from sampling.gamma.costs import Costs
@@ -34,7 +33,6 @@ from utils.errors import UsageError
 from utils.logits_processors import make_processor
 
 if TYPE_CHECKING:
-    from app.lanes.drafters import Students
     from app.settings.layers import Settings
     from utils.loading.loaded import LoadedPair
 
@@ -121,21 +119,17 @@ class Lane:
             raise UsageError(f"lane {self.name} searches for one prompt at a time, got {len(prompts)}")
         if self.pace is not None:
             self.pace.begin()
+        gamma = self.settings.gamma if self.most is None else self.most
         return generate(
             self.lm,
             prompts,
             self.drafter,
             make_sampler(self.settings),
             self.limits,
-            pace=self.pace or FixedPace(self._gamma()),
+            pace=self.pace or FixedPace(int(gamma) if self.drafts else 0),
             session=session,
             interrupt=interrupt,
         )
-
-    def _gamma(self) -> int:
-        if not self.drafts:
-            return 0
-        return int(self.settings.gamma) if self.most is None else self.most
 
 
 def make_sampler(settings: Settings) -> KeyedSampler:
@@ -161,6 +155,15 @@ def make_plan(settings: Settings) -> BeamPlan:
     return BeamPlan(settings.num_beams, settings.beam_top_k, settings.min_length, settings.length_penalty)
 
 
+@dataclass
+class _Kept:
+    """A lane's drafter from answer to answer, and what chooses its gamma where it has run under `gamma auto`."""
+
+    key: Any
+    drafter: Drafter
+    pace: GoodputPace | None = None
+
+
 class Engine:
     """A loaded pair, ready to decode: its models as LMs and the drafters that outlive an answer.
 
@@ -173,9 +176,8 @@ class Engine:
         self.stop_ids = frozenset(loaded.stop_ids)
         self.context = int(loaded.context)
         self.target = lm_of(loaded.target.model, "target", loaded.vocab_size)
-        self.drafters = Drafters(loaded, self.target)
-        self._kept: dict[str, tuple[Any, Drafter]] = {}
-        self._paces: dict[str, tuple[Drafter, GoodputPace]] = {}
+        self.drafters = PairDrafters(loaded, self.target)
+        self._kept: dict[str, _Kept] = {}  # by lane
         self._costs: dict[tuple[str, Any], Costs] = {}
         self._own: Session | None = None  # the draft lane's session
 
@@ -197,18 +199,9 @@ class Engine:
         return getattr(self.target, "start_id", None)
 
     @property
-    def students(self) -> Students:
-        """The pair's trained drafters."""
-        return self.drafters.students
-
-    @property
     def drafter(self) -> LM | None:
         """The pair's drafter, where it is a model that runs alone."""
         return self.drafters.model
-
-    def tables(self) -> StaticTables | None:
-        """The pair's static tables; None if it names none. UserError if the file cannot be used."""
-        return self.drafters.tables()
 
     def lanes(self, settings: Settings) -> list[Lane]:
         """The lanes of `settings.compare`, in order. UsageError names a lane that this pair cannot run."""
@@ -226,23 +219,17 @@ class Engine:
             return Lane(name, self.drafter, NoDrafter(), settings, limits, shares_target=False, reopen=self._reopen)
         if name == "beam":
             return Lane(name, self.target, NoDrafter(), settings, limits, beams=make_plan(settings))
-        drafter = self._drafter(name, settings)
-        return Lane(name, self.target, drafter, settings, limits, pace=self._pace(name, drafter, settings))
-
-    def _kind(self, name: str) -> str:
-        """What drafts in the lane; UsageError for an unknown lane."""
-        if name not in LANES:
-            raise UsageError(f"lane {name!r} is unknown; lanes are {', '.join(LANES)}")
-        return {"ar": "none", "spec": self.loaded.drafter_kind}.get(name, name)
+        kept = self._drafting(name, settings)
+        pace = kept.pace if settings.gamma == "auto" else None
+        return Lane(name, self.target, kept.drafter, settings, limits, pace=pace)
 
     def pace(self, name: str) -> GoodputPace | None:
         """What chooses gamma in this lane under `gamma auto`; None before it has run so."""
-        return self._paces[name][1] if name in self._paces else None
+        return self._kept[name].pace if name in self._kept else None
 
     def last_gamma(self, settings: Settings) -> int | None:
         """What `gamma auto` chose for the last round of the last lane that has one; None before."""
-        paces = [self.pace(name) for name in reversed(settings.compare)]
-        return next((pace.last for pace in paces if pace is not None), None)
+        return next((pace.last for name in reversed(settings.compare) if (pace := self.pace(name)) is not None), None)
 
     def limits(self, settings: Settings) -> Limits:
         """When an answer ends."""
@@ -265,7 +252,6 @@ class Engine:
         How long passes take here is no answer's and stays known.
         """
         self._kept.clear()
-        self._paces.clear()
         self._own = None
 
     def _reopen(self, prompt: list[int], begun: Sequence[int]) -> Session:
@@ -274,24 +260,19 @@ class Engine:
         self._own = go_on(self.drafter.open([prompt], previous=previous), begun)
         return self._own
 
-    def _drafter(self, name: str, settings: Settings) -> Drafter:
-        """The lane's drafter; the one of the last answer unless its settings have changed."""
-        kind = self._kind(name)
-        key = self.drafters.key(kind, settings)
-        found = self._kept.get(name)
-        if found is None or found[0] != key:
-            found = self._kept[name] = (key, self.drafters.make(kind, settings))
-        return found[1]
-
-    def _pace(self, name: str, drafter: Drafter, settings: Settings) -> GoodputPace | None:
-        """Under `gamma auto` the lane's pace: it lives as long as its drafter does."""
-        if settings.gamma != "auto" or isinstance(drafter, NoDrafter) or getattr(drafter, "most", None) == 0:
-            return None
-        found = self._paces.get(name)
-        if found is None or found[0] is not drafter:
-            costs = self._costs.setdefault((name, self._kept[name][0]), Costs())
-            found = self._paces[name] = (drafter, pace_of(drafter, costs, settings.nodes))
-        return found[1]
+    def _drafting(self, name: str, settings: Settings) -> _Kept:
+        """What drafts in the lane: that of the last answer unless its settings have changed."""
+        if name not in LANES:
+            raise UsageError(f"lane {name!r} is unknown; lanes are {', '.join(LANES)}")
+        word = {"ar": "none", "spec": self.loaded.drafter_kind}.get(name, name)
+        key = self.drafters.key(word, settings)
+        kept = self._kept.get(name)
+        if kept is None or kept.key != key:
+            kept = self._kept[name] = _Kept(key, self.drafters.make(word, settings))
+        drafts = not isinstance(kept.drafter, NoDrafter) and getattr(kept.drafter, "most", None) != 0
+        if settings.gamma == "auto" and drafts and kept.pace is None:
+            kept.pace = pace_of(kept.drafter, self._costs.setdefault((name, key), Costs()), settings.nodes)
+        return kept
 
 
 def pace_of(drafter: Any, costs: Costs, nodes: int) -> GoodputPace:

@@ -1,6 +1,7 @@
 """A lane as a file tells of it: what the screen, the figures and /trace ask of one, without what it takes to run it.
 
-A running lane is told as one of these (:func:`known`); read again, it takes the lane's place. No models, no torch.
+A running lane is written down as one of these (:func:`known`); read again, it takes the lane's place. No models, no
+torch.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from app.lanes.costs import Terms
 from app.settings.layers import Settings
 from app.settings.table import SETTING_FIELDS
@@ -18,7 +17,7 @@ from sampling.beam.plan import BeamPlan
 
 
 @dataclass(frozen=True)
-class KnownLane:
+class LoggedLane:
     """The parts of app/lanes/lane.py's Lane by the same names. `auto`: gamma was chosen from round to round.
 
     `settings` are those of its answer, which a file has elsewhere.
@@ -44,27 +43,15 @@ class KnownLane:
         return {name: value for name, value in asdict(self).items() if name != "settings"}
 
 
-LANE = TypeAdapter(KnownLane)
-
-
-def known(lane: Any, terms: Terms) -> KnownLane:
+def known(lane: Any, terms: Terms) -> LoggedLane:
     """What a file has to say of a lane."""
-    return KnownLane(
-        lane.name,
-        bool(getattr(lane, "drafts", False)),
-        tuple(getattr(lane, "source_names", ())),
-        bool(getattr(lane, "law_drafts", False)),
-        getattr(lane, "pace", None) is not None,
-        lenience_of(lane),
-        getattr(lane, "beams", None),
-        terms,
-        lane.settings,
-    )
+    same = {name: getattr(lane, name) for name in ("name", "drafts", "source_names", "law_drafts", "beams", "settings")}
+    return LoggedLane(**same, auto=lane.pace is not None, lenience=lenience_of(lane), terms=terms)
 
 
 def lenience_of(lane: Any) -> float | None:
     """That of the reviews inside the lane's cascade; None if it has none."""
-    if isinstance(lane, KnownLane):
+    if isinstance(lane, LoggedLane):
         return lane.lenience
     links = getattr(getattr(lane, "drafter", None), "links", ())
     return next((link.drafter.lenience for link in links if hasattr(link.drafter, "lenience")), None)

@@ -7,25 +7,42 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from app.settings.layers import ModelOptions
+from app.settings.layers import ModelOptions, Settings
+from sampling.drafters.registry import DRAFTERS, MEMBERS, REVIEWERS
+from utils.catalogue.specs import KnownNames, PairSpec, named_tables, spec_from_argument, trained_kind
 from utils.distributed.world import World
 
 if TYPE_CHECKING:
     from utils.catalogue.catalogue import Catalogue
-    from utils.catalogue.specs import PairSpec
     from utils.loading.loaded import LoadOptions
 
 
 CATALOGUE = Path(__file__).resolve().parents[2] / "models.yaml"
 
 
-def catalogue(options: ModelOptions) -> Catalogue:
-    """The catalogue of --models, or the program's own; UsageError in one line when it is wrong."""
+_PRESET_TYPES = {
+    int | str: int | Literal["auto"],
+    tuple[str, ...]: str | list[str],
+    tuple[tuple[int, ...], ...]: str | list[list[int]],
+}
+"""What a catalogue may hold for a setting of a type that YAML has not."""
+
+
+def catalogue_in(file: str | Path) -> Catalogue:
+    """The catalogue of a file, with the words for drafters and the settings of this program."""
     from utils.catalogue.catalogue import load_catalogue
 
-    return load_catalogue(Path(options.models) if options.models else CATALOGUE)
+    types = {
+        name: _PRESET_TYPES.get(field.annotation, field.annotation) for name, field in Settings.model_fields.items()
+    }
+    return load_catalogue(file, KnownNames(DRAFTERS, MEMBERS, REVIEWERS, types))
+
+
+def catalogue(options: ModelOptions) -> Catalogue:
+    """The catalogue of --models, or the program's own; UsageError in one line when it is wrong."""
+    return catalogue_in(options.models or CATALOGUE)
 
 
 def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
@@ -34,35 +51,34 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
     A --target without --pair takes no other value from the catalogue's default pair but its settings for every
     pair, and the n-gram drafter unless --drafter names one. A pair named here (by /pair) is taken as it stands.
     """
-    from utils.catalogue.specs import DRAFTER_WORDS, PairSpec, named_tables, spec_from_argument
-
     known = catalogue(options)
     if name is not None:
         return known.pair(name)
-    model: Any = options.drafter
-    more: dict[str, Any] = {}
-    if model is not None and (file := named_tables(model)) is not None:
-        model, more = "tables", {"tables": file}
-    if model not in (None, *DRAFTER_WORDS):
-        model = spec_from_argument(model)
-    if model is not None:
-        more = {**more, "drafter": model, "method": "spec"}
-    pair = known.pair(options.pair)
-    if options.target is None:
-        return pair if model in (None, pair.method) else _trained(pair.model_copy(update=more))
-    target = spec_from_argument(options.target)
-    if options.pair is not None:
-        return _trained(pair.model_copy(update={"target": target, **more}))
-    return _trained(PairSpec(**{"name": target.name, "target": target, "defaults": known.defaults, **more}))
-
-
-def _trained(pair: PairSpec) -> PairSpec:
-    """The pair; UsageError if its drafter is a word for a trained one that it does not have."""
-    from utils.catalogue.specs import trained_kind
-
-    if (kind := trained_kind(pair.drafter)) is not None:
-        pair.student(kind)
+    pair, drafter = known.pair(options.pair), options.drafter
+    if options.target is not None:
+        target = spec_from_argument(options.target)
+        if options.pair is not None:
+            pair = pair.model_copy(update={"target": target})
+        else:
+            pair = PairSpec(name=target.name, target=target, defaults=known.defaults)
+    elif drafter == pair.method:
+        return pair
+    pair = pair if drafter is None else with_drafter(pair, drafter)
+    if (options.target or drafter) and (kind := trained_kind(pair.drafter)) is not None:
+        pair.student(kind)  # UsageError where it has none
     return pair
+
+
+def with_drafter(pair: PairSpec, text: str) -> PairSpec:
+    """The pair with the drafter that --drafter or /drafter names: a word, `tables:FILE`, or a model.
+
+    A model is a hub id, a folder or a GGUF file; a folder may hold a trained draft head. UsageError for anything else.
+    """
+    changes: dict[str, Any] = {"method": "spec"}  # the pair's method spoke of the pair's drafter
+    if (file := named_tables(text)) is not None:
+        text, changes["tables"] = "tables", file
+    changes["drafter"] = text if text in DRAFTERS else spec_from_argument(text)
+    return pair.model_copy(update=changes)
 
 
 def load_options(options: ModelOptions) -> LoadOptions:

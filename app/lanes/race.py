@@ -8,34 +8,13 @@ no text and no screen; the time its consumer takes is on no clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from sampling.events import BeamStep, Event, Finished, Prefill, Step
+from sampling.events import Event, Finished
 
 if TYPE_CHECKING:
+    from app.lanes.lane import Engine, Lane
     from sampling.types import Session
-
-
-class Lane(Protocol):
-    """One way of decoding. `shares_target`: it runs on the target's session; `needs_hidden`: and reads its states."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def shares_target(self) -> bool: ...
-    @property
-    def needs_hidden(self) -> bool: ...
-    def run(
-        self, prompt: list[int], *, session: Session | None, interrupt: Callable[[], bool], begun: Sequence[int] = ()
-    ) -> Iterator[Event]: ...
-
-
-class Opener(Protocol):
-    """Opens the target on a prompt, taking over the cache of an earlier session."""
-
-    def open(
-        self, prompt: list[int], previous: Session | None = None, *, hidden: bool = False, begun: Sequence[int] = ()
-    ) -> Session: ...
 
 
 def seconds(event: Event) -> float:
@@ -54,7 +33,7 @@ class Race:
     def __init__(
         self,
         lanes: Sequence[Lane],
-        engine: Opener,
+        engine: Engine,
         prompt: list[int],
         previous: Session | None = None,
         interrupt: Callable[[], bool] = lambda: False,
@@ -113,6 +92,5 @@ class Race:
                 yield self._count(index, event)
 
     def _count(self, index: int, event: Event) -> tuple[int, Event]:
-        assert isinstance(event, Prefill | Step | BeamStep | Finished)
         self.clocks[index] += seconds(event)
         return index, event

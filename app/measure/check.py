@@ -195,8 +195,8 @@ def _students(engine: Engine) -> list[str]:
     named = [kind for kind in STUDENTS if kind != own and getattr(loaded.spec.students, kind) is not None]
     for kind in filter(None, [own, *named]):
         try:
-            folder = engine.students.folder(kind)
-            engine.students.drafter(kind)
+            folder = engine.drafters.folder(kind)
+            engine.drafters.make(kind, Settings())
             lines.append(described(kind, folder))
         except UserError as error:
             lines.append(f"{kind}: not usable: {error}")

@@ -8,11 +8,10 @@ cannot be written any more that is said once, and decoding goes on. Knows no scr
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,27 +20,27 @@ from typing import IO, TYPE_CHECKING, Any
 from app.lanes.answers import shown_settings
 from app.lanes.costs import terms_of
 from app.lanes.logged_lane import known
-from app.replay.session_log import VERSION, Viewed, check_head
-from app.replay.texts import Heard
+from app.replay.session_log import VERSION, LaneViews, check_head
+from app.replay.texts import LoggingDecoder
 from app.screen.live import Track
 from app.screen.spans import Decode
 from app.screen.view import models_of
 from sampling.events import Event, to_json
-from utils.errors import UsageError
+from utils.errors import UsageError, UserError
 from utils.files import append, drop_half_line
+from utils.machine import version
 
 if TYPE_CHECKING:
     from app.lanes.lane import Engine, Lane
     from app.settings.layers import Settings
-
 
 try:
     import fcntl
 except ImportError:  # no POSIX
     fcntl = None  # type: ignore[assignment]
 
-
 MakeTracks = Callable[[Decode], Sequence[Track]]
+_LONGEST_HEAD = 65_536  # bytes
 
 
 @dataclass(frozen=True)
@@ -57,87 +56,84 @@ class Asked:
     begun: bool = False
 
 
-class Recorder:
-    """A file that is being recorded to. `problem` is why nothing is written any more, "" while all is well."""
+class Recorder(AbstractContextManager["Recorder"]):
+    """A session log that is being written. `problem` is why nothing is written any more, until it has been told."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.problem = path, ""
         self._file: IO[bytes] | None = opened(path)
         self._head: dict[str, Any] = {}
-        self._told = False
 
-    def take(self, engine: Engine, asked: Asked, settings: Settings, make: MakeTracks, decode: Decode) -> Take:
+    def take(self, engine: Engine, asked: Asked, settings: Settings, make: MakeTracks, decode: Decode) -> AnswerLog:
         """Open an answer; `make` gives its lanes' tracks with another `decode`."""
         head = _head(engine)
         if head != self._head:
             self._head = head
-            self.write({"kind": "recording", "version": VERSION, **_signed(), **head})
-        return Take(self, asked, settings, make, Heard(decode))
+            signed = {"program": version(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+            self.write({"kind": "recording", "version": VERSION, **signed, **head})
+        return AnswerLog(self, asked, settings, make, LoggingDecoder(decode))
 
     def write(self, line: Mapping[str, Any]) -> None:
         """One line, to the disk's own buffers; where that fails the file stays as it was and is left alone."""
         if self._file is None:
             return
-        data = json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
         try:
-            append(self._file, data, self.path)
+            append(self._file, json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n", self.path)
         except (OSError, ValueError) as error:
             self.problem = f"recording stopped, {error}"
             self.close()
 
     def complaint(self) -> str:
         """The problem, once."""
-        if not self.problem or self._told:
-            return ""
-        self._told = True
-        return f"{self.problem}; decoding goes on"
-
-    def __enter__(self) -> Recorder:
-        return self
+        problem, self.problem = self.problem, ""
+        return f"{problem}; decoding goes on" if problem else ""
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End the recording; what was written stays."""
+        """End the log; what was written stays."""
         file, self._file = self._file, None
         if file is not None:
-            with contextlib.suppress(OSError, ValueError):
+            with suppress(OSError, ValueError):
                 file.close()
 
 
-class Take:
-    """One answer that is being recorded: opened at once, ended by :meth:`end`."""
+class AnswerLog:
+    """One answer that is being logged: opened at once, ended by :meth:`end`."""
 
-    def __init__(self, recorder: Recorder, asked: Asked, settings: Settings, make: MakeTracks, heard: Heard) -> None:
-        self.recorder, self.asked, self._heard = recorder, asked, heard
-        self._lanes = [Viewed(track) for track in make(heard)]
-        recorder.write(
-            {
-                "kind": "answer",
-                "prompt": asked.prompt,
-                "prompt_ids": list(asked.ids),
-                "before": list(asked.before),
-                "settings": shown_settings(settings),
-                "lanes": [known(lane.track.lane, lane.track.terms).to_json() for lane in self._lanes],
-                "texts": heard.taken(),
-            }
+    def __init__(
+        self, writer: Recorder, asked: Asked, settings: Settings, make: MakeTracks, decode: LoggingDecoder
+    ) -> None:
+        self._writer, self._asked, self._decode = writer, asked, decode
+        self._lanes = [LaneViews(track) for track in make(decode)]
+        tracks = [lane.track for lane in self._lanes]
+        self._write(
+            kind="answer",
+            prompt=asked.prompt,
+            prompt_ids=list(asked.ids),
+            before=list(asked.before),
+            settings=shown_settings(settings),
+            lanes=[known(track.lane, track.terms).to_json() for track in tracks],
         )
+
+    def _write(self, **line: Any) -> None:
+        """A line with the texts that it is the first to need."""
+        self._writer.write({**line, "texts": self._decode.taken()})
 
     def feed(self, index: int, event: Event) -> None:
         """Take in an event of a lane, with every text that showing it will ask for."""
         self._lanes[index].feed(event)
-        line = {"kind": "event", "lane": index, **to_json(event), "texts": self._heard.taken()}
-        self.recorder.write(line)
+        self._write(kind="event", lane=index, **to_json(event))
 
     def tee(self, race: Iterable[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
-        """The race as it is, recorded on its way."""
+        """The race as it is, logged on its way."""
         for index, event in race:
             self.feed(index, event)
             yield index, event
 
     def listening(self, index: int, show: Callable[[Event], None] | None) -> Callable[[Event], None]:
-        """What is shown a lane's events, and records them."""
+        """What is shown a lane's events, and logs them."""
 
         def both(event: Event) -> None:
             self.feed(index, event)
@@ -148,37 +144,32 @@ class Take:
 
     def end(self) -> str:
         """Close the answer; what is to be said about the file, or "". Without a token there are no `answer_ids`."""
-        last, before = self._lanes[-1].track, list(self.asked.before)
+        last, before = self._lanes[-1].track, list(self._asked.before)
         ids = list(last.meter.ids)
         answers = [lane.track.answer() for lane in self._lanes]
-        text = self._heard([*before, *ids]) if ids else ""
-        answered = {"answer_ids": [*before, *ids] if self.asked.begun else ids} if ids else {}
-        self.recorder.write(
-            {
-                "kind": "answered",
-                "prompt_ids": list(self.asked.ids),
-                **answered,
-                "reason": last.reason,
-                "text": text,
-                "lanes": [{"method": one.method, "ids": list(one.ids), "text": one.text} for one in answers],
-                "texts": self._heard.taken(),
-            }
+        self._write(
+            kind="answered",
+            prompt_ids=list(self._asked.ids),
+            **({"answer_ids": [*before, *ids] if self._asked.begun else ids} if ids else {}),
+            reason=last.reason,
+            text=self._decode([*before, *ids]) if ids else "",
+            lanes=[{"method": one.method, "ids": list(one.ids), "text": one.text} for one in answers],
         )
-        return self.recorder.complaint()
+        return self._writer.complaint()
 
 
 def take_of(
-    recorder: Recorder | None, engine: Engine, lanes: Sequence[Lane], asked: Asked, settings: Settings, decode: Decode
-) -> Take | None:
-    """The recording of an answer by these lanes, if there is to be one."""
-    if recorder is None:
+    writer: Recorder | None, engine: Engine, lanes: Sequence[Lane], asked: Asked, settings: Settings, decode: Decode
+) -> AnswerLog | None:
+    """The log of an answer by these lanes, if there is to be one."""
+    if writer is None:
         return None
 
-    def made(heard: Decode) -> list[Track]:
+    def made(decode: Decode) -> list[Track]:
         size, most = len(asked.ids), settings.max_new_tokens
-        return [Track(lane, heard, size, most, terms=terms_of(lane, engine)) for lane in lanes]
+        return [Track(lane, decode, size, most, terms=terms_of(lane, engine)) for lane in lanes]
 
-    return recorder.take(engine, asked, settings, made, decode)
+    return writer.take(engine, asked, settings, made, decode)
 
 
 def recorder_of(settings: Settings) -> Recorder | None:
@@ -190,8 +181,11 @@ def opened(path: Path) -> IO[bytes]:
     """The file, new or to be gone on with behind its last whole line. UsageError for any other file."""
     try:
         if path.is_file() and path.stat().st_size:
-            check_head(path)
+            with open(path, "rb") as file:
+                check_head(file.readline(_LONGEST_HEAD))
         file = open(path, "ab", buffering=0)  # noqa: SIM115
+    except UserError as error:
+        raise UsageError(f"cannot record to {path}: {error} (the file is unchanged, name another)") from None
     except OSError as error:
         raise UsageError(f"cannot record to {path}: {error.strerror or error}") from None
     try:
@@ -206,15 +200,9 @@ def opened(path: Path) -> IO[bytes]:
     return file
 
 
-def _signed() -> dict[str, str]:
-    from utils.machine import version
-
-    return {"program": version(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
-
-
 def _head(engine: Engine) -> dict[str, Any]:
     """What is known of a pair where it is not loaded."""
     end = getattr(engine.tokenizer, "eos_token_id", None)
     end = end if end in engine.stop_ids else min(engine.stop_ids, default=None)
-    head: dict[str, Any] = {**models_of(engine), "vocab_size": engine.target.vocab_size, "end_id": end}
-    return head if engine.start_id is None else {**head, "start_id": engine.start_id}
+    head = {**models_of(engine), "vocab_size": engine.target.vocab_size, "end_id": end, "start_id": engine.start_id}
+    return {name: value for name, value in head.items() if name != "start_id" or value is not None}

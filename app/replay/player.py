@@ -1,4 +1,4 @@
-"""`replay`: a recording shown again, at its own speed, in any view. Needs no model and no tokenizer: no torch.
+"""`replay`: a session log shown again, at its own speed, in any view. Needs no model and no tokenizer: no torch.
 
 On a terminal each event appears when its lane's own clock has come to it; elsewhere only the end of each answer is
 printed. Knows no format (app/replay/session_log.py) and draws nothing itself.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from app.lanes.race import seconds
-from app.replay.session_log import RecordedAnswer, chosen, read_recording
+from app.replay.session_log import LoggedAnswer, read_log
 from app.screen.live import look_of, play, play_live, show
 from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
 from app.screen.view import Canvas, heading, question
@@ -29,17 +29,16 @@ _NAP = 0.05  # seconds after which a waiting replay looks for Ctrl-C
 
 
 def replay(settings: Settings, options: ModelOptions, args: ReplayArgs) -> int:
-    """Show a recording; the exit code. UserError for a file that is none."""
-    recording = read_recording(args.file)
-    answers = list(chosen(recording, args.answer))
+    """Show a session log; the exit code. UserError for a file that is none."""
+    log = read_log(args.file)
+    answers = log.answer(args.answer)
     console = make_console(settings)
     live = is_live(console) and not settings.quiet and args.speed > 0
     with quiet_keys(), Interrupts() as stop:
         player = Player(Canvas(settings, console, live, stop), args.speed)
-        for answer in answers:
-            if not player.play(answer):
-                return INTERRUPTED
-    notes = recording.notes if answers else [*recording.notes, f"{args.file} holds no answer yet"]
+        if not all(map(player.play, answers)):
+            return INTERRUPTED
+    notes = log.notes if answers else [*log.notes, f"{args.file} holds no answer yet"]
     sys.stderr.write("".join(f"{note}\n" for note in notes))
     return 0
 
@@ -51,14 +50,14 @@ class Player:
         self.place, self.speed = place, speed
         self._shown = ""
 
-    def play(self, answer: RecordedAnswer) -> bool:
+    def play(self, answer: LoggedAnswer) -> bool:
         """Show one answer; False if Ctrl-C ended it."""
         try:
             return self._play(answer)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # figures that no run has
             raise UserError(f"{answer.place}: the answer cannot be shown: {error}") from None
 
-    def _play(self, answer: RecordedAnswer) -> bool:
+    def _play(self, answer: LoggedAnswer) -> bool:
         place, tracks = self.place, answer.tracks()
         if not place.settings.quiet:
             self._head(answer)
@@ -67,12 +66,11 @@ class Player:
             play_live(events, tracks, place.out, place.settings, place.stop)
         else:
             play(answer.events, tracks)
-        if place.stop():
-            return False
-        show(tracks, answer.turn(tracks).text, place)
-        return True
+        if not place.stop():
+            show(tracks, answer.turn(tracks).text, place)
+        return not place.stop()
 
-    def _head(self, answer: RecordedAnswer) -> None:
+    def _head(self, answer: LoggedAnswer) -> None:
         """What ran, where that has changed, and what was asked."""
         look = look_of(self.place.out, self.place.settings)
         line = heading(answer.head.model_dump(), answer.settings, look)

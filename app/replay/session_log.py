@@ -9,31 +9,30 @@ torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from app.chat.conversation import Turn
-from app.lanes.logged_lane import KnownLane, settings_of
-from app.replay.texts import Entry, Said
+from app.lanes.logged_lane import LoggedLane, settings_of
+from app.replay.texts import Entry, ReplayingDecoder
 from app.screen.beams import grown_by
 from app.screen.live import Track
 from app.screen.trace import Rounds
 from app.settings.layers import Settings
 from sampling.events import KINDS, BeamStep, BeamTree, Event, Reason, Step
-from utils.errors import UsageError, UserError
+from utils.errors import UserError
 
 VERSION = 1
-_LONGEST_HEAD = 65_536  # bytes
 
 
-class Head(BaseModel):
+class RunLine(BaseModel):
     """Opens a run: what ran. A change of pair opens another."""
 
-    kind: Literal["recording"]
     pair: str
     target: str
     drafter: str
@@ -42,103 +41,38 @@ class Head(BaseModel):
     date: str = ""
 
 
-class Opening(BaseModel):
+class OpeningLine(BaseModel):
     """Opens an answer."""
 
-    kind: Literal["answer"]
     prompt: str
     prompt_ids: tuple[int, ...]
     before: tuple[int, ...] = ()
     settings: dict[str, Any]
-    lanes: Annotated[tuple[KnownLane, ...], Field(min_length=1)]
+    lanes: Annotated[tuple[LoggedLane, ...], Field(min_length=1)]
     texts: tuple[Entry, ...] = ()
 
 
-class Happened(BaseModel):
+class EventLine(BaseModel, extra="allow"):
     """An event of a lane; the event's own fields stand beside these."""
 
-    kind: Literal["event"]
+    kind: str
     lane: int
     event: str
     texts: tuple[Entry, ...] = ()
 
 
-class Closing(BaseModel):
+class ClosingLine(BaseModel):
     """Closes an answer."""
 
-    kind: Literal["answered"]
     reason: Reason
     text: str
     texts: tuple[Entry, ...] = ()
 
 
-LINES: dict[Any, TypeAdapter[Any]] = {
-    "recording": TypeAdapter(Head),
-    "answer": TypeAdapter(Opening),
-    "event": TypeAdapter(Happened),
-    "answered": TypeAdapter(Closing),
-}
 EVENTS: dict[Any, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in KINDS.items()}
 
 
-def check_head(path: Path) -> None:
-    """UsageError if the file does not begin as a recording that this program writes."""
-    with open(path, "rb") as file:
-        first = file.readline(_LONGEST_HEAD)
-    try:
-        head_of(first)
-    except UserError as error:
-        raise UsageError(f"cannot record to {path}: {error} (the file is unchanged, name another)") from None
-
-
-def head_of(line: bytes) -> None:
-    """UserError unless the line opens a recording of this format."""
-    try:
-        told = json.loads(line)
-    except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict) or told.get("kind") != "recording":
-        raise UserError("it is no recording")
-    check_version(told)
-
-
-def check_version(told: dict[str, Any]) -> None:
-    if told.get("version") != VERSION:
-        program = f" by {told['program']}" if isinstance(told.get("program"), str) else ""
-        raise UserError(f"it was recorded in format {told.get('version')!r}{program}, this program reads {VERSION}")
-
-
-@dataclass
-class RecordedAnswer:
-    """One answer. `place` is where it opens, file:line; without a `closing` the run ended before it did."""
-
-    place: str
-    head: Head
-    opening: Opening
-    settings: Settings
-    said: Said = field(default_factory=Said)
-    events: list[tuple[int, Event]] = field(default_factory=list)
-    closing: Closing | None = None
-
-    def tracks(self) -> list[Track]:
-        """Its lanes before anything has happened."""
-        size, most = len(self.opening.prompt_ids), self.settings.max_new_tokens
-        before = self.opening.before
-        return [Track(lane, self.said, size, most, before, lane.terms) for lane in self.lanes]
-
-    @property
-    def lanes(self) -> list[KnownLane]:
-        return [KnownLane(**{**vars(lane), "settings": self.settings}) for lane in self.opening.lanes]
-
-    def turn(self, tracks: Sequence[Track]) -> Turn:
-        """What was said, by the tracks when all has happened."""
-        last = tracks[-1]
-        text = last.text if self.closing is None else self.closing.text
-        ids = (*self.opening.before, *last.meter.ids)
-        return Turn(self.opening.prompt, self.opening.prompt_ids, ids, text, last.reason)
-
-
-class Viewed:
+class LaneViews:
     """A lane as every view of it would be drawn, so that all texts are asked for: to note them, or to miss them."""
 
     def __init__(self, track: Track) -> None:
@@ -157,116 +91,107 @@ class Viewed:
             self._tree.add(event)
 
 
-@dataclass(frozen=True)
-class Recording:
+@dataclass
+class LoggedAnswer:
+    """One answer. `place` is where it opens, file:line; without a `closing` the run ended before it did."""
+
+    place: str
+    head: RunLine
+    opening: OpeningLine
+    settings: Settings
+    decode: ReplayingDecoder = field(default_factory=ReplayingDecoder)
+    events: list[tuple[int, Event]] = field(default_factory=list)
+    closing: ClosingLine | None = None
+
+    def tracks(self) -> list[Track]:
+        """Its lanes before anything has happened."""
+        size, most, before = len(self.opening.prompt_ids), self.settings.max_new_tokens, self.opening.before
+        return [Track(lane, self.decode, size, most, before, lane.terms) for lane in self.lanes]
+
+    @property
+    def lanes(self) -> list[LoggedLane]:
+        return [replace(lane, settings=self.settings) for lane in self.opening.lanes]
+
+    def turn(self, tracks: Sequence[Track]) -> Turn:
+        """What was said, by the tracks when all has happened."""
+        last = tracks[-1]
+        text = last.text if self.closing is None else self.closing.text
+        ids = (*self.opening.before, *last.meter.ids)
+        return Turn(self.opening.prompt, self.opening.prompt_ids, ids, text, last.reason)
+
+
+@dataclass
+class SessionLog:
     """The answers of a file, and what is to be said about it (half lines, answers without an end)."""
 
-    answers: list[RecordedAnswer]
-    notes: list[str]
+    path: Path
+    answers: list[LoggedAnswer] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _run: RunLine | None = None
+    _open: LoggedAnswer | None = None
+    _views: list[LaneViews] = field(default_factory=list)  # of the open answer's lanes
 
+    def answer(self, number: int | None) -> list[LoggedAnswer]:
+        """Every answer, or the one of this number; UserError if it is not there."""
+        if number is not None and number > len(self.answers):
+            raise UserError(f"there is no answer {number}: the recording has {len(self.answers)}")
+        return self.answers if number is None else [self.answers[number - 1]]
 
-def read_recording(path: Path) -> Recording:
-    """The recording in a file; UserError names file and line."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    try:
-        head_of(data.partition(b"\n")[0])
-    except UserError as error:
-        raise UserError(f"{path}:1: {error}") from None
-    reader = _Reader(path)
-    *lines, rest = data.split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        reader.line(number, line)
-    if rest and not reader.last(len(lines) + 1, rest):
-        reader.notes.append(f"{path} ends in the middle of line {len(lines) + 1}: shown as far as it goes")
-    reader.leave()
-    return Recording(reader.answers, reader.notes)
-
-
-class _Reader:
-    """Puts lines together."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.answers: list[RecordedAnswer] = []
-        self.notes: list[str] = []
-        self._head: Head | None = None
-        self._open: RecordedAnswer | None = None
-        self._lanes: list[Viewed] = []
-
-    def last(self, number: int, line: bytes) -> bool:
-        """A last line without its end; False if it is not whole."""
+    def read(self, number: int, line: bytes) -> None:
+        """Take in a line; UserError names file and line."""
         try:
-            json.loads(line)
-        except (ValueError, RecursionError):
-            return False
-        self.line(number, line)
-        return True
-
-    def line(self, number: int, line: bytes) -> None:
-        """Take in a line."""
-        if not line.strip():
-            return
-        try:
-            self._take(number, json.loads(line))
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            raise UserError(f"{self.path}:{number}: is no JSON") from None
+            if line.strip():
+                self._take(number, parsed(line))
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise UserError(f"{self.path}:{number}: {place or 'the line'}: {first['msg']}") from None
-        except UserError as error:
-            raise UserError(f"{self.path}:{number}: {error}") from None
-        except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
-            told = str(error) if isinstance(error, ValueError) else f"does not fit the lines before it ({error})"
-            raise UserError(f"{self.path}:{number}: {told}") from None
+            told = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
+        except (UserError, ValueError) as error:
+            told = str(error)
+        except (ArithmeticError, LookupError, TypeError, RecursionError) as error:
+            told = f"does not fit the lines before it ({error})"
+        else:
+            return
+        raise UserError(f"{self.path}:{number}: {told}")
 
     def _take(self, number: int, told: Any) -> None:
         kind = told.get("kind") if isinstance(told, dict) else None
-        if kind == "event":
-            self._event(told)
-        elif kind == "recording":
-            check_version(told)
-            self.leave()
-            self._head = LINES[kind].validate_python(told)
-        elif kind == "answer":
-            self.leave()
-            self._answer(number, LINES[kind].validate_python(told))
-        elif kind == "answered":
-            self._close(LINES[kind].validate_python(told))
-        else:
-            raise UserError(f"is no line of a recording: its kind is {kind!r:.40}")
+        match kind:
+            case "event":
+                self._event(told)
+            case "answered":
+                found = self._opened()
+                found.closing, self._open = ClosingLine.model_validate(told), None
+                found.decode.learn(found.closing.texts)
+            case "recording":
+                check_version(told)
+                self.leave()
+                self._run = RunLine.model_validate(told)
+            case "answer":
+                self.leave()
+                self._begin(number, OpeningLine.model_validate(told))
+            case _:
+                raise UserError(f"is no line of a recording: its kind is {kind!r:.40}")
 
-    def _answer(self, number: int, opening: Opening) -> None:
-        assert self._head is not None
-        place = f"{self.path}:{number}"
-        self._open = RecordedAnswer(place, self._head, opening, settings_of(opening.settings))
-        self._open.said.learn(opening.texts)
-        self._lanes = [Viewed(track) for track in self._open.tracks()]
+    def _begin(self, number: int, opening: OpeningLine) -> None:
+        assert self._run is not None
+        self._open = LoggedAnswer(f"{self.path}:{number}", self._run, opening, settings_of(opening.settings))
+        self._open.decode.learn(opening.texts)
+        self._views = [LaneViews(track) for track in self._open.tracks()]
         self.answers.append(self._open)
 
     def _event(self, told: dict[str, Any]) -> None:
-        found = self._opened()
-        kind = EVENTS.get(told.get("event"))
+        found, kind = self._opened(), EVENTS.get(told.get("event"))
         if kind is None:
             raise UserError(f"no event is called {told.get('event')!r:.40}")
-        line = LINES["event"].validate_python(told)
-        event = kind.validate_python({name: value for name, value in told.items() if name not in Happened.model_fields})
-        if not 0 <= line.lane < len(self._lanes):
-            raise UserError(f"lane {line.lane} is not there: the answer has {len(self._lanes)}")
-        found.said.learn(line.texts)
-        self._lanes[line.lane].feed(event)
+        line = EventLine.model_validate(told)
+        event = kind.validate_python(line.model_extra)
+        if not 0 <= line.lane < len(self._views):
+            raise UserError(f"lane {line.lane} is not there: the answer has {len(self._views)}")
+        found.decode.learn(line.texts)
+        self._views[line.lane].feed(event)
         found.events.append((line.lane, event))
 
-    def _close(self, closing: Closing) -> None:
-        found = self._opened()
-        found.said.learn(closing.texts)
-        found.closing = closing
-        self._open = None
-
-    def _opened(self) -> RecordedAnswer:
+    def _opened(self) -> LoggedAnswer:
         if self._open is None:
             raise UserError("belongs to no answer: none is open")
         return self._open
@@ -278,8 +203,53 @@ class _Reader:
         self._open = None
 
 
-def chosen(recording: Recording, number: int | None) -> Iterator[RecordedAnswer]:
-    """Every answer, or the one of this number; UserError if it is not there."""
-    if number is not None and number > len(recording.answers):
-        raise UserError(f"there is no answer {number}: the recording has {len(recording.answers)}")
-    yield from recording.answers if number is None else [recording.answers[number - 1]]
+def read_log(path: Path) -> SessionLog:
+    """The session log in a file; UserError names file and line."""
+    try:
+        first, *lines = path.read_bytes().split(b"\n")
+        check_head(first)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except UserError as error:
+        raise UserError(f"{path}:1: {error}") from None
+    log, last = SessionLog(path), len(lines) + 1
+    for number, line in enumerate([first, *lines], start=1):
+        if number == last and not whole(line):
+            log.notes.append(f"{path} ends in the middle of line {number}: shown as far as it goes")
+        else:
+            log.read(number, line)
+    log.leave()
+    return log
+
+
+def parsed(line: bytes) -> Any:
+    """The JSON of a line; UserError for any other."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        raise UserError("is no JSON") from None
+
+
+def whole(line: bytes) -> bool:
+    """Whether a last line without its end is there as a whole, or not at all."""
+    try:
+        parsed(line)
+    except UserError:
+        return not line
+    return True
+
+
+def check_head(line: bytes) -> None:
+    """UserError unless the line opens a session log of this format."""
+    told = None
+    with suppress(UserError):
+        told = parsed(line)
+    if not isinstance(told, dict) or told.get("kind") != "recording":
+        raise UserError("it is no recording")
+    check_version(told)
+
+
+def check_version(told: dict[str, Any]) -> None:
+    if told.get("version") != VERSION:
+        program = f" by {told['program']}" if isinstance(told.get("program"), str) else ""
+        raise UserError(f"it was recorded in format {told.get('version')!r}{program}, this program reads {VERSION}")

@@ -14,6 +14,7 @@ from app.screen.beams import BeamLine
 from app.screen.palette import Look
 from app.screen.rows import Drawn, Field, Piece, Row, field, flow, share
 from app.screen.spans import Span
+from sampling.drafters.registry import ROWS
 
 if TYPE_CHECKING:
     from sampling.stats.summary import Stats
@@ -22,26 +23,11 @@ if TYPE_CHECKING:
 State = Literal["waiting", "prefill", "running", "done", "stopped"]
 
 TITLES = {
+    **{word: row.title for word, row in ROWS.items()},
     "ar": "autoregressive",
     "spec": "speculative",
     "draft": "drafter alone",
-    "ngram": "n-gram drafts",
-    "tables": "n-gram tables",
-    "static": "static tables alone",
-    "match": "matches alone",
-    "maxgram": "max-gram drafts",
-    "plain": "plain drafter",
-    "glide": "GLIDE drafter",
-    "feature": "feature drafter",
-    "cascade": "cascade",
-    "chain": "chain",
     "beam": "beam search",
-    "tables+plain": "tables and plain",
-    "tables+glide": "tables and GLIDE",
-    "tables+feature": "tables and feature",
-    "match+plain": "matches and plain",
-    "match+glide": "matches and GLIDE",
-    "match+feature": "matches and feature",
 }
 LABELS = {"ar": "AR"}
 RATES_NOTE = "seconds and rates leave prefill out"

@@ -32,7 +32,7 @@ from app.screen.rows import Drawn, Field, Row, field, flow, row_of, visible, wra
 from app.screen.spans import Span
 from app.screen.terminal import Interrupts
 from app.settings.layers import Settings
-from utils.catalogue.specs import BEHIND, CASCADES
+from utils.catalogue.specs import CASCADES, trained_kind
 
 if TYPE_CHECKING:
     from app.lanes.lane import Engine
@@ -78,8 +78,9 @@ def drafter_name(engine: Engine) -> str:
         return loaded.drafter.name
     names = {"ngram": "n-gram drafter", "tables": "n-gram tables", "maxgram": "max-gram drafter", "none": "no drafter"}
     names |= {word: f"{word} of {', '.join(loaded.spec.cascade_names)}" for word in CASCADES}
-    names |= {word: f"n-gram tables and {kind} drafter" for word, kind in BEHIND.items()}
-    return names.get(loaded.drafter_kind, f"{loaded.drafter_kind} drafter")
+    kind = loaded.drafter_kind
+    named = f"n-gram tables and {trained_kind(kind)} drafter" if "+" in kind else f"{kind} drafter"
+    return names.get(kind, named)
 
 
 def dtype_name(model: LoadedModel) -> str:

@@ -29,7 +29,7 @@ from app.settings.types import (
     did_you_mean,
     got,
 )
-from utils.catalogue.specs import DRAFTER_WORDS
+from sampling.drafters.registry import DRAFTERS, examples
 from utils.catalogue.templates import AUTO, NAMES
 from utils.errors import COLDEST, UsageError
 
@@ -90,6 +90,13 @@ def _device(optional: bool) -> Text:
     return Text("D", "auto, cpu, mps, cuda or cuda:N", choices, optional=optional, pattern=_DEVICE)
 
 
+def _drafters() -> str:
+    """The words for drafters as an error line lists them."""
+    more = {"tables": "tables, tables:FILE"}
+    *words, last = [f"{word} (…)" if "+" in word else more.get(word, word) for word in examples()]
+    return f"{', '.join(words)} or {last}"
+
+
 _FILE = Text("FILE", "a file", pattern=r"[^\x00-\x1f\x7f]*")
 
 _TABLE: tuple[Field, ...] = (
@@ -100,16 +107,9 @@ _TABLE: tuple[Field, ...] = (
     ),
     Field(
         "drafter",
-        Text(
-            "ID|DIR|NAME",
-            "a hub id, a folder, ngram, tables, tables:FILE, maxgram, plain, glide, feature, tables+feature (…), "
-            "cascade, chain or none",
-            DRAFTER_WORDS,
-            optional=True,
-        ),
+        Text("ID|DIR|NAME", f"a hub id, a folder, {_drafters()}", DRAFTERS, optional=True),
         None,
-        "drafter instead of the pair's: a model, or ngram, tables, maxgram, plain, glide, feature, tables+feature, "
-        "cascade, chain, none",
+        f"drafter instead of the pair's: a model, or {', '.join(examples())}",
         MODELS,
     ),
     Field("device", _device(False), "auto", "where the target runs: auto, cpu, mps, cuda[:N]", MODELS),

@@ -16,21 +16,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sampling.drafters import registry
+from sampling.drafters.registry import MEMBERS
 from utils.catalogue.k_matrix import Matrix, check_shape
-from utils.catalogue.specs import BEHIND, CASCADES, MEMBERS, STUDENTS, unknown_member
+from utils.catalogue.specs import unknown_member
 from utils.errors import UserError
 
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 SHOWN = 40
 
-LOOKED_UP = ("ngram", "tables", "static", "match", "maxgram")  # lanes in which no model drafts
-MATCHED = {f"match+{kind}": kind for kind in STUDENTS}  # a match first, a trained drafter where there is none
-LANES: tuple[str, ...] = ("ar", "spec", "draft", *LOOKED_UP, *STUDENTS, *BEHIND, *MATCHED, *CASCADES, "beam")
+LANES = ("ar", "spec", "draft", *registry.LANES, "beam")
 SEED_LIMIT = 2**63 - 1
 
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
-METHODS = tuple(name for name in LANES if name not in ("ar", "draft", "beam"))
+METHODS = ("spec", *registry.LANES)
 
 NONE = "(none)"
 PUBLISHED = ("[[5,10],[0,10]]", "[[13,10],[0,10]]", "[[5,14,10],[0,1,10],[0,0,10]]")
@@ -413,7 +413,7 @@ class Drafters:
         names = tuple(part.strip() for part in parts)
         if len(set(names)) != len(names) or not all(name and name.isprintable() and "," not in name for name in names):
             raise RefusedError(self.allowed)
-        if (meant := next(filter(None, map(unknown_member, names)), None)) is not None:
+        if (meant := next(filter(None, (unknown_member(name, MEMBERS) for name in names)), None)) is not None:
             raise RefusedError(f"{self.allowed} (did you mean {meant}?)")
         return names
 

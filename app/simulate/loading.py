@@ -17,11 +17,11 @@ from app.screen.output import LoadProgress, load_engine
 from sampling.recorded.answers import Arch, Recording, read_recording
 from sampling.recorded.target import RecordedLM
 from utils.catalogue.catalogue import student_kind
-from utils.catalogue.specs import BEHIND, CASCADES, ModelSpec, PairSpec, trained_kind
+from utils.catalogue.specs import CASCADES, ModelSpec, PairSpec, trained_kind
 from utils.errors import UsageError, UserError
 
 if TYPE_CHECKING:
-    from app.lanes.drafters import Drafters
+    from app.lanes.drafters import PairDrafters
     from app.settings.layers import ModelOptions, Settings
     from app.simulate.options import SimulateArgs
     from sampling.models.causal import CausalLM
@@ -42,7 +42,7 @@ class StandIn:
     recording: Recording
     stop: frozenset[int]
     loaded: LoadedPair
-    drafters: Drafters
+    drafters: PairDrafters
     network: CausalLM | None = None
 
     def kind(self, method: str) -> str:
@@ -85,7 +85,7 @@ def _kind_of_model(model: ModelSpec) -> str:
 
 
 def _refuse(kind: str) -> None:
-    trained = BEHIND.get(kind) or kind.removeprefix("match+")
+    trained = trained_kind(kind)
     if trained in ("glide", "feature"):
         what = "keys and values" if trained == "glide" else "hidden states"
         raise UsageError(f"drafter {kind} reads its target's {what}, and a recording has none (plain reads neither)")
@@ -158,7 +158,7 @@ def _alone(
     cancelled: Callable[[], bool],
 ) -> StandIn:
     """Without the target: its drafter, or the models of its cascade, each by itself."""
-    from app.lanes.drafters import Drafters
+    from app.lanes.drafters import PairDrafters
 
     kind = spec.drafter if isinstance(spec.drafter, str) else "model"
     wanted = spec.cascade_models if kind in CASCADES else ([] if isinstance(spec.drafter, str) else [spec.drafter])
@@ -174,7 +174,7 @@ def _alone(
     drafter = next(iter(models.values()), None) if kind == "model" else None
     cascade = models if kind in CASCADES else {}
     loaded = _pair(spec, kind, lm, drafter, cascade, tokenizer)
-    drafters = Drafters(loaded, lm, recording.header.get("tokenizer"))  # type: ignore[arg-type]  # its size is all that counts
+    drafters = PairDrafters(loaded, lm, recording.header.get("tokenizer"))  # type: ignore[arg-type]  # its size is all that counts
     return StandIn(lm, recording, _stop(args, recording, tokenizer), loaded, drafters)
 
 

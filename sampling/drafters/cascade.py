@@ -20,13 +20,14 @@ from sampling.drafters.combined import ChainDrafter, Composite, Growing, Link, r
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_model import ModelDrafter, opened, scoring
 from sampling.drafters.drawing import Covered
+from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call, Step, by_row
 from sampling.types import LM, Draft, Drafter, Rows, Rule, Sampler, Session, Verdict
 from sampling.verify.review import Review, review
 from sampling.verify.round_metrics import Told
 from sampling.vocabulary import spread
 from utils.catalogue.k_matrix import Matrix, check_fit, check_lenience
-from utils.errors import UserError
+from utils.errors import UsageError, UserError
 from utils.timing import Stopwatch
 
 _ALL = 1 << 30  # a review is never cut but by the room that is left
@@ -267,3 +268,12 @@ def _reviewer(drafter: Any) -> Reviewer:
         name = drafter.names[0] if getattr(drafter, "names", ()) else type(drafter).__name__
         raise UserError(f"{name} is no model and cannot review drafts: only the last drafter of a cascade may be one")
     return Reviewer(model, drafter.rule) if isinstance(drafter, ModelDrafter) else Reviewer(model)
+
+
+def build(pair: Parts, asked: DraftRequest) -> ChainDrafter:
+    """The pair's cascade, or its drafters one behind the other."""
+    members, matrix, lenience = pair.cascade(asked)
+    try:
+        return cascade_of(members, matrix, lenience) if asked.word == "cascade" else chain_of(members, matrix[0])
+    except UserError as error:
+        raise UsageError(f"lane {asked.word}: {error}") from error

@@ -6,6 +6,7 @@ Knows any :class:`sampling.types.LM`; what its session reads of the target's is 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from sampling.drafters.cape import Expansion
 from sampling.drafters.drawing import Column, Drawing
+from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call
 from sampling.rows import takes_trees
 from sampling.types import LM, Draft, Rows, Rule, Sampler, Session, Verdict
@@ -135,3 +137,40 @@ class NoDrafter:
 
     def select(self, rows: Tensor) -> None:
         return None
+
+
+LEAST = 0.12
+"""Under `gamma auto` a draft head's chain ends where it has become less likely than this (docs/notes.md)."""
+
+
+def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
+    """The pair's drafter model."""
+    return ModelDrafter(pair.model, 0.0, expansion_of(asked), rule_of(asked))
+
+
+def build_none(pair: Parts, asked: DraftRequest) -> NoDrafter:
+    """Nothing is drafted."""
+    return NoDrafter()
+
+
+def chain_of_head(fresh: ModelDrafter, asked: DraftRequest) -> ModelDrafter:
+    """A new drafter on the weights of `fresh`, one that never starts."""
+    made, expansion, rule = copy.copy(fresh), expansion_of(asked), rule_of(asked)
+    check_blocks(rule, expansion, asked.word)
+    made.least, made.expansion, made.rule = least_of(asked), expansion, rule
+    return made
+
+
+def least_of(asked: DraftRequest) -> float:
+    """Where a draft head's chains end."""
+    return LEAST if asked.auto else 0.0
+
+
+def expansion_of(asked: DraftRequest) -> Expansion | None:
+    """How chains grow siblings, if they do."""
+    return None if asked.grown == "none" else Expansion(asked.settings.nodes)
+
+
+def rule_of(asked: DraftRequest) -> Rule:
+    """By which what a model drafts is judged."""
+    return Rule.BLOCK if asked.settings.verify == "block" else Rule.DRAWN

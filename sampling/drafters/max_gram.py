@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sampling.drafters.registry import DraftRequest, Parts
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.rows import behind, common_prefix, first_rows, ids_of, lead, parted
 from sampling.types import Draft, Rows, Rule, Sampler, Session, Verdict
@@ -155,3 +156,8 @@ class MaxGramDrafter:
         """Follow rows that are reordered, repeated or dropped; repeated ones part ways."""
         self._matches = parted(self._matches, rows.tolist())
         self._leads = [self._leads[row] for row in rows.tolist()]
+
+
+def build(pair: Parts, asked: DraftRequest) -> MaxGramDrafter:
+    """With bigrams where the pair has tables."""
+    return MaxGramDrafter(pair.tables())

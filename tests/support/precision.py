@@ -59,12 +59,12 @@ def apart(found: Sequence[tuple[Tensor, Tensor]]) -> Apart:
 
 def main(dtypes: Sequence[str]) -> None:
     from app.lanes.lane import Engine
+    from app.lanes.pairing import catalogue_in
     from tests.sampling.test_identity_real import PROMPTS
-    from utils.catalogue.catalogue import load_catalogue
     from utils.loading.loaded import LoadOptions
     from utils.loading.loading import load_pair
 
-    spec = load_catalogue("models.yaml").pair().model_copy(update={"drafter": "none"})
+    spec = catalogue_in("models.yaml").pair().model_copy(update={"drafter": "none"})
     for dtype in dtypes:
         engine = Engine(load_pair(spec, LoadOptions(device="cpu", dtype=dtype)))
         prompts = [

@@ -1,6 +1,6 @@
 """models.yaml → validated pairs; an error names file, line, key and, where it can, the key meant.
 
-What kind of drafter lies in a folder is told by its configuration alone, by the rule of
+What kind of draft head lies in a folder is told by its configuration alone, by the rule of
 sampling/drafters/draft_heads/checkpoint.py, which this package may not ask (a test compares them). Knows neither what
 the settings do that a catalogue may preset, nor how models are loaded. Imports no torch.
 """
@@ -10,35 +10,32 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from utils.catalogue.specs import (
-    DRAFTER_WORDS,
     FROZEN,
-    MEMBERS,
+    OWN_METHODS,
     STUDENTS,
-    TRAINED_METHODS,
+    HeadFolders,
+    KnownNames,
     ModelSpec,
     PairSpec,
-    PresetSettings,
-    Students,
-    cascade_problem,
-    presets,
+    problems,
     resolved,
     source_of,
-    trained_kind,
     unknown_member,
 )
-from utils.catalogue.yaml_lines import Tree, YamlError, read_yaml
+from utils.catalogue.yaml_lines import Tree, YamlError, place, read_yaml
 from utils.errors import UsageError
 
 FORMAT = "speculative-console student"
 _GLIDE = "large_num_attention_heads"  # a Llama configuration with this key is a published GLIDE drafter's
+Where = tuple[str | int, ...]
 
 
 class Catalogue(BaseModel):
@@ -62,7 +59,7 @@ class Catalogue(BaseModel):
         raise UsageError(f"{self.file}: no pair '{wanted}'{_meant(wanted, self.pairs)}: have {', '.join(self.pairs)}")
 
 
-def load_catalogue(path: str | Path) -> Catalogue:
+def load_catalogue(path: str | Path, known: KnownNames) -> Catalogue:
     """Read and validate a catalogue; relative paths in it start at its folder.
 
     Raises UsageError in one line: `FILE:LINE: pair 'x': what is wrong`.
@@ -73,14 +70,13 @@ def load_catalogue(path: str | Path) -> Catalogue:
     except FileNotFoundError as error:
         raise UsageError(f"no catalogue {file}: name an existing file with --models") from error
     except UnicodeDecodeError as error:
-        before = error.object[: error.start]
-        line, at, byte = before.count(b"\n") + 1, error.start - before.rfind(b"\n"), error.object[error.start]
-        raise UsageError(f"{file}:{line}: byte {at} is 0x{byte:02x}, which is no UTF-8") from error
+        line, at = place(error.object.decode("latin-1"), error.start)
+        raise UsageError(f"{file}:{line}: byte {at} is 0x{error.object[error.start]:02x}, which is no UTF-8") from error
     except OSError as error:
         raise UsageError(f"cannot read the catalogue {file}: {' '.join(str(error).split())}") from error
     except YamlError as problem:
         raise UsageError(f"{file}:{problem.line}: {_printable(problem.text)}") from problem
-    return _Reader(file, tree).catalogue()
+    return _Reader(file, tree, known).catalogue()
 
 
 class _Reader:
@@ -88,125 +84,107 @@ class _Reader:
 
     _TOP = ("default", "defaults", "pairs")
 
-    def __init__(self, file: Path, tree: Tree) -> None:
-        self.file = file
-        self.tree = tree
+    def __init__(self, file: Path, tree: Tree, known: KnownNames) -> None:
+        self.file, self.tree, self.known = file, tree, known
+        types = {name: (kind | None, None) for name, kind in known.settings.items()}
+        self.presets: type[BaseModel] = create_model("PresetSettings", __config__=FROZEN, **types)  # type: ignore[call-overload]
 
     def catalogue(self) -> Catalogue:
         data = self.tree.data
-        if data is None:
-            self.fail((), "the file is empty: a catalogue needs `pairs`")
         if not isinstance(data, dict):
-            self.fail((), f"a catalogue is a mapping with `pairs`, got {_shown(data)}")
-        for key in data:
-            if key not in self._TOP:
-                self.fail((key,), f"unknown key '{key}'{_meant(key, self._TOP)}")
+            told = f"a catalogue is a mapping with `pairs`, got {_shown(data)}"
+            raise self.wrong((), "the file is empty: a catalogue needs `pairs`" if data is None else told)
+        if (key := next((key for key in data if key not in self._TOP), None)) is not None:
+            raise self.wrong((key,), f"unknown key '{key}'{_meant(key, self._TOP)}")
         listed = data.get("pairs")
         if not isinstance(listed, dict) or not listed:
-            self.fail(("pairs",), f"`pairs` must map names to pairs, got {_shown(listed)}")
+            raise self.wrong(("pairs",), f"`pairs` must map names to pairs, got {_shown(listed)}")
         defaults = self.settings(("defaults",), data.get("defaults"), "defaults")
         pairs = {name: self.pair(name, listed[name], defaults) for name in listed}
         default = data.get("default", next(iter(pairs)))
         if not isinstance(default, str):
-            self.fail(("default",), f"default must be a pair's name, got {_shown(default)}")
+            raise self.wrong(("default",), f"default must be a pair's name, got {_shown(default)}")
         if default not in pairs:
-            self.fail(("default",), f"default: no pair '{default}'{_meant(default, pairs)}")
+            raise self.wrong(("default",), f"default: no pair '{default}'{_meant(default, pairs)}")
         return Catalogue(default=default, pairs=pairs, defaults=defaults, file=str(self.file))
 
     def pair(self, name: str, data: Any, defaults: dict[str, Any]) -> PairSpec:
         path, label = ("pairs", name), f"pair '{name}'"
         if not isinstance(data, dict):
-            self.fail(path, f"{label} must be a mapping with a target, got {_shown(data)}")
+            raise self.wrong(path, f"{label} must be a mapping with a target, got {_shown(data)}")
         if "name" in data:
-            self.fail((*path, "name"), f"{label}: unknown key 'name' (the pair's key is its name)")
+            raise self.wrong((*path, "name"), f"{label}: unknown key 'name' (the pair's key is its name)")
         own = self.settings((*path, "defaults"), data.get("defaults"), label)
-        models = {key: self.model(data[key], DRAFTER_WORDS) for key in ("target", "drafter") if key in data}
+        if "drafter" not in data and data.get("method") in OWN_METHODS:
+            data = {**data, "drafter": data["method"]}
+        read = {key: self.model(data[key], self.known.drafters) for key in ("target", "drafter") if key in data}
         if isinstance(data.get("cascade"), list):
-            models["cascade"] = self.members((*path, "cascade"), data["cascade"], label)
+            read["cascade"] = self.members((*path, "cascade"), data["cascade"], label)
         if isinstance(data.get("tables"), str):
-            models["tables"] = str(resolved(data["tables"], self.file.parent))
+            read["tables"] = self.absolute(data["tables"])
         if "students" in data:
-            models["students"] = self.students((*path, "students"), data["students"], label)
-        try:
-            pair = PairSpec.model_validate({**data, **models, "name": name})
-        except ValidationError as error:
-            self.refuse(path, label, error, PairSpec)
-        self.check_drafter(path, label, pair)
-        return pair.model_copy(update={"defaults": {**defaults, **presets(pair), **own}})
+            folders = self.mapping((*path, "students"), data["students"], label, _FOLDERS)
+            read["students"] = {key: self.absolute(value) for key, value in folders.items()}
+        pair: PairSpec = self.checked(PairSpec, {**data, **read, "name": name}, path, label)
+        if (problem := next(problems(pair, self.known), None)) is not None:
+            raise self.wrong((*path, *problem.key), f"{label}: {problem.text}")
+        return pair.model_copy(update={"defaults": {**defaults, **pair.presets, **own}})
 
-    def students(self, path: tuple[str | int, ...], data: Any, label: str) -> dict[str, Any]:
-        """The folders of trained drafters by kind, made absolute; their kinds and types are checked later."""
-        if not isinstance(data, dict):
-            self.fail(path, f"{label}: students must map {', '.join(STUDENTS)} to folders, got {_shown(data)}")
-        for key, value in data.items():
-            if value is None:
-                self.fail((*path, key), f"{label}: students.{key} has no value")
-        folder = self.file.parent
-        return {key: str(resolved(value, folder)) if isinstance(value, str) else value for key, value in data.items()}
-
-    def members(self, path: tuple[str | int, ...], data: list[Any], label: str) -> list[Any]:
+    def members(self, path: Where, data: list[Any], label: str) -> list[Any]:
         """The drafters of a cascade; a text that is nearly one of the words is refused."""
-        for place, value in enumerate(data):
-            near = unknown_member(value) if isinstance(value, str) else None
+        for at, value in enumerate(data):
+            near = unknown_member(value, self.known.members) if isinstance(value, str) else None
             if near is not None and not os.path.isdir(resolved(value, self.file.parent)):
-                self.fail((*path, place), f"{label}: cascade: no drafter '{value}' (did you mean '{near}'?)")
-        return [self.model(value, MEMBERS) for value in data]
+                raise self.wrong((*path, at), f"{label}: cascade: no drafter '{value}' (did you mean '{near}'?)")
+        return [self.model(value, self.known.members) for value in data]
 
-    def check_drafter(self, path: tuple[str | int, ...], label: str, pair: PairSpec) -> None:
-        """A trained drafter's word needs its folder, its method a fitting drafter, and a cascade its K matrix."""
-        drafter, kind = pair.drafter, trained_kind(pair.drafter)
-        if kind is not None and getattr(pair.students, kind) is None:
-            self.fail((*path, "drafter"), f"{label}: drafter {drafter} needs its folder in students, as {kind}: DIR")
-        if pair.method in TRAINED_METHODS and isinstance(drafter, str) and kind != pair.method:
-            self.fail((*path, "method"), f"{label}: method {pair.method} needs a {pair.method} drafter, got {drafter}")
-        if (problem := cascade_problem(pair)) is not None:
-            self.fail((*path, *problem.key), f"{label}: {problem.text}")
-
-    def settings(self, path: tuple[str | int, ...], data: Any, label: str) -> dict[str, Any]:
+    def settings(self, path: Where, data: Any, label: str) -> dict[str, Any]:
         """The settings preset under `path`, their names and types checked."""
         if data is None:
             return {}
+        if isinstance(data, dict):
+            self.checked(self.presets, data, path, label)
+        return self.mapping(path, data, label, "defaults must map settings to values")
+
+    def mapping(self, path: Where, data: Any, label: str, told: str) -> dict[str, Any]:
+        """What stands under `path`: a mapping in which every key has a value."""
         if not isinstance(data, dict):
-            self.fail(path, f"{label}: defaults must map settings to values, got {_shown(data)}")
-        try:
-            PresetSettings.model_validate(data)
-        except ValidationError as error:
-            self.refuse(path, label, error, PresetSettings)
+            raise self.wrong(path, f"{label}: {told}, got {_shown(data)}")
         for key, value in data.items():
             if value is None:
-                self.fail((*path, key), f"{label}: {key} has no value")
+                inside = f"{path[-1]}." if path[-1] == "students" else ""
+                raise self.wrong((*path, key), f"{label}: {inside}{key} has no value")
         return dict(data)
 
-    def model(self, value: Any, words: Sequence[str]) -> Any:
+    def model(self, value: Any, words: Collection[str]) -> Any:
         """A short form made long, and a relative path made absolute; one of the `words` stays."""
         if isinstance(value, str):
-            if value in words:
-                return value
-            value = source_of(value, self.file.parent)
+            return value if value in words else source_of(value, self.file.parent)
         if not isinstance(value, dict):
             return value
-        moved = {
-            key: str(resolved(value[key], self.file.parent))
-            for key in ("path", "gguf")
-            if isinstance(value.get(key), str)
-        }
-        return {**value, **moved}
+        return {key: self.absolute(part) if key in ("path", "gguf") else part for key, part in value.items()}
 
-    def refuse(
-        self, path: tuple[str | int, ...], label: str, error: ValidationError, kind: type[BaseModel]
-    ) -> NoReturn:
-        """Fail with the first thing pydantic found, at its line."""
-        first = error.errors()[0]
-        where = path
+    def absolute(self, value: Any) -> Any:
+        """A relative path made absolute; what is no text stays, and is refused later."""
+        return str(resolved(value, self.file.parent)) if isinstance(value, str) else value
+
+    def checked(self, kind: type[BaseModel], data: Any, path: Where, label: str) -> Any:
+        """The record; fails with the first thing pydantic found, at its line."""
+        try:
+            return kind.model_validate(data)
+        except ValidationError as error:
+            first, where = error.errors()[0], path
         for part in first["loc"]:  # union tags are no keys
             if (*where, part) in self.tree.lines or first["type"] == "missing":
                 where = (*where, part)
-        self.fail(where, f"{label}: {_told(first, where[len(path) :], kind)}")
+        raise self.wrong(where, f"{label}: {_told(first, where[len(path) :], kind)}")
 
-    def fail(self, path: tuple[str | int, ...], text: str) -> NoReturn:
-        raise UsageError(f"{self.file}:{self.tree.line(path)}: {_printable(text)}")
+    def wrong(self, path: Where, text: str) -> UsageError:
+        """What is wrong at a place of the file, as one line."""
+        return UsageError(f"{self.file}:{self.tree.line(path)}: {_printable(text)}")
 
 
+_FOLDERS = f"students must map {', '.join(STUDENTS)} to folders"
 _MODEL = "a model (id, folder, file or mapping)"
 _KINDS = {
     "model_type": _MODEL,
@@ -219,23 +197,19 @@ _KINDS = {
 }
 
 
-def _told(error: ErrorDetails, where: tuple[str | int, ...], kind: type[BaseModel]) -> str:
+def _told(error: ErrorDetails, where: Where, kind: type[BaseModel]) -> str:
     """One pydantic error in the house's words."""
-    key = ".".join(str(part) for part in where if part not in ("model", "word"))
-    last = str(where[-1]) if where else ""
-    if error["type"] == "extra_forbidden":
-        inside: type[BaseModel] = Students if where[0] == "students" else ModelSpec
+    key, last, found = ".".join(map(str, where)), str(where[-1]) if where else "", error["type"]
+    if found == "extra_forbidden":
+        inside: type[BaseModel] = HeadFolders if where[0] == "students" else ModelSpec
         names = inside.model_fields if len(where) > 1 else kind.model_fields
         return f"unknown key '{last}'{_meant(last, names)}"
-    if error["type"] == "missing":
+    if found == "missing":
         return f"needs a {last}"
-    if error["type"] == "value_error":
+    if found == "value_error":
         return f"{key}: {error['ctx']['error']!s}" if key else str(error["ctx"]["error"])
-    if error["type"] in _KINDS:
-        said = _KINDS[error["type"]]
-    else:
-        said = error["msg"].removeprefix("Input should be ").replace("a valid ", "a ")
-    return f"{key} must be {said}, got {_shown(error['input'])}"
+    allowed = _KINDS.get(found, error["msg"].removeprefix("Input should be ").replace("a valid ", "a "))
+    return f"{key} must be {allowed}, got {_shown(error['input'])}"
 
 
 def _printable(text: str) -> str:
@@ -256,7 +230,7 @@ def _meant(key: str, names: Any) -> str:
 
 
 def student_kind(folder: str | Path) -> str | None:
-    """ "plain", "glide" or "feature" if a trained drafter lies in `folder`; None for anything else."""
+    """ "plain", "glide" or "feature" if a draft head lies in `folder`; None for anything else."""
     try:
         config: Any = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

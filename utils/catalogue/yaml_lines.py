@@ -18,8 +18,7 @@ class YamlError(Exception):
 
     def __init__(self, line: int, text: str) -> None:
         super().__init__(text)
-        self.line = line
-        self.text = text
+        self.line, self.text = line, text
 
 
 @dataclass
@@ -31,10 +30,7 @@ class Tree:
 
     def line(self, path: Path) -> int:
         """The line of the deepest known key on the way to `path`; 1 if there is none."""
-        for end in range(len(path), 0, -1):
-            if path[:end] in self.lines:
-                return self.lines[path[:end]]
-        return 1
+        return next((self.lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.lines), 1)
 
 
 def read_yaml(text: str) -> Tree:
@@ -43,10 +39,8 @@ def read_yaml(text: str) -> Tree:
     try:
         loader = yaml.SafeLoader(text)
     except yaml.reader.ReaderError as error:
-        line, column = place(text, error.position)
-        raise YamlError(
-            line, f"character {column} is U+{ord(text[error.position]):04X}, which YAML does not allow"
-        ) from error
+        (line, column), code = place(text, error.position), ord(text[error.position])
+        raise YamlError(line, f"character {column} is U+{code:04X}, which YAML does not allow") from error
     try:
         node = loader.get_single_node()
         tree.data = None if node is None else _plain(loader, node, (), tree.lines, ())

@@ -15,13 +15,9 @@ from typing import Any
 from utils.catalogue.catalogue import student_kind
 from utils.catalogue.specs import (
     CASCADES,
-    DRAFTER_WORDS,
-    MODELLESS,
     TRAINED_METHODS,
     ModelSpec,
     PairSpec,
-    named_tables,
-    spec_from_argument,
     trained_kind,
 )
 from utils.distributed.world import World
@@ -91,24 +87,16 @@ def _share(
 
 def load_drafter(
     pair: LoadedPair,
-    drafter: str,
+    spec: PairSpec,
     options: LoadOptions,
     progress: Progress = silent,
     cancelled: Callable[[], bool] = never,
 ) -> LoadedPair:
-    """The same target with another drafter: "ngram", "tables", "tables:FILE", "maxgram", "none", one of the
-    pair's trained ones ("plain", "glide", "feature"), its "cascade" or "chain", or a model.
-
-    A model is a hub id, a folder or a GGUF file; a folder may hold a trained drafter.
+    """The same target with the drafter of another specification of the pair.
 
     Raises as :func:`load_pair`; `pair` itself stays usable whatever happens.
     """
-    changes: dict[str, Any] = {"method": "spec"}  # the pair's method spoke of the pair's drafter
-    if (file := named_tables(drafter)) is not None:
-        drafter, changes["tables"] = "tables", file
-    pair = replace(pair, spec=pair.spec.model_copy(update=changes))
-    wanted: ModelSpec | str = drafter if drafter in DRAFTER_WORDS else spec_from_argument(drafter)
-    return _with_drafter(pair, wanted, options, progress, cancelled)
+    return _with_drafter(replace(pair, spec=spec), spec.drafter, options, progress, cancelled)
 
 
 def _with_drafter(
@@ -125,8 +113,6 @@ def _with_drafter(
             return _with_student(pair, drafter, Path(folder) if folder else pair.spec.student(kind), options)
         if drafter in CASCADES:
             return _with_cascade(pair, drafter, options, progress, cancelled)
-        if drafter not in MODELLESS:
-            raise UsageError(f"drafter must be {', '.join(DRAFTER_WORDS)} or a model, got '{drafter}'")
         return replace(
             _alone(pair, drafter),
             notes=(NO_TABLES,) if drafter == "tables" and pair.spec.tables is None else (),

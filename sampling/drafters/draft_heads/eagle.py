@@ -26,7 +26,8 @@ from sampling.drafters.cape import Expansion
 from sampling.drafters.draft_heads.modules import Student
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
-from sampling.drafters.draft_model import ModelDrafter
+from sampling.drafters.draft_model import ModelDrafter, chain_of_head, expansion_of, least_of
+from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call
 from sampling.models.masks import additive, places
 from sampling.types import Draft, Rows, Rule, Sampler, Session
@@ -253,3 +254,15 @@ class FeatureTreeDrafter(ModelDrafter):
 
 def _place(fed: list[int], node: int) -> int:
     return -1 if node < 0 else fed.index(node)
+
+
+def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
+    """The pair's EAGLE head: chains, or dynamic trees."""
+
+    def made(student: Student) -> ModelDrafter:
+        return FeatureDrafter(student, vocab_size=pair.target.vocab_size)
+
+    fresh = pair.head("feature", made)
+    if asked.grown == "dynamic":
+        return FeatureTreeDrafter(fresh.lm, least_of(asked), expansion_of(asked))
+    return chain_of_head(fresh, asked)

@@ -17,6 +17,8 @@ from torch import Tensor
 from sampling.drafters.draft_heads.modules import Student
 from sampling.drafters.draft_heads.network import Seen, StudentNetwork, fed_columns
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession, Readable
+from sampling.drafters.draft_model import ModelDrafter, chain_of_head
+from sampling.drafters.registry import DraftRequest, Parts
 from sampling.types import Rows, Session
 
 
@@ -120,3 +122,13 @@ class GlideSession(FollowingSession):
     def _blank(self) -> GlideSession:
         hidden = self._hidden is not None
         return GlideSession(self.network, self.initial, self.vocab_size, hidden, self.target, self._reads, self._offset)
+
+
+def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
+    """The pair's GLIDE head."""
+
+    def made(student: Student) -> ModelDrafter:
+        target = pair.target
+        return ModelDrafter(GlideLM(student, target.network.layers, vocab_size=target.vocab_size))
+
+    return chain_of_head(pair.head("glide", made), asked)

@@ -20,7 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.modules import CrossAttention, Rotary, Student, lateness
+from sampling.drafters.draft_model import ModelDrafter, chain_of_head
+from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.cache import SlotCache
+from sampling.models.causal import CausalLM
 from sampling.models.llama import Layer, Map, as_it_is, causal_bias, latest, norm_of, plus, rotate
 from sampling.types import KVCache
 from sampling.vocabulary import spread
@@ -295,3 +298,12 @@ def _packed(linear: nn.Module) -> nn.Module:
 def _halved(linear: nn.Module) -> nn.Module:
     assert isinstance(linear, nn.Linear)
     return HalfLinear(linear.weight)
+
+
+def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
+    """The pair's plain draft head: a small model of its own."""
+
+    def made(student: Student) -> ModelDrafter:
+        return ModelDrafter(CausalLM(StudentNetwork(student), "plain", pair.target.vocab_size))
+
+    return chain_of_head(pair.head("plain", made), asked)

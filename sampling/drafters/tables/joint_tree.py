@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from sampling.drafters.draft_model import opened, scoring
-from sampling.drafters.fallback import PROBE_EVERY, Case, Worth
+from sampling.drafters.fallback import PROBE_EVERY, Case, TakeOverDrafter, Worth
+from sampling.drafters.registry import DraftRequest, Parts, parts
 from sampling.drafters.tables.prompt_lookup import Found
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.drafters.tables.tree import SURE, Noise, TableTreeDrafter, favour
 from sampling.events import Call
-from sampling.types import LM, Draft, Rows, Sampler, Session, Verdict
+from sampling.types import LM, Draft, Drafter, Rows, Sampler, Session, Verdict
 from utils.logits_processors import check_finite
 from utils.timing import Stopwatch
 
@@ -164,3 +165,21 @@ def pooled(
     return [
         Found(token, by, min(SURE, weight / total)) for token, by, weight in zip(tokens, sources, weights, strict=True)
     ]
+
+
+UNSURE = 0.35
+"""How likely the first token of the tables must be, for a draft head not to take over (docs/notes.md)."""
+
+
+def build(pair: Parts, asked: DraftRequest) -> Drafter:
+    """What looks up, and a draft head: one tree of both, or the second where the first is unsure."""
+    first, second = parts(asked.word)
+    joint = asked.grown == "joint"
+    head: Any = pair.build(replace(asked, word=second.word, grown="none" if joint else asked.grown))
+    looks_up: Any = pair.build(replace(asked, word=first.word, grown="none"))
+    if joint:
+        agreement, recall = pair.agreement(second.needs), first.word == "tables"
+        return JointTreeDrafter(
+            head.lm, looks_up.tables, learn=asked.auto, agreement=agreement, peek=True, recall=recall
+        )
+    return TakeOverDrafter(looks_up, head, sure=UNSURE, learn=asked.auto)

@@ -11,6 +11,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
+from sampling.drafters.registry import DraftRequest, Parts
 from sampling.rows import common_prefix, ids_of, lead
 from sampling.types import Draft, Rows, Rule, Sampler, Session, Verdict
 from sampling.vocabulary import best
@@ -159,3 +160,16 @@ class NgramDrafter:
         self._stores = [self._stores[row] for row in rows.tolist()]
         self._seen = [self._seen[row] for row in rows.tolist()]
         self._leads = [self._leads[row] for row in rows.tolist()]
+
+
+def build(pair: Parts, asked: DraftRequest) -> NgramDrafter:
+    """What the settings of n-grams say."""
+    found = asked.settings
+    return NgramDrafter(
+        pair.target.vocab_size,
+        n=found.ngram_n,
+        multi_level=found.ngram_multi_level,
+        top_k_filler=found.ngram_filler,
+        stop_if_unknown=found.ngram_stop_if_unknown,
+        reset=found.ngram_reset,
+    )

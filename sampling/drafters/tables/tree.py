@@ -25,6 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sampling.drafters.registry import DraftRequest, Parts
 from sampling.drafters.tables.prompt_lookup import CHANCE, MATCH, TABLES, Found, MatchIndex, TablesDrafter
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.gamma.tree import Appraisal
@@ -227,3 +228,22 @@ def favour(noise: Noise | None, depth: int, ids: Sequence[int], believed: float)
     if noise is None:
         return [1.0] * len(ids)
     return [math.exp(min(LOUDEST, believed * one)) for one in noise(depth, ids)]
+
+
+def build(pair: Parts, asked: DraftRequest) -> TablesDrafter:
+    """Matches, then the pair's tables."""
+    tables = pair.tables()
+    return TableTreeDrafter(tables, peek=True, recall=True) if asked.grown == "dynamic" else TablesDrafter(tables)
+
+
+def build_match(pair: Parts, asked: DraftRequest) -> TablesDrafter:
+    """Matches alone."""
+    return TableTreeDrafter(None, peek=True) if asked.grown == "dynamic" else TablesDrafter(None)
+
+
+def build_static(pair: Parts, asked: DraftRequest) -> TablesDrafter:
+    """The pair's tables alone."""
+    tables = pair.tables()
+    if asked.grown == "dynamic":
+        return TableTreeDrafter(tables, peek=True, longest=0)
+    return TablesDrafter(tables, longest=0)

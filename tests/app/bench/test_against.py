@@ -24,7 +24,7 @@ from sampling.drafters.draft_heads.config import StudentConfig
 from sampling.drafters.draft_heads.modules import Student
 from sampling.loop import never
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer, write_prompts
-from utils.catalogue.specs import Students
+from utils.catalogue.specs import HeadFolders
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import PackedLinear
 from utils.logits_processors import make_processor
@@ -269,7 +269,7 @@ def test_a_pair_with_another_drafter_has_its_plain_student_assist(
     engine: Engine, options: ModelOptions, tmp_path: Path
 ) -> None:
     save_student(tmp_path, copied(engine, []))
-    spec = engine.loaded.spec.model_copy(update={"students": Students(plain=str(tmp_path))})
+    spec = engine.loaded.spec.model_copy(update={"students": HeadFolders(plain=str(tmp_path))})
     for kind in ("tables", "glide", "plain"):
         folder = tmp_path if kind == "plain" else None
         engine.loaded = replace(engine.loaded, spec=spec, drafter=None, drafter_kind=kind, student=folder)

@@ -16,6 +16,7 @@ from app.command_line.main import main
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import Variant
 from app.lanes.lane import Engine
+from app.lanes.pairing import catalogue_in
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.screen.view import toolbar
@@ -26,7 +27,6 @@ from sampling.loop import never
 from sampling.stats.summary import Stats
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
-from utils.catalogue.catalogue import load_catalogue
 from utils.errors import UsageError
 
 AUTO: dict[str, Any] = {"gamma": "auto", "max_new_tokens": 40, "quiet": True}
@@ -61,10 +61,10 @@ def test_every_way_of_setting_gamma_takes_auto() -> None:
 def test_the_catalogue_takes_auto_and_nothing_like_it(tmp_path: Path) -> None:
     text = "default: a\npairs:\n  a:\n    target: org/name\n    drafter: ngram\n    defaults: {gamma: %s}\n"
     (tmp_path / "good.yaml").write_text(text % "auto")
-    assert load_catalogue(tmp_path / "good.yaml").pairs["a"].defaults == {"gamma": "auto"}
+    assert catalogue_in(tmp_path / "good.yaml").pairs["a"].defaults == {"gamma": "auto"}
     (tmp_path / "bad.yaml").write_text(text % "automatic")
     with pytest.raises(UsageError, match="gamma"):
-        load_catalogue(tmp_path / "bad.yaml")
+        catalogue_in(tmp_path / "bad.yaml")
 
 
 def test_the_toolbar_shows_the_gamma_of_the_last_round() -> None:

@@ -12,6 +12,7 @@ from app.command_line.main import main
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import may_differ
 from app.lanes.lane import Engine, Lane
+from app.lanes.pairing import catalogue_in, with_drafter
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.settings.layers import Layers, ModelOptions, Settings
@@ -22,7 +23,6 @@ from sampling.loop import never
 from tests.app.lanes.test_draft_heads import write_student
 from tests.support.scripted import run_lines
 from tests.support.tiny import noisy_copy, tiny_model, tiny_pair, tiny_tokenizer
-from utils.catalogue.catalogue import load_catalogue
 from utils.errors import UsageError, UserError
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair
@@ -123,14 +123,14 @@ def steps_of(engine: Engine, lane: Lane, settings: Settings) -> list[Step]:
 
 
 def test_the_models_of_a_cascade_are_loaded_by_name_and_fitted(folder: Path) -> None:
-    pair = load_pair(load_catalogue(folder / "models.yaml").pair("two"), CPU)
+    pair = load_pair(catalogue_in(folder / "models.yaml").pair("two"), CPU)
     assert (pair.drafter, pair.drafter_kind, pair.student, pair.notes) == (None, "cascade", None, ())
     assert list(pair.cascade_models) == ["drafter", "small"]
     assert pair.drafting_models == tuple(pair.cascade_models.values())
     assert (pair.vocab_size, pair.context) == (300, 512)
-    without = load_drafter(pair, "ngram", CPU)
+    without = load_drafter(pair, with_drafter(pair.spec, "ngram"), CPU)
     assert (without.drafter_kind, dict(without.cascade_models)) == ("ngram", {})
-    again = load_drafter(without, "chain", CPU)
+    again = load_drafter(without, with_drafter(without.spec, "chain"), CPU)
     assert (again.drafter_kind, list(again.cascade_models)) == ("chain", ["drafter", "small"])
 
 
@@ -145,7 +145,7 @@ def test_vocabulary_and_context_are_cut_to_the_smallest_of_all(folder: Path, tmp
         "pairs:\n  a:\n    target: ./wide\n    method: cascade\n    k_matrix: [[1, 2, 3], [0, 1, 2], [0, 0, 1]]\n"
         f"    cascade: [{folder / 'drafter'}, ./brief, maxgram]\n"
     )
-    pair = load_pair(load_catalogue(tmp_path / "models.yaml").pair(), CPU)
+    pair = load_pair(catalogue_in(tmp_path / "models.yaml").pair(), CPU)
     assert (pair.target.vocab_size, pair.vocab_size, pair.context) == (320, 300, 128)
     assert pair.notes == ("brief has a context of 128 tokens, wide 256: the pair runs with 128",)
 
@@ -159,7 +159,7 @@ def test_vocabulary_and_context_are_cut_to_the_smallest_of_all(folder: Path, tmp
 )
 def test_a_model_that_cannot_be_in_a_cascade_is_one_line(folder: Path, name: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
-        load_pair(load_catalogue(folder / "models.yaml").pair(name), CPU)
+        load_pair(catalogue_in(folder / "models.yaml").pair(name), CPU)
 
 
 def test_pairs_and_check_list_every_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -283,7 +283,7 @@ def test_static_tables_and_matches_are_halves_of_the_tables_drafter(engines: Cal
     assert isinstance(static, TablesDrafter)
     assert isinstance(match, TablesDrafter)
     assert isinstance(taking, TakeOverDrafter)
-    assert (static.longest, static.tables) == (0, engine.tables())
+    assert (static.longest, static.tables) == (0, engine.drafters.tables())
     assert (match.longest, match.tables) == (5, None)
     assert isinstance(taking.first, TablesDrafter)
     assert taking.first.tables is None

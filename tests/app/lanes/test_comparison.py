@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.lanes.comparison import ROUNDING, Verdict, difference, promise, verdict
+from app.lanes.answers import Answer, judged
+from app.lanes.comparison import ROUNDING, Verdict, difference, promise
+from app.lanes.costs import Terms
 from sampling.stats.summary import Stats
 
 IDS = list(range(100, 160))
@@ -20,6 +22,26 @@ def stats(rate: float | None = 20.0, n: int = 60, reason: str = "eos", gaps: dic
     known = tuple((gaps or {}).get(i) for i in range(n))
     ms = 1000 * (n - 1) / rate if rate else 0.0
     return Stats(stop_reason=reason, predicted_n=n, predicted_ms=ms, openings=1, top2_gaps=known)  # type: ignore[arg-type]
+
+
+def verdict(
+    plain: Stats | None,
+    last: Stats | None,
+    one: list[int],
+    two: list[int],
+    *,
+    may_differ: bool,
+    label: str = "",
+    precision: str = "float32",
+) -> Verdict | None:
+    """The comparison of `ar` with the last lane, of three where that has a label."""
+    lanes = (("ar", plain, one), ("ngram" if label else "", None, []), (label or "spec", last, two))
+    answers = [
+        Answer(name, tuple(ids), "", stats or Stats(), may_differ, Terms(precision=precision))
+        for name, stats, ids in lanes
+        if name
+    ]
+    return judged(answers)
 
 
 def judge(plain: Stats, last: Stats, one: list[int] = IDS, two: list[int] = IDS, may_differ: bool = False) -> Verdict:

@@ -83,7 +83,7 @@ def test_a_lane_that_does_not_draft_has_no_improvement() -> None:
 # -- the models of a pair -------------------------------------------------------------------------
 
 
-class Students:
+class Heads:
     """A pair's trained drafters: only glide is there."""
 
     def __init__(self, place: Path) -> None:
@@ -105,7 +105,7 @@ class Pair:
     """A loaded pair as far as names of models go."""
 
     def __init__(self, place: Path) -> None:
-        self.loaded, self.students = Loaded(), Students(place)
+        self.loaded, self.drafters = Loaded(), Heads(place)
 
 
 def test_names_of_calls_stand_for_the_models_of_the_pair(tmp_path: Path) -> None:

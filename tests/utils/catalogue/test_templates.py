@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from app.chat.conversation import Conversation
+from app.lanes.pairing import catalogue_in
 from app.settings.layers import Settings
 from tests.support.tiny import END, tiny_tokenizer
-from utils.catalogue.catalogue import load_catalogue
 from utils.catalogue.templates import NAMES, TEMPLATES, carries_template, check_template, end_ids, render
 from utils.errors import UsageError
 
@@ -107,17 +107,17 @@ def test_an_unknown_name_is_one_line_with_a_suggestion() -> None:
 def test_a_pair_names_its_template(tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text("pairs:\n  a:\n    target: org/big\n    template: vicuna\n")
-    assert load_catalogue(file).pair("a").defaults == {"template": "vicuna"}
+    assert catalogue_in(file).pair("a").defaults == {"template": "vicuna"}
     file.write_text("pairs:\n  a:\n    target: org/big\n    template: vicunna\n")
     with pytest.raises(UsageError) as raised:
-        load_catalogue(file)
+        catalogue_in(file)
     told = str(raised.value)
     assert told.startswith(f"{file}:4: pair 'a': ")
     assert "no chat template 'vicunna' (did you mean 'vicuna'?)" in told
 
 
 def test_every_pair_without_a_template_of_its_own_has_one_in_the_catalogue() -> None:
-    pairs = load_catalogue(Path(__file__).parents[3] / "models.yaml").pairs
+    pairs = catalogue_in(Path(__file__).parents[3] / "models.yaml").pairs
     assert {name for name, pair in pairs.items() if pair.template == "vicuna"} == {
         name for name, pair in pairs.items() if pair.target.id == "lmsys/vicuna-7b-v1.5"
     }

@@ -17,8 +17,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from app.lanes.pairing import catalogue_in, with_drafter
 from tests.support.tiny import tiny_model, tiny_pair
-from utils.catalogue.catalogue import load_catalogue
 from utils.catalogue.specs import ModelSpec, PairSpec, spec_from_argument
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import PackedLinear, available
@@ -41,7 +41,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def default_pair():
-    return load_pair(load_catalogue(ROOT / "models.yaml").pair("smollm2"), CPU)
+    return load_pair(catalogue_in(ROOT / "models.yaml").pair("smollm2"), CPU)
 
 
 @pytest.fixture(scope="module")
@@ -129,14 +129,14 @@ def test_other_dtypes_load_and_stay_as_asked(tiny):
 
 def test_the_drafter_changes_while_the_target_stays(tiny):
     pair = load_pair(spec_of(tiny), CPU)
-    drafted = load_drafter(pair, str(tiny.drafter), CPU)
+    drafted = load_drafter(pair, with_drafter(pair.spec, str(tiny.drafter)), CPU)
     assert drafted.target is pair.target
     assert (drafted.drafter_kind, drafted.drafter.name, drafted.notes) == ("model", "drafter", ())
     assert drafted.spec.drafter_name == "drafter"
-    back = load_drafter(drafted, "none", CPU)
+    back = load_drafter(drafted, with_drafter(drafted.spec, "none"), CPU)
     assert (back.drafter_kind, back.drafter) == ("none", None)
     with pytest.raises(UserError, match="no folder"):
-        load_drafter(pair, str(tiny.target / "nowhere"), CPU)
+        load_drafter(pair, with_drafter(pair.spec, str(tiny.target / "nowhere")), CPU)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from app.lanes.pairing import catalogue_in
 from tests.support.tiny import tiny_model, tiny_pair
-from utils.catalogue.catalogue import load_catalogue
 from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.errors import UsageError
 from utils.kernels.packed_linear import PackedLinear
@@ -28,7 +28,7 @@ def answer(pair, tokens: int) -> str:
 
 @pytest.mark.parametrize(("kind", "megabytes"), [("int8", 220), ("nf4", 173)])
 def test_the_default_model_answers_quantized_and_floods_nothing(kind, megabytes, capfd):
-    pair = load_pair(load_catalogue(CATALOGUE).pair("smollm2"), LoadOptions(device="cpu", quantization=kind))
+    pair = load_pair(catalogue_in(CATALOGUE).pair("smollm2"), LoadOptions(device="cpu", quantization=kind))
     assert "Paris" in answer(pair, 8)
     assert capfd.readouterr() == ("", "")
     target = pair.target

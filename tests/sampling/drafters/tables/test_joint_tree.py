@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.lanes.drafters import Drafters
+from app.lanes.drafters import PairDrafters
 from app.settings.layers import Settings
 from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.fallback import PROBE_EVERY
@@ -252,7 +252,7 @@ def test_the_default_pair_drafts_from_both(default_pair: Any) -> None:
     from app.lanes.lane import Engine
 
     engine = Engine(default_pair)
-    made: Drafters = engine.drafters
+    made: PairDrafters = engine.drafters
     for settings in (Settings(gamma="auto"), Settings(gamma=4)):
         found = made.make("tables+feature", settings)
         assert isinstance(found, JointTreeDrafter)

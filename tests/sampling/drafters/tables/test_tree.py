@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from app.lanes.drafters import Drafters
+from app.lanes.drafters import PairDrafters
 from app.settings.layers import Settings
 from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.tables.prompt_lookup import CHANCE, TablesDrafter
@@ -211,7 +211,7 @@ def test_more_is_accepted() -> None:
 def test_the_default_pairs_tables_recall_and_matches_alone_do_not(default_pair: Any) -> None:
     from app.lanes.lane import Engine
 
-    made: Drafters = Engine(default_pair).drafters
+    made: PairDrafters = Engine(default_pair).drafters
     found = {kind: made.make(kind, Settings(gamma="auto")) for kind in ("tables", "match", "static")}
     assert all(isinstance(one, TableTreeDrafter) for one in found.values())
     assert found["tables"].names == ("match", "tables", "recalled")

@@ -1,0 +1,254 @@
+"""Every way of drafting by its word: one row a drafter.
+
+A row says how a drafter is called, what a pair must have for it, on which settings it depends and which function builds
+it. Lanes, `--drafter`, `/drafter`, completion, titles, the catalogue's check and the README's table follow from the
+rows. Two drafters side by side, `a+b`, are made of the rows of both. Plain data: a builder's module is imported when
+the builder is called. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from sampling.types import Drafter
+
+HEADS = ("plain", "glide", "feature")  # the kinds of trained draft head, as their configurations name them
+NEEDS = {
+    "": "nothing",
+    "model": "a drafter model",
+    "tables": "n-gram tables",
+    "cascade": "the drafters that its cascade names",
+    **{kind: f"a draft head trained for the target ({kind})" for kind in HEADS},
+}
+NGRAM = ("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset")
+TREE = ("verify", "expand", "nodes")
+CASCADE = ("cascade", "k_matrix", "lenience")
+
+
+@dataclass(frozen=True)
+class DrafterRow:
+    """One way of drafting. `build`: "module:function", called with :class:`Parts` and :class:`DraftRequest`.
+
+    `needs`: a key of NEEDS. `settings`: those it depends on; of gamma only whether that is auto. `grows`: how its
+    drafts become trees under `expand auto`. `lane`, `pair`: the word is a lane's, a value of `--drafter`. `member`: its
+    place among the words of `--cascade`, large to small; 0 for none. `reviews`: there it may stand before others.
+    `first`: it may stand before `+`. `short`: what it is called in a combination.
+    """
+
+    word: str
+    title: str
+    help: str
+    build: str
+    needs: str = ""
+    settings: tuple[str, ...] = ()
+    grows: str = "none"
+    lane: bool = True
+    pair: bool = True
+    member: int = 0
+    reviews: bool = False
+    first: bool = False
+    short: str = ""
+
+
+_ALONE = (
+    DrafterRow(
+        "model",
+        "drafter",
+        "the pair's drafter model",
+        "sampling.drafters.draft_model:build",
+        needs="model",
+        settings=TREE,
+        lane=False,
+        pair=False,
+        member=1,
+        reviews=True,
+    ),
+    DrafterRow(
+        "ngram",
+        "n-gram drafts",
+        "drafts from n-grams",
+        "sampling.drafters.tables.ngram:build",
+        settings=NGRAM,
+        member=6,
+    ),
+    DrafterRow(
+        "tables",
+        "n-gram tables",
+        "matches, then n-gram tables",
+        "sampling.drafters.tables.tree:build",
+        settings=(*TREE, "gamma"),
+        grows="dynamic",
+        member=5,
+        first=True,
+        short="tables",
+    ),
+    DrafterRow(
+        "static",
+        "static tables alone",
+        "n-gram tables alone",
+        "sampling.drafters.tables.tree:build_static",
+        needs="tables",
+        settings=(*TREE, "gamma"),
+        grows="dynamic",
+        pair=False,
+    ),
+    DrafterRow(
+        "match",
+        "matches alone",
+        "matches in the conversation alone",
+        "sampling.drafters.tables.tree:build_match",
+        settings=(*TREE, "gamma"),
+        grows="dynamic",
+        pair=False,
+        first=True,
+        short="matches",
+    ),
+    DrafterRow(
+        "maxgram",
+        "max-gram drafts",
+        "the longest match, then bigrams",
+        "sampling.drafters.max_gram:build",
+        member=7,
+    ),
+    DrafterRow(
+        "plain",
+        "plain drafter",
+        "a small model trained for the target",
+        "sampling.drafters.draft_heads.network:build",
+        needs="plain",
+        settings=(*TREE, "gamma"),
+        member=2,
+        reviews=True,
+        short="plain",
+    ),
+    DrafterRow(
+        "glide",
+        "GLIDE drafter",
+        "reads the target's keys and values",
+        "sampling.drafters.draft_heads.glide:build",
+        needs="glide",
+        settings=(*TREE, "gamma"),
+        member=3,
+        reviews=True,
+        short="GLIDE",
+    ),
+    DrafterRow(
+        "feature",
+        "feature drafter",
+        "reads the target's last hidden state",
+        "sampling.drafters.draft_heads.eagle:build",
+        needs="feature",
+        settings=(*TREE, "gamma"),
+        member=4,
+        short="feature",
+    ),
+)
+_OF_SEVERAL = (
+    DrafterRow(
+        "cascade",
+        "cascade",
+        "drafters that review each other's drafts",
+        "sampling.drafters.cascade:build",
+        needs="cascade",
+        settings=("verify", *CASCADE),
+    ),
+    DrafterRow(
+        "chain",
+        "chain",
+        "the cascade's drafters, one behind the other",
+        "sampling.drafters.cascade:build",
+        needs="cascade",
+        settings=("verify", *CASCADE),
+    ),
+    DrafterRow("none", "no drafter", "no drafter", "sampling.drafters.draft_model:build_none", lane=False),
+)
+
+
+def _beside(first: DrafterRow, second: DrafterRow) -> DrafterRow:
+    """What looks up beside a draft head: one tree of both, or the second where the first is unsure."""
+    return DrafterRow(
+        f"{first.word}+{second.word}",
+        f"{first.short} and {second.short}",
+        f"{first.short}, and {second.word} where they are unsure",
+        "sampling.drafters.tables.joint_tree:build",
+        needs=second.needs,
+        settings=second.settings,
+        grows="joint",
+        pair=first.pair,
+    )
+
+
+def _every_row() -> Iterator[DrafterRow]:
+    yield from _ALONE
+    yield from (_beside(one, head) for one in _ALONE if one.first for head in _ALONE if head.needs in HEADS)
+    yield from _OF_SEVERAL
+
+
+ROWS = {row.word: row for row in _every_row()}
+LANES = tuple(row.word for row in ROWS.values() if row.lane)
+DRAFTERS = tuple(row.word for row in ROWS.values() if row.pair)  # the words of --drafter
+_MEMBERS = sorted((row for row in ROWS.values() if row.member), key=lambda row: row.member)
+MEMBERS = tuple(row.word for row in _MEMBERS)  # the words of --cascade
+REVIEWERS = tuple(row.word for row in _MEMBERS if row.reviews)
+
+
+def parts(word: str) -> tuple[DrafterRow, ...]:
+    """The rows that a word is made of: one, or the two of a combination."""
+    return tuple(ROWS[part] for part in word.split("+"))
+
+
+def examples() -> list[str]:
+    """The words of --drafter, the last combination standing for all."""
+    combined = [word for word in DRAFTERS if "+" in word]
+    return [word for word in DRAFTERS if word not in combined[:-1]]
+
+
+def table() -> list[tuple[str, str, str, str]]:
+    """(word, title, help, needs) of every word that a user may give, as text."""
+    return [(row.word, row.title, row.help, NEEDS[row.needs]) for row in ROWS.values() if row.lane or row.pair]
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """What is asked of a drafter: `grown` is none, cape, dynamic or joint, `auto` that gamma is chosen every round.
+
+    `settings` has the values that its row names, as attributes.
+    """
+
+    word: str
+    settings: Any
+    grown: str = "none"
+    auto: bool = False
+
+
+class Parts(Protocol):
+    """What a loaded pair has for a drafter to be built of. Each raises UserError where it cannot be had."""
+
+    target: Any  # the target as an LM: its `vocab_size`, of a loaded one its `network`
+    model: Any  # the pair's drafter model as an LM; None if it has none
+
+    def tables(self) -> Any:
+        """The pair's n-gram tables; None if it names none."""
+
+    def head(self, kind: str, make: Any) -> Any:
+        """What `make` made of the pair's draft head of this kind when it was first asked for."""
+
+    def agreement(self, kind: str) -> float:
+        """How often that head's likeliest token was the target's on held-out text."""
+
+    def cascade(self, asked: DraftRequest) -> tuple[list[Drafter], Any, float]:
+        """The drafters of the pair's cascade, large to small, its K matrix and its lenience."""
+
+    def build(self, asked: DraftRequest) -> Drafter:
+        """Another drafter of this pair."""
+
+
+def build(pair: Parts, asked: DraftRequest) -> Drafter:
+    """A new drafter, by the builder that its row names."""
+    module, _, name = ROWS[asked.word].build.partition(":")
+    made: Drafter = getattr(import_module(module), name)(pair, asked)
+    return made

@@ -1,0 +1,88 @@
+"""One row a drafter: lanes, --drafter, completion, titles, catalogue and the documents' table say the same."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from app.command_line.arguments import build_parser
+from app.console.completion import LANE_HELP, drafters, lane_list
+from app.lanes.pairing import catalogue_in
+from app.screen.figures import TITLES
+from app.settings.layers import Settings
+from app.settings.table import FIELDS
+from app.settings.types import LANES, METHODS
+from sampling.drafters import registry
+from sampling.drafters.registry import DRAFTERS, HEADS, MEMBERS, NEEDS, REVIEWERS, ROWS
+from utils.catalogue.specs import STUDENTS
+
+ROOT = Path(__file__).parents[3]
+PAGES = [page for page in map(ROOT.joinpath, ("README.md", "docs/drafters.md", "docs/reference.md")) if page.exists()]
+TABLE = re.compile(r"^\| *(?:drafter|word) *\|.*\n\|[-| ]+\n((?:\|.*\n)+)", re.MULTILINE | re.IGNORECASE)
+
+
+@pytest.mark.parametrize("word", ROWS)
+def test_every_row_names_a_builder_a_need_and_settings_that_are_there(word: str) -> None:
+    row = ROWS[word]
+    module, _, name = row.build.partition(":")
+    assert callable(getattr(import_module(module), name))
+    assert row.needs in NEEDS
+    assert set(row.settings) <= set(Settings.model_fields)
+    assert [part.word for part in registry.parts(word)] == word.split("+")
+
+
+def test_the_registry_is_plain_data() -> None:
+    code = "import sys, sampling.drafters.registry; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_help_completion_titles_and_lanes_follow_from_the_rows() -> None:
+    console = SimpleNamespace()
+    assert ("ar", "spec", "draft", *registry.LANES, "beam") == LANES
+    assert ("spec", *registry.LANES) == METHODS
+    assert set(LANES) <= set(TITLES)
+    assert lane_list(console, "") == [(lane, LANE_HELP[lane]) for lane in LANES]  # type: ignore[arg-type]
+    assert drafters(console, "") == [(word, ROWS[word].help) for word in DRAFTERS]  # type: ignore[arg-type]
+    assert FIELDS["drafter"].kind.choices == DRAFTERS
+    shown = " ".join(build_parser().format_help().split())
+    assert f"a model, or {', '.join(registry.examples())}" in shown
+    assert {word.partition("+")[0] for word in DRAFTERS} == {word.partition("+")[0] for word in registry.examples()}
+
+
+def test_the_documents_tables_have_every_word_of_a_drafter_and_no_other() -> None:
+    """Combinations may stand there or be told in a sentence."""
+    texts = [table for page in PAGES for table in TABLE.findall(page.read_text(encoding="utf-8"))]
+    first = [" ".join(line.split("|")[1] for line in table.splitlines()) for table in texts]
+    told = [found for cells in first if {"ngram", "maxgram"} <= (found := set(re.findall("`([^`]+)`", cells)))]
+    alone = {word for word, _, _, _ in registry.table() if "+" not in word}
+    assert told
+    for words in told:
+        assert {word for word in words if "+" not in word} - {"none"} == alone - {"none"}
+        assert words <= set(ROWS)
+
+
+def test_the_kinds_of_draft_head_are_those_of_the_catalogue() -> None:
+    assert HEADS == STUDENTS
+    assert {row.needs for row in ROWS.values()} == set(NEEDS)
+
+
+@pytest.mark.parametrize("word", DRAFTERS)
+def test_the_catalogue_takes_every_word(word: str, tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    heads = ", ".join(f"{kind}: {kind}" for kind in HEADS)
+    cascade = "cascade: [plain, maxgram], k_matrix: [[1, 2], [0, 3]]"
+    file.write_text(f"pairs:\n  a: {{target: org/a, drafter: {word}, students: {{{heads}}}, {cascade}}}\n")
+    assert catalogue_in(file).pair().drafter == word
+
+
+def test_a_word_of_no_drafter_is_a_model() -> None:
+    assert not {"tabels", "match"} & set(DRAFTERS)
+    assert set(REVIEWERS) < set(MEMBERS)
+    with pytest.raises(KeyError):
+        registry.parts("tables+nothing")
