@@ -35,6 +35,7 @@ class GlideLM(FollowingLM):
     """
 
     kind = "glide"
+    reads_kv = True
 
     def __init__(
         self,
