@@ -7,7 +7,6 @@ knows no lanes and keeps no drafter.
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +20,7 @@ from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM, Featu
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.modules import Student
 from sampling.drafters.draft_heads.network import StudentNetwork
-from sampling.drafters.draft_model import ModelDrafter, NoDrafter, check_blocks
+from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.fallback import TakeOverDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.joint_tree import JointTreeDrafter
@@ -305,10 +304,7 @@ class Students:
         lm = self.lm(kind)
         if dynamic and isinstance(lm, FeatureLM):
             return FeatureTreeDrafter(lm, least, expansion)
-        made = copy.copy(self._fresh[kind])
-        check_blocks(rule, expansion, kind)
-        made.least, made.expansion, made.rule = least, expansion, rule
-        return made
+        return ModelDrafter(lm, least, expansion, rule)
 
     def _build(self, kind: str) -> ModelDrafter:
         if (target := self._loaded.target).encodes:
