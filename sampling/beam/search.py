@@ -101,7 +101,7 @@ class _Search:
         processor: LogitsProcessor | None,
         session: Session,
     ) -> None:
-        self.name, self.device = lm.name, getattr(lm, "device", None)
+        self.name, self.device = lm.name, lm.device
         self.plan, self.session, self.stop = plan, session, limits.stop
         self.processor = processor
         self.longest = min(limits.max_new_tokens, room - len(row))
