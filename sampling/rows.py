@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from types import SimpleNamespace
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,13 +19,7 @@ ALONE: Any = SimpleNamespace(vocab_size=1 << 62, takes_trees=True, source=None)
 _NEAR = 32  # sequences that part mostly part near their ends
 
 
-class Copyable(Protocol):
-    """Something that can be copied."""
-
-    def copy(self) -> Self: ...
-
-
-Copied = TypeVar("Copied", bound=Copyable)
+Item = TypeVar("Item")
 
 
 def common_prefix(cached: list[int], row: list[int]) -> int:
@@ -74,9 +69,9 @@ def behind(leads: Rows, rows: Rows) -> Rows:
     return [before + row if before else row for before, row in zip(leads, rows, strict=True)]
 
 
-def parted(items: Sequence[Copied], rows: Sequence[int]) -> list[Copied]:
+def parted(items: Sequence[Item], rows: Sequence[int]) -> list[Item]:
     """The items of these rows, reordered, repeated or dropped: those of repeated rows part ways, as copies."""
-    return [items[row].copy() if row in rows[:place] else items[row] for place, row in enumerate(rows)]
+    return [deepcopy(items[row]) if row in rows[:place] else items[row] for place, row in enumerate(rows)]
 
 
 def padded(rows: Sequence[Sequence[float]], fill: float = -1, dtype: torch.dtype = torch.long) -> Tensor:

@@ -88,12 +88,6 @@ class SuffixMatches:
         place = int(lengths.argmax())  # the first of equal ones
         return self._row[place : place + most] if lengths[place] else []
 
-    def copy(self) -> SuffixMatches:
-        """Independent matches of the same row."""
-        twin = SuffixMatches(self._row[: self._start])
-        twin.follow(self._row)
-        return twin
-
 
 class MaxGramDrafter(LookupDrafter[SuffixMatches]):
     """Point-mass chains by MaG. `tables`: their contexts of one token are the bigrams; None = no bigrams.

@@ -81,11 +81,7 @@ class Acceptance:
     @property
     def alphas(self) -> list[float]:
         """The estimates, first position first."""
-        found: list[float] = []
-        for total, count in zip(self._sum, self._count, strict=True):
-            guess, worth = (found[-1], BORROWED) if found else (PRIOR, 0.0)
-            found.append((total + worth * guess) / (count + worth))
-        return found
+        return _leaning(self._sum, self._count, PRIOR, 1.0, BORROWED)
 
     def _learn(self, place: int, outcome: float) -> None:
         before = self.alphas[place]
@@ -125,15 +121,20 @@ class Ranks:
     @property
     def chances(self) -> list[float]:
         """P(node r is drafted and accepted | it is asked for), best node first; an untried one leans on the last."""
-        found: list[float] = []
-        for total, count in zip(self._sum, self._count, strict=True):
-            guess, worth = (RANK_FALL * found[-1], RANK_BORROWED) if found else (RANK_PRIOR, 0.0)
-            found.append((total + worth * guess) / (count + worth))
-        return found
+        return _leaning(self._sum, self._count, RANK_PRIOR, RANK_FALL, RANK_BORROWED)
 
     @property
     def alphas(self) -> list[float]:
         return [here / before for before, here in pairwise([1.0, *self.chances])]
+
+
+def _leaning(sums: list[float], counts: list[float], prior: float, fall: float, borrowed: float) -> list[float]:
+    """Means, each of which leans on `fall` times the one before it as if that were so many outcomes more."""
+    found: list[float] = []
+    for total, count in zip(sums, counts, strict=True):
+        guess, worth = (fall * found[-1], borrowed) if found else (prior, 0.0)
+        found.append((total + worth * guess) / (count + worth))
+    return found
 
 
 def expected_tokens(alphas: Sequence[float]) -> list[float]:

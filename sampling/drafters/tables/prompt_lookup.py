@@ -9,7 +9,7 @@ whole chain holds falls below `least`. Needs no model and knows none.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -85,20 +85,11 @@ class MatchIndex:
             if place is not None:
                 yield size, self._row[place]
 
-    def copy(self) -> MatchIndex:
-        """An independent index of the same sequence."""
-        twin = MatchIndex(self.longest)
-        twin._row = list(self._row)
-        twin._last = [dict(last) for last in self._last]
-        twin._older = [list(older) for older in self._older]
-        return twin
-
 
 class RowIndex(Protocol):
     """What is known of one growing row."""
 
     def follow(self, row: list[int]) -> None: ...  # be the index of this row
-    def copy(self) -> Self: ...
 
 
 Index = TypeVar("Index", bound=RowIndex)

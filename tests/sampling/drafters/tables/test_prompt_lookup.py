@@ -150,7 +150,7 @@ def test_the_growing_index_equals_a_rescan(pieces: list[list[int]], ahead: list[
         assert index.next(tail) == naive(row, tail, 5)
         for size in range(1, min(5, len(tail)) + 1):
             assert next(index.every(tail, size, size), None) == naive_of_size(row, tail, size)
-        twin = index.copy()
+        twin = deepcopy(index)
         index.follow([*row, 9, 9])
         assert twin.next(tail) == naive(row, tail, 5)
 
