@@ -27,7 +27,7 @@ from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import check_same_kind, is_encoder_decoder, lm_of
 from sampling.sampler import Coupling, DraftSampling, KeyedSampler
-from sampling.types import LM, Drafter, FixedPace, Limits, Rule, Sampler
+from sampling.types import LM, Drafter, FixedPace, Limits, Sampler, Traits
 from utils.errors import UserError, shown, whole
 from utils.logits_processors import GreedyProcessor, LogitsProcessor
 
@@ -142,8 +142,8 @@ def drafter_of(model: Any, name: str = "drafter") -> Drafter:
     """A drafter: an object with `propose` as it is, or a model to draft from."""
     if not hasattr(model, "propose"):
         return ModelDrafter(_lm(model, name))
-    if not isinstance(getattr(model, "rule", None), Rule):
-        raise UserError(f"{name} must have a `rule` by which its drafts are judged: sampling.types.Rule.POINT, DRAWN …")
+    if not isinstance(getattr(model, "traits", None), Traits):
+        raise UserError(f"{name} must have `traits`, among them the rule that judges its drafts: sampling.types.Traits")
     way: Drafter = model
     return way
 
@@ -160,24 +160,19 @@ def check_drafters(target: LM, drafters: Sequence[Drafter], tokenizer: Any = Non
     """UserError for models on different devices, of different kinds, or whose sizes say that their ids mean different
     tokens. Smaller differences are taken: a draft never has an id that only one of the two knows.
     """
-    parts = [part for one in drafters for part in getattr(one, "members", (one,))]
-    models = [target, *(part.lm for part in parts if hasattr(part, "lm"))]
-    check_same_kind(models)
-    for model in models[1:]:
-        places = [getattr(one, "device", None) for one in (model, target)]
-        if None not in places and places[0] != places[1]:
-            raise UserError(f"{model.name} is on {places[0]}, the target on {places[1]}: move one of them")
-        if isinstance(target, CausalLM) and isinstance(model, CausalLM):
-            _check_sizes(model, target, tokenizer)
-
-
-def _check_sizes(model: LM, target: LM, tokenizer: Any) -> None:
-    sizes = f"{model.name} has {model.vocab_size:,} ids, the target {target.vocab_size:,}"
-    if tokenizer is not None and hasattr(tokenizer, "__len__"):
-        if min(target.vocab_size, len(tokenizer)) - model.vocab_size >= PADDING:
-            raise UserError(f"different vocabularies: {sizes}, and the tokenizer {len(tokenizer):,}")
-    elif abs(target.vocab_size - model.vocab_size) >= PADDING:
-        raise UserError(f"different vocabularies: {sizes} (one tokenizer for both? then give it)")
+    models = [model for one in drafters for model in one.models]
+    check_same_kind([target, *models])
+    for model in models:
+        if None not in (model.device, target.device) and model.device != target.device:
+            raise UserError(f"{model.name} is on {model.device}, the target on {target.device}: move one of them")
+        if not (isinstance(target, CausalLM) and isinstance(model, CausalLM)):
+            continue
+        sizes = f"{model.name} has {model.vocab_size:,} ids, the target {target.vocab_size:,}"
+        if tokenizer is not None and hasattr(tokenizer, "__len__"):
+            if min(target.vocab_size, len(tokenizer)) - model.vocab_size >= PADDING:
+                raise UserError(f"different vocabularies: {sizes}, and the tokenizer {len(tokenizer):,}")
+        elif abs(target.vocab_size - model.vocab_size) >= PADDING:
+            raise UserError(f"different vocabularies: {sizes} (one tokenizer for both? then give it)")
 
 
 def autoregressive_generate(
@@ -323,7 +318,7 @@ def cascade_generate(
     way = cascade_of(ways, k_matrix, lenience)
     stop = stop_ids_of(end_tokens_id, eos_tokens_id, target, tokenizer)
     sampler = sampler_of(logits_processor, seed, coupling, draft_sampling)
-    return _drain(lm, input_ids, way, sampler, max_gen_len, stop, way.most, debug)
+    return _drain(lm, input_ids, way, sampler, max_gen_len, stop, way.traits.most or 0, debug)
 
 
 def _drain(

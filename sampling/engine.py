@@ -222,7 +222,8 @@ class Engine:
         limits = Limits(config.new_tokens(max(map(len, rows))), stop, self._lm.context)
         sampler = sampler_of(config.processor, seed)
         drafter: Drafter = self._drafter if self._enabled and self._drafter is not None else NoDrafter()
-        gamma = getattr(drafter, "most", self._n_spec_tokens)
+        most = drafter.traits.most
+        gamma = self._n_spec_tokens if most is None else most
         found: list[list[int]] = [[] for _ in rows]
         steps: list[Step] = []
         for event in generate(self._lm, rows, drafter, sampler, limits, pace=FixedPace(gamma)):

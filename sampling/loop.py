@@ -8,15 +8,15 @@ closing it at any time leaves the caches consistent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from sampling.events import Call, Event, Finished, Prefill, Reason, Step, by_row
+from sampling.events import Call, Event, Finished, Prefill, Reason, by_row
 from sampling.rows import check_rows, first_rows
-from sampling.types import LM, Draft, Drafter, FixedPace, Limits, Pace, Rows, Sampler, Session
-from sampling.verify.round_metrics import Told
+from sampling.types import LM, Budget, Draft, Drafter, FixedPace, GammaController, Limits, Rows, Rule, Sampler, Session
+from sampling.verify.round_metrics import RoundMetrics
 from sampling.verify.rules import rule_of, verify
 from utils.errors import UserError
 from utils.timing import Stopwatch
@@ -36,7 +36,7 @@ def generate(
     sampler: Sampler,
     limits: Limits,
     *,
-    pace: Pace | None = None,
+    pace: GammaController | None = None,
     session: Session | None = None,
     interrupt: Callable[[], bool] = never,
 ) -> Iterator[Event]:
@@ -48,9 +48,9 @@ def generate(
         drafter: where drafts come from; `NoDrafter()` for plain decoding.
         sampler: processors, seed and coupling.
         limits: new tokens, stop ids, context.
-        pace: chooses gamma; 4 by default.
+        pace: the gamma controller; 4 drafts a round by default.
         session: an open session of `lm` for this prompt, whose cache is reused; it must keep hidden states
-            if the drafter's `needs_hidden` says so.
+            if the drafter's traits say so.
         interrupt: polled between rounds and prefill pieces, never inside a forward pass.
 
     Yields:
@@ -63,16 +63,19 @@ def generate(
     if limits.max_new_tokens < 1:
         raise UserError(f"max_new_tokens must be at least 1, got {limits.max_new_tokens}")
     if session is None:
-        session = lm.open(prompt, hidden=getattr(drafter, "needs_hidden", False))
+        session = lm.open(prompt, hidden=drafter.traits.needs_hidden)
     room, rows = min(limits.context, lm.context), first_rows(prompt, session)
     longest = max(map(len, rows), default=0)
     if longest >= room:
         raise UserError(f"the prompt is {longest} tokens, the context holds {room} with room for one more")
-    check_rows(drafter, prompt)
+    check_rows(drafter.traits, prompt)
     drafter.start(prompt, session, session)
     yield from prefill(session, rows, interrupt)
     helping = [piece.seconds for one in drafter.sessions for piece in prefill(one, one.initial, interrupt)]
-    run = _Run(lm, rows, drafter, sampler, limits, room, pace or FixedPace(4), session)
+    rows, ends = [list(row) for row in rows], [min(len(row) + limits.max_new_tokens, room) for row in rows]
+    ids = list(range(len(rows)))
+    rule = rule_of(drafter, sampler)
+    run = _Run(lm, session, drafter, sampler, rule, pace or FixedPace(4), limits.stop, rows, ids, ends)
     waited = sum(helping)  # the drafters' own prefill belongs to the opening round
     while run.rows:
         if interrupt():
@@ -86,17 +89,16 @@ def prefill(session: Session, rows: Rows, interrupt: Callable[[], bool] = never)
     """Feed all but the last token of each row in pieces of 256, each an event; the last token is
     left to the opening round. Stops early when interrupted.
 
-    A session that has more to read than its rows (it has a `read` then) reads that first, in one piece.
+    What a session has to read beside its rows (its `source`) is read first, in one piece.
     """
-    read = getattr(session, "read", None)
-    if read is not None and not interrupt():
-        watch = Stopwatch(getattr(session, "device", None))
-        if count := read():
+    if session.source is not None and not interrupt():
+        watch = Stopwatch(session.device)
+        if count := session.read():
             yield Prefill(count, count, watch.lap())
     total = max(map(len, rows)) - 1
     done = min(session.sync(rows))
     while done < total and not interrupt():
-        watch = Stopwatch(getattr(session, "device", None))
+        watch = Stopwatch(session.device)
         done = min(done + PIECE, total)
         part = [row[:done] for row in rows]
         session.score(part, Draft.empty(len(part)))
@@ -111,89 +113,71 @@ class _Outcome(NamedTuple):
     reason: Reason | None
 
 
+@dataclass
 class _Run:
-    """The rows still active: `ids[place]` is the caller's number of `rows[place]`."""
+    """The rows still active: `ids[place]` is the caller's number of `rows[place]`, `ends[place]` its longest length."""
 
-    def __init__(
-        self,
-        lm: LM,
-        rows: Rows,
-        drafter: Drafter,
-        sampler: Sampler,
-        limits: Limits,
-        room: int,
-        pace: Pace,
-        session: Session,
-    ) -> None:
-        self.name, self.drafter, self.sampler = lm.name, drafter, sampler
-        self.stop, self.pace, self.session = limits.stop, pace, session
-        self.rule = rule_of(drafter, sampler)
-        self.device = getattr(lm, "device", None)
-        self.rows = [list(row) for row in rows]
-        self.ids = list(range(len(rows)))
-        self.ends = [min(len(row) + limits.max_new_tokens, room) for row in rows]
-        self.opening = True
+    lm: LM
+    session: Session
+    drafter: Drafter
+    sampler: Sampler
+    rule: Rule  # one from the first round to the last
+    controller: GammaController
+    stop: frozenset[int]
+    rows: Rows
+    ids: list[int]
+    ends: list[int]
+    opening: bool = True
 
     def round(self, waited: float) -> Iterator[Event]:
         """Draft, score, verify, commit. One Step a row, and a Finished for each that ended."""
-        watch = Stopwatch(self.device)
-        gammas = [0] * len(self.rows) if self.opening else self.pace.gamma(self.ids)
+        watch = Stopwatch(self.lm.device)
+        share = len(self.rows)
+        asked = Budget([0] * share) if self.opening else self.controller.budget(self.ids)
         # Draft at most remaining − 1: the target's own token always has room.
-        depths = [min(g, end - len(row) - 1) for g, end, row in zip(gammas, self.ends, self.rows, strict=True)]
+        room = [end - len(row) - 1 for end, row in zip(self.ends, self.rows, strict=True)]
+        budget = replace(asked, depth=list(map(min, asked.depth, room)))
         keys = torch.tensor([[name, len(row)] for name, row in zip(self.ids, self.rows, strict=True)])
-        draft = self._draft(depths, keys)
+        draft = Draft.empty(share)
+        if max(budget.depth) > 0:
+            draft = self.drafter.propose(self.rows, budget, self.sampler.drafting(keys))
         draft_s = watch.lap() + waited
         logits = self.session.score(self.rows, draft)
         verify_s = watch.lap()
         verdict = verify(logits, draft, self.rows, keys, self.sampler, self.rule)
-        told = Told.of(verdict, draft)
+        metrics = RoundMetrics.of(verdict, draft)
         sample_s = watch.lap()
         self.drafter.observe(self.rows, draft, verdict)
         draft_s += watch.lap()
         self.session.keep(verdict.path)
-        gained = zip(self.rows, self.ends, told.tokens, verdict.path.tolist(), verdict.token.tolist(), strict=True)
+        gained = zip(self.rows, self.ends, metrics.tokens, verdict.path.tolist(), verdict.token.tolist(), strict=True)
         outcomes = [self._commit(*one) for one in gained]
-        share = len(self.rows)
-        shared = [seconds / share for seconds in (draft_s, verify_s, sample_s)]
-        calls = [*draft.calls, Call(self.name, 1, verify_s)]
-        records = self._records(draft, told, outcomes, calls, shared)
-        if not self.opening:
-            for record, depth in zip(records, depths, strict=True):
-                self.pace.observe(Step(gamma=depth, **record))  # what was asked for: a limit is not silence
-        self.opening = False
-        self._drop([place for place, outcome in enumerate(outcomes) if outcome.reason is None])
-        overhead_s = watch.lap() / share
-        for record, gamma, outcome in zip(records, gammas, outcomes, strict=True):
-            yield Step(gamma=gamma, overhead_s=overhead_s, **record)
-            if outcome.reason is not None:
-                yield Finished(record["row"], outcome.reason)
-
-    def _records(
-        self, draft: Draft, told: Told, outcomes: list[_Outcome], calls: list[Call], shared: list[float]
-    ) -> list[dict[str, Any]]:
-        """What a round's Steps hold beside gamma and overhead; `shared` are each row's seconds of drafting, verifying
-        and sampling."""
-        draft_s, verify_s, sample_s = shared
-        each = tuple(Call(name, passes, seconds / len(outcomes)) for name, passes, seconds in calls)
+        calls = tuple(Call(*call[:2], call.seconds / share) for call in (*draft.calls, Call(self.lm.name, 1, verify_s)))
         inner = by_row(draft.trace)
-        return [
-            {
-                "row": self.ids[place],
-                **told.row(place, outcome.path, outcome.token),
-                "token": outcome.token,
-                "calls": each,
-                "draft_s": draft_s,
-                "verify_s": verify_s,
-                "sample_s": sample_s,
-                "inner": tuple(inner.get(self.ids[place], ())),
-            }
-            for place, outcome in enumerate(outcomes)
+        steps = [
+            metrics.step(
+                place,
+                outcome.path,
+                outcome.token,
+                row=row,
+                gamma=depth,  # what was asked for: a limit is not silence
+                calls=calls,
+                draft_s=draft_s / share,
+                verify_s=verify_s / share,
+                sample_s=sample_s / share,
+                inner=tuple(inner.get(row, ())),
+            )
+            for place, (row, depth, outcome) in enumerate(zip(self.ids, budget.depth, outcomes, strict=True))
         ]
-
-    def _draft(self, depths: list[int], keys: Tensor) -> Draft:
-        if not any(depth > 0 for depth in depths):
-            return Draft.empty(len(self.rows))
-        return self.drafter.propose(self.rows, depths, self.sampler.drafting(keys))
+        if not self.opening:
+            self.controller.observe(steps, draft.predicted)
+        self.opening = False
+        self._select([place for place, outcome in enumerate(outcomes) if outcome.reason is None])
+        overhead_s = watch.lap() / share
+        for step, gamma, outcome in zip(steps, asked.depth, outcomes, strict=True):
+            yield replace(step, gamma=gamma, overhead_s=overhead_s)
+            if outcome.reason is not None:
+                yield Finished(step.row, outcome.reason)
 
     def _commit(self, row: list[int], end: int, drafted: list[int], nodes: list[int], token: int) -> _Outcome:
         """Append what a row gained: the accepted `nodes` (-1 padded) of its drafts and its own token.
@@ -210,13 +194,11 @@ class _Run:
             return _Outcome(path, token, "eos")
         return _Outcome(path, token, "length" if len(row) >= end else None)
 
-    def _drop(self, active: list[int]) -> None:
+    def _select(self, active: list[int]) -> None:
         """Go on with the rows at these places only."""
         if len(active) == len(self.rows):
             return
-        self.rows = [self.rows[place] for place in active]
-        self.ids = [self.ids[place] for place in active]
-        self.ends = [self.ends[place] for place in active]
+        self.rows, self.ids, self.ends = ([part[at] for at in active] for part in (self.rows, self.ids, self.ends))
         if active:
             index = torch.tensor(active)
             self.session.select(index)

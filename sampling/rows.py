@@ -1,23 +1,25 @@
-"""What two sequences of ids share, where a row begins, and who follows several. Knows no models."""
+"""What two sequences of ids share, where a row begins, and rows of unequal length as a tensor. Knows no models."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, Self, TypeVar
+from copy import deepcopy
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
-from sampling.types import Rows
+import torch
+from torch import Tensor
+
+from sampling.types import Rows, Session, Traits
 from utils.errors import UserError
 
-
-class Copyable(Protocol):
-    """Something that can be copied."""
-
-    def copy(self) -> Self: ...
-
-
-Copied = TypeVar("Copied", bound=Copyable)
+ALONE: Any = SimpleNamespace(vocab_size=1 << 62, takes_trees=True, source=None)
+"""Stands for the target's session where a drafter is looked at by itself: nothing bounds its ids."""
 
 _NEAR = 32  # sequences that part mostly part near their ends
+
+
+Item = TypeVar("Item")
 
 
 def common_prefix(cached: list[int], row: list[int]) -> int:
@@ -38,42 +40,28 @@ def common_prefix(cached: list[int], row: list[int]) -> int:
     return low
 
 
-def first_rows(prompt: Rows, session: Any) -> Rows:
-    """What the rows of an answer to `prompt` begin with: the prompt itself; where a session reads it elsewhere (it has
-    a `source` then), the session's `initial`.
+def first_rows(prompt: Rows, session: Session) -> Rows:
+    """What the rows of an answer to `prompt` begin with: the prompt itself; where a session reads it elsewhere (its
+    `source`), the session's `initial`.
 
     ValueError for such a session of another prompt.
     """
-    source = getattr(session, "source", None)
-    if source is None:
+    if session.source is None:
         return prompt
-    if source != prompt:
+    if session.source != prompt:
         raise ValueError("the session was opened for another prompt")
-    initial: Rows = session.initial
-    return initial
+    return session.initial
 
 
-def check_rows(drafter: Any, prompt: Rows) -> None:
-    """UserError, by its name, for several rows and a drafter that follows one (its attribute `one_row` is True)."""
-    if len(prompt) > 1 and getattr(drafter, "one_row", False):
-        raise UserError(f"{', '.join(drafter.names)} drafts for one prompt at a time, got {len(prompt)}")
+def check_rows(traits: Traits, prompt: Rows) -> None:
+    """UserError, by its name, for several rows and a drafter that follows one."""
+    if len(prompt) > 1 and traits.one_row:
+        raise UserError(f"{', '.join(traits.names)} drafts for one prompt at a time, got {len(prompt)}")
 
 
-def lead(prompt: Rows, session: Any) -> Rows:
+def lead(prompt: Rows, session: Session) -> Rows:
     """What stands before each row that a drafter is shown: nothing, or the prompt where rows do not hold it."""
-    apart = getattr(session, "source", None) is not None
-    return [list(row) if apart else [] for row in prompt]
-
-
-def ids_of(session: Any) -> int:
-    """How many ids a target's session has: nothing beyond them may be drafted. No bound where there is no session."""
-    size: int = getattr(session, "vocab_size", 1 << 62)
-    return size
-
-
-def takes_trees(session: Any) -> bool:
-    """Whether drafts may be trees, as a target's session says of itself; where there is none to say so they may."""
-    return bool(getattr(session, "takes_trees", True))
+    return [[] if session.source is None else list(row) for row in prompt]
 
 
 def behind(leads: Rows, rows: Rows) -> Rows:
@@ -81,11 +69,12 @@ def behind(leads: Rows, rows: Rows) -> Rows:
     return [before + row if before else row for before, row in zip(leads, rows, strict=True)]
 
 
-def parted(items: Sequence[Copied], rows: Sequence[int]) -> list[Copied]:
+def parted(items: Sequence[Item], rows: Sequence[int]) -> list[Item]:
     """The items of these rows, reordered, repeated or dropped: those of repeated rows part ways, as copies."""
-    taken: set[int] = set()
-    chosen = []
-    for row in rows:
-        chosen.append(items[row].copy() if row in taken else items[row])
-        taken.add(row)
-    return chosen
+    return [deepcopy(items[row]) if row in rows[:place] else items[row] for place, row in enumerate(rows)]
+
+
+def padded(rows: Sequence[Sequence[float]], fill: float = -1, dtype: torch.dtype = torch.long) -> Tensor:
+    """[B, N] of rows of at most N values, `fill` behind their ends."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype).view(len(rows), width)

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.types import Rows
+from sampling.types import Rows, Sampler
 from sampling.vocabulary import largest
 from utils.errors import UserError
 from utils.logits_processors import LogitsProcessor
@@ -109,7 +109,7 @@ def stream_states(seed: int, stream: int, keys: Tensor) -> Tensor:
     return states
 
 
-class KeyedSampler:
+class KeyedSampler(Sampler):
     """Processors, seed and coupling of one answer; satisfies :class:`sampling.types.Sampler`.
 
     Args:
@@ -161,7 +161,7 @@ class KeyedSampler:
         """What a drafter draws with in the round that begins at these (row, committed length) [B, 2]."""
         return DraftingSampler(self, starts)
 
-    def noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
+    def shared_noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
         """What the target's own draw there adds to each id's logit: temperature × (Gumbel noise less its mean)."""
         if self.processor.greedy:
             return [0.0] * len(ids)
@@ -181,15 +181,11 @@ class KeyedSampler:
         return largest(torch.div(probs, noise.neg_().log1p_().neg_(), out=noise))
 
 
-class DraftingSampler:
-    """The drafter's view of a :class:`KeyedSampler` in one round: the same law, other noise unless coupled.
+class SamplerView(Sampler):
+    """Another sampler's processors, draws, coins and noise; what a subclass changes is its own."""
 
-    `starts` [B, 2]: row and committed length where the round begins. A round of a cascade inside it is a view within
-    this view (`outer`): lengths only grow while a round drafts, so no two of its nested rounds begin at the same one.
-    """
-
-    def __init__(self, sampler: KeyedSampler, starts: Tensor, outer: DraftingSampler | None = None) -> None:
-        self._sampler, self._starts, self._outer = sampler, starts, outer
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
 
     @property
     def needs_prefixes(self) -> bool:
@@ -201,6 +197,26 @@ class DraftingSampler:
 
     def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
         return self._sampler.law(logits, prefixes)
+
+    def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
+        return self._sampler.coin(prob, keys)
+
+    def shared_noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
+        return self._sampler.shared_noise(row, position, ids)
+
+
+class DraftingSampler(SamplerView):
+    """The drafter's view of a :class:`KeyedSampler` in one round: the same law, other noise unless coupled.
+
+    `starts` [B, 2]: row and committed length where the round begins. A round of a cascade inside it is a view within
+    this view (`outer`): lengths only grow while a round drafts, so no two of its nested rounds begin at the same one.
+    """
+
+    _sampler: KeyedSampler
+
+    def __init__(self, sampler: KeyedSampler, starts: Tensor, outer: DraftingSampler | None = None) -> None:
+        super().__init__(sampler)
+        self._starts, self._outer = starts, outer
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
         """Greedy drafts: the argmax. Gumbel coupling: the target's noise. Else noise of the round's own.
@@ -214,12 +230,6 @@ class DraftingSampler:
             return sampler.draw(probs, keys[:, :2])
         turned = keys if keys.shape[1] > 2 else F.pad(keys, (0, 1))
         return sampler._race(probs, self._within(turned), _DRAFT)
-
-    def noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
-        """See :meth:`KeyedSampler.noise`. Only for drafters whose drafts are all point masses: those never touch what
-        is said. Whoever lets the noise decide *whether* a drawn draft is made biases the draw behind its refusal.
-        """
-        return self._sampler.noise(row, position, ids)
 
     def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
         return self._sampler.coin(prob, self._within(keys))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Protocol
 
 import torch
@@ -33,6 +33,45 @@ class Rule(IntEnum):
     BLOCK = 2  # chains so drawn; judged as a whole
 
 
+class Tree(Enum):
+    """How a drafter's trees grow, where the target takes trees and one row is decoded."""
+
+    BEST_FIRST = 1  # by the probability of the path; the budget's depth counts nodes, which are weighed one by one
+    SIDEWAYS = 2  # a chain as deep as the budget says with siblings beside it, up to its number of nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a drafter is, said once and fixed before it drafts."""
+
+    names: tuple[str, ...] = ()  # who proposes: what `Draft.source` and `Step.source` index into
+    rule: Rule = Rule.DRAWN
+    needs_hidden: bool = False  # it reads the target's hidden states: open the target's session with `hidden=True`
+    needs_kv: bool = False  # it reads the target's keys and values
+    one_row: bool = False  # it follows a single row: several prompts at a time are refused by its name
+    shared_noise: bool = False  # it looks at the noise of the target's draw (point masses only)
+    tree: Tree | None = None  # None: chains
+    most: int | None = None  # tokens of a round where the drafter says how many (a cascade); None: the budget does
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCosts:
+    """What a node of a tree must bring to be worth its place in the target's pass."""
+
+    v: Sequence[float]  # v(1), v(2), …: the time of a pass over so many tokens, relative to one
+    trust: float = 1.0  # how much of the accepted tokens that drafters predict comes
+    rate: float = 1.0  # tokens that the time of a one-token pass brings anyway
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much to draft in one round; a gamma controller makes it."""
+
+    depth: list[int]  # of each row the tokens down to its deepest draft; the loop cuts it to the room that is left
+    nodes: int | None = None  # of a row in all; None: as many as the drafter itself has
+    costs: NodeCosts | None = None  # None: nothing is known of costs, every node stays
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """What a drafter proposes for one round. -1 marks an absent node; an empty draft has N = 0."""
@@ -41,9 +80,10 @@ class Draft:
     probs: Tensor | None = None  # [B, N, V] float: the law each node was really drawn from; None = point masses
     raw: Tensor | None = None  # [B, N] the drafter's temperature-1 probability of each node
     parents: Tensor | None = None  # [N] long, -1 = root; None = a chain
-    source: Tensor | None = None  # [N] or [B, N] index into the drafter's `names`
+    source: Tensor | None = None  # [N] or [B, N] index into the drafter's `traits.names`
     calls: tuple[Call, ...] = ()
     trace: tuple[Step, ...] = ()
+    predicted: float = 0.0  # accepted tokens that a tree's paths promise; 0 where the drafter says nothing
 
     @staticmethod
     def empty(rows: int) -> Draft:
@@ -128,19 +168,21 @@ class Network(Protocol):
 class Session(Protocol):
     """One LM, its KV cache and the tokens the cache holds.
 
-    V is `vocab_size`: of a session beside a target's the target's, so that both speak of the same ids. What the model
+    `vocab_size` is V: of a session beside a target's the target's, so that both speak of the same ids. What the model
     has no id for gets -inf, what the target has no id for is left out: any law that drafts are drawn from is exact.
-
-    Where the prompt is no part of the rows (an encoder reads it) the session has it as `source`, rows begin with
-    `initial`, and `read() -> int` reads the prompt once and says how many tokens that were.
     """
 
+    vocab_size: int
+    initial: Rows  # what rows begin with: the prompt, or [[decoder_start]] * B
+    source: Rows | None = None  # the prompt where it is no part of the rows: an encoder reads it
+    device: torch.device | None = None  # where passes run; None: there is nothing to wait for
+    short_list: Tensor | None = None  # [n] the ids, ascending, that `score_short` is of; None: all
+
     @property
-    def vocab_size(self) -> int: ...  # V
-    @property
-    def takes_trees(self) -> bool: ...  # whether a draft may be a tree, of any size and at any length
-    @property
-    def initial(self) -> Rows: ...  # the prompt, or [[decoder_start]] * B
+    def takes_trees(self) -> bool:
+        """Whether a draft may be a tree, of any size and at any length."""
+        return True
+
     def sync(self, rows: Rows) -> list[int]: ...  # crop to the common prefix; cached tokens per row
     def score(self, rows: Rows, draft: Draft) -> Tensor: ...  # [B, N+1, V]; an empty draft gives [B, 1, V]
     def keep(self, path: Tensor) -> None: ...  # [B, A] commit these draft nodes
@@ -149,6 +191,14 @@ class Session(Protocol):
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]: ...  # K, V [B, H_kv, S, D], valid [B]; read only
     def hidden(self) -> Tensor: ...  # [B, S, H] last-layer states of committed tokens
 
+    def read(self) -> int:
+        """Read what stands apart from the rows (`source`), once; how many tokens that were."""
+        return 0
+
+    def score_short(self, rows: Rows, draft: Draft) -> Tensor:
+        """[B, N+1, n] logits of the ids in `short_list`."""
+        return self.score(rows, draft)
+
 
 class LM(Protocol):
     """A language model that can open sessions."""
@@ -156,6 +206,11 @@ class LM(Protocol):
     name: str
     vocab_size: int
     context: int
+    device: torch.device | None = None
+    encodes: bool = False  # an encoder reads its prompts
+    reads_hidden: bool = False  # its sessions read their target's hidden states
+    reads_kv: bool = False  # … its keys and values
+    reviews: bool = True  # its sessions score drafts
 
     def open(
         self,
@@ -169,6 +224,11 @@ class LM(Protocol):
 
 class Sampler(Protocol):
     """The only source of randomness: all noise is a function of its seed and its key, and nothing is counted."""
+
+    @property
+    def needs_prefixes(self) -> bool: ...  # the law depends on the tokens before, or on which id a logit is of
+    @property
+    def point_mass(self) -> bool: ...  # drafts are point masses (greedy drafts, gumbel coupling)
 
     def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """[..., V] logits → [..., V] float32 processed probabilities.
@@ -198,43 +258,53 @@ class Sampler(Protocol):
         the target's under gumbel coupling. Of a view: that of a round inside its round."""
         ...
 
-    @property
-    def needs_prefixes(self) -> bool: ...  # the law depends on the tokens before, or on which id a logit is of
-
-    @property
-    def point_mass(self) -> bool: ...  # drafts are point masses (greedy drafts, gumbel coupling)
+    def shared_noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
+        """What the target's own draw there adds to the logit of each id, which a drafter may look at whose drafts are
+        all point masses: those never touch what is said. Whoever lets the noise decide *whether* a drawn draft is made
+        biases the draw behind its refusal. A sampler that shows nothing says 0."""
+        return [0.0] * len(ids)
 
 
 class Drafter(Protocol):
-    """A way of drafting. `start` opens an answer; `propose` and `observe` alternate. `rule` says how its drafts are
-    judged, and so what they are: see :class:`Rule`.
+    """A way of drafting. `start` opens an answer; `propose` and `observe` alternate.
 
     `start` opens the drafter's own sessions but reads no prompt: the loop feeds `sessions` in
-    pieces, so that an interrupt is heeded there too. A drafter that reads the target's hidden states
-    has an attribute `needs_hidden = True`: the target's session is then opened with `hidden=True`. One that follows
-    a single row has an attribute `one_row = True`: several prompts at a time are then refused by its name.
+    pieces, so that an interrupt is heeded there too. What a drafter has no need of is here.
     """
 
-    @property
-    def names(self) -> tuple[str, ...]: ...
+    traits: Traits
 
     @property
-    def rule(self) -> Rule: ...
+    def sessions(self) -> tuple[Session, ...]:
+        """Its models' sessions."""
+        return ()
 
     @property
-    def sessions(self) -> tuple[Session, ...]: ...  # its models' sessions; () if it has none
+    def models(self) -> tuple[LM, ...]:
+        """The models it runs."""
+        return ()
 
-    def start(self, prompt: Rows, target: Session, verifier: Session) -> None: ...
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft: ...  # depth ≤ k per row; may be empty
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None: ...  # rows as before the round
-    def select(self, rows: Tensor) -> None: ...
+    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
+        """Open an answer beside the outermost target and the immediate reviewer."""
+
+    def confidence(self, rows: Rows) -> list[float]:
+        """How likely the first token that it would draft for each row is, as far as it knows; 0: it has none."""
+        return [1.0] * len(rows)
+
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft: ...  # may be empty
+
+    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
+        """A round is over; `rows` as they were before it."""
+
+    def select(self, rows: Tensor) -> None:
+        """[B'] expand, reorder or drop rows."""
 
 
-class Pace(Protocol):
-    """Chooses gamma. Decides from past rounds only."""
+class GammaController(Protocol):
+    """Chooses how much to draft. Decides from past rounds only, and touches no drafter."""
 
-    def gamma(self, rows: list[int]) -> list[int]: ...  # row ids → drafts to ask for
-    def observe(self, step: Step) -> None: ...
+    def budget(self, rows: list[int]) -> Budget: ...  # of the coming round, by row ids
+    def observe(self, steps: list[Step], predicted: float) -> None: ...  # a round: of each row, and `Draft.predicted`
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +313,10 @@ class FixedPace:
 
     value: int
 
-    def gamma(self, rows: list[int]) -> list[int]:
-        return [self.value] * len(rows)
+    def budget(self, rows: list[int]) -> Budget:
+        return Budget([self.value] * len(rows))
 
-    def observe(self, step: Step) -> None:
+    def observe(self, steps: list[Step], predicted: float) -> None:
         return None
 
 

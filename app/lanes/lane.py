@@ -16,13 +16,11 @@ from app.lanes.drafters import PairDrafters
 from app.settings.types import LANES
 from sampling.beam.plan import BeamPlan
 from sampling.beam.search import beam_generate
-from sampling.drafters.cape import Expansion
 from sampling.drafters.draft_model import NoDrafter
-from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.events import Event
 from sampling.gamma.costs import Costs
 from sampling.gamma.goodput import GoodputPace
-from sampling.gamma.tree import MOST_NODES, ExpandingPace, RankPace
+from sampling.gamma.tree import controller_of
 from sampling.loop import generate, never
 from sampling.models.encoder_decoder import go_on, lm_of
 from sampling.sampler import KeyedSampler
@@ -54,7 +52,7 @@ class Lane:
     @property
     def source_names(self) -> tuple[str, ...]:
         """What `Step.source` indexes into."""
-        return self.drafter.names
+        return self.drafter.traits.names
 
     @property
     def drafts(self) -> bool:
@@ -64,7 +62,7 @@ class Lane:
     @property
     def most(self) -> int | None:
         """Tokens that a round may draft where the drafter itself says how many (cascade, chain); None: gamma does."""
-        return getattr(self.drafter, "most", None)
+        return self.drafter.traits.most
 
     @property
     def takes_gamma(self) -> bool:
@@ -75,12 +73,12 @@ class Lane:
     def law_drafts(self) -> bool:
         """Whether its drafts may be drawn from a model's law, so that sampled text may rightly be another draw of the
         same distribution."""
-        return self.drafter.rule is not Rule.POINT
+        return self.drafter.traits.rule is not Rule.POINT
 
     @property
     def needs_hidden(self) -> bool:
         """Whether its target session must keep the target's hidden states."""
-        return bool(getattr(self.drafter, "needs_hidden", False))
+        return self.drafter.traits.needs_hidden
 
     @property
     def context(self) -> int:
@@ -269,17 +267,7 @@ class Engine:
         kept = self._kept.get(name)
         if kept is None or kept.key != key:
             kept = self._kept[name] = _Kept(key, self.drafters.make(word, settings))
-        drafts = not isinstance(kept.drafter, NoDrafter) and getattr(kept.drafter, "most", None) != 0
+        drafts = not isinstance(kept.drafter, NoDrafter) and kept.drafter.traits.most != 0
         if settings.gamma == "auto" and drafts and kept.pace is None:
-            kept.pace = pace_of(kept.drafter, self._costs.setdefault((name, key), Costs()), settings.nodes)
+            kept.pace = controller_of(kept.drafter.traits, settings.nodes, self._costs.setdefault((name, key), Costs()))
         return kept
-
-
-def pace_of(drafter: Any, costs: Costs, nodes: int) -> GoodputPace:
-    """What chooses gamma for a drafter whose rounds may have so many nodes."""
-    if isinstance(drafter, TableTreeDrafter):
-        return RankPace(drafter.appraisal, min(nodes, MOST_NODES), costs)
-    expansion = getattr(drafter, "expansion", None)
-    if isinstance(expansion, Expansion):
-        return ExpandingPace(expansion, nodes, costs=costs)
-    return GoodputPace(costs=costs, whole=getattr(drafter, "most", None))

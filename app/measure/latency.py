@@ -112,6 +112,7 @@ def drafting(shape: Shape, device: torch.device, dtype: torch.dtype) -> Callable
     from sampling.drafters.draft_model import ModelDrafter
     from sampling.models.causal import CausalLM
     from sampling.sampler import KeyedSampler
+    from sampling.types import Budget
     from utils.kernels.packed_linear import pack
     from utils.logits_processors import make_processor
 
@@ -134,10 +135,10 @@ def drafting(shape: Shape, device: torch.device, dtype: torch.dtype) -> Callable
         pack(model)
     drafter = ModelDrafter(CausalLM(model, "drafter"))
     rows = [[place % shape.vocab_size for place in range(CONTEXT)]]
-    nothing: Any = None
-    drafter.start(rows, nothing, nothing)
+    session = drafter.lm.open(rows)
+    drafter.start(rows, session, session)
     sampler = KeyedSampler(make_processor(0.0)).drafting(torch.tensor([[0, CONTEXT]]))
-    return lambda: drafter.propose(rows, [DRAFTS], sampler)
+    return lambda: drafter.propose(rows, Budget([DRAFTS]), sampler)
 
 
 def figures(

@@ -23,7 +23,7 @@ from app.settings.layers import Settings
 from sampling.events import Step
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import is_encoder_decoder
-from sampling.types import Limits
+from sampling.types import Budget, Limits
 from utils.kernels.packed_linear import unpacked_copy
 from utils.timing import Stopwatch
 
@@ -199,10 +199,15 @@ def proposals(lane: Lane, prompt: list[int]) -> dict[int, Pass]:
     # Whatever the target said: a prompt that goes on repeating itself gives a drafter that looks tokens up its chance.
     rows = [[*prompt, len(prompt) % PERIOD]]
     sampler = make_sampler(lane.settings).drafting(torch.tensor([[0, len(rows[0])]]))
-    lengths = {count: lane.drafter.propose(rows, [count], sampler).tokens.shape[1] for count in range(1, GAMMA + 1)}
+    lengths = {
+        count: lane.drafter.propose(rows, Budget([count]), sampler).tokens.shape[1] for count in range(1, GAMMA + 1)
+    }
 
     def one(count: int) -> Pass:
-        return lambda: (lane.drafter.propose(rows, [count], sampler), opening)  # held: the drafter reads its session
+        return lambda: (
+            lane.drafter.propose(rows, Budget([count]), sampler),
+            opening,
+        )  # held: the drafter reads its session
 
     return {count: one(count) for count, length in lengths.items() if length == count}
 

@@ -139,8 +139,8 @@ def _learned(track: Track, answers: Sequence[Sequence[Track]]) -> GoodputPace:
             left = other.limit
             for number, step in enumerate(other.steps):
                 if number:  # the opening round reads the prompt
-                    pace.gamma([step.row])
-                    pace.observe(replace(step, gamma=min(step.gamma, left - 1)))  # a limit is not silence
+                    pace.budget([step.row])
+                    pace.observe([replace(step, gamma=min(step.gamma, left - 1))])  # a limit is not silence
                 left -= len(step.emitted)
     return pace
 

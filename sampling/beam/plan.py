@@ -36,20 +36,19 @@ class BeamPlan:
     early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
-        _check("num_beams", self.num_beams, self.num_beams >= 1, "at least 1")
-        _check("top_k", self.top_k, self.top_k >= 0, "0 (as many as count) or more")
-        _check("min_length", self.min_length, self.min_length >= 0, "at least 0")
-        _check("alpha", self.alpha, abs(self.alpha) < float("inf"), "a finite number")
-        _check("offset", self.offset, 0 <= self.offset < float("inf"), "a finite number, at least 0")
-        known = self.early_stopping in (True, False, "never")
-        _check("early_stopping", self.early_stopping, known, "True, False or 'never'")
+        checks = (
+            ("num_beams", self.num_beams >= 1, "at least 1"),
+            ("top_k", self.top_k >= 0, "0 (as many as count) or more"),
+            ("min_length", self.min_length >= 0, "at least 0"),
+            ("alpha", abs(self.alpha) < float("inf"), "a finite number"),
+            ("offset", 0 <= self.offset < float("inf"), "a finite number, at least 0"),
+            ("early_stopping", self.early_stopping in (True, False, "never"), "True, False or 'never'"),
+        )
+        for name, fits, allowed in checks:
+            if not fits:
+                raise UserError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
 
     def score(self, log_p: float, length: int) -> float:
         """Σ log p of `length` ≥ 1 tokens with the length penalty."""
         penalty: float = ((self.offset + length) / (self.offset + 1)) ** self.alpha
         return log_p / penalty
-
-
-def _check(name: str, value: object, fits: bool, allowed: str) -> None:
-    if not fits:
-        raise UserError(f"{name} must be {allowed}, got {value!r}")

@@ -8,7 +8,7 @@ reordered with them (`Session.select`), never read again. How beams are scored a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -64,7 +64,8 @@ def beam_generate(
     if len(row) >= room:
         raise UserError(f"the prompt is {len(row)} tokens, the context holds {room} with room for one more")
     yield from prefill(session, [row], interrupt)
-    search = _Search(lm, row, limits, room, plan or BeamPlan(), processor, session)
+    longest = min(limits.max_new_tokens, room - len(row))
+    search = _Search(lm, session, plan or BeamPlan(), processor, limits.stop, longest, row, [list(row)])
     try:
         while search.goes_on:
             if interrupt():
@@ -77,36 +78,29 @@ def beam_generate(
 
 
 class _Candidate(NamedTuple):
-    """Beam `parent` grown by `token`; `order` breaks ties: the better parent, then the likelier token, goes first."""
+    """Beam `parent` grown by its `rank`-th likeliest token. Of equal ones the better parent, then the likelier goes
+    first."""
 
     log_p: float
-    order: tuple[int, int]
+    parent: int
+    rank: int
     token: int
 
-    @property
-    def parent(self) -> int:
-        return self.order[0]
 
-
+@dataclass
 class _Search:
     """The running beams: `rows[place]`, prompt and tokens of `tree.running[place]`, is row `place` of the session."""
 
-    def __init__(
-        self,
-        lm: LM,
-        row: list[int],
-        limits: Limits,
-        room: int,
-        plan: BeamPlan,
-        processor: LogitsProcessor | None,
-        session: Session,
-    ) -> None:
-        self.name, self.device = lm.name, getattr(lm, "device", None)
-        self.plan, self.session, self.stop = plan, session, limits.stop
-        self.processor = processor
-        self.longest = min(limits.max_new_tokens, room - len(row))
-        self.prompt, self.rows, self.tree = row, [list(row)], BeamTree()
-        self.length = 0  # tokens of every running beam
+    lm: LM
+    session: Session
+    plan: BeamPlan
+    processor: LogitsProcessor | None
+    stop: frozenset[int]
+    longest: int  # tokens of an answer
+    prompt: list[int]
+    rows: Rows
+    tree: BeamTree = field(default_factory=BeamTree)
+    length: int = 0  # tokens of every running beam
 
     @property
     def goes_on(self) -> bool:
@@ -127,11 +121,11 @@ class _Search:
 
     def step(self) -> BeamStep:
         """Score, grow, choose, reorder."""
-        watch = Stopwatch(self.device)
+        watch = Stopwatch(self.lm.device)
         logits = self.session.score(self.rows, Draft.empty(len(self.rows)))[:, 0]
         verify_s = watch.lap()
         beams = self._choose(self._candidates(self._log_probs(logits)))
-        step = BeamStep(0, self.plan.num_beams, beams, (Call(self.name, 1, verify_s),), verify_s, watch.lap())
+        step = BeamStep(0, self.plan.num_beams, beams, (Call(self.lm.name, 1, verify_s),), verify_s, watch.lap())
         self.tree.add(step)
         self.length += 1
         if self.goes_on:
@@ -161,14 +155,14 @@ class _Search:
         count = min(self.plan.top_k or self.plan.num_beams + len(self.stop), log_p.shape[-1])
         values, ids = log_p.topk(count, dim=-1)
         found = [
-            _Candidate(beam.log_p + value, (parent, place), token)
+            _Candidate(beam.log_p + value, parent, rank, token)
             for parent, beam in enumerate(self.tree.running)
-            for place, (value, token) in enumerate(zip(values[parent].tolist(), ids[parent].tolist(), strict=True))
+            for rank, (value, token) in enumerate(zip(values[parent].tolist(), ids[parent].tolist(), strict=True))
             if value > -torch.inf
         ]
         if not found:
             raise ValueError("no token is left to choose: each has probability 0, or is a stop id before min_length")
-        return sorted(found, key=lambda one: (-one.log_p, one.order))
+        return sorted(found, key=lambda one: (-one.log_p, one.parent, one.rank))
 
     def _choose(self, candidates: list[_Candidate]) -> tuple[Beam, ...]:
         """What becomes of the candidates, given best first. One that ends counts only among the best num_beams of its

@@ -16,12 +16,11 @@ import torch
 
 from sampling.drafters.drawing import Column, Drawing, Leaves, Other, sure
 from sampling.events import Call
-from sampling.types import Draft, Rows
+from sampling.types import Budget, Draft, Rows
 from sampling.vocabulary import spread
 
 BINS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))  # (top probability up to, siblings): the paper's
 _MOST = max(count for _, count in BINS)
-_LIMIT = 1 << 20
 
 
 def siblings_of(confidence: float) -> int:
@@ -29,20 +28,23 @@ def siblings_of(confidence: float) -> int:
     return next((count for limit, count in BINS if confidence <= limit), BINS[-1][1])
 
 
-@dataclass
+@dataclass(frozen=True)
 class Expansion:
-    """How far chains grow sideways: at most `nodes` draft nodes a row, the chain's own among them.
-
-    The chain is never cut. May be set anew between rounds.
+    """How far chains grow sideways: at most `nodes` draft nodes a row, the chain's own among them, where the budget of
+    a round names no other number. The chain is never cut.
     """
 
-    nodes: int = _LIMIT
+    nodes: int = 1 << 20
 
-    def grow(self, drawing: Drawing, columns: list[Column], rows: Rows, call: Call) -> Draft:
+    def most(self, budget: Budget) -> int:
+        """Nodes of a row in this round."""
+        return self.nodes if budget.nodes is None else budget.nodes
+
+    def grow(self, drawing: Drawing, columns: list[Column], rows: Rows, call: Call, most: int) -> Draft:
         """The tree made of a chain: its nodes first, then the siblings by depth. `rows` [B] are the committed ones."""
         chain = drawing.draft(columns, call)
         others = drawing.others(columns, _MOST)
-        counts = self._counts(chain, sure(columns), others)
+        counts = _counts(chain, sure(columns), others, most)
         beside = (
             drawing.beside(column, more, rows, depth, [row[depth] for row in counts])
             for depth, (column, more) in enumerate(zip(columns, others, strict=True))
@@ -50,22 +52,23 @@ class Expansion:
         leaves = {depth: found for depth, found in enumerate(beside) if found is not None}
         return _joined(chain, leaves, drawing) if leaves else chain
 
-    def _counts(self, chain: Draft, best: list[list[float]], others: list[list[list[Other]]]) -> list[list[int]]:
-        """Of each row and depth the siblings: as many as the bins say, the most promising ones within `nodes`.
 
-        `best`, the probability of the likeliest token, and `others` by depth and row.
-        """
-        assert chain.raw is not None
-        found = []
-        for place, (tokens, raw) in enumerate(zip(chain.tokens.tolist(), chain.raw.tolist(), strict=True)):
-            reach, offers, length = 1.0, [], sum(token >= 0 for token in tokens)
-            for depth in range(length):
-                most = siblings_of(best[depth][place])
-                offers += [(reach * other.chance, depth) for other in others[depth][place][:most]]
-                reach *= raw[depth]
-            kept = [depth for _, depth in sorted(offers, reverse=True)[: max(0, self.nodes - length)]]
-            found.append([kept.count(depth) for depth in range(len(tokens))])
-        return found
+def _counts(chain: Draft, best: list[list[float]], others: list[list[list[Other]]], most: int) -> list[list[int]]:
+    """Of each row and depth the siblings: as many as the bins say, those of the largest expected gain within `most`.
+
+    `best`, the probability of the likeliest token, and `others` by depth and row.
+    """
+    assert chain.raw is not None
+    found = []
+    for place, (tokens, raw) in enumerate(zip(chain.tokens.tolist(), chain.raw.tolist(), strict=True)):
+        path, offers, length = 1.0, [], sum(token >= 0 for token in tokens)
+        for depth in range(length):
+            bound = siblings_of(best[depth][place])
+            offers += [(path * other.p, depth) for other in others[depth][place][:bound]]
+            path *= raw[depth]
+        taken = [depth for _, depth in sorted(offers, reverse=True)[: max(0, most - length)]]
+        found.append([taken.count(depth) for depth in range(len(tokens))])
+    return found
 
 
 def _joined(chain: Draft, leaves: dict[int, Leaves], drawing: Drawing) -> Draft:

@@ -6,10 +6,8 @@ Knows any :class:`sampling.types.LM`; what its session reads of the target's is 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
@@ -17,8 +15,7 @@ from sampling.drafters.cape import Expansion
 from sampling.drafters.drawing import Column, Drawing
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call
-from sampling.rows import takes_trees
-from sampling.types import LM, Draft, Rows, Rule, Sampler, Session, Verdict
+from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits, Tree
 from utils.errors import UserError
 from utils.timing import Stopwatch
 
@@ -33,18 +30,55 @@ def opened(lm: LM, prompt: Rows, previous: Session | None, target: Session) -> S
 
 def scoring(session: Session, whole: bool = False) -> tuple[Callable[[Rows, Draft], Tensor], Tensor | None]:
     """What gives logits of a session and the ids [n] of their columns; None: all, as `whole` asks for."""
-    beside: Any = session
-    short = None if whole else getattr(beside, "short_list", None)
-    return (beside.score if short is None else beside.score_short), short
+    short = None if whole else session.short_list
+    return (session.score if short is None else session.score_short), short
 
 
-def check_blocks(rule: Rule, expansion: Expansion | None, name: str) -> None:
+def check_blocks(traits: Traits) -> None:
     """UserError, by name, for block verification of drafts that may be trees."""
-    if rule is Rule.BLOCK and expansion is not None:
+    if traits.rule is Rule.BLOCK and traits.tree is Tree.SIDEWAYS:
+        name = ", ".join(traits.names)
         raise UserError(f"{name}: block verification judges chains, an expansion makes trees of them: choose one")
 
 
-class ModelDrafter:
+class ModelMember(Drafter):
+    """A model beside the target, with its session: what a drafter of its own and a reviewer of a cascade share.
+
+    `ids` are the caller's numbers of the rows, which key the noise. `session` is None where the prompt outgrew it.
+    """
+
+    def __init__(self, lm: LM, traits: Traits) -> None:
+        self.lm, self.traits = lm, replace(traits, needs_hidden=lm.reads_hidden, needs_kv=lm.reads_kv)
+        self.session: Session | None = None
+        self.ids: list[int] = []
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        return () if self.session is None else (self.session,)
+
+    @property
+    def models(self) -> tuple[LM, ...]:
+        return (self.lm,)
+
+    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
+        """Open the answer; the cache of the last answer is reused by common prefix."""
+        previous, self.session = self.session, None
+        self.ids = list(range(len(prompt)))
+        self.session = opened(self.lm, prompt, previous, target)
+
+    def fitting(self, rows: Rows, depth: list[int]) -> list[int]:
+        """`depth` as far as the model's context goes."""
+        if self.session is None:
+            return [0] * len(rows)
+        return [max(0, min(most, self.lm.context - len(row))) for most, row in zip(depth, rows, strict=True)]
+
+    def select(self, rows: Tensor) -> None:
+        self.ids = [self.ids[row] for row in rows.tolist()]
+        if self.session is not None:
+            self.session.select(rows)
+
+
+class ModelDrafter(ModelMember):
     """Draft chains from `lm` (Leviathan et al., arXiv 2211.17192).
 
     Drafts are drawn from the processed law, which travels with them; they are point masses when
@@ -60,83 +94,50 @@ class ModelDrafter:
     """
 
     def __init__(self, lm: LM, least: float = 0.0, expansion: Expansion | None = None, rule: Rule = Rule.DRAWN) -> None:
-        check_blocks(rule, expansion, lm.name)
-        self.lm, self.least, self.expansion, self.rule = lm, least, expansion, rule
-        self.needs_hidden = bool(getattr(lm, "reads_hidden", False))
-        self._session: Session | None = None
+        super().__init__(lm, Traits((lm.name,), rule, tree=None if expansion is None else Tree.SIDEWAYS))
+        check_blocks(self.traits)
+        self.least, self.expansion = least, expansion
         self._trees = True  # whether the target takes them
-        self._ids: list[int] = []  # the caller's numbers of the rows: they key the noise
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.lm.name,)
-
-    @property
-    def sessions(self) -> tuple[Session, ...]:
-        return () if self._session is None else (self._session,)
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
-        """Open the answer; the cache of the last answer is reused by common prefix."""
-        previous, self._session = self._session, None
-        self._ids, self._trees = list(range(len(prompt))), takes_trees(target)
-        self._session = opened(self.lm, prompt, previous, target)
+        self._trees = target.takes_trees
+        super().start(prompt, target, verifier)
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        """Chains of at most k[b] tokens; tokens [B, N], probs [B, N, V] unless point masses."""
-        session = self._session
-        fits = [min(want, self.lm.context - len(row)) for want, row in zip(k, rows, strict=True)]
-        if session is None or max(fits) <= 0:
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        """Chains of at most budget.depth[b] tokens; tokens [B, N], probs [B, N, V] unless point masses."""
+        session, depth = self.session, self.fitting(rows, budget.depth)
+        if session is None or max(depth) <= 0:
             return Draft.empty(len(rows))
-        watch = Stopwatch(getattr(self.lm, "device", None))
+        watch = Stopwatch(self.lm.device)
         score, short = scoring(session, whole=sampler.needs_prefixes)
-        drawing = Drawing(sampler, self._ids, session.vocab_size, short, self.rule is Rule.POINT)
+        drawing = Drawing(sampler, self.ids, session.vocab_size, short, self.traits.rule is Rule.POINT)
         active = [list(row[: self.lm.context]) for row in rows]  # longer ones draft nothing
         nothing = Draft.empty(len(rows))
         columns: list[Column] = []
-        chances = [1.0] * len(rows)
-        while any(fit > len(columns) for fit in fits):
+        paths = [1.0] * len(rows)
+        while max(depth) > len(columns):
             logits = score(active, nothing)[:, 0]
-            columns.append(drawing.column(logits, active, [fit > len(columns) for fit in fits]))
-            tokens, raw = columns[-1].tokens.tolist(), columns[-1].raw.tolist()
-            for place, token in enumerate(tokens):
+            columns.append(drawing.column(logits, active, [most > len(columns) for most in depth]))
+            for place, (token, p) in enumerate(zip(columns[-1].tokens.tolist(), columns[-1].raw.tolist(), strict=True)):
                 if token >= 0:
                     active[place].append(token)
-                    chances[place] *= raw[place]
-                    if chances[place] < self.least:
-                        fits[place] = len(columns)
+                    paths[place] *= p
+                    if paths[place] < self.least:
+                        depth[place] = len(columns)
         call = Call(self.lm.name, len(columns), watch.lap())
         if self.expansion is None or not self._trees:
             return drawing.draft(columns, call)
-        draft = self.expansion.grow(drawing, columns, rows, call)
+        draft = self.expansion.grow(drawing, columns, rows, call, self.expansion.most(budget))
         return replace(draft, calls=(call._replace(seconds=call.seconds + watch.lap()),))
 
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
-        return None  # the cache follows by common prefix
 
-    def select(self, rows: Tensor) -> None:
-        self._ids = [self._ids[row] for row in rows.tolist()]
-        if self._session is not None:
-            self._session.select(rows)
-
-
-class NoDrafter:
+class NoDrafter(Drafter):
     """Proposes nothing."""
 
-    names: tuple[str, ...] = ()
-    rule = Rule.POINT
-    sessions: tuple[Session, ...] = ()
+    traits = Traits(rule=Rule.POINT)
 
-    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
-        return None
-
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         return Draft.empty(len(rows))
-
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
-        return None
-
-    def select(self, rows: Tensor) -> None:
-        return None
 
 
 LEAST = 0.12
@@ -155,10 +156,7 @@ def build_none(pair: Parts, asked: DraftRequest) -> NoDrafter:
 
 def chain_of_head(fresh: ModelDrafter, asked: DraftRequest) -> ModelDrafter:
     """A new drafter on the weights of `fresh`, one that never starts."""
-    made, expansion, rule = copy.copy(fresh), expansion_of(asked), rule_of(asked)
-    check_blocks(rule, expansion, asked.word)
-    made.least, made.expansion, made.rule = least_of(asked), expansion, rule
-    return made
+    return ModelDrafter(fresh.lm, least_of(asked), expansion_of(asked), rule_of(asked))
 
 
 def least_of(asked: DraftRequest) -> float:

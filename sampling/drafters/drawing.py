@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from sampling.events import Call
+from sampling.rows import padded
+from sampling.sampler import SamplerView
 from sampling.types import Draft, Rows, Sampler
 from sampling.vocabulary import spread
 
@@ -31,16 +33,12 @@ class Column:
     logits: Tensor
     whole: Tensor
 
-    def chances(self) -> Tensor:
-        """[B, n] probabilities at temperature 1."""
-        return (self.logits.float() - self.whole[:, None]).exp()
-
 
 class Other(NamedTuple):
     """A token that was not drawn and its probability: at temperature 1 beside point masses, else in the law."""
 
     token: int
-    chance: float
+    p: float
 
 
 class Leaves(NamedTuple):
@@ -51,31 +49,21 @@ class Leaves(NamedTuple):
     laws: Tensor | None
 
 
-class Covered:
+class ReducedSampler(SamplerView):
     """A sampler for laws over a few ids [n], with one more column for all others if the laws have n + 1.
 
     A draw with noise of its own may be made among the ids covered. A point mass is drawn with noise that
     belongs to the ids (the target's under gumbel coupling), hence over the full vocabulary, unless nothing
-    is left to chance. Draws are indices into `ids`. Satisfies :class:`sampling.types.Sampler`.
+    is left to chance. Draws are indices into `ids`.
     """
 
     def __init__(self, sampler: Sampler, ids: Tensor, vocab_size: int) -> None:
-        self._sampler, self._ids, self._vocab_size = sampler, ids, vocab_size
-
-    @property
-    def needs_prefixes(self) -> bool:
-        return self._sampler.needs_prefixes
-
-    @property
-    def point_mass(self) -> bool:
-        return self._sampler.point_mass
-
-    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
-        return self._sampler.law(logits, prefixes)
+        super().__init__(sampler)
+        self._ids, self._vocab_size = ids, vocab_size
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
         """One index into the ids covered for each law [M, n or n + 1]."""
-        if not self._sampler.point_mass:
+        if not self.point_mass:
             return self._sampler.draw(probs, keys)
         top, index = probs.max(dim=-1)
         if bool((top == 1).all()):
@@ -83,11 +71,8 @@ class Covered:
         drawn = self._sampler.draw(spread(probs[:, : len(self._ids)], self._ids, self._vocab_size, 0.0), keys)
         return torch.searchsorted(self._ids, drawn)
 
-    def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
-        return self._sampler.coin(prob, keys)
-
-    def drafting(self, starts: Tensor) -> Covered:
-        return Covered(self._sampler.drafting(starts), self._ids, self._vocab_size)
+    def drafting(self, starts: Tensor) -> ReducedSampler:
+        return ReducedSampler(self._sampler.drafting(starts), self._ids, self._vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,34 +99,29 @@ class Drawing:
         """Draw for each row with `going`; logits [B, n], at temperature 1 before any processor."""
         sampler = self.sampler
         if self.short_list is not None:
-            sampler = Covered(sampler, self.short_list, self.vocab_size)
+            sampler = ReducedSampler(sampler, self.short_list, self.vocab_size)
         law = sampler.law(logits, rows if sampler.needs_prefixes else [])
         places = [place for place, goes in enumerate(going) if goes]
         keys = torch.tensor([[self.numbers[place], len(rows[place])] for place in places])
-        if len(places) == len(rows):
-            at = self._drawn(sampler, law, keys)
-            tokens = at if self.short_list is None else self.short_list.index_select(0, at)
-        else:
-            where = torch.tensor(places, device=law.device)
-            drawn = self._drawn(sampler, law[where], keys)
-            at = torch.zeros(len(rows), dtype=torch.long, device=law.device).index_copy_(0, where, drawn)
-            ids = drawn if self.short_list is None else self.short_list.index_select(0, drawn)
-            tokens = torch.full_like(at, -1).index_copy_(0, where, ids)
+        where = torch.tensor(places, device=law.device)
+        chosen = law if all(going) else law[where]
+        drawn = chosen.argmax(dim=-1) if self.likeliest and not sampler.point_mass else sampler.draw(chosen, keys)
+        at = torch.zeros(len(rows), dtype=torch.long, device=drawn.device).index_copy_(0, where, drawn)
+        tokens = torch.full_like(at, -1).index_copy_(0, where, self._ids(drawn))
         whole = logits.float().logsumexp(dim=-1)
-        return Column(tokens.cpu(), law, _chances(logits, at, whole).cpu(), logits, whole)
+        return Column(tokens.cpu(), law, _raw(logits, at, whole).cpu(), logits, whole)
 
-    def _drawn(self, sampler: Sampler, law: Tensor, keys: Tensor) -> Tensor:
-        """[M] one index into each law [M, n]."""
-        if self.likeliest and not sampler.point_mass:
-            return law.argmax(dim=-1)
-        return sampler.draw(law, keys)
+    def _ids(self, at: Tensor) -> Tensor:
+        """The ids at these places [M] among those covered."""
+        return at if self.short_list is None else self.short_list.index_select(0, at)
 
     def others(self, columns: list[Column], count: int) -> list[list[list[Other]]]:
         """By column and row the `count` likeliest tokens but the drawn one, best first, of equals the lower id.
 
         Fewer where fewer have any mass.
         """
-        law = torch.stack([column.chances() if self.point_mass else column.law for column in columns])
+        laws = [(one.logits.float() - one.whole[:, None]).exp() if self.point_mass else one.law for one in columns]
+        law = torch.stack(laws)
         least = law.topk(min(count + 1, law.shape[-1]), dim=-1).values[..., -1:]
         where = ((law >= least) & (law > 0)).nonzero(as_tuple=True)  # `topk` orders equals as it likes
         depths, places, at = where
@@ -149,10 +129,10 @@ class Drawing:
         drawn = [column.tokens.tolist() for column in columns]
         found: list[list[list[Other]]] = [[[] for _ in row] for row in drawn]
         listed = (part.tolist() for part in (depths, places, ids, law[where]))
-        for depth, place, token, chance in zip(*listed, strict=True):
+        for depth, place, token, p in zip(*listed, strict=True):
             if token != drawn[depth][place]:
-                found[depth][place].append(Other(token, chance))
-        return [[sorted(row, key=lambda other: -other.chance)[:count] for row in rows] for rows in found]
+                found[depth][place].append(Other(token, p))
+        return [[sorted(row, key=lambda other: -other.p)[:count] for row in rows] for rows in found]
 
     def beside(
         self, column: Column, others: list[list[Other]], rows: Rows, depth: int, counts: list[int]
@@ -166,15 +146,15 @@ class Drawing:
             return None
         if not self.point_mass:
             return self._drawn_beside(column, rows, depth, counts)
-        kept = [row[:count] for row, count in zip(others, counts, strict=True)]
-        padded = [[*row, *[Other(-1, 1.0)] * (max(counts) - len(row))] for row in kept]
-        tokens = torch.tensor([[other.token for other in row] for row in padded])
-        return Leaves(tokens, torch.tensor([[other.chance for other in row] for row in padded]), None)
+        taken = [row[:count] for row, count in zip(others, counts, strict=True)]
+        tokens = padded([[other.token for other in row] for row in taken])
+        return Leaves(tokens, padded([[other.p for other in row] for row in taken], 1.0, torch.float32), None)
 
     def _drawn_beside(self, column: Column, rows: Rows, depth: int, counts: list[int]) -> Leaves:
         """max(counts) ≥ 1 tokens of each row, counts[b] of them present; no token twice."""
         tokens, raw, laws = [], [], []
-        left, at = column.law, self._index(column.tokens).to(column.law.device)
+        left, first = column.law, column.tokens.clamp(min=0)
+        at = (first if self.short_list is None else torch.searchsorted(self.short_list.cpu(), first)).to(left.device)
         places = [[name, len(row) + depth, 0] for name, row in zip(self.numbers, rows, strict=True)]
         keys = torch.tensor(places)  # turn 0 is the chain's own draw
         for turn in range(max(counts)):
@@ -183,16 +163,10 @@ class Drawing:
             left = torch.where(mass > 0, left / mass.clamp(min=torch.finfo(left.dtype).tiny), column.law)
             at = self.sampler.draw(left, keys + torch.tensor([0, 0, turn + 1]))
             goes = torch.tensor([count > turn for count in counts], device=at.device) & (mass[:, 0] > 0)
-            ids = at if self.short_list is None else self.short_list.index_select(0, at)
-            tokens.append(torch.where(goes, ids, torch.full_like(ids, -1)).cpu())
-            raw.append(_chances(column.logits, at, column.whole).cpu())
+            tokens.append(torch.where(goes, self._ids(at), -1).cpu())
+            raw.append(_raw(column.logits, at, column.whole).cpu())
             laws.append(left)
         return Leaves(torch.stack(tokens, dim=1), torch.stack(raw, dim=1), torch.stack(laws, dim=1))
-
-    def _index(self, tokens: Tensor) -> Tensor:
-        """Where tokens [B] stand among the ids covered; 0 for absent ones."""
-        tokens = tokens.clamp(min=0)
-        return tokens if self.short_list is None else torch.searchsorted(self.short_list.cpu(), tokens)
 
     def draft(self, columns: list[Column], call: Call) -> Draft:
         """The draft made of `columns`, N ≥ 1: its laws [B, N, V] travel with it unless they are point masses."""
@@ -200,12 +174,8 @@ class Drawing:
         if not self.point_mass:
             law = torch.stack([column.law for column in columns], dim=1)
             probs = spread(law, self.short_list, self.vocab_size, 0.0)
-        return Draft(
-            tokens=torch.stack([column.tokens for column in columns], dim=1),
-            probs=probs,
-            raw=torch.stack([column.raw for column in columns], dim=1),
-            calls=(call,),
-        )
+        tokens = torch.stack([column.tokens for column in columns], dim=1)
+        return Draft(tokens, probs, torch.stack([column.raw for column in columns], dim=1), calls=(call,))
 
 
 def sure(columns: list[Column]) -> list[list[float]]:
@@ -215,6 +185,6 @@ def sure(columns: list[Column]) -> list[list[float]]:
     return found
 
 
-def _chances(logits: Tensor, at: Tensor, whole: Tensor) -> Tensor:
+def _raw(logits: Tensor, at: Tensor, whole: Tensor) -> Tensor:
     """The probabilities at temperature 1 of ids `at` [B] in logits [B, n]; `whole` as in :class:`Column`."""
     return (logits.gather(1, at[:, None])[:, 0].float() - whole).exp()

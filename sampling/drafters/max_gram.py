@@ -10,15 +10,14 @@ ends the chain.
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from sampling.drafters.registry import DraftRequest, Parts
+from sampling.drafters.tables.prompt_lookup import Found, LookupDrafter
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.rows import behind, common_prefix, first_rows, ids_of, lead, parted
-from sampling.types import Draft, Rows, Rule, Sampler, Session, Verdict
+from sampling.rows import behind, common_prefix, first_rows
+from sampling.types import Rows, Rule, Session, Traits
 
-MAXGRAM, BIGRAM = 0, 1  # indices into MaxGramDrafter.names
+MAXGRAM, BIGRAM = 0, 1  # indices into the names of MaxGramDrafter's traits
 _KEPT = 128  # lengths that can be gone back to without counting anew
 
 
@@ -90,72 +89,31 @@ class SuffixMatches:
         place = int(lengths.argmax())  # the first of equal ones
         return self._row[place : place + most] if lengths[place] else []
 
-    def copy(self) -> SuffixMatches:
-        """Independent matches of the same row."""
-        twin = SuffixMatches(self._row[: self._start])
-        twin.follow(self._row)
-        return twin
 
-
-class MaxGramDrafter:
+class MaxGramDrafter(LookupDrafter[SuffixMatches]):
     """Point-mass chains by MaG. `tables`: their contexts of one token are the bigrams; None = no bigrams.
     Ids from `vocab_size` on are nobody's bigram, nor those that the target does not have.
 
     `source` is [B, N]: what was copied is of "maxgram", the tail of "bigram".
     """
 
-    names: tuple[str, ...] = ("maxgram", "bigram")
-    rule = Rule.POINT
-    sessions: tuple[Session, ...] = ()
+    traits = Traits(("maxgram", "bigram"), Rule.POINT)
 
     def __init__(self, tables: StaticTables | None = None, vocab_size: int = 1 << 30) -> None:
-        self.tables, self.vocab_size = tables, vocab_size
-        self._bigrams = tables  # as far as the target has their ids
-        self._matches: list[SuffixMatches] = []
-        self._leads: Rows = []
+        super().__init__(None if tables is None else tables.below(vocab_size))
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         """Nothing is generated yet: every answer begins without a match."""
-        self._leads = lead(prompt, target)
-        self._bigrams = None if self.tables is None else self.tables.below(min(self.vocab_size, ids_of(target)))
-        self._matches = [SuffixMatches(row) for row in behind(self._leads, first_rows(prompt, target))]
+        super().start(prompt, target, verifier)
+        self._indices = [SuffixMatches(row) for row in behind(self._leads, first_rows(prompt, target))]
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        """Chains of at most k[b] tokens."""
-        texts = behind(self._leads, rows)
-        chains = [self._chain(own, row, want) for own, row, want in zip(self._matches, texts, k, strict=True)]
-        width = max(len(tokens) for tokens, _ in chains)
-        tokens = [tokens + [-1] * (width - len(tokens)) for tokens, _ in chains]
-        source = [[MAXGRAM if at < copied else BIGRAM for at in range(width)] for _, copied in chains]
-        return Draft(
-            torch.tensor(tokens, dtype=torch.long).view(len(rows), width),
-            source=torch.tensor(source, dtype=torch.long).view(len(rows), width),
-        )
-
-    def _chain(self, matches: SuffixMatches, row: list[int], want: int) -> tuple[list[int], int]:
-        """The proposed tokens, and how many of them were copied."""
-        if want <= 0:
-            return [], 0
-        matches.follow(row)
-        drafted = matches.copied(want)
-        copied = len(drafted)
-        last = drafted[-1] if drafted else row[-1]
-        while len(drafted) < want and (following := self._bigram(last)) is not None:
-            drafted.append(following)
-            last = following
-        return drafted, copied
-
-    def _bigram(self, token: int) -> int | None:
-        known = self._bigrams.next([token]) if self._bigrams is not None else None
-        return known.token if known is not None else None
-
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
-        return None  # the matches follow the rows they are shown
-
-    def select(self, rows: Tensor) -> None:
-        """Follow rows that are reordered, repeated or dropped; repeated ones part ways."""
-        self._matches = parted(self._matches, rows.tolist())
-        self._leads = [self._leads[row] for row in rows.tolist()]
+    def _chain(self, index: SuffixMatches, row: list[int], most: int) -> list[Found]:
+        drafted = [Found(token, MAXGRAM, 1.0) for token in index.copied(most)]
+        last = drafted[-1].token if drafted else row[-1]
+        while len(drafted) < most and self._known is not None and (known := self._known.next([last])) is not None:
+            last = known.token
+            drafted.append(Found(last, BIGRAM, known.confidence))
+        return drafted
 
 
 def build(pair: Parts, asked: DraftRequest) -> MaxGramDrafter:

@@ -1,7 +1,7 @@
 """How far drafts get: alpha by position, learned from past rounds.
 
 alpha_j = P(position j is drafted *and* accepted | the positions before it were accepted), so that a
-drafter that falls silent is not overrated. Knows outcomes only: no tokens, laws, clocks or costs.
+drafter that falls silent is not overrated. Knows outcomes only: no tokens, distributions, clocks or costs.
 """
 
 from __future__ import annotations
@@ -50,13 +50,15 @@ class Acceptance:
         self._sum = [PRIOR * start] + [0.0] * (limit - 1)
         self._count = [start] + [0.0] * (limit - 1)
         self._quick: list[float | None] = [None] * limit
-        self._given = [1.0] * limit  # P(position j is drafted | j is asked for)
+        self.given = [1.0] * limit  # P(position j is drafted | j is asked for): 1 for a drafter that always drafts
 
     def learn(self, steps: Sequence[Step]) -> None:
         """One round, a Step a row; of a tree the chain that its siblings stand beside counts."""
         self.add([(step.gamma, chain_accepted(step), step.token is None) for step in steps])
         # One row that drafts makes the pass wide for all.
-        self.add_given(max(step.gamma for step in steps), max(step.length for step in steps))
+        asked, given = max(step.gamma for step in steps), max(step.length for step in steps)
+        for place in range(min(asked, len(self.given))):
+            self.given[place] += (float(given > place) - self.given[place]) * GIVEN_WEIGHT
 
     def add(self, outcomes: Sequence[tuple[int, int, bool]]) -> None:
         """One round of one or more rows: (asked, accepted, ended) of each.
@@ -76,24 +78,10 @@ class Acceptance:
             if seen:
                 self._learn(position - 1, sum(seen) / len(seen))
 
-    def add_given(self, asked: int, given: int) -> None:
-        """How many drafts came of how many asked for."""
-        for place in range(min(asked, len(self._given))):
-            self._given[place] += (float(given > place) - self._given[place]) * GIVEN_WEIGHT
-
     @property
     def alphas(self) -> list[float]:
         """The estimates, first position first."""
-        found: list[float] = []
-        for total, count in zip(self._sum, self._count, strict=True):
-            guess, worth = (found[-1], BORROWED) if found else (PRIOR, 0.0)
-            found.append((total + worth * guess) / (count + worth))
-        return found
-
-    @property
-    def given(self) -> list[float]:
-        """P(position j is drafted | it is asked for), first position first: 1 for a drafter that always drafts."""
-        return self._given
+        return _leaning(self._sum, self._count, PRIOR, 1.0, BORROWED)
 
     def _learn(self, place: int, outcome: float) -> None:
         before = self.alphas[place]
@@ -102,19 +90,15 @@ class Acceptance:
         self._quick[place] = quick = quick + WEIGHT * (outcome - quick)
         self._sum[place] += outcome
         self._count[place] += 1.0
-        if abs(quick - self.alphas[place]) > SHIFT:
-            self._restart(place, quick)
-
-    def _restart(self, place: int, quick: float) -> None:
-        worth = (2 - WEIGHT) / WEIGHT  # outcomes that a mean of this weight is worth
-        self._sum[place], self._count[place] = quick * worth, worth
-        for deeper in range(place + 1, len(self._sum)):
-            self._sum[deeper] = self._count[deeper] = 0.0
-            self._quick[deeper] = None
+        if abs(quick - self.alphas[place]) > SHIFT:  # start again from the quick mean
+            worth = (2 - WEIGHT) / WEIGHT  # outcomes that a mean of this weight is worth
+            self._sum[place], self._count[place] = quick * worth, worth
+            for deeper in range(place + 1, len(self._sum)):
+                self._sum[deeper], self._count[deeper], self._quick[deeper] = 0.0, 0.0, None
 
 
 class Ranks:
-    """Estimates for trees whose nodes come in falling worth: how often node r is on the accepted path, drafted or not.
+    """Estimates for trees whose best nodes come first: how often node r is on the accepted path, drafted or not.
 
     `alphas` are the ratios of neighbours, so that :func:`expected_tokens` gives 1 + Σ_{r≤N} of those chances.
     """
@@ -122,7 +106,7 @@ class Ranks:
     def __init__(self, limit: int) -> None:
         self._sum = [RANK_WORTH * RANK_PRIOR] + [0.0] * (limit - 1)
         self._count = [RANK_WORTH] + [0.0] * (limit - 1)
-        self._given = [1.0] * limit
+        self.given = [1.0] * limit  # P(node r is drafted | it is asked for)
 
     def learn(self, steps: Sequence[Step]) -> None:
         """One round, a Step a row."""
@@ -132,25 +116,25 @@ class Ranks:
             for rank in range(min(step.gamma, len(self._sum))):
                 self._sum[rank] += rank in step.path
                 self._count[rank] += 1.0
-                self._given[rank] += (float(len(step.drafted) > rank) - self._given[rank]) * GIVEN_WEIGHT
+                self.given[rank] += (float(len(step.drafted) > rank) - self.given[rank]) * GIVEN_WEIGHT
 
     @property
     def chances(self) -> list[float]:
         """P(node r is drafted and accepted | it is asked for), best node first; an untried one leans on the last."""
-        found: list[float] = []
-        for total, count in zip(self._sum, self._count, strict=True):
-            guess, worth = (RANK_FALL * found[-1], RANK_BORROWED) if found else (RANK_PRIOR, 0.0)
-            found.append((total + worth * guess) / (count + worth))
-        return found
+        return _leaning(self._sum, self._count, RANK_PRIOR, RANK_FALL, RANK_BORROWED)
 
     @property
     def alphas(self) -> list[float]:
         return [here / before for before, here in pairwise([1.0, *self.chances])]
 
-    @property
-    def given(self) -> list[float]:
-        """P(node r is drafted | it is asked for)."""
-        return self._given
+
+def _leaning(sums: list[float], counts: list[float], prior: float, fall: float, borrowed: float) -> list[float]:
+    """Means, each of which leans on `fall` times the one before it as if that were so many outcomes more."""
+    found: list[float] = []
+    for total, count in zip(sums, counts, strict=True):
+        guess, worth = (fall * found[-1], borrowed) if found else (prior, 0.0)
+        found.append((total + worth * guess) / (count + worth))
+    return found
 
 
 def expected_tokens(alphas: Sequence[float]) -> list[float]:

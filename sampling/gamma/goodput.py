@@ -26,6 +26,7 @@ from typing import Any
 from sampling.events import Step
 from sampling.gamma.acceptance_estimate import Acceptance, Ranks, expected_tokens
 from sampling.gamma.costs import Costs
+from sampling.types import Budget
 
 GAMMA_MAX = 16
 COOLDOWN = 2  # rounds that keep a gamma after a change to it
@@ -44,13 +45,12 @@ def goodput(alphas: Sequence[float], c: float, v: Sequence[float], given: Sequen
     """
     tokens = expected_tokens(alphas)
     found = [tokens[0] / v[0]]
-    drafting = 0.0
+    drafting, verifying = 0.0, v[0]
     widths = [1.0, *(given or [1.0] * len(alphas))]
-    judging = v[0]
     for gamma in range(1, len(alphas) + 1):
         drafting += c * (widths[gamma] if gamma > 1 else 1.0)  # asking costs as much as one draft, answered or not
-        judging += widths[gamma] * (v[gamma] - v[gamma - 1])
-        found.append(tokens[gamma] / (drafting + judging))
+        verifying += widths[gamma] * (v[gamma] - v[gamma - 1])
+        found.append(tokens[gamma] / (drafting + verifying))
     return found
 
 
@@ -68,7 +68,16 @@ class _Account:
     woken: int = 0  # drafted by a drafter that had been idle
     widths: Counter[int] = field(default_factory=Counter)
 
-    def spare(self, costs: Costs) -> float:
+    def add(self, tokens: float, width: int, drafted: int, woken: bool) -> None:
+        """A round that brought `tokens` with a pass over `width` positions."""
+        self.tokens += tokens
+        self.widths[width] += 1
+        if woken:
+            self.woken += drafted
+        else:
+            self.drafted += drafted
+
+    def left(self, costs: Costs) -> float:
         """Passes the answer may still lose: what plain decoding would have cost, and the margin, less the cost."""
         v = costs.v(max(self.widths, default=1))
         cost = self.drafted * costs.c + self.woken * costs.waking
@@ -77,7 +86,7 @@ class _Account:
 
 
 class GoodputPace:
-    """Satisfies :class:`sampling.types.Pace`. One object a drafter and conversation; `begin()` opens an answer.
+    """A :class:`sampling.types.GammaController`. One object a drafter and conversation; `begin()` opens an answer.
 
     *First rounds*: two plain passes (T(1)), two looks at gamma 1 (c, v(2)), then gamma up to three
     times what was measured. Seeded `costs` save them. *Later*: the best gamma, kept for at least two
@@ -96,16 +105,13 @@ class GoodputPace:
         if gamma_max < 1:
             raise ValueError(f"gamma_max must be at least 1, got {gamma_max}")
         self.gamma_max, self.whole = gamma_max, whole is not None
+        # What rounds cost is the machine's, not the text's: it may outlive the controller.
         self.costs = self._learned = Costs() if costs is None else costs
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the conversation. What rounds cost stays known: it is the machine's, not the text's."""
-        self.acceptance = self._acceptance()
+        self.acceptance: Acceptance | Ranks = Acceptance(gamma_max)
         self.last: int | None = None  # gamma of the last round
         self.chosen = 0  # gamma of the last round that was neither a probe nor a plain pass for timing
         self.rounds = self.probes = 0
-        self._kept = COOLDOWN  # rounds since `chosen` changed
+        self._since = COOLDOWN  # rounds since `chosen` changed
         self._idle = 0  # rounds since the drafter was last asked
         self._unreferenced = 0  # rounds since a plain pass was timed
         self._patience = PROBE_EVERY
@@ -114,39 +120,33 @@ class GoodputPace:
         self._called = False  # whether it ever ran one
         self.begin()
 
-    def _acceptance(self) -> Acceptance | Ranks:
-        return Acceptance(self.gamma_max)
-
     def begin(self) -> None:
         """A new answer: its costs are counted from here. What is known of the drafter stays."""
         self._account = _Account()
-        self._rows: list[int] = []
-        self._steps: list[Step] = []
 
     # -- choosing -----------------------------------------------------------------------------
 
-    def gamma(self, rows: list[int]) -> list[int]:
+    def budget(self, rows: list[int]) -> Budget:
         """The gamma of the coming round, the same for all rows."""
-        self._rows, self._steps = list(rows), []
         self.costs = self._learned.of(len(rows))
-        self.last = self._affordable(self._next())
-        return [self.last] * len(rows)
+        self.last = self._affordable(self._next(len(rows)))
+        return Budget([self.last] * len(rows))
 
-    def _next(self) -> int:
+    def _next(self, rows: int) -> int:
         if self._unreferenced >= REFERENCE[min(self.costs.references, len(REFERENCE) - 1)] and self._needs_reference:
             return 0
         if not self.costs.drafting_known:
             return self._least
-        if self._kept >= COOLDOWN:
-            found = self._best()
+        if self._since >= COOLDOWN:
+            found = self._best(rows)
             if found != self.chosen:
-                self.chosen, self._kept = found, -1
-        self._kept += 1
+                self.chosen, self._since = found, -1
+        self._since += 1
         if self.chosen == 0 and (self._again or self._idle >= self._patience):
             return self._least
         return self.chosen
 
-    def _best(self) -> int:
+    def _best(self, rows: int) -> int:
         rates = self.rates
         if self.whole:
             return self.gamma_max if rates[-1] > rates[0] else 0
@@ -163,11 +163,14 @@ class GoodputPace:
         return self.costs.references > 0 or self.costs.reach == 1
 
     @property
+    def reach(self) -> int:
+        """The largest gamma that may be taken now: little is known of much wider passes than those measured."""
+        return self.gamma_max if self.whole else min(self.gamma_max, max(LOOK, GROWTH * (self.costs.reach - 1)))
+
+    @property
     def rates(self) -> list[float]:
         """Expected tokens per plain pass for each gamma that may be taken now, from 0."""
-        # Little is known of much wider passes than those measured.
-        reach = self.gamma_max if self.whole else max(LOOK, GROWTH * (self.costs.reach - 1))
-        return self.expected(min(self.gamma_max, reach))
+        return self.expected(self.reach)
 
     def expected(self, limit: int) -> list[float]:
         """Expected tokens per plain pass for gamma 0 … `limit`, however little is known of the wider passes."""
@@ -176,32 +179,26 @@ class GoodputPace:
         return goodput(acceptance.alphas[:limit], c, self.costs.v(limit + 1), acceptance.given[:limit])
 
     def _affordable(self, wanted: int) -> int:
-        """The largest gamma up to `wanted` whose loss, should all of it be refused, the answer can bear."""
+        """The largest gamma up to `wanted` whose loss, should all of it be rejected, the answer can bear."""
         if wanted == 0:
             return 0
-        spare, v = self._account.spare(self.costs) + SLACK, self.costs.v(wanted + 1)
+        left, v = self._account.left(self.costs) + SLACK, self.costs.v(wanted + 1)
         price = self.costs.waking if self._idle > 1 else self.costs.c
         if self.whole:
             loss = wanted * price + v[wanted] - 1
-            return wanted if loss <= spare + max(0.0, loss - ALLOWANCE) else 0
-        return next((g for g in range(wanted, 0, -1) if g * price + v[g] - 1 <= spare), 0)
+            return wanted if loss <= left + max(0.0, loss - ALLOWANCE) else 0
+        return next((g for g in range(wanted, 0, -1) if g * price + v[g] - 1 <= left), 0)
 
     # -- learning -----------------------------------------------------------------------------
 
-    def observe(self, step: Step) -> None:
-        """A row's round is over; when all rows' are, learn from it."""
-        self._steps.append(step)
-        if len(self._steps) >= len(self._rows):
-            self._learn(self._steps)
-            self._steps = []
-
-    def _learn(self, steps: list[Step]) -> None:
+    def observe(self, steps: list[Step], predicted: float = 0.0) -> None:
+        """A round is over, a Step a row: learn from it."""
         asked, given = max(step.gamma for step in steps), max(len(step.drafted) for step in steps)
         called = any(len(step.calls) > 1 for step in steps)  # the target's own call is always there
         paid = self._paid(max(1, *map(self._paid_for, steps)), called) if asked else 0
         draft_s, verify_s = sum(step.draft_s for step in steps), sum(step.verify_s for step in steps)
         self.costs.add(given + 1, paid, self._idle, draft_s, verify_s, called)
-        self._enter(steps, given + 1, paid)
+        self._account.add(sum(len(step.emitted) for step in steps) / len(steps), given + 1, paid, self._idle > 1)
         self.rounds += 1
         self._unreferenced = 0 if given == 0 else self._unreferenced + 1
         if asked == 0:
@@ -209,7 +206,9 @@ class GoodputPace:
             return
         self.acceptance.learn(steps)
         if self.chosen == 0 and self.costs.drafting_known:
-            self._probed(any(step.path for step in steps))
+            self.probes += 1
+            self._again = any(step.path for step in steps)
+            self._patience = PROBE_EVERY if self._again else min(2 * self._patience, PROBE_SELDOM)
         self._idle = 0
 
     def _paid_for(self, step: Step) -> int:
@@ -224,20 +223,7 @@ class GoodputPace:
         self._calls += CALLS * (called - self._calls)
         return drafted if called else 0
 
-    def _enter(self, steps: list[Step], width: int, paid: int) -> None:
-        self._account.tokens += sum(len(step.emitted) for step in steps) / len(steps)
-        self._account.widths[width] += 1
-        if self._idle > 1:
-            self._account.woken += paid
-        else:
-            self._account.drafted += paid
-
-    def _probed(self, accepted: bool) -> None:
-        self.probes += 1
-        self._again = accepted
-        self._patience = PROBE_EVERY if accepted else min(2 * self._patience, PROBE_SELDOM)
-
-    # -- telling ------------------------------------------------------------------------------
+    # -- what others see ----------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
         """The state, JSON-able: gamma of the last round (None before the first), alphas, c, v(1) … v(gamma_max + 1)."""

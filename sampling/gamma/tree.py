@@ -1,154 +1,109 @@
 """`gamma auto` for trees: how deep and how wide, by measured goodput (sampling/gamma/goodput.py chooses for chains).
 
-A tree of tables costs nothing to draft and says of each node how likely it is: gamma is how many it may have at
-most, and of those it keeps the ones that are worth their place in the pass, by v(n), by what a pass brings and by how
-far such promises came true (:class:`sampling.gamma.tree.Appraisal`). A model's tree has two figures: gamma is
+A tree of tables costs nothing to draft and knows of each node how likely its path is: gamma is how many it may have at
+most, and the budget says what a node must bring to be worth its place in the pass, by v(n), by what a pass brings and
+by how far such predictions came true (:class:`sampling.types.NodeCosts`). A model's tree has two figures: gamma is
 its depth, for which the drafter is paid. It is judged as the chain of its first children, with as many siblings beside
-it as what they bring where the chain is refused is worth in v(n); CaPE's are leaves, a dynamic tree goes on below them.
-Knows no drafters, no tokens and no clock; decides from past rounds only, as every pace does.
+it as what they bring where the chain is rejected is worth in v(n); CaPE's are leaves, a dynamic tree goes on below.
+Knows no drafters, no tokens and no clock; decides from past rounds only, as every gamma controller does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Protocol
+from dataclasses import replace
 
 from sampling.events import Step
-from sampling.gamma.acceptance_estimate import MEMORY, Acceptance, Ranks, chain_accepted, expected_tokens
+from sampling.gamma.acceptance_estimate import MEMORY, Ranks, chain_accepted, expected_tokens
 from sampling.gamma.costs import Costs
-from sampling.gamma.goodput import GAMMA_MAX, GROWTH, LOOK, SLACK, GoodputPace
+from sampling.gamma.goodput import GAMMA_MAX, SLACK, GoodputPace
+from sampling.types import Budget, NodeCosts, Traits, Tree
 
 SIBLINGS = (0, 1, 2, 4, 6, 8, 12, 16, 24)  # how many may stand beside a chain
-HALF = 10.0  # siblings that are thought to be taken every other time where the chain is refused
+HALF = 10.0  # siblings that are thought to be taken every other time where the chain is rejected
 MOST_NODES = 11  # of a best-first tree: wider passes cost more than such nodes bring (docs/notes.md)
-WORTH = 3.0  # refusals that this guess is worth
-TRUST, TRUSTED = 0.85, 8.0  # share of the promised tokens that comes, and how many of them that guess is worth
+WORTH = 3.0  # rejections that this guess is worth
+TRUST, TRUSTED = 0.85, 8.0  # share of the predicted tokens that comes, and how many of them that guess is worth
 RATE, RATED = 1.5, 8.0  # tokens a plain pass' time, and how many passes' time that guess is worth
 
 
-@dataclass
-class Appraisal:
-    """How many nodes of a tree are worth their place in the pass. May be set anew between rounds.
-
-    trust: how much of what the nodes' chances promise comes true. v: v(1), v(2), … of the target's passes; without it
-    every node stays. rate: tokens that a plain pass' time brings anyway. promised: tokens that the last tree promised.
-    """
-
-    trust: float = 1.0
-    v: Sequence[float] = ()
-    rate: float = 1.0
-    promised: float = 0.0
-
-    def kept(self, chances: Sequence[float]) -> int:
-        """The number of nodes, likeliest first, that maximises trust · their chances − rate · v."""
-        counts = range(min(len(chances), max(0, len(self.v) - 1)) + 1) if self.v else (len(chances),)
-        sums = [0.0, *accumulate(chances)]
-        count = max(counts, key=lambda n: self.trust * sums[n] - (self.rate * self.v[n] if self.v else 0.0))
-        self.promised = sums[count]
-        return count
-
-    def more(self, chance: float, taken: int) -> bool:
-        """Whether :meth:`kept` could still keep more than `taken` nodes if none behind them is likelier than this."""
-        if not self.v:
-            return True
-        counts = range(taken + 1, len(self.v))
-        return any(self.trust * chance * (n - taken) > self.rate * (self.v[n] - self.v[taken]) for n in counts)
+def controller_of(traits: Traits, nodes: int, costs: Costs | None = None) -> GoodputPace:
+    """What chooses gamma for a drafter whose rounds may have so many nodes."""
+    if traits.tree is Tree.BEST_FIRST:
+        return RankPace(min(nodes, MOST_NODES), costs)
+    if traits.tree is Tree.SIDEWAYS:
+        return ExpandingPace(nodes, costs=costs)
+    return GoodputPace(costs=costs, whole=traits.most)
 
 
 class RankPace(GoodputPace):
-    """For trees that grow best first: gamma is the most nodes, `appraisal` is told what they must be worth."""
+    """For trees that grow best first: gamma is the most nodes."""
 
-    def __init__(self, appraisal: Appraisal, gamma_max: int = MOST_NODES, costs: Costs | None = None) -> None:
-        self.appraisal = appraisal
+    def __init__(self, gamma_max: int = MOST_NODES, costs: Costs | None = None) -> None:
         super().__init__(gamma_max, costs)
+        self.acceptance = Ranks(gamma_max)
+        self._predicted = self._accepted = self._time = self._tokens = 0.0
 
-    def reset(self) -> None:
-        super().reset()
-        self._promised = self._held = self._time = self._tokens = 0.0
+    def budget(self, rows: list[int]) -> Budget:
+        """The most nodes of the coming round, and what each must bring."""
+        found = super().budget(rows)
+        if not self.costs.drafting_known:
+            return found
+        trust = (self._accepted + TRUST * TRUSTED) / (self._predicted + TRUSTED)
+        rate = (self._tokens + RATE * RATED) / (self._time + RATED)
+        return replace(found, costs=NodeCosts(self.costs.v(found.depth[0] + 1), trust, rate))
 
-    def _acceptance(self) -> Acceptance | Ranks:
-        return Ranks(self.gamma_max)
-
-    def gamma(self, rows: list[int]) -> list[int]:
-        """The most nodes of the coming round."""
-        found = super().gamma(rows)
-        look = self.appraisal
-        look.promised = 0.0
-        look.trust = (self._held + TRUST * TRUSTED) / (self._promised + TRUSTED)
-        look.rate = (self._tokens + RATE * RATED) / (self._time + RATED)
-        look.v = self.costs.v(found[0] + 1) if self.costs.drafting_known else ()
-        return found
-
-    def _best(self) -> int:
+    def _best(self, rows: int) -> int:
         """Nodes are judged one by one when they are known; rows of a batch get chains, judged by their past."""
-        if len(self._rows) > 1:
-            return super()._best()
-        return min(self.gamma_max, max(LOOK, GROWTH * (self.costs.reach - 1)))
+        return super()._best(rows) if rows > 1 else self.reach
 
-    def _learn(self, steps: list[Step]) -> None:
+    def observe(self, steps: list[Step], predicted: float = 0.0) -> None:
         if len(steps) == 1:
             (step,) = steps
-            self._promised = MEMORY * self._promised + self.appraisal.promised
-            self._held = MEMORY * self._held + len(step.path) * (self.appraisal.promised > 0)
+            self._predicted = MEMORY * self._predicted + predicted
+            self._accepted = MEMORY * self._accepted + len(step.path) * (predicted > 0)
             time = self.costs.v(len(step.drafted) + 1)[-1] + self.costs.c * len(step.drafted)
             self._time = MEMORY * self._time + time
             self._tokens = MEMORY * self._tokens + len(step.emitted)
-        super()._learn(steps)
+        super().observe(steps, predicted)
 
 
 class Rescue:
-    """What siblings bring where the chain is refused: how often one of m is taken, m / (m + HALF) times what past
-    refusals say of that, and how many tokens there are from it on (1 where siblings are leaves).
+    """What siblings bring where the chain is rejected: how often one of m is taken, m / (m + HALF) times what past
+    rejections say of that, and how many tokens there are from it on (1 where siblings are leaves).
     """
 
     def __init__(self) -> None:
-        self._taken = self._thought = self._tokens = WORTH
+        self._taken = self._guessed = self._tokens = WORTH
 
     def learn(self, step: Step) -> None:
-        """A round; only one with siblings whose chain was refused says anything."""
+        """A round; only one with siblings whose chain was rejected says anything."""
         length = step.length
-        beside, kept = len(step.drafted) - length, chain_accepted(step)
-        gained = len(step.path) - kept
-        if not beside or not (gained or (step.token is not None and kept < length)):
+        beside, accepted = len(step.drafted) - length, chain_accepted(step)
+        gained = len(step.path) - accepted
+        if not beside or not (gained or (step.token is not None and accepted < length)):
             return
         self._taken = MEMORY * self._taken + bool(gained)
         self._tokens = MEMORY * self._tokens + gained
-        self._thought = MEMORY * self._thought + _thought(beside)
+        self._guessed = MEMORY * self._guessed + beside / (beside + HALF)
 
     def __call__(self, siblings: int) -> float:
         """Expected tokens with so many siblings."""
-        return min(0.95, _thought(siblings) * self._taken / self._thought) * self._tokens / self._taken
-
-
-def _thought(siblings: int) -> float:
-    return siblings / (siblings + HALF)
-
-
-class Sideways(Protocol):
-    """What grows a chain sideways: at most `nodes` draft nodes a row, the chain's own among them."""
-
-    nodes: int
+        return min(0.95, siblings / (siblings + HALF) * self._taken / self._guessed) * self._tokens / self._taken
 
 
 class ExpandingPace(GoodputPace):
-    """For a model's tree: gamma is the depth; `expansion` is told how many nodes a round may have."""
+    """For a model's tree: gamma is the depth; the budget says how many nodes a round may have."""
 
-    def __init__(self, expansion: Sideways, most: int, gamma_max: int = GAMMA_MAX, costs: Costs | None = None) -> None:
+    def __init__(self, most: int, gamma_max: int = GAMMA_MAX, costs: Costs | None = None) -> None:
         """`most`: nodes of a round, chain and siblings together."""
-        self.expansion, self.most = expansion, most
         super().__init__(gamma_max, costs)
+        self.most, self.rescue = most, Rescue()
 
-    def reset(self) -> None:
-        super().reset()
-        self.rescue = Rescue()
-
-    def gamma(self, rows: list[int]) -> list[int]:
-        """The depth of the coming round, the same for all rows."""
-        found = super().gamma(rows)
-        self.expansion.nodes = max(found) + (self._beside(max(found)) if self.costs.drafting_known else 2)
-        return found
+    def budget(self, rows: list[int]) -> Budget:
+        """The depth of the coming round, the same for all rows, and its nodes."""
+        found = super().budget(rows)
+        depth = found.depth[0]
+        return replace(found, nodes=depth + (self._beside(depth) if self.costs.drafting_known else 2))
 
     def expected(self, limit: int) -> list[float]:
         """Expected tokens per plain pass for depth 0 … `limit`, with the number of siblings that is best there."""
@@ -158,9 +113,9 @@ class ExpandingPace(GoodputPace):
         return [count for count in SIBLINGS if gamma and gamma + count <= self.most] or [0]
 
     def _beside(self, gamma: int) -> int:
-        spare = self._account.spare(self.costs) + SLACK - gamma * self.costs.c
+        left = self._account.left(self.costs) + SLACK - gamma * self.costs.c
         v = self.costs.v(gamma + max(self._options(gamma)) + 1)
-        fits = [count for count in self._options(gamma) if v[gamma + count] - 1 <= spare] or [0]
+        fits = [count for count in self._options(gamma) if v[gamma + count] - 1 <= left] or [0]
         return max(fits, key=lambda count: (self._rate(gamma, count), -count))
 
     def _rate(self, gamma: int, beside: int) -> float:
@@ -170,10 +125,10 @@ class ExpandingPace(GoodputPace):
         tokens = chain[gamma] + (1 - whole) * self.rescue(beside)
         return tokens / (gamma * self._calls * self.costs.c + self.costs.v(gamma + beside + 1)[-1])
 
-    def _learn(self, steps: list[Step]) -> None:
+    def observe(self, steps: list[Step], predicted: float = 0.0) -> None:
         for step in steps:
             self.rescue.learn(step)
-        super()._learn(steps)
+        super().observe(steps, predicted)
 
     def _paid_for(self, step: Step) -> int:
         return step.length

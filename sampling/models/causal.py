@@ -16,14 +16,14 @@ from sampling.models.cache import Buffer
 from sampling.models.masks import additive, places
 from sampling.models.network import network_of
 from sampling.rows import common_prefix
-from sampling.types import Draft, KVCache, Network, Rows, Session
+from sampling.types import LM, Draft, KVCache, Network, Rows, Session
 from sampling.vocabulary import spread
 from utils.errors import UserError
 
 Own = TypeVar("Own", bound="CausalSession")
 
 
-class CausalLM:
+class CausalLM(LM):
     """A causal model by name.
 
     Args:
@@ -36,11 +36,7 @@ class CausalLM:
         self.network = network_of(model)
         self.name = name
         self.vocab_size = min(vocab_size or self.network.vocab_size, self.network.vocab_size)
-        self.context = self.network.context
-
-    @property
-    def device(self) -> torch.device:
-        return self.network.device
+        self.context, self.device = self.network.context, self.network.device
 
     @property
     def takes_trees(self) -> bool:
@@ -78,7 +74,7 @@ class CausalLM:
             raise UserError(f"id {wrong} is outside the vocabulary of {self.name} (0 … {self.vocab_size - 1})")
 
 
-class CausalSession:
+class CausalSession(Session):
     """B rows of one causal model; satisfies :class:`sampling.types.Session`.
 
     `short_list` [n] holds those of the `vocab_size` ids, ascending, that the model's head covers; None = all of them.
@@ -86,7 +82,7 @@ class CausalSession:
     """
 
     def __init__(self, network: Network, prompt: Rows, vocab_size: int, hidden: bool) -> None:
-        self.network, self.initial = network, prompt
+        self.network, self.initial, self.device = network, prompt, network.device
         self.cover(vocab_size, vocab_size)
         self._hidden: Buffer | None = Buffer() if hidden else None
         self._reset(len(prompt))
@@ -97,7 +93,7 @@ class CausalSession:
         if ids is None and own < size:
             ids = torch.arange(own, device=self.network.device)
         self.vocab_size = size
-        self.short_list: Tensor | None = None if ids is None else ids[: int((ids < known).sum())]
+        self.short_list = None if ids is None else ids[: int((ids < known).sum())]
 
     @property
     def takes_trees(self) -> bool:

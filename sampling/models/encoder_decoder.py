@@ -18,7 +18,7 @@ from torch import Tensor
 from sampling.models.cache import CrossCache, Encoded, as_encoder_decoder_cache
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.models.network import ModelNetwork
-from sampling.types import KVCache, Rows, Session
+from sampling.types import LM, KVCache, Rows, Session
 from utils.errors import UserError
 
 NO_LIMIT = 1 << 30  # relative positions have no end
@@ -122,9 +122,9 @@ def lm_of(model: Any, name: str = "target", vocab_size: int | None = None) -> Ca
     return (EncDecLM if is_encoder_decoder(model) else CausalLM)(model, name, vocab_size)
 
 
-def check_same_kind(models: list[Any]) -> None:
+def check_same_kind(models: list[LM]) -> None:
     """UserError if some of these LMs read the prompt with an encoder and others do not: their rows differ."""
-    kinds = {bool(getattr(model, "encodes", False)): model.name for model in reversed(models)}
+    kinds = {model.encodes: model.name for model in reversed(models)}
     if len(kinds) == 2:
         raise UserError(
             f"{kinds[True]} is an encoder-decoder model and {kinds[False]} is none: they cannot draft for each other"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sampling.recorded.answers import Ids, Recording, read_recording
 from sampling.rows import common_prefix
-from sampling.types import Draft, Rows, Session, depths_of
+from sampling.types import LM, Draft, Rows, Session, depths_of
 from utils.errors import UserError
 
 PEAK = 1e4  # logit of the recorded token: every other one has probability 0 in float32
@@ -24,7 +24,7 @@ RUNNER_UP = PEAK / 2  # of the model's likeliest other ids: the first one, each 
 STEP = 10.0
 
 
-class RecordedLM:
+class RecordedLM(LM):
     """A target that answers known prompts as recorded; satisfies :class:`sampling.types.LM`.
 
     Args:
@@ -57,15 +57,11 @@ class RecordedLM:
             raise UserError(f"the recording of {name} holds id {highest}, its vocabulary ends at {vocab_size - 1}")
         self.vocab_size = highest + 1 if vocab_size is None else vocab_size
         self.name, self.end_id, self.context, self.start_id = name, end_id, context, start_id
+        self.encodes = start_id is not None  # an encoder read the prompts
         self.best = {
             tuple(prompt): [tuple(one for one in ids if one < self.vocab_size) for ids in places]
             for prompt, places in (best or {}).items()
         }
-
-    @property
-    def encodes(self) -> bool:
-        """Whether an encoder read the prompts."""
-        return self.start_id is not None
 
     @staticmethod
     def read(
@@ -120,12 +116,8 @@ class RecordedLM:
         return found
 
 
-class RecordedSession:
+class RecordedSession(Session):
     """Rows of a recording; satisfies :class:`sampling.types.Session`. What is read counts as cached."""
-
-    @property
-    def takes_trees(self) -> bool:
-        return self.lm.takes_trees
 
     def __init__(self, lm: RecordedLM, prompt: Rows, vocab_size: int) -> None:
         self.lm, self.vocab_size = lm, vocab_size

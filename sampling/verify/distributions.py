@@ -46,9 +46,7 @@ class LazyLaws:
         return torch.stack([self._known[place] for place in places])
 
     def _law(self, places: list[tuple[int, int]]) -> Tensor:
-        prefixes: Rows = []
-        if self._sampler.needs_prefixes:
-            prefixes = prefixes_of(self._rows, self._draft, places)
+        prefixes = prefixes_of(self._rows, self._draft, places) if self._sampler.needs_prefixes else []
         if len(places) == 1:  # a view
             ((row, node),) = places
             return self._sampler.law(self._logits[row, node + 1][None], prefixes)

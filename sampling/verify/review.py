@@ -1,4 +1,4 @@
-"""The judgement of a model between drafter and target: it may be lenient, so that what it lets out has another law than
+"""The review by a model between drafter and target: it may be lenient, so that what it lets out has another law than
 its own, and it says which (Chen et al., arXiv 2312.11462). Judges chains; knows laws and drafts, no models and no text.
 """
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from sampling.types import Draft, Rows, Sampler, Verdict
 from sampling.verify.distributions import TINY, law_of, point_laws, residual
-from sampling.verify.rules import descend, examine_laws, examine_points
+from sampling.verify.rules import descend, examine_drawn, examine_points
 
 
 class Review(NamedTuple):
-    """A reviewer's judgement: its verdict, and the laws that its tokens really have.
+    """A reviewer's verdict, and the laws that its tokens really have.
 
     `laws` [B, N+1, V] hold at each depth the law of the token emitted there, accepted or the reviewer's own; None
     where its tokens are to be taken as point masses.
@@ -53,32 +53,23 @@ def review(
 
     def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         depth = int(here[0]) + 1  # all rows stand equally deep
-        p, x, q = _taken(law, tokens, draft, depth, active)
+        where = active.to(law.device)
+        p = law[where, depth]
+        x = tokens[where, depth] if depth < count else torch.full_like(where, -1)
         if emitted is None:
-            let = passes[active, depth] if passes is not None and depth < count else None
-            chosen, token = examine_points(p, x[:, None], at, sampler, let)
+            also = passes[active, depth] if passes is not None and depth < count else None
+            chosen, token = examine_points(p, x[:, None], at, sampler, also)
         else:
-            q = point_laws(x, p) if q is None else q
+            drawn = draft.probs is not None and depth < count
+            q = draft.probs[where, depth].to(p.dtype) if drawn else point_laws(x, p)  # type: ignore[index]
             kept = torch.minimum(q, lenience * p)
             rest = residual(p, q)
-            refused = (1 - kept.sum(dim=-1, keepdim=True)).clamp(min=TINY)  # what can be drawn has a law above 0
-            truly = kept + refused * rest
-            emitted[active.to(p.device), depth] = torch.where((x >= 0)[:, None], truly, p)
-            chosen, token = examine_laws(p, [q], x[:, None], at, sampler, rest, lenience)
+            rejected = (1 - kept.sum(dim=-1, keepdim=True)).clamp(min=TINY)  # what can be drawn has a law above 0
+            emitted[where, depth] = torch.where((x >= 0)[:, None], kept + rejected * rest, p)
+            chosen, token = examine_drawn(p, [q], x[:, None], at, sampler, rest, lenience)
         return torch.where(chosen >= 0, depth, -1), token
 
     return Review(Verdict(*descend(draft, keys, examine, going), law, logits), emitted)
-
-
-def _taken(
-    law: Tensor, tokens: Tensor, draft: Draft, depth: int, active: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """p [M, V], x [M] (-1: no draft) and q [M, V] (None: point masses) of the active rows at one depth."""
-    where, count = active.to(law.device), tokens.shape[1]
-    p = law[where, depth]
-    x = tokens[where, depth] if depth < count else torch.full_like(where, -1)
-    q = draft.probs[where, depth].to(p.dtype) if draft.probs is not None and depth < count else None
-    return p, x, q
 
 
 def _lenient(logits: Tensor, draft: Draft, tokens: Tensor, lenience: float) -> Tensor | None:
@@ -87,6 +78,6 @@ def _lenient(logits: Tensor, draft: Draft, tokens: Tensor, lenience: float) -> T
         return None
     before = logits[:, :-1].float()
     chosen = before.gather(2, tokens.clamp(min=0)[..., None])[..., 0]
-    chance = (chosen - before.logsumexp(dim=-1)).exp()
-    raw = torch.ones_like(chance) if draft.raw is None else draft.raw.to(chance)
-    return (chance > raw / lenience) & (tokens >= 0)
+    p = (chosen - before.logsumexp(dim=-1)).exp()
+    raw = torch.ones_like(p) if draft.raw is None else draft.raw.to(p)
+    return (p > raw / lenience) & (tokens >= 0)

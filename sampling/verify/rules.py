@@ -6,8 +6,8 @@ with probability min(1, p(x)/q(x)) and a refusal is answered by a draw from norm
 token has distribution p. A point mass is lossless however it was chosen: draw t ~ p and accept iff t is x.
 
 Trees: a chain is the tree whose nodes have one child each. Where a node's children are point masses t is drawn once
-and the child that is t is gone down to; where they are drawn, each in its turn from a distribution of its own, p
-becomes norm((p − q)⁺) with every refused one (Miao et al., arXiv 2305.09781). Which of the three rules judges is the
+and the child that is t is accepted; where they are drawn, each in its turn from a distribution of its own, p
+becomes norm((p − q)⁺) with every refused one (Miao et al., arXiv 2305.09781). Which of the three rules verifies is the
 drafter's affair, never the draft's. Reviews between drafters are those of sampling/verify/review.py.
 
 Blocks: a drawn chain may be judged as a whole (Sun et al., "Block Verification Accelerates Speculative Decoding",
@@ -26,15 +26,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sampling.rows import padded
 from sampling.types import Draft, Drafter, Laws, Rows, Rule, Sampler, Verdict, above, depths_of
 from sampling.verify.distributions import TINY, LazyLaws, check_ratio, normal, point_laws, residual
 
 # the nodes at which rows stand [M] (-1: the root), the rows [M], their keys [M, 3] (row, position, the round's start) →
-# the child that each goes down to [M] (-1: none) on the host, own tokens of those that end
+# the child of each that is accepted [M] (-1: none) on the host, the verifier's tokens for those that end
 Examine = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
-# the draft, keys [B, 2], the verifier's laws and the sampler → path [B, depth] and own token [B], on the host
-Judge = Callable[[Draft, Tensor, Laws, Sampler], tuple[Tensor, Tensor]]
+# the draft, keys [B, 2], the verifier's laws and the sampler → path [B, depth] and token [B], on the host
+Verify = Callable[[Draft, Tensor, Laws, Sampler], tuple[Tensor, Tensor]]
 
 
 def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampler: Sampler, rule: Rule) -> Verdict:
@@ -52,73 +53,74 @@ def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampler: Samp
         The accepted nodes of each row and the verifier's own token behind them.
     """
     laws = LazyLaws(logits, draft, rows, sampler)
-    return Verdict(*_JUDGES[rule](draft, keys, laws, sampler), laws, logits)
+    return Verdict(*_RULES[rule](draft, keys, laws, sampler), laws, logits)
 
 
 def rule_of(drafter: Drafter, sampler: Sampler) -> Rule:
-    """The rule that judges every draft of an answer."""
-    return Rule.POINT if sampler.point_mass else drafter.rule
+    """The rule that verifies every draft of an answer."""
+    return Rule.POINT if sampler.point_mass else drafter.traits.rule
 
 
-def judge_points(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tuple[Tensor, Tensor]:
+def verify_points(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tuple[Tensor, Tensor]:
     """Point masses: down to the child that is drawn."""
     if len(keys) == 1:
-        return followed(draft, keys, laws, sampler)
-    tokens, table = draft.tokens.cpu(), children(draft.parents, draft.tokens.shape[1])
+        return verify_points_of_one_row(draft, keys, laws, sampler)
+    tokens, table = F.pad(draft.tokens.cpu(), (0, 1), value=-1), children(draft.parents, draft.tokens.shape[1])
 
     def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        kids = table[here + 1]
-        p = laws.at(active, here)
-        chosen, own = examine_points(p, _tokens_of(kids, tokens, active).to(p.device), at, sampler)
-        return gone_down(kids, chosen), own
+        kids, p = table[here + 1], laws.at(active, here)
+        chosen, token = examine_points(p, tokens[active[:, None], kids].to(p.device), at, sampler)
+        return kids[torch.arange(len(kids)), chosen], token
 
     return descend(draft, keys, examine)
 
 
-def judge_drawn(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tuple[Tensor, Tensor]:
+def verify_drawn(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tuple[Tensor, Tensor]:
     """Drawn children, each in its turn; point masses among them are laws with all mass on one id."""
-    tokens, table = draft.tokens.cpu(), children(draft.parents, draft.tokens.shape[1])
+    tokens, table = F.pad(draft.tokens.cpu(), (0, 1), value=-1), children(draft.parents, draft.tokens.shape[1])
+
+    def law_of(active: Tensor, nodes: Tensor, x: Tensor, p: Tensor) -> Tensor:
+        if draft.probs is None:
+            return point_laws(x, p)
+        where = draft.probs.device
+        return draft.probs[active.to(where), nodes.clamp(min=0).to(where)].to(p)
 
     def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        kids = table[here + 1]
-        p = laws.at(active, here)
-        x = _tokens_of(kids, tokens, active).to(p.device)
-        turns = range(kids.shape[1] if bool((x >= 0).any()) else 0)
-        ways = [_law_of(draft, active, kids[:, turn], x[:, turn], p) for turn in turns]
-        chosen, own = examine_laws(p, ways, x, at, sampler)
-        return gone_down(kids, chosen), own
+        kids, p = table[here + 1], laws.at(active, here)
+        x = tokens[active[:, None], kids].to(p.device)
+        turns = range(kids.shape[1] - 1 if bool((x >= 0).any()) else 0)
+        ways = [law_of(active, kids[:, turn], x[:, turn], p) for turn in turns]
+        chosen, token = examine_drawn(p, ways, x, at, sampler)
+        return kids[torch.arange(len(kids)), chosen], token
 
     return descend(draft, keys, examine)
 
 
-def followed(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tuple[Tensor, Tensor]:
-    """Path [1, depth] and own token [1] of one row whose drafts are point masses: down to the child that is drawn until
-    there is none. :func:`judge_points` for one row, without tensors of one element.
+def verify_points_of_one_row(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tuple[Tensor, Tensor]:
+    """:func:`verify_points` for one row, without tensors of one element: down to the child that is drawn until there is
+    none. Path [1, depth] and token [1].
     """
     kids: dict[tuple[int, int], int] = {}  # by node above and token
     count = draft.tokens.shape[1]
     for node, (parent, token) in enumerate(zip(above(draft.parents, count), draft.tokens[0].tolist(), strict=True)):
         if token >= 0:
             kids.setdefault((parent, token), node)
-    place, path, here = torch.zeros(1, dtype=torch.long), list[int](), -1
+    place, path = torch.zeros(1, dtype=torch.long), [-1]  # the root, then accepted nodes
     while True:
-        own = int(sampler.draw(laws.at(place, torch.tensor([here])), keys + torch.tensor([0, len(path)])))
-        found = kids.get((here, own))
-        if found is None:
+        token = int(sampler.draw(laws.at(place, torch.tensor(path[-1:])), keys + torch.tensor([0, len(path) - 1])))
+        if (path[-1], token) not in kids:
             break
-        path.append(found)
-        here = found
-    padded = [*path, *[-1] * (depth_of(draft.parents, count) - len(path))]
-    return torch.tensor([padded], dtype=torch.long), torch.tensor([own])
+        path.append(kids[path[-1], token])
+    room = depth_of(draft.parents, count) + 1 - len(path)
+    return torch.tensor([[*path[1:], *[-1] * room]], dtype=torch.long), torch.tensor([token])
 
 
 def children(parents: Tensor | None, count: int) -> Tensor:
-    """[N+1, C] the children of the root and of each node in draft order, -1 padded; C is at least 1."""
+    """[N+1, C] the children of the root and of each node in draft order, -1 padded; the last column is all -1."""
     kids: list[list[int]] = [[] for _ in range(count + 1)]
     for node, parent in enumerate(above(parents, count)):
         kids[parent + 1].append(node)
-    width = max(1, *map(len, kids)) if count else 1
-    return torch.tensor([[*nodes, *[-1] * (width - len(nodes))] for nodes in kids])
+    return F.pad(padded(kids), (0, 1), value=-1)
 
 
 def depth_of(parents: Tensor | None, count: int) -> int:
@@ -127,9 +129,9 @@ def depth_of(parents: Tensor | None, count: int) -> int:
 
 
 def descend(draft: Draft, keys: Tensor, examine: Examine, going: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Examine depth by depth until every row has ended: path [B, depth] and own token [B], on the host.
+    """Examine depth by depth until every row has ended: path [B, depth] and the verifier's token [B], on the host.
 
-    `going` [M]: the rows to examine, None for all; of the others nothing is accepted and the own token is -1.
+    `going` [M]: the rows to examine, None for all; of the others nothing is accepted and the token is -1.
     """
     rows, count = draft.tokens.shape
     most = depth_of(draft.parents, count)
@@ -138,35 +140,14 @@ def descend(draft: Draft, keys: Tensor, examine: Examine, going: Tensor | None =
     active = torch.arange(rows) if going is None else going
     here, started = torch.full_like(active, -1), torch.cat([keys, keys[:, 1:]], dim=1)
     for depth in range(most + 1):
-        chosen, own = examine(here, active, started[active] + torch.tensor([0, depth, 0]))
+        chosen, found = examine(here, active, started[active] + torch.tensor([0, depth, 0]))
         goes = chosen >= 0
-        if depth < most:
-            path[active[goes], depth] = chosen[goes]
-        token[active[~goes]] = own
+        token[active[~goes]] = found
         active, here = active[goes], chosen[goes]
         if not len(active):
             break
+        path[active, depth] = here
     return path, token
-
-
-def _tokens_of(kids: Tensor, tokens: Tensor, active: Tensor) -> Tensor:
-    """The tokens [M, C] of children [M, C] of the rows `active` [M], -1 where there is none."""
-    if not tokens.shape[1]:
-        return torch.full_like(kids, -1)
-    return torch.where(kids >= 0, tokens[active[:, None], kids.clamp(min=0)], -1)
-
-
-def _law_of(draft: Draft, active: Tensor, nodes: Tensor, tokens: Tensor, p: Tensor) -> Tensor:
-    """The laws [M, V] that the tokens [M] at these nodes [M] of the rows `active` [M] were drawn from."""
-    if draft.probs is None:
-        return point_laws(tokens, p)
-    where = draft.probs.device
-    return draft.probs[active.to(where), nodes.clamp(min=0).to(where)].to(p)
-
-
-def gone_down(kids: Tensor, chosen: Tensor) -> Tensor:
-    """The nodes that rows go down to: turn `chosen` [M] (-1: none) of children [M, C]."""
-    return torch.where(chosen >= 0, kids.gather(1, chosen.clamp(min=0)[:, None])[:, 0], -1)
 
 
 def examine_points(
@@ -176,15 +157,15 @@ def examine_points(
 
     → which child [M], -1 = none, on the host; and the drawn tokens of the rows that end here, in their order.
     """
-    own = sampler.draw(p, keys[:, :2])
-    hit = (x == own[:, None]) & (x >= 0)
+    drawn = sampler.draw(p, keys[:, :2])
+    hit = (x == drawn[:, None]) & (x >= 0)
     if also is not None:
         hit |= also[:, None]
     chosen = torch.where(hit.any(dim=1), hit.int().argmax(dim=1), -1).cpu()
-    return chosen, own.cpu()[chosen < 0]
+    return chosen, drawn.cpu()[chosen < 0]
 
 
-def examine_laws(
+def examine_drawn(
     p: Tensor,
     laws: Sequence[Tensor],
     x: Tensor,
@@ -208,17 +189,17 @@ def examine_laws(
         tossed = F.pad(keys[open_.cpu()], (0, 1), value=turn)
         accepted[open_] = sampler.coin(ratio[open_], tossed)  # q ≤ λp: always accept
         chosen[accepted] = turn
-        refused = open_ & ~accepted
-        if bool(refused.any()):
-            p = torch.where(refused[:, None], residual(p, q) if rest is None else rest, p)
+        rejected = open_ & ~accepted
+        if bool(rejected.any()):
+            p = torch.where(rejected[:, None], residual(p, q) if rest is None else rest, p)
     ended, chosen = chosen < 0, chosen.cpu()
     if not bool(ended.any()):
         return chosen, torch.empty(0, dtype=torch.long)
     return chosen, sampler.draw(p[ended], keys[chosen < 0, :2]).cpu()
 
 
-def judge_block(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tuple[Tensor, Tensor]:
-    """Path [B, N] and own token [B] on the host; `laws` are the target's. ValueError for a tree."""
+def verify_block(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tuple[Tensor, Tensor]:
+    """Path [B, N] and token [B] on the host; `laws` are the target's. ValueError for a tree."""
     if draft.parents is not None:
         raise ValueError("block verification judges chains; the draft is a tree")
     law = laws.all()
@@ -230,25 +211,25 @@ def judge_block(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tup
     present = (tokens >= 0).cumprod(dim=1).bool()
     lengths = present.sum(dim=1)
     r = _carried(law, q, tokens, present)  # [B, N+1]
-    left = (r[:, :-1, None] * law[:, :-1] - q).clamp_(min=0)  # what stands behind i drafts if the next is refused
-    h = _chances(r, left.sum(dim=-1), lengths)
+    left = (r[:, :-1, None] * law[:, :-1] - q).clamp_(min=0)  # what stands behind i drafts if the next is rejected
+    h = _acceptance(r, left.sum(dim=-1), lengths)
     fell = torch.zeros_like(present)
     open_ = present & (h > 0)
     if bool(open_.any()):
         fell[open_] = sampler.coin(h[open_], _coin_keys(keys, count)[open_.cpu()])
     n = (fell * torch.arange(1, count + 1, device=law.device)).amax(dim=1)
-    own_law = law[torch.arange(rows, device=law.device), n]
+    behind = law[torch.arange(rows, device=law.device), n]
     short = n < lengths
     if bool(short.any()):
-        own_law[short] = normal(left[short, n[short]], own_law[short])
+        behind[short] = normal(left[short, n[short]], behind[short])
     n = n.cpu()
     path = torch.where(torch.arange(count)[None] < n[:, None], torch.arange(count)[None], -1)
-    return path, sampler.draw(own_law, keys + torch.stack([torch.zeros_like(n), n], dim=1)).cpu()
+    return path, sampler.draw(behind, keys + F.pad(n[:, None], (1, 0))).cpu()
 
 
 def _coin_keys(keys: Tensor, count: int) -> Tensor:
     """[B, N, 4] of the coin of each draft, from the keys [B, 2] of the first: row, position, the round's start, 0."""
-    each = torch.cat([keys, keys[:, 1:], torch.zeros_like(keys[:, 1:])], dim=1)[:, None].repeat(1, count, 1)
+    each = F.pad(torch.cat([keys, keys[:, 1:]], dim=1), (0, 1))[:, None].repeat(1, count, 1)
     each[..., 1] += torch.arange(count)
     return each
 
@@ -264,15 +245,14 @@ def _carried(law: Tensor, q: Tensor, tokens: Tensor, present: Tensor) -> Tensor:
     return torch.stack(found, dim=1)
 
 
-def _chances(r: Tensor, s: Tensor, lengths: Tensor) -> Tensor:
+def _acceptance(r: Tensor, s: Tensor, lengths: Tensor) -> Tensor:
     """hᵢ for i = 1 … N [B, N]: of the whole chain r itself, of a part of it s/(s + 1 − r)."""
     count = s.shape[1]
     inner, mass = r[:, 1:count], s[:, 1:]
     below = mass + 1 - inner
     part = torch.where(below > TINY, mass / below.clamp(min=TINY), 0.0)
-    part = torch.cat([part, r[:, count:]], dim=1)
     last = torch.arange(1, count + 1, device=r.device)[None] == lengths[:, None]
-    return torch.where(last, r[:, 1:], part)
+    return torch.where(last, r[:, 1:], torch.cat([part, r[:, count:]], dim=1))
 
 
-_JUDGES: Mapping[Rule, Judge] = {Rule.POINT: judge_points, Rule.DRAWN: judge_drawn, Rule.BLOCK: judge_block}
+_RULES: Mapping[Rule, Verify] = {Rule.POINT: verify_points, Rule.DRAWN: verify_drawn, Rule.BLOCK: verify_block}

@@ -30,8 +30,9 @@ from sampling.loop import generate
 from sampling.models.cache import Buffer
 from sampling.models.causal import CausalLM
 from sampling.recorded.target import RecordedLM
+from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, Drafter, FixedPace, Limits, Pace, Rows, Verdict
+from sampling.types import Budget, Draft, Drafter, FixedPace, GammaController, Limits, Rows, Verdict
 from tests.sampling.drafters.tables.test_prompt_lookup import tables_of
 from tests.support.pacing import make_step
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
@@ -97,11 +98,11 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 class Uneven(FixedPace):
     """Another gamma for each row, none for some."""
 
-    def gamma(self, rows: list[int]) -> list[int]:
-        return [row * 3 % self.value for row in rows]
+    def budget(self, rows: list[int]) -> Budget:
+        return Budget([row * 3 % self.value for row in rows])
 
 
-def said(drafter: Drafter, rows: int, pace: Pace) -> Rows:
+def said(drafter: Drafter, rows: int, pace: GammaController) -> Rows:
     limits = Limits(LENGTH, frozenset([STOP]))
     return emitted(generate(CausalLM(target()), PROMPTS[:rows], drafter, greedy(), limits, pace=pace), rows)
 
@@ -225,8 +226,7 @@ def test_chosen_rows_keep_what_is_filled_and_go_on_growing() -> None:
 class Lonely(PointDrafter):
     """Follows one row."""
 
-    names = ("lonely",)
-    one_row = True
+    traits = replace(PointDrafter.traits, names=("lonely",), one_row=True)
 
     def __init__(self) -> None:
         super().__init__(V, lambda row: 0)
@@ -269,7 +269,7 @@ def taking_over(gain: float, drafting: float) -> TakeOverDrafter:
     drafter = TakeOverDrafter(
         PointDrafter(V, lambda row: None if row[0] == 0 else 2), PointDrafter(V, lambda row: 3), learn=True
     )
-    drafter.silent.then, drafter.worth.drafting, drafter.worth.rest = gain, drafting, 1.0
+    drafter.silent.then, drafter.price.drafting, drafter.price.rest = gain, drafting, 1.0
     return drafter
 
 
@@ -278,8 +278,8 @@ def test_the_second_drafters_time_is_lost_to_every_row(silent: int, asked: bool)
     """A gain of .6 in one row of four is not worth .2 in all four, in three of them it is."""
     rows = [[0] if place < silent else [1] for place in range(4)]
     drafter = taking_over(0.6, 0.2)
-    drafter.start(rows, None, None)  # type: ignore[arg-type]
-    draft = drafter.propose(rows, [1] * 4, greedy())
+    drafter.start(rows, ALONE, ALONE)
+    draft = drafter.propose(rows, Budget([1] * 4), greedy())
     assert draft.tokens[:silent].eq(3).all().item() is asked
     assert draft.tokens[silent:].eq(2).all()
 
@@ -290,7 +290,7 @@ class Unsure(PointDrafter):
     def __init__(self) -> None:
         super().__init__(V, lambda row: None if row[0] == 0 else 2)
 
-    def chances(self, rows: Rows) -> list[float]:
+    def confidence(self, rows: Rows) -> list[float]:
         return [0.1 if row[0] else 0.0 for row in rows]
 
 
@@ -299,8 +299,8 @@ def test_it_learns_only_from_rows_that_were_drafted_for() -> None:
     rows = [[0], [1]]
     drafter = TakeOverDrafter(Unsure(), PointDrafter(V, lambda row: 3), sure=0.5, learn=True)
     drafter.silent.then, drafter.unsure.then = 5.0, 0.0
-    drafter.start(rows, None, None)  # type: ignore[arg-type]
-    draft = drafter.propose(rows, [1, 1], greedy())
+    drafter.start(rows, ALONE, ALONE)
+    draft = drafter.propose(rows, Budget([1, 1]), greedy())
     assert draft.tokens.tolist() == [[3], [2]]
     nothing = torch.empty(2, 2, V)
     drafter.observe(rows, draft, Verdict(torch.tensor([[0], [0]]), torch.tensor([5, 5]), nothing, nothing))
@@ -314,11 +314,10 @@ def test_it_learns_only_from_rows_that_were_drafted_for() -> None:
 def play(pace: GoodputPace, rows: list[int], count: int, plain: float, slope: float) -> None:
     """So many rounds in which every draft is right; a pass over n + 1 tokens takes plain · (1 + slope · n) seconds."""
     for _ in range(count):
-        gamma = pace.gamma(rows)[0]
+        gamma = pace.budget(rows).depth[0]
         step = make_step(gamma, gamma, gamma, 0.01 * plain * gamma, plain * (1 + slope * gamma))
-        for row in rows:
-            shared = {"draft_s": step.draft_s / len(rows), "verify_s": step.verify_s / len(rows)}
-            pace.observe(replace(step, row=row, **shared))
+        shared = {"draft_s": step.draft_s / len(rows), "verify_s": step.verify_s / len(rows)}
+        pace.observe([replace(step, row=row, **shared) for row in rows])
 
 
 def test_the_costs_of_a_batch_are_learned_apart() -> None:
@@ -329,7 +328,7 @@ def test_the_costs_of_a_batch_are_learned_apart() -> None:
     assert pace.costs is not four
     assert pace.costs.v(2)[1] == pytest.approx(1.0)
     assert pace.chosen > 4
-    pace.gamma([0, 1, 2, 3])
+    pace.budget([0, 1, 2, 3])
     assert pace.costs is four
     assert four.plain == pytest.approx(1.0)
     assert four.v(2)[1] == pytest.approx(1.8)
@@ -340,7 +339,7 @@ def test_a_smaller_batch_begins_with_what_is_known_of_the_larger() -> None:
     assert costs.of(1) is costs
     assert not costs.of(3).drafting_known
     play(pace, [0, 1, 2, 3], 40, plain=1.0, slope=0.1)
-    pace.gamma([0, 1, 3])
+    pace.budget([0, 1, 3])
     assert pace.costs.drafting_known
     assert pace.costs.v(2)[1] == pytest.approx(1.1)
 
@@ -349,11 +348,10 @@ def test_one_row_that_drafts_makes_the_pass_wide_for_all() -> None:
     """Drafts of one row in four, all of them right: the passes are as dear as if all had drafted."""
     pace = GoodputPace()
     for _ in range(60):
-        gamma = pace.gamma([0, 1, 2, 3])[0]
-        for row in range(4):
-            count = gamma if row == 0 else 0
-            step = make_step(gamma, count, count, 0.0, 0.25 * (1 + 0.5 * gamma))
-            pace.observe(replace(step, row=row))
+        gamma = pace.budget([0, 1, 2, 3]).depth[0]
+        counts = [gamma, 0, 0, 0]
+        steps = [make_step(gamma, count, count, 0.0, 0.25 * (1 + 0.5 * gamma), row) for row, count in enumerate(counts)]
+        pace.observe(steps)
     assert pace.acceptance.given[0] > 0.9
     assert pace.chosen == 0
 

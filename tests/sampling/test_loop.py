@@ -17,7 +17,7 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Finished, Prefill, Step
 from sampling.loop import PIECE, generate
 from sampling.sampler import KeyedSampler
-from sampling.types import Drafter, FixedPace, Limits
+from sampling.types import Budget, Drafter, FixedPace, Limits
 from tests.support.reference import greedy_answer
 from tests.support.runs import answers, decode, emitted, greedy, reasons, steps
 from tests.support.toy_drafters import PointDrafter
@@ -256,8 +256,8 @@ def test_rows_of_one_batch_may_meet_the_context_at_different_rounds() -> None:
 
 def test_a_pace_may_differ_by_row() -> None:
     class Uneven(FixedPace):
-        def gamma(self, rows: list[int]) -> list[int]:
-            return [row % 3 for row in rows]
+        def budget(self, rows: list[int]) -> Budget:
+            return Budget([row % 3 for row in rows])
 
     lm = TableLM(V, seed=44)
     drafter = ModelDrafter(TableLM(V, seed=44, name="drafter"))

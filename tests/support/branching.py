@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.types import Rows
+from sampling.types import Rows, Sampler
 
 Result = TypeVar("Result", bound=Hashable)
 Law = Callable[..., Tensor]  # logits → laws; of logits and prefixes where it has `needs_prefixes`
@@ -69,7 +69,7 @@ def _next_option(weights: list[float], start: int) -> int:
     return next((index for index in range(start, len(weights)) if weights[index] > 0), len(weights))
 
 
-class BranchingSampler:
+class BranchingSampler(Sampler):
     """Implements `sampling.types.Sampler`; `law` turns raw logits [..., V] into float64 laws."""
 
     def __init__(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sampling.events import Step
 from sampling.gamma.goodput import goodput
-from sampling.types import Pace
+from sampling.types import GammaController
 
 PLAIN = 0.05  # seconds of a one-token pass
 
@@ -109,14 +109,14 @@ class World:
         return make_step(gamma, drafted, accepted, drafting, self.seconds(self.v(drafted + 1)))
 
 
-def simulate(pace: Pace, world: World, tokens: int) -> Simulated:
+def simulate(pace: GammaController, world: World, tokens: int) -> Simulated:
     """Run `pace` until so many tokens are out."""
     run = Simulated()
     while run.tokens < tokens:
-        (gamma,) = pace.gamma([0])
+        (gamma,) = pace.budget([0]).depth
         asked = world.asking(gamma)
         step = world.round(gamma, run.tokens)
-        pace.observe(step)
+        pace.observe([step], 0.0)
         run.gammas.append(gamma)
         run.tokens += len(step.emitted)
         run.cost += asked + world.v(len(step.drafted) + 1)

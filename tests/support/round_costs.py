@@ -16,6 +16,7 @@ import torch
 from sampling.drafters.cascade import chain_of
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
+from sampling.types import Budget
 from tests.support.runs import drafting, sampler
 from tests.support.toys import TableLM
 from utils.logits_processors import NucleusProcessor
@@ -41,7 +42,7 @@ def proposal(make: Callable[[], Any], length: int) -> float:
 
     def round_(turn: int) -> None:
         row.append(ids.randrange(300))
-        drafter.propose([list(row)], [6], drafting(sampler(), [row]))
+        drafter.propose([list(row)], Budget([6]), drafting(sampler(), [row]))
 
     round_(0)
     return milliseconds(round_)

@@ -7,20 +7,19 @@ drafter must.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from sampling.types import Draft, Rows, Rule, Sampler, Session, Verdict
+from sampling.types import Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits
 from tests.support.toys import ToyLM
 
 
-class ToyDrafter:
+class ToyDrafter(Drafter):
     """The parts that every naive drafter shares; `chain` drafts one row."""
 
-    names: tuple[str, ...] = ("toy drafter",)
-    rule: Rule = Rule.DRAWN
-    sessions: tuple[Session, ...] = ()
+    traits = Traits(("toy drafter",))
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -29,9 +28,6 @@ class ToyDrafter:
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         self.ids = list(range(len(prompt)))
 
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
-        return None
-
     def select(self, rows: Tensor) -> None:
         self.ids = [self.ids[row] for row in rows.tolist()]
 
@@ -39,8 +35,9 @@ class ToyDrafter:
         """At most `want` (token, law [V]) pairs for row number `name`."""
         raise NotImplementedError
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        chains = [self.chain(name, list(row), want, sampler) for name, row, want in zip(self.ids, rows, k, strict=True)]
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        asked = zip(self.ids, rows, budget.depth, strict=True)
+        chains = [self.chain(name, list(row), want, sampler) for name, row, want in asked]
         width = max(map(len, chains))
         tokens = torch.full((len(rows), width), -1, dtype=torch.long)
         probs = torch.full((len(rows), width, self.vocab_size), 1 / self.vocab_size, dtype=torch.float64)
@@ -55,7 +52,7 @@ class LawDrafter(ToyDrafter):
 
     def __init__(self, lm: ToyLM, least_top: float = 0.0, rule: Rule = Rule.DRAWN) -> None:
         super().__init__(lm.vocab_size)
-        self.lm, self.least_top, self.rule = lm, least_top, rule
+        self.lm, self.least_top, self.traits = lm, least_top, replace(self.traits, rule=rule)
 
     def chain(self, name: int, row: list[int], want: int, sampler: Sampler) -> list[tuple[int, Tensor]]:
         drafted: list[tuple[int, Tensor]] = []
@@ -75,14 +72,14 @@ class LawDrafter(ToyDrafter):
 class PointDrafter(ToyDrafter):
     """Point masses chosen by `choose(row)`: a token, or None to stop."""
 
-    rule = Rule.POINT
+    traits = replace(ToyDrafter.traits, rule=Rule.POINT)
 
     def __init__(self, vocab_size: int, choose: Callable[[list[int]], int | None]) -> None:
         super().__init__(vocab_size)
         self.choose = choose
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        chains = [self._points(list(row), want) for row, want in zip(rows, k, strict=True)]
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        chains = [self._points(list(row), want) for row, want in zip(rows, budget.depth, strict=True)]
         width = max(map(len, chains))
         return Draft(torch.tensor([chain + [-1] * (width - len(chain)) for chain in chains], dtype=torch.long))
 
@@ -137,14 +134,14 @@ class TreeDrafter(LawDrafter):
         super().__init__(lm)
         self.widths, self.replacing, self.holes, self.wrong_laws = tuple(widths), replacing, holes, wrong_laws
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         parents: list[int] = []
         level = [-1]
-        for width in self.widths[: max(k)]:
+        for width in self.widths[: max(budget.depth)]:
             level = [self._node(parents, parent) for parent in level for _ in range(width + self.holes)]
         tokens = torch.full((len(rows), len(parents)), -1, dtype=torch.long)
         probs = torch.full((len(rows), len(parents), self.vocab_size), 1 / self.vocab_size, dtype=torch.float64)
-        for place, (name, row, want) in enumerate(zip(self.ids, rows, k, strict=True)):
+        for place, (name, row, want) in enumerate(zip(self.ids, rows, budget.depth, strict=True)):
             self._grow(tokens[place], probs[place], parents, name, row, want, sampler)
         return Draft(tokens, None if sampler.point_mass else probs, parents=torch.tensor(parents, dtype=torch.long))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sampling.types import Draft, Rows
+from sampling.types import LM, Draft, Rows, Session
 
 Prefix = tuple[int, ...]
 PEAK = 30.0  # logit of the one scripted token: every other one has probability ~1e-13
@@ -27,7 +27,7 @@ def require(condition: bool, what: str) -> None:
         raise ProtocolMisuseError(what)
 
 
-class ToyLM:
+class ToyLM(LM):
     """An LM whose logits are `logits_of(prefix)`, [V]. Counts its passes and the tokens fed."""
 
     def __init__(
@@ -114,10 +114,8 @@ def chain_lm(
     return ToyLM(vocab_size, logits_of, name, context)
 
 
-class ToySession:
+class ToySession(Session):
     """Session of a ToyLM: `cached` are the tokens whose states a real model would hold."""
-
-    takes_trees = True
 
     def __init__(self, lm: ToyLM, prompt: Rows) -> None:
         require(all(isinstance(row, list) for row in prompt), "rows are lists of ids on the host")

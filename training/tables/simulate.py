@@ -18,8 +18,9 @@ from typing import Any
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.drafters.tables.tree import TableTreeDrafter
+from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, Drafter, above
+from sampling.types import Budget, Draft, Drafter, above
 from training.tables.build import Passage, build
 from utils.logits_processors import make_processor
 
@@ -51,15 +52,14 @@ class Played:
 def play(passages: Sequence[Passage], drafter: Drafter, gamma: int, length: int = LENGTH) -> Played:
     """Draft `gamma` tokens a round for each recorded answer (the ids from `start` on)."""
     sampler = KeyedSampler(make_processor(0.0))
-    nothing: Any = None
     tokens = passes = drafted = accepted = 0
     for passage in passages:
         ids = list(passage.ids[: passage.start + length])
         at = passage.start + 1
-        drafter.start([ids[:at]], nothing, nothing)
+        drafter.start([ids[:at]], ALONE, ALONE)
         while at < len(ids):
             want = min(gamma, len(ids) - at - 1)
-            draft = drafter.propose([ids[:at]], [want], sampler) if want else Draft.empty(1)
+            draft = drafter.propose([ids[:at]], Budget([want]), sampler) if want else Draft.empty(1)
             held, count = _held(draft, ids[at : at + want]), draft.tokens.shape[1]
             tokens, passes = tokens + held + 1, passes + 1
             drafted, accepted = drafted + count, accepted + held

@@ -30,7 +30,7 @@ from sampling.drafters.draft_model import ModelDrafter, chain_of_head, expansion
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call
 from sampling.models.masks import additive, places
-from sampling.types import Draft, Rows, Rule, Sampler, Session
+from sampling.types import Budget, Draft, Rows, Rule, Sampler, Session
 from utils.errors import UserError
 from utils.logits_processors import check_finite
 from utils.timing import Stopwatch
@@ -53,7 +53,7 @@ class FeatureLM(FollowingLM):
     """What `FeatureDrafter` drafts from: opens sessions that feed tokens with states."""
 
     kind = "feature"
-    reads_hidden = True
+    reads_hidden, reviews = True, False
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
@@ -199,13 +199,14 @@ class FeatureTreeDrafter(ModelDrafter):
         super().__init__(lm, least, expansion or Expansion(), Rule.POINT)
         self.width = width
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """A tree, its nodes in falling probability of their paths; tokens and raw [1, N], no laws."""
-        depth = min(k[0], self.lm.context - len(rows[0]))
-        if len(rows) != 1 or depth <= 0 or not self.sessions:
-            return super().propose(rows, k, sampler)
-        watch = Stopwatch(getattr(self.lm, "device", None))
-        drawn, best, passes = self._drawn(rows, depth)
+        depth = self.fitting(rows, budget.depth)[0]
+        if len(rows) != 1 or depth <= 0:
+            return super().propose(rows, budget, sampler)
+        watch = Stopwatch(self.lm.device)
+        assert self.expansion is not None
+        drawn, best, passes = self._drawn(rows, depth, self.expansion.most(budget))
         place = {node: rank for rank, node in enumerate([-1, *best], start=-1)}
         nodes = [drawn[at] for at in best]
         parents = [place[node.parent] for node in nodes]
@@ -216,15 +217,14 @@ class FeatureTreeDrafter(ModelDrafter):
             calls=(Call(self.lm.name, passes, watch.lap()),),
         )
 
-    def _drawn(self, rows: Rows, depth: int) -> tuple[list[Node], list[int], int]:
-        """All nodes drawn, which of them are the best, the likeliest first, and how many passes that took."""
-        session = self._session
+    def _drawn(self, rows: Rows, depth: int, most: int) -> tuple[list[Node], list[int], int]:
+        """All nodes drawn, which `most` of them are the best, the likeliest first, and how many passes that took."""
+        session = self.session
         assert isinstance(session, FeatureSession)
-        assert self.expansion is not None
-        most, drawn, fed, above = self.expansion.nodes, list[Node](), list[int](), [-1]
+        drawn, fed, above = list[Node](), list[int](), [-1]
         logits = session.score_short(rows, Draft.empty(1))[0]
         for level in range(1, depth + 1):
-            drawn += self._children(logits, above, drawn, level, session.short_list)
+            drawn += self._children(logits, above, drawn, level, session.short_list, most)
             best = sorted(range(len(drawn)), key=lambda at: -drawn[at].path)[:most]  # of equals those above come first
             # What is below the last of the best is not among them any more.
             above = [at for at in best[: most - 1] if drawn[at].depth == level and drawn[at].path >= self.least]
@@ -236,11 +236,10 @@ class FeatureTreeDrafter(ModelDrafter):
         return drawn, best, level
 
     def _children(
-        self, logits: Tensor, above: list[int], drawn: list[Node], depth: int, short_list: Tensor | None
+        self, logits: Tensor, above: list[int], drawn: list[Node], depth: int, short_list: Tensor | None, most: int
     ) -> list[Node]:
         """As many of the likeliest tokens behind each of the nodes `above` as may be kept; logits [M, n]."""
-        assert self.expansion is not None
-        most = min(self.expansion.nodes if self._trees else 1, logits.shape[-1])
+        most = min(most if self._trees else 1, logits.shape[-1])
         chances, ids = logits.float().softmax(dim=-1).topk(most, dim=-1)
         check_finite(chances)
         ids = ids if short_list is None else short_list[ids]

@@ -37,6 +37,7 @@ class GlideLM(FollowingLM):
     """
 
     kind = "glide"
+    reads_kv = True
 
     def __init__(
         self,

@@ -89,7 +89,7 @@ class FollowingLM(CausalLM):
 
     def readable(self, target: Session | None) -> Readable:
         """`target`, or UserError if it has no cache to be read."""
-        if not hasattr(target, "held") or hasattr(target, "source"):  # an encoder's states are no rows' keys
+        if not hasattr(target, "held") or target.source is not None:  # an encoder's states are no rows' keys
             kind = "none" if target is None else type(target).__name__
             raise UserError(f"{self.name} reads the cache of its target's session, got {kind}")
         return cast(Readable, target)

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from sampling.drafters.draft_model import opened, scoring
-from sampling.drafters.fallback import PROBE_EVERY, Case, TakeOverDrafter, Worth
+from sampling.drafters.fallback import PROBE_EVERY, Gain, Price, TakeOverDrafter
 from sampling.drafters.registry import DraftRequest, Parts, parts
 from sampling.drafters.tables.prompt_lookup import Found
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.drafters.tables.tree import SURE, Noise, TableTreeDrafter, favour
 from sampling.events import Call
-from sampling.types import LM, Draft, Drafter, Rows, Sampler, Session, Verdict
+from sampling.types import LM, Budget, Draft, Drafter, Rows, Sampler, Session, Verdict
 from utils.logits_processors import check_finite
 from utils.timing import Stopwatch
 
@@ -71,64 +71,66 @@ class JointTreeDrafter(TableTreeDrafter):
 
     A batch, and a row that outgrows the context of `lm`, get what matches and tables offer. `learn`: ask only while
     that pays. `agreement`: how often its likeliest token is the target's. `source` of the drafter's tokens is the last
-    of `names`. The arguments in `how` are those of :class:`TableTreeDrafter`.
+    of its names. The arguments in `how` are those of :class:`TableTreeDrafter`.
     """
 
     def __init__(
         self, lm: LM, tables: StaticTables | None = None, *, learn: bool = True, agreement: float = 0.0, **how: Any
     ) -> None:
         super().__init__(tables, **how)
+        names = (*self.traits.names, lm.name)
+        self.traits = replace(self.traits, names=names, needs_hidden=lm.reads_hidden, needs_kv=lm.reads_kv)
         self.lm, self.learn, self.beliefs = lm, learn, beliefs(agreement)
-        self.needs_hidden = bool(getattr(lm, "reads_hidden", False))
-        self.names = (*self.names, lm.name)
-        self.case, self.worth = Case(then=HOPED), Worth()
-        self._session: Session | None = None
+        self.gain, self.price = Gain(then=HOPED), Price()
+        self.session: Session | None = None
         self._asked: float | None = None  # seconds that the drafter took this round
-        self._watch = Stopwatch(getattr(lm, "device", None))
+        self._watch = Stopwatch(lm.device)
 
     @property
-    def sessions(self) -> tuple[Session, ...]:  # type: ignore[override]
-        return () if self._session is None else (self._session,)
+    def sessions(self) -> tuple[Session, ...]:
+        return () if self.session is None else (self.session,)
+
+    @property
+    def models(self) -> tuple[LM, ...]:
+        return (self.lm,)
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         super().start(prompt, target, verifier)
-        previous, self._session = self._session, None
+        previous, self.session = self.session, None
         if len(prompt) == 1:
-            self._session = opened(self.lm, prompt, previous, target)
+            self.session = opened(self.lm, prompt, previous, target)
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        """A tree of at most k[0] nodes; `source` is [1, N]."""
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        """A tree of at most budget.depth[0] nodes; `source` is [1, N]."""
         self._asked = None
-        draft = super().propose(rows, k, sampler)
+        draft = super().propose(rows, budget, sampler)
         self._watch.lap()
         return draft if self._asked is None else replace(draft, calls=(Call(self.lm.name, 1, self._asked),))
 
     def _first(self, rows: Rows, offered: list[Found], noise: Noise | None) -> list[Found]:
         """What may follow the row: of matches and tables, and where that pays of the drafter."""
         known = super()._first(rows, offered, noise)
-        sure = max((found.chance for found in known), default=0.0)
-        if sure >= ENOUGH or self._session is None or len(rows[0]) >= self.lm.context:
+        sure = max((found.p for found in known), default=0.0)
+        if sure >= ENOUGH or self.session is None or len(rows[0]) >= self.lm.context:
             return known
-        if self.learn and self.case.then <= self.worth.price and self.case.idle < PROBE_EVERY:
-            self.case.idle += 1
+        if self.learn and self.gain.then <= self.price.in_tokens and self.gain.idle < PROBE_EVERY:
+            self.gain.idle += 1
             return known
-        self.case.idle = 0
+        self.gain.idle = 0
         self._watch.lap()
-        thought = self._thoughts(rows)
+        forecast = self._forecast(self.session, rows)
         self._asked = self._watch.lap()
-        return pooled(offered, thought, len(self.names) - 1, noise, self.beliefs)
+        return pooled(offered, forecast, len(self.traits.names) - 1, noise, self.beliefs)
 
-    def _thoughts(self, rows: Rows) -> dict[int, float]:
+    def _forecast(self, session: Session, rows: Rows) -> dict[int, float]:
         """The drafter's likeliest tokens behind the row and their probabilities."""
-        assert self._session is not None
-        score, short = scoring(self._session)
+        score, short = scoring(session)
         logits = score(rows, Draft.empty(1))[0, 0].float()
         best = logits.topk(min(CANDIDATES, logits.shape[-1]))
         whole = logits.logsumexp(dim=-1)
         check_finite(whole)
-        chances = (best.values - whole).exp().tolist()
-        ids = (best.indices if short is None else short[best.indices]).tolist()
-        return dict(zip(ids, chances, strict=True))
+        ids = best.indices if short is None else short[best.indices]
+        return dict(zip(ids.tolist(), (best.values - whole).exp().tolist(), strict=True))
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         super().observe(rows, draft, verdict)
@@ -136,29 +138,29 @@ class JointTreeDrafter(TableTreeDrafter):
             return
         path = [node for node in verdict.path[0].tolist() if node >= 0]
         if self._asked is not None and draft.source is not None:
-            mine = bool(path) and int(draft.source[0, path[0]]) == len(self.names) - 1
-            self.case.learn(0, len(path) if mine else 0)
-        self.worth.learn(self._asked, self._watch.lap(), len(path) + 1)
+            mine = bool(path) and int(draft.source[0, path[0]]) == len(self.traits.names) - 1
+            self.gain.learn(0, len(path) if mine else 0)
+        self.price.learn(self._asked, self._watch.lap(), len(path) + 1)
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
-        if self._session is not None:
-            self._session.select(rows)
+        if self.session is not None:
+            self.session.select(rows)
 
 
 def pooled(
-    offered: list[Found], thought: dict[int, float], source: int, noise: Noise | None, believed: Beliefs
+    offered: list[Found], forecast: dict[int, float], source: int, noise: Noise | None, believed: Beliefs
 ) -> list[Found]:
-    """Every token that is `offered` or `thought` of, and its chance beside all others; who adds most to it proposes it.
+    """Every token that is `offered` or in the `forecast`, its chance beside all others, and who adds most to it.
 
-    `thought`: the probabilities of a trained drafter, which is called `source`.
+    `forecast`: the probabilities of a trained drafter, which is called `source`.
     """
     known = {one.token: one for one in offered}
-    tokens = list({**thought, **known})
+    tokens = list({**forecast, **known})
     weights, sources = list[float](), list[int]()
     for token, louder in zip(tokens, favour(noise, 0, tokens, believed.noise), strict=True):
-        said, own = known.get(token), believed.own * thought.get(token, 0.0)
-        others = 0.0 if said is None else believed.shares[said.source] * said.chance
+        said, own = known.get(token), believed.own * forecast.get(token, 0.0)
+        others = 0.0 if said is None else believed.shares[said.source] * said.p
         weights.append((others + own + FLOOR) ** believed.sharpened * louder)
         sources.append(source if said is None or own >= others else said.source)
     total = math.fsum([NOBODY, *weights])

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.registry import DraftRequest, Parts
-from sampling.rows import common_prefix, ids_of, lead
-from sampling.types import Draft, Rows, Rule, Sampler, Session, Verdict
+from sampling.rows import common_prefix, lead, padded
+from sampling.types import Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits, Verdict
 from sampling.vocabulary import best
 from utils.errors import UserError
 
@@ -37,9 +37,7 @@ class NgramStore:
 
     def add(self, before: list[int], token: int) -> None:
         """Count `token` behind every context that `before` ends with."""
-        for size in self.sizes:
-            if size <= len(before):
-                self._count(tuple(before[-size:]), token)
+        self.fill([*before, token], len(before))
 
     def fill(self, sequence: list[int], start: int = 0) -> None:
         """Count every token of `sequence` from index `start` on."""
@@ -64,7 +62,7 @@ class NgramStore:
         return None
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Point-mass drafts from an :class:`NgramStore` for each row.
 
     Args:
@@ -76,9 +74,7 @@ class NgramDrafter:
         seed: of the random tokens.
     """
 
-    names: tuple[str, ...] = ("ngram",)
-    rule = Rule.POINT
-    sessions: tuple[Session, ...] = ()
+    traits = Traits(("ngram",), Rule.POINT)
 
     def __init__(
         self,
@@ -106,7 +102,7 @@ class NgramDrafter:
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         """Fill the stores from the prompts."""
         self._random.seed(self._seed)
-        self._end = min(self.vocab_size, ids_of(target))
+        self._end = min(self.vocab_size, target.vocab_size)
         if self.reset or len(self._stores) != len(prompt):
             self._stores = [self._store() for _ in prompt]
             self._seen = [[] for _ in prompt]
@@ -115,16 +111,14 @@ class NgramDrafter:
         self._seen = [list(row) for row in prompt]
         self._leads = lead(prompt, target)
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        """Chains of at most k[b] tokens."""
-        drafts = [self._chain(store, row, want) for store, row, want in zip(self._stores, rows, k, strict=True)]
-        width = max(map(len, drafts))
-        return Draft(torch.tensor([draft + [-1] * (width - len(draft)) for draft in drafts], dtype=torch.long))
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        """Chains of at most budget.depth[b] tokens."""
+        return Draft(padded(list(map(self._chain, self._stores, rows, budget.depth))))
 
-    def _chain(self, store: NgramStore, row: list[int], want: int) -> list[int]:
+    def _chain(self, store: NgramStore, row: list[int], most: int) -> list[int]:
         tail = row[-self.n :]
         known = len(tail)
-        for _ in range(want):
+        for _ in range(most):
             token = store.next(tail)
             if token is None:
                 if self.stop_if_unknown:
@@ -157,9 +151,9 @@ class NgramDrafter:
 
     def select(self, rows: Tensor) -> None:
         """Repeated rows share a store: whatever it proposes stays lossless."""
-        self._stores = [self._stores[row] for row in rows.tolist()]
-        self._seen = [self._seen[row] for row in rows.tolist()]
-        self._leads = [self._leads[row] for row in rows.tolist()]
+        self._stores, self._seen, self._leads = (
+            [part[row] for row in rows.tolist()] for part in (self._stores, self._seen, self._leads)
+        )
 
 
 def build(pair: Parts, asked: DraftRequest) -> NgramDrafter:

@@ -9,17 +9,17 @@ whole chain holds falls below `least`. Needs no model and knows none.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.rows import behind, common_prefix, ids_of, lead, parted
-from sampling.types import Draft, Rows, Rule, Sampler, Session, Verdict
+from sampling.rows import behind, common_prefix, lead, padded, parted
+from sampling.types import Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits
 from utils.errors import UserError
 
-MATCH, TABLES = 0, 1  # indices into TablesDrafter.names
+MATCH, TABLES = 0, 1  # indices into the names of TablesDrafter's traits
+_FIELDS = ((0, -1), (1, 0))  # of Found: token and source, and what stands behind a row's end
 LONGEST = 5
 SURE_MATCH = 2
 """A match this long is followed before the tables are asked (docs/notes.md has the comparison)."""
@@ -33,7 +33,7 @@ class Found(NamedTuple):
 
     token: int
     source: int
-    chance: float
+    p: float
 
 
 class MatchIndex:
@@ -85,16 +85,53 @@ class MatchIndex:
             if place is not None:
                 yield size, self._row[place]
 
-    def copy(self) -> MatchIndex:
-        """An independent index of the same sequence."""
-        twin = MatchIndex(self.longest)
-        twin._row = list(self._row)
-        twin._last = [dict(last) for last in self._last]
-        twin._older = [list(older) for older in self._older]
-        return twin
+
+class RowIndex(Protocol):
+    """What is known of one growing row."""
+
+    def follow(self, row: list[int]) -> None: ...  # be the index of this row
 
 
-class TablesDrafter:
+Index = TypeVar("Index", bound=RowIndex)
+
+
+class LookupDrafter(Drafter, Generic[Index]):
+    """Point-mass chains from an index of each row; `source` is [B, N].
+
+    `tables` are read as far as the target has their ids, from `_known`.
+    """
+
+    def __init__(self, tables: StaticTables | None = None) -> None:
+        self.tables = self._known = tables
+        self._indices: list[Index] = []
+        self._leads: Rows = []
+
+    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
+        self._leads = lead(prompt, target)
+        self._known = None if self.tables is None else self.tables.below(target.vocab_size)
+
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        """Chains of at most budget.depth[b] tokens."""
+        chains: list[list[Found]] = []
+        for index, row, most in zip(self._indices, behind(self._leads, rows), budget.depth, strict=True):
+            chains.append([])
+            if most > 0:
+                index.follow(row)
+                chains[-1] = self._chain(index, row, most)
+        tokens, source = (padded([[one[field] for one in chain] for chain in chains], fill) for field, fill in _FIELDS)
+        return Draft(tokens, source=source)
+
+    def _chain(self, index: Index, row: list[int], most: int) -> list[Found]:
+        """At most so many tokens behind `row`."""
+        raise NotImplementedError
+
+    def select(self, rows: Tensor) -> None:
+        """Follow rows that are reordered, repeated or dropped; repeated ones part ways."""
+        self._indices = parted(self._indices, rows.tolist())
+        self._leads = [self._leads[row] for row in rows.tolist()]
+
+
+class TablesDrafter(LookupDrafter[MatchIndex]):
     """Point-mass chains from matches in the conversation and from static tables.
 
     Args:
@@ -104,9 +141,7 @@ class TablesDrafter:
         sure_match: matches of so many tokens and more come before the tables.
     """
 
-    names: tuple[str, ...] = ("match", "tables")
-    rule = Rule.POINT
-    sessions: tuple[Session, ...] = ()
+    traits = Traits(("match", "tables"), Rule.POINT)
 
     def __init__(
         self,
@@ -120,50 +155,34 @@ class TablesDrafter:
             raise UserError(f"least must be from 0 to 1, got {least}")
         if not 0 <= longest <= LONGEST:
             raise UserError(f"longest must be from 0 to {LONGEST}, got {longest}")
-        self.tables, self.longest, self.least, self.sure_match = tables, longest, least, sure_match
-        self._known = tables  # as far as the target has their ids
+        super().__init__(tables)
+        self.longest, self.least, self.sure_match = longest, least, sure_match
         self._reach = max(1, longest, tables.max_n if tables is not None else 0)
-        self._indices: list[MatchIndex] = []
-        self._leads: Rows = []
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         """Index the prompts; what the last answer left is kept as far as it is still the beginning."""
+        super().start(prompt, target, verifier)
         if len(self._indices) != len(prompt):
             self._indices = [MatchIndex(self.longest) for _ in prompt]
-        self._leads = lead(prompt, target)
-        self._known = None if self.tables is None else self.tables.below(ids_of(target))
         for index, row in zip(self._indices, prompt, strict=True):
             index.follow(row)
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        """Chains of at most k[b] tokens; `source` is [B, N]."""
-        chains = []
-        for index, row, want in zip(self._indices, behind(self._leads, rows), k, strict=True):
-            index.follow(row)
-            chains.append(self._chain(index, row, want))
-        width = max(map(len, chains))
-        tokens = [[one.token for one in chain] + [-1] * (width - len(chain)) for chain in chains]
-        source = [[one.source for one in chain] + [0] * (width - len(chain)) for chain in chains]
-        return Draft(torch.tensor(tokens, dtype=torch.long), source=torch.tensor(source, dtype=torch.long))
-
-    def chances(self, rows: Rows) -> list[float]:
+    def confidence(self, rows: Rows) -> list[float]:
         """How likely the first token of each row's chain is; 0 where there would be none."""
         found = []
         for index, row in zip(self._indices, behind(self._leads, rows), strict=True):
             index.follow(row)
             first = self._next(index, row[-self._reach :])
-            found.append(first.chance if first is not None and first.chance >= self.least else 0.0)
+            found.append(first.p if first is not None and first.p >= self.least else 0.0)
         return found
 
-    def _chain(self, index: MatchIndex, row: list[int], want: int) -> list[Found]:
+    def _chain(self, index: MatchIndex, row: list[int], most: int) -> list[Found]:
         chain: list[Found] = []
-        tail, chance = row[-self._reach :], 1.0
-        for _ in range(want):
+        tail, path = row[-self._reach :], 1.0
+        for _ in range(most):
             found = self._next(index, tail)
-            if found is None:
-                break
-            chance *= found.chance
-            if chance < self.least:
+            path *= 0.0 if found is None else found.p
+            if found is None or path < self.least:
                 break
             chain.append(found)
             tail = [*tail[1 - self._reach :], found.token]
@@ -177,11 +196,3 @@ class TablesDrafter:
             if known is not None and (match is None or known.size > 1):
                 return Found(known.token, TABLES, known.confidence)
         return None if match is None else Found(match[1], MATCH, CHANCE[match[0]])
-
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
-        return None  # the index follows the rows it is shown
-
-    def select(self, rows: Tensor) -> None:
-        """Follow rows that are reordered, repeated or dropped; repeated ones part ways."""
-        self._indices = parted(self._indices, rows.tolist())
-        self._leads = [self._leads[row] for row in rows.tolist()]

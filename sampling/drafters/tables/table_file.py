@@ -101,7 +101,7 @@ class StaticTables:
     def below(self, end: int) -> StaticTables:
         """The same tables without the next tokens from id `end` on."""
         found = copy.copy(self)
-        found._end = end
+        found._end = min(end, self._end)
         return found
 
     def next(self, tail: list[int], least: int = 1) -> Known | None:

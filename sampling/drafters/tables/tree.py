@@ -2,7 +2,8 @@
 
 Where the longest context is wrong a shorter one may be right, and asking it costs nothing. The tree grows best first
 (as EAGLE-2's does from a model, Li et al., arXiv 2406.16858): the next node is always the one whose whole path has the
-best chance, so nodes come in falling worth. Children are point masses. Needs no model and knows none.
+best chance, so the best nodes come first. A node must be worth its place in the target's pass: the round's budget says
+what that costs. Children are point masses. Needs no model and knows none.
 
 A target that samples draws with noise that its seed fixes before any pass. The tree may look at it: a token that the
 noise favours is likelier to be drawn than its frequency says. Of the distribution only the frequency is known, so half
@@ -20,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -28,9 +30,8 @@ from torch import Tensor
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.drafters.tables.prompt_lookup import CHANCE, MATCH, TABLES, Found, MatchIndex, TablesDrafter
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.gamma.tree import Appraisal
-from sampling.rows import behind, takes_trees
-from sampling.types import Draft, Rows, Sampler, Session, Verdict
+from sampling.rows import behind
+from sampling.types import Budget, Draft, NodeCosts, Rows, Rule, Sampler, Session, Traits, Tree, Verdict
 from sampling.vocabulary import best
 
 SHARES = {2: 0.6, 1: 0.3}
@@ -38,7 +39,7 @@ SHARES = {2: 0.6, 1: 0.3}
 "Distributions recalled")."""
 _MOST = 4  # tokens kept behind a context
 
-RECALLED = 2  # index into TableTreeDrafter.names
+RECALLED = 2  # index into the names of TableTreeDrafter's traits
 LEAST = 0.03
 """Less likely paths are not looked at."""
 _CHOICES = 4  # tokens of one context of the tables that may become siblings
@@ -46,6 +47,24 @@ BELIEVED = 0.5  # of the noise
 LOUDEST = 100.0  # noise in a logit beyond which it makes no difference; at a temperature of thousands there is more
 SURE = 0.97  # no token favoured by the noise is likelier
 Noise = Callable[[int, Sequence[int]], list[float]]  # tokens above a node, ids → what the draw adds to their logits
+
+
+def worthwhile(paths: Sequence[float], costs: NodeCosts | None) -> int:
+    """How many nodes, given by the probabilities of their paths, the likeliest first, are worth their place in the
+    pass: trust · Σ paths − rate · v is largest. All where nothing is known of costs."""
+    if costs is None:
+        return len(paths)
+    sums = [0.0, *accumulate(paths)]
+    counts = range(min(len(paths), max(0, len(costs.v) - 1)) + 1)
+    return max(counts, key=lambda n: costs.trust * sums[n] - costs.rate * costs.v[n])
+
+
+def may_grow(path: float, taken: int, costs: NodeCosts | None) -> bool:
+    """Whether :func:`worthwhile` could still take more than `taken` nodes if none behind them is likelier than this."""
+    if costs is None:
+        return True
+    counts = range(taken + 1, len(costs.v))
+    return any(costs.trust * path * (n - taken) > costs.rate * (costs.v[n] - costs.v[taken]) for n in counts)
 
 
 class Recalled:
@@ -71,23 +90,25 @@ class Recalled:
 
 
 class _Offer(NamedTuple):
-    """A node that may be taken: less its path's chance, in which order it came, the node above, tokens above."""
+    """A node that may be taken: less its path's probability, in which order it came, the node above, how many tokens
+    stand above it, and the last of them."""
 
-    unworth: float
+    less: float
     order: int
     parent: int
+    depth: int
     found: Found
     tail: list[int]
 
     @property
-    def worth(self) -> float:
-        return -self.unworth
+    def path(self) -> float:
+        return -self.less
 
 
 class TableTreeDrafter(TablesDrafter):
-    """As :class:`TablesDrafter`, but k[b] counts the nodes of a tree, the deepest of which has k[b] above it at most.
+    """As :class:`TablesDrafter`, but the budget's depth counts the nodes of a tree, and its costs say which pay.
 
-    No path is less likely than `least`, and `appraisal` keeps the nodes that pay. Rows of a batch share one shape: they
+    No path is less likely than `least`. Rows of a batch share one shape: they
     get chains, and so does a target that takes no trees. `peek`: the noise of the target's draw is looked at where the
     sampler shows it. Not for a drafter beside which another one draws from laws of its own: which of them drafts must
     not depend on the noise. `recall`: what the target thought likely in this answer is offered too.
@@ -103,20 +124,20 @@ class TableTreeDrafter(TablesDrafter):
         **how: int,
     ) -> None:
         super().__init__(tables, least=least, **how)
-        self.appraisal, self.peek = Appraisal(), peek
+        names = (*TablesDrafter.traits.names, *(["recalled"] if recall else []))
+        self.traits = Traits(names, Rule.POINT, shared_noise=peek, tree=Tree.BEST_FIRST)
         self._recalled = Recalled() if recall else None
-        self.names = (*TablesDrafter.names, "recalled") if recall else TablesDrafter.names
         self._trees = True  # whether the target takes them
-        self._names: list[int] = []  # of the rows, as the sampler's keys have them
+        self._ids: list[int] = []  # the caller's numbers of the rows, which key the noise
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         super().start(prompt, target, verifier)
-        self._names, self._trees = list(range(len(prompt))), takes_trees(target)
+        self._ids, self._trees = list(range(len(prompt))), target.takes_trees
         self._recalled = None if self._recalled is None else Recalled()
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
-        self._names = [self._names[row] for row in rows.tolist()]
+        self._ids = [self._ids[row] for row in rows.tolist()]
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         """Keep the laws at which the row stood."""
@@ -127,64 +148,58 @@ class TableTreeDrafter(TablesDrafter):
         stood = torch.tensor([-1, *path])
         self._recalled.learn(row, verdict.law(torch.zeros_like(stood), stood))
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        """A tree of at most k[0] nodes; `source` is [1, N]."""
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        """A tree of at most budget.depth[0] nodes; `source` is [1, N]."""
         if len(rows) != 1:
-            return super().propose(rows, k, sampler)
-        noise = self._noise(len(rows[0]), sampler) if self.peek else None
+            return super().propose(rows, budget, sampler)
+        noise = self._noise(len(rows[0]), sampler) if self.traits.shared_noise else None
         (row,) = behind(self._leads, rows)
         index = self._indices[0]
         index.follow(row)
         tail = row[-self._reach :]
         first = self._first(rows, list(self._offered(index, tail)), noise)
-        grown = self._grown(index, tail, k[0], noise, first)
-        kept = self.appraisal.kept([one.worth for one in grown])
-        taken = [(one.parent, one.found) for one in grown[:kept]]
-        if all(parent == node - 1 for node, (parent, _) in enumerate(taken)):
-            parents = None
-        else:
-            parents = torch.tensor([parent for parent, _ in taken])
-        tokens = torch.tensor([[found.token for _, found in taken]], dtype=torch.long)
-        source = torch.tensor([[found.source for _, found in taken]], dtype=torch.long)
-        return Draft(tokens, parents=parents, source=source)
+        grown = self._grown(index, tail, budget, noise, first)
+        paths = [one.path for one in grown]
+        taken = grown[: worthwhile(paths, budget.costs)]
+        parents = [one.parent for one in taken]
+        return Draft(
+            torch.tensor([[one.found.token for one in taken]], dtype=torch.long),
+            parents=None if parents == list(range(-1, len(taken) - 1)) else torch.tensor(parents),
+            source=torch.tensor([[one.found.source for one in taken]], dtype=torch.long),
+            predicted=[0.0, *accumulate(paths)][len(taken)],
+        )
 
-    def _noise(self, length: int, sampler: Sampler) -> Noise | None:
-        """The noise behind a row of `length` tokens, if there is any to be seen."""
-        told = getattr(sampler, "noise", None)
-        if told is None:
-            return None
-        name = self._names[0]
-        return lambda depth, ids: told(name, length + depth, ids)
+    def _noise(self, length: int, sampler: Sampler) -> Noise:
+        """The noise behind a row of `length` tokens."""
+        (name,) = self._ids
+        return lambda depth, ids: sampler.shared_noise(name, length + depth, ids)
 
     def _first(self, rows: Rows, offered: list[Found], noise: Noise | None) -> list[Found]:
         """What may follow the committed tokens `rows` [1], of what is offered there."""
         return favoured(offered, noise, 0)
 
     def _grown(
-        self, index: MatchIndex, tail: list[int], nodes: int, noise: Noise | None, offered: list[Found]
+        self, index: MatchIndex, tail: list[int], budget: Budget, noise: Noise | None, offered: list[Found]
     ) -> list[_Offer]:
-        """The nodes, the likeliest path first, as far as the appraisal may keep them; `offered` behind the root."""
+        """The nodes, the likeliest path first, as far as they may be worth while; `offered` behind the root."""
         offers: list[_Offer] = []
         taken: list[_Offer] = []
         order = 0
-        at = _Offer(-1.0, 0, -1, Found(-1, 0, 1.0), tail)
-        node, depths = -1, [0]  # tokens above the children of the root and of each node
-        while len(taken) < nodes and self.appraisal.more(at.worth, len(taken)):
+        at = _Offer(-1.0, 0, -1, -1, Found(-1, 0, 1.0), tail)  # the root, then the node taken last
+        while len(taken) < budget.depth[0] and may_grow(at.path, len(taken), budget.costs):
             if taken:
-                offered = favoured(list(self._offered(index, at.tail)), noise, depths[node + 1])
+                tail = [*at.tail[1 - self._reach :], at.found.token]
+                offered = favoured(list(self._offered(index, tail)), noise, at.depth + 1)
             for found in offered:
-                if (worth := at.worth * found.chance) >= self.least:
+                if (path := at.path * found.p) >= self.least:
                     order += 1
-                    heappush(offers, _Offer(-worth, order, node, found, at.tail))
-            if not offers or not self.appraisal.more(offers[0].worth, len(taken)):
+                    heappush(offers, _Offer(-path, order, len(taken) - 1, at.depth + 1, found, tail))
+            if not offers or not may_grow(offers[0].path, len(taken), budget.costs):
                 break
-            best = heappop(offers)
+            at = heappop(offers)
             if not self._trees:
                 offers.clear()  # what stands beside it
-            node = len(taken)
-            taken.append(best)
-            depths.append(depths[best.parent + 1] + 1)
-            at = best._replace(tail=[*best.tail[1 - self._reach :], best.found.token])
+            taken.append(at)
         return taken
 
     def _offered(self, index: MatchIndex, tail: list[int]) -> Iterator[Found]:
@@ -194,8 +209,8 @@ class TableTreeDrafter(TablesDrafter):
         for found in self._all(index, tail):
             if found.token not in seen and left > 0:
                 seen.add(found.token)
-                yield found._replace(chance=left * found.chance)
-                left *= 1 - found.chance
+                yield found._replace(p=left * found.p)
+                left *= 1 - found.p
 
     def _all(self, index: MatchIndex, tail: list[int]) -> Iterator[Found]:
         """As :meth:`TablesDrafter._next`, and what it would have found without that, and so on."""
@@ -203,22 +218,22 @@ class TableTreeDrafter(TablesDrafter):
         known = [] if self._known is None else list(self._known.every(tail, most=_CHOICES))
         yield from (found for size, found in matches if size >= self.sure_match)
         yield from (Found(one.token, TABLES, one.confidence) for one in known if one.size > 1)
-        yield from self._thought(tail, 2)
+        yield from self._from_recalled(tail, 2)
         yield from (found for size, found in matches if size < self.sure_match)
         yield from (Found(one.token, TABLES, one.confidence) for one in known if one.size == 1)
-        yield from self._thought(tail, 1)
+        yield from self._from_recalled(tail, 1)
 
-    def _thought(self, tail: list[int], size: int) -> Iterator[Found]:
+    def _from_recalled(self, tail: list[int], size: int) -> Iterator[Found]:
         """What the target thought likely behind the last `size` tokens, if it is to be recalled."""
         if self._recalled is not None:
-            yield from (Found(token, RECALLED, chance) for token, chance in self._recalled.behind(tail, size))
+            yield from (Found(token, RECALLED, p) for token, p in self._recalled.behind(tail, size))
 
 
 def favoured(offered: list[Found], noise: Noise | None, depth: int) -> list[Found]:
     """The same tokens with the chances that the noise leaves them at this depth; as they are where there is none."""
     louder = favour(noise, depth, [found.token for found in offered], BELIEVED)
     return [
-        found if factor == 1 else found._replace(chance=min(SURE, found.chance * factor))
+        found if factor == 1 else found._replace(p=min(SURE, found.p * factor))
         for found, factor in zip(offered, louder, strict=True)
     ]
 

@@ -20,6 +20,7 @@ from sampling.drafters.fallback import TakeOverDrafter
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.events import Step
 from sampling.loop import never
+from sampling.rows import ALONE
 from tests.app.lanes.test_draft_heads import write_student
 from tests.support.scripted import run_lines
 from tests.support.tiny import noisy_copy, tiny_model, tiny_pair, tiny_tokenizer
@@ -289,8 +290,8 @@ def test_static_tables_and_matches_are_halves_of_the_tables_drafter(engines: Cal
     assert taking.first.tables is None
     row = [5, 6, 7, 5, 6]
     for given, drafted in (([5, 6, 7, 5, 6], True), ([5, 6, 7, 5], False)):  # a match of two, a match of one
-        taking.first.start([given], None, None)  # type: ignore[arg-type]
-        assert (taking.first.chances([given])[0] >= taking.sure) is drafted, row
+        taking.first.start([given], ALONE, ALONE)
+        assert (taking.first.confidence([given])[0] >= taking.sure) is drafted, row
     assert not taking.learn
     auto = engine.lane("match+plain", Settings(gamma="auto", expand="none")).drafter
     assert isinstance(auto, TakeOverDrafter)

@@ -34,6 +34,7 @@ from sampling.drafters.draft_heads.eagle import FeatureTreeDrafter
 from sampling.drafters.draft_heads.modules import Student
 from sampling.events import Step
 from sampling.loop import never
+from sampling.types import Budget
 from tests.support.scripted import run_lines
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer, write_prompts
 from utils.catalogue.catalogue import student_kind
@@ -240,8 +241,8 @@ def test_auto_learns_what_a_trained_drafter_costs(engine: Engine, monkeypatch: p
         now[0] += 1.0
         return forward(*given)
 
-    def slow_drafts(rows: Any, k: list[int], sampler: Any) -> Any:
-        draft = propose(rows, k, sampler)
+    def slow_drafts(rows: Any, budget: Budget, sampler: Any) -> Any:
+        draft = propose(rows, budget, sampler)
         now[0] += 0.07 * draft.tokens.shape[1]  # under auto a chain may end early
         return draft
 

@@ -278,9 +278,8 @@ def test_the_default_lane_drafts_trees_and_paces_their_nodes(fresh: Engine) -> N
     prompt = prompt_ids(fresh, "one two three one two four two three one two", settings)
     steps = [event for event in lane.run(prompt) if isinstance(event, Step)]
     assert isinstance(lane.drafter, TableTreeDrafter)
-    assert lane.pace.appraisal is lane.drafter.appraisal
     assert sum(len(step.drafted) for step in steps) > 0
-    assert lane.drafter.appraisal.v  # what passes cost here has been told to the drafter
+    assert lane.pace.budget([0]).costs  # what passes cost here is told to the drafter
 
 
 def test_a_target_that_takes_no_mask_gets_chains(fresh: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,9 +96,9 @@ def test_the_bars_are_the_expected_speed_up_of_the_planted_costs() -> None:
 def test_a_lane_under_gamma_auto_tells_what_its_own_pace_has_learned() -> None:
     pace, world, steps = GoodputPace(), World(0.8, c=0.1, v=rising, noise=0.0, slow=0.0), []
     for _ in range(60):
-        (gamma,) = pace.gamma([0])
+        (gamma,) = pace.budget([0]).depth
         steps.append(world.round(gamma, 0))
-        pace.observe(steps[-1])
+        pace.observe([steps[-1]])
     drawn = gamma_bars([answered(track(lane("spec", "auto", pace), steps))], LOOKS["60"])
     assert [bar.figure for bar in drawn.bars] == [f"{rate:.2f}x" for rate in pace.expected(16)]
     assert [int(bar.name) for bar in drawn.bars if bar.note] == [best(pace.rates)]

@@ -467,7 +467,7 @@ def real(lenience: float, reviewers: int = 2) -> tuple[Any, list[Step]]:
     drafter = cascade_of([*map(ModelDrafter, models[:reviewers]), follow], matrix, lenience)
     sampler = KeyedSampler(GreedyProcessor(), 0)
     events = generate(
-        TableLM(12, 1, name="target"), [[1, 2]], drafter, sampler, Limits(40), pace=FixedPace(drafter.most)
+        TableLM(12, 1, name="target"), [[1, 2]], drafter, sampler, Limits(40), pace=FixedPace(drafter.traits.most)
     )
     return drafter, [event for event in events if isinstance(event, Step)]
 
@@ -484,7 +484,7 @@ def test_a_real_cascades_reviews_are_all_found_in_its_drafts() -> None:
             for deeper, at in zip(review.inner, starts(review), strict=True):
                 kept = review.drafted[at : at + len(deeper.emitted)]
                 assert kept == deeper.emitted[: len(kept)]
-    text = shown_nested(steps=steps, names=drafter.names, lenience=2.0)
+    text = shown_nested(steps=steps, names=drafter.traits.names, lenience=2.0)
     assert text.count("reviewed") + text.count("nothing to review") == sum(
         1 + len(review.inner) for one in steps for review in one.inner
     )
@@ -493,7 +493,12 @@ def test_a_real_cascades_reviews_are_all_found_in_its_drafts() -> None:
 def test_the_console_traces_a_cascade_with_its_lenience() -> None:
     drafter, steps = real(2.5)
     lane = SimpleNamespace(
-        name="cascade", settings=Settings(), law_drafts=True, source_names=drafter.names, drafter=drafter, beams=None
+        name="cascade",
+        settings=Settings(),
+        law_drafts=True,
+        source_names=drafter.traits.names,
+        drafter=drafter,
+        beams=None,
     )
     track = SimpleNamespace(
         lane=lane,

@@ -18,8 +18,9 @@ from sampling.drafters.drawing import Column, Drawing
 from sampling.drafters.fallback import TakeOverDrafter
 from sampling.events import Call
 from sampling.models.causal import CausalLM
+from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, Rows
+from sampling.types import Budget, Draft, Rows
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.branching import softmax
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, same_or_tied, transformers_greedy
@@ -44,9 +45,9 @@ def test_the_papers_bins(confidence: float, count: int) -> None:
 
 def proposed(lm: Any, rows: Rows, gamma: int, nodes: int, temperature: float = 0.0) -> Draft:
     drafter = ModelDrafter(lm, expansion=Expansion(nodes))
-    drafter.start(rows, None, None)  # type: ignore[arg-type]
+    drafter.start(rows, ALONE, ALONE)
     sampler = KeyedSampler(make_processor(temperature, 0, 1.0, 0.0))
-    return drafter.propose(rows, [gamma] * len(rows), drafting(sampler, rows))
+    return drafter.propose(rows, Budget([gamma] * len(rows)), drafting(sampler, rows))
 
 
 def log(*chances: float) -> list[float]:
@@ -138,9 +139,9 @@ def test_rows_of_a_batch_that_follow_a_match_stand_in_the_trees_first_chain() ->
     first = PointDrafter(4, lambda row: 3 if row[0] == 3 else None)
     drafter = TakeOverDrafter(first, ModelDrafter(SCRIPT, expansion=Expansion(5)))
     rows = [[3], [0]]
-    drafter.start(rows, None, None)  # type: ignore[arg-type]
+    drafter.start(rows, ALONE, ALONE)
     assert drafter.expansion is not None
-    draft = drafter.propose(rows, [3, 2], drafting(KeyedSampler(make_processor(0.0)), rows))
+    draft = drafter.propose(rows, Budget([3, 2]), drafting(KeyedSampler(make_processor(0.0)), rows))
     assert draft.parents is not None
     assert draft.parents.tolist() == [-1, 0, -1, -1, -1]
     assert draft.tokens.tolist() == [[3, 3, -1, -1, -1], [1, 2, 3, 2, 0]]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.events import Step
 from sampling.sampler import KeyedSampler
 from sampling.stats.swi import Model, costs_of, swi
-from sampling.types import Draft, Rows, Sampler, Session, Verdict
+from sampling.types import LM, Budget, Draft, Rows, Sampler, Session, Verdict
 from tests.support.reference import greedy_answer
 from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
 from tests.support.students import make_student, make_target
@@ -145,7 +146,7 @@ def test_drawn_drafts_in_a_batch_have_laws_for_their_own_rows_only() -> None:
     drafter = cascade_of([ModelDrafter(base()), LawDrafter(small())], [[3, 0], [0, 2]])
     session = target().open(rows)
     drafter.start(rows, session, session)
-    draft = drafter.propose(rows, [4, 0, 2], drafting(sampler(1.0), rows))
+    draft = drafter.propose(rows, Budget([4, 0, 2]), drafting(sampler(1.0), rows))
     lengths = [sum(token >= 0 for token in row) for row in draft.tokens.tolist()]
     assert lengths[1:] == [0, 2]
     assert lengths[0] >= 3
@@ -159,20 +160,20 @@ def test_drawn_drafts_in_a_batch_have_laws_for_their_own_rows_only() -> None:
 
 def own_points(choose: Any = None) -> PointDrafter:
     points = PointDrafter(V, choose or (lambda row: (row[-1] + 1) % V))
-    points.names = ("points",)
+    points.traits = replace(points.traits, names=("points",))
     return points
 
 
 def proposed(drafter: ChainDrafter, rows: Rows, k: list[int], sampling: Sampler | None = None) -> Draft:
     session = target().open(rows)
     drafter.start(rows, session, session)
-    return drafter.propose(rows, k, drafting(sampling or sampler(), rows))
+    return drafter.propose(rows, Budget(k), drafting(sampling or sampler(), rows))
 
 
 def sources(drafter: ChainDrafter, draft: Draft) -> list[list[str]]:
     assert draft.source is not None
     return [
-        [drafter.names[index] for index, token in zip(whose, tokens, strict=True) if token >= 0]
+        [drafter.traits.names[index] for index, token in zip(whose, tokens, strict=True) if token >= 0]
         for whose, tokens in zip(draft.source.tolist(), draft.tokens.tolist(), strict=True)
     ]
 
@@ -228,9 +229,9 @@ def test_a_leaf_that_says_less_than_it_is_asked_for_is_asked_again() -> None:
     asked: list[int] = []
 
     class Terse(PointDrafter):
-        def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-            asked.append(k[0])
-            return super().propose(rows, [min(want, 1) for want in k], sampler)
+        def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+            asked.append(budget.depth[0])
+            return super().propose(rows, Budget([min(want, 1) for want in budget.depth]), sampler)
 
     leaf = Terse(V, lambda row: row[-1] + 1 if row[-1] < 7 else None)
     draft = proposed(cascade_of([leaf], [[5]]), [[4]], [9])
@@ -249,7 +250,7 @@ def test_nothing_fits_or_nothing_is_wanted() -> None:
 # -- how long a proposal may be -------------------------------------------------------------------
 
 
-class Moody:
+class Moody(LM, Session):
     """A model that accepts as many of the drafts as `mood(count)` says, then says something else."""
 
     vocab_size = V
@@ -278,14 +279,15 @@ def longest(matrix: list[list[int]], seeds: int, silence: bool = False) -> tuple
         mood = lambda count, noise=noise: noise.choice((count, count, max(0, count - 1), 0))  # noqa: E731
 
         class Leaf(PointDrafter):
-            def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-                return super().propose(rows, [mood(want) if silence else max(1, mood(want)) for want in k], sampler)  # noqa: B023
+            def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+                depth = [mood(want) if silence else max(1, mood(want)) for want in budget.depth]  # noqa: B023
+                return super().propose(rows, Budget(depth), sampler)
 
         size = len(matrix)
         context = noise.randint(1, 12) if silence else 1 << 30
         models = [Moody(f"model {place}", mood, context if place == 0 else 1 << 30) for place in range(size - 1)]
         drafter = cascade_of([*models, Leaf(V, lambda row: 0)], matrix)
-        told = drafter.most
+        told = drafter.traits.most
         draft = proposed(drafter, [[1]], [10_000])
         found = max(found, draft.tokens.shape[1])
     return found, told
@@ -328,7 +330,7 @@ def test_a_first_part_that_brings_little_leaves_the_second_room_for_more() -> No
     """The first may bring 2 or 3; only behind 2 the second is asked, for its 9."""
     drafter = cascade_of([Moody("model", lambda count: 0), own_points()], [[2, 1], [0, 9]])
     assert proposed(drafter, [[1]], [10_000]).tokens.shape[1] == 2 + 9
-    assert drafter.most >= 2 + 9
+    assert drafter.traits.most >= 2 + 9
 
 
 # -- members --------------------------------------------------------------------------------------
@@ -339,7 +341,7 @@ class Ear(PointDrafter):
 
     def __init__(self) -> None:
         super().__init__(V, lambda row: (row[-1] + 1) % V)
-        self.names, self.heard = ("ear",), list[str]()
+        self.traits, self.heard = replace(self.traits, names=("ear",)), list[str]()
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         self.heard.append("start")
@@ -357,14 +359,14 @@ class Ear(PointDrafter):
 def test_a_member_used_in_three_places_is_told_once() -> None:
     ear, lms = Ear(), (base(), small())
     drafter = cascade_of([*map(ModelDrafter, lms), ear], [[1, 1, 1], [0, 1, 1], [0, 0, 1]])
-    assert drafter.names == ("base", "small", "ear")
+    assert drafter.traits.names == ("base", "small", "ear")
     assert [type(member) for member in drafter.members] == [Reviewer, Reviewer, Ear]
     rows = [[1, 2], [3, 4]]
     session = target().open(rows)
     drafter.start(rows, session, session)
     assert ear.targets == (session, session)
     assert [helper.lm for helper in drafter.sessions] == list(lms)  # type: ignore[attr-defined]
-    draft = drafter.propose(rows, [6, 6], drafting(sampler(), rows))
+    draft = drafter.propose(rows, Budget([6, 6]), drafting(sampler(), rows))
     empty = torch.empty((2, 0), dtype=torch.long)
     drafter.observe(rows, draft, Verdict(empty, torch.tensor([1, 1]), torch.empty(2, 1, V), torch.empty(2, 1, V)))
     drafter.select(torch.tensor([1]))
@@ -377,21 +379,21 @@ def test_a_reviewer_used_in_two_places_has_one_cache() -> None:
     """Small reviews under base and beside it: no token is read twice."""
     lms = [chain_lm(V, [1], [2, 3, 4, 5, 6, 7, 0] * 4, name) for name in ("target", "base", "small")]
     drafter = cascade_of([*map(ModelDrafter, lms[1:]), own_points()], [[2, 4, 0], [0, 1, 0], [0, 0, 2]])
-    decode(lms[0], [[1]], drafter, sampler(), length=24, gamma=drafter.most)
+    decode(lms[0], [[1]], drafter, sampler(), length=24, gamma=drafter.traits.most)
     for lm in lms[1:]:
         assert lm.fed <= 24 + lm.passes, "tokens were read again"
 
 
 def test_hidden_states_are_asked_for_where_a_member_reads_them() -> None:
     student = make_student("feature", make_target(V), seed=6)
-    assert cascade_of([ModelDrafter(base()), FeatureDrafter(student)], [[1, 0], [0, 1]]).needs_hidden
-    assert chain_of([ModelDrafter(base()), FeatureDrafter(student)], [1, 1]).needs_hidden
-    assert not three().needs_hidden
+    assert cascade_of([ModelDrafter(base()), FeatureDrafter(student)], [[1, 0], [0, 1]]).traits.needs_hidden
+    assert chain_of([ModelDrafter(base()), FeatureDrafter(student)], [1, 1]).traits.needs_hidden
+    assert not three().traits.needs_hidden
 
 
 def test_names_are_told_once_and_in_their_order() -> None:
-    assert three().names == ("base", "small", "maxgram", "bigram")
-    assert chain_of([own_points(), ModelDrafter(small()), own_points()], [1, 1, 1]).names == ("points", "small")
+    assert three().traits.names == ("base", "small", "maxgram", "bigram")
+    assert chain_of([own_points(), ModelDrafter(small()), own_points()], [1, 1, 1]).traits.names == ("points", "small")
 
 
 # -- what is no cascade ---------------------------------------------------------------------------
@@ -457,10 +459,10 @@ def test_greedy_text_is_plain_decodings_for_every_lenience(lenience: float) -> N
     drafter = three(lenience)
     for prompt in ([1, 2, 3], [4], [5, 6, 7, 0, 1, 2, 5, 6], [0, 0, 0, 1]):
         for length in (1, 2, 3, 30):
-            run = decode(target(), [prompt], drafter, sampler(), length=length, gamma=drafter.most)
+            run = decode(target(), [prompt], drafter, sampler(), length=length, gamma=drafter.traits.most)
             assert emitted(run)[0] == greedy_answer(target(), prompt, length)
             for step in steps(run):
-                accepted.update(drafter.names[step.source[node]] for node in step.path)
+                accepted.update(drafter.traits.names[step.source[node]] for node in step.path)
     assert set(accepted) == {"base", "small", "maxgram"}
 
 
@@ -480,7 +482,7 @@ def test_a_stop_token_in_a_draft_ends_the_answer_there() -> None:
     lm = ToyLM(V, lambda prefix: [30.0 * (token == len(prefix) % V) for token in range(V)], "target")
     drafter = cascade_of([ModelDrafter(lm), own_points()], [[6, 2], [0, 3]])
     for stop in range(V):
-        run = decode(lm, [[0]], drafter, sampler(), length=20, gamma=drafter.most, stop={stop})
+        run = decode(lm, [[0]], drafter, sampler(), length=20, gamma=drafter.traits.most, stop={stop})
         assert emitted(run)[0] == [*range(1, stop + 1)] if stop else [*range(1, V), 0]
 
 
@@ -513,15 +515,15 @@ class Listening(ToyLM):
 class MaxGram(PointDrafter):
     """Stands in for max-gram: writes down the length of the row and how many tokens it is asked for."""
 
-    names = ("maxgram",)
+    traits = replace(PointDrafter.traits, names=("maxgram",))
 
     def __init__(self, log: Log, errs: set[int], most: int = VOCAB) -> None:
         super().__init__(VOCAB, lambda row: 0 if len(row) in errs else len(row) % VOCAB)
         self.log, self.most = log, most
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        self.log.append(("maxgram", len(rows[0]), k[0]))
-        return super().propose(rows, [min(want, self.most) for want in k], sampler)
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        self.log.append(("maxgram", len(rows[0]), budget.depth[0]))
+        return super().propose(rows, Budget([min(want, self.most) for want in budget.depth]), sampler)
 
 
 class World:
@@ -537,7 +539,7 @@ class World:
     def run(self, length: int) -> list[Step]:
         """The rounds behind the opening one; `log` holds their calls."""
         greedy = KeyedSampler(make_processor(0.0))
-        events = decode(self.target, [[0]], self.drafter, greedy, length=length, gamma=self.drafter.most)
+        events = decode(self.target, [[0]], self.drafter, greedy, length=length, gamma=self.drafter.traits.most)
         assert emitted(events)[0] == list(range(1, length + 1))
         assert self.log.pop(0) == ("target", 1, 0)
         return steps(events)[1:]
@@ -612,7 +614,7 @@ def test_reviewers_accept_some_of_it() -> None:
 
 def test_a_token_keeps_the_name_of_who_brought_it() -> None:
     world, run = partly()
-    assert world.drafter.names == SOURCES
+    assert world.drafter.traits.names == SOURCES
     m, s, b = "maxgram", "small", "base"
     first = [m, m, m, s, *[m] * 5, b, *[m] * 5, s, *[m] * 10, s, m]  # positions 2 … 29
     assert [SOURCES[index] for index in run[0].source] == first
@@ -743,7 +745,7 @@ def test_a_chain_without_reviews_asks_each_part_for_its_share() -> None:
     log: Log = []
     target, small = Listening("target", log, set()), Listening("small", log, set())
     drafter = chain_of([ModelDrafter(small), MaxGram(log, set(), most=2)], [2, 5])
-    assert drafter.most == 7
+    assert drafter.traits.most == 7
     assert played(target, drafter, 10, log) == [
         ("small", 2, 0),
         ("small", 3, 0),
@@ -758,5 +760,5 @@ def test_a_chain_without_reviews_asks_each_part_for_its_share() -> None:
 def played(target: Listening, drafter: ChainDrafter, length: int, log: Log) -> Log:
     """The calls of a run behind its opening round."""
     greedy = KeyedSampler(make_processor(0.0))
-    decode(target, [[0]], drafter, greedy, length=length, gamma=drafter.most)
+    decode(target, [[0]], drafter, greedy, length=length, gamma=drafter.traits.most)
     return log[1:]

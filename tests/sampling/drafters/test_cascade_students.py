@@ -20,9 +20,9 @@ from sampling.events import Step
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, FixedPace, Limits, Rows
+from sampling.types import Budget, Draft, FixedPace, Limits, Rows
 from sampling.verify.review import Review
-from sampling.verify.round_metrics import Told
+from sampling.verify.round_metrics import RoundMetrics
 from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
 from tests.support.runs import answers, decode, drafting, emitted, greedy, sample_counts, steps
@@ -82,13 +82,15 @@ def test_greedy_text_is_plain_decodings(case: str, lenience: float, layers: int)
     fates = Counter[tuple[str, bool]]()
     for prompt in PROMPTS:
         alone = answers(lm, [prompt], None, greedy(), length=14)[0]
-        for gamma in (1, 2, 3, 5, drafter.most):
+        for gamma in (1, 2, 3, 5, drafter.traits.most):
             run = decode(lm, [prompt], drafter, greedy(), length=14, gamma=gamma)
             assert emitted(run)[0] == alone, (prompt, gamma)
             for step in steps(run):
                 assert len(step.drafted) <= gamma
-                fates.update((drafter.names[step.source[node]], node in step.path) for node in range(len(step.drafted)))
-    reviewer, last = drafter.names[0], CASES[case][0][-1]
+                fates.update(
+                    (drafter.traits.names[step.source[node]], node in step.path) for node in range(len(step.drafted))
+                )
+    reviewer, last = drafter.traits.names[0], CASES[case][0][-1]
     assert {(reviewer, True), (reviewer, False), (last, True), (last, False)} <= set(fates)
 
 
@@ -166,7 +168,7 @@ def test_laws_that_are_passed_up_cover_all_ids() -> None:
         session = lm.open(rows)
         session.score([row[:-1] for row in rows], Draft.empty(1))
         drafter.start(rows, session, session)
-        draft = drafter.propose(rows, [6], drafting(KeyedSampler(make_processor(1.0), seed), rows))
+        draft = drafter.propose(rows, Budget([6]), drafting(KeyedSampler(make_processor(1.0), seed), rows))
         assert draft.probs is not None
         assert draft.probs.shape == (1, draft.tokens.shape[1], V)
         assert torch.allclose(draft.probs.sum(dim=-1), torch.tensor(1.0), atol=1e-5)
@@ -232,7 +234,7 @@ def test_every_review_is_that_of_a_fresh_session(case: str, layers: int, monkeyp
     """In the middle of a proposal too, where the reviewer has read tokens that nobody has committed."""
     audited, real = Counter[str](), Reviewer.review
 
-    def looked(self: Reviewer, rows: Rows, draft: Draft, *more: Any) -> tuple[Review, Told, Tensor | None]:
+    def looked(self: Reviewer, rows: Rows, draft: Draft, *more: Any) -> tuple[Review, RoundMetrics, Tensor | None]:
         session: Any = self.session
         found = real(self, rows, draft, *more)
         fresh: Any = self.lm.open(rows, target=getattr(session, "target", None))
@@ -256,7 +258,7 @@ def test_after_every_round_a_reviewer_says_what_a_fresh_one_does(case: str, laye
     target = make_target(V, seed=10)
     lm, drafter, prompt = CausalLM(target), cascade(case, target, 2.0, layers), PROMPTS[0]
     row, session = list(prompt), lm.open([prompt])
-    pace = FixedPace(drafter.most)
+    pace = FixedPace(drafter.traits.most)
     for event in generate(lm, [prompt], drafter, greedy(), Limits(24), pace=pace, session=session):
         row += emitted([event])[0]
         beside = fed(target, [row], [len(row) - 1])

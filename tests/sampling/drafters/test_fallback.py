@@ -11,7 +11,8 @@ from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.fallback import TakeOverDrafter
 from sampling.events import Call, Step
 from sampling.gamma.goodput import GoodputPace
-from sampling.types import Draft, Sampler, Verdict
+from sampling.rows import ALONE
+from sampling.types import Budget, Draft, Sampler, Verdict
 from tests.support.runs import drafting, sampler
 from tests.support.toy_drafters import PointDrafter
 from tests.support.toys import TableLM
@@ -32,7 +33,7 @@ def started(rows: list[list[int]]) -> TakeOverDrafter:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_second_is_not_asked_where_the_first_speaks(temperature: float) -> None:
-    draft = started([[0, 1]]).propose([[0, 1]], [3], drafting(sampler(temperature, 7), [[0, 1]]))
+    draft = started([[0, 1]]).propose([[0, 1]], Budget([3]), drafting(sampler(temperature, 7), [[0, 1]]))
     assert draft.tokens.tolist() == [[3, 3, 3]]
     assert draft.calls == ()
 
@@ -40,21 +41,21 @@ def test_the_second_is_not_asked_where_the_first_speaks(temperature: float) -> N
 def test_the_second_drafts_alone_where_the_first_is_silent() -> None:
     rows = [[1, 2]]
     drafter = started(rows)
-    draft = drafter.propose(rows, [3], drafting(sampler(1.0, 7), rows))
+    draft = drafter.propose(rows, Budget([3]), drafting(sampler(1.0, 7), rows))
     alone = ModelDrafter(TableLM(V, seed=3))
-    alone.start(rows, drafter.then._session, drafter.then._session)  # type: ignore[attr-defined]  # any session will do
-    expected = alone.propose(rows, [3], drafting(sampler(1.0, 7), rows))
+    alone.start(rows, drafter.then.session, drafter.then.session)  # type: ignore[attr-defined]  # any session will do
+    expected = alone.propose(rows, Budget([3]), drafting(sampler(1.0, 7), rows))
     assert torch.equal(draft.tokens, expected.tokens)
     assert torch.equal(draft.probs, expected.probs)  # type: ignore[arg-type]
     assert draft.source is not None
     assert draft.source.tolist() == [[1, 1, 1]]
-    assert len(drafter.names) == 2
+    assert len(drafter.traits.names) == 2
     assert [call.passes for call in draft.calls] == [3]
 
 
 def test_rows_of_one_batch_are_drafted_by_either_and_each_keeps_its_law() -> None:
     rows = [[0, 1], [1, 2], [0, 4]]
-    draft = started(rows).propose(rows, [2, 3, 1], drafting(sampler(1.0, 7), rows))
+    draft = started(rows).propose(rows, Budget([2, 3, 1]), drafting(sampler(1.0, 7), rows))
     assert draft.tokens[0].tolist() == [3, 3, -1]
     assert draft.tokens[2].tolist() == [3, -1, -1]
     assert (draft.tokens[1] >= 0).all()
@@ -71,17 +72,17 @@ def test_rows_of_one_batch_are_drafted_by_either_and_each_keeps_its_law() -> Non
 
 def test_a_row_that_may_not_draft_gets_nothing() -> None:
     rows = [[0, 1], [1, 2]]
-    draft = started(rows).propose(rows, [2, 0], drafting(sampler(0.0, 7), rows))
+    draft = started(rows).propose(rows, Budget([2, 0]), drafting(sampler(0.0, 7), rows))
     assert draft.tokens.tolist() == [[3, 3], [-1, -1]]
 
 
 def test_it_needs_hidden_states_where_one_of_its_drafters_does() -> None:
     class Reader(PointDrafter):
-        needs_hidden = True
+        traits = replace(PointDrafter.traits, needs_hidden=True)
 
     points = first_row_only()
-    assert not TakeOverDrafter(points, points).needs_hidden
-    assert TakeOverDrafter(points, Reader(V, lambda row: None)).needs_hidden
+    assert not TakeOverDrafter(points, points).traits.needs_hidden
+    assert TakeOverDrafter(points, Reader(V, lambda row: None)).traits.needs_hidden
 
 
 def test_both_hear_of_every_round_and_follow_the_rows() -> None:
@@ -111,7 +112,9 @@ def test_a_chain_ends_behind_the_token_that_makes_it_unlikely() -> None:
     whole, cut = (ModelDrafter(TableLM(V, seed=3, sharpness=2.0), least) for least in (0.0, 0.4))
     for drafter in (whole, cut):
         drafter.start(rows, session, session)
-    long, short = (drafter.propose(rows, [4, 4, 4], drafting(sampler(0.0, 7), rows)) for drafter in (whole, cut))
+    long, short = (
+        drafter.propose(rows, Budget([4, 4, 4]), drafting(sampler(0.0, 7), rows)) for drafter in (whole, cut)
+    )
     assert long.raw is not None
     lengths = []
     for row in range(3):
@@ -127,26 +130,28 @@ def test_a_chain_ends_behind_the_token_that_makes_it_unlikely() -> None:
 def rounds(pace: GoodputPace, count: int, calls: bool, accepted: int, seconds: float) -> None:
     """So many rounds of a drafter that ran its model or did not; a pass of the target takes a second."""
     for _ in range(count):
-        gamma = pace.gamma([0])[0]
+        gamma = pace.budget([0]).depth[0]
         path = tuple(range(min(accepted, gamma)))
         target, drafter = Call("target", 1, 1.0), Call("drafter", gamma, seconds * gamma)
         pace.observe(
-            Step(
-                row=0,
-                gamma=gamma,
-                drafted=(1,) * gamma,
-                parents=tuple(range(-1, gamma - 1)),
-                source=(0,) * gamma,
-                path=path,
-                token=1,
-                target_p=(),
-                draft_p=(),
-                top2_gap=1.0,
-                calls=(drafter, target) if calls and gamma else (target,),
-                draft_s=seconds * gamma if calls else 0.0,
-                verify_s=1.0,
-                sample_s=0.0,
-            )
+            [
+                Step(
+                    row=0,
+                    gamma=gamma,
+                    drafted=(1,) * gamma,
+                    parents=tuple(range(-1, gamma - 1)),
+                    source=(0,) * gamma,
+                    path=path,
+                    token=1,
+                    target_p=(),
+                    draft_p=(),
+                    top2_gap=1.0,
+                    calls=(drafter, target) if calls and gamma else (target,),
+                    draft_s=seconds * gamma if calls else 0.0,
+                    verify_s=1.0,
+                    sample_s=0.0,
+                )
+            ]
         )
 
 
@@ -184,7 +189,7 @@ class Guess(PointDrafter):
     def __init__(self) -> None:
         super().__init__(V, lambda row: 1)
 
-    def chances(self, rows: list[list[int]]) -> list[float]:
+    def confidence(self, rows: list[list[int]]) -> list[float]:
         return [self.chance] * len(rows)
 
 
@@ -195,17 +200,17 @@ class Timed(PointDrafter):
         super().__init__(V, lambda row: token)
         self.seconds, self.asked = seconds, 0
 
-    def propose(self, rows: list[list[int]], k: list[int], sampler: Sampler) -> Draft:
+    def propose(self, rows: list[list[int]], budget: Budget, sampler: Sampler) -> Draft:
         self.asked += 1
-        return replace(super().propose(rows, k, sampler), calls=(Call("timed", 1, self.seconds),))
+        return replace(super().propose(rows, budget, sampler), calls=(Call("timed", 1, self.seconds),))
 
 
 def play(drafter: TakeOverDrafter, text: int, count: int, clock: list[float], gamma: int = 2) -> list[int]:
     """So many rounds of a text that is one token for ever, a pass of the target taking a second; who drafted."""
     row, who = [0], []
-    drafter.start([row], None, None)  # type: ignore[arg-type]  # these ask no session anything
+    drafter.start([row], ALONE, ALONE)
     for _ in range(count):
-        draft = drafter.propose([row], [gamma], drafting(sampler(0.0, 7), [row]))
+        draft = drafter.propose([row], Budget([gamma]), drafting(sampler(0.0, 7), [row]))
         who.append(-1 if draft.source is None else int(draft.source[0, 0]))
         clock[0] += 1.0
         right = 0
@@ -252,5 +257,5 @@ def test_a_first_that_is_right_though_unsure_keeps_its_drafts(clock: list[float]
 def test_a_second_that_has_nothing_to_say_leaves_the_drafts_to_the_first(clock: list[float]) -> None:
     silent = PointDrafter(V, lambda row: None)
     draft = TakeOverDrafter(Guess(), silent, sure=0.35)
-    draft.start([[0]], None, None)  # type: ignore[arg-type]
-    assert draft.propose([[0]], [2], drafting(sampler(0.0, 7), [[0]])).tokens.tolist() == [[1, 1]]
+    draft.start([[0]], ALONE, ALONE)
+    assert draft.propose([[0]], Budget([2]), drafting(sampler(0.0, 7), [[0]])).tokens.tolist() == [[1, 1]]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sampling.drafters.max_gram import BIGRAM, MAXGRAM, MaxGramDrafter, SuffixMatches
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.sampler import KeyedSampler
+from sampling.types import Budget
 from tests.sampling.drafters.tables.test_prompt_lookup import tables_of
 from tests.support.runs import answers, decode, steps
 from tests.support.toys import TableLM, chain_lm
@@ -25,7 +26,7 @@ NOTHING: Any = None
 
 def proposed(drafter: MaxGramDrafter, rows: list[list[int]], want: list[int]) -> list[list[tuple[int, int]]]:
     """(token, source) of each row's chain."""
-    draft = drafter.propose(rows, want, NOTHING)
+    draft = drafter.propose(rows, Budget(want), NOTHING)
     assert draft.probs is None
     assert draft.raw is None
     assert draft.calls == ()
@@ -89,7 +90,7 @@ def test_nothing_wanted_is_nothing_drafted() -> None:
     drafter = MaxGramDrafter()
     drafter.start([[1], [1]], NOTHING, NOTHING)
     assert proposed(drafter, [[1, 1, 1], [1, 1, 1]], [0, 1]) == [[], [(1, MAXGRAM)]]
-    assert drafter.propose([[1, 1, 1], [1, 1, 1]], [0, -2], NOTHING).tokens.shape == (2, 0)
+    assert drafter.propose([[1, 1, 1], [1, 1, 1]], Budget([0, -2]), NOTHING).tokens.shape == (2, 0)
 
 
 # -- behind a short copy --------------------------------------------------------------------------
@@ -128,7 +129,7 @@ def test_a_copy_longer_than_what_is_remembered_leaves_no_trace() -> None:
 def test_bigrams_fill_the_rest_and_an_id_that_none_knows_ends_the_chain() -> None:
     tables = tables_of([2, 30, 31], [31, 32])
     drafter = MaxGramDrafter(tables)
-    assert drafter.names == ("maxgram", "bigram")
+    assert drafter.traits.names == ("maxgram", "bigram")
     drafter.start([[1, 2], [1, 2], [1, 2]], NOTHING, NOTHING)
     copied, tail = [(2, MAXGRAM), (1, MAXGRAM)] * 2, [(2, BIGRAM)]
     rows = [[1, 2, 1], [1, 2, 9, 2], [1, 2, 9]]

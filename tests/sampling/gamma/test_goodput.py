@@ -24,7 +24,7 @@ from sampling.gamma.goodput import COOLDOWN, GAMMA_MAX, GoodputPace, best, goodp
 from sampling.loop import generate
 from sampling.sampler import KeyedSampler
 from sampling.stats.theory import expected_speedup
-from sampling.types import Drafter, Limits
+from sampling.types import Budget, Drafter, Limits
 from tests.support.branching import BranchingSampler, distance, enumerate_runs, softmax
 from tests.support.pacing import PLAIN, World, flat, make_step, packed, planted_rates, rising, simulate, unpacked
 from tests.support.reference import exact_law
@@ -97,7 +97,7 @@ def test_one_slow_pass_moves_neither_c_nor_v_nor_the_choice() -> None:
     pace = GoodputPace()
     simulate(pace, World(0.7, 0.05, packed, noise=0.0, slow=0.0), 200)
     c, v, chosen = pace.costs.c, pace.costs.v(12), pace.chosen
-    (gamma,) = pace.gamma([0])
+    (gamma,) = pace.budget([0]).depth
     pace.costs.add(gamma + 1, gamma, 0, 20 * PLAIN, 20 * PLAIN)
     pace.costs.add(1, 0, 0, 0.0, 20 * PLAIN)
     assert (pace.costs.c, pace.costs.v(12), best(pace.rates)) == (
@@ -148,14 +148,15 @@ class Planted(GoodputPace):
         super().__init__(**more)
         self.asked: list[int] = []
 
-    def gamma(self, rows: list[int]) -> list[int]:
-        found = super().gamma(rows)
-        self.asked.append(found[0])
+    def budget(self, rows: list[int]) -> Budget:
+        found = super().budget(rows)
+        self.asked.append(found.depth[0])
         return found
 
-    def observe(self, step: Step) -> None:
-        width = len(step.drafted)
-        super().observe(replace(step, draft_s=0.05 * width, verify_s=1 + 0.03 * width))
+    def observe(self, steps: list[Step], predicted: float = 0.0) -> None:
+        widths = [len(step.drafted) for step in steps]
+        planted = zip(steps, widths, strict=True)
+        super().observe([replace(step, draft_s=0.05 * n, verify_s=1 + 0.03 * n) for step, n in planted], predicted)
 
 
 def run_with(
@@ -352,11 +353,11 @@ def test_a_gamma_is_kept_for_two_rounds_after_a_change() -> None:
         kept: list[int] = []
         world = World(0.6, 0.05, flat, seed=seed)
         for turn in range(200):
-            (gamma,) = pace.gamma([0])
+            (gamma,) = pace.budget([0]).depth
             kept.append(pace.chosen)
             if turn and kept[-1] != kept[-2]:
                 changed.append(turn)
-            pace.observe(world.round(gamma, turn))
+            pace.observe([world.round(gamma, turn)])
         assert len(changed) > 3
         assert all(later - earlier > COOLDOWN for earlier, later in pairwise(changed))
 
@@ -394,23 +395,23 @@ def test_what_a_woken_drafter_catches_up_is_not_its_c() -> None:
 def test_rows_of_a_batch_share_one_gamma_and_one_pass() -> None:
     one, batch = GoodputPace(), GoodputPace()
     for turn in range(60):
-        gamma, gammas = one.gamma([0])[0], batch.gamma([0, 1, 3])
+        gamma, gammas = one.budget([0]).depth[0], batch.budget([0, 1, 3]).depth
         assert gammas == [gamma] * 3, turn
         step = make_step(gamma, gamma, min(gamma, turn % 4), 0.05 * PLAIN * gamma, PLAIN)
-        one.observe(step)
-        for row in (0, 1, 3):
-            batch.observe(replace(step, row=row, draft_s=step.draft_s / 3, verify_s=step.verify_s / 3))
+        one.observe([step])
+        shared = {"draft_s": step.draft_s / 3, "verify_s": step.verify_s / 3}
+        batch.observe([replace(step, row=row, **shared) for row in (0, 1, 3)])
     assert one.summary() == batch.summary()
 
 
-def test_reset_forgets_the_conversation_and_keeps_the_machine() -> None:
+def test_another_conversation_is_not_known_and_the_machine_is() -> None:
     pace = GoodputPace()
     simulate(pace, World(0.2, 0.1, packed), 200)
     c = pace.costs.c
-    pace.reset()
+    pace = GoodputPace(costs=pace.costs)
     assert pace.acceptance.alphas == pytest.approx([0.85] * GAMMA_MAX)
     assert (pace.last, pace.rounds, pace.costs.c) == (None, 0, c)
-    assert pace.gamma([0])[0] > 0  # no first looks again
+    assert pace.budget([0]).depth[0] > 0  # no first looks again
 
 
 def test_the_summary_is_json() -> None:

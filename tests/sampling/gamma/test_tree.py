@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling.drafters.cape import Expansion
+from sampling.drafters.tables.tree import may_grow, worthwhile
 from sampling.events import Step
 from sampling.gamma.acceptance_estimate import Ranks, chain_accepted, expected_tokens
-from sampling.gamma.tree import Appraisal, ExpandingPace, RankPace, Rescue
+from sampling.gamma.tree import ExpandingPace, RankPace, Rescue
+from sampling.types import NodeCosts
 from tests.support.pacing import PLAIN, flat, make_step, packed, unpacked
 
 V = Callable[[int], float]
@@ -69,12 +70,13 @@ def test_a_sibling_that_the_tree_goes_on_below_is_worth_more_than_a_leaf() -> No
 
 def grown(chances: list[float], v: V, promised: float = 1.0, rounds: int = 300) -> tuple[RankPace, list[int]]:
     """The nodes of rounds in which node r is accepted with chances[r]; the drafter promises `promised` times that."""
-    pace, noise, sizes = RankPace(Appraisal(), len(chances)), random.Random(3), []
+    pace, noise, sizes = RankPace(len(chances)), random.Random(3), []
     for _ in range(rounds):
-        (gamma,) = pace.gamma([0])
-        nodes = pace.appraisal.kept([promised * chance for chance in chances[:gamma]])
+        budget = pace.budget([0])
+        told = [promised * chance for chance in chances[: budget.depth[0]]]
+        nodes = worthwhile(told, budget.costs)
         path = tuple(rank for rank in range(nodes) if noise.random() < chances[rank])
-        pace.observe(tree_step(nodes, (-1,) * nodes, path, 0.002, v(nodes + 1)))
+        pace.observe([tree_step(nodes, (-1,) * nodes, path, 0.002, v(nodes + 1))], sum(told[:nodes]))
         sizes.append(nodes)
     return pace, sizes
 
@@ -92,19 +94,22 @@ def test_a_best_first_tree_is_about_as_large_as_its_nodes_are_worth(v: V, promis
 
 def test_trust_is_the_share_of_the_promised_tokens_that_came() -> None:
     pace, _ = grown([0.4, 0.2, 0.1, 0.1], flat, promised=1.6)
-    assert pace.appraisal.trust == pytest.approx(1 / 1.6, abs=0.12)
+    costs = pace.budget([0]).costs
+    assert costs is not None
+    assert costs.trust == pytest.approx(1 / 1.6, abs=0.12)
 
 
 def test_a_tree_that_never_holds_is_given_up_and_tried_again() -> None:
     def steep(n: int) -> float:
         return 1 + 0.1 * (n - 1)
 
-    pace, noise, sizes = RankPace(Appraisal(), 8), random.Random(1), []
+    pace, noise, sizes = RankPace(8), random.Random(1), []
     for turn in range(400):
-        (gamma,) = pace.gamma([0])
-        nodes = pace.appraisal.kept([0.3, 0.2, 0.1][:gamma])
+        budget = pace.budget([0])
+        told = [0.3, 0.2, 0.1][: budget.depth[0]]
+        nodes = worthwhile(told, budget.costs)
         path = (0,) if nodes and turn >= 200 and noise.random() < 0.5 else ()
-        pace.observe(tree_step(nodes, (-1,) * nodes, path, 0.001, steep(nodes + 1)))
+        pace.observe([tree_step(nodes, (-1,) * nodes, path, 0.001, steep(nodes + 1))], sum(told[:nodes]))
         sizes.append(nodes)
     assert sum(sizes[100:200]) < 60  # a node in two rounds is what forgetting costs; at first there were two in each
     assert sum(sizes[:10]) > 8
@@ -113,13 +118,11 @@ def test_a_tree_that_never_holds_is_given_up_and_tried_again() -> None:
 
 def test_what_is_kept_by_hand() -> None:
     """rate 2, v 1, 1.1, 1.2, 1.9: nodes cost .2, .2 and 1.4."""
-    look = Appraisal(trust=0.5, v=(1.0, 1.1, 1.2, 1.9), rate=2.0)
-    assert look.kept([0.9, 0.5, 0.5]) == 2  # they bring .45, .25 and .25
-    assert look.promised == pytest.approx(1.4)
-    assert look.kept([0.3, 0.2]) == 0  # .15 < .2
-    assert look.promised == 0.0
-    assert look.kept([0.3, 0.3, 0.3]) == 0
-    assert Appraisal().kept([0.1, 0.1]) == 2  # nothing known of costs: all stay
+    costs = NodeCosts(v=(1.0, 1.1, 1.2, 1.9), trust=0.5, rate=2.0)
+    assert worthwhile([0.9, 0.5, 0.5], costs) == 2  # they bring .45, .25 and .25
+    assert worthwhile([0.3, 0.2], costs) == 0  # .15 < .2
+    assert worthwhile([0.3, 0.3, 0.3], costs) == 0
+    assert worthwhile([0.1, 0.1], None) == 2  # nothing known of costs: all stay
 
 
 @settings(max_examples=200, deadline=None)
@@ -134,35 +137,35 @@ def test_a_tree_that_stops_growing_keeps_what_it_would_have_kept(
 ) -> None:
     falling = sorted((chance / 100 for chance in chances), reverse=True)
     v = tuple(1.0 + sum(steps[:count]) / 100 for count in range(len(steps)))
-    look, short = (Appraisal(trust=trust / 100, v=v, rate=rate / 100) for _ in range(2))
-    grown = next((count for count, chance in enumerate(falling) if not look.more(chance, count)), len(falling))
-    assert short.kept(falling[:grown]) == look.kept(falling)
-    assert short.promised == look.promised
+    costs = NodeCosts(trust=trust / 100, v=v, rate=rate / 100)
+    grown = next((count for count, chance in enumerate(falling) if not may_grow(chance, count, costs)), len(falling))
+    assert worthwhile(falling[:grown], costs) == worthwhile(falling, costs)
 
 
 def test_a_tree_stops_growing_by_hand() -> None:
     """rate 2, v 1, 1.1, 1.2, 1.9, trust ½: a node behind the first must bring .2, two of them 1.6."""
-    look = Appraisal(trust=0.5, v=(1.0, 1.1, 1.2, 1.9), rate=2.0)
-    assert look.more(0.41, 1)
-    assert not look.more(0.39, 1)
-    assert not look.more(0.99, 2)  # the last node costs 1.4
-    assert not look.more(0.99, 3)  # the pass holds no more
-    assert Appraisal().more(0.01, 50)  # nothing known of costs: all may stay
+    costs = NodeCosts(trust=0.5, v=(1.0, 1.1, 1.2, 1.9), rate=2.0)
+    assert may_grow(0.41, 1, costs)
+    assert not may_grow(0.39, 1, costs)
+    assert not may_grow(0.99, 2, costs)  # the last node costs 1.4
+    assert not may_grow(0.99, 3, costs)  # the pass holds no more
+    assert may_grow(0.01, 50, None)  # nothing known of costs: all may stay
 
 
 def expanded(v: V, taken: float, alpha: float = 0.3, c: float = 0.07, rounds: int = 300) -> list[tuple[int, int]]:
     """(depth, siblings) of rounds of a chain whose refusal a sibling mends with chance `taken`, if there are six."""
     noise, found = random.Random(5), []
-    expansion = Expansion()
-    pace = ExpandingPace(expansion, 24)
+    pace = ExpandingPace(24)
     for _ in range(rounds):
-        (depth,) = pace.gamma([0])
-        beside = expansion.nodes - depth if depth else 0
+        budget = pace.budget([0])
+        (depth,) = budget.depth
+        assert budget.nodes is not None
+        beside = budget.nodes - depth if depth else 0
         parents = (*range(-1, depth - 1), *(-1,) * beside)
         kept = next((at for at in range(depth) if noise.random() >= alpha), depth)
         mends = kept == 0 < depth and noise.random() < taken * min(1.0, beside / 6)
         path = (depth,) if mends and beside else tuple(range(kept))
-        pace.observe(tree_step(depth, parents, path, c * depth, v(1 + depth + beside)))
+        pace.observe([tree_step(depth, parents, path, c * depth, v(1 + depth + beside))])
         found.append((depth, beside))
     return found
 

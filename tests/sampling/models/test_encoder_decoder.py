@@ -32,7 +32,7 @@ from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import EncDecLM, EncDecSession
 from sampling.recorded.target import RecordedLM
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, Drafter, FixedPace, Limits, Rows
+from sampling.types import Budget, Draft, Drafter, FixedPace, Limits, Rows
 from tests.support.reference import chi_square_p, exact_law, greedy_answer
 from tests.support.runs import answers, decode, emitted, reasons, sample_counts, steps
 from tests.support.tiny import tiny_model
@@ -295,7 +295,7 @@ def test_drafters_are_accepted_and_draft_from_the_prompt(target: Any, small: Any
     for make in (MaxGramDrafter, lambda: TablesDrafter(None, least=0.0), lambda: NgramDrafter(V)):
         drafter = make()
         drafter.start(session.source, session, session)
-        assert drafter.propose([[0, 7]], [3], greedy()).tokens.tolist() == [[8, 9, 10]]
+        assert drafter.propose([[0, 7]], Budget([3]), greedy()).tokens.tolist() == [[8, 9, 10]]
 
 
 @pytest.mark.parametrize("name", NAMES[1:])

@@ -208,7 +208,7 @@ def test_a_cascade_over_a_recording_does_what_it_does_over_the_model(length: int
     file = {"_".join(map(str, row)): "_".join(map(str, own)) for row, own in zip(PROMPTS, told, strict=True)}
     lm = RecordedLM.read(written(tmp_path, file), END, V)
     for rows in ([PROMPTS[0]], [PROMPTS[1]], PROMPTS):
-        options = {"length": length, "stop": stop, "gamma": cascade().most}
+        options = {"length": length, "stop": stop, "gamma": cascade().traits.most}
         real, replayed = (decode(one, rows, cascade(), greedy(), **options) for one in (live(), lm))
         assert emitted(replayed, len(rows)) == [told[PROMPTS.index(row)] for row in rows]
         assert reasons(replayed) == reasons(real)

@@ -18,7 +18,7 @@ import sampling.loop
 import sampling.verify.rules
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, Drafter, Rows, Rule, Sampler, Verdict
+from sampling.types import Budget, Draft, Drafter, Rows, Rule, Sampler, Verdict
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.branching import BranchingSampler, Script, softmax
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
@@ -177,8 +177,8 @@ def inverse_draw(law: Tensor, u: float) -> int:
 class RawLaw(ModelDrafter):
     """Passes up the raw law, not the processed one the tokens were drawn from."""
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        draft = super().propose(rows, k, sampler)
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        draft = super().propose(rows, budget, sampler)
         if draft.probs is None:
             return draft
         chains = [
@@ -192,8 +192,8 @@ class RawLaw(ModelDrafter):
 class ShiftedLaw(ModelDrafter):
     """Passes up each token's law one position too late."""
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        draft = super().propose(rows, k, sampler)
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        draft = super().propose(rows, budget, sampler)
         if draft.probs is None:
             return draft
         shifted = torch.cat([draft.probs[:, :1], draft.probs[:, :-1]], dim=1)
@@ -212,8 +212,8 @@ class DropsUnsure(LawDrafter):
 class GreedyCalledLaw(ModelDrafter):
     """Drafts greedily but says the tokens were drawn from the law."""
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        draft = super().propose(rows, k, ArgmaxDraws(sampler))
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        draft = super().propose(rows, budget, ArgmaxDraws(sampler))
         return Draft(draft.tokens, draft.probs)
 
 
@@ -233,8 +233,8 @@ class DraftsWithTargetNoise(ModelDrafter):
 
     sampler: KeyedSampler
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        return super().propose(rows, k, _TargetNoise(self.sampler))  # type: ignore[arg-type]
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        return super().propose(rows, budget, _TargetNoise(self.sampler))  # type: ignore[arg-type]
 
 
 class _TargetNoise:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,12 +25,12 @@ from sampling.drafters.fallback import TakeOverDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.joint_tree import JointTreeDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
-from sampling.drafters.tables.prompt_lookup import TablesDrafter
+from sampling.drafters.tables.prompt_lookup import LookupDrafter, TablesDrafter
 from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Rule, Sampler, Verdict
+from sampling.types import Budget, Draft, Drafter, FixedPace, Limits, Rows, Rule, Sampler, Verdict
 from sampling.verify.rules import verify
 from tests.sampling.verify.test_enumeration import EXACT
 from tests.support.branching import BranchingSampler, enumerate_runs
@@ -112,9 +113,9 @@ def test_every_way_of_drafting_is_in_this_table() -> None:
             for one in vars(module).values()
             if isinstance(one, type) and one.__module__ == module.__name__ and callable(getattr(one, "propose", None))
         }
-    protocols = {one for one in ways if getattr(one, "_is_protocol", False)}
-    assert {one.__name__ for one in protocols} == {"Guessing"}
-    assert ways - protocols == {kind for kind, _, _ in DRAFTERS.values()}
+    bases = {one for one in ways if one.propose is sampling.types.Drafter.propose} | {LookupDrafter}
+    assert {one.__name__ for one in bases} == {"Composite", "LookupDrafter", "ModelMember", "Reviewer"}
+    assert ways - bases == {kind for kind, _, _ in DRAFTERS.values()}
 
 
 class Watched:
@@ -126,8 +127,8 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        self.drafts.append(self.inner.propose(rows, k, sampler))
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        self.drafts.append(self.inner.propose(rows, budget, sampler))
         return self.drafts[-1]
 
 
@@ -149,7 +150,7 @@ def test_what_is_drafted_is_what_the_rule_says(name: str, mode: str, monkeypatch
     for prompts in ([[1, 2, 3, 1, 2]], [[1, 2, 3, 1, 2], [4, 5, 4]]):
         watched = Watched(make(target))
         assert isinstance(watched.inner, kind)
-        assert watched.inner.rule is rule
+        assert watched.inner.traits.rule is rule
         sampler = KeyedSampler(make_processor(temperature), 5, **options)
         assert answers(CausalLM(target), prompts, watched, sampler, length=16, gamma=4)  # type: ignore[arg-type]
         drawn = rule is not Rule.POINT and mode == "drawn"
@@ -263,12 +264,12 @@ def test_settings_that_exclude_each_other_are_refused_wherever_they_are_set(grow
     assert Layers.of(flags={"verify": "block"}).settings.expand == "auto"
 
 
-def test_a_drafter_without_a_rule_is_refused_by_name() -> None:
+def test_a_drafter_without_traits_is_refused_by_name() -> None:
     class Nameless:
         def propose(self, *given: Any) -> Draft:
             raise AssertionError("it is never asked")
 
-    with pytest.raises(UserError, match=r"^drafter must have a `rule` by which its drafts are judged"):
+    with pytest.raises(UserError, match=r"^drafter must have `traits`, among them the rule that judges its drafts"):
         speculative_generate([1], Nameless(), TableLM(V, 1))
 
 
@@ -276,10 +277,10 @@ def test_a_drafter_that_calls_its_draws_point_masses_is_exact_all_the_same() -> 
     """Rule.POINT is lossless however drafts were chosen: a wrong promise costs acceptance only."""
 
     class Wrong(ModelDrafter):
-        def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-            self.rule = Rule.DRAWN
-            draft = super().propose(rows, k, sampler)
-            self.rule = Rule.POINT
+        def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+            self.traits = replace(self.traits, rule=Rule.DRAWN)
+            draft = super().propose(rows, budget, sampler)
+            self.traits = replace(self.traits, rule=Rule.POINT)
             return draft
 
     def make() -> Drafter:
@@ -290,7 +291,7 @@ def test_a_drafter_that_calls_its_draws_point_masses_is_exact_all_the_same() -> 
 
 def test_blocks_of_a_tree_are_an_error() -> None:
     class Twins(ModelDrafter):
-        def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+        def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
             law = torch.full((1, 2, V), 1 / V)
             return Draft(torch.tensor([[1, 2]]), law, parents=torch.tensor([-1, -1]))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import sampling.verify.rules
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, Rows, Rule, Sampler
+from sampling.types import Budget, Draft, Rows, Rule, Sampler
 from sampling.verify.distributions import prefixes_of
 from sampling.verify.rules import children, depth_of, verify
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
@@ -134,8 +134,8 @@ def test_a_drafter_that_calls_its_chains_trees_decodes_as_it_does_with_chains(dr
     """Bit for bit: every round of both, through the real noise."""
 
     class Treelike(LawDrafter):
-        def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-            draft = super().propose(rows, k, sampler)
+        def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+            draft = super().propose(rows, budget, sampler)
             return replace(draft, parents=torch.arange(-1, draft.tokens.shape[1] - 1))
 
     target, drafter, prompts = TableLM(8, seed=21), TableLM(8, seed=22), [[0, 1], [2, 3, 4]]

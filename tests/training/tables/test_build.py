@@ -26,7 +26,9 @@ from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.drafters.tables.table_file import MAGIC, StaticTables
 from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.loop import never
+from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
+from sampling.types import Budget
 from tests.support.scripted import run_lines
 from tests.support.tiny import VOCAB, TinyPair, tiny_pair
 from training.tables.build import LEAST, PRIOR, Passage, build, count_levels, read_passages
@@ -138,8 +140,8 @@ def test_the_published_bigram_list_is_read_and_unseen_ids_end_the_chain(tmp_path
     listed = tmp_path / "bigram.json"
     listed.write_text("[3, -1, null, 2]")
     drafter = TablesDrafter(StaticTables.open(listed, vocab_size=4), least=0)
-    drafter.start([[0]], None, None)  # type: ignore[arg-type]
-    assert drafter.propose([[0]], [5], None).tokens.tolist() == [[3, 2]]  # type: ignore[arg-type]
+    drafter.start([[0]], ALONE, ALONE)
+    assert drafter.propose([[0]], Budget([5]), None).tokens.tolist() == [[3, 2]]  # type: ignore[arg-type]
     for text, said in (
         ("[1, 2, 3, 4, 0]", "5 ids, the target has 4"),
         ('[1, "a"]', "entry 1 must be an id below 4"),
@@ -388,8 +390,8 @@ def test_one_choice_is_what_it_was(tmp_path: Path) -> None:
         assert one.next(tail) == more.next(tail)
     drafters = [TablesDrafter(tables, longest=0, least=0.0) for tables in (one, more)]
     for drafter in drafters:
-        drafter.start([[0, 1]], None, None)  # type: ignore[arg-type]
-    first, second = (drafter.propose([[0, 1]], [5], SAMPLER).tokens.tolist() for drafter in drafters)
+        drafter.start([[0, 1]], ALONE, ALONE)
+    first, second = (drafter.propose([[0, 1]], Budget([5]), SAMPLER).tokens.tolist() for drafter in drafters)
     assert first == second != [[]]
 
 
@@ -425,8 +427,8 @@ def test_pruning_takes_further_choices_before_frequent_contexts(tmp_path: Path) 
 
 def test_a_tree_has_the_choices_of_a_context_as_siblings(tmp_path: Path) -> None:
     drafter = TableTreeDrafter(opened(tmp_path, 3), least=0.01, longest=0)
-    drafter.start([[9, 1]], None, None)  # type: ignore[arg-type]
-    draft = drafter.propose([[9, 1]], [8], SAMPLER)
+    drafter.start([[9, 1]], ALONE, ALONE)
+    draft = drafter.propose([[9, 1]], Budget([8]), SAMPLER)
     assert draft.parents is not None
     roots = [
         token for token, parent in zip(draft.tokens[0].tolist(), draft.parents.tolist(), strict=True) if parent < 0

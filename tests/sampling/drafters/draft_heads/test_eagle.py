@@ -16,7 +16,7 @@ from sampling.drafters.draft_model import NoDrafter
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, Limits, Rows, Sampler
+from sampling.types import Budget, Draft, Limits, Rows, Sampler
 from tests.support.runs import decode, steps
 from tests.support.students import close, fed, make_student, make_target, spread_logits, text
 from tests.support.toys import TableLM
@@ -41,13 +41,13 @@ class Watched(FeatureDrafter):
 
         self.lm.network.run = counting  # type: ignore[attr-defined]
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         ids = rows[0]
         states = fed(self.target, [ids], [len(ids)], hidden=True).hidden()
         whole = self.student.states(torch.tensor([ids]), hidden=states)[0]
         close(self.sessions[0].fork().score(rows, NOTHING)[0, 0], spread_logits(self.student, whole)[0, -1])
         self.widths.clear()
-        draft = super().propose(rows, k, sampler)
+        draft = super().propose(rows, budget, sampler)
         self.rounds.append(list(self.widths))
         return draft
 
@@ -85,7 +85,7 @@ def test_states_follow_a_target_that_goes_back_and_on() -> None:
 def test_the_loop_opens_a_target_with_hidden_states_for_it() -> None:
     target = make_target(8, seed=10)
     drafter, lm = FeatureDrafter(make_student("feature", target)), CausalLM(target)
-    assert drafter.needs_hidden
+    assert drafter.traits.needs_hidden
     assert any(step.drafted for step in steps(decode(lm, [[1, 2, 3]], drafter, SAMPLER, length=6)))
     without = generate(lm, [[1, 2, 3]], drafter, SAMPLER, Limits(4), session=lm.open([[1, 2, 3]]))
     with pytest.raises(UserError, match="hidden=True"):

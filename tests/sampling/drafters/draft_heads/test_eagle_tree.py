@@ -14,7 +14,7 @@ from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession, Featu
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, Rows, Sampler
+from sampling.types import Budget, Draft, Rows, Sampler
 from tests.sampling.drafters.draft_heads.test_exact import (
     EXACT,
     FAIL_BELOW,
@@ -87,8 +87,8 @@ CHANCES = {
 
 def by_hand(depth: int, nodes: int, width: int, least: float = 0.0) -> tuple[Draft, Told]:
     drafter = FeatureTreeDrafter(tree_lm(make_target(8)), least, Expansion(nodes), width)
-    told = drafter._session = Told(CHANCES)
-    return drafter.propose([[3]], [depth], SAMPLER), told
+    told = drafter.session = Told(CHANCES)
+    return drafter.propose([[3]], Budget([depth]), SAMPLER), told
 
 
 def test_the_tree_by_hand() -> None:
@@ -193,7 +193,7 @@ def test_the_best_nodes_of_all_are_found_where_a_level_is_wide_enough() -> None:
             worth |= {(*path, token): worth[path] * float(law[token]) for token in SHORT}
     wanted = sorted(list(worth)[1:], key=lambda path: -worth[path])[:12]
     tree: Any = beside(FeatureTreeDrafter(lm, expansion=Expansion(12), width=12), target, row)
-    assert set(paths_of(tree.propose([row], [3], SAMPLER))) == set(wanted)
+    assert set(paths_of(tree.propose([row], Budget([3]), SAMPLER))) == set(wanted)
 
 
 # -- through the loop -----------------------------------------------------------------------------
@@ -206,9 +206,9 @@ class Audited(FeatureTreeDrafter):
         super().__init__(lm, expansion=Expansion(nodes))
         self.target, self.rounds = target, 0
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         fresh = beside(FeatureTreeDrafter(self.lm, expansion=self.expansion), self.target, rows[0])  # type: ignore[arg-type]
-        draft, wanted = super().propose(rows, k, sampler), fresh.propose(rows, k, sampler)
+        draft, wanted = super().propose(rows, budget, sampler), fresh.propose(rows, budget, sampler)
         assert draft.tokens.tolist() == wanted.tokens.tolist()
         assert parents_of(draft) == parents_of(wanted)
         assert draft.raw is not None
@@ -280,7 +280,7 @@ def test_a_failed_level_leaves_a_session_that_starts_anew(monkeypatch: pytest.Mo
     target = make_target(8, seed=10)
     row = text(7, 9, 8)
     drafter: Any = beside(FeatureTreeDrafter(tree_lm(target), expansion=Expansion(6)), target, row)
-    wanted = drafter.propose([row], [3], SAMPLER)
+    wanted = drafter.propose([row], Budget([3]), SAMPLER)
     session, run = drafter.sessions[0], drafter.sessions[0].network.run
     with monkeypatch.context() as broken:
 
@@ -291,8 +291,8 @@ def test_a_failed_level_leaves_a_session_that_starts_anew(monkeypatch: pytest.Mo
 
         broken.setattr(session.network, "run", fail)
         with pytest.raises(KeyboardInterrupt):
-            drafter.propose([row], [3], SAMPLER)
+            drafter.propose([row], Budget([3]), SAMPLER)
     assert session.held() == [0]
-    again = drafter.propose([row], [3], SAMPLER)
+    again = drafter.propose([row], Budget([3]), SAMPLER)
     close(again.raw, wanted.raw)
     assert paths_of(again) == paths_of(wanted)

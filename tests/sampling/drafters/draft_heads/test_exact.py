@@ -23,7 +23,7 @@ from sampling.events import Finished
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, Limits, Rows, Sampler
+from sampling.types import Budget, Draft, Limits, Rows, Sampler
 from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
 from tests.support.runs import after, answers, decode, drafting, emitted, greedy, sample_counts, steps
@@ -74,10 +74,9 @@ class WrongLaw(ModelDrafter):
 
     def __init__(self, drafter: ModelDrafter) -> None:
         super().__init__(drafter.lm)
-        self.needs_hidden = getattr(drafter, "needs_hidden", False)
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        draft = super().propose(rows, k, sampler)
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        draft = super().propose(rows, budget, sampler)
         if draft.probs is None:
             return draft
         wrong = self.wrong(draft.probs)
@@ -290,8 +289,8 @@ def test_a_draft_tells_its_calls_and_its_raw_probabilities(kind: str) -> None:
     session.score([prompt[:-1]], Draft.empty(1))
     drafter.start([prompt], session, session)
     sampler = KeyedSampler(make_processor(0.6, top_k=3), seed=1)
-    draft = drafter.propose([prompt], [4], drafting(sampler, [prompt]))
-    assert drafter.names == (kind,)
+    draft = drafter.propose([prompt], Budget([4]), drafting(sampler, [prompt]))
+    assert drafter.traits.names == (kind,)
     assert [(call[0], call[1]) for call in draft.calls] == [(kind, 4)]
     assert draft.calls[0][2] > 0
     assert draft.probs is not None
@@ -319,7 +318,7 @@ def test_gumbel_drafts_are_drawn_with_the_targets_noise_at_their_ids(kind: str) 
         session.score([prompt[:-1]], Draft.empty(1))
         drafter.start([prompt], session, session)
         active = list(prompt)
-        for token in drafter.propose([prompt], [4], drafting(sampler, [prompt])).tokens[0].tolist():
+        for token in drafter.propose([prompt], Budget([4]), drafting(sampler, [prompt])).tokens[0].tolist():
             law = processor(drafter.sessions[0].score([active], Draft.empty(1))[0])
             assert int(sampler.draw(law, torch.tensor([[0, len(active)]]))) == token
             active.append(token)
@@ -351,7 +350,7 @@ def test_a_law_that_depends_on_the_prefix_sees_all_ids() -> None:
     drafter, session = make_drafter(make_student("plain", target, short=[0, 2, 3])), lm.open([prompt])
     drafter.start([prompt], session, session)
     sampler: Any = ById(KeyedSampler(make_processor(1.0)))
-    drafter.propose([prompt], [2], sampler)
+    drafter.propose([prompt], Budget([2]), sampler)
     assert sampler.widths == {8}
 
 

@@ -12,7 +12,7 @@ from sampling.drafters.draft_heads.glide import GlideLM, GlideSession
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, Rows, Sampler
+from sampling.types import Budget, Draft, Rows, Sampler
 from tests.support.runs import decode, steps
 from tests.support.students import close, fed, make_student, make_target, spread_logits, text
 from tests.support.toys import TableLM
@@ -38,7 +38,7 @@ class Watched(ModelDrafter):
 
         lm.network.run = counting  # type: ignore[attr-defined]
 
-    def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         ids = rows[0]
         held = fed(self.target, [ids], [len(ids)])
         kv = [held.kv(layer)[:2] for layer in self.student.target_layers(3)]
@@ -46,7 +46,7 @@ class Watched(ModelDrafter):
         got = self.sessions[0].fork().score(rows, NOTHING)[0, 0]
         close(got, spread_logits(self.student, whole)[0, -1])
         self.widths.clear()
-        draft = super().propose(rows, k, sampler)
+        draft = super().propose(rows, budget, sampler)
         self.rounds.append(list(self.widths))
         return draft
 

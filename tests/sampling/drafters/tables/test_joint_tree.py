@@ -28,7 +28,7 @@ from sampling.drafters.tables.joint_tree import (
 from sampling.drafters.tables.prompt_lookup import CHANCE, MATCH, TABLES, Found
 from sampling.drafters.tables.tree import RECALLED, SURE, TableTreeDrafter
 from sampling.models.causal import CausalLM
-from sampling.types import Draft, Rule, Verdict
+from sampling.types import Budget, Draft, Rule, Verdict
 from tests.sampling.drafters.tables.test_prompt_lookup import tables_of
 from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
 from tests.support.students import make_drafter, make_student, make_target, text
@@ -60,12 +60,12 @@ def judged(made: JointTreeDrafter, row: list[int], draft: Draft, path: list[int]
 
 def test_where_nothing_was_said_the_drafters_likeliest_are_the_children_of_the_root() -> None:
     made = started(thinking([math.log(p) for p in (0.2, 0.5, 0.3)]), [ROW])
-    draft = made.propose([ROW], [3], drafting(sampler(0.0), [ROW]))
+    draft = made.propose([ROW], Budget([3]), drafting(sampler(0.0), [ROW]))
     assert draft.tokens.tolist()[0][:2] == [1, 2]
     assert draft.parents is not None
     assert draft.parents.tolist()[:2] == [-1, -1]
     assert draft.source is not None
-    assert {made.names[which] for which in draft.source.tolist()[0][:2]} == {"trained"}
+    assert {made.traits.names[which] for which in draft.source.tolist()[0][:2]} == {"trained"}
     assert [(call.model, call.passes) for call in draft.calls] == [("trained", 1)]
 
 
@@ -87,9 +87,9 @@ def test_chances_by_hand() -> None:
     both = weight(OWN * 0.5, SHARES[MATCH] * CHANCE[2])
     total = NOBODY + sum(ours) + both + (V - 5) * weight()
     assert found[4].chance == pytest.approx(both / total)
-    assert made.names[found[4].source] == ("trained" if SHARES[MATCH] * CHANCE[2] <= OWN * 0.5 else "match")
+    assert made.traits.names[found[4].source] == ("trained" if SHARES[MATCH] * CHANCE[2] <= OWN * 0.5 else "match")
     assert found[1].chance == pytest.approx(ours[1] / total)
-    assert made.names[found[1].source] == "trained"
+    assert made.traits.names[found[1].source] == "trained"
 
 
 def test_each_kind_of_offer_is_believed_in_its_own_way() -> None:
@@ -118,7 +118,7 @@ def test_the_noise_is_weighed_with_the_drafters_law() -> None:
     made = started(thinking([math.log(0.5), math.log(0.5)]), [ROW], peek=True)
     noise = made._noise(len(ROW), drafting(drawing, [ROW]))
     found = {one.token: one.chance for one in made._first([ROW], [], noise)}
-    loud = [math.exp(WEAK.noise * one) for one in drawing.noise(0, len(ROW), list(range(V)))]
+    loud = [math.exp(WEAK.noise * one) for one in drawing.shared_noise(0, len(ROW), list(range(V)))]
     total = NOBODY + weight(OWN * 0.5) * sum(loud[:2]) + weight() * sum(loud[2:])
     for token in (0, 1):
         assert found[token] == pytest.approx(min(SURE, weight(OWN * 0.5) * loud[token] / total))
@@ -137,11 +137,11 @@ def test_any_temperature_can_be_peeked_at(kind: type[TableTreeDrafter]) -> None:
 def test_below_the_root_the_tree_grows_from_what_was_said() -> None:
     row = [*PROMPT, 7]  # no one knows what follows 7; the drafter says 1, behind which 2 came
     made = started(thinking([-30.0, 0.0]), [row])
-    draft = made.propose([row], [2], drafting(sampler(0.0), [row]))
+    draft = made.propose([row], Budget([2]), drafting(sampler(0.0), [row]))
     assert draft.tokens.tolist() == [[1, 2]]
     assert draft.parents is None
     assert draft.source is not None
-    assert [made.names[which] for which in draft.source[0].tolist()] == ["trained", "match"]
+    assert [made.traits.names[which] for which in draft.source[0].tolist()] == ["trained", "match"]
 
 
 # -- who is asked when -----------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_it_is_not_asked_where_what_was_said_is_sure() -> None:
     lm = thinking([0.0])
     made = started(lm, [row])
     assert CHANCE[5] > ENOUGH
-    draft = made.propose([row], [3], drafting(sampler(0.0), [row]))
+    draft = made.propose([row], Budget([3]), drafting(sampler(0.0), [row]))
     assert draft.tokens[0, 0] == 5
     assert draft.calls == ()
     assert lm.passes == 0
@@ -162,13 +162,13 @@ def test_rows_of_a_batch_and_rows_beyond_its_context_do_without_it() -> None:
     lm = thinking([0.0], context=len(PROMPT))
     made = started(lm, [PROMPT])
     assert made.sessions == ()  # the prompt fills its context
-    assert made.propose([PROMPT], [2], drafting(sampler(0.0), [PROMPT])).tokens[0, 0] == 4
+    assert made.propose([PROMPT], Budget([2]), drafting(sampler(0.0), [PROMPT])).tokens[0, 0] == 4
     two = started(lm := thinking([0.0]), [PROMPT, ROW])
     assert two.sessions == ()
-    draft = two.propose([PROMPT, ROW], [2, 2], drafting(sampler(0.0), [PROMPT, ROW]))
+    draft = two.propose([PROMPT, ROW], Budget([2, 2]), drafting(sampler(0.0), [PROMPT, ROW]))
     assert draft.tokens[:, 0].tolist() == [4, -1]
     two.select(torch.tensor([0]))
-    assert two.propose([PROMPT], [2], drafting(sampler(0.0), [PROMPT])).tokens[0, 0] == 4
+    assert two.propose([PROMPT], Budget([2]), drafting(sampler(0.0), [PROMPT])).tokens[0, 0] == 4
     assert lm.passes == 0
 
 
@@ -183,11 +183,11 @@ def test_it_is_asked_while_that_pays(clock: list[float], path: list[int], second
     made = started(ToyLM(V, think, name="trained"), [ROW])
     calls, most = 0, 0
     for _ in range(40):
-        draft = made.propose([ROW], [1], drafting(sampler(0.0), [ROW]))
+        draft = made.propose([ROW], Budget([1]), drafting(sampler(0.0), [ROW]))
         calls += len(draft.calls)
         clock[0] += 1.0
         judged(made, ROW, draft, path if draft.tokens.shape[1] else [])
-        most = max(most, made.case.idle)
+        most = max(most, made.gain.idle)
     assert calls == asked if asked == 40 else calls <= asked
     assert (most == PROBE_EVERY) == (asked < 40)
 
@@ -199,7 +199,7 @@ def test_it_is_always_asked_where_nothing_is_to_be_learned(clock: list[float]) -
 
     made = started(ToyLM(V, think, name="trained"), [ROW], learn=False)
     for _ in range(12):
-        draft = made.propose([ROW], [1], drafting(sampler(0.0), [ROW]))
+        draft = made.propose([ROW], Budget([1]), drafting(sampler(0.0), [ROW]))
         assert len(draft.calls) == 1
         judged(made, ROW, draft, [-1])
 
@@ -216,7 +216,7 @@ def test_the_text_is_plain_decodings_with_that_seed(peek: bool, temperature: flo
         made = JointTreeDrafter(TableLM(8, seed=4, sharpness=1.0), least=0.0, peek=peek, recall=True)
         run = decode(TableLM(8, seed=4), [PROMPT], made, sampler(temperature, seed), length=24, gamma=5)
         assert emitted(run) == alone
-        thought += sum(step.source[node] == len(made.names) - 1 for step in steps(run) for node in step.path)
+        thought += sum(step.source[node] == len(made.traits.names) - 1 for step in steps(run) for node in step.path)
     assert thought > 20
 
 
@@ -256,12 +256,12 @@ def test_the_default_pair_drafts_from_both(default_pair: Any) -> None:
     for settings in (Settings(gamma="auto"), Settings(gamma=4)):
         found = made.make("tables+feature", settings)
         assert isinstance(found, JointTreeDrafter)
-        assert found.names == ("match", "tables", "recalled", "feature")
-        assert found.needs_hidden
+        assert found.traits.names == ("match", "tables", "recalled", "feature")
+        assert found.traits.needs_hidden
         assert WEAK.own < found.beliefs.own <= STRONG.own  # by what its config says of its training
-        assert found.rule is Rule.POINT
+        assert found.traits.rule is Rule.POINT
     behind = made.make("match+plain", Settings(gamma="auto"))
     assert isinstance(behind, JointTreeDrafter)
-    assert behind.names == ("match", "tables", "plain")
-    assert not behind.needs_hidden
+    assert behind.traits.names == ("match", "tables", "plain")
+    assert not behind.traits.needs_hidden
     assert not isinstance(made.make("tables+feature", Settings(gamma="auto", expand="none")), TableTreeDrafter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from sampling.drafters.tables.prompt_lookup import MATCH, TABLES, MatchIndex, TablesDrafter
 from sampling.drafters.tables.table_file import StaticTables
+from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
+from sampling.types import Budget
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.reference import NaiveLaw
 from tests.support.runs import answers, decode, enumeration_error, steps
@@ -34,7 +37,7 @@ def tables_of(*passages: list[int], max_n: int = 5) -> StaticTables:
 def drafted(drafter: TablesDrafter, row: list[int], want: int = 4) -> list[tuple[int, int]]:
     """(token, source) of one row's chain."""
     drafter.start([row], NOTHING, NOTHING)
-    draft = drafter.propose([row], [want], NOTHING)
+    draft = drafter.propose([row], Budget([want]), NOTHING)
     assert draft.probs is None
     assert draft.source is not None
     return list(zip(draft.tokens[0].tolist(), draft.source[0].tolist(), strict=True))
@@ -102,14 +105,14 @@ def test_chances_are_those_of_the_first_tokens_that_would_be_drafted() -> None:
     drafter, known = TablesDrafter(tables, least=0.1), tables.next([1])
     assert known is not None
     rows = [[1], [9], [4, 8, 4, 8]]
-    drafter.start(rows, None, None)  # type: ignore[arg-type]  # it asks no session anything
-    chances = drafter.chances(rows)
+    drafter.start(rows, ALONE, ALONE)
+    chances = drafter.confidence(rows)
     assert chances[0] == pytest.approx(known.confidence)
     assert chances[1] == 0.0
     assert chances[2] > 0.0
     sure = TablesDrafter(tables, least=known.confidence + 0.01)
-    sure.start([[1]], None, None)  # type: ignore[arg-type]
-    assert sure.chances([[1]]) == [0.0]
+    sure.start([[1]], ALONE, ALONE)
+    assert sure.confidence([[1]]) == [0.0]
 
 
 @pytest.mark.parametrize("wrong", [{"least": -0.1}, {"least": 1.1}, {"longest": 6}, {"longest": -1}])
@@ -148,7 +151,7 @@ def test_the_growing_index_equals_a_rescan(pieces: list[list[int]], ahead: list[
         assert index.next(tail) == naive(row, tail, 5)
         for size in range(1, min(5, len(tail)) + 1):
             assert next(index.every(tail, size, size), None) == naive_of_size(row, tail, size)
-        twin = index.copy()
+        twin = deepcopy(index)
         index.follow([*row, 9, 9])
         assert twin.next(tail) == naive(row, tail, 5)
 
@@ -157,11 +160,11 @@ def test_ragged_rows_are_drafted_each_on_its_own() -> None:
     rows = [[1, 2, 3, 1, 2], [9], [5, 6, 5, 6, 5]]
     drafter = TablesDrafter(tables_of([9, 8]), least=0)
     drafter.start(rows, NOTHING, NOTHING)
-    draft = drafter.propose(rows, [2, 4, 0], NOTHING)
+    draft = drafter.propose(rows, Budget([2, 4, 0]), NOTHING)
     assert draft.tokens.tolist() == [[3, 1], [8, -1], [-1, -1]]
     assert draft.source is not None
     assert draft.source.tolist() == [[MATCH, MATCH], [TABLES, 0], [0, 0]]
-    assert drafter.propose(rows, [0, 0, 0], NOTHING).tokens.shape == (3, 0)
+    assert drafter.propose(rows, Budget([0, 0, 0]), NOTHING).tokens.shape == (3, 0)
 
 
 def test_selected_rows_keep_their_index_and_repeated_ones_part_ways() -> None:
@@ -170,16 +173,16 @@ def test_selected_rows_keep_their_index_and_repeated_ones_part_ways() -> None:
     drafter.select(torch.tensor([1, 1, 0]))
     rows = [[3, 4, 3, 5, 3], [3, 4, 3, 6, 3], [1, 2, 1]]
     for _ in range(2):
-        assert drafter.propose(rows, [1, 1, 1], NOTHING).tokens.tolist() == [[5], [6], [2]]
+        assert drafter.propose(rows, Budget([1, 1, 1]), NOTHING).tokens.tolist() == [[5], [6], [2]]
     drafter.select(torch.tensor([2]))
-    assert drafter.propose([[1, 2, 1]], [1], NOTHING).tokens.tolist() == [[2]]
+    assert drafter.propose([[1, 2, 1]], Budget([1]), NOTHING).tokens.tolist() == [[2]]
 
 
 def test_steps_tell_who_proposed_what_in_every_row() -> None:
     lm = chain_lm(40, [1, 2], [3, 1, 2, 3, 1, 2, 3])
     drafter = TablesDrafter(tables_of(*[[3, 1]] * 50), least=0)
     rounds = steps(decode(lm, [[1, 2]], drafter, KeyedSampler(make_processor(0.0)), length=7, gamma=2))
-    told = {drafter.names[source] for step in rounds for source in step.source}
+    told = {drafter.traits.names[source] for step in rounds for source in step.source}
     assert told == {"match", "tables"}
 
 
@@ -193,7 +196,7 @@ def test_a_proposal_behind_4000_tokens_costs_little() -> None:
     for token in random.integers(0, 2000, 200).tolist():
         row = [*row, token]
         begun = time.perf_counter()
-        drafter.propose([row], [4], NOTHING)
+        drafter.propose([row], Budget([4]), NOTHING)
         laps.append(time.perf_counter() - begun)
     assert sorted(laps)[20] < 0.0005  # 0.1 ms on an idle machine; an index built anew takes 10 ms
 

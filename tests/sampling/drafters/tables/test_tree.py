@@ -22,8 +22,9 @@ from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.tables.prompt_lookup import CHANCE, TablesDrafter
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.drafters.tables.tree import BELIEVED, RECALLED, SHARES, SURE, Recalled, TableTreeDrafter
+from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
-from sampling.types import Draft, Rows, Verdict
+from sampling.types import Budget, Draft, Rows, Verdict
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.branching import softmax
 from tests.support.reference import NaiveLaw
@@ -40,8 +41,8 @@ LENGTH = 24
 
 
 def tree(drafter: TablesDrafter, row: list[int], nodes: int) -> tuple[list[int], list[int], Draft]:
-    drafter.start([row], None, None)  # type: ignore[arg-type]
-    draft = drafter.propose([row], [nodes], SAMPLER)
+    drafter.start([row], ALONE, ALONE)
+    draft = drafter.propose([row], Budget([nodes]), SAMPLER)
     tokens = draft.tokens[0].tolist()
     return tokens, parents_of(draft), draft
 
@@ -111,8 +112,8 @@ def test_rows_of_a_batch_get_chains(tables: StaticTables) -> None:
     rows = [[0, 1, 2, 0, 1], [3, 4, 3, 4, 3]]
     one, other = TableTreeDrafter(tables), TablesDrafter(tables)
     for drafter in (one, other):
-        drafter.start(rows, None, None)  # type: ignore[arg-type]
-    found, wanted = (drafter.propose(rows, [4, 3], SAMPLER) for drafter in (one, other))
+        drafter.start(rows, ALONE, ALONE)
+    found, wanted = (drafter.propose(rows, Budget([4, 3]), SAMPLER) for drafter in (one, other))
     assert found.parents is None
     assert torch.equal(found.tokens, wanted.tokens)
 
@@ -158,7 +159,7 @@ def test_a_law_that_leaves_no_choice_is_not_kept() -> None:
 def test_laws_are_kept_by_the_tokens_before_them_where_the_row_stood() -> None:
     """A tree whose second branch was taken: the root, nodes 1 and 3; what no one stood at is not looked at."""
     made = recalling()
-    made.start([AGAIN], None, None)  # type: ignore[arg-type]
+    made.start([AGAIN], ALONE, ALONE)
     laws = torch.full((5, 6), 0.1)
     laws[torch.arange(5), torch.arange(5)] = 0.5
     draft = Draft(torch.tensor([[3, 4, 5, 0]]), parents=torch.tensor([-1, -1, 0, 1]))
@@ -173,11 +174,11 @@ def test_laws_are_kept_by_the_tokens_before_them_where_the_row_stood() -> None:
 
 def test_an_answer_knows_nothing_of_the_one_before_and_rows_of_a_batch_keep_nothing() -> None:
     made = recalling()
-    made.start([AGAIN], None, None)  # type: ignore[arg-type]
+    made.start([AGAIN], ALONE, ALONE)
     made.observe([AGAIN], Draft.empty(1), verdict([], torch.full((1, 6), 1 / 6)))
     assert made._recalled is not None
     assert made._recalled.behind([2], 1)
-    made.start([AGAIN], None, None)  # type: ignore[arg-type]
+    made.start([AGAIN], ALONE, ALONE)
     assert not made._recalled.behind([2], 1)
     law = torch.full((2, 1, 6), 1 / 6)
     two = Verdict(torch.zeros((2, 0), dtype=torch.long), torch.zeros(2, dtype=torch.long), law, law.log())
@@ -223,8 +224,8 @@ def peeking(peek: bool) -> TableTreeDrafter:
 
 
 def proposed(made: TableTreeDrafter, rows: Rows, drawing: KeyedSampler, nodes: int = 6) -> Any:
-    made.start(rows, None, None)  # type: ignore[arg-type]
-    return made.propose(rows, [nodes], drafting(drawing, rows))
+    made.start(rows, ALONE, ALONE)
+    return made.propose(rows, Budget([nodes]), drafting(drawing, rows))
 
 
 # -- the noise that is told is the noise that decides ----------------------------------------------
@@ -238,17 +239,17 @@ def test_logits_and_noise_together_say_what_is_drawn(temperature: float) -> None
         logits = torch.randn(1, 40, generator=generator) * 2
         drawing = sampler(temperature, seed=position)
         drawn = drawing.draw(drawing.law(logits, []), torch.tensor([[3, position]]))
-        told = torch.tensor(drafting(drawing, [[1]]).noise(3, position, ids))
+        told = torch.tensor(drafting(drawing, [[1]]).shared_noise(3, position, ids))
         assert int(drawn) == int((logits[0].log_softmax(-1) + told).argmax())
 
 
 def test_it_is_centred_and_grows_with_the_temperature() -> None:
-    many = sampler(0.8).noise(0, 5, range(20_000))
+    many = sampler(0.8).shared_noise(0, 5, range(20_000))
     assert abs(sum(many) / len(many)) < 0.02
     spread = stats.tstd(many)
     assert abs(spread - 0.8 * math.pi / math.sqrt(6)) < 0.02
-    assert sampler(1.6).noise(0, 5, [7]) == [2 * sampler(0.8).noise(0, 5, [7])[0]]
-    assert sampler(0.0).noise(0, 5, [7, 8]) == [0.0, 0.0]
+    assert sampler(1.6).shared_noise(0, 5, [7]) == [2 * sampler(0.8).shared_noise(0, 5, [7])[0]]
+    assert sampler(0.0).shared_noise(0, 5, [7, 8]) == [0.0, 0.0]
 
 
 # -- the drafter -----------------------------------------------------------------------------------
@@ -265,29 +266,29 @@ def test_chances_are_weighed_by_half_of_the_noise() -> None:
     """Behind "1 2" 4 came last; behind "2" alone too, so 4 is offered once, and by no other match anything else."""
     drawing = sampler(1.0)
     made = peeking(True)
-    made.start([AGAIN], None, None)  # type: ignore[arg-type]
-    made.propose([AGAIN], [1], drafting(drawing, [AGAIN]))
-    (noise,) = drawing.noise(0, len(AGAIN), [4])
+    made.start([AGAIN], ALONE, ALONE)
+    made.propose([AGAIN], Budget([1]), drafting(drawing, [AGAIN]))
+    (noise,) = drawing.shared_noise(0, len(AGAIN), [4])
     seen, index = made._noise(len(AGAIN), drafting(drawing, [AGAIN])), made._indices[0]
     offered = made._first([AGAIN], list(made._offered(index, AGAIN)), seen)
     first = made._grown(index, AGAIN, 1, seen, offered)[0]
     assert first.found.token == 4
-    assert first.worth == pytest.approx(min(SURE, CHANCE[2] * math.exp(BELIEVED * noise)))
+    assert first.path == pytest.approx(min(SURE, CHANCE[2] * math.exp(BELIEVED * noise)))
 
 
 def test_rows_keep_their_noise_when_others_have_ended() -> None:
     rows = [AGAIN, [5, 6, 5], AGAIN]
     made = peeking(True)
-    made.start(rows, None, None)  # type: ignore[arg-type]
+    made.start(rows, ALONE, ALONE)
     made.select(torch.tensor([2]))
     asked: list[tuple[int, int]] = []
 
     class Noted:
-        def noise(self, row: int, position: int, ids: list[int]) -> list[float]:
+        def shared_noise(self, row: int, position: int, ids: list[int]) -> list[float]:
             asked.append((row, position))
             return [0.0] * len(ids)
 
-    made.propose([AGAIN], [3], Noted())  # type: ignore[arg-type]
+    made.propose([AGAIN], Budget([3]), Noted())  # type: ignore[arg-type]
     assert asked[0] == (2, len(AGAIN))
     assert {row for row, _ in asked} == {2}
     assert [position for _, position in asked] == [len(AGAIN) + depth for depth in range(len(asked))]
