@@ -103,7 +103,7 @@ class LlamaNetwork:
     def dtype(self) -> torch.dtype:
         return self._embed.weight.dtype
 
-    takes_trees = True
+    takes_trees, short_list = True, None
 
     def new_cache(self, rows: int) -> SlotCache:
         """An empty cache; it takes the number of rows from what is first fed."""
@@ -140,9 +140,8 @@ class LlamaNetwork:
         """cos and signed sin [B, T, 1, D] of the positions; the first half of sin is negative, see `rotate`."""
         angle = positions[:, :, None, None].float() * self._rotary.inv_freq
         cos, sin = angle.cos(), angle.sin()
-        scaling = self._rotary.attention_scaling
-        both = torch.cat((cos, cos), dim=-1) * scaling, torch.cat((-sin, sin), dim=-1) * scaling
-        return both[0].to(dtype), both[1].to(dtype)
+        cos, sin = (torch.cat(halves, dim=-1) * self._rotary.attention_scaling for halves in ((cos, cos), (-sin, sin)))
+        return cos.to(dtype), sin.to(dtype)
 
 
 def causal_bias(new: int, cached: int, like: Tensor) -> Tensor | None:
@@ -173,12 +172,10 @@ def norm_of(module: Any, frozen: bool) -> Map:
 
 def _side_by_side(linears: list[nn.Module]) -> Map:
     """x → the outputs of `linears`, concatenated: one product where all of them are packed."""
-    packed = [linear for linear in linears if isinstance(linear, PackedLinear)]
-    if len(packed) == len(linears):
-        return merge(packed)
-    halves = [linear.weight for linear in linears if isinstance(linear, HalfLinear)]
-    if len(halves) == len(linears):
-        return HalfLinear(torch.cat(halves))
+    if all(isinstance(linear, PackedLinear) for linear in linears):
+        return merge(cast(list[PackedLinear], linears))
+    if all(isinstance(linear, HalfLinear) for linear in linears):
+        return HalfLinear(torch.cat([cast(Tensor, linear.weight) for linear in linears]))
     return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
 
 

@@ -1,7 +1,7 @@
-"""A feature drafter, as a chain and as a dynamic tree: each token enters with its target's last hidden state one
+"""An EAGLE head, as a chain and as a dynamic tree: each token enters with its target's last hidden state one
 position before (EAGLE, Li et al., arXiv 2401.15077).
 
-Where the target's state is not there yet, the student's own state stands in: after a round one pass
+Where the target's state is not there yet, the draft head's own state stands in: after a round one pass
 reads all newly committed tokens with their true features and gives the first draft, then each pass reads the
 draft before it, or a level of a tree of drafts. What was computed with stand-ins is dropped when
 the target has moved (sampling/drafters/draft_heads/sessions.py), what belongs to a tree with the next round.
@@ -24,12 +24,12 @@ from torch import Tensor
 
 from sampling.drafters.cape import Expansion
 from sampling.drafters.draft_heads.modules import Student
-from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.events import Call
+from sampling.models.causal import CausalSession
 from sampling.models.masks import additive, places
-from sampling.types import Draft, Rows, Rule, Sampler, Session
+from sampling.types import Draft, Rows, Rule, Sampler
 from utils.errors import UserError
 from utils.logits_processors import check_finite
 from utils.timing import Stopwatch
@@ -38,9 +38,9 @@ WIDTH = 4  # nodes of a level that are computed (docs/notes.md)
 
 
 class FeatureDrafter(ModelDrafter):
-    """Draft chains from a feature student. The target's session must be opened with `hidden=True`.
+    """Draft chains from an EAGLE head. The target's session must be opened with `hidden=True`.
 
-    Drafts, laws and limits are those of :class:`ModelDrafter`. Raises UserError for a student of another kind and,
+    Drafts, laws and limits are those of :class:`ModelDrafter`. Raises UserError for a draft head of another kind and,
     in `start`, for a target's session that keeps no hidden states. `vocab_size`: use only the first so many ids.
     """
 
@@ -52,28 +52,14 @@ class FeatureLM(FollowingLM):
     """What `FeatureDrafter` drafts from: opens sessions that feed tokens with states."""
 
     kind = "feature"
-    reads_hidden = True
+    reads_hidden, reviews = True, False
 
-    def open(
-        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
-    ) -> FeatureSession:
-        """A session beside `target`; it takes over the cache of `previous`, which must not be used again."""
-        self.check(prompt, target)
-        beside = self.readable(target)
-        if not beside.keeps_hidden:
-            raise UserError(f"{self.name} reads its target's hidden states: open the target with hidden=True")
-        if (
-            isinstance(previous, FeatureSession)
-            and previous.network is self.network
-            and previous.follow(beside, prompt)
-        ):
-            return self.beside(previous, beside)
-        assert isinstance(self.network, StudentNetwork)
-        return self.beside(FeatureSession(self.network, prompt, self.vocab_size, True, beside), beside)
+    def _session(self, prompt: Rows, hidden: bool, target: CausalSession) -> FeatureSession:
+        return FeatureSession(self.network, prompt, self.vocab_size, True, target)
 
 
 class FeatureSession(FollowingSession):
-    """B rows of a feature student. The states it keeps are its own, before the final norm."""
+    """B rows of an EAGLE head. The states it keeps are its own, before the final norm."""
 
     def settled(self, view: int) -> int:
         """Position p reads state p − 1, which the target has if p ≤ view."""
@@ -101,29 +87,29 @@ class FeatureSession(FollowingSession):
         """[M, n] logits behind the last M of N nodes of a tree behind the one row just scored; the others are here.
 
         `parents` [N] are places in `tokens`, -1 = the row. A node reads its parent's own state and sees the row and its
-        path. No two of the M may be above each other. The next `score_short` or `sync` drops all of them. (Of a student
-        with a window the nodes beside count as well.) An error in the pass leaves an empty cache.
+        path. No two of the M may be above each other. The next `score_short` or `sync` drops all of them. (Of a draft
+        head with a window the nodes beside count as well.) An error in the pass leaves an empty cache.
         """
         if not self._nodes or not self._nodes[0]:
             self._settle()
             self._nodes, self._fed, self._chain = [[]], [[]], False
         here, known = len(self._tokens[0]), len(self._nodes[0])
-        above = torch.tensor([here + parent for parent in parents[known:]], device=self.network.device)
         try:
-            logits = self._level(tokens, torch.tensor(parents), above, known, here)
+            logits = self._level(tokens, parents, known, here)
         except BaseException:
             self._reset(1)
             raise
         self._nodes[0] += [(token, here + place) for place, token in enumerate(tokens[known:], start=known)]
-        return logits[:, : self.vocab_size if self.short_list is None else len(self.short_list)]
+        return self.cut(logits)
 
-    def _level(self, tokens: list[int], parents: Tensor, above: Tensor, known: int, here: int) -> Tensor:
-        """The pass over the nodes from `known` on, whose parents' states lie in the slots `above` [M]."""
+    def _level(self, tokens: list[int], parents: list[int], known: int, here: int) -> Tensor:
+        """The pass over the nodes from `known` on, behind a row of `here` tokens."""
         assert self._hidden is not None
-        network, device = self.network, self.network.device
-        positions, seen = places([here], [[]], parents, here, 0, len(tokens))
-        embedded = network.embed(torch.tensor([tokens[known:]], device=device))
-        joined = network.join_own(embedded, self._hidden.view()[:, 0].index_select(1, above))
+        network, device = self.network, self.device
+        positions, seen = places([here], [[]], torch.tensor(parents), here, 0, len(tokens))
+        above = torch.tensor([here + parent for parent in parents[known:]], device=device)
+        states = self._hidden.view()[:, 0].index_select(1, above)
+        joined = network.join_own(network.embed(torch.tensor([tokens[known:]], device=device)), states)
         mask = additive(seen[:, known:], network)
         own = network.run(joined, positions[:, known:].to(device), mask, self._cache)
         self._hidden.append(own[:, None])
@@ -140,12 +126,11 @@ class FeatureSession(FollowingSession):
         if len(valid) == 1:
             return self._joined_row(embedded, int(positions[0, 0]), valid[0])
         before = positions - 1
-        device = positions.device
-        theirs = before < torch.tensor(valid, device=device)[:, None]
+        theirs = before < torch.tensor(valid, device=positions.device)[:, None]
         x = self.network.join_none(embedded)
-        if bool((theirs & (before >= 0)).any()):
+        if bool((known := theirs & (before >= 0)).any()):
             joined = self.network.join_target(embedded, _at(self.target.hidden(), before))
-            x = torch.where((theirs & (before >= 0))[..., None], joined, x)
+            x = torch.where(known[..., None], joined, x)
         if not bool(theirs.all()):
             joined = self.network.join_own(embedded, _at(self.hidden(), before))
             x = torch.where(theirs[..., None], x, joined)
@@ -163,9 +148,6 @@ class FeatureSession(FollowingSession):
             return first
         rest = network.join_target(embedded[:, 1:], self.target.hidden()[:, : count - 1])
         return torch.cat((first, rest), dim=1)
-
-    def _blank(self) -> FeatureSession:
-        return FeatureSession(self.network, self.initial, self.vocab_size, True, self.target)
 
 
 def _at(states: Tensor, places: Tensor) -> Tensor:
@@ -203,7 +185,7 @@ class FeatureTreeDrafter(ModelDrafter):
         depth = min(k[0], self.lm.context - len(rows[0]))
         if len(rows) != 1 or depth <= 0 or not self.sessions:
             return super().propose(rows, k, sampler)
-        watch = Stopwatch(getattr(self.lm, "device", None))
+        watch = Stopwatch(self.lm.device)
         drawn, best, passes = self._drawn(rows, depth)
         place = {node: rank for rank, node in enumerate([-1, *best], start=-1)}
         nodes = [drawn[at] for at in best]
