@@ -128,10 +128,6 @@ class CausalSession:
         """Whether `hidden` can be asked."""
         return self._hidden is not None
 
-    def read(self) -> int:
-        """Read what stands apart from the rows (`source`), once; how many tokens that were."""
-        return 0
-
     def held(self) -> list[int]:
         """The number of cached tokens of each row, as it stands: nothing is cropped."""
         self._settle()

@@ -97,11 +97,6 @@ class Stats:
         """Accepted at j / examined at j for every draft position up to gamma."""
         return tuple(ratio(a, e) for a, e in zip(self.accepted_at, self.examined_at, strict=True))
 
-    @property
-    def last_top2_gap(self) -> float | None:
-        """The gap of the target's two best logits at the last emitted token."""
-        return self.top2_gaps[-1] if self.top2_gaps else None
-
     def gap_at(self, position: int) -> float | None:
         """The top-2 gap at emitted token `position` (from 0), None where it is not known."""
         return self.top2_gaps[position] if 0 <= position < len(self.top2_gaps) else None

@@ -7,6 +7,7 @@ process; it reports one JSON object a line. Knows nothing of catalogues and pack
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -58,10 +59,8 @@ def _convert(source: Path, folder: Path, progress: Progress, cancelled: Callable
     told: dict[str, Any] = {}
 
     def read(line: str) -> None:
-        try:
+        with contextlib.suppress(ValueError):
             told.update(json.loads(line))
-        except ValueError:
-            return
 
     root = Path(__file__).resolve().parents[2]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
@@ -116,8 +115,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None]) ->
         quantization_config=transformers.GgufConfig(dequantize=True),
     )
     model.hf_quantizer = None  # type: ignore[assignment]  # else it refuses to be saved
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
+    vars(model.config).pop("quantization_config", None)
     report(_TENSORS)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
     _mend_tokenizer(tokenizer, source, model.config)
@@ -172,8 +170,7 @@ def _watch(gguf: Any, legacy: Any, source: Path, report: Callable[[float], None]
             tokens = self.fields.pop("tokenizer.ggml.tokens", None)
             for name in ("merges", "scores", "token_type"):
                 self.fields.pop(f"tokenizer.ggml.{name}", None)
-            architecture = self.fields["general.architecture"].contents()
-            size = f"{architecture}.vocab_size"
+            size = f"{self.fields['general.architecture'].contents()}.vocab_size"
             if tokens is not None and size not in self.fields:
                 count = np.array([len(tokens.data)], dtype=np.uint32)
                 kinds = [gguf.GGUFValueType.UINT32]

@@ -94,24 +94,23 @@ class FeatureSession(FollowingSession):
             self._settle()
             self._nodes, self._fed, self._chain = [[]], [[]], False
         here, known = len(self._tokens[0]), len(self._nodes[0])
+        above = torch.tensor([here + parent for parent in parents[known:]], device=self.device)
         try:
-            logits = self._level(tokens, parents, known, here)
+            logits = self._level(tokens, torch.tensor(parents), above, known, here)
         except BaseException:
             self._reset(1)
             raise
         self._nodes[0] += [(token, here + place) for place, token in enumerate(tokens[known:], start=known)]
         return self.cut(logits)
 
-    def _level(self, tokens: list[int], parents: list[int], known: int, here: int) -> Tensor:
-        """The pass over the nodes from `known` on, behind a row of `here` tokens."""
+    def _level(self, tokens: list[int], parents: Tensor, above: Tensor, known: int, here: int) -> Tensor:
+        """The pass over the nodes from `known` on, whose parents' states lie in the slots `above` [M]."""
         assert self._hidden is not None
-        network, device = self.network, self.device
-        positions, seen = places([here], [[]], torch.tensor(parents), here, 0, len(tokens))
-        above = torch.tensor([here + parent for parent in parents[known:]], device=device)
-        states = self._hidden.view()[:, 0].index_select(1, above)
-        joined = network.join_own(network.embed(torch.tensor([tokens[known:]], device=device)), states)
-        mask = additive(seen[:, known:], network)
-        own = network.run(joined, positions[:, known:].to(device), mask, self._cache)
+        network = self.network
+        positions, seen = places([here], [[]], parents, here, 0, len(tokens))
+        embedded = network.embed(torch.tensor([tokens[known:]], device=self.device))
+        joined = network.join_own(embedded, self._hidden.view()[:, 0].index_select(1, above))
+        own = network.run(joined, positions[:, known:].to(self.device), additive(seen[:, known:], network), self._cache)
         self._hidden.append(own[:, None])
         return network.answer(own, own.shape[1])[0][0]
 
