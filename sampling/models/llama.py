@@ -4,7 +4,7 @@ Same arithmetic as transformers' own forward (Llama, Mistral without sliding win
 sliding layers), with less around it: grouped-query attention without expanding K and V, in the form that is fastest
 for its shape, a cache of preallocated slots, only the logits asked for. It reads the model's own modules and copies no
 weights; where `utils.kernels.packed_linear.pack` has packed them, those that read the same input become one
-product. Knows no tokens' meaning and keeps no state between passes. Its parts serve the students' pass as well
+product. Knows no tokens' meaning and keeps no state between passes. Its parts serve the draft heads' pass as well
 (sampling/drafters/draft_heads/network.py).
 """
 

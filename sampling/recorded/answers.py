@@ -35,15 +35,6 @@ Reading = Literal["told", "answers alone", "prompt first", "start first"]
 """What the values of a file were taken for; "told": the file or the caller says it."""
 
 
-def printed_answers(
-    file: Path, text: str, starts: Starts | None, prompt_tokens: int | None
-) -> Iterator[tuple[Ids, Ids]]:
-    """Prompt and answer of every row of a file; arguments and errors as
-    :func:`sampling.recorded.answers.read_recording`.
-    """
-    return _split(file, list(_rows(file, text)), starts, prompt_tokens)
-
-
 def _rows(file: Path, text: str) -> Iterator[tuple[int, Ids]]:
     """Every row of every tensor, with the line that it begins on."""
     done = 0
@@ -66,11 +57,9 @@ def _rows(file: Path, text: str) -> Iterator[tuple[int, Ids]]:
 
 def _nothing(file: Path, text: str, start: int, end: int) -> None:
     """Between tensors there is only space."""
-    rest = text[start:end].strip()
-    if rest:
-        place = start + text[start:end].index(rest[0])
-        open_one = rest.startswith("tensor(")
-        refuse(file, text, place, "a tensor is not closed" if open_one else f"expected tensor(…, got {rest[:20]!r}")
+    if rest := text[start:end].strip():
+        why = "a tensor is not closed" if rest.startswith("tensor(") else f"expected tensor(…, got {rest[:20]!r}"
+        refuse(file, text, text.index(rest[0], start), why)
 
 
 def _split(
@@ -86,19 +75,12 @@ def _split(
     if starts is not None and len(rows) > len(starts):
         raise UserError(f"{file}:{rows[len(starts)][0]}: row {len(starts) + 1} has no prompt, there are {len(starts)}")
     for number, (line, row) in enumerate(rows):
-        if starts is None:
-            count = prompt_tokens or 0
-            prompt, answer = row[:count], row[count:]
-        elif prompt_tokens == 0:
-            prompt, answer = tuple(starts[number][0]), row
-        else:
-            known = [tuple(ids) for ids in starts[number]]
-            prompt = next((ids for ids in known if ids and row[: len(ids)] == ids), ())
-            if not prompt:
-                raise UserError(
-                    f"{file}:{line}: row {number + 1} does not begin with its prompt: {_parting(row, known)}"
-                )
-            answer = row[len(prompt) :]
+        known = [row[:prompt_tokens]] if starts is None else [tuple(ids) for ids in starts[number]]
+        apart = starts is not None and prompt_tokens == 0
+        prompt = known[0] if apart else next((ids for ids in known if ids and _begins(row, ids)), None)
+        if prompt is None:
+            raise UserError(f"{file}:{line}: row {number + 1} does not begin with its prompt: {_parting(row, known)}")
+        answer = row if apart else row[len(prompt) :]
         if not answer:
             raise UserError(f"{file}:{line}: row {number + 1} of {len(row)} tokens has no answer behind its prompt")
         yield prompt, answer
@@ -211,11 +193,10 @@ def read_recording(
         raise UserError(f"cannot read the recording {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{file} holds no recording: it is no UTF-8 text") from error
-    begin = text.lstrip()
-    if not begin:
+    if not (begin := text.lstrip()):
         raise UserError(f"{file} holds no recording: it is empty")
     if begin.startswith("tensor("):
-        rows = list(printed_answers(file, text, starts, prompt_tokens))
+        rows = list(_split(file, list(_rows(file, text)), starts, prompt_tokens))
         return _behind_start(file, rows, start_id) if arch == "seq2seq" else _recording(rows)
     if not begin.startswith("{"):
         raise UserError(
@@ -231,8 +212,8 @@ def read_recording(
 
 def _recording(rows: Iterable[tuple[Ids, Ids]], reading: Reading = "told", start_id: int | None = None) -> Recording:
     """Prompts with their answers; those without one are counted."""
-    told = list(rows)
-    answers = tuple(Recorded(prompt, answer) for prompt, answer in told if answer)
+    told = [Recorded(prompt, answer) for prompt, answer in rows]
+    answers = tuple(one for one in told if one.answer)
     header = {} if start_id is None else {"start_id": start_id}
     return Recording(answers, header, reading, len(told) - len(answers))
 
@@ -249,11 +230,9 @@ def _behind_prompts(file: Path, entries: list[tuple[Ids, Ids]]) -> Recording:
     if len({prompt[0] for prompt, _ in entries}) == 1:
         ways.append([prompt[1:] for prompt, _ in entries])
     ways[1:] = [way for way in ways[1:] if all(len(prompt) > 2 for prompt in way)]
-    values = [value for _, value in entries]
     for way in ways:
-        rows = [
-            (prompt, value[len(prompt) :]) for prompt, value in zip(way, values, strict=True) if _begins(value, prompt)
-        ]
+        pairs = zip(way, (value for _, value in entries), strict=True)
+        rows = [(prompt, value[len(prompt) :]) for prompt, value in pairs if _begins(value, prompt)]
         if len(rows) == len(entries) and any(answer for _, answer in rows):
             return _recording(rows, "prompt first")
     others = [prompt for prompt, value in entries if not _begins(value, prompt)]
@@ -322,10 +301,9 @@ def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> Re
         if not isinstance(told, dict):
             raise UserError(f"{file}:{number}: must be a JSON object, got {line.strip()[:20]!r}")
         if "prompt_ids" in told and "answer_ids" in told:
-            if told["answer_ids"] == []:
-                continue  # stopped before its first token
-            one = _answer(file, number, told)
-            found[one.prompt] = one
+            if told["answer_ids"] != []:  # else it was stopped before its first token
+                one = _answer(file, number, told)
+                found[one.prompt] = one
         elif "vocab_size" in told or "pass_seconds" in told:
             header |= _header(file, number, told)
     if arch == "seq2seq" and start_id is not None:

@@ -8,6 +8,7 @@ model and no text; has no keys, values or hidden states.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 
 import torch
@@ -37,7 +38,9 @@ class RecordedLM:
         best: prompt ids → the model's likeliest ids at each place of the answer, likeliest first.
     """
 
-    takes_trees = True
+    takes_trees, device = True, None
+    reads_hidden = reads_kv = False
+    reviews = True
 
     def __init__(
         self,
@@ -57,15 +60,11 @@ class RecordedLM:
             raise UserError(f"the recording of {name} holds id {highest}, its vocabulary ends at {vocab_size - 1}")
         self.vocab_size = highest + 1 if vocab_size is None else vocab_size
         self.name, self.end_id, self.context, self.start_id = name, end_id, context, start_id
+        self.encodes = start_id is not None  # an encoder read the prompts
         self.best = {
             tuple(prompt): [tuple(one for one in ids if one < self.vocab_size) for ids in places]
             for prompt, places in (best or {}).items()
         }
-
-    @property
-    def encodes(self) -> bool:
-        """Whether an encoder read the prompts."""
-        return self.start_id is not None
 
     @staticmethod
     def read(
@@ -114,8 +113,7 @@ class RecordedLM:
 
     def answer(self, prompt: list[int]) -> list[int]:
         """What was recorded; UserError for a prompt that was not."""
-        found = self.answers.get(tuple(prompt))
-        if found is None:
+        if (found := self.answers.get(tuple(prompt))) is None:
             raise UserError(f"the recording of {self.name} holds no answer to this prompt of {len(prompt)} tokens")
         return found
 
@@ -123,9 +121,8 @@ class RecordedLM:
 class RecordedSession:
     """Rows of a recording; satisfies :class:`sampling.types.Session`. What is read counts as cached."""
 
-    @property
-    def takes_trees(self) -> bool:
-        return self.lm.takes_trees
+    takes_trees = True
+    device = short_list = None
 
     def __init__(self, lm: RecordedLM, prompt: Rows, vocab_size: int) -> None:
         self.lm, self.vocab_size = lm, vocab_size
@@ -140,8 +137,7 @@ class RecordedSession:
     def sync(self, rows: Rows) -> list[int]:
         """Tokens of each row that were read before."""
         lengths = [common_prefix(cached, row) for cached, row in zip(self._cached, rows, strict=True)]
-        for cached, length in zip(self._cached, lengths, strict=True):
-            del cached[length:]
+        self._cached = [row[:length] for row, length in zip(rows, lengths, strict=True)]
         return lengths
 
     def score(self, rows: Rows, draft: Draft) -> Tensor:
@@ -171,14 +167,12 @@ class RecordedSession:
         self._begins = [self._begins[row] for row in chosen]
         self._cached = [list(self._cached[row]) for row in chosen]
         self.initial = [self.initial[row] for row in chosen]
-        if self.source is not None:
-            self.source = [self.source[row] for row in chosen]
+        self.source = self.source and [self.source[row] for row in chosen]
 
     def fork(self) -> RecordedSession:
         """An independent session at the same place."""
-        twin = RecordedSession(self.lm, [list(row) for row in self.source or self.initial], self.vocab_size)
-        twin._texts, twin._cached = list(self._texts), [list(row) for row in self._cached]
-        twin._best, twin._begins = list(self._best), list(self._begins)
+        twin = copy(self)
+        twin._cached = [list(row) for row in self._cached]
         return twin
 
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:

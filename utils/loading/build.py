@@ -7,21 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from utils.catalogue.specs import ModelSpec
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import PackedLinear, lean, pack
-from utils.loading.loaded import NO_LIMIT
+from utils.loading.loaded import NO_LIMIT, LoadedModel, LoadOptions
 from utils.loading.quantization import held_bytes, parameter_count, quantization_config
 from utils.loading.quiet import quiet_warnings
 from utils.progress import Progress, check
-
-if TYPE_CHECKING:
-    from utils.loading.loaded import LoadedModel, LoadOptions
-
 
 _ONE_AT_A_TIME = threading.Lock()
 """transformers swaps functions of its classes while it builds a model: two at once leave them swapped for good."""
@@ -43,8 +39,6 @@ def load_model(
     and where the process belongs. Raises UserError in one line, Cancelled when stopped.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-    from utils.loading.loaded import LoadedModel
 
     started = time.perf_counter()
     place = pick_device(device)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from utils.loading.loaded import LoadedModel
+from utils.loading.loaded import LoadedModel
 
 
 class Tokenizer(Protocol):

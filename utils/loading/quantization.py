@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from utils.errors import UsageError, UserError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
 
 QUANTIZATIONS = ("none", "int8", "nf4", "fp4")
 
@@ -64,8 +62,6 @@ def _key(tensor: Tensor) -> tuple[Any, ...]:
 
 def _states(module: nn.Module) -> list[Tensor]:
     """The tensors bitsandbytes keeps beside a layer's weight."""
-    import torch
-
     found: list[Tensor] = []
     weight = getattr(module, "weight", None)
     queue: list[Any] = [getattr(weight, "quant_state", None), getattr(weight, "SCB", None)]

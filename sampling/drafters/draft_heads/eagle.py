@@ -71,7 +71,7 @@ class FeatureSession(FollowingSession):
         Raises UserError for a draft: there is nothing to review with.
         """
         if draft.tokens.shape[1]:
-            raise UserError("a feature drafter cannot review drafts: it has no states but its target's")
+            raise UserError("an EAGLE head cannot review drafts: it has no states but its target's")
         cached, valid = self.sync(rows), self.target.held()
         # Each pass may read its own states only as far as earlier passes made them.
         done = [min(length, len(row) - 1) for length, row in zip(cached, rows, strict=True)]

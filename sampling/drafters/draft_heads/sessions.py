@@ -60,7 +60,7 @@ class FollowingLM(CausalLM):
 
     def __init__(self, student: Student, name: str, vocab_size: int | None = None) -> None:
         if student.config.kind != self.kind:
-            raise UserError(f"{name} needs a {self.kind} student, got a {student.config.kind} one")
+            raise UserError(f"{name} needs a {self.kind} draft head, got a {student.config.kind} one")
         super().__init__(StudentNetwork(student), name, vocab_size)
 
     def open(
