@@ -147,6 +147,8 @@ class Network(Protocol):
     layers: int
 
     @property
+    def short_list(self) -> Tensor | None: ...  # [n] long, ascending: the ids that logits are of; None = all
+    @property
     def takes_trees(self) -> bool: ...  # whether its attention takes the mask of a tree, of any size at any length
     @property
     def device(self) -> torch.device: ...
@@ -162,7 +164,7 @@ class Network(Protocol):
         cache: KVCache,
         keep: int,  # logits of the last `keep` columns only
         hidden: bool = False,
-    ) -> tuple[Tensor, Tensor | None]: ...  # logits [B, keep, V]; last hidden states [B, T, H]
+    ) -> tuple[Tensor, Tensor | None]: ...  # logits [B, keep, n]; last hidden states [B, T, H]
 
 
 class Session(Protocol):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import glob
 import hashlib
 import io
@@ -28,6 +27,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -92,7 +92,8 @@ def write_together(contents: Mapping[Any, bytes]) -> None:
     with contextlib.ExitStack() as stack:
         files = [(stack.enter_context(_writing(path)), data) for path, data in contents.items()]
         for one, data in files:
-            one.write(data)
+            with one.refusing():
+                one.file.write(data)
             one.settle()
         for one, _ in files:
             one.publish()
@@ -112,39 +113,38 @@ def put_folder(made: Path, place: Path) -> None:
     shutil.move(made, real)
 
 
+@dataclass
 class _Writing:
     """New content of a path: it comes into `file`, is on the disk after `settle` and at the path after `publish`."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = path
-        self.file: IO[bytes] = io.BytesIO()
-        self._place: str | int = ""
-        self._before: os.stat_result | None = None
-        self._temporary = ""
-        self._holds = _NOTHING
+    path: str | Path
+    file: IO[bytes] = field(default_factory=io.BytesIO)
+    _place: str | int = ""
+    _before: os.stat_result | None = None
+    _temporary: str = ""
+    _holds: str = _NOTHING
 
     def refused(self, error: OSError) -> WriteError:
         return WriteError(error.errno, f"{error.strerror or error} ({self._holds})", str(self.path))
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def refusing(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise self.refused(error) from error
 
     def open(self) -> None:
-        with self._told():
+        with self.refusing():
             self._place = _led_to(self.path)
             if isinstance(self._place, int):
                 return
-            with contextlib.suppress(FileNotFoundError):
+            if os.path.exists(self._place):
                 self._before = os.stat(self._place)
-            if self._before is not None and not stat.S_ISREG(self._before.st_mode):
                 if stat.S_ISDIR(self._before.st_mode):
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-                return
-            if self._before is not None:
+                if not stat.S_ISREG(self._before.st_mode):
+                    return
                 self._holds = f"{_NOTHING}, the old content stays"
                 os.close(os.open(self._place, os.O_WRONLY))  # a file that is write-protected is left alone
             self._open_beside(self._place)
@@ -152,33 +152,32 @@ class _Writing:
     def _open_beside(self, place: str) -> None:
         folder, name = os.path.split(place)
         begin = os.path.join(folder, f".{name[:40]}.")
-        _clear(begin)
+        for left in glob.glob(f"{glob.escape(begin)}{'[0-9a-f]' * 16}.partial"):
+            # A killed process has left it where nobody holds its lock.
+            with contextlib.suppress(OSError, AttributeError), open(left, "rb+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(left)
         mode = 0o666 if self._before is None else 0o600  # the kernel takes the umask off
         while True:
-            self._temporary = f"{begin}{secrets.token_hex(8)}.partial"
+            name = f"{begin}{secrets.token_hex(8)}.partial"
             try:
-                descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+                descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
             except OSError as error:
-                self._temporary = ""
                 if self._before is None or error.errno not in _IRREPLACEABLE:
                     raise
                 return
-            self.file = os.fdopen(descriptor, "w+b")
+            self._temporary, self.file = name, os.fdopen(descriptor, "w+b")
             with contextlib.suppress(OSError, AttributeError):  # a system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.fstat(descriptor).st_nlink:
                 return
             self.file.close()  # taken for a dead one's, before it was locked
 
-    def write(self, data: bytes) -> None:
-        with self._told():
-            self.file.write(data)
-
     def settle(self) -> None:
         """Have it on the disk, with the mode and the owner that the path has."""
         if not self._temporary:
             return
-        with self._told():
+        with self.refusing():
             self.file.flush()
             os.fsync(self.file.fileno())
         if self._before is not None:
@@ -188,7 +187,7 @@ class _Writing:
                 os.chmod(self._temporary, self._before.st_mode & 0o777)
 
     def publish(self) -> None:
-        with self._told():
+        with self.refusing():
             if isinstance(self._place, int):
                 for stream in (sys.stdout, sys.stderr):
                     with contextlib.suppress(AttributeError, OSError, ValueError):
@@ -245,9 +244,8 @@ class _Writing:
         """What is not published is gone."""
         with contextlib.suppress(OSError):
             self.file.close()
-        if self._temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(self._temporary)
+        with contextlib.suppress(OSError):  # published, or there was none
+            os.unlink(self._temporary)
 
 
 @contextmanager
@@ -258,14 +256,6 @@ def _writing(path: str | Path) -> Iterator[_Writing]:
         yield one
     finally:
         one.discard()
-
-
-def _clear(begin: str) -> None:
-    """Take away the temporaries of this name that killed processes have left: nobody holds their lock."""
-    for left in glob.glob(f"{glob.escape(begin)}{'[0-9a-f]' * 16}.partial"):
-        with contextlib.suppress(OSError, AttributeError), open(left, "rb+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(left)
 
 
 def _write_all(file: IO[bytes], data: bytes) -> None:
@@ -310,20 +300,11 @@ def append(file: IO[bytes], data: bytes, path: str | Path) -> None:
 
 def drop_half_line(path: Path) -> None:
     """Take a line without its end, as a killed run leaves it, off the end of a file. Raises OSError."""
-    if not path.is_file():
-        return
-    with path.open("rb+") as file:
-        size = whole = file.seek(0, os.SEEK_END)
-        while whole:
-            start = max(0, whole - _PIECE)
-            file.seek(start)
-            found = file.read(whole - start).rfind(b"\n")
-            if found >= 0:
-                whole = start + found + 1
-                break
-            whole = start
-        if whole < size:
-            file.truncate(whole)
+    if path.is_file():
+        with path.open("rb+") as file:
+            content = file.read()
+            if not content.endswith(b"\n"):
+                file.truncate(content.rfind(b"\n") + 1)
 
 
 # -- before hours of work ---------------------------------------------------------------------------

@@ -1,81 +1,211 @@
 """Logits → probabilities → draw: greedy, multinomial, top-k, nucleus, top-k + nucleus, min-p.
 
-The order is repetition penalty → no-repeat n-grams → temperature → top-k → top-p → min-p (the one transformers uses).
+:data:`ARGUMENTS` has a row for each number that shapes a distribution, in the order in which they act, and
+:data:`PROCESSORS` one for each named combination: flags, `/processor`, help and docs can be read off them. The order is
+repetition penalty → no-repeat n-grams → temperature → top-k → top-p → min-p (the one transformers uses).
 The first two change the score of an id by the tokens before it, as transformers defines them: the tokens before are
 the whole prefix, the prompt included. Under speculation that prefix is the committed tokens and the drafts before the
 position, which is why the caller gives one for each distribution. A processor never changes the caller's logits.
 Probabilities are float32 (float64 for float64 logits). Knows no models, no text and no seeds: `sample` takes the
-caller's generator.
+caller's generator. Importing it is cheap: torch comes in with the first distribution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TypedDict, Unpack
-
-import numpy as np
-import torch
-from torch import Tensor
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 from utils.errors import COLDEST, LogitsError, number, whole
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 HOTTEST = 1 / COLDEST
 TOP = 1024  # candidates for a nucleus that are looked at before the whole vocabulary is
 ROUNDING = 1e-6  # a sum of probabilities may be off by less
 
 
-_FINITE = "a finite number, 0 or more"
+# -- what each number does --------------------------------------------------------------------------
 
 
-def penalise(scores: Tensor, prefixes: Sequence[Sequence[int]], penalty: float) -> None:
+def penalise(scores: Tensor, penalty: float, prefixes: Sequence[Sequence[int]]) -> None:
     """Divide the positive scores of ids in the prefix by `penalty` and multiply the negative ones, in place.
 
     scores [M, V] with M prefixes; penalty above 0, above 1 discourages (Keskar et al., arXiv 1909.05858, section 4.1).
     What is finite stays finite: a penalty makes no id impossible.
     """
+    import torch
+
     penalty, most = min(max(penalty, COLDEST), 1 / COLDEST), torch.finfo(scores.dtype).max
-    at = _places(scores, (set(prefix) for prefix in prefixes))
-    flat = scores.view(-1)
+    at, flat = _places(scores, (set(prefix) for prefix in prefixes)), scores.view(-1)
     said = flat[at]
     changed = torch.where(said < 0, said * penalty, said / penalty).clamp_(-most, most)
     flat[at] = torch.where(said.isfinite(), changed, said)
 
 
-def ban_repeats(scores: Tensor, prefixes: Sequence[Sequence[int]], n: int) -> None:
+def ban_repeats(scores: Tensor, n: int, prefixes: Sequence[Sequence[int]]) -> None:
     """Give -inf to every id that would end an n-gram the prefix already holds, in place; scores [M, V].
 
-    Where that would leave no id at all nothing is banned: there is always a law to draw from.
+    Where that would leave no id at all nothing is banned: there is always a distribution to draw from.
     """
     banned = scores.clone()
-    banned.view(-1)[_places(scores, (followers(prefix, n) for prefix in prefixes))] = -torch.inf
-    left = (banned > -torch.inf).any(dim=-1, keepdim=True)
-    scores.copy_(torch.where(left, banned, scores))
+    banned.view(-1)[_places(scores, (followers(prefix, n) for prefix in prefixes))] = -math.inf
+    left = (banned > -math.inf).any(dim=-1, keepdim=True)
+    scores.copy_(banned.where(left, scores))
 
 
 def followers(prefix: Sequence[int], n: int) -> set[int]:
     """The ids that stand behind an earlier occurrence of the prefix's last n - 1 tokens."""
-    if len(prefix) < n:
-        return set()
     tail = list(prefix[len(prefix) - n + 1 :])
-    if not tail:
-        return set(prefix)
+    if len(prefix) < n or not tail:
+        return set(prefix) if len(prefix) >= n else set()
     found: set[int] = set()
-    last, end = tail[-1], n - 2
-    while True:
-        try:
-            end = prefix.index(last, end, len(prefix) - 1)
-        except ValueError:
-            return found
-        if list(prefix[end - n + 2 : end + 1]) == tail:
-            found.add(prefix[end + 1])
-        end += 1
+    end = n - 2
+    with suppress(ValueError):
+        while True:
+            end = prefix.index(tail[-1], end, len(prefix) - 1) + 1
+            if list(prefix[end - n + 1 : end]) == tail:
+                found.add(prefix[end])
+    return found
 
 
 def _places(scores: Tensor, ids: Iterable[Iterable[int]]) -> Tensor:
     """Indices into scores.view(-1) of these ids of each row; what is no id of the vocabulary (-1) is left out."""
+    import torch
+
     size = scores.shape[-1]
     flat = [row * size + token for row, tokens in enumerate(ids) for token in tokens if 0 <= token < size]
     return torch.tensor(flat, dtype=torch.long, device=scores.device)
+
+
+def keep_best(scores: Tensor, count: int) -> Tensor:
+    """Give -inf to all but the `count` best ids of scores [..., V]; those that tie with the last of them stay."""
+    least = scores.topk(min(count, scores.shape[-1]), dim=-1).values[..., -1:]
+    return scores.masked_fill(scores < least, -math.inf)
+
+
+def nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """Keep an id iff the mass of all ids before it, most probable first and the first of equal ones, is below top_p.
+
+    Only values are sorted: they tell the least one that is kept, and how many of those equal to it are.
+    """
+    top_p, size = max(top_p, COLDEST), probs.shape[-1]
+    for most in sorted({min(TOP, size), size}):
+        values = _largest(probs, most)
+        before = values.cumsum(dim=-1).sub_(values)
+        if bool((before[..., -1] >= top_p + ROUNDING).all()):
+            break
+    count = (before < top_p).sum(dim=-1, keepdim=True)
+    least = values.gather(-1, count - 1)
+    kept = probs >= least
+    spare = kept.sum(dim=-1, keepdim=True) - count
+    if bool((spare > 0).any()):
+        equal = probs == least
+        kept &= ~equal | (equal.cumsum(dim=-1) <= equal.sum(dim=-1, keepdim=True) - spare)
+    return _normalised(probs.masked_fill(~kept, 0.0))
+
+
+def likely(probs: Tensor, least: float) -> Tensor:
+    """Drop the ids of probs [..., V] that are less probable than `least` × the most probable one."""
+    return _normalised(probs.masked_fill(probs < least * probs.amax(dim=-1, keepdim=True), 0.0))
+
+
+def _normalised(probs: Tensor) -> Tensor:
+    return probs / probs.sum(dim=-1, keepdim=True)
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """The `count` largest of values [..., V], the largest first; on a CPU numpy finds them many times as fast as torch,
+    which sorts places too."""
+    import numpy as np
+    import torch
+
+    if values.device.type != "cpu":
+        return values.topk(count, dim=-1).values
+    found = values.detach().numpy()
+    if count < values.shape[-1]:
+        found = np.partition(found, -count, axis=-1)[..., -count:]
+    return torch.from_numpy(np.sort(found, axis=-1)).flip(-1)
+
+
+def _tops(scores: Tensor) -> Tensor:
+    top = scores.amax(dim=-1, keepdim=True)
+    check_finite(top)
+    return top
+
+
+def check_finite(figures: Tensor) -> None:
+    """LogitsError unless all these figures, made of whole rows of logits, are finite."""
+    if not bool(figures.isfinite().all()):
+        raise LogitsError(
+            "a model's logits hold NaN, +inf or no finite value: no probabilities can be made of them "
+            "(float16 overflows in some models; bfloat16 and float32 do not)"
+        )
+
+
+# -- the numbers, and what is made of them -------------------------------------------------------------
+
+
+class Argument(NamedTuple):
+    """A number that shapes a distribution."""
+
+    off: float  # leaves the distribution as it is
+    check: Callable[[str, Any], Any]  # its name and what was given → the value; UserError outside its range
+    letter: str  # stands for it where it is shown how a processor is written
+    help: str
+    on_prefixes: Callable[[Tensor, Any, Sequence[Sequence[int]]], None] | None = None  # changes scores [M, V] in place
+    on_scores: Callable[[Tensor, Any], Tensor] | None = None
+    on_probs: Callable[[Tensor, Any], Tensor] | None = None
+
+
+ARGUMENTS: Mapping[str, Argument] = {
+    "repetition_penalty": Argument(
+        1.0,
+        partial(number, fits=lambda value: value > 0, allowed="above 0 (1 = off)"),
+        "R",
+        "above 1, ids of the prefix become less probable, 1 = off",
+        on_prefixes=penalise,
+    ),
+    "no_repeat_ngram": Argument(
+        0,
+        partial(whole, least=0, allowed="0 (off) or more"),
+        "N",
+        "n-grams of this length that the prefix holds are not said again, 0 = off",
+        on_prefixes=ban_repeats,
+    ),
+    "temperature": Argument(
+        1.0,
+        partial(number, fits=lambda value: value >= 0, allowed="a finite number, 0 or more"),
+        "T",
+        "divides the logits; 0: the most probable id",
+    ),
+    "top_k": Argument(
+        0,
+        partial(whole, least=0, allowed="0 (off) or more"),
+        "K",
+        "keep the k most probable ids, 0 = all",
+        on_scores=keep_best,
+    ),
+    "top_p": Argument(
+        1.0,
+        partial(number, fits=lambda value: 0 < value <= 1, allowed="above 0 and at most 1"),
+        "P",
+        "keep the smallest set of most probable ids whose mass reaches this, 1 = all",
+        on_probs=nucleus,
+    ),
+    "min_p": Argument(
+        0.0,
+        partial(number, fits=lambda value: 0 <= value < 1, allowed="at least 0 and below 1"),
+        "P",
+        "drop ids less probable than this × the most probable one, 0 = none",
+        on_probs=likely,
+    ),
+}
 
 
 class Rules(TypedDict, total=False):
@@ -85,6 +215,7 @@ class Rules(TypedDict, total=False):
     no_repeat_ngram: int
 
 
+@dataclass(eq=False)
 class LogitsProcessor:
     """All numbers in one record; the named processors below set parts of it.
 
@@ -101,141 +232,85 @@ class LogitsProcessor:
         UserError: a value outside its range, or no number.
     """
 
-    def __init__(
-        self,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        no_repeat_ngram: int = 0,
-    ) -> None:
-        self.temperature = number("temperature", temperature, lambda value: value >= 0, _FINITE)
-        self.top_k = whole("top_k", top_k, 0, "0 (off) or more")
-        self.top_p = number("top_p", top_p, lambda value: 0 < value <= 1, "above 0 and at most 1")
-        self.min_p = number("min_p", min_p, lambda value: 0 <= value < 1, "at least 0 and below 1")
-        self.repetition_penalty = number(
-            "repetition_penalty", repetition_penalty, lambda value: value > 0, "above 0 (1 = off)"
-        )
-        self.no_repeat_ngram = whole("no_repeat_ngram", no_repeat_ngram, 0, "0 (off) or more")
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram: int = 0
+
+    def __post_init__(self) -> None:
+        for name, rule in ARGUMENTS.items():
+            setattr(self, name, rule.check(name, getattr(self, name)))
+
+    @property
+    def at_work(self) -> list[tuple[Argument, Any]]:
+        """The rules that are not off, with their numbers, in the order in which they act."""
+        given = [(rule, getattr(self, name)) for name, rule in ARGUMENTS.items()]
+        return [(rule, value) for rule, value in given if value != rule.off]
 
     @property
     def needs_prefixes(self) -> bool:
-        """Whether the law depends on the tokens before it."""
-        return self.repetition_penalty != 1 or self.no_repeat_ngram > 0
+        """Whether the distribution depends on the tokens before it."""
+        return any(rule.on_prefixes for rule, _ in self.at_work)
 
     @property
     def greedy(self) -> bool:
-        """Whether the law is a point mass on the largest logit."""
+        """Whether the distribution is a point mass on the largest logit."""
         return self.temperature < COLDEST
 
     def __call__(self, logits: Tensor, prefixes: Sequence[Sequence[int]] | None = None) -> Tensor:
         """Logits [..., V] → probabilities [..., V]. LogitsError for NaN, +inf, or a row of nothing but -inf.
 
-        `prefixes`: the tokens before each law, flattened over the leading dimensions; looked at only where
-        `needs_prefixes` says so, and then one for each law is needed (ValueError).
+        `prefixes`: the tokens before each distribution, flattened over the leading dimensions; looked at only where
+        `needs_prefixes` says so, and then one for each of them is needed (ValueError).
         """
-        scores = logits if logits.dtype == torch.float64 else logits.float()
-        top = _tops(scores)
+        scores = logits if logits.dtype.itemsize == 8 else logits.float()
+        top, rules = _tops(scores), self.at_work
         if self.needs_prefixes:
             scores = self.ruled(scores, prefixes)
             top = _tops(scores)
         if self.greedy:
-            return torch.zeros_like(scores).scatter_(-1, scores.argmax(dim=-1, keepdim=True), 1.0)
-        if 0 < self.top_k < scores.shape[-1]:  # a temperature changes no order; a high one would hide it
-            kth = scores.topk(self.top_k, dim=-1).values[..., -1:]
-            scores = scores.masked_fill(scores < kth, -torch.inf)
+            return scores.new_zeros(scores.shape).scatter_(-1, scores.argmax(dim=-1, keepdim=True), 1.0)
+        for rule, value in rules:  # a temperature changes no order; a high one would hide it
+            scores = rule.on_scores(scores, value) if rule.on_scores else scores
         if self.temperature > HOTTEST:
-            probs = _normalised((scores > -torch.inf).to(scores))
+            probs = _normalised((scores > -math.inf).to(scores))
         else:
             probs = (scores - top).div_(self.temperature).softmax(dim=-1)
-        if self.top_p < 1:
-            probs = _nucleus(probs, max(self.top_p, COLDEST))
-        if self.min_p > 0:
-            probs = _normalised(probs.masked_fill(probs < self.min_p * probs.amax(dim=-1, keepdim=True), 0.0))
+        for rule, value in rules:
+            probs = rule.on_probs(probs, value) if rule.on_probs else probs
         return probs
 
     def ruled(self, scores: Tensor, prefixes: Sequence[Sequence[int]] | None) -> Tensor:
         """The scores after the rules about the tokens before them."""
         flat = scores.reshape(-1, scores.shape[-1]).clone()
-        if prefixes is None or len(prefixes) != len(flat):
-            given = 0 if prefixes is None else len(prefixes)
+        given = len(prefixes or ())
+        if prefixes is None or given != len(flat):
             raise ValueError(f"this processor needs the tokens before each law: {len(flat)} laws, {given} prefixes")
-        if self.repetition_penalty != 1:
-            penalise(flat, prefixes, self.repetition_penalty)
-        if self.no_repeat_ngram:
-            ban_repeats(flat, prefixes, self.no_repeat_ngram)
+        for rule, value in self.at_work:
+            if rule.on_prefixes:
+                rule.on_prefixes(flat, value, prefixes)
         return flat.view(scores.shape)
 
     def sample(self, probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw one id from each row: [..., V] → [..., 1] long."""
         if self.greedy:
             return probs.argmax(dim=-1, keepdim=True)
-        flat = probs.reshape(-1, probs.shape[-1])
-        return torch.multinomial(flat, 1, generator=generator).reshape(*probs.shape[:-1], 1)
-
-
-def _tops(scores: Tensor) -> Tensor:
-    top = scores.amax(dim=-1, keepdim=True)
-    check_finite(top)
-    return top
-
-
-def check_finite(figures: Tensor) -> None:
-    """LogitsError unless all these figures, made of whole rows of logits, are finite."""
-    if not bool(torch.isfinite(figures).all()):
-        raise LogitsError(
-            "a model's logits hold NaN, +inf or no finite value: no probabilities can be made of them "
-            "(float16 overflows in some models; bfloat16 and float32 do not)"
-        )
-
-
-def _normalised(probs: Tensor) -> Tensor:
-    return probs / probs.sum(dim=-1, keepdim=True)
-
-
-def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Keep an id iff the mass of all ids before it, most probable first and the first of equal ones, is below top_p.
-
-    Only values are sorted: they tell the least one that is kept, and how many of those equal to it are.
-    """
-    size = probs.shape[-1]
-    for most in sorted({min(TOP, size), size}):
-        values = _largest(probs, most)
-        before = values.cumsum(dim=-1).sub_(values)
-        if bool((before[..., -1] >= top_p + ROUNDING).all()):
-            break
-    count = (before < top_p).sum(dim=-1, keepdim=True)
-    least = values.gather(-1, count - 1)
-    kept = probs >= least
-    spare = kept.sum(dim=-1, keepdim=True) - count
-    if bool((spare > 0).any()):
-        equal = probs == least
-        kept &= ~equal | (equal.cumsum(dim=-1) <= equal.sum(dim=-1, keepdim=True) - spare)
-    return _normalised(probs.masked_fill(~kept, 0.0))
-
-
-def _largest(values: Tensor, count: int) -> Tensor:
-    """The `count` largest of values [..., V], the largest first; on a CPU numpy finds them many times as fast as torch,
-    which sorts places too."""
-    if values.device.type != "cpu":
-        return values.topk(count, dim=-1).values
-    found = values.detach().numpy()
-    if count < values.shape[-1]:
-        found = np.partition(found, -count, axis=-1)[..., -count:]
-    return torch.from_numpy(np.sort(found, axis=-1)).flip(-1)
+        drawn = probs.reshape(-1, probs.shape[-1]).multinomial(1, generator=generator)
+        return drawn.reshape(*probs.shape[:-1], 1)
 
 
 class GreedyProcessor(LogitsProcessor):
     """Always the most probable id. `temperature` is accepted for the callers' convenience; it changes nothing."""
 
     def __init__(self, temperature: float = 1.0, **rules: Unpack[Rules]) -> None:
-        number("temperature", temperature, lambda value: value >= 0, _FINITE)
+        ARGUMENTS["temperature"].check("temperature", temperature)
         super().__init__(temperature=0.0, **rules)
 
 
 class MultinomialProcessor(LogitsProcessor):
-    """The whole law at a temperature."""
+    """The whole distribution at a temperature."""
 
     def __init__(self, temperature: float = 1.0, **rules: Unpack[Rules]) -> None:
         super().__init__(temperature=temperature, **rules)
@@ -267,6 +342,28 @@ class MinPProcessor(LogitsProcessor):
 
     def __init__(self, temperature: float = 1.0, min_p: float = 0.05, **rules: Unpack[Rules]) -> None:
         super().__init__(temperature=temperature, min_p=min_p, **rules)
+
+
+class Named(NamedTuple):
+    """A processor that has a name: its class, what it takes (numbers of ARGUMENTS), what it does."""
+
+    kind: Callable[..., LogitsProcessor]
+    takes: tuple[str, ...]
+    help: str
+
+    def usage(self, name: str) -> str:
+        """How it is written, for example "top_k_nucleus T K P"."""
+        return " ".join([name, *(ARGUMENTS[part].letter for part in self.takes)])
+
+
+PROCESSORS: Mapping[str, Named] = {
+    "greedy": Named(GreedyProcessor, (), "always the most probable id"),
+    "multinomial": Named(MultinomialProcessor, ("temperature",), "the whole distribution at a temperature"),
+    "top_k": Named(TopKProcessor, ("temperature", "top_k"), "the k most probable ids"),
+    "nucleus": Named(NucleusProcessor, ("temperature", "top_p"), "the smallest set of ids with mass top_p"),
+    "top_k_nucleus": Named(TopKNucleusProcessor, ("temperature", "top_k", "top_p"), "top-k, then the nucleus of it"),
+    "min_p": Named(MinPProcessor, ("temperature", "min_p"), "ids at least min_p times as probable as the best one"),
+}
 
 
 def make_processor(

@@ -6,7 +6,8 @@ which token of which row is the session's business. Knows no tokens and no model
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -14,30 +15,28 @@ from torch import Tensor
 GROW = 256  # slots added at least, whenever a buffer is full
 
 
+@dataclass(eq=False)
 class Buffer:
     """One growing tensor [B, heads, capacity, D] of which the first `length` slots are filled."""
 
-    def __init__(self) -> None:
-        self.data: Tensor | None = None
-        self.length = 0
+    data: Tensor | None = None
+    length: int = 0
 
     def append(self, new: Tensor) -> Tensor:
         """Write `new` [B, heads, T, D] behind the filled slots; a view of all filled slots."""
         end = self.length + new.shape[2]
         if self.data is None or self.data.shape[2] < end:
-            self._grow(new, end)
-        assert self.data is not None
+            self.data = self._grown(new, end)
         self.data[:, :, self.length : end] = new
         self.length = end
         return self.data[:, :, :end]
 
-    def _grow(self, like: Tensor, needed: int) -> None:
-        capacity = max(needed + GROW, needed + needed // 4)
+    def _grown(self, like: Tensor, needed: int) -> Tensor:
         rows, heads, _, size = like.shape
-        grown = like.new_empty((rows, heads, capacity, size))
+        grown = like.new_empty((rows, heads, max(needed + GROW, needed + needed // 4), size))
         if self.data is not None and self.length:
             grown[:, :, : self.length] = self.data[:, :, : self.length]
-        self.data = grown
+        return grown
 
     def view(self) -> Tensor:
         """The filled slots [B, heads, length, D]; a view, to be read only."""
@@ -64,13 +63,7 @@ class Buffer:
         self.data = chosen
 
     def fork(self) -> Buffer:
-        twin = Buffer()
-        if self.data is not None and self.length:
-            twin._grow(self.data, self.length)
-            assert twin.data is not None
-            twin.data[:, :, : self.length] = self.data[:, :, : self.length]
-        twin.length = self.length
-        return twin
+        return Buffer(None if self.data is None else self._grown(self.data, self.length), self.length)
 
 
 class SlotCache:
@@ -106,9 +99,9 @@ class SlotCache:
             buffer.select(rows)
 
     def fork(self) -> SlotCache:
-        twin = SlotCache(0)
-        twin.keys = [buffer.fork() for buffer in self.keys]
-        twin.values = [buffer.fork() for buffer in self.values]
+        """An independent copy. What an encoder made is shared: nothing writes into it."""
+        twin = copy(self)
+        twin.keys, twin.values = ([buffer.fork() for buffer in held] for held in (self.keys, self.values))
         return twin
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -118,44 +111,35 @@ class SlotCache:
 @dataclass
 class Encoded:
     """What a decoder reads beside its own tokens: the encoder's states [B, S, H], and which of them are tokens
-    [B, S] bool (None: all). `keys` and `values` [B, heads, S, D], one a layer, are made by the first pass.
+    [B, S] bool (None: all). `cross`: transformers' cache of their keys and values (K, V of each layer so far), which
+    the first pass fills.
     """
 
     states: Tensor
     mask: Tensor | None = None
-    keys: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
+    cross: Any = None
+
+    def __post_init__(self) -> None:
+        from transformers.cache_utils import DynamicCache
+
+        self.cross = DynamicCache(self.cross)
 
     def select(self, rows: Tensor) -> Encoded:
         """The same of these rows [B']."""
         chosen = rows.to(self.states.device)
-        keys, values = ([one.index_select(0, chosen) for one in held] for held in (self.keys, self.values))
-        return Encoded(self.states[chosen], None if self.mask is None else self.mask[chosen], keys, values)
-
-    def bare(self) -> Encoded:
-        """The encoder's part alone, as before the first pass."""
-        return Encoded(self.states, self.mask)
+        cross = [(layer.keys[chosen], layer.values[chosen]) for layer in self.cross.layers]
+        return Encoded(self.states[chosen], None if self.mask is None else self.mask[chosen], cross)
 
 
 class CrossCache(SlotCache):
     """The slots of a decoder, and beside them what its encoder made of the prompts; that is never cropped."""
 
-    def __init__(self, layers: int) -> None:
-        super().__init__(layers)
-        self.encoded: Encoded | None = None
+    encoded: Encoded | None = None
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
         if self.encoded is not None:
             self.encoded = self.encoded.select(rows)
-
-    def fork(self) -> CrossCache:
-        """An independent copy. Tensors of the encoder are shared: nothing writes into them."""
-        twin = CrossCache(0)
-        twin.keys, twin.values = ([buffer.fork() for buffer in held] for held in (self.keys, self.values))
-        if (known := self.encoded) is not None:
-            twin.encoded = Encoded(known.states, known.mask, list(known.keys), list(known.values))
-        return twin
 
 
 def as_transformers_cache(slots: SlotCache) -> Any:
@@ -175,30 +159,3 @@ def as_transformers_cache(slots: SlotCache) -> Any:
             return slots.keys[self.index].length
 
     return Cache(layers=[SlotLayer(index) for index in range(len(slots.keys))])
-
-
-def as_encoder_decoder_cache(slots: CrossCache) -> Any:
-    """A transformers cache of both parts: a layer's cross-attention is computed once and kept in `slots.encoded`."""
-    from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
-
-    assert slots.encoded is not None
-    encoded: Encoded = slots.encoded
-    known = len(encoded.keys)
-
-    class CrossLayer(DynamicLayer):
-        def __init__(self, index: int) -> None:
-            super().__init__()
-            if index < known:
-                self.keys, self.values = encoded.keys[index], encoded.values[index]
-
-        def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-            encoded.keys.append(key_states)
-            encoded.values.append(value_states)
-            self.keys, self.values = key_states, value_states
-            return key_states, value_states
-
-        def get_seq_length(self) -> int:
-            return 0 if self.keys is None else self.keys.shape[-2]
-
-    cross = Cache(layers=[CrossLayer(index) for index in range(len(slots.keys))])
-    return EncoderDecoderCache(as_transformers_cache(slots), cross)

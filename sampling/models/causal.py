@@ -7,7 +7,9 @@ slots behind their end unused). Only between `score` and `keep` lie new tokens e
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from copy import copy
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +34,11 @@ class CausalLM(LM):
         vocab_size: use only the first so many ids (padded vocabularies); the rest has probability 0.
     """
 
+    encodes = False  # an encoder reads its prompts
+    reads_hidden = False  # its sessions read their target's hidden states
+    reads_kv = False  # … its keys and values
+    reviews = True  # its sessions score drafts
+
     def __init__(self, model: Any, name: str = "target", vocab_size: int | None = None) -> None:
         self.network = network_of(model)
         self.name = name
@@ -52,9 +59,7 @@ class CausalLM(LM):
         """
         self.check(prompt, target)
         if isinstance(previous, CausalSession) and previous.reusable(self.network, len(prompt), hidden):
-            previous.initial = prompt
-            previous.sync(prompt)
-            return self.beside(previous, target)
+            return self.beside(previous.again(prompt), target)
         return self.beside(CausalSession(self.network, prompt, self.vocab_size, hidden), target)
 
     def beside(self, session: Own, target: Session | None) -> Own:
@@ -66,10 +71,8 @@ class CausalLM(LM):
         """UserError for a prompt without tokens or, where no target has read it, with ids outside the vocabulary."""
         if not prompt or not all(prompt):
             raise UserError("the prompt is empty: give at least one token")
-        if target is not None:
-            return
-        highest, lowest = max(map(max, prompt)), min(map(min, prompt))
-        if lowest < 0 or highest >= self.vocab_size:
+        lowest, highest = min(map(min, prompt)), max(map(max, prompt))
+        if target is None and not 0 <= lowest <= highest < self.vocab_size:
             wrong = lowest if lowest < 0 else highest
             raise UserError(f"id {wrong} is outside the vocabulary of {self.name} (0 … {self.vocab_size - 1})")
 
@@ -77,9 +80,11 @@ class CausalLM(LM):
 class CausalSession(Session):
     """B rows of one causal model; satisfies :class:`sampling.types.Session`.
 
-    `short_list` [n] holds those of the `vocab_size` ids, ascending, that the model's head covers; None = all of them.
-    An id that the model has no row for is read as its last one.
+    `short_list` [n] is its reduced vocabulary: those of the `vocab_size` ids, ascending, that the model's head covers;
+    None = all of them. An id that the model has no row for is read as its last one.
     """
+
+    source: Rows | None = None  # the prompt where it is no part of the rows
 
     def __init__(self, network: Network, prompt: Rows, vocab_size: int, hidden: bool) -> None:
         self.network, self.initial, self.device = network, prompt, network.device
@@ -89,9 +94,9 @@ class CausalSession(Session):
 
     def cover(self, own: int, size: int) -> None:
         """Give logits of `size` ids, of which the model has the first `own`."""
-        ids, known = getattr(self.network, "short_list", None), min(own, size)
+        ids, known = self.network.short_list, min(own, size)
         if ids is None and own < size:
-            ids = torch.arange(own, device=self.network.device)
+            ids = torch.arange(own, device=self.device)
         self.vocab_size = size
         self.short_list = None if ids is None else ids[: int((ids < known).sum())]
 
@@ -112,6 +117,12 @@ class CausalSession(Session):
         """Whether a session of `network` can go on from this one's cache."""
         return network is self.network and rows == len(self._tokens) and hidden <= self.keeps_hidden
 
+    def again(self, prompt: Rows) -> Self:
+        """This session, opened for another prompt."""
+        self.initial = prompt
+        self.sync(prompt)
+        return self
+
     @property
     def keeps_hidden(self) -> bool:
         """Whether `hidden` can be asked."""
@@ -120,7 +131,7 @@ class CausalSession(Session):
     def held(self) -> list[int]:
         """The number of cached tokens of each row, as it stands: nothing is cropped."""
         self._settle()
-        return [len(tokens) for tokens in self._tokens]
+        return list(map(len, self._tokens))
 
     # -- following the rows ------------------------------------------------------------------
 
@@ -136,46 +147,38 @@ class CausalSession(Session):
 
         At least the last token of each row is fed. An error in the pass leaves an empty cache.
         """
-        return self.widen(self.score_short(rows, draft))
-
-    def widen(self, short: Tensor) -> Tensor:
-        """Logits of the short list's ids [..., n] → of all ids [..., V], -inf elsewhere."""
-        return spread(short, self.short_list, self.vocab_size, float("-inf"))
+        return spread(self.score_short(rows, draft), self.short_list, self.vocab_size, float("-inf"))
 
     @torch.inference_mode()
     def score_short(self, rows: Rows, draft: Draft) -> Tensor:
-        """`score` with the logits of the short list's ids alone, [B, N+1, n]; of all ids if there is none."""
-        cached = self.sync(rows)
-        cached = [min(length, len(row) - 1) for length, row in zip(cached, rows, strict=True)]
+        """`score` with the logits of the reduced vocabulary alone, [B, N+1, n]; of all ids if there is none."""
+        cached = [min(length, len(row) - 1) for length, row in zip(self.sync(rows), rows, strict=True)]
         self._crop(cached)
         feed = [row[length:] for row, length in zip(rows, cached, strict=True)]
-        nodes = draft.tokens.tolist()
-        width = max(map(len, feed))
         try:
-            logits = self._forward(feed, nodes, draft.parents, width)
+            logits = self._forward(feed, draft.tokens.tolist(), draft.parents)
         except BaseException:
             self._reset(len(rows))
             raise
+        return self.cut(logits)
+
+    def cut(self, logits: Tensor) -> Tensor:
+        """The columns of the session's ids of the model's logits [..., n or V]."""
         return logits[..., : self.vocab_size if self.short_list is None else len(self.short_list)]
 
-    def _forward(self, feed: Rows, nodes: Rows, parents: Tensor | None, width: int) -> Tensor:
-        start, count = self._cache.length, len(nodes[0])
-        lengths = [len(tokens) for tokens in self._tokens]
+    def _forward(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
+        start, width, count = self._cache.length, max(map(len, feed)), len(nodes[0])
+        lengths, mask = self.held(), None
         uniform = len(set(lengths)) == 1 and len(set(map(len, feed))) == 1
-        plain = uniform and parents is None and not any(token < 0 for row in nodes for token in row)
-        padded = [
-            [0] * (width - len(new)) + new + [max(t, 0) for t in row] for new, row in zip(feed, nodes, strict=True)
-        ]
-        mask = None
-        if plain:
+        if uniform and parents is None and not any(token < 0 for row in nodes for token in row):
             positions = torch.arange(start, start + width + count).expand(len(feed), -1)
         else:
             positions, seen = places(lengths, feed, parents, start, width, count)
             positions = positions.clamp(max=self.network.context - 1)  # absent nodes of a long row
             mask = additive(seen, self.network)
-        device = self.network.device
-        ids = torch.tensor(padded, device=device).clamp_(max=self.network.vocab_size - 1)
-        logits, hidden = self._run(ids, positions.to(device), mask, count + 1)
+        padded = [[0] * (width - len(new)) + new + row for new, row in zip(feed, nodes, strict=True)]
+        ids = torch.tensor(padded, device=self.device).clamp_(0, self.network.vocab_size - 1)
+        logits, hidden = self._run(ids, positions.to(self.device), mask, count + 1)
         if self._hidden is not None and hidden is not None:
             self._hidden.append(hidden[:, None])
         self._note(feed, nodes, start + width, parents is None)
@@ -183,10 +186,7 @@ class CausalSession(Session):
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         """The pass itself: logits [B, keep, n or V] and, if kept, states [B, T, H] of ids [B, T]."""
-        network: Any = self.network
-        forward = network.forward if getattr(network, "short_list", None) is None else network.forward_short
-        logits, hidden = forward(ids, positions, mask, self._cache, keep, self._hidden is not None)
-        return logits, hidden
+        return self.network.forward(ids, positions, mask, self._cache, keep, self._hidden is not None)
 
     def _note(self, feed: Rows, nodes: Rows, end: int, chain: bool) -> None:
         """Remember which slots the pass has filled: fed tokens end at slot `end`, nodes follow."""
@@ -198,12 +198,9 @@ class CausalSession(Session):
 
     def keep(self, path: Tensor) -> None:
         """Commit these nodes of the draft last scored: [B, A] indices, -1 padded."""
-        if self._nodes is None:
-            return
-        kept = []
-        for nodes, row in zip(self._nodes, path.tolist(), strict=True):
-            kept.append([nodes[index] for index in row if index >= 0])
-        self._settle(kept)
+        if self._nodes is not None:
+            pairs = zip(self._nodes, path.tolist(), strict=True)
+            self._settle([[nodes[index] for index in row if index >= 0] for nodes, row in pairs])
 
     def _settle(self, kept: list[list[tuple[int, int]]] | None = None) -> None:
         """Bring token i of each row to slot i. Nodes of a chain stay unless `kept` says otherwise."""
@@ -211,27 +208,16 @@ class CausalSession(Session):
             return
         if kept is None:
             kept = [[node for node in nodes if node[0] >= 0 and self._chain] for nodes in self._nodes]
-        bases = [len(tokens) - len(fed) for tokens, fed in zip(self._tokens, self._fed, strict=True)]
-        tails = [fed + [slot for _, slot in nodes] for fed, nodes in zip(self._fed, kept, strict=True)]
-        for tokens, nodes in zip(self._tokens, kept, strict=True):
-            tokens.extend(token for token, _ in nodes)
         self._nodes = None
-        self._arrange(bases, tails)
-
-    def _arrange(self, bases: list[int], tails: list[list[int]]) -> None:
-        """Move slots so that row b's tail[i] lands in slot bases[b] + i."""
-        length = max(base + len(tail) for base, tail in zip(bases, tails, strict=True))
-        moves = [
-            (row, slot, base + place)
-            for row, (base, tail) in enumerate(zip(bases, tails, strict=True))
-            for place, slot in enumerate(tail)
-            if slot != base + place
-        ]
-        if not moves:
-            self._each(lambda part: part.crop(length))
-            return
-        index = torch.tensor(moves).T
-        self._each(lambda part: part.shift(index, length))
+        moves: list[tuple[int, int, int]] = []
+        for row, (tokens, fed, nodes) in enumerate(zip(self._tokens, self._fed, kept, strict=True)):
+            base = len(tokens) - len(fed)
+            tokens.extend(token for token, _ in nodes)
+            slots = enumerate([*fed, *(slot for _, slot in nodes)], start=base)
+            moves += [(row, slot, place) for place, slot in slots if slot != place]
+        length = max(map(len, self._tokens))
+        index = torch.tensor(moves).T if moves else None
+        self._each(lambda part: part.crop(length) if index is None else part.shift(index, length))
 
     def _crop(self, lengths: list[int]) -> None:
         for tokens, length in zip(self._tokens, lengths, strict=True):
@@ -239,10 +225,9 @@ class CausalSession(Session):
         self._each(lambda part: part.crop(max(lengths)))
 
     @torch.inference_mode()
-    def _each(self, act: Any) -> None:
-        act(self._cache)
-        if self._hidden is not None:
-            act(self._hidden)
+    def _each(self, act: Callable[[Any], None]) -> None:
+        for part in filter(None, (self._cache, self._hidden)):
+            act(part)
 
     # -- rows, copies and what others read -----------------------------------------------------
 
@@ -250,30 +235,22 @@ class CausalSession(Session):
         """Keep, reorder or repeat rows: [B'] indices."""
         self._settle()
         self._each(lambda part: part.select(rows))
-        chosen = rows.tolist()
-        self._tokens = [list(self._tokens[row]) for row in chosen]
-        self.initial = [self.initial[row] for row in chosen]
+        self._tokens = [list(self._tokens[row]) for row in rows.tolist()]
+        self.initial = [self.initial[row] for row in rows.tolist()]
 
     @torch.inference_mode()
-    def fork(self) -> CausalSession:
+    def fork(self) -> Self:
         """An independent session with a copy of the cache."""
         self._settle()
-        twin = self._blank()
-        twin.vocab_size, twin.short_list = self.vocab_size, self.short_list
-        twin._cache = self._cache.fork()
-        twin._hidden = self._hidden.fork() if self._hidden is not None else None
+        twin = copy(self)
+        twin._cache, twin._hidden = self._cache.fork(), self._hidden and self._hidden.fork()
         twin._tokens = [list(tokens) for tokens in self._tokens]
         return twin
-
-    def _blank(self) -> CausalSession:
-        """A session of the same kind with nothing in its cache, for `fork`."""
-        return CausalSession(self.network, self.initial, self.vocab_size, self._hidden is not None)
 
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """K, V [B, H_kv, S, D] of one layer and the valid length of each row [B]; read only."""
         self._settle()
-        key, value = self._cache.layer(layer)
-        return key, value, torch.tensor([len(tokens) for tokens in self._tokens])
+        return *self._cache.layer(layer), torch.tensor(list(map(len, self._tokens)))
 
     def hidden(self) -> Tensor:
         """[B, S, H] last-layer states of the cached tokens; needs `open(…, hidden=True)`."""

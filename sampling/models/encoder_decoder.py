@@ -10,12 +10,12 @@ new tokens and a cache in, logits of the last columns out. Knows no sampling and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from sampling.models.cache import CrossCache, Encoded, as_encoder_decoder_cache
+from sampling.models.cache import CrossCache, Encoded, as_transformers_cache
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.models.network import ModelNetwork
 from sampling.types import LM, KVCache, Rows, Session
@@ -72,13 +72,15 @@ class EncDecNetwork(ModelNetwork):
         """See :class:`sampling.types.Network`; there are no hidden states to be had. `cache.encoded` must be there."""
         assert isinstance(cache, CrossCache)
         assert cache.encoded is not None
+        from transformers.cache_utils import EncoderDecoderCache
+
         seen = cache.encoded.mask
         out = self.model(
             encoder_outputs=(cache.encoded.states,),
             attention_mask=None if seen is None else seen.long(),
             decoder_input_ids=ids,
             decoder_attention_mask=None if mask is None else self._placed(mask, positions, cache.length),
-            past_key_values=as_encoder_decoder_cache(cache),
+            past_key_values=EncoderDecoderCache(as_transformers_cache(cache), cache.encoded.cross),
             use_cache=True,
         )
         return out.logits[:, -keep:], None
@@ -88,7 +90,10 @@ class EncDecNetwork(ModelNetwork):
 
         The model takes slots for positions. Its bias is added to the mask, so the mask holds the difference.
         """
-        self._check_placeable()
+        if (name := self.check_maskable()) not in PLACEABLE:
+            raise UserError(
+                f"{name} takes no positions for its decoder; ragged rows cannot be placed: decode one by one"
+            )
         attention = self.model.get_decoder().block[0].layer[0].SelfAttention
         rows, new = positions.shape
         slots = torch.arange(cached, device=positions.device).expand(rows, -1)
@@ -101,20 +106,12 @@ class EncDecNetwork(ModelNetwork):
         )
         right = attention.relative_attention_bias(bucket).permute(0, 3, 1, 2)
         by_slot = attention.compute_bias(new, cached + new, device=positions.device, past_seen_tokens=cached)
-        biased: Tensor = mask + (right - by_slot).to(mask).masked_fill(mask < 0, 0.0)
-        return biased
+        return mask + cast(Tensor, right - by_slot).to(mask).masked_fill(mask < 0, 0.0)
 
     @property
     def takes_trees(self) -> bool:
         """Whether a draft may be a tree."""
         return self.maskable and type(self.model).__name__ in PLACEABLE
-
-    def _check_placeable(self) -> None:
-        name = self.check_maskable()
-        if name not in PLACEABLE:
-            raise UserError(
-                f"{name} takes no positions for its decoder; ragged rows cannot be placed: decode one by one"
-            )
 
 
 def lm_of(model: Any, name: str = "target", vocab_size: int | None = None) -> CausalLM:
@@ -172,9 +169,7 @@ class EncDecLM(CausalLM):
             raise UserError(f"the prompt is {longest} tokens, the encoder of {self.name} takes {self.context}")
         initial = [[self.start_id] for _ in prompt]
         if isinstance(previous, EncDecSession) and previous.source == prompt and previous.network is self.network:
-            previous.initial = initial
-            previous.sync(initial)
-            return self.beside(previous, target)
+            return self.beside(previous.again(initial), target)
         return self.beside(EncDecSession(self.network, prompt, initial, self.vocab_size), target)
 
 
@@ -185,7 +180,8 @@ class EncDecSession(CausalSession):
     """
 
     network: EncDecNetwork
-    _cache: CrossCache
+    source: Rows
+    _cache: CrossCache = CrossCache(0)  # before the first reset
 
     def __init__(self, network: Any, source: Rows, initial: Rows, vocab_size: int) -> None:
         self.source = source
@@ -201,17 +197,13 @@ class EncDecSession(CausalSession):
 
     def _reset(self, rows: int) -> None:
         """An empty cache; what the encoder made of the prompts stays."""
-        old = getattr(self, "_cache", None)
+        known = self._cache.encoded
         super()._reset(rows)
-        if old is not None and old.encoded is not None:
-            self._cache.encoded = old.encoded.bare()
+        self._cache.encoded = known and Encoded(known.states, known.mask)
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
         self.source = [self.source[row] for row in rows.tolist()]
-
-    def _blank(self) -> EncDecSession:
-        return EncDecSession(self.network, self.source, self.initial, self.vocab_size)
 
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         raise UserError("an encoder-decoder model has no keys and values for a drafter to read")
@@ -223,7 +215,6 @@ class EncDecSession(CausalSession):
 def decoder_start_id(model: Any) -> int:
     """The token that the decoder starts from."""
     for config in (getattr(model, "generation_config", None), model.config):
-        start = getattr(config, "decoder_start_token_id", None)
-        if start is not None:
+        if (start := getattr(config, "decoder_start_token_id", None)) is not None:
             return int(start)
     raise UserError(f"{type(model).__name__} names no decoder_start_token_id: its decoder cannot start")

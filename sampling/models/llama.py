@@ -4,7 +4,7 @@ Same arithmetic as transformers' own forward (Llama, Mistral without sliding win
 sliding layers), with less around it: grouped-query attention without expanding K and V, in the form that is fastest
 for its shape, a cache of preallocated slots, only the logits asked for. It reads the model's own modules and copies no
 weights; where `utils.kernels.packed_linear.pack` has packed them, those that read the same input become one
-product. Knows no tokens' meaning and keeps no state between passes. Its parts serve the students' pass as well
+product. Knows no tokens' meaning and keeps no state between passes. Its parts serve the draft heads' pass as well
 (sampling/drafters/draft_heads/network.py).
 """
 
@@ -59,13 +59,12 @@ def supports(model: object) -> bool:
     if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers."):
         return False
     rope = getattr(config, "rope_parameters", None) or {}
-    kinds = getattr(config, "layer_types", None) or []
     windowed = type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None
     spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
     return (
         config.hidden_act in ("silu", "swish")
         and rope.get("rope_type", "default") not in DYNAMIC_ROPE
-        and all(kind == "full_attention" for kind in kinds)
+        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
         and not windowed
         and not spread
     )
@@ -90,7 +89,7 @@ class LlamaNetwork:
         self._head = cast(nn.Module, model.lm_head)
         self._norm = norm_of(trunk.norm, isinstance(self._head, PackedLinear))
         self.layers = int(config.num_hidden_layers)
-        self._layers = [Layer.of(layer) for layer in trunk.layers[: self.layers]]
+        self._layers = [LlamaLayer.of(layer) for layer in trunk.layers[: self.layers]]
         ready(self._head, *(part for layer in self._layers for part in layer.products))
         self.vocab_size = int(config.vocab_size)
         self.context = int(config.max_position_embeddings)
@@ -103,7 +102,7 @@ class LlamaNetwork:
     def dtype(self) -> torch.dtype:
         return self._embed.weight.dtype
 
-    takes_trees = True
+    takes_trees, short_list = True, None
 
     def new_cache(self, rows: int) -> SlotCache:
         """An empty cache; it takes the number of rows from what is first fed."""
@@ -132,7 +131,7 @@ class LlamaNetwork:
         rotation = self._rotation(positions, x.dtype)
         bias = causal_bias(new, cache.length, x) if mask is None else mask
         for index, layer in enumerate(self._layers):
-            x = layer(x, rotation, bias, cache, index)
+            x = layer.think(layer.attend(x, rotation, bias, cache, index))
         x = self._norm(x if hidden else x[:, new - keep :])
         return self._head(x[:, x.shape[1] - keep :]), x if hidden else None
 
@@ -140,9 +139,8 @@ class LlamaNetwork:
         """cos and signed sin [B, T, 1, D] of the positions; the first half of sin is negative, see `rotate`."""
         angle = positions[:, :, None, None].float() * self._rotary.inv_freq
         cos, sin = angle.cos(), angle.sin()
-        scaling = self._rotary.attention_scaling
-        both = torch.cat((cos, cos), dim=-1) * scaling, torch.cat((-sin, sin), dim=-1) * scaling
-        return both[0].to(dtype), both[1].to(dtype)
+        cos, sin = (torch.cat(halves, dim=-1) * self._rotary.attention_scaling for halves in ((cos, cos), (-sin, sin)))
+        return cos.to(dtype), sin.to(dtype)
 
 
 def causal_bias(new: int, cached: int, like: Tensor) -> Tensor | None:
@@ -173,12 +171,10 @@ def norm_of(module: Any, frozen: bool) -> Map:
 
 def _side_by_side(linears: list[nn.Module]) -> Map:
     """x → the outputs of `linears`, concatenated: one product where all of them are packed."""
-    packed = [linear for linear in linears if isinstance(linear, PackedLinear)]
-    if len(packed) == len(linears):
-        return merge(packed)
-    halves = [linear.weight for linear in linears if isinstance(linear, HalfLinear)]
-    if len(halves) == len(linears):
-        return HalfLinear(torch.cat(halves))
+    if all(isinstance(linear, PackedLinear) for linear in linears):
+        return merge(cast(list[PackedLinear], linears))
+    if all(isinstance(linear, HalfLinear) for linear in linears):
+        return HalfLinear(torch.cat([cast(Tensor, linear.weight) for linear in linears]))
     return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
 
 
@@ -187,7 +183,7 @@ def as_it_is(linear: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LlamaLayer:
     """One decoder layer: x + attention(norm(x)), then + mlp(norm(x))."""
 
     before: Map
@@ -203,13 +199,13 @@ class Layer:
     window: int = 0  # how far back its attention looks; 0 = to the beginning
 
     @staticmethod
-    def of(module: Any, take: Callable[[nn.Module], nn.Module] = as_it_is, window: int = 0) -> Layer:
+    def of(module: Any, take: Callable[[nn.Module], nn.Module] = as_it_is, window: int = 0) -> LlamaLayer:
         """The layer of a model's module. `take` gives the linear to use for each of the module's, e.g. a packed one."""
         attention, mlp = module.self_attn, module.mlp
         shared = attention.k_proj.out_features // attention.head_dim
         reading = [take(linear) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
         frozen = isinstance(reading[0], PackedLinear | HalfLinear)
-        return Layer(
+        return LlamaLayer(
             before=norm_of(module.input_layernorm, frozen),
             qkv=_side_by_side(reading),
             o=take(attention.o_proj),
@@ -227,11 +223,6 @@ class Layer:
     def products(self) -> tuple[object, ...]:
         """Its linear maps."""
         return self.qkv, self.o, self.gate_up, self.down
-
-    def __call__(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], bias: Tensor | None, cache: SlotCache, index: int
-    ) -> Tensor:
-        return self.think(self.attend(x, rotation, bias, cache, index))
 
     def attend(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], bias: Tensor | None, cache: SlotCache, index: int

@@ -27,7 +27,6 @@ def places(
     Columns: the missing committed tokens, padded on the left to `width`, then the nodes. A padding
     column sees itself alone; nobody sees it.
     """
-    rows = len(feed)
     before = torch.tensor(lengths)[:, None]
     pads = torch.tensor([width - len(new) for new in feed])[:, None]
     column = torch.arange(width)[None]
@@ -35,7 +34,7 @@ def places(
     depth = seen.sum(dim=1) - 1 if count else torch.empty(0, dtype=torch.long)
     ends = torch.tensor([length + len(new) for length, new in zip(lengths, feed, strict=True)])[:, None]
     positions = torch.cat([(before + column - pads).clamp(min=0), ends + depth[None]], dim=1)
-    mask = torch.zeros(rows, width + count, start + width + count, dtype=torch.bool)
+    mask = torch.zeros(len(feed), width + count, start + width + count, dtype=torch.bool)
     mask[:, :, :start] = (torch.arange(start)[None] < before)[:, None]
     real = column >= pads  # [B, width]
     mask[:, :width, start : start + width] = torch.ones(width, width, dtype=torch.bool).tril()[None] & real[:, None]
@@ -48,5 +47,5 @@ def places(
 
 def additive(mask: Tensor, network: Network) -> Tensor:
     """[B, T, S] bool → [B, 1, T, S] of 0 and the most negative number, in the model's dtype."""
-    zeros = torch.zeros(mask.shape, dtype=network.dtype)
+    zeros = torch.zeros(mask.shape, dtype=network.dtype, device=mask.device)
     return zeros.masked_fill_(~mask, torch.finfo(network.dtype).min)[:, None].to(network.device)

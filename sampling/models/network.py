@@ -5,7 +5,7 @@ logits of the last columns out. Knows no sessions, no sampling and no text.
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,22 +22,22 @@ _MASKABLE = {"sdpa", "eager"}
 class ModelNetwork:
     """What every transformers model tells of itself: its vocabulary, where it lies, whether it takes a mask of ours."""
 
+    short_list = None
+
     def __init__(self, model: Any, config: Any) -> None:
         self.model, self.config = model, config
-        head = model.get_output_embeddings()
         ready(*model.modules())
+        head = model.get_output_embeddings()
         size = getattr(head, "out_features", None)  # a packed head would unpack its weight to show its shape
         self.vocab_size: int = head.weight.shape[0] if size is None else size
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
+        return cast(torch.device, self.model.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.model.dtype
-        return dtype
+        return cast(torch.dtype, self.model.dtype)
 
     @property
     def maskable(self) -> bool:
@@ -63,15 +63,13 @@ class TransformersNetwork(ModelNetwork):
     """
 
     def __init__(self, model: Any) -> None:
-        if getattr(model.config, "is_encoder_decoder", False):
-            raise UserError(
-                f"{type(model).__name__} is an encoder-decoder model: sampling.models.encoder_decoder decodes with it"
-            )
-        config = model.config.get_text_config(decoder=True)
+        name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+        if model.config.is_encoder_decoder:
+            raise UserError(f"{name} is an encoder-decoder model: sampling.models.encoder_decoder decodes with it")
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if kinds - _CROPPABLE:
             raise UserError(
-                f"{type(model).__name__} has {', '.join(sorted(kinds - _CROPPABLE))} layers; "
+                f"{name} has {', '.join(sorted(kinds - _CROPPABLE))} layers; "
                 "speculative decoding needs a cache that can be cropped"
             )
         super().__init__(model, config)
@@ -79,8 +77,7 @@ class TransformersNetwork(ModelNetwork):
         self.layers: int = config.num_hidden_layers
         self._window = _window(config)
         accepted = inspect.signature(model.forward).parameters
-        self._keeps = "logits_to_keep" in accepted
-        self._positions = "position_ids" in accepted
+        self._keeps, self._positions = "logits_to_keep" in accepted, "position_ids" in accepted
 
     @property
     def takes_trees(self) -> bool:
@@ -102,13 +99,8 @@ class TransformersNetwork(ModelNetwork):
         if mask is not None:
             self._check_mask(mask)
             extra["attention_mask"] = mask
-        out = self.model(
-            input_ids=ids,
-            past_key_values=as_transformers_cache(cache),
-            use_cache=True,
-            output_hidden_states=hidden,
-            **extra,
-        )
+        cached = as_transformers_cache(cache)
+        out = self.model(input_ids=ids, past_key_values=cached, use_cache=True, output_hidden_states=hidden, **extra)
         return out.logits[:, -keep:], out.hidden_states[-1] if hidden else None
 
     def _check_mask(self, mask: Tensor) -> None:
@@ -121,26 +113,22 @@ class TransformersNetwork(ModelNetwork):
 
 def _window(config: Any) -> int | None:
     """The sliding window of those layers that have one."""
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-    if "sliding_attention" not in kinds or getattr(config, "use_sliding_window", True) is False:
+    slides = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+    if not slides or getattr(config, "use_sliding_window", True) is False:
         return None
-    window: int | None = getattr(config, "sliding_window", None)
-    return window
+    return cast("int | None", getattr(config, "sliding_window", None))
 
 
 def _context(config: Any) -> int:
-    for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return 1 << 30
+    """How many positions a model has; one that names none has no end."""
+    named = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"))
+    return next((value for value in named if isinstance(value, int) and value > 0), 1 << 30)
 
 
 def network_of(model: Any) -> Network:
     """The fastest Network for `model`: itself if it is one, a hand-written pass where there is one."""
     if hasattr(model, "new_cache") and hasattr(model, "forward"):
-        network: Network = model
-        return network
+        return cast(Network, model)
     from sampling.models import llama
 
     return llama.LlamaNetwork(model) if llama.supports(model) else TransformersNetwork(model)

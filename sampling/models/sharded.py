@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -67,14 +67,13 @@ class ShardedNetwork(TransformersNetwork):
     # -- what drafters take from a target's model ----------------------------------------------
 
     def get_input_embeddings(self) -> SimpleNamespace:
-        """A stand-in with the whole `weight` [V, H], collected from all ranks."""
         return self._whole("get_input_embeddings")
 
     def get_output_embeddings(self) -> SimpleNamespace:
-        """A stand-in with the whole `weight` [V, H], collected from all ranks."""
         return self._whole("get_output_embeddings")
 
     def _whole(self, name: str) -> SimpleNamespace:
+        """What has the whole `weight` [V, H], collected from all ranks."""
         with self.order("weight", name):
             return SimpleNamespace(weight=nn.Parameter(whole_weight(self.model, name), requires_grad=False))
 
@@ -119,20 +118,18 @@ class ShardedCache(SlotCache):
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K, V [B, H_kv, length, D] of all heads; slots that were read before are not sent again."""
-        key, value = self._read.setdefault(index, (Buffer(), Buffer()))
-        start = key.length
+        known = self._read.setdefault(index, (Buffer(), Buffer()))
+        start = known[0].length
         if start < self.length:
-            config = self.network.config
             with self.network.order("layer", self.number, index, start):
-                new = [all_heads(one, config) for one in _slots(self, index, start)]
-            key.append(new[0])
-            value.append(new[1])
-        return key.view(), value.view()
+                new = [all_heads(one, self.network.config) for one in _slots(self, index, start)]
+            for buffer, fresh in zip(known, new, strict=True):
+                buffer.append(fresh)
+        return known[0].view(), known[1].view()
 
     def _keep_read(self, length: int) -> None:
-        for buffers in self._read.values():
-            for buffer in buffers:
-                buffer.crop(min(length, buffer.length))
+        for buffer in itertools.chain(*self._read.values()):
+            buffer.crop(length)
 
 
 def _slots(cache: SlotCache, index: int, start: int) -> tuple[Tensor, Tensor]:
@@ -159,11 +156,10 @@ def all_heads(part: Tensor, config: Any) -> Tensor:
 def whole_weight(model: Any, name: str) -> Tensor:
     """The weight of the module that `model.NAME()` yields, whole on every rank; every rank calls it."""
     weight: Any = getattr(model, name)().weight
-    whole: Tensor = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-    return whole.detach()
+    return cast(Tensor, weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach()
 
 
-class _Part:
+class _Shards:
     """What a rank that serves holds: parts of targets and of their caches, under rank 0's numbers."""
 
     def __init__(self, load: Callable[..., Any]) -> None:
@@ -179,34 +175,29 @@ class _Part:
         for gone in forgotten:
             self.networks.pop(gone, None)
             self.caches = {key: cache for key, cache in self.caches.items() if key[0] != gone}
-        for note in notes:
-            self._happened(number, *note)
-        getattr(self, f"_{verb}")(self.networks[number], number, *rest)
+        for what, cache, changes in notes:
+            self._happened(what, (number, cache), *changes)
+        network = self.networks[number]
+        match verb, *rest:
+            case "forward", cache, *fed, keep:
+                ids, positions, mask = (None if one is None else one.to(network.device) for one in fed)
+                network.forward(ids, positions, mask, self.caches[number, cache], keep)
+            case "layer", cache, index, start:
+                for one in _slots(self.caches[number, cache], index, start):
+                    all_heads(one, network.config)
+            case "weight", name:
+                whole_weight(network.model, name)
 
-    def _happened(self, number: int, what: str, cache: int, details: tuple[Any, ...]) -> None:
-        key = (number, cache)
-        if what == "new":
-            self.caches[key] = SlotCache(*details)
-        elif what == "fork":
-            self.caches[number, details[0]] = self.caches[key].fork()
-        elif what == "drop":
-            self.caches.pop(key, None)
-        else:
-            getattr(self.caches[key], what)(*details)
-
-    def _forward(
-        self, network: TransformersNetwork, number: int, cache: int, ids: Any, positions: Any, mask: Any, keep: int
-    ) -> None:
-        ids, positions = ids.to(network.device), positions.to(network.device)
-        mask = None if mask is None else mask.to(network.device)
-        network.forward(ids, positions, mask, self.caches[number, cache], keep)
-
-    def _layer(self, network: TransformersNetwork, number: int, cache: int, index: int, start: int) -> None:
-        for one in _slots(self.caches[number, cache], index, start):
-            all_heads(one, network.config)
-
-    def _weight(self, network: TransformersNetwork, number: int, name: str) -> None:
-        whole_weight(network.model, name)
+    def _happened(self, what: str, key: tuple[int, int], *details: Any) -> None:
+        match what:
+            case "new":
+                self.caches[key] = SlotCache(*details)
+            case "fork":
+                self.caches[key[0], details[0]] = self.caches[key].fork()
+            case "drop":
+                self.caches.pop(key, None)
+            case "crop" | "shift" | "select":
+                getattr(self.caches[key], what)(*details)
 
 
 @torch.inference_mode()
@@ -215,12 +206,11 @@ def serve(team: Team, load: Callable[..., Any]) -> None:
 
     Raises LostError when rank 0, or what it relies on, has gone.
     """
-    part = _Part(load)
+    shards = _Shards(load)
     while (message := team.hear())[0] != LEAVE:
         try:
             with team.in_step():
-                part.obey(*message)
-        except UserError as error:
+                shards.obey(*message)
+        except UserError:
             if team.broken:
-                raise
-            del error  # rank 0 has met the same and tells it
+                raise  # else rank 0 has met the same and tells it

@@ -35,15 +35,6 @@ Reading = Literal["told", "answers alone", "prompt first", "start first"]
 """What the values of a file were taken for; "told": the file or the caller says it."""
 
 
-def printed_answers(
-    file: Path, text: str, starts: Starts | None, prompt_tokens: int | None
-) -> Iterator[tuple[Ids, Ids]]:
-    """Prompt and answer of every row of a file; arguments and errors as
-    :func:`sampling.recorded.answers.read_recording`.
-    """
-    return _split(file, list(_rows(file, text)), starts, prompt_tokens)
-
-
 def _rows(file: Path, text: str) -> Iterator[tuple[int, Ids]]:
     """Every row of every tensor, with the line that it begins on."""
     done = 0
@@ -66,11 +57,9 @@ def _rows(file: Path, text: str) -> Iterator[tuple[int, Ids]]:
 
 def _nothing(file: Path, text: str, start: int, end: int) -> None:
     """Between tensors there is only space."""
-    rest = text[start:end].strip()
-    if rest:
-        place = start + text[start:end].index(rest[0])
-        open_one = rest.startswith("tensor(")
-        refuse(file, text, place, "a tensor is not closed" if open_one else f"expected tensor(…, got {rest[:20]!r}")
+    if rest := text[start:end].strip():
+        why = "a tensor is not closed" if rest.startswith("tensor(") else f"expected tensor(…, got {rest[:20]!r}"
+        refuse(file, text, text.index(rest[0], start), why)
 
 
 def _split(
@@ -86,19 +75,12 @@ def _split(
     if starts is not None and len(rows) > len(starts):
         raise UserError(f"{file}:{rows[len(starts)][0]}: row {len(starts) + 1} has no prompt, there are {len(starts)}")
     for number, (line, row) in enumerate(rows):
-        if starts is None:
-            count = prompt_tokens or 0
-            prompt, answer = row[:count], row[count:]
-        elif prompt_tokens == 0:
-            prompt, answer = tuple(starts[number][0]), row
-        else:
-            known = [tuple(ids) for ids in starts[number]]
-            prompt = next((ids for ids in known if ids and row[: len(ids)] == ids), ())
-            if not prompt:
-                raise UserError(
-                    f"{file}:{line}: row {number + 1} does not begin with its prompt: {_parting(row, known)}"
-                )
-            answer = row[len(prompt) :]
+        known = [row[:prompt_tokens]] if starts is None else [tuple(ids) for ids in starts[number]]
+        apart = starts is not None and prompt_tokens == 0
+        prompt = known[0] if apart else next((ids for ids in known if ids and _begins(row, ids)), None)
+        if prompt is None:
+            raise UserError(f"{file}:{line}: row {number + 1} does not begin with its prompt: {_parting(row, known)}")
+        answer = row if apart else row[len(prompt) :]
         if not answer:
             raise UserError(f"{file}:{line}: row {number + 1} of {len(row)} tokens has no answer behind its prompt")
         yield prompt, answer
@@ -133,12 +115,11 @@ def refuse(file: Path, text: str, place: int, why: str) -> NoReturn:
 @dataclass(frozen=True)
 class Recorded:
     """One recorded answer. `best` holds the model's likeliest ids at each of its places, likeliest first, where they
-    were recorded; `told` is all that the file says of it."""
+    were recorded."""
 
     prompt: Ids
     answer: Ids
     best: tuple[Ids, ...] = ()
-    told: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -211,11 +192,10 @@ def read_recording(
         raise UserError(f"cannot read the recording {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{file} holds no recording: it is no UTF-8 text") from error
-    begin = text.lstrip()
-    if not begin:
+    if not (begin := text.lstrip()):
         raise UserError(f"{file} holds no recording: it is empty")
     if begin.startswith("tensor("):
-        rows = list(printed_answers(file, text, starts, prompt_tokens))
+        rows = list(_split(file, list(_rows(file, text)), starts, prompt_tokens))
         return _behind_start(file, rows, start_id) if arch == "seq2seq" else _recording(rows)
     if not begin.startswith("{"):
         raise UserError(
@@ -231,10 +211,10 @@ def read_recording(
 
 def _recording(rows: Iterable[tuple[Ids, Ids]], reading: Reading = "told", start_id: int | None = None) -> Recording:
     """Prompts with their answers; those without one are counted."""
-    told = list(rows)
-    answers = tuple(Recorded(prompt, answer) for prompt, answer in told if answer)
+    found = [Recorded(prompt, answer) for prompt, answer in rows]
+    answers = tuple(one for one in found if one.answer)
     header = {} if start_id is None else {"start_id": start_id}
-    return Recording(answers, header, reading, len(told) - len(answers))
+    return Recording(answers, header, reading, len(found) - len(answers))
 
 
 def _behind_prompts(file: Path, entries: list[tuple[Ids, Ids]]) -> Recording:
@@ -249,11 +229,9 @@ def _behind_prompts(file: Path, entries: list[tuple[Ids, Ids]]) -> Recording:
     if len({prompt[0] for prompt, _ in entries}) == 1:
         ways.append([prompt[1:] for prompt, _ in entries])
     ways[1:] = [way for way in ways[1:] if all(len(prompt) > 2 for prompt in way)]
-    values = [value for _, value in entries]
     for way in ways:
-        rows = [
-            (prompt, value[len(prompt) :]) for prompt, value in zip(way, values, strict=True) if _begins(value, prompt)
-        ]
+        pairs = zip(way, (value for _, value in entries), strict=True)
+        rows = [(prompt, value[len(prompt) :]) for prompt, value in pairs if _begins(value, prompt)]
         if len(rows) == len(entries) and any(answer for _, answer in rows):
             return _recording(rows, "prompt first")
     others = [prompt for prompt, value in entries if not _begins(value, prompt)]
@@ -277,21 +255,21 @@ def _behind_start(file: Path, rows: list[tuple[Ids, Ids]], start_id: int | None)
     if start is not None and start not in firsts:
         return _recording(rows, "answers alone", start)
     if len(firsts) > 1:
-        told = "one decoder start id" if start_id is None else f"the decoder start id {start_id}"
+        wanted = "one decoder start id" if start_id is None else f"the decoder start id {start_id}"
         shown = ", ".join(map(str, firsts[:5])) + ("…" if len(firsts) > 5 else "")
-        raise UserError(f"{file}: all values of an encoder-decoder model must begin with {told}, got {shown}")
+        raise UserError(f"{file}: all values of an encoder-decoder model must begin with {wanted}, got {shown}")
     return _recording([(prompt, value[1:]) for prompt, value in rows], "start first", start)
 
 
 def _map(file: Path, text: str) -> list[tuple[Ids, Ids]] | None:
     """The JSON map, keys and values as they are; None for a file of JSON lines."""
     try:
-        told = json.loads(text)
+        entry = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if {"vocab_size", "prompt_ids", "answer_ids", "event"} & told.keys():
+    if {"vocab_size", "prompt_ids", "answer_ids", "event"} & entry.keys():
         return None
-    return [(_joined(file, text, key, key), _joined(file, text, key, value)) for key, value in told.items()]
+    return [(_joined(file, text, key, key), _joined(file, text, key, value)) for key, value in entry.items()]
 
 
 def _joined(file: Path, text: str, key: str, ids: Any) -> Ids:
@@ -314,49 +292,48 @@ def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> Re
         if not line.strip():
             continue
         try:
-            told = json.loads(line)
+            entry = json.loads(line)
         except (ValueError, RecursionError) as error:
             if number == len(lines) and number > 1:
                 break
             raise UserError(f"{file}:{number}: no JSON: {error}") from None
-        if not isinstance(told, dict):
+        if not isinstance(entry, dict):
             raise UserError(f"{file}:{number}: must be a JSON object, got {line.strip()[:20]!r}")
-        if "prompt_ids" in told and "answer_ids" in told:
-            if told["answer_ids"] == []:
-                continue  # stopped before its first token
-            one = _answer(file, number, told)
-            found[one.prompt] = one
-        elif "vocab_size" in told or "pass_seconds" in told:
-            header |= _header(file, number, told)
+        if "prompt_ids" in entry and "answer_ids" in entry:
+            if entry["answer_ids"] != []:  # else it was stopped before its first token
+                one = _answer(file, number, entry)
+                found[one.prompt] = one
+        elif "vocab_size" in entry or "pass_seconds" in entry:
+            header |= _header(file, number, entry)
     if arch == "seq2seq" and start_id is not None:
         header.setdefault("start_id", start_id)
     if arch is not None and (arch == "seq2seq") != ("start_id" in header):
-        told = f"start_id {header['start_id']}" if "start_id" in header else "no start_id"
-        raise UserError(f"{file}: its header tells {told}, arch must be {'seq2seq' if arch == 'causal' else 'causal'}")
+        named = f"start_id {header['start_id']}" if "start_id" in header else "no start_id"
+        raise UserError(f"{file}: its header tells {named}, arch must be {'seq2seq' if arch == 'causal' else 'causal'}")
     return Recording(tuple(found.values()), header)
 
 
-def _answer(file: Path, number: int, told: dict[str, Any]) -> Recorded:
-    prompt, answer = (checked(file, number, name, told[name]) for name in ("prompt_ids", "answer_ids"))
-    best = told.get("best_ids", [])
+def _answer(file: Path, number: int, entry: dict[str, Any]) -> Recorded:
+    prompt, answer = (checked(file, number, name, entry[name]) for name in ("prompt_ids", "answer_ids"))
+    best = entry.get("best_ids", [])
     if not isinstance(best, list):
         raise UserError(f"{file}:{number}: best_ids must be a list of lists of ids")
-    return Recorded(prompt, answer, tuple(checked(file, number, "an entry of best_ids", ids) for ids in best), told)
+    return Recorded(prompt, answer, tuple(checked(file, number, "an entry of best_ids", ids) for ids in best))
 
 
-def _header(file: Path, number: int, told: dict[str, Any]) -> dict[str, Any]:
+def _header(file: Path, number: int, entry: dict[str, Any]) -> dict[str, Any]:
     """The header's line; what a reader counts on is checked."""
     for name, least in (("vocab_size", 1), ("end_id", 0), ("start_id", 0), ("context", 1)):
-        value = told.get(name)
+        value = entry.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             raise UserError(f"{file}:{number}: {name} must be a whole number, {least} or more, got {value!r}")
-    if told.get("stop_ids"):
-        checked(file, number, "stop_ids", told["stop_ids"])
-    seconds = told.get("pass_seconds")
+    if entry.get("stop_ids"):
+        checked(file, number, "stop_ids", entry["stop_ids"])
+    seconds = entry.get("pass_seconds")
     if seconds is not None and not (
         isinstance(seconds, dict)
         and all(n.isascii() and n.isdigit() and int(n) for n in seconds)
         and all(isinstance(one, int | float) and 0 < one < 1e9 for one in seconds.values())
     ):
         raise UserError(f'{file}:{number}: pass_seconds must map numbers of tokens to seconds, such as {{"1": 0.05}}')
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in entry.items() if value is not None}

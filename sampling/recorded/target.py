@@ -8,6 +8,7 @@ model and no text; has no keys, values or hidden states.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 
 import torch
@@ -37,7 +38,9 @@ class RecordedLM(LM):
         best: prompt ids → the model's likeliest ids at each place of the answer, likeliest first.
     """
 
-    takes_trees = True
+    takes_trees, device = True, None
+    reads_hidden = reads_kv = False
+    reviews = True
 
     def __init__(
         self,
@@ -88,14 +91,14 @@ class RecordedLM(LM):
         start_id: int | None = None,
     ) -> RecordedLM:
         """What a file held as an LM; what its header tells outranks `end_id` and `start_id`."""
-        told = recording.header
+        header = recording.header
         return RecordedLM(
             {one.prompt: one.answer for one in recording.answers},
-            told.get("end_id", end_id),
+            header.get("end_id", end_id),
             recording.vocab_size if vocab_size is None else vocab_size,
             name,
-            told.get("context", 1 << 30),
-            told.get("start_id", start_id),
+            header.get("context", 1 << 30),
+            header.get("start_id", start_id),
             {one.prompt: one.best for one in recording.answers if one.best},
         )
 
@@ -110,8 +113,7 @@ class RecordedLM(LM):
 
     def answer(self, prompt: list[int]) -> list[int]:
         """What was recorded; UserError for a prompt that was not."""
-        found = self.answers.get(tuple(prompt))
-        if found is None:
+        if (found := self.answers.get(tuple(prompt))) is None:
             raise UserError(f"the recording of {self.name} holds no answer to this prompt of {len(prompt)} tokens")
         return found
 
@@ -132,8 +134,7 @@ class RecordedSession(Session):
     def sync(self, rows: Rows) -> list[int]:
         """Tokens of each row that were read before."""
         lengths = [common_prefix(cached, row) for cached, row in zip(self._cached, rows, strict=True)]
-        for cached, length in zip(self._cached, lengths, strict=True):
-            del cached[length:]
+        self._cached = [row[:length] for row, length in zip(rows, lengths, strict=True)]
         return lengths
 
     def score(self, rows: Rows, draft: Draft) -> Tensor:
@@ -163,14 +164,12 @@ class RecordedSession(Session):
         self._begins = [self._begins[row] for row in chosen]
         self._cached = [list(self._cached[row]) for row in chosen]
         self.initial = [self.initial[row] for row in chosen]
-        if self.source is not None:
-            self.source = [self.source[row] for row in chosen]
+        self.source = self.source and [self.source[row] for row in chosen]
 
     def fork(self) -> RecordedSession:
         """An independent session at the same place."""
-        twin = RecordedSession(self.lm, [list(row) for row in self.source or self.initial], self.vocab_size)
-        twin._texts, twin._cached = list(self._texts), [list(row) for row in self._cached]
-        twin._best, twin._begins = list(self._best), list(self._begins)
+        twin = copy(self)
+        twin._cached = [list(row) for row in self._cached]
         return twin
 
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,16 +10,12 @@ models and no clock of its own.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 from sampling.events import BeamStep, BeamTree, Event, Finished, Prefill, Reason, Step
 from sampling.stats.summary import Stats
-
-
-def _bump(counts: list[int], index: int) -> None:
-    counts.extend([0] * (index + 1 - len(counts)))
-    counts[index] += 1
 
 
 class Meter:
@@ -33,26 +29,22 @@ class Meter:
     def __init__(self, row: int = 0, prompt_n: int | None = None, rows: int = 1) -> None:
         self.row, self.rows = row, rows
         self.ids: list[int] = []
-        self._prompt_n = prompt_n
-        self._read = 0
+        self._prompt_n, self._read = prompt_n, 0
         self._reason: Reason | None = None
         self._prompt_s = 0.0
         self._ttft_s: float | None = None
-        self._seconds = {"draft": 0.0, "verify": 0.0, "sample": 0.0, "overhead": 0.0}
-        self._drafts: Counter[str] = Counter()
-        self._rounds = 0
-        self._width = 0
-        self._accepted_at: list[int] = []
-        self._examined_at: list[int] = []
-        self._histogram: list[int] = []
+        self._sums: Any = Counter()  # drafts and seconds, by name
+        self._rounds = self._width = 0
+        self._accepted_at: Counter[int] = Counter()
+        self._examined_at: Counter[int] = Counter()
+        self._histogram: Counter[int] = Counter()
         self._calls: Counter[str] = Counter()
-        self._call_s: dict[str, float] = {}
-        self._sources: list[list[int]] = []
-        self._reviews: dict[str, list[int]] = {}  # of each reviewer accepted, examined, drafted
+        self._call_s: defaultdict[str, float] = defaultdict(float)
+        self._sources: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
+        self._reviews: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])  # accepted, examined, drafted
         self._tail = [0, 0, 0]
         self._gaps: list[float | None] = []
-        self._tree = BeamTree()
-        self._beams = 0
+        self._tree, self._beams = BeamTree(), 0
 
     def add(self, event: Event) -> None:
         """Take in one event; those of other rows are passed over."""
@@ -62,121 +54,101 @@ class Meter:
         elif event.row != self.row:
             return
         elif isinstance(event, Finished):
-            self._finish(event)
+            self._reason = event.reason
+            if self._beams and event.reason != "interrupted":
+                self._tree.close()
+                self.ids = list(self._tree.best.tokens)
         else:
-            if isinstance(event, BeamStep):
-                self._search(event)
-            else:
-                self._emit(event)
+            self._emit(event)
             if self._ttft_s is None:
-                self._open(event)
+                self._ttft_s = self.rows * (self._prompt_s + event.seconds)
+                self._prompt_s += event.verify_s
             else:
                 self._round(event)
 
-    def _finish(self, event: Finished) -> None:
-        self._reason = event.reason
-        if self._beams and event.reason != "interrupted":
-            self._tree.close()
+    def _emit(self, step: Step | BeamStep) -> None:
+        if isinstance(step, BeamStep):
+            self._tree.add(step)
+            self._beams = max(self._beams, step.num_beams)
             self.ids = list(self._tree.best.tokens)
-
-    def _search(self, step: BeamStep) -> None:
-        self._tree.add(step)
-        self._beams = max(self._beams, step.num_beams)
-        self.ids = list(self._tree.best.tokens)
-
-    def _emit(self, step: Step) -> None:
-        emitted = step.emitted
-        self.ids += emitted
-        self._gaps += [None] * (len(emitted) - 1)
-        self._gaps += [step.top2_gap] * min(1, len(emitted))
-
-    def _open(self, step: Step | BeamStep) -> None:
-        self._ttft_s = self.rows * (self._prompt_s + step.seconds)
-        self._prompt_s += step.verify_s
+        elif emitted := step.emitted:
+            self.ids += emitted
+            self._gaps += [*[None] * (len(emitted) - 1), step.top2_gap]
 
     def _round(self, step: Step | BeamStep) -> None:
         self._rounds += 1
-        for name in self._seconds:
-            self._seconds[name] += getattr(step, f"{name}_s", 0.0)
+        self._sums.update(verify_s=step.verify_s, sample_s=step.sample_s, overhead_s=step.overhead_s)
         for call in step.calls:
             self._calls[call.model] += call.passes
-            self._call_s[call.model] = self._call_s.get(call.model, 0.0) + call.seconds
+            self._call_s[call.model] += call.seconds
         if isinstance(step, Step):
             self._judge(step)
 
     def _judge(self, step: Step) -> None:
-        """What became of the drafts of a round."""
-        self._propose(step)
-        for review in step.inner:
-            self._review(review)
+        """Who proposed the drafts of a round, and what became of them."""
         rejected = step.rejected[:1]  # of siblings the first stands for all: one refusal a round
-        self._drafts.update(drafted=len(step.drafted), accepted=len(step.path), rejected=len(rejected))
-        depths = step.depths
-        self._width = max([self._width, step.gamma, *(depth + 1 for depth in depths)])
-        for node in (*step.path, *rejected):
-            _bump(self._examined_at, depths[node])
-        for node in step.path:
-            _bump(self._accepted_at, depths[node])
-        _bump(self._histogram, len(step.path))
-
-    def _propose(self, step: Step) -> None:
-        """Who proposed the drafts of a round, and how those fared that nobody had reviewed."""
-        accepted, examined = set(step.path), {*step.path, *step.rejected[:1]}
+        accepted, examined, depths = set(step.path), {*step.path, *rejected}, step.depths
+        self._sums.update(draft_s=step.draft_s, n=len(step.drafted), accepted=len(step.path), rejected=len(rejected))
         for node, source in enumerate(step.source):
-            self._sources.extend([0, 0] for _ in range(source + 1 - len(self._sources)))
             self._sources[source][0] += 1
             self._sources[source][1] += node in accepted
-        if step.inner:  # reviewed drafts come first
+        if step.inner:  # reviewed drafts come first, what stands behind them nobody had reviewed
             tail = range(sum(len(review.emitted) for review in step.inner), len(step.drafted))
-            for index, nodes in enumerate((set(tail), accepted, examined)):
-                self._tail[index] += len(nodes.intersection(tail))
+            parts = (set(tail), accepted, examined)
+            self._tail = [count + len(nodes.intersection(tail)) for count, nodes in zip(self._tail, parts, strict=True)]
+        for review in step.inner:
+            self._review(review)
+        self._width = max([self._width, step.gamma, *(depth + 1 for depth in depths)])
+        self._examined_at.update(depths[node] for node in (*step.path, *rejected))
+        self._accepted_at.update(depths[node] for node in step.path)
+        self._histogram[len(step.path)] += 1
 
     def _review(self, step: Step) -> None:
         """A nested round, with those inside it."""
-        accepted, drafted = len(step.path), len(step.drafted)
-        counts = self._reviews.setdefault(step.calls[-1].model, [0, 0, 0])
-        for index, count in enumerate((accepted, accepted + len(step.rejected), drafted)):
-            counts[index] += count
+        counts = self._reviews[step.calls[-1].model]
+        for index, more in enumerate((len(step.path), len(step.path) + len(step.rejected), len(step.drafted))):
+            counts[index] += more
         for review in step.inner:
             self._review(review)
 
     @property
     def stats(self) -> Stats:
         """The figures so far."""
-        drafts, seconds, width = self._drafts, self._seconds, self._width
+        sums, width = self._sums, self._width
+        seconds = [float(sums[name]) for name in ("draft_s", "verify_s", "sample_s", "overhead_s")]
+        draft_ms, verify_ms, sample_ms, overhead_ms = (1000 * spent for spent in seconds)
         return Stats(
             stop_reason=self._reason,
             prompt_n=self._read if self._prompt_n is None else self._prompt_n,
             prompt_ms=1000 * self._prompt_s,
             ttft_ms=None if self._ttft_s is None else 1000 * self._ttft_s,
             predicted_n=len(self.ids),
-            predicted_ms=1000 * sum(seconds.values()),
-            draft_n=drafts["drafted"],
-            draft_n_accepted=drafts["accepted"],
-            draft_n_rejected=drafts["rejected"],
-            draft_n_discarded=drafts["drafted"] - drafts["accepted"] - drafts["rejected"],
+            predicted_ms=1000 * sum(seconds),
+            draft_n=sums["n"],
+            draft_n_accepted=sums["accepted"],
+            draft_n_rejected=sums["rejected"],
+            draft_n_discarded=sums["n"] - sums["accepted"] - sums["rejected"],
             target_passes=self._rounds,
-            accepted_at=_padded(self._accepted_at, width),
-            examined_at=_padded(self._examined_at, width),
-            acceptance_histogram=_padded(self._histogram, width + 1) if self._histogram else (),
-            draft_ms=1000 * seconds["draft"],
-            verify_ms=1000 * seconds["verify"],
-            sample_ms=1000 * seconds["sample"],
-            overhead_ms=1000 * seconds["overhead"],
+            accepted_at=tuple(self._accepted_at[depth] for depth in range(width)),
+            examined_at=tuple(self._examined_at[depth] for depth in range(width)),
+            acceptance_histogram=tuple(self._histogram[count] for count in range(width + 1) if self._histogram),
+            draft_ms=draft_ms,
+            verify_ms=verify_ms,
+            sample_ms=sample_ms,
+            overhead_ms=overhead_ms,
             calls=dict(self._calls),
             call_ms={model: 1000 * seconds for model, seconds in self._call_s.items()},
             reviews={model: (accepted, examined) for model, (accepted, examined, _) in self._reviews.items()},
             reviewed={model: drafted for model, (_, _, drafted) in self._reviews.items()},
-            sources=tuple((drafted, accepted) for drafted, accepted in self._sources),
+            sources=tuple(
+                (self._sources[source][0], self._sources[source][1])
+                for source in range(max(self._sources, default=-1) + 1)
+            ),
             tail=(self._tail[0], self._tail[1], self._tail[2]),
             openings=0 if self._ttft_s is None else 1,
             top2_gaps=tuple(self._gaps),
             beams=self._beams,
         )
-
-
-def _padded(counts: list[int], length: int) -> tuple[int, ...]:
-    return tuple(counts + [0] * (length - len(counts)))
 
 
 def measure(events: Iterable[Event], row: int = 0, prompt_n: int | None = None) -> Stats:

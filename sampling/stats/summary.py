@@ -97,11 +97,6 @@ class Stats:
         """Accepted at j / examined at j for every draft position up to gamma."""
         return tuple(ratio(a, e) for a, e in zip(self.accepted_at, self.examined_at, strict=True))
 
-    @property
-    def last_top2_gap(self) -> float | None:
-        """The gap of the target's two best logits at the last emitted token."""
-        return self.top2_gaps[-1] if self.top2_gaps else None
-
     def gap_at(self, position: int) -> float | None:
         """The top-2 gap at emitted token `position` (from 0), None where it is not known."""
         return self.top2_gaps[position] if 0 <= position < len(self.top2_gaps) else None
@@ -111,7 +106,7 @@ class Stats:
 
         `reviews` is there only if something was reviewed, `beams` only of a beam search.
         """
-        told: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "stop_reason": self.stop_reason,
             "prompt_n": self.prompt_n,
             "prompt_ms": round(self.prompt_ms, 3),
@@ -135,11 +130,11 @@ class Stats:
             "call_ms": {model: round(spent, 3) for model, spent in self.call_ms.items()},
         }
         if self.reviews:
-            names = ("accepted", "examined")
-            told["reviews"] = {model: dict(zip(names, counts, strict=True)) for model, counts in self.reviews.items()}
+            counted = self.reviews.items()
+            figures["reviews"] = {model: {"accepted": passed, "examined": seen} for model, (passed, seen) in counted}
         if self.beams:
-            told["beams"] = self.beams
-        return told
+            figures["beams"] = self.beams
+        return figures
 
 
 def _added(rows: Iterable[tuple[int, ...]]) -> tuple[int, ...]:

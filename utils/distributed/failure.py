@@ -19,7 +19,7 @@ from utils.errors import UserError
 GRACE = 1.0  # seconds in which whoever knows what went wrong can say so
 
 
-class Witness:
+class FailureReport:
     """`others` are host and process id of every rank."""
 
     def __init__(self, world: World, store: Any, others: list[tuple[str, int]]) -> None:

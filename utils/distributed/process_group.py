@@ -1,4 +1,4 @@
-"""Several processes that act as one: orders go from rank 0 to all, and whoever is lost is noticed and named.
+"""A process group: processes that act as one. Orders go from rank 0 to all, and whoever is lost is noticed and named.
 
 Every rank runs the same operations in the same order, so their collectives meet: rank 0 tells an order and carries
 it out, the others hear it and do the same. An error that all ranks meet alike (a UserError) leaves them in step; any
@@ -8,6 +8,7 @@ other breaks the run for good. Knows no models and prints nothing.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import threading
@@ -22,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from utils.distributed.collectives import watch
-from utils.distributed.failure import GRACE, Witness, line_of
+from utils.distributed.failure import GRACE, FailureReport, line_of
 from utils.distributed.world import World
 from utils.errors import UsageError, UserError
 
@@ -45,8 +46,8 @@ class Team:
         self._talk: Any = dist.new_group(backend="gloo", timeout=BETWEEN_ORDERS)
         self._lock = threading.RLock()
         self.broken = ""  # what ended the run
-        self.numbers = 0  # given out so far, see `number`
-        self.witness = Witness(world, store, self.gather((socket.gethostname(), os.getpid())))
+        self.number = itertools.count(1).__next__  # one that was not given before
+        self.witness = FailureReport(world, store, self.gather((socket.gethostname(), os.getpid())))
         watch(self.witness.missed)
 
     # -- orders -------------------------------------------------------------------------------
@@ -84,11 +85,6 @@ class Team:
             self.broken = "stopped"
             raise
 
-    def number(self) -> int:
-        """A number that was not given before."""
-        self.numbers += 1
-        return self.numbers
-
     # -- agreement ----------------------------------------------------------------------------
 
     def gather(self, value: Any) -> list[Any]:
@@ -104,8 +100,8 @@ class Team:
             done = act()
         except Exception as caught:
             error = caught
-        told = None if error is None else (isinstance(error, UsageError), line_of(error))
-        said = [(rank, *one) for rank, one in enumerate(self.gather(told)) if one is not None]
+        failed = None if error is None else (isinstance(error, UsageError), line_of(error))
+        said = [(rank, *one) for rank, one in enumerate(self.gather(failed)) if one is not None]
         if isinstance(error, UserError):
             raise error
         if said:
@@ -159,9 +155,8 @@ def known() -> Team | None:
 
 def _join(world: World, device: str) -> Team:
     cuda = device != "cpu" and torch.cuda.is_available()
-    place = None
+    place = torch.device("cuda", world.local_rank) if cuda else None
     if cuda:
-        place = torch.device("cuda", world.local_rank)
         torch.cuda.set_device(place)
     try:
         store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=WITHIN_A_PASS))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_NUMBERS = {"RANK": "0", "WORLD_SIZE": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,9 @@ class World:
     @staticmethod
     def of(environ: Mapping[str, str]) -> World:
         """What torchrun wrote; where any part of it is missing this process is alone."""
-        if not all(environ.get(name, "").strip() for name in _TOLD):
-            return World()
-        numbers = [environ.get(name, "0") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-        numbers.append(environ.get("LOCAL_WORLD_SIZE", "1"))
-        if not all(number.isdigit() for number in numbers):
-            return World()
-        return World(*map(int, numbers))
+        numbers = [environ.get(name, default) for name, default in _NUMBERS.items()]
+        complete = all(environ.get(name, "").strip() for name in _TOLD) and all(number.isdigit() for number in numbers)
+        return World(*map(int, numbers)) if complete else World()
 
     @property
     def several(self) -> bool:

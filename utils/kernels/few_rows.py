@@ -7,11 +7,11 @@ it does not. It is a second copy of the weight, beside the one that serves many 
 from __future__ import annotations
 
 import functools
-import os
 import platform
 from pathlib import Path
 from typing import cast
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -53,16 +53,9 @@ def available() -> bool:
 
 def affordable(count: int) -> bool:
     """Whether a second copy of `count` float32 weights is small beside this machine's memory."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # no POSIX
-        memory = 8 << 30
-    return count * 4 * _SHARE <= memory
+    return count * 4 * _SHARE <= psutil.virtual_memory().total
 
 
 def _intel() -> bool:
-    try:
-        told = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        told = platform.processor()
-    return "GenuineIntel" in told
+    described = Path("/proc/cpuinfo")
+    return "GenuineIntel" in (described.read_text(errors="replace") if described.exists() else platform.processor())

@@ -15,6 +15,7 @@ at every pass: :class:`LeanDense` does without that look, for in a packed model 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import MutableMapping, Sequence
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -33,20 +34,16 @@ _PLAIN, _GATED = "DenseActDense", "DenseGatedActDense"  # behind the family: T5,
 
 def available() -> bool:
     """Whether this build of torch and this machine can pack float32 weights."""
-    operators = torch.ops.mkldnn
-    return (
-        torch.backends.mkldnn.is_available()
-        and hasattr(operators, "_linear_pointwise")
-        and hasattr(operators, "_reorder_linear_weight")
-    )
+    operators = ("_linear_pointwise", "_reorder_linear_weight")
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
 
 
 class PackedLinear(nn.Module):
     """y = x Wᵀ + b with W [out, in] packed; x [..., in] → y [..., out].
 
-    `weight` unpacks a fresh dense copy at every access (not a Parameter: writing to it changes nothing).
-    `state_dict`, `load_state_dict`, `copy.deepcopy` and pickling speak of the dense weight, so checkpoints
-    look like `nn.Linear`'s. `.to(...)` leaves the packed weight where it is; the bias follows.
+    `weight` unpacks a fresh dense copy at every access (not a Parameter: writing to it changes nothing), and so does
+    `state_dict`. To be copied it is unpacked first (`unpacked_copy`). `.to(...)` leaves the packed weight where it is;
+    the bias follows.
     """
 
     bias: Tensor | None
@@ -62,8 +59,7 @@ class PackedLinear(nn.Module):
 
     def _hold(self, packed: Tensor, rows: int, bias: Tensor | None, twice: bool) -> None:
         super().__init__()
-        self._twice, self._few = twice, None
-        self._packed = packed
+        self._packed, self._twice, self._few = packed, twice, None
         self._start = 0  # this layer's first row in `_packed`, which may hold other layers' rows as well
         self.out_features, self.in_features = rows, packed.shape[1]
         self.register_buffer("bias", bias)
@@ -81,7 +77,7 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x Wᵀ + b."""
         if not self._fits(x):
-            return self._plain(x)
+            return F.linear(x, self.weight.to(x), None if self.bias is None else self.bias.to(x))
         if self._shares:
             whole = torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
             part = whole[..., self._start : self._start + self.out_features]
@@ -116,36 +112,9 @@ class PackedLinear(nn.Module):
         wants_gradient = torch.is_grad_enabled() and x.requires_grad
         return x.dtype == torch.float32 and x.device.type == "cpu" and not wants_gradient
 
-    def _plain(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.to(x)
-        return F.linear(x, self.weight.to(x), bias)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = self.weight
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        weight = state_dict.pop(prefix + "weight", None)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        missing_keys, error_msgs = rest[2], rest[4]
-        if weight is None:
-            missing_keys.append(prefix + "weight")
-        elif weight.shape != (self.out_features, self.in_features):
-            error_msgs.append(f"{prefix}weight is {tuple(weight.shape)}, not {(self.out_features, self.in_features)}")
-        else:
-            self._packed, self._start, self._few = _pack(weight.detach()), 0, None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed": self.weight, "_start": 0, "_few": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_packed": _pack(state["_packed"])})
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
-        return PackedLinear(self.weight, self.bias, self._twice).train(self.training)
 
 
 class HalfLinear(nn.Module):
@@ -181,9 +150,12 @@ def half_available() -> bool:
 
 def packable(module: nn.Module) -> bool:
     """Whether `module` is a float32 `nn.Linear` on the CPU: no subclass (those own their layout), no hooks."""
-    if type(module) is not nn.Linear:
-        return False
-    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+    if (
+        type(module) is not nn.Linear
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or hasattr(module, "_hf_hook")
+    ):
         return False
     weight = module.weight
     return weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.numel() > 0
@@ -216,21 +188,19 @@ def merge(parts: Sequence[PackedLinear]) -> PackedLinear:
     """One layer whose output is that of `parts`, which all read the same input, side by side.
 
     The parts go on working, on the same memory: each computes the whole product and takes its share,
-    which costs time, not space. Merging the same parts again costs nothing. Loading other weights into
-    a part afterwards parts it from the merged layer.
+    which costs time, not space. Merging the same parts again costs nothing.
     """
-    rows = [part.out_features for part in parts]
-    starts = [sum(rows[:index]) for index in range(len(rows))]
-    first = parts[0]._packed
-    together = all(part._packed is first and part._start == start for part, start in zip(parts, starts, strict=True))
-    if not (together and first.shape[0] == sum(rows)):
-        first = _pack(torch.cat([part.weight for part in parts]))
+    *starts, rows = itertools.accumulate((part.out_features for part in parts), initial=0)
+    whole = parts[0]._packed
+    together = all(part._packed is whole and part._start == start for part, start in zip(parts, starts, strict=True))
+    if not (together and whole.shape[0] == rows):
+        whole = _pack(torch.cat([part.weight for part in parts]))
     biases = [torch.zeros(part.out_features) if part.bias is None else part.bias for part in parts]
     merged = PackedLinear.__new__(PackedLinear)
     bias = None if all(part.bias is None for part in parts) else torch.cat(biases)
-    merged._hold(first, sum(rows), bias, all(part._twice for part in parts))
+    merged._hold(whole, rows, bias, all(part._twice for part in parts))
     for part, start in zip(parts, starts, strict=True):
-        part._packed, part._start, part._few = first, start, None
+        part._packed, part._start, part._few = whole, start, None
     return merged.train(parts[0].training)
 
 
@@ -251,8 +221,7 @@ def unpacked_copy(model: nn.Module) -> nn.Module:
     if not packed:
         return model
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    memo.update({id(module): module.unpacked() for module in packed})
-    return copy.deepcopy(model, memo)
+    return copy.deepcopy(model, memo | {id(module): module.unpacked() for module in packed})
 
 
 def _pack(weight: Tensor) -> Tensor:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from utils.catalogue.specs import ModelSpec
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import PackedLinear, lean, pack
-from utils.loading.loaded import NO_LIMIT
+from utils.loading.loaded import NO_LIMIT, LoadedModel, LoadOptions
 from utils.loading.quantization import held_bytes, parameter_count, quantization_config
 from utils.loading.quiet import quiet_warnings
 from utils.progress import Progress, check
-
-if TYPE_CHECKING:
-    from utils.loading.loaded import LoadedModel, LoadOptions
-
 
 _ONE_AT_A_TIME = threading.Lock()
 """transformers swaps functions of its classes while it builds a model: two at once leave them swapped for good."""
@@ -43,20 +40,25 @@ def load_model(
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    from utils.loading.loaded import LoadedModel
-
     started = time.perf_counter()
     place = pick_device(device)
     kind = quantization if quantization != "none" else spec.quantization
     wanted = options.dtype if options.dtype != "auto" else spec.dtype
     progress(f"loading {spec.name}", None)
-    with quiet_warnings(), _told(spec.name, folder, place):
+    with quiet_warnings(), _in_one_line(spec.name, folder, place):
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=options.trust_remote_code)
         encodes = bool(config.is_encoder_decoder)
-        dtype = pick_dtype(wanted, place, getattr(config, "dtype", None))
+        dtype = pick_dtype(wanted, place, config.dtype)
         quantized = quantization_config(kind, place, dtype)
-        if quantized is None and place.type == "cpu" and options.tp_size == 1:
-            _check_memory(spec.name, folder, dtype, getattr(config, "dtype", None))
+        plain = quantized is None and options.tp_size == 1
+        if plain and place.type == "cpu":
+            _check_memory(spec.name, folder, dtype, config.dtype)
+        given = {
+            "attn_implementation": options.attn_implementation or spec.attn_implementation,
+            "quantization_config": quantized,
+            "device_map": None if quantized is None else {"": str(place)},
+            **sharing(options.tp_size),
+        }
         family = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
         with _ONE_AT_A_TIME:
             check(cancelled)
@@ -66,20 +68,14 @@ def load_model(
                 dtype=dtype,
                 trust_remote_code=options.trust_remote_code,
                 local_files_only=True,
-                **sharing(options.tp_size),
-                **_given(
-                    attn_implementation=options.attn_implementation or spec.attn_implementation,
-                    quantization_config=quantized,
-                    device_map=None if quantized is None else {"": str(place)},
-                ),
+                **{name: value for name, value in given.items() if value is not None},
             )
-        model = model.eval()
         check(cancelled)
-        model.requires_grad_(False)
-        if quantized is None and options.tp_size == 1:
+        model = model.eval().requires_grad_(False)
+        if plain:
             model = model.to(place)
         parameters = parameter_count(model)
-        if quantized is None and place.type == "cpu" and dtype == torch.float32 and options.tp_size == 1:
+        if plain and place.type == "cpu" and dtype == torch.float32:
             progress(f"packing {spec.name}", None)
             check(cancelled)
             pack(model)
@@ -107,9 +103,8 @@ def _check_memory(name: str, folder: Path, dtype: torch.dtype, own: torch.dtype 
     needed = _weights(folder) * dtype.itemsize / (own or dtype).itemsize
     free = psutil.virtual_memory().available + psutil.swap_memory().free
     if needed > free:
-        kind = str(dtype).removeprefix("torch.")
         raise UserError(
-            f"{name} needs {needed / 1e9:.1f} GB in {kind}, {free / 1e9:.1f} GB are free: "
+            f"{name} needs {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}, {free / 1e9:.1f} GB are free: "
             "try --quantization nf4, --dtype bfloat16 or a smaller model"
         )
 
@@ -120,44 +115,30 @@ def _weights(folder: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _given(**named: Any) -> dict[str, Any]:
-    return {name: value for name, value in named.items() if value is not None}
-
-
 def packed_bytes(model: Any) -> int:
     """Bytes of the packed weights, which are no parameters; padding of their layout left out."""
-    layers = [layer for layer in model.modules() if isinstance(layer, PackedLinear)]
+    layers = (layer for layer in model.modules() if isinstance(layer, PackedLinear))
     return sum(layer.out_features * layer.in_features * 4 for layer in layers)
 
 
-class _told:  # noqa: N801  # used like a function
+@contextmanager
+def _in_one_line(name: str, folder: Path, place: torch.device) -> Iterator[None]:
     """Turns what goes wrong while building a model into one line."""
-
-    def __init__(self, name: str, folder: Path, place: torch.device) -> None:
-        self.name, self.folder, self.place = name, folder, place
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is None or isinstance(error, UserError) or not isinstance(error, Exception):
-            return
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
         said = " ".join(str(error).split())
+        why = f"cannot load {name} from {folder}: {said[:200] or type(error).__name__}"
         if isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "can't allocate memory" in said:
-            raise UserError(self._memory()) from error
-        if "trust_remote_code" in said:
-            raise UserError(f"{self.name} needs code of its own: allow it with --trust-remote-code") from error
-        raise UserError(f"cannot load {self.name} from {self.folder}: {said[:200] or type(error).__name__}") from error
-
-    def _memory(self) -> str:
-        free = ""
-        if self.place.type == "cuda":
-            left, total = torch.cuda.mem_get_info(self.place)
-            free = f", {left / 1e9:.1f} of {total / 1e9:.1f} GB free on {self.place}"
-        return (
-            f"out of memory loading {self.name} ({_weights(self.folder) / 1e9:.1f} GB of weights{free}): "
-            "try --quantization nf4 or a smaller model"
-        )
+            left, total = torch.cuda.mem_get_info(place) if place.type == "cuda" else (0, 0)
+            free = f", {left / 1e9:.1f} of {total / 1e9:.1f} GB free on {place}" if total else ""
+            weights = f"{_weights(folder) / 1e9:.1f} GB of weights{free}"
+            why = f"out of memory loading {name} ({weights}): try --quantization nf4 or a smaller model"
+        elif "trust_remote_code" in said:
+            why = f"{name} needs code of its own: allow it with --trust-remote-code"
+        raise UserError(why) from error
 
 
 def load_tokenizer(folder: Path, options: LoadOptions) -> Any | None:
@@ -178,23 +159,15 @@ def load_tokenizer(folder: Path, options: LoadOptions) -> Any | None:
 
 def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """All ids that end an answer: the generation configuration's, the model's and the tokenizer's."""
-    found: set[int] = set()
-    for ids in (
-        getattr(model.generation_config, "eos_token_id", None),
-        getattr(model.config, "eos_token_id", None),
-        tokenizer.eos_token_id,
-    ):
-        found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
-    return frozenset(found)
+    configs = (model.generation_config, model.config, tokenizer)
+    named = (getattr(one, "eos_token_id", None) for one in configs)
+    return frozenset(one for ids in named for one in ([ids] if isinstance(ids, int) else ids or ()))
 
 
 def pick_device(name: str) -> torch.device:
     """ "auto" is cuda, else mps, else cpu. Raises UsageError for a device this machine does not have."""
-    have = ["cpu"]
-    if torch.backends.mps.is_available():
-        have.insert(0, "mps")
-    if torch.cuda.is_available():
-        have.insert(0, "cuda")
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    have = [kind for kind, there in here.items() if there]
     if name == "auto":
         return torch.device(have[0])
     kind, _, index = name.partition(":")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from utils.errors import UserError
 from utils.files import put_folder, write_json
-from utils.progress import Progress, check
+from utils.progress import Progress, check, never
 
 MANIFEST = "manifest.json"
 _PIECE = 1 << 20
@@ -32,18 +32,17 @@ def cache_folder() -> Path:
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "speculative-console"
 
 
-def sha256(path: Path, cancelled: Callable[[], bool] | None = None) -> str:
+def sha256(path: Path, cancelled: Callable[[], bool] = never) -> str:
     """Hex digest of a file's content; can be stopped by `cancelled`."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
-            if cancelled is not None:
-                check(cancelled)
+            check(cancelled)
     return digest.hexdigest()
 
 
-def remembered_sha256(path: Path, cancelled: Callable[[], bool] | None = None) -> str:
+def remembered_sha256(path: Path, cancelled: Callable[[], bool] = never) -> str:
     """The digest of a large file, read again only after its size or time has changed."""
     notes = cache_folder() / "hashes.json"
     stat = path.stat()
@@ -115,11 +114,7 @@ def is_whole(entry: Path, source: dict[str, object], *, thorough: bool = False) 
 
 
 def _same(path: Path, noted: dict[str, object], thorough: bool) -> bool:
-    try:
-        stat = path.stat()
-    except OSError:
-        return False
-    if stat.st_size != noted["size"]:
+    if not path.is_file() or (stat := path.stat()).st_size != noted["size"]:
         return False
     return (not thorough and stat.st_mtime_ns == noted["mtime_ns"]) or sha256(path) == noted["sha256"]
 
@@ -129,17 +124,13 @@ def publish(made: Path, entry: Path, source: dict[str, object]) -> None:
     with writing(entry.parent):
         files = {}
         for path in sorted(p for p in made.rglob("*") if p.is_file()):
-            _flush(path)
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
             stat = path.stat()
             noted = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256(path)}
             files[path.relative_to(made).as_posix()] = noted
         write_json(made / MANIFEST, {"source": source, "made": time.time(), "files": files})
         put_folder(made, entry)
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
 
 
 @contextmanager

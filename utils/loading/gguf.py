@@ -7,6 +7,7 @@ process; it reports one JSON object a line. Knows nothing of catalogues and pack
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -55,13 +56,11 @@ def converted_entry(digest: str) -> tuple[Path, dict[str, object]]:
 
 def _convert(source: Path, folder: Path, progress: Progress, cancelled: Callable[[], bool]) -> None:
     stage = f"converting {source.name}"
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
 
     def read(line: str) -> None:
-        try:
-            told.update(json.loads(line))
-        except ValueError:
-            return
+        with contextlib.suppress(ValueError):
+            reported.update(json.loads(line))
 
     root = Path(__file__).resolve().parents[2]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
@@ -69,16 +68,16 @@ def _convert(source: Path, folder: Path, progress: Progress, cancelled: Callable
         [sys.executable, "-m", "utils.loading.gguf", str(source.resolve()), str(folder)],
         env=env,
         on_line=read,
-        on_tick=lambda: progress(stage, told.get("fraction")),
+        on_tick=lambda: progress(stage, reported.get("fraction")),
         cancelled=cancelled,
     )
-    if "errno" in told:
+    if "errno" in reported:
         with writing(folder.parent):
-            raise OSError(told["errno"], told["error"])
+            raise OSError(reported["errno"], reported["error"])
     if status:
         last = said.strip().splitlines()[-1:] or [f"the converter ended with status {status}"]
         hint = ": out of memory?" if status == -9 else ""
-        raise UserError(f"cannot convert {source.name}: {str(told.get('error', last[0]))[:200]}{hint}")
+        raise UserError(f"cannot convert {source.name}: {str(reported.get('error', last[0]))[:200]}{hint}")
     progress(stage, 1.0)
 
 
@@ -92,13 +91,11 @@ def main(source: Path, folder: Path) -> int:
 
     try:
         write_folder(source, folder, lambda fraction: report(fraction=round(fraction, 3)))
-    except OSError as error:
-        report(error=str(error), **({"errno": error.errno} if error.errno else {}))
-        return 1
+        return 0
     except Exception as error:  # whatever it is, it ends this process and is told in one line
-        report(error=" ".join(str(error).split()) or type(error).__name__)
+        number = {"errno": error.errno} if isinstance(error, OSError) and error.errno else {}
+        report(error=" ".join(str(error).split()) or type(error).__name__, **number)
         return 1
-    return 0
 
 
 def write_folder(source: Path, folder: Path, report: Callable[[float], None]) -> None:
@@ -116,8 +113,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None]) ->
         quantization_config=transformers.GgufConfig(dequantize=True),
     )
     model.hf_quantizer = None  # type: ignore[assignment]  # else it refuses to be saved
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
+    vars(model.config).pop("quantization_config", None)
     report(_TENSORS)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
     _mend_tokenizer(tokenizer, source, model.config)
@@ -172,19 +168,11 @@ def _watch(gguf: Any, legacy: Any, source: Path, report: Callable[[float], None]
             tokens = self.fields.pop("tokenizer.ggml.tokens", None)
             for name in ("merges", "scores", "token_type"):
                 self.fields.pop(f"tokenizer.ggml.{name}", None)
-            architecture = self.fields["general.architecture"].contents()
-            size = f"{architecture}.vocab_size"
+            size = f"{self.fields['general.architecture'].contents()}.vocab_size"
             if tokens is not None and size not in self.fields:
                 count = np.array([len(tokens.data)], dtype=np.uint32)
                 kinds = [gguf.GGUFValueType.UINT32]
                 self.fields[size] = gguf.ReaderField(0, size, [count], [0], kinds)
-
-    readers: dict[str, Any] = {}
-
-    def reader(path: Any, *rest: Any, **named: Any) -> Any:
-        if str(path) not in readers:
-            readers[str(path)] = Reader(path, *rest, **named)
-        return readers[str(path)]
 
     def bar(items: Iterable[Any], **_named: Any) -> Iterator[Any]:
         held = list(items)
@@ -192,7 +180,7 @@ def _watch(gguf: Any, legacy: Any, source: Path, report: Callable[[float], None]
             report(_HEADER + (_TENSORS - _HEADER) * done / len(held))
             yield item
 
-    gguf.GGUFReader = reader
+    gguf.GGUFReader = functools.cache(Reader)
     gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)  # else built anew for every module
     legacy.tqdm = bar
 

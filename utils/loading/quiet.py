@@ -31,8 +31,7 @@ _LOGGERS = ("transformers", "huggingface_hub", "bitsandbytes", "accelerate", "gg
 
 def quiet_environment() -> None:
     """Set the switches that are read at import time; values of the user are kept. Imports nothing."""
-    for name, value in _SWITCHES.items():
-        os.environ.setdefault(name, value)
+    os.environ.update({**_SWITCHES, **os.environ})
 
 
 def quiet_libraries() -> None:

@@ -10,23 +10,23 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from utils.catalogue.specs import ModelSpec
 from utils.distributed.process_group import Team
 from utils.errors import UsageError
+from utils.loading.build import load_model, load_tokenizer
+from utils.loading.loaded import LoadedModel, LoadOptions
 from utils.loading.sources import model_folder
 from utils.progress import Progress
-
-if TYPE_CHECKING:
-    from utils.catalogue.specs import ModelSpec
-    from utils.loading.loaded import LoadedModel, LoadOptions
 
 
 def load_shard(
     team: Team, spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
 ) -> tuple[LoadedModel, Any | None]:
     """This rank's part of a target, and its tokenizer; every rank calls it. What fails on one is raised on all."""
-    from utils.loading.build import load_model, load_tokenizer
 
     def ready() -> Any | None:
         check_shards(spec, folder, options, team.world.local_size)
@@ -34,7 +34,8 @@ def load_shard(
 
     folder = team.in_turn(lambda: model_folder(spec, options, progress, cancelled))
     tokenizer = team.together(ready)
-    place = f"cuda:{team.world.local_rank}" if _cuda(options.device) else "cpu"
+    cuda = options.device != "cpu" and torch.cuda.is_available()
+    place = f"cuda:{team.world.local_rank}" if cuda else "cpu"
     loaded = team.together(lambda: load_model(spec, folder, options, place, "none", progress, cancelled))
     return loaded, tokenizer
 
@@ -65,27 +66,18 @@ def check_shards(spec: ModelSpec, folder: Path, options: LoadOptions, local_size
         )
 
 
-def _cuda(device: str) -> bool:
-    import torch
-
-    return device != "cpu" and torch.cuda.is_available()
-
-
 def _check_device(device: str, local_size: int) -> None:
-    import torch
-
+    have = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"device must be auto, cpu or cuda where processes share a target, got '{device}'")
-    if device == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not have:
         raise UsageError("device 'cuda' is not there: this machine has cpu")
-    if _cuda(device) and (have := torch.cuda.device_count()) < local_size:
+    if device != "cpu" and 0 < have < local_size:
         raise UsageError(f"{local_size} processes on a machine with {have} GPUs: one GPU each, or --device cpu")
 
 
 def share_cores(local_size: int) -> None:
     """Each process of a machine takes its part of the cores, unless OMP_NUM_THREADS says how many."""
-    import torch
-
     if not os.environ.get("OMP_NUM_THREADS"):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // local_size))

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from utils.catalogue.specs import ModelSpec
 from utils.errors import UserError
 from utils.loading.cache import MANIFEST, is_whole, remembered_sha256
 from utils.loading.gguf import converted, converted_entry
 from utils.loading.hub import hub_folder, is_cached
+from utils.loading.loaded import LoadOptions
 from utils.loading.package_file import package_file
 from utils.progress import Progress, check
-
-if TYPE_CHECKING:
-    from utils.catalogue.specs import ModelSpec
-    from utils.loading.loaded import LoadOptions
-
 
 _WEIGHTS = ("*.safetensors", "*.bin")
 

@@ -1,7 +1,7 @@
-"""Students on disk: a folder with `config.json` and `model.safetensors`, 16 bit, in the published GLIDE names.
+"""Draft heads on disk: a folder with `config.json` and `model.safetensors`, 16 bit, in the published GLIDE names.
 
 What is the target's own (embedding, rows of the head) is not stored again: the configuration says
-`shared_embedding`, `shared_head`, and loading takes it from the target. A student of another target, an
+`shared_embedding`, `shared_head`, and loading takes it from the target. A draft head of another target, an
 incomplete or a damaged folder is refused by name. Knows no training and no sessions.
 """
 
@@ -25,12 +25,12 @@ from utils.files import write_together
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FORMAT = "speculative-console student"
-IDS = "lm_head.ids"  # the short list's ids
+IDS = "lm_head.ids"  # of the reduced vocabulary
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def is_student(folder: str | Path) -> bool:
-    """Whether `folder` holds a student (or a published GLIDE drafter), by its configuration alone."""
+    """Whether `folder` holds a draft head (or a published GLIDE drafter), by its configuration alone."""
     try:
         config = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -47,15 +47,13 @@ def save_student(folder: str | Path, student: Student, about: dict[str, Any] | N
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     config = student.config
-    tensors = {name: value.detach().to("cpu", torch.bfloat16) for name, value in student.state_dict().items()}
-    if config.shared_embedding:
-        del tensors[_EMBEDDING]
-    if config.shared_head:
-        del tensors[_HEAD]
+    theirs = {_EMBEDDING: config.shared_embedding, _HEAD: config.shared_head}
+    own = {name: value for name, value in student.state_dict().items() if not theirs.get(name)}
+    tensors = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in own.items()}
     if config.short_list:
-        tensors[IDS] = student.short_list.to("cpu", torch.int32)
-    data = save({name: value.contiguous() for name, value in tensors.items()}, metadata={"format": "pt"})
-    told = {
+        tensors[IDS] = student.ids.to("cpu", torch.int32).contiguous()
+    data = save(tensors, metadata={"format": "pt"})
+    stored = {
         "student": FORMAT,
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -66,74 +64,72 @@ def save_student(folder: str | Path, student: Student, about: dict[str, Any] | N
         "bytes": len(data),
         "crc32": zlib.crc32(data),
     }
-    write_together({place / WEIGHTS: data, place / CONFIG: (json.dumps(told, indent=2) + "\n").encode("utf-8")})
+    write_together({place / WEIGHTS: data, place / CONFIG: (json.dumps(stored, indent=2) + "\n").encode("utf-8")})
     return len(data)
 
 
 def load_student(folder: str | Path, target: nn.Module | None = None, fingerprint: str | None = None) -> Student:
-    """The student in `folder`, float32, its shared parts taken from `target` (a transformers causal model).
+    """The draft head in `folder`, float32, its shared parts taken from `target` (a transformers causal model).
 
     Reads the published GLIDE format as well (a Llama configuration with `large_…` keys). `fingerprint` is that of the
     target's tokenizer; without `target` and `fingerprint` nothing is compared.
 
     Raises:
-        UserError: a missing or damaged file, a student of another target, in one line that names it.
+        UserError: a missing or damaged file, a draft head of another target, in one line that names it.
     """
     place = Path(folder)
-    told = read_config(place)
-    made, theirs = told.get("tokenizer"), fingerprint
-    if made is not None and theirs is not None and made != theirs:
-        raise UserError(f"the drafter {place} was made for another tokenizer ({made}, the target's is {theirs})")
-    config = _config(told, place)
+    stored = read_config(place)
+    made = stored.get("tokenizer")
+    if None not in (made, fingerprint) and made != fingerprint:
+        raise UserError(f"the drafter {place} was made for another tokenizer ({made}, the target's is {fingerprint})")
+    config = _config(stored, place)
     if target is not None:
         check_target(config, target, place)
-    tensors = _tensors(place, told)
+    tensors = _tensors(place, stored)
     ids = _ids(tensors.pop(IDS, None), config, place)
     with torch.device("meta"):  # no memory for parameters that are replaced
         student = Student(config, ids)
     student.adopt(ids, target_rotary(target))
     # Older Llama checkpoints store the rotary frequencies as well; they follow from the configuration.
     tensors = {name: value for name, value in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
-    shared = _shared(config, student, target, place)
-    wanted = student.state_dict()
-    for name, value in (tensors | shared).items():
+    tensors |= _shared(config, student, target, place)
+    wanted, unfit = student.state_dict(), f"the drafter {place / WEIGHTS} does not fit its config.json:"
+    for name, value in tensors.items():
         if name in wanted and wanted[name].shape != value.shape:
-            shapes = f"{tuple(value.shape)}, not {tuple(wanted[name].shape)}"
-            raise UserError(f"the drafter {place / WEIGHTS} does not fit its config.json: {name} is {shapes}")
-    values = {name: value.float() for name, value in (tensors | shared).items()}
+            raise UserError(f"{unfit} {name} is {tuple(value.shape)}, not {tuple(wanted[name].shape)}")
+    values = {name: value.float() for name, value in tensors.items()}
     missing, surplus = student.load_state_dict(values, strict=False, assign=True)
     if missing or surplus:
-        what = f"lacks {missing[0]}" if missing else f"has {surplus[0]}, which nothing reads"
-        raise UserError(f"the drafter {place / WEIGHTS} does not fit its config.json: it {what}")
+        raise UserError(f"{unfit} it {f'lacks {missing[0]}' if missing else f'has {surplus[0]}, which nothing reads'}")
     return student.eval().requires_grad_(False)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """The configuration of a student's folder. UserError if there is none."""
+    """The configuration of a draft head's folder. UserError if there is none."""
     file = Path(folder) / CONFIG
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
+        stored = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"the drafter {folder} has no readable {CONFIG}: {error.strerror}") from None
     except ValueError:
         raise UserError(f"the drafter's {file} is damaged: no JSON") from None
-    if not isinstance(told, dict):
+    if not isinstance(stored, dict):
         raise UserError(f"the drafter's {file} is damaged: no object")
-    return told
+    return stored
 
 
-def _config(told: dict[str, Any], place: Path) -> StudentConfig:
+def _config(stored: dict[str, Any], place: Path) -> StudentConfig:
     """From our own keys, or from a Llama configuration as the published GLIDE checkpoints have it."""
     known = {field.name for field in fields(StudentConfig)}
-    values = {name: value for name, value in told.items() if name in known and value is not None}
-    values.setdefault("kind", "glide" if "large_num_attention_heads" in told else "plain")
+    values = {name: value for name, value in stored.items() if name in known and value is not None}
+    values.setdefault("kind", "glide" if "large_num_attention_heads" in stored else "plain")
     for prefix in ("", "large_"):
-        size, heads = (told.get(prefix + name, 0) for name in ("hidden_size", "num_attention_heads"))
+        size, heads = (stored.get(prefix + name, 0) for name in ("hidden_size", "num_attention_heads"))
         if _whole(size, 1) and _whole(heads, 1):
             values.setdefault(f"{prefix}head_dim", size // heads)
     if "num_attention_heads" in values:
         values.setdefault("num_key_value_heads", values["num_attention_heads"])
-    rope = told.get("rope_parameters")
+    rope = stored.get("rope_parameters")
     if isinstance(rope, dict) and rope.get("rope_theta") is not None:
         values.setdefault("rope_theta", rope["rope_theta"])
     for field in fields(StudentConfig):
@@ -149,7 +145,7 @@ def _config(told: dict[str, Any], place: Path) -> StudentConfig:
             f"the drafter's {place / CONFIG} is incomplete: {str(error).split('missing')[-1].strip()}"
         ) from None
     except UserError as error:
-        raise UserError(f"the drafter's {place / CONFIG} is no student's: {error}") from None
+        raise UserError(f"the drafter's {place / CONFIG} is no draft head's: {error}") from None
 
 
 def _whole(value: Any, least: int) -> bool:
@@ -157,11 +153,10 @@ def _whole(value: Any, least: int) -> bool:
 
 
 def _ids(ids: Tensor | None, config: StudentConfig, place: Path) -> Tensor | None:
-    """The short list as stored, if it is one: ascending ids of the vocabulary, as many as the head has rows."""
-    stored = 0 if ids is None else ids.numel()
-    if stored != config.short_list:
-        told = f"{stored} ids in the short list, {CONFIG} says {config.short_list}"
-        raise UserError(f"the drafter {place / WEIGHTS} does not fit its config.json: {told}")
+    """The reduced vocabulary as stored, if it is one: ascending ids of the vocabulary, as many as the head has rows."""
+    unfit, count = f"the drafter {place / WEIGHTS} does not fit its config.json", 0 if ids is None else ids.numel()
+    if count != config.short_list:
+        raise UserError(f"{unfit}: {count} ids in the reduced vocabulary, {CONFIG} says {config.short_list}")
     if ids is None:
         return None
     ids = ids.flatten().long()
@@ -171,36 +166,35 @@ def _ids(ids: Tensor | None, config: StudentConfig, place: Path) -> Tensor | Non
 
 
 def check_target(config: StudentConfig, target: nn.Module, place: str | Path) -> None:
-    """UserError, with both numbers, if a student of this shape cannot draft for `target`."""
+    """UserError, with both numbers, if a draft head of this shape cannot draft for `target`."""
     large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
     size = getattr(large, "head_dim", None) or large.hidden_size // large.num_attention_heads
-    compared = [("a vocabulary of", "ids", config.vocab_size, large.vocab_size)]
-    if config.kind != "plain":
-        compared.append(("a target of hidden size", "", config.large_hidden_size, large.hidden_size))
-    if config.kind == "glide":
-        compared.append(("a target of", "heads", config.large_num_attention_heads, large.num_attention_heads))
-        compared.append(("a target with heads of size", "", config.large_head_dim, size))
-    for what, unit, theirs, ours in compared:
-        if theirs != ours:
+    compared = [
+        ("a vocabulary of", "ids", config.vocab_size, large.vocab_size, ("plain", "glide", "feature")),
+        ("a target of hidden size", "", config.large_hidden_size, large.hidden_size, ("glide", "feature")),
+        ("a target of", "heads", config.large_num_attention_heads, large.num_attention_heads, ("glide",)),
+        ("a target with heads of size", "", config.large_head_dim, size, ("glide",)),
+    ]
+    for what, unit, theirs, ours, kinds in compared:
+        if config.kind in kinds and theirs != ours:
             raise UserError(f"the drafter {place} is for {what} {theirs} {unit}".rstrip() + f", this one has {ours}")
 
 
 def target_rotary(target: nn.Module | None) -> nn.Module | None:
-    """The module that turns the target's keys: a glide student turns its queries alike."""
+    """The module that turns the target's keys: a GLIDE head turns its queries alike."""
     trunk: Any = getattr(target, "model", None)
     return cast("nn.Module | None", getattr(trunk, "rotary_emb", None))
 
 
-def _tensors(place: Path, told: dict[str, Any]) -> dict[str, Tensor]:
+def _tensors(place: Path, stored: dict[str, Any]) -> dict[str, Tensor]:
     file = place / WEIGHTS
+    if not file.is_file():
+        return _pytorch(place)
     try:
-        if file.is_file():
-            data = file.read_bytes()
-        else:
-            return _pytorch(place)
+        data = file.read_bytes()
     except OSError as error:
         raise UserError(f"the drafter's weights {file} cannot be read: {error.strerror}") from None
-    if "crc32" in told and (len(data) != told.get("bytes") or zlib.crc32(data) != told["crc32"]):
+    if "crc32" in stored and (len(data) != stored.get("bytes") or zlib.crc32(data) != stored["crc32"]):
         raise UserError(f"the drafter's weights {file} are damaged: {len(data):,} bytes, their checksum is wrong")
     try:
         return load(data)
@@ -223,15 +217,14 @@ def _pytorch(place: Path) -> dict[str, Tensor]:
 
 
 def _shared(config: StudentConfig, student: Student, target: nn.Module | None, place: Path) -> dict[str, Tensor]:
-    """The target's tensors that the student uses as its own."""
-    if not (config.shared_embedding or config.shared_head):
-        return {}
-    if target is None:
+    """The target's tensors that the draft head uses as its own."""
+    model: Any = target
+    found: dict[str, Tensor] = {}
+    if model is None and (config.shared_embedding or config.shared_head):
         raise UserError(f"the drafter {place} shares its target's embedding: it cannot be used without it")
-    found = {}
     if config.shared_embedding:
-        found[_EMBEDDING] = target.get_input_embeddings().weight.detach()  # type: ignore[operator]
+        found[_EMBEDDING] = model.get_input_embeddings().weight.detach()
     if config.shared_head:
-        rows = target.get_output_embeddings().weight.detach()  # type: ignore[operator]
-        found[_HEAD] = rows[student.short_list] if config.short_list else rows
+        rows = model.get_output_embeddings().weight.detach()
+        found[_HEAD] = rows[student.ids] if config.short_list else rows
     return found

@@ -1,4 +1,4 @@
-"""The shape of a student: what its file says of it and what it must know of its target. Knows no modules, no torch."""
+"""The shape of a draft head: what its file says of it, what it must know of its target. Knows no modules, no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 @dataclass(frozen=True)
 class StudentConfig:
-    """The shape of a student and what it must know of its target (`large_…`)."""
+    """The shape of a draft head and what it must know of its target (`large_…`)."""
 
     kind: Kind
     vocab_size: int
@@ -40,13 +40,13 @@ class StudentConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise UserError(f"a student is {', '.join(KINDS)}, got '{self.kind}'")
+            raise UserError(f"a draft head is {', '.join(KINDS)}, got '{self.kind}'")
         if self.num_attention_heads % self.num_key_value_heads:
             raise UserError(f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} of keys")
         if self.kind == "glide" and not (self.large_num_attention_heads and self.large_head_dim):
             raise UserError("a glide drafter needs large_num_attention_heads and large_head_dim of its target")
         if self.kind == "feature" and not self.large_hidden_size:
-            raise UserError("a feature drafter needs large_hidden_size of its target")
+            raise UserError("an EAGLE head needs large_hidden_size of its target")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,7 +1,7 @@
-"""A feature drafter, as a chain and as a dynamic tree: each token enters with its target's last hidden state one
+"""An EAGLE head, as a chain and as a dynamic tree: each token enters with its target's last hidden state one
 position before (EAGLE, Li et al., arXiv 2401.15077).
 
-Where the target's state is not there yet, the student's own state stands in: after a round one pass
+Where the target's state is not there yet, the draft head's own state stands in: after a round one pass
 reads all newly committed tokens with their true features and gives the first draft, then each pass reads the
 draft before it, or a level of a tree of drafts. What was computed with stand-ins is dropped when
 the target has moved (sampling/drafters/draft_heads/sessions.py), what belongs to a tree with the next round.
@@ -24,13 +24,13 @@ from torch import Tensor
 
 from sampling.drafters.cape import Expansion
 from sampling.drafters.draft_heads.modules import Student
-from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import ModelDrafter, chain_of_head, expansion_of, least_of
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call
+from sampling.models.causal import CausalSession
 from sampling.models.masks import additive, places
-from sampling.types import Budget, Draft, Rows, Rule, Sampler, Session
+from sampling.types import Budget, Draft, Rows, Rule, Sampler
 from utils.errors import UserError
 from utils.logits_processors import check_finite
 from utils.timing import Stopwatch
@@ -39,10 +39,11 @@ WIDTH = 4  # nodes of a level that are computed (docs/notes.md)
 
 
 class FeatureDrafter(ModelDrafter):
-    """Draft chains from a feature student. The target's session must be opened with `hidden=True`.
+    """Draft chains from an EAGLE head. The target's session must be opened with `hidden=True`.
 
-    Drafts, laws and limits are those of :class:`ModelDrafter`. Raises UserError for a student of another kind and,
-    in `start`, for a target's session that keeps no hidden states. `vocab_size`: use only the first so many ids.
+    Drafts, their distributions and limits are those of :class:`ModelDrafter`. Raises UserError for a draft head of
+    another kind and, in `start`, for a target's session that keeps no hidden states. `vocab_size`: use only the first
+    so many ids.
     """
 
     def __init__(self, student: Student, name: str = "feature", vocab_size: int | None = None) -> None:
@@ -55,26 +56,12 @@ class FeatureLM(FollowingLM):
     kind = "feature"
     reads_hidden, reviews = True, False
 
-    def open(
-        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
-    ) -> FeatureSession:
-        """A session beside `target`; it takes over the cache of `previous`, which must not be used again."""
-        self.check(prompt, target)
-        beside = self.readable(target)
-        if not beside.keeps_hidden:
-            raise UserError(f"{self.name} reads its target's hidden states: open the target with hidden=True")
-        if (
-            isinstance(previous, FeatureSession)
-            and previous.network is self.network
-            and previous.follow(beside, prompt)
-        ):
-            return self.beside(previous, beside)
-        assert isinstance(self.network, StudentNetwork)
-        return self.beside(FeatureSession(self.network, prompt, self.vocab_size, True, beside), beside)
+    def _session(self, prompt: Rows, hidden: bool, target: CausalSession) -> FeatureSession:
+        return FeatureSession(self.network, prompt, self.vocab_size, True, target)
 
 
 class FeatureSession(FollowingSession):
-    """B rows of a feature student. The states it keeps are its own, before the final norm."""
+    """B rows of an EAGLE head. The states it keeps are its own, before the final norm."""
 
     def settled(self, view: int) -> int:
         """Position p reads state p − 1, which the target has if p ≤ view."""
@@ -86,7 +73,7 @@ class FeatureSession(FollowingSession):
         Raises UserError for a draft: there is nothing to review with.
         """
         if draft.tokens.shape[1]:
-            raise UserError("a feature drafter cannot review drafts: it has no states but its target's")
+            raise UserError("an EAGLE head cannot review drafts: it has no states but its target's")
         cached, valid = self.sync(rows), self.target.held()
         # Each pass may read its own states only as far as earlier passes made them.
         done = [min(length, len(row) - 1) for length, row in zip(cached, rows, strict=True)]
@@ -102,31 +89,30 @@ class FeatureSession(FollowingSession):
         """[M, n] logits behind the last M of N nodes of a tree behind the one row just scored; the others are here.
 
         `parents` [N] are places in `tokens`, -1 = the row. A node reads its parent's own state and sees the row and its
-        path. No two of the M may be above each other. The next `score_short` or `sync` drops all of them. (Of a student
-        with a window the nodes beside count as well.) An error in the pass leaves an empty cache.
+        path. No two of the M may be above each other. The next `score_short` or `sync` drops all of them. (Of a draft
+        head with a window the nodes beside count as well.) An error in the pass leaves an empty cache.
         """
         if not self._nodes or not self._nodes[0]:
             self._settle()
             self._nodes, self._fed, self._chain = [[]], [[]], False
         here, known = len(self._tokens[0]), len(self._nodes[0])
-        above = torch.tensor([here + parent for parent in parents[known:]], device=self.network.device)
+        above = torch.tensor([here + parent for parent in parents[known:]], device=self.device)
         try:
             logits = self._level(tokens, torch.tensor(parents), above, known, here)
         except BaseException:
             self._reset(1)
             raise
         self._nodes[0] += [(token, here + place) for place, token in enumerate(tokens[known:], start=known)]
-        return logits[:, : self.vocab_size if self.short_list is None else len(self.short_list)]
+        return self.cut(logits)
 
     def _level(self, tokens: list[int], parents: Tensor, above: Tensor, known: int, here: int) -> Tensor:
         """The pass over the nodes from `known` on, whose parents' states lie in the slots `above` [M]."""
         assert self._hidden is not None
-        network, device = self.network, self.network.device
+        network = self.network
         positions, seen = places([here], [[]], parents, here, 0, len(tokens))
-        embedded = network.embed(torch.tensor([tokens[known:]], device=device))
+        embedded = network.embed(torch.tensor([tokens[known:]], device=self.device))
         joined = network.join_own(embedded, self._hidden.view()[:, 0].index_select(1, above))
-        mask = additive(seen[:, known:], network)
-        own = network.run(joined, positions[:, known:].to(device), mask, self._cache)
+        own = network.run(joined, positions[:, known:].to(self.device), additive(seen[:, known:], network), self._cache)
         self._hidden.append(own[:, None])
         return network.answer(own, own.shape[1])[0][0]
 
@@ -141,12 +127,11 @@ class FeatureSession(FollowingSession):
         if len(valid) == 1:
             return self._joined_row(embedded, int(positions[0, 0]), valid[0])
         before = positions - 1
-        device = positions.device
-        theirs = before < torch.tensor(valid, device=device)[:, None]
+        theirs = before < torch.tensor(valid, device=positions.device)[:, None]
         x = self.network.join_none(embedded)
-        if bool((theirs & (before >= 0)).any()):
+        if bool((known := theirs & (before >= 0)).any()):
             joined = self.network.join_target(embedded, _at(self.target.hidden(), before))
-            x = torch.where((theirs & (before >= 0))[..., None], joined, x)
+            x = torch.where(known[..., None], joined, x)
         if not bool(theirs.all()):
             joined = self.network.join_own(embedded, _at(self.hidden(), before))
             x = torch.where(theirs[..., None], x, joined)
@@ -164,9 +149,6 @@ class FeatureSession(FollowingSession):
             return first
         rest = network.join_target(embedded[:, 1:], self.target.hidden()[:, : count - 1])
         return torch.cat((first, rest), dim=1)
-
-    def _blank(self) -> FeatureSession:
-        return FeatureSession(self.network, self.initial, self.vocab_size, True, self.target)
 
 
 def _at(states: Tensor, places: Tensor) -> Tensor:
@@ -193,6 +175,8 @@ class FeatureTreeDrafter(ModelDrafter):
     chain of the likeliest tokens.
     """
 
+    lm: FeatureLM
+
     def __init__(
         self, lm: FeatureLM, least: float = 0.0, expansion: Expansion | None = None, width: int = WIDTH
     ) -> None:
@@ -200,7 +184,7 @@ class FeatureTreeDrafter(ModelDrafter):
         self.width = width
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """A tree, its nodes in falling probability of their paths; tokens and raw [1, N], no laws."""
+        """A tree, its nodes in falling probability of their paths; tokens and raw [1, N], no distributions."""
         depth = self.fitting(rows, budget.depth)[0]
         if len(rows) != 1 or depth <= 0:
             return super().propose(rows, budget, sampler)

@@ -5,7 +5,7 @@ Its session attends, in every pass, to what the target's session holds at that m
 where they lie. Knows nothing of how the target computes them.
 
 Query at position p sees target keys j < min(p, valid), position 0 sees key 0; without a key cross-attention
-adds nothing. A student of one layer caches nothing that depends on the target; one of several layers
+adds nothing. A draft head of one layer caches nothing that depends on the target; one of several layers
 computes accepted drafts anew (see sampling/drafters/draft_heads/sessions.py).
 """
 
@@ -15,25 +15,27 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.draft_heads.modules import Student
-from sampling.drafters.draft_heads.network import Seen, StudentNetwork, fed_columns
-from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession, Readable
+from sampling.drafters.draft_heads.network import Seen, fed_columns
+from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import ModelDrafter, chain_of_head
 from sampling.drafters.registry import DraftRequest, Parts
-from sampling.types import Rows, Session
+from sampling.models.causal import CausalSession
+from sampling.models.masks import additive
+from sampling.types import Rows
 
 
 class GlideLM(FollowingLM):
-    """A GLIDE student as an LM.
+    """A GLIDE head as an LM.
 
     Args:
         student: of kind glide.
-        target_layers: how many layers the target has: the student reads the last of them.
+        target_layers: how many layers the target has: the draft head reads the last of them.
         name: how events and figures call it.
         offset: added to the position of each query towards the target (one published engine adds gamma).
         vocab_size: use only the first so many ids (padded vocabularies).
 
     Raises:
-        UserError: a student of another kind; `open` without a target's session that can be read.
+        UserError: a draft head of another kind; `open` without a target's session that can be read.
     """
 
     kind = "glide"
@@ -48,45 +50,23 @@ class GlideLM(FollowingLM):
         vocab_size: int | None = None,
     ) -> None:
         super().__init__(student, name, vocab_size)
-        self._reads = student.target_layers(target_layers)
-        self._offset = offset
+        self._reads, self._offset = student.target_layers(target_layers), offset
 
-    def open(
-        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
-    ) -> GlideSession:
-        """A session beside `target`; it takes over the cache of `previous`, which must not be used again."""
-        self.check(prompt, target)
-        beside = self.readable(target)
-        if (
-            isinstance(previous, GlideSession)
-            and previous.reusable(self.network, len(prompt), hidden)
-            and previous.follow(beside, prompt)
-        ):
-            return self.beside(previous, beside)
-        assert isinstance(self.network, StudentNetwork)
-        made = GlideSession(self.network, prompt, self.vocab_size, hidden, beside, self._reads, self._offset)
-        return self.beside(made, beside)
+    def _session(self, prompt: Rows, hidden: bool, target: CausalSession) -> GlideSession:
+        session = GlideSession(self.network, prompt, self.vocab_size, hidden, target)
+        session.reads, session.offset = self._reads, self._offset
+        return session
 
 
 class GlideSession(FollowingSession):
-    """B rows of a GLIDE student; `reads` says which target layer each of its layers reads."""
+    """B rows of a GLIDE head; `reads` says which target layer each of its layers reads."""
 
-    def __init__(
-        self,
-        network: StudentNetwork,
-        prompt: Rows,
-        vocab_size: int,
-        hidden: bool,
-        target: Readable,
-        reads: list[int],
-        offset: int,
-    ) -> None:
-        self._reads, self._offset = reads, offset
-        super().__init__(network, prompt, vocab_size, hidden, target)
+    reads: list[int]
+    offset: int
 
     def settled(self, view: int) -> int:
         """One layer's K and V come from the ids alone. With more, position p is settled if p ≤ view (0 if view > 0)."""
-        if len(self._reads) == 1:
+        if len(self.reads) == 1:
             return 1 << 60
         return view + 1 if view else 0
 
@@ -99,30 +79,22 @@ class GlideSession(FollowingSession):
     def _seen(self, positions: Tensor, fed: Tensor) -> Seen | None:
         """What queries at positions [B, T], fed [B] of them no padding, see of the target; None: it holds nothing."""
         valid = self.target.held()
-        longest = max(valid)
-        if longest == 0:
+        if (longest := max(valid)) == 0:
             return None
-        kv = [self.target.kv(layer)[:2] for layer in self._reads]
+        kv = [self.target.kv(layer)[:2] for layer in self.reads]
         if positions.numel() == 1:  # the usual pass: one query
             count = min(max(int(positions), 1), longest)
-            return Seen([(key[:, :, :count], value[:, :, :count]) for key, value in kv], offset=self._offset)
-        slots = kv[0][0].shape[2]
-        device = positions.device
+            return Seen([(key[:, :, :count], value[:, :, :count]) for key, value in kv], offset=self.offset)
+        slots, device = kv[0][0].shape[2], positions.device
         ends = positions.clamp(min=1).minimum(torch.tensor(valid, device=device)[:, None])
         window = self.network.window if len(valid) > 1 else 0  # of one row the network itself cuts what is too far
         first = ends + 1 - window - fed[:, None] if window else torch.zeros_like(ends)
         if slots == longest and bool((ends == slots).all()) and bool((first <= 0).all()):
-            return Seen(kv, offset=self._offset)
+            return Seen(kv, offset=self.offset)
         place = torch.arange(slots, device=device)
         hidden = (place >= ends[..., None]) | (place < first[..., None])
-        bias = torch.zeros(hidden.shape, dtype=self.network.dtype, device=device)
-        bias.masked_fill_(hidden, torch.finfo(bias.dtype).min)
         blind = (ends == 0)[..., None] if 0 in valid else None
-        return Seen(kv, bias[:, None], blind, self._offset)
-
-    def _blank(self) -> GlideSession:
-        hidden = self._hidden is not None
-        return GlideSession(self.network, self.initial, self.vocab_size, hidden, self.target, self._reads, self._offset)
+        return Seen(kv, additive(~hidden, self.network), blind, self.offset)
 
 
 def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:

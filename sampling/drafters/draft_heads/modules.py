@@ -6,9 +6,9 @@
 * feature: each token enters together with the target's last hidden state one position before; where
   there is none yet, the drafter's own state stands in (EAGLE, arXiv 2401.15077).
 
-The head may cover a short list of ids only. Parameter names follow the published GLIDE checkpoints.
+The head may cover a reduced vocabulary only. Parameter names follow the published GLIDE checkpoints.
 Knows sequences in one piece: no cache, no sessions (sampling/drafters/draft_heads/network.py), no loss (training/).
-Shapes: B sequences, T tokens, H the student's width, G the target's width.
+Shapes: B sequences, T tokens, H the draft head's width, G the target's width.
 """
 
 from __future__ import annotations
@@ -60,29 +60,25 @@ def turned(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 class SelfAttention(nn.Module):
     def __init__(self, config: StudentConfig) -> None:
         super().__init__()
-        self.head_dim, self.heads = config.head_dim, config.num_attention_heads
-        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
-        self.scaling = config.head_dim**-0.5
-        size, shared = config.head_dim, config.num_key_value_heads
-        self.q_proj = nn.Linear(config.hidden_size, self.heads * size, bias=False)
+        size, heads, shared = config.head_dim, config.num_attention_heads, config.num_key_value_heads
+        self.head_dim, self.num_key_value_groups, self.scaling = size, heads // shared, size**-0.5
+        self.q_proj = nn.Linear(config.hidden_size, heads * size, bias=False)
         self.k_proj = nn.Linear(config.hidden_size, shared * size, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, shared * size, bias=False)
-        self.o_proj = nn.Linear(self.heads * size, config.hidden_size, bias=False)
+        self.o_proj = nn.Linear(heads * size, config.hidden_size, bias=False)
 
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, earlier: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
         """x [B, T, H]; mask bool over the keys of `earlier` steps and then x's own; appends x's to `earlier`."""
-        query, key, value = (self._heads(linear(x)) for linear in (self.q_proj, self.k_proj, self.v_proj))
+        reading = (self.q_proj, self.k_proj, self.v_proj)
+        query, key, value = (linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for linear in reading)
         earlier.append((turned(key, rotation), value))
         keys, values = (torch.cat(parts, dim=2) for parts in zip(*earlier, strict=True))
         mixed = F.scaled_dot_product_attention(
             turned(query, rotation), keys, values, attn_mask=mask, scale=self.scaling, enable_gqa=True
         )
         return cast(Tensor, self.o_proj(mixed.transpose(1, 2).flatten(2)))
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return cast(Tensor, x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2))
 
 
 class CrossAttention(nn.Module):
@@ -94,7 +90,9 @@ class CrossAttention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.q_proj = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=False)
         self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
-        self.recency = nn.Parameter(first_slopes(self.heads)) if config.recency else None
+        # One slope a head: 4, 1, ¼, 0 in turn to start from, so that some heads see the latest key alone.
+        slopes = torch.tensor([4.0, 1.0, 0.25, 0.0]).repeat(self.heads // 4 + 1)[: self.heads]
+        self.recency = nn.Parameter(slopes) if config.recency else None
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """x [B, T, H] at positions 0 … T − 1; keys and values [B, H_kv, S, D]; mask bool [T, S]."""
@@ -107,11 +105,6 @@ class CrossAttention(nn.Module):
             query, keys.to(query.dtype), values.to(query.dtype), attn_mask=mask, scale=self.scaling, enable_gqa=True
         )
         return cast(Tensor, self.o_proj(mixed.transpose(1, 2).flatten(2)))
-
-
-def first_slopes(heads: int) -> Tensor:
-    """[heads] slopes that recency starts from: 4, 1, ¼, 0 in turn, so that some heads see the latest key alone."""
-    return torch.tensor([4.0, 1.0, 0.25, 0.0]).repeat(heads // 4 + 1)[:heads]
 
 
 def lateness(slopes: Tensor, positions: Tensor, slots: int) -> Tensor:
@@ -191,7 +184,7 @@ class Trunk(nn.Module):
 
 
 class Student(nn.Module):
-    """A student's parameters and its pass over whole sequences.
+    """A draft head's parameters and its pass over whole sequences.
 
     `short_list` [N] long holds the ids of the head's rows, ascending; empty = all ids. `rounded`: while drafting its
     products may be taken in bfloat16 (its weights come from 16 bit); drafts need no more, the target judges them.
@@ -200,15 +193,15 @@ class Student(nn.Module):
     def __init__(self, config: StudentConfig, short_list: Tensor | None = None) -> None:
         super().__init__()
         self.config, self.rounded = config, False
-        ids = torch.empty(0, dtype=torch.long) if short_list is None else short_list.long()
-        if len(ids) != config.short_list:
-            raise UserError(f"the short list has {len(ids)} ids, the configuration says {config.short_list}")
+        listed = 0 if short_list is None else len(short_list)
+        if listed != config.short_list:
+            raise UserError(f"the reduced vocabulary has {listed} ids, the configuration says {config.short_list}")
         self.model = Trunk(config)
         self.lm_head = nn.Linear(config.hidden_size, config.short_list or config.vocab_size, bias=False)
-        self.adopt(ids)
+        self.adopt(short_list)
 
     def adopt(self, short_list: Tensor | None, target_rotary: nn.Module | None = None) -> None:
-        """Set what is no parameter: the short list's ids [N] and, for glide, the target's rotary module."""
+        """Set what is no parameter: the reduced vocabulary's ids [N] and, for glide, the target's rotary module."""
         config = self.config
         ids = torch.empty(0, dtype=torch.long) if short_list is None else short_list.long()
         self.register_buffer("short_list", ids, persistent=False)
@@ -221,15 +214,15 @@ class Student(nn.Module):
 
     @property
     def ids(self) -> Tensor:
-        """The short list [N] long, the head's rows in order; empty = all ids."""
+        """The reduced vocabulary [N] long, the head's rows in order; empty = all ids."""
         return cast(Tensor, self.short_list)
 
     def target_layers(self, count: int) -> list[int]:
-        """Which of the target's `count` layers each layer of a glide student reads; [] for the others."""
+        """Which of the target's `count` layers each layer of a GLIDE head reads; [] for the others."""
         if self.config.kind != "glide":
             return []
         own = self.config.num_hidden_layers
-        return [count - 1 if self.config.cross_last else count - own + index for index in range(own)]
+        return [count - 1] * own if self.config.cross_last else list(range(count - own, count))
 
     def states(
         self,
@@ -240,7 +233,7 @@ class Student(nn.Module):
         steps: int = 1,
         lag: int | None = None,
     ) -> list[Tensor]:
-        """What the head is applied to, [B, T, H], for each of `steps` drafted steps (1 but for feature students).
+        """What the head is applied to, [B, T, H], for each of `steps` drafted steps (1 but for EAGLE heads).
 
         Args:
             ids: [B, T] long, padded on the right.
@@ -271,7 +264,7 @@ class Student(nn.Module):
         return found
 
     def _joined(self, embedded: Tensor, hidden: Tensor, own: Tensor | None) -> Tensor:
-        """Token and state one position before: the target's, or after the first step the student's own."""
+        """Token and state one position before: the target's, or after the first step the draft head's own."""
         trunk = self.model
         if own is None:
             state = trunk.join_feature(trunk.feature_norm(hidden.to(embedded.dtype)))

@@ -255,7 +255,6 @@ def test_figures_of_nothing_are_none() -> None:
         assert stats.alpha_per_position == ()
         assert stats.acceptance_histogram == ()
     assert Stats().ttft_ms is None
-    assert Stats().last_top2_gap is None
 
 
 def test_positions_that_were_never_examined_have_no_alpha() -> None:
@@ -292,7 +291,6 @@ def test_the_gap_is_known_where_a_round_ended() -> None:
     assert stats.top2_gaps == (0.5, None, None, 2.5, 1.5)
     assert stats.gap_at(3) == 2.5
     assert stats.gap_at(1) is stats.gap_at(9) is stats.gap_at(-1) is None
-    assert stats.last_top2_gap == 1.5
 
 
 def test_the_prompt_is_one_longer_than_what_its_prefill_reads() -> None:

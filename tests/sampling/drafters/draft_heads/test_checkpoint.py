@@ -196,7 +196,7 @@ def test_weights_that_do_not_fit_their_configuration_are_named(saved: Path) -> N
         ({name: None}, f"lacks {name}"),
         ({name: torch.zeros(3, 3)}, f"{name} is (3, 3), not (32, 16)"),
         ({"model.more.weight": torch.zeros(1)}, "has model.more.weight, which nothing reads"),
-        ({"lm_head.ids": None}, "0 ids in the short list, config.json says 8"),
+        ({"lm_head.ids": None}, "0 ids in the reduced vocabulary, config.json says 8"),
         ({"lm_head.ids": torch.tensor([*SHORT[:-1], 40])}, "no ascending list of ids"),
         ({"lm_head.ids": torch.tensor(SHORT[::-1])}, "no ascending list of ids"),
     ):
