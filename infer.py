@@ -1,4 +1,4 @@
-"""The one entry: `python infer.py [chat|run|bench|tables|pairs|check] …`. Everything else is in app/."""
+"""The one entry: `python infer.py [COMMAND] …`; --help lists the commands. Everything else is in app/."""
 
 import os
 import signal

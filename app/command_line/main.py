@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _silence(sys.stdout)
     except OSError as error:
         _silence(sys.stdout)
-        if code == 0:  # else it has been told
+        if code == 0:  # else it was reported
             _complain(f"error: {_system_error(error)}\n")
             code = 1
     end(code)
@@ -96,8 +96,8 @@ def _system_error(error: OSError) -> str:
 
 def _internal(error: Exception, verbose: bool) -> str:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    told = f"internal: {type(error).__name__}" + (f": {first}" if first else "")
-    return told if verbose else f"{told} (run with --verbose for the traceback)"
+    line = f"internal: {type(error).__name__}" + (f": {first}" if first else "")
+    return line if verbose else f"{line} (run with --verbose for the traceback)"
 
 
 def _complain(text: str) -> None:
@@ -143,7 +143,7 @@ def _run(request: Request) -> int:
 
 
 def layers_of(request: Request) -> Layers:
-    """All layers but /set; the flags first, so that a wrong one is told even if the catalogue is wrong too."""
+    """All layers but /set; the flags first, so that a wrong one is reported even if the catalogue is wrong too."""
     flags_alone = Layers.of(environ=request.environ, flags=request.flags)
     if not COMMANDS[request.command].layered:
         return flags_alone

@@ -76,7 +76,7 @@ class SubCommand:
 
 
 _PROMPT = Word("prompt", "*", "PROMPT", "the prompt; - reads it from a pipe")
-_FILE = Word("file", "?", "FILE", "a recording: of record, as torch prints tensors, or a JSON map of ids")
+_FILE = Word("file", "?", "FILE", "recorded answers: of record, as torch prints tensors, or a JSON map of ids")
 _CHATTING = ("system", "chat", "template")
 _DRAFTING = (
     *("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset"),
@@ -111,7 +111,7 @@ COMMANDS: Mapping[str, SubCommand] = {
     ),
     "record": SubCommand(
         "record [--prompts F.jsonl] --out F.jsonl [options]",
-        "record what a target answers, to stand in for it",
+        "record what a target answers, for simulate",
         "app.simulate.record_target:run_record",
         RECORD_FIELDS,
         record_args,
@@ -175,13 +175,13 @@ COMMANDS: Mapping[str, SubCommand] = {
     ),
     "replay": SubCommand(
         "replay FILE [--speed X] [options]",
-        "show a recording again, without any model",
+        "show a session log again, without any model",
         "app.replay.player:replay",
         REPLAY_FIELDS,
         replay_args,
         "looks",
         ("view", "palette", "debug"),
-        word=Word("file", "?", "FILE", "what --record has written"),
+        word=Word("file", "?", "FILE", "what --log has written"),
     ),
     "pairs": SubCommand("pairs [options]", "list the catalogue", level="catalogue"),
     "check": SubCommand(

@@ -47,7 +47,7 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
         state.hint("temperature 0: the same answer again" if same else f"seed {settings.seed}")
     race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun)
     asked = Asked(plan.user, plan.prompt, plan.answer, bool(plan.begun))
-    take = state.recorder and state.recorder.take(engine, asked, settings, made, chat.text)
+    take = state.log and state.log.take(engine, asked, settings, made, chat.text)
     live = state.live and not settings.quiet
     with streaming(tracks, state.out, settings, state.stop) if live else nullcontext(lambda: None) as draw:
         play(take.tee(race) if take else race, tracks, draw)
@@ -59,8 +59,8 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     if not last.meter.ids:
         return False
     earlier = chat.turns[plan.keep].record.get("decodings", []) if plan.answer else []
-    models, told = models_of(engine), [track.record() for track in tracks]
-    decodings = [*earlier, {"models": models, "settings": shown_settings(settings), "lanes": told}]
+    models, records = models_of(engine), [track.record() for track in tracks]
+    decodings = [*earlier, {"models": models, "settings": shown_settings(settings), "lanes": records}]
     turn = chat.commit(plan, last.meter.ids, last.reason, seed=settings.seed, decodings=decodings)
     state.latest = Answered(engine.loaded.spec.name, settings, turn, tracks, models)
     state.answers.append(state.latest)

@@ -15,7 +15,7 @@ from rich.text import Text
 from app.chat.conversation import clean
 from app.console.chat_commands import saved
 from app.console.loading import Loader, load_engine, one_line
-from app.console.prompt import HungUpError, LeaveError, PromptReader, Reader
+from app.console.prompt import HungUpError, LeaveError, PromptReader
 from app.console.rescue import Rescue
 from app.console.slash_commands import COMMANDS, Completion, completions, dispatch
 from app.console.state import ConsoleState
@@ -25,7 +25,7 @@ from app.settings.layers import Layers, ModelOptions, Settings
 from utils.errors import UserError
 from utils.progress import INTERRUPTED
 
-MakeReader = Callable[[ConsoleState], Reader]
+MakeReader = Callable[[ConsoleState], PromptReader]
 HUNG_UP = 129  # as a shell tells that SIGHUP ended it
 
 
@@ -60,7 +60,8 @@ def run_console(
         reader.leave()
 
     unexpected: Exception | None = None
-    with Rescue(lambda: saved(state), leave) as rescue:
+    with Rescue(lambda: saved(state), leave) as rescue, contextlib.ExitStack() as last:
+        last.callback(lambda: state.log and state.log.close())
         try:
             with quiet_keys():  # what is typed while something is printed waits for the next prompt
                 code = loop(state, reader)
@@ -68,11 +69,7 @@ def run_console(
             code = leaving.code if isinstance(leaving.code, int) else 0
         except Exception as error:
             code, unexpected = 1, error
-        try:
-            code = ended(state, rescue, rescue.code or code, unexpected)
-        finally:
-            if state.recorder is not None:
-                state.recorder.close()
+        code = ended(state, rescue, rescue.code or code, unexpected)
     if state.pairs.leave() and out is None:
         leave_at_once(code)  # a thread is inside a library that cannot be called off
     return code
@@ -95,7 +92,7 @@ def ended(state: ConsoleState, rescue: Rescue, code: int, error: Exception | Non
     return code
 
 
-def prompt_reader(state: ConsoleState) -> Reader:
+def prompt_reader(state: ConsoleState) -> PromptReader:
     """The prompt on a terminal."""
 
     def offer(line: str) -> list[Completion]:
@@ -120,14 +117,13 @@ def status(state: ConsoleState) -> str:
     """The prompt's bottom line."""
     from app.screen.view import toolbar
 
-    job, chat = state.pairs.job, state.chat
+    pairs, chat = state.pairs, state.chat
     used, context = (len(chat.ids), chat.context) if chat else (0, 0)
-    engine = state.pairs.engine
-    last = engine.last_gamma(state.settings) if engine is not None else None
-    return toolbar(state.pairs.name, state.settings, job.status if job else "", used, context, last)
+    last = pairs.engine.last_gamma(state.settings) if pairs.engine is not None else None
+    return toolbar(pairs.name, state.settings, pairs.job.status if pairs.job else "", used, context, last)
 
 
-def loop(state: ConsoleState, reader: Reader) -> int:
+def loop(state: ConsoleState, reader: PromptReader) -> int:
     """Read and handle lines until the user leaves."""
     while not state.leaving:
         default, state.next_line = state.next_line, ""
@@ -155,12 +151,12 @@ def handle(state: ConsoleState, line: str) -> None:
 
     A message without an answer goes back into the input line.
     """
-    from app.console.answer import UNANSWERED, answer
-
     try:
         with Interrupts() as state.stop:
             if state.leaving:
                 return
+            from app.console.answer import UNANSWERED, answer
+
             state.collect()
             editing, state.editing = state.editing, False  # only the very next message takes the last one's place
             text = dispatch(clean(line), state, COMMANDS)

@@ -97,10 +97,10 @@ def value(word: str, group: str, name: str = "", after: Callable[[ConsoleState],
 
 def gamma_learned(state: ConsoleState) -> str:
     """What `gamma auto` knows so far."""
-    from app.console.about import pace_text
+    from app.console.about import learned_gamma
 
     engine, settings = state.pairs.engine, state.settings
-    return pace_text(engine, settings) if settings.gamma == "auto" and engine is not None else ""
+    return learned_gamma(engine, settings) if settings.gamma == "auto" and engine is not None else ""
 
 
 def lane(name: str, word: str, group: str) -> Command:

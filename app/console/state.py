@@ -50,7 +50,7 @@ class ConsoleState:
         self.leaving = False
         self.reading = False  # the prompt is waiting for keys
         self.stop = Interrupts()  # of the command that is running
-        self.recorder = recorder_of(layers.settings)
+        self.log = recorder_of(layers.settings)
         self._stopped_at = -SECOND_WITHIN  # when Ctrl-C last stopped an answer
         self.refresh: Callable[[], None] = lambda: None
         self._collecting = threading.Lock()
@@ -68,7 +68,7 @@ class ConsoleState:
     def take(self, layers: Layers) -> None:
         """Take settings over, after everything that could refuse them has had its say."""
         settings, before = layers.settings, self.settings
-        recorder = self.recorder if settings.record == before.record else recorder_of(settings)
+        log = self.log if settings.record == before.record else recorder_of(settings)
         if self.pairs.engine is not None and settings.compare != before.compare:
             self.pairs.engine.lanes(settings)
         if self.chat is not None:
@@ -78,9 +78,9 @@ class ConsoleState:
                 self.chat.set_template(settings.template)
             self.chat.chat = settings.chat
         self.layers = layers
-        if self.recorder is not None and self.recorder is not recorder:
-            self.recorder.close()
-        self.recorder = recorder
+        if self.log is not None and self.log is not log:
+            self.log.close()
+        self.log = log
         if settings.chat and not before.chat:
             self._say_if_plain()
 

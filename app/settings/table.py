@@ -78,8 +78,8 @@ class Field:
         try:
             return self.kind.read(value)
         except RefusedError as error:
-            kept = "" if still is ... else f" (still {self.show(still)})"
-            raise UsageError(f"{label or self.name} must be {error}, got {got(value)}{kept}") from None
+            holds = "" if still is ... else f" (still {self.show(still)})"
+            raise UsageError(f"{label or self.name} must be {error}, got {got(value)}{holds}") from None
 
     def show(self, value: Any) -> str:
         """The value as a user would type it, on one line."""
@@ -206,13 +206,13 @@ class Settings(_Record):
     coupling: str = row(
         "rejection",
         Choice(("rejection", "gumbel")),
-        "how sampled drafts are judged; gumbel keeps plain decoding's text",
+        "how sampled drafts are verified; gumbel keeps plain decoding's text",
         DECODING,
     )
     draft_sampling: str = row(
         "law", Choice(("law", "greedy")), "draw drafts, or take the drafter's likeliest", DECODING
     )
-    verify: str = row("token", Choice(("token", "block")), "judge drawn drafts token by token, or as blocks", DECODING)
+    verify: str = row("token", Choice(("token", "block")), "verify drawn drafts token by token, or as blocks", DECODING)
     expand: str = row(
         "auto",
         Choice(("auto", "none", "cape", "dynamic")),

@@ -129,13 +129,13 @@ BAD = {
 
 
 def test_bad_arguments_are_one_line_and_change_nothing(catalogue: Path) -> None:
-    state: list[Any] = []
+    seen: list[Any] = []
 
     def look(state: ConsoleState) -> None:
-        state.append((state.settings, state.pairs.name, list(state.chat.turns), state.leaving))
+        seen.append((state.settings, state.pairs.name, list(state.chat.turns), state.leaving))
 
     ran = run_lines(catalogue, "one", look, *BAD, look)
-    assert state[0] == state[1]
+    assert seen[0] == seen[1]
     for line, wanted in BAD.items():
         said = ran.after(line.strip()).strip()
         if wanted is None:

@@ -56,7 +56,7 @@ def test_the_way_of_a_message_is_short(live: bool, tmp_path: Path, monkeypatch: 
     assert len(ran.state.chat.turns) == 2
     (frames,) = seen
     for file, name in frames:
-        print(f"{file}: {name}")
+        sys.stdout.write(f"{file}: {name}\n")
     assert frames[0] == ("app/console/repl.py", "loop")
     assert len(frames) <= MOST_FRAMES
     assert len({file for file, _ in frames}) <= MOST_FILES
