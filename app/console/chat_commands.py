@@ -310,8 +310,6 @@ def plot(state: ConsoleState, which: str) -> None:
     if which == "gamma" and not state.answers:
         raise UserError("/plot gamma needs an answer of this run: the last one was loaded")
     look = look_of(state.out, state.settings).sized(height=None)
-    if which == "gamma":
-        state.say(gamma_bars([answered.tracks for answered in state.answers], look))
-    else:
-        for bars in position_bars(last.tracks, look):
-            state.say(bars)
+    tracks = [answered.tracks for answered in state.answers]
+    for bars in [gamma_bars(tracks, look)] if which == "gamma" else position_bars(last.tracks, look):
+        state.say(bars)

@@ -53,7 +53,7 @@ def test_every_way_of_setting_gamma_takes_auto() -> None:
     assert Settings().gamma == 4
     assert Settings().changed(gamma="auto").changed(gamma="7").gamma == 7
     assert Layers.of(environ={"SPEC_GAMMA": "auto"}).settings.gamma == "auto"
-    assert Layers.of({"gamma": "auto"}, {}, {}, {}).settings.gamma == "auto"
+    assert Layers.of({"gamma": "auto"}, {}, {}).settings.gamma == "auto"
     with pytest.raises(UsageError, match=r"gamma must be a whole number from 1 to 64 or auto, got 0 \(still auto\)"):
         Settings(gamma="auto").changed(gamma=0)
 
