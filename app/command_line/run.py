@@ -45,7 +45,7 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
             sys.stderr.write(f"{engine.loaded.target.name} has no chat template: the text is simply continued\n")
         asked = Asked(text, fitting(chat.plan(text).prompt, min(lane.context for lane in lanes)))
         take = take_of(log, engine, lanes, asked, settings, chat.text)
-        writer = None if as_json else Writer(sys.stdout, chat.text)
+        writer = None if as_json else AnswerWriter(sys.stdout, chat.text)
         answers: list[Answer] = []
         for index, lane in enumerate(lanes):
             show = writer.feed if writer is not None and lane is lanes[-1] else None
@@ -74,7 +74,7 @@ def write_json(data: object) -> None:
     sys.stdout.flush()
 
 
-class Writer:
+class AnswerWriter:
     """Writes an answer's text as its ids arrive; characters split over tokens wait until they are whole.
 
     On a terminal control characters of the answer are left out: a model must not move the cursor.

@@ -31,7 +31,7 @@ Work = Callable[[Progress, Cancelled], "Engine"]
 Loader = Callable[["PairSpec", "ModelOptions", Progress, Cancelled], "Engine"]
 
 
-class Job(threading.Thread):
+class Loading(threading.Thread):
     """Runs `work(progress, cancelled)` in a daemon thread, at once.
 
     `status` is what it is doing: "converting 42%", or "" in the end; `changed` is called, in that thread, whenever
@@ -39,7 +39,7 @@ class Job(threading.Thread):
     """
 
     def __init__(self, work: Work, changed: Callable[[], None]) -> None:
-        super().__init__(name="job", daemon=True)
+        super().__init__(name="loading", daemon=True)
         self._work, self._changed, self.cancelled = work, changed, threading.Event()
         self.status = "starting"
         self.engine: futures.Future[Engine] = futures.Future()
@@ -114,7 +114,7 @@ def warm(engine: Engine, progress: Progress) -> Engine:
     return engine
 
 
-def watch(job: Job, label: str, console: Console, stop: Interrupts, *, live: bool, hint: str) -> bool:
+def watch(job: Loading, label: str, console: Console, stop: Interrupts, *, live: bool, hint: str) -> bool:
     """Wait for a job with its progress on the last line; False if Ctrl-C ended the waiting."""
     with InPlace(console) if live else nullcontext() as place:
         while not job.wait(0.1 if live else 0.02):
@@ -144,16 +144,16 @@ class Pairs:
         self.options, self.loader, self._changed = options, loader, changed
         self.engine: Engine | None = None
         self.spec: PairSpec | None = None  # of the engine, or of the first load
-        self.job: Job | None = None
-        self._started: list[Job] = []
+        self.job: Loading | None = None
+        self._started: list[Loading] = []
 
     def begin(self, spec: PairSpec) -> None:
         """Load the first pair behind the prompt."""
         self.spec = spec
         self.job = self._start(lambda progress, cancelled: self.loader(spec, self.options, progress, cancelled))
 
-    def _start(self, work: Work) -> Job:
-        self._started.append(Job(work, self._changed))
+    def _start(self, work: Work) -> Loading:
+        self._started.append(Loading(work, self._changed))
         return self._started[-1]
 
     @property

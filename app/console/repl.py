@@ -16,7 +16,7 @@ from app.chat.conversation import clean
 from app.console.chat_commands import saved
 from app.console.loading import Loader, load_engine, one_line
 from app.console.prompt import HungUpError, LeaveError, PromptReader
-from app.console.rescue import Rescue
+from app.console.rescue import ChatRescue
 from app.console.slash_commands import COMMANDS, Completion, completions, dispatch
 from app.console.state import ConsoleState
 from app.lanes.processes import TERMINATED, broken, died, leave_at_once, tell_launcher
@@ -60,7 +60,7 @@ def run_console(
         reader.leave()
 
     unexpected: Exception | None = None
-    with Rescue(lambda: saved(state), leave) as rescue, contextlib.ExitStack() as last:
+    with ChatRescue(lambda: saved(state), leave) as rescue, contextlib.ExitStack() as last:
         last.callback(lambda: state.log and state.log.close())
         try:
             with quiet_keys():  # what is typed while something is printed waits for the next prompt
@@ -75,7 +75,7 @@ def run_console(
     return code
 
 
-def ended(state: ConsoleState, rescue: Rescue, code: int, error: Exception | None) -> int:
+def ended(state: ConsoleState, rescue: ChatRescue, code: int, error: Exception | None) -> int:
     """The exit code; before it, unless the user ended the console, the conversation is saved and what happened told."""
     if code in (0, INTERRUPTED):
         return code

@@ -20,7 +20,7 @@ import pydantic
 from app.settings.types import (
     LANES,
     Choice,
-    Drafters,
+    DrafterNames,
     Kind,
     KMatrix,
     Names,
@@ -228,7 +228,9 @@ class Settings(_Record):
     ngram_filler: int = row(3, Whole(1, 64), "also count the target's k likeliest tokens; 1: only what it wrote", NGRAM)
     ngram_stop_if_unknown: bool = row(True, Switch(), "stop drafting at an unknown n-gram", NGRAM)
     ngram_reset: bool = row(True, Switch(), "forget the n-grams between answers", NGRAM)
-    cascade: tuple[str, ...] = row((), Drafters(), "drafters of the lanes cascade and chain, large to small", CASCADE)
+    cascade: tuple[str, ...] = row(
+        (), DrafterNames(), "drafters of the lanes cascade and chain, large to small", CASCADE
+    )
     k_matrix: tuple[tuple[int, ...], ...] = row(
         (), KMatrix(), "tokens each drafter adds; first row: for the target", CASCADE
     )

@@ -300,7 +300,7 @@ class PassSeconds(Kind):
         )
 
 
-class Drafters(Kind):
+class DrafterNames(Kind):
     """A comma list (or a sequence) of drafters: words, or names of models that the pair brings. Empty: the pair's."""
 
     def __init__(self) -> None:
