@@ -9,21 +9,32 @@ import os
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
+from app.chat import export
+from app.chat.answered import Answered
+from app.chat.conversation import Plan, Turn
+from app.chat.saved import answered_of, as_json, as_text, local_clipboard, osc52, read_chat
+from app.console import about
+from app.console.answer import UNANSWERED, answer
 from app.console.command import files
+from app.console.loading import load_another_drafter
 from app.console.setting_commands import DRAFTER_HELP
+from app.console.tryout import ask_all, time_lanes
+from app.lanes.pairing import choose_pair
+from app.screen.live import look_of, traced
+from app.screen.plots import gamma_bars, position_bars
+from app.screen.terminal import usual_keys
 from app.settings.table import NAMED
 from app.settings.types import did_you_mean, got
 from utils.errors import UsageError, UserError
 from utils.files import write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from app.chat.answered import Answered
-    from app.chat.conversation import Plan, Turn
     from app.console.state import ConsoleState
 
 _CLIPBOARD_LIMIT = 74_994  # bytes that terminals take by control sequence
@@ -33,8 +44,6 @@ _CLIPBOARD_LIMIT = 74_994  # bytes that terminals take by control sequence
 
 
 def pair(state: ConsoleState, name: str) -> None:
-    from app.lanes.pairing import choose_pair
-
     names, pairs = state.pair_names(), state.pairs
     if not name:
         loaded = "loading" if pairs.job else "loaded" if pairs.engine else "not loaded"
@@ -47,8 +56,6 @@ def pair(state: ConsoleState, name: str) -> None:
 
 
 def drafter(state: ConsoleState, name: str) -> None:
-    from app.console.loading import load_another_drafter
-
     pairs = state.pairs
     if not name:
         spec = pairs.engine.loaded.spec if pairs.engine else pairs.spec
@@ -71,8 +78,6 @@ def _switch(state: ConsoleState, label: str, work: Any, *, spec: Any = None, lay
 
 
 def info(state: ConsoleState, _: object) -> None:
-    from app.console import about
-
     pairs = state.pairs
     if pairs.engine is None and pairs.job is not None:
         return state.say(f"{pairs.name}: {pairs.job.status}")
@@ -139,8 +144,6 @@ def edit(state: ConsoleState, text: str) -> None:
 
 def edited(text: str, editor: str) -> str:
     """`text` as the user left it in the editor. UserError if that cannot be run or fails."""
-    from app.screen.terminal import usual_keys
-
     try:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "message.txt"
@@ -153,15 +156,11 @@ def edited(text: str, editor: str) -> str:
 
 
 def _decode(state: ConsoleState, plan: Plan) -> None:
-    from app.console.answer import UNANSWERED, answer
-
     if not answer(plan, state):
         state.hint(UNANSWERED)
 
 
 def copy(state: ConsoleState, _: object) -> None:
-    from app.chat.saved import local_clipboard, osc52
-
     text = state.said().turns[-1].text
     sequence = osc52(text)
     sent = state.live and len(sequence) <= _CLIPBOARD_LIMIT
@@ -181,8 +180,6 @@ def leave(state: ConsoleState, _: object) -> None:
 
 
 def save(state: ConsoleState, path: Path) -> None:
-    from app.chat.saved import as_text
-
     chat, ending = state.said(), path.suffix.lower()
     if ending == ".json":
         text = saved(state)
@@ -194,8 +191,6 @@ def save(state: ConsoleState, path: Path) -> None:
 
 def _page(state: ConsoleState, ending: str) -> str:
     """The conversation as something to look at."""
-    from app.chat import export
-
     chat = state.said()
     turns = [export.Shown(turn, _answered(state, turn)) for turn in chat.turns]
     if ending == ".md":
@@ -207,8 +202,6 @@ def _page(state: ConsoleState, ending: str) -> str:
 
 def saved(state: ConsoleState) -> str:
     """The conversation as /load reads it."""
-    from app.chat.saved import as_json
-
     chat, spec = state.said(), state.pairs.spec
     about = {"pair": state.pairs.name, "drafter": spec.drafter_name if spec else None, "system": chat.system}
     return as_json(list(chat.turns), {**about, "tokenizer": _tokenizer(state)})
@@ -228,8 +221,6 @@ def _tokenizer(state: ConsoleState) -> str:
 
 def _answered(state: ConsoleState, turn: Turn) -> list[Answered]:
     """The decodings of a turn; none where its figures are not there, or its ids are another tokenizer's."""
-    from app.chat.saved import answered_of
-
     assert state.chat is not None
     try:
         return answered_of(turn, state.chat.text)
@@ -238,8 +229,6 @@ def _answered(state: ConsoleState, turn: Turn) -> list[Answered]:
 
 
 def load(state: ConsoleState, path: Path) -> None:
-    from app.chat.saved import read_chat
-
     found = read_chat(path)
     engine, chat = state.engine(), state.conversation()
     same = found.tokenizer in (None, _tokenizer(state)) and chat.reads(found.turns, engine.target.vocab_size)
@@ -258,16 +247,12 @@ def load(state: ConsoleState, path: Path) -> None:
 
 
 def prompts(state: ConsoleState, name: str) -> None:
-    from app.console.tryout import ask_all
-
     if not name:
         raise UsageError(f"/prompts needs a .jsonl or .txt file, or one of {', '.join(NAMED)}")
     ask_all(state, name)
 
 
 def bench(state: ConsoleState, gammas: tuple[int | str, ...]) -> None:
-    from app.console.tryout import time_lanes
-
     time_lanes(state, gammas)
 
 
@@ -282,10 +267,6 @@ def _last(state: ConsoleState) -> Answered:
 
 
 def stats(state: ConsoleState, which: str) -> None:
-    from rich.text import Text
-
-    from app.console import about
-
     if which == "json":
         state.out.print(Text(about.stats_json(_last(state))), soft_wrap=True)
     elif which == "session":
@@ -297,15 +278,10 @@ def stats(state: ConsoleState, which: str) -> None:
 
 
 def trace(state: ConsoleState, rounds: int | None) -> None:
-    from app.screen.live import traced
-
     state.say(traced(_last(state).tracks, state.out, state.settings, rounds))
 
 
 def plot(state: ConsoleState, which: str) -> None:
-    from app.screen.live import look_of
-    from app.screen.plots import gamma_bars, position_bars
-
     last = _last(state)
     if which == "gamma" and not state.answers:
         raise UserError("/plot gamma needs an answer of this run: the last one was loaded")

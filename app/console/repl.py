@@ -13,14 +13,17 @@ from rich.console import Console
 from rich.text import Text
 
 from app.chat.conversation import clean
+from app.console.answer import UNANSWERED, answer
 from app.console.chat_commands import saved
 from app.console.loading import Loader, load_engine, one_line
 from app.console.prompt import HungUpError, LeaveError, PromptReader
 from app.console.rescue import ChatRescue
 from app.console.slash_commands import COMMANDS, Completion, completions, dispatch
 from app.console.state import ConsoleState
+from app.lanes.pairing import choose_pair
 from app.lanes.processes import TERMINATED, broken, died, leave_at_once, tell_launcher
 from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
+from app.screen.view import toolbar
 from app.settings.layers import Layers, ModelOptions, Settings
 from utils.errors import UserError
 from utils.progress import INTERRUPTED
@@ -43,8 +46,6 @@ def run_console(
     `layers` says where the settings come from (for /reset). Tests give their own loader, reader and
     console. Raises UsageError for a wrong catalogue or an unknown pair, before anything is shown.
     """
-    from app.lanes.pairing import choose_pair
-
     spec = choose_pair(options)
     console = out or make_console(settings)
     live = out is None and is_live(console)
@@ -115,8 +116,6 @@ def prompt_reader(state: ConsoleState) -> PromptReader:
 
 def status(state: ConsoleState) -> str:
     """The prompt's bottom line."""
-    from app.screen.view import toolbar
-
     pairs, chat = state.pairs, state.chat
     used, context = (len(chat.ids), chat.context) if chat else (0, 0)
     last = pairs.engine.last_gamma(state.settings) if pairs.engine is not None else None
@@ -155,8 +154,6 @@ def handle(state: ConsoleState, line: str) -> None:
         with Interrupts() as state.stop:
             if state.leaving:
                 return
-            from app.console.answer import UNANSWERED, answer
-
             state.collect()
             editing, state.editing = state.editing, False  # only the very next message takes the last one's place
             text = dispatch(clean(line), state, COMMANDS)

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from app.console.about import learned_gamma
 from app.console.command import Command, Offer, text, words
 from app.settings.table import SETTING_FIELDS, Field, Settings
 from app.settings.types import MATCHED, Switch, did_you_mean, got
@@ -97,8 +98,6 @@ def value(word: str, group: str, name: str = "", after: Callable[[ConsoleState],
 
 def gamma_learned(state: ConsoleState) -> str:
     """What `gamma auto` knows so far."""
-    from app.console.about import learned_gamma
-
     engine, settings = state.pairs.engine, state.settings
     return learned_gamma(engine, settings) if settings.gamma == "auto" and engine is not None else ""
 

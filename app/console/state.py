@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from app.chat.conversation import Conversation, Plan
+from app.console.about import header
 from app.console.loading import Loader, Pairs, watch
 from app.lanes.pairing import catalogue
 from app.replay.log_writer import recorder_of
@@ -117,8 +118,6 @@ class ConsoleState:
 
     def adopt(self, engine: Engine) -> None:
         """Go on with these models; the conversation goes with them. UserError if it cannot."""
-        from app.console.about import header
-
         models, settings = (engine.tokenizer, engine.stop_ids, engine.context), self.settings
         if self.chat is None:
             named = {"chat": settings.chat, "single": engine.encodes, "template": settings.template}

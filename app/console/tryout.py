@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from app.bench.options import BenchArgs
+from app.console.about import session_stats
+from app.console.answer import answer
 from app.console.state import ConsoleState, NotSentError
 from app.prompts.questions import Question, conversation, fitting, read_questions, stratified
 from app.screen.rows import visible
@@ -31,7 +33,6 @@ def ask_all(state: ConsoleState, name: str) -> None:
 
     Ctrl-C stops the run. /bench takes these prompts from now on.
     """
-    from app.console.about import session_stats
     from app.prompts.datasets import questions_of
 
     prompts = name if name in NAMED else Path(name)
@@ -52,8 +53,6 @@ def ask_all(state: ConsoleState, name: str) -> None:
 
 def _ask(aside: ConsoleState, question: Question, place: str) -> None:
     """All turns of one question, with the target's cache of the one before."""
-    from app.console.answer import answer
-
     engine = aside.engine()
     aside.chat = chat = conversation(engine, aside.settings)
     for text in question.turns:

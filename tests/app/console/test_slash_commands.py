@@ -494,7 +494,7 @@ def test_usage_errors_have_the_usage_exit_code() -> None:
 
 
 def test_gamma_prints_what_auto_knows_and_nothing_of_it_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.console.about.learned_gamma", lambda engine, settings: "spec: gamma 3")
+    monkeypatch.setattr("app.console.setting_commands.learned_gamma", lambda engine, settings: "spec: gamma 3")
     console = ScriptedConsole()
     console.pairs.engine = Any  # type: ignore[assignment]
     for line in ("/gamma", "/gamma auto", "/gamma", "/gamma 2"):

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import app.bench.run
-import app.console.answer
+import app.console.repl
+import app.console.tryout
 from app.console.slash_commands import COMMANDS, completions
 from app.console.state import ConsoleState
 from tests.app.console.test_slash_commands import ScriptedConsole
@@ -63,7 +64,7 @@ def test_the_prompts_are_asked_and_the_conversation_is_as_it_was(catalogue: Path
 
 def stop_in(monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
     """Ctrl-C while the answer of this number (from 1) is being decoded."""
-    decode, count = app.console.answer.answer, [0]
+    decode, count = app.console.repl.answer, [0]
 
     def stopping(plan: Any, state: ConsoleState) -> Any:
         count[0] += 1
@@ -79,7 +80,8 @@ def stop_in(monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
             state.stop = pressed  # type: ignore[assignment]
         return decode(plan, state)
 
-    monkeypatch.setattr(app.console.answer, "answer", stopping)
+    for module in (app.console.repl, app.console.tryout):
+        monkeypatch.setattr(module, "answer", stopping)
 
 
 def test_ctrl_c_stops_the_prompts_and_keeps_the_conversation(
