@@ -161,16 +161,14 @@ class Number(Kind):
     def __init__(
         self, low: float, high: float, *, without_low: bool = False, without_high: bool = False, least: float = 0.0
     ) -> None:
-        lower = {"gt" if without_low else "ge": low}
-        upper = {"lt" if without_high else "le": high}
-        limits = Limits(**lower, **upper)  # type: ignore[arg-type]
+        limits: dict[str, Any] = {"gt" if without_low else "ge": low, "lt" if without_high else "le": high}
         rounded = AfterValidator(lambda value: 0.0 if value < least else value + 0.0)  # -0.0 becomes 0.0
         outside = f"from {plain(low)} to {plain(high)}"
         if without_low or without_high:
             begin = f"above {plain(low)}" if without_low else f"at least {plain(low)}"
             outside = f"{begin} and {'below' if without_high else 'at most'} {plain(high)}"
         allowed = f"a number{',' if outside.startswith('at') else ''} {outside}"
-        kind = Annotated[float, Strict(), limits, rounded, BeforeValidator(_decimal)]
+        kind = Annotated[float, Strict(), Limits(**limits), rounded, BeforeValidator(_decimal)]
         super().__init__(kind, allowed, "X", show=plain, outside=outside)
 
 
@@ -291,7 +289,8 @@ class PassSeconds(Kind):
             _once(tuple(count for count, _ in pairs))
             return tuple(sorted(pairs))
 
-        pair: Any = tuple[Whole(1, 1000).type, Number(0, 1e6, without_low=True).type]
+        count, seconds = Whole(1, 1000).type, Number(0, 1e6, without_low=True).type
+        pair: Any = tuple[count, seconds]  # type: ignore[valid-type]
         super().__init__(
             Annotated[tuple[pair, ...], BeforeValidator(_pairs), Limits(min_length=1), AfterValidator(ordered)],
             "seconds above 0: one number, a comma list for 1, 2, … tokens, or tokens:seconds pairs",
