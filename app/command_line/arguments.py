@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from app.command_line.subcommands import COMMANDS, OWN_FIELDS
@@ -49,20 +50,14 @@ class _Parser(argparse.ArgumentParser):
         lacking = re.fullmatch(r"argument (\S+): expected .*argument.*", message)
         surplus = re.fullmatch(r"argument (\S+): ignored explicit argument (.*)", message)
         if lacking:
-            name = lacking[1].removeprefix("--").replace("-", "_")
-            tables = (FIELDS, *(OWN_FIELDS.values()))
-            known = next((table[name] for table in tables if name in table), None)
-            raise UsageError(f"{lacking[1]} needs a value" + (f": {known.kind.allowed}" if known else ""))
+            every = (known for table in (FIELDS, *OWN_FIELDS.values()) for known in table.values())
+            allowed = next((f": {known.kind.allowed}" for known in every if lacking[1] in known.flags), "")
+            raise UsageError(f"{lacking[1]} needs a value{allowed}")
         raise UsageError(f"{surplus[1]} takes no value, got {surplus[2]}" if surplus else message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Help and version, to a stream whose errors count (argparse drops them)."""
         (file or sys.stdout).write(message)
-
-
-class _Format(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32)
 
 
 def build_parser(command: str = "chat") -> argparse.ArgumentParser:
@@ -74,7 +69,7 @@ def build_parser(command: str = "chat") -> argparse.ArgumentParser:
         usage="\n       ".join(f"python {PROGRAM} {row}" for row in rows),
         description=_overview() if command == "chat" else known.about,
         epilog="Variables preset these: SPEC_GAMMA=8. `run --help`, `bench --help` tell more.",
-        formatter_class=_Format,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32),
         add_help=False,
         allow_abbrev=False,
     )
@@ -111,20 +106,18 @@ def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def _add(section: Any, known: Field, **more: Any) -> None:
-    """One flag; of a switch both forms, of which help shows the one that changes something."""
-    text = known.help.replace("%", "%%")
+    """One setting by all its flags, of which help shows one; of a switch the form that changes something."""
+    text, flags, how = known.help.replace("%", "%%"), dict.fromkeys(known.flags), more
     if isinstance(known.kind, Switch):
-        words = known.name.replace("_", "-")
-        for flag, value in ((f"--{words}", True), (f"--no-{words}", False)):
-            shown = ("do not " + text if known.default else text) if flag == known.flag else argparse.SUPPRESS
-            section.add_argument(
-                flag, dest=known.name, action="store_const", const=value, default=argparse.SUPPRESS, help=shown
-            )
-        return
-    if known.default not in (None, "", ()):
-        text += f" (default {known.show(known.default)})"
-    metavar = (known.kind.metavar, "…") if more.get("nargs") == "+" else known.kind.metavar
-    section.add_argument(known.flag, dest=known.name, metavar=metavar, default=argparse.SUPPRESS, help=text, **more)
+        text = f"do not {text}" if known.default else text
+        flags = {known.flags[0]: {"const": True}, f"--no-{known.flags[0][2:]}": {"const": False}}
+        how = {"action": "store_const"}
+    else:
+        text += "" if known.default in (None, "", ()) else f" (default {known.show(known.default)})"
+        how["metavar"] = (known.kind.metavar, "…") if "nargs" in more else known.kind.metavar
+    for flag, value in flags.items():
+        shown = text if flag == known.flag else argparse.SUPPRESS
+        section.add_argument(flag, dest=known.name, default=argparse.SUPPRESS, help=shown, **how, **(value or {}))
 
 
 def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
@@ -162,9 +155,8 @@ def _unknown(word: str, command: str, parser: argparse.ArgumentParser) -> str:
     owners = [name for name in COMMANDS if name != command and flag in _flags(build_parser(name))]
     if owners:
         return f"{command} takes no {flag} ({', '.join(owners)} {'does' if len(owners) == 1 else 'do'})"
-    return (
-        f"unknown flag {named(flag)}{did_you_mean(flag, _flags(parser)) or ' (--help lists them; -- ends the flags)'}"
-    )
+    hint = did_you_mean(flag, _flags(parser)) or " (--help lists them; -- ends the flags)"
+    return f"unknown flag {named(flag)}{hint}"
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:

@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _silence(sys.stdout)
     except OSError as error:
         _silence(sys.stdout)
-        if code == 0:  # else it has been told
-            _complain(f"error: {_system_error(error)}\n")
+        if code == 0:  # else it was reported
+            _complain(f"error: {_line(error, verbose)}\n")
             code = 1
     end(code)
     return code
@@ -65,13 +65,9 @@ def _guarded(arguments: list[str], world: World, verbose: bool, word: IO[str]) -
         return _ended(leaving.code if isinstance(leaving.code, int) else 0, verbose)
     except (BrokenPipeError, KeyboardInterrupt):
         raise
-    except UserError as error:
-        _report(" ".join(str(error).split()), verbose)
-        return error.exit_code
     except Exception as error:
-        system = isinstance(error, OSError) and error.errno is not None
-        _report(_system_error(error) if system else _internal(error, verbose), verbose)  # type: ignore[arg-type]
-        return 1
+        _report(_line(error, verbose), verbose)
+        return error.exit_code if isinstance(error, UserError) else 1
 
 
 def _ended(code: int, verbose: bool) -> int:
@@ -88,16 +84,16 @@ def _report(text: str, verbose: bool) -> None:
     tell_launcher(f"error: {text}")
 
 
-def _system_error(error: OSError) -> str:
-    """What the operating system refused, and on which file if it says so."""
-    place = f" {error.filename}" if error.filename else ""
-    return f"cannot read or write{place}: {error.strerror}"
-
-
-def _internal(error: Exception, verbose: bool) -> str:
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    told = f"internal: {type(error).__name__}" + (f": {first}" if first else "")
-    return told if verbose else f"{told} (run with --verbose for the traceback)"
+def _line(error: Exception, verbose: bool) -> str:
+    """What the user can mend, what the operating system refused and on which file, or what is wrong in the program."""
+    if isinstance(error, UserError):
+        return " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno is not None:
+        place = f" {error.filename}" if error.filename else ""
+        return f"cannot read or write{place}: {error.strerror}"
+    first = next((f": {line.strip()}" for line in str(error).splitlines() if line.strip()), "")
+    hint = "" if verbose else " (run with --verbose for the traceback)"
+    return f"internal: {type(error).__name__}{first}{hint}"
 
 
 def _complain(text: str) -> None:
@@ -143,7 +139,7 @@ def _run(request: Request) -> int:
 
 
 def layers_of(request: Request) -> Layers:
-    """All layers but /set; the flags first, so that a wrong one is told even if the catalogue is wrong too."""
+    """All layers but /set; the flags first, so that a wrong one is reported even if the catalogue is wrong too."""
     flags_alone = Layers.of(environ=request.environ, flags=request.flags)
     if not COMMANDS[request.command].layered:
         return flags_alone

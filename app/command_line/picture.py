@@ -19,29 +19,28 @@ def draw(message: str, flags: Sequence[str]) -> str:
     from app.chat.export import drawing, svg
     from app.command_line.arguments import read_request
     from app.command_line.main import layers_of
-    from app.console.about import header
     from app.console.answer import answer
-    from app.prompts.questions import conversation
+    from app.console.state import ConsoleState
     from app.screen.live import look_of
     from app.screen.output import load_engine
-    from app.screen.view import Canvas, question
+    from app.screen.view import question
     from sampling.loop import never
 
     request = read_request(["chat", *flags], os.environ)
-    settings = layers_of(request).settings
-    out = drawing()
-    canvas = Canvas(settings, out)
-    engine = load_engine(settings, request.options, never)
-    chat = conversation(engine, settings)
-    for warm_up in (True, False):  # the first answer of a process pays for memory that is touched first
-        if not warm_up:
-            canvas.say(header(engine, settings, out))
-            canvas.say(question(message, look_of(out, settings)))
-        answer(chat.plan(message), chat, engine, None, canvas)
-        if warm_up:
-            chat.undo()
-            engine.forget()
-            out.export_text(clear=True)
+    layers, out = layers_of(request), drawing()
+    engine = load_engine(layers.settings, request.options, never)
+    state = ConsoleState(layers, request.options, out, out, lambda *_: engine, live=False)
+    state.pairs.engine, state.pairs.spec = engine, engine.loaded.spec
+    state.adopt(engine)
+    chat = state.conversation()
+    answer(chat.plan(message), state)  # the first answer of a process pays for memory that is touched first
+    chat.undo()
+    engine.forget()
+    state.session = None
+    out.export_text(clear=True)
+    state.adopt(engine)
+    state.say(question(message, look_of(out, state.settings)))
+    answer(chat.plan(message), state)
     return svg(out)
 
 

@@ -14,15 +14,12 @@ from pathlib import Path
 
 from app.command_line.arguments import ALIASES
 from app.command_line.subcommands import COMMANDS, OWN_FIELDS
-from app.console.completion import LANE_HELP
 from app.console.slash_commands import TABLE
 from app.settings.table import FIELDS, SETTING_FIELDS, Field
-from app.settings.types import METHODS, Switch
+from app.settings.types import Switch
+from sampling.drafters.registry import table
 from utils.errors import UsageError, UserError
 from utils.files import write_text
-
-# (word, title, help, needs) of every way of drafting
-DRAFTERS = [(word, "", LANE_HELP[word], "") for word in METHODS if word != "spec"]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -46,7 +43,7 @@ def _flag_row(group: str, known: Field) -> list[str]:
 
 def drafters() -> str:
     """Every way of drafting that has a word."""
-    return _table(("Drafter", "What it is", "Needs"), [(_code(row[0]), *row[2:]) for row in DRAFTERS])
+    return _table(("Drafter", "What it is", "Needs"), [(_code(row[0]), *row[2:]) for row in table()])
 
 
 def subcommands() -> str:

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 from app.lanes.answers import Answer, compared, judged, results, run_lane, shown_settings
 from app.lanes.costs import terms_of
-from app.prompts.questions import fitting, given_prompt
+from app.prompts.questions import conversation, fitting, given_prompt
 from app.replay.log_writer import Asked, recorder_of, take_of
 from app.screen.output import load_engine
 from app.screen.rows import visible
@@ -23,8 +23,6 @@ from app.screen.terminal import Interrupts
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
-    from app.lanes.lane import Engine, Lane
-    from app.replay.log_writer import Recorder
     from app.settings.layers import ModelOptions, Settings
     from sampling.events import Event
 
@@ -33,82 +31,50 @@ _WIDTH = 120  # columns of figures that go to no terminal
 
 
 def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_json: bool) -> int:
-    """Answer one prompt; the exit code. None reads standard input as one prompt.
+    """Answer one prompt under the lanes of `settings.compare`; the exit code. None reads standard input as one prompt.
 
-    Raises UsageError for an empty prompt, one longer than the context, or a lane that cannot run.
+    Text: the last lane's on standard output, figures and comparison on standard error. JSON: one object on standard
+    output. After an interrupt the other lanes are skipped. Raises UsageError for an empty prompt, one longer than the
+    context, or a lane that cannot run.
     """
     text = given_prompt(prompt, sys.stdin)
-    with Interrupts() as interrupt, recorder_of(settings) or nullcontext() as recorder:
+    with Interrupts() as interrupt, recorder_of(settings) or nullcontext() as log:
         engine = load_engine(settings, options, interrupt)
-        shot = OneShot(engine, settings, text, interrupt, recorder)
-        return shot.as_json() if as_json else shot.as_text()
-
-
-class OneShot:
-    """One prompt under the lanes of `settings.compare`."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        settings: Settings,
-        text: str,
-        interrupt: Callable[[], bool],
-        recorder: Recorder | None = None,
-    ) -> None:
-        from app.prompts.questions import conversation
-
-        self.engine, self.settings, self.text, self.interrupt = engine, settings, text, interrupt
-        self.recorder = recorder
-        self.lanes = engine.lanes(settings)
-        chat = conversation(engine, settings)
-        if settings.chat and not (chat.templated or chat.single) and not settings.quiet:
+        lanes, chat = engine.lanes(settings), conversation(engine, settings)
+        if settings.chat and not (chat.templated or chat.single or settings.quiet):
             sys.stderr.write(f"{engine.loaded.target.name} has no chat template: the text is simply continued\n")
-        self.decode: Callable[[list[int]], str] = chat.text
-        self.prompt = fitting(chat.plan(text).prompt, min(lane.context for lane in self.lanes))
-
-    def as_json(self) -> int:
-        """One JSON object on standard output, nothing else."""
-        answers = self._answers(lambda lane: None)
-        result = {
-            "pair": self.engine.loaded.spec.name,
-            "prompt": self.text,
-            "settings": shown_settings(self.settings),
-            "results": results(answers),
-            **compared(answers),
-        }
-        plain = (sys.stdout.encoding or "").lower().replace("-", "") not in ("utf8", "utf8sig")
-        sys.stdout.write(json.dumps(result, ensure_ascii=plain, allow_nan=False) + "\n")
-        sys.stdout.flush()
-        return INTERRUPTED if answers[-1].interrupted else 0
-
-    def as_text(self) -> int:
-        """The last lane's text on standard output; figures and verdict on standard error."""
-        writer = Writer(sys.stdout, self.decode)
-        last = self.lanes[-1]
-        answers = self._answers(lambda lane: writer.feed if lane is last else None)
-        writer.finish(answers[-1].text)
-        if not self.settings.quiet:
-            report(answers, self.settings)
-        return INTERRUPTED if answers[-1].interrupted else 0
-
-    def _answers(self, show: Callable[[Lane], Callable[[Event], None] | None]) -> list[Answer]:
-        """Run the lanes in order; after an interrupt the rest are skipped. At least one answer."""
+        asked = Asked(text, fitting(chat.plan(text).prompt, min(lane.context for lane in lanes)))
+        take = take_of(log, engine, lanes, asked, settings, chat.text)
+        writer = None if as_json else AnswerWriter(sys.stdout, chat.text)
         answers: list[Answer] = []
-        asked = Asked(self.text, self.prompt)
-        take = take_of(self.recorder, self.engine, self.lanes, asked, self.settings, self.decode)
-        for index, lane in enumerate(self.lanes):
-            terms = terms_of(lane, self.engine)
-            shown = show(lane) if take is None else take.listening(index, show(lane))
-            answer = run_lane(lane, self.prompt, self.decode, interrupt=self.interrupt, show=shown, terms=terms)
-            answers.append(answer)
+        for index, lane in enumerate(lanes):
+            show = writer.feed if writer is not None and lane is lanes[-1] else None
+            if take is not None:
+                show = take.listening(index, show)
+            terms = terms_of(lane, engine)
+            answers.append(run_lane(lane, list(asked.ids), chat.text, interrupt=interrupt, show=show, terms=terms))
             if answers[-1].interrupted:
                 break
         if take is not None and (problem := take.end()):
             sys.stderr.write(f"{problem}\n")
-        return answers
+        if writer is None:
+            head = {"pair": engine.loaded.spec.name, "prompt": text, "settings": shown_settings(settings)}
+            write_json({**head, "results": results(answers), **compared(answers)})
+        else:
+            writer.finish(answers[-1].text)
+            if not settings.quiet:
+                report(answers, settings)
+    return INTERRUPTED if answers[-1].interrupted else 0
 
 
-class Writer:
+def write_json(data: object) -> None:
+    """One line on standard output, in ASCII where that is no UTF-8."""
+    plain = (sys.stdout.encoding or "").lower().replace("-", "") not in ("utf8", "utf8sig")
+    sys.stdout.write(json.dumps(data, ensure_ascii=plain, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+class AnswerWriter:
     """Writes an answer's text as its ids arrive; characters split over tokens wait until they are whole.
 
     On a terminal control characters of the answer are left out: a model must not move the cursor.
@@ -119,14 +85,10 @@ class Writer:
         self._ids: list[int] = []
         self._written = ""
         self._safe = not stream.isatty()
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="replace")
 
     def feed(self, event: Event) -> None:
         """Take in an event and write what it added."""
-        emitted = getattr(event, "emitted", ())
-        if emitted:
+        if emitted := getattr(event, "emitted", ()):
             self._ids += emitted
             self._write(self._decode(self._ids).rstrip("\ufffd"))
 
@@ -147,7 +109,7 @@ class Writer:
 
 
 def report(answers: list[Answer], settings: Settings) -> None:
-    """The lines of figures and the verdict, on standard error."""
+    """The lines of figures and how the lanes compare, on standard error."""
     from rich.console import Console
 
     from app.screen.figures import PaneData, StatsLines, note
@@ -157,19 +119,13 @@ def report(answers: list[Answer], settings: Settings) -> None:
     width = None if sys.stderr.isatty() else int(os.environ.get("COLUMNS") or _WIDTH)
     console = Console(file=sys.stderr, width=width, force_terminal=color, no_color=not color, highlight=False)
     look = Look(width=console.width, color=color, ascii=settings.ascii, palette=settings.palette)
+    ends = ["stopped" if answer.interrupted else "done" for answer in answers]
     panes = [
-        PaneData(
-            answer.method,
-            stats=answer.stats,
-            state="stopped" if answer.interrupted else "done",
-            limit=settings.max_new_tokens,
-        )
-        for answer in answers
+        PaneData(answer.method, stats=answer.stats, state=end, limit=settings.max_new_tokens)  # type: ignore[arg-type]
+        for answer, end in zip(answers, ends, strict=True)
     ]
     console.print(StatsLines(panes, look), end="")
-    found = judged(answers)
-    if found is not None:
+    if (found := judged(answers)) is not None:
         console.print(found.text, style=look.style(found.style) or "", markup=False)
-    told = note(panes[-1]).removesuffix(", /continue")
-    if told:
-        console.print(told, markup=False)
+    if cut := note(panes[-1]).removesuffix(", /continue"):
+        console.print(cut, markup=False)

@@ -13,7 +13,7 @@ from app.bench.options import BENCH_FIELDS, REPORT_FIELDS, bench_args, report_ar
 from app.distill.options import DISTILL_FIELDS, TABLES_FIELDS, WRITE_FIELDS, distill_args, tables_args, write_args
 from app.measure.options import LATENCY_FIELDS, PLAN_FIELDS, latency_args, plan_args
 from app.replay.options import REPLAY_FIELDS, replay_args
-from app.settings.table import MODELS, Field
+from app.settings.table import CASCADE, MODELS, NGRAM, Field
 from app.simulate.options import RECORD_FIELDS, SIMULATE_FIELDS, record_args, simulate_args
 
 _LOOKS = ("color", "ascii", "quiet", "verbose")
@@ -39,8 +39,8 @@ class SubCommand:
 
     `run` is "module:function", called with settings, options and what `own` made of the given words and flags; where
     it is empty the command line itself knows what to do. `level` says which of the common flags are taken: all,
-    those of the models, those of the catalogue's listing, or those of looks alone; `also` names further settings,
-    `without` those that are left out all the same.
+    those of the models, those of the catalogue's listing, or those of looks alone; `also` names further settings or
+    groups of them, `without` those that are left out all the same.
     `layered`: the pair's own settings count. `shares`: several processes can share its target (torchrun).
     """
 
@@ -70,18 +70,13 @@ class SubCommand:
         """Whether a common flag is one of its own."""
         if known.name in self.without:
             return False
-        if self.level == "all" or known.name in (*_LOOKS, *self.also):
+        if self.level == "all" or known.name in (*_LOOKS, *self.also) or known.group in self.also:
             return True
         return known.group == MODELS if self.level == "models" else self.level == "catalogue" and known.name == "models"
 
 
 _PROMPT = Word("prompt", "*", "PROMPT", "the prompt; - reads it from a pipe")
-_FILE = Word("file", "?", "FILE", "a recording: of record, as torch prints tensors, or a JSON map of ids")
-_CHATTING = ("system", "chat", "template")
-_DRAFTING = (
-    *("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset"),
-    *("cascade", "k_matrix", "lenience"),
-)
+_FILE = Word("file", "?", "FILE", "recorded answers: of record, as torch prints tensors, or a JSON map of ids")
 _NAME = Word("name", "?", "NAME", "a pair of the catalogue")
 COMMANDS: Mapping[str, SubCommand] = {
     "chat": SubCommand("[chat] [options]", "talk in the terminal (without a terminal: as run)", shares=True),
@@ -111,7 +106,7 @@ COMMANDS: Mapping[str, SubCommand] = {
     ),
     "record": SubCommand(
         "record [--prompts F.jsonl] --out F.jsonl [options]",
-        "record what a target answers, to stand in for it",
+        "record what a target answers, for simulate",
         "app.simulate.record_target:run_record",
         RECORD_FIELDS,
         record_args,
@@ -124,7 +119,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         SIMULATE_FIELDS,
         simulate_args,
         "models",
-        (*_CHATTING, *_DRAFTING),
+        ("system", "chat", "template", NGRAM, CASCADE),
         word=_FILE,
     ),
     "plan": SubCommand(
@@ -134,7 +129,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         PLAN_FIELDS,
         plan_args,
         "models",
-        _DRAFTING,
+        (NGRAM, CASCADE),
         switches={"json": "every figure, as one JSON object"},
     ),
     "latency": SubCommand(
@@ -175,13 +170,13 @@ COMMANDS: Mapping[str, SubCommand] = {
     ),
     "replay": SubCommand(
         "replay FILE [--speed X] [options]",
-        "show a recording again, without any model",
+        "show a session log again, without any model",
         "app.replay.player:replay",
         REPLAY_FIELDS,
         replay_args,
         "looks",
         ("view", "palette", "debug"),
-        word=Word("file", "?", "FILE", "what --record has written"),
+        word=Word("file", "?", "FILE", "what --log has written"),
     ),
     "pairs": SubCommand("pairs [options]", "list the catalogue", level="catalogue"),
     "check": SubCommand(

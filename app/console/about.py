@@ -80,13 +80,13 @@ def _context(used: int, context: int) -> str:
     return f"context  {used:,} of {context:,} tokens used, {context - used:,} left"
 
 
-def pace_text(engine: Engine, settings: Settings) -> str:
+def learned_gamma(engine: Engine, settings: Settings) -> str:
     """/gamma under `auto`: of each lane that has one, the state of its choice; "" before any round."""
     found = {name: engine.pace(name) for name in settings.compare}
-    return "\n".join(_pace(name, pace.summary()) for name, pace in found.items() if pace is not None and pace.rounds)
+    return "\n".join(_learned(name, pace.summary()) for name, pace in found.items() if pace is not None and pace.rounds)
 
 
-def _pace(name: str, state: dict[str, Any]) -> str:
+def _learned(name: str, state: dict[str, Any]) -> str:
     alphas = " ".join(f"{alpha:.2f}"[1 if alpha < 1 else 0 :] for alpha in state["alpha"][:_POSITIONS])
     v = ", ".join(f"v({n}) {state['v'][n - 1]:.2f}" for n in _WIDTHS if n <= len(state["v"]))
     guessed = "" if state["measured"] else " (guessed)"
@@ -97,7 +97,7 @@ def _pace(name: str, state: dict[str, Any]) -> str:
 
 
 def last_stats(answered: Answered, console: Console, settings: Settings) -> RenderableType:
-    """/stats last: the figures and the verdict of the last answer, with where the time went."""
+    """/stats last: the figures of the last answer and how its lanes compare, with where the time went."""
     look = look_of(console, settings).sized(height=None)
     answers = answered.answers
     plain = plain_answer(answers)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent import futures
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -24,80 +25,43 @@ if TYPE_CHECKING:
     from utils.catalogue.specs import PairSpec
 
 
-T = TypeVar("T")
 Progress = Callable[[str, float | None], None]
-Work = Callable[[Progress, Callable[[], bool]], T]
-
 Cancelled = Callable[[], bool]
+Work = Callable[[Progress, Cancelled], "Engine"]
 Loader = Callable[["PairSpec", "ModelOptions", Progress, Cancelled], "Engine"]
 
 
-class Job(Generic[T]):
-    """Runs `work(progress, cancelled)` in a daemon thread from :meth:`start` on.
+class Loading(threading.Thread):
+    """Runs `work(progress, cancelled)` in a daemon thread, at once.
 
-    `changed` is called, in that thread, whenever the status line may have changed.
+    `status` is what it is doing: "converting 42%", or "" in the end; `changed` is called, in that thread, whenever
+    that may have changed. `engine` is what comes of it.
     """
 
-    def __init__(self, work: Work[T], changed: Callable[[], None] = lambda: None) -> None:
-        self._work, self._changed = work, changed
-        self._stage, self._fraction = "starting", None
-        self._value: T | None = None
-        self._error: BaseException | None = None
-        self._cancelled, self._done = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="job", daemon=True)
+    def __init__(self, work: Work, changed: Callable[[], None]) -> None:
+        super().__init__(name="loading", daemon=True)
+        self._work, self._changed, self.cancelled = work, changed, threading.Event()
+        self.status = "starting"
+        self.engine: futures.Future[Engine] = futures.Future()
+        self.start()
 
-    _fraction: float | None
-
-    def start(self) -> Job[T]:
-        self._thread.start()
-        return self
-
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
-            self._value = self._work(self._progress, self._cancelled.is_set)
+            self.engine.set_result(self._work(self._progress, self.cancelled.is_set))
         except BaseException as error:
-            self._error = error
-        finally:
-            self._done.set()
-            self._changed()
+            self.engine.set_exception(error)
+        self.status = ""
+        self._changed()
 
     def _progress(self, stage: str, fraction: float | None) -> None:
-        before = self.status
-        self._stage, self._fraction = stage, fraction
+        share = "" if fraction is None else f" {100 * min(1.0, max(0.0, fraction)):.0f}%"
+        before, self.status = self.status, f"{stage}{share}"
         if self.status != before:
             self._changed()
 
-    @property
-    def status(self) -> str:
-        """What it is doing: "converting 42%", or "" once it has ended."""
-        if self.done:
-            return ""
-        share = "" if self._fraction is None else f" {100 * min(1.0, max(0.0, self._fraction)):.0f}%"
-        return f"{self._stage}{share}"
-
-    @property
-    def done(self) -> bool:
-        return self._done.is_set()
-
-    @property
-    def error(self) -> BaseException | None:
-        """What went wrong, once it has ended."""
-        return self._error if self.done else None
-
-    def cancel(self) -> None:
-        """Ask it to end early; it does so at its next look, with an error of its own."""
-        self._cancelled.set()
-
-    def wait(self, seconds: float | None = None) -> bool:
+    def wait(self, seconds: float) -> bool:
         """Whether it has ended within so many seconds."""
-        return self._done.wait(seconds)
-
-    def result(self) -> T:
-        """What it made; raises what it raised. Waits for the end."""
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._value  # type: ignore[return-value]
+        return bool(futures.wait([self.engine], seconds).done)
 
 
 def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cancelled: Cancelled) -> Engine:
@@ -151,7 +115,7 @@ def warm(engine: Engine, progress: Progress) -> Engine:
     return engine
 
 
-def watch(job: Job[Any], label: str, console: Console, stop: Interrupts, *, live: bool, hint: str) -> bool:
+def watch(job: Loading, label: str, console: Console, stop: Interrupts, *, live: bool, hint: str) -> bool:
     """Wait for a job with its progress on the last line; False if Ctrl-C ended the waiting."""
     with InPlace(console) if live else nullcontext() as place:
         while not job.wait(0.1 if live else 0.02):
@@ -181,18 +145,17 @@ class Pairs:
         self.options, self.loader, self._changed = options, loader, changed
         self.engine: Engine | None = None
         self.spec: PairSpec | None = None  # of the engine, or of the first load
-        self.job: Job[Engine] | None = None
-        self._started: list[Job[Engine]] = []
+        self.job: Loading | None = None
+        self._started: list[Loading] = []
 
     def begin(self, spec: PairSpec) -> None:
         """Load the first pair behind the prompt."""
         self.spec = spec
         self.job = self._start(lambda progress, cancelled: self.loader(spec, self.options, progress, cancelled))
 
-    def _start(self, work: Work[Engine]) -> Job[Engine]:
-        job = Job(work, self._changed).start()
-        self._started.append(job)
-        return job
+    def _start(self, work: Work) -> Loading:
+        self._started.append(Loading(work, self._changed))
+        return self._started[-1]
 
     @property
     def name(self) -> str:
@@ -201,11 +164,11 @@ class Pairs:
     def collect(self) -> Engine | None:
         """The first pair's engine when it has just become ready, once; raises what loading raised, once."""
         job = self.job
-        if job is None or not job.done:
+        if job is None or not job.engine.done():
             return None
         self.job = None
         try:
-            self.engine = job.result()
+            self.engine = job.engine.result()
         except Exception as error:
             name = self.name
             self.spec = None
@@ -213,17 +176,17 @@ class Pairs:
         self.spec = self.engine.loaded.spec  # another drafter may have taken the place of one that cannot be used
         return self.engine
 
-    def switch(self, label: str, work: Work[Engine], console: Console, stop: Interrupts, *, live: bool) -> Engine:
+    def switch(self, label: str, work: Work, console: Console, stop: Interrupts, *, live: bool) -> Engine:
         """Load in the foreground. Raises UserError if it fails or Ctrl-C calls it off; the old engine stays."""
         if self.job is not None:
-            self.job.cancel()
+            self.job.cancelled.set()
             self.job, self.spec = None, None
         job = self._start(work)
         if not watch(job, label, console, stop, live=live, hint="Ctrl-C calls it off"):
-            job.cancel()
+            job.cancelled.set()
             raise UserError(f"loading {label} was called off ({self._still()})")
         try:
-            self.engine = job.result()
+            self.engine = job.engine.result()
         except Exception as error:
             raise UserError(f"{one_line(error)} ({self._still()})") from error
         return self.engine
@@ -234,5 +197,5 @@ class Pairs:
     def leave(self) -> bool:
         """Call off what is loading; True if some of it does not end at once."""
         for job in self._started:
-            job.cancel()
+            job.cancelled.set()
         return not all(job.wait(0.2) for job in self._started)

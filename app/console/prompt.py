@@ -17,15 +17,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, get_common_complete_suffix
 from prompt_toolkit.document import Document
-from prompt_toolkit.filters import has_arg, is_searching
+from prompt_toolkit.filters import Condition, has_arg, is_searching, to_filter
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input.ansi_escape_sequences import ANSI_SEQUENCES
+from prompt_toolkit.input.typeahead import store_typeahead
+from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.key_binding.key_processor import KeyPressEvent
 from prompt_toolkit.keys import Keys
+from prompt_toolkit.output import ColorDepth, create_output
+from prompt_toolkit.styles import Style
+from rich.cells import cell_len, set_cell_size
 
 from app.screen.terminal import FAR, usual_keys
 from utils.errors import UserError
@@ -76,8 +85,6 @@ class KeyParser:
     """
 
     def __init__(self, parser: Any, awaited: Callable[[], bool] = lambda: False) -> None:
-        from prompt_toolkit.input.ansi_escape_sequences import ANSI_SEQUENCES
-
         self._parser, self._awaited, self._known = parser, awaited, ANSI_SEQUENCES
         self._held = ""  # the beginning of a sequence
         self._pasting = False
@@ -232,14 +239,6 @@ def key_bindings(hint: Callable[[str], None], second: Callable[[], bool]) -> Key
     return keys
 
 
-class Reader(Protocol):
-    """Gives the user's lines. `read` raises EOFError at the end, HungUpError where there is no terminal any more."""
-
-    def read(self, default: str = "") -> str: ...
-    def refresh(self) -> None: ...  # the status line may have changed; called from any thread
-    def leave(self) -> None: ...  # it is the end, now or at the next `read`; called from a signal handler
-
-
 class HungUpError(Exception):
     """The terminal has gone."""
 
@@ -256,7 +255,7 @@ def history_path(environ: Any = os.environ) -> Path:
 
 
 class PromptReader:
-    """A prompt_toolkit prompt with `status` in its bottom line.
+    """Where lines come from: a prompt_toolkit prompt with `status` in its bottom line.
 
     `ascii` and `color` choose how it looks; `note` takes a line that the user should read once, `tell` what the prompt
     raised; while `second` holds, Ctrl-C raises LeaveError.
@@ -274,12 +273,6 @@ class PromptReader:
         color: bool = True,
         **session: Any,
     ) -> None:
-        from prompt_toolkit import PromptSession
-        from prompt_toolkit.application import get_app
-        from prompt_toolkit.filters import Condition, to_filter
-        from prompt_toolkit.output import ColorDepth, create_output
-        from prompt_toolkit.styles import Style
-
         self._status, self._hint, self._tell, self._second = status, "", tell, second
         self._failed = 0  # so often one after the other
         self._plain = self._waiting = self._left = False  # plain lines; one of them is being read; `leave` was called
@@ -313,17 +306,15 @@ class PromptReader:
         self._hint = text
 
     def _toolbar(self) -> str:
-        from prompt_toolkit.utils import get_cwidth
-
-        width = self.session.app.output.get_size().columns - 1
-        text = self._hint or self._status()
-        while get_cwidth(text) > width:
-            text = text[:-1]
-        return text
+        width, text = self.session.app.output.get_size().columns - 1, self._hint or self._status()
+        return text if cell_len(text) <= width else set_cell_size(text, width)
 
     def read(self, default: str = "") -> str:
-        """One message; raises EOFError when the user leaves with Ctrl-D. What the prompt raises is told, and it comes
-        back with its text; if that goes wrong at once and again, plain lines are read from then on."""
+        """One message. Raises EOFError when the user leaves with Ctrl-D, HungUpError where the terminal has gone.
+
+        What else the prompt raises is told, and it comes back with its text; if that goes wrong at once and again,
+        plain lines are read from then on.
+        """
         self._hint = ""
         if not self._plain:
             type_ahead(self.session.app.input, FAR.taken())
@@ -444,28 +435,28 @@ class PromptReader:
 
 def type_ahead(source: Any, text: str) -> None:
     """Have the next prompt read `text` first, as if it were typed now."""
-    from prompt_toolkit.input.typeahead import store_typeahead
-    from prompt_toolkit.input.vt100_parser import Vt100Parser
-
     if text:
         pressed: list[Any] = []
         KeyParser(Vt100Parser(pressed.append)).feed_and_flush(text)
         store_typeahead(source, pressed)
 
 
-def _history(note: Callable[[str], None]) -> Any:
+class _History(FileHistory):
+    """A file history that says so when a line can no longer be written."""
+
+    def __init__(self, path: str, note: Callable[[str], None]) -> None:
+        super().__init__(path)
+        self._note = note
+
+    def store_string(self, string: str) -> None:
+        try:
+            super().store_string(string.encode("utf-8", "replace").decode("utf-8"))
+        except OSError as error:
+            self._note(f"the line was not kept in the history: {error.strerror or error}")
+
+
+def _history(note: Callable[[str], None]) -> History:
     """The history between runs, or one for this run where it cannot be kept."""
-    from prompt_toolkit.history import FileHistory, InMemoryHistory
-
-    class KeptHistory(FileHistory):
-        """A file history that gives up quietly when the file can no longer be written."""
-
-        def store_string(self, string: str) -> None:
-            try:
-                super().store_string(string.encode("utf-8", "replace").decode("utf-8"))
-            except OSError as error:
-                note(f"the line was not kept in the history: {error.strerror or error}")
-
     path = history_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -476,4 +467,4 @@ def _history(note: Callable[[str], None]) -> Any:
     except OSError as error:
         note(f"no history between runs: {path}: {error.strerror or error}")
         return InMemoryHistory()
-    return KeptHistory(str(path))
+    return _History(str(path), note)

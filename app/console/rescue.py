@@ -22,7 +22,7 @@ from utils.files import write_text
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
 
 
-class Rescue:
+class ChatRescue:
     """A context in which TERM, HUP and QUIT end the console in order: with 128 + their number, after `leave()`.
 
     `text` gives the conversation, or raises UserError if there is none. It is written as soon as a signal comes, which
@@ -38,7 +38,7 @@ class Rescue:
         self.problem = ""
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Rescue:
+    def __enter__(self) -> ChatRescue:
         with contextlib.suppress(ValueError):  # no signals outside the main thread
             for number in _SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:

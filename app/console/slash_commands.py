@@ -1,210 +1,228 @@
-"""The table of the console's commands, and what a typed line means by it; /help, completion, dispatch and the README
-are made from it.
+"""The table of the console's commands. What a typed line means, /help, completion and the README are made from it.
 
-:func:`dispatch` runs a line against any :class:`ConsoleActions`; it returns the text to send to the model, if the line
-was a message. What the commands do is in app/console/handlers.py, what Tab offers in app/console/completion.py. Knows
-no screen, no models and no torch.
+A command is one row: usage, help, group, its handler and how its argument is read (app/console/command.py). Handlers
+are in app/console/setting_commands.py and app/console/chat_commands.py. Knows no screen, no models and no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
-from app.console import completion as tab
-from app.console import handlers as act
-from app.console.completion import Command, Completion
-from app.console.handlers import Apply, ConsoleActions
+from app.bench.options import BENCH_FIELDS
+from app.console import chat_commands as chat
+from app.console import setting_commands as change
+from app.console.command import Command, file, files, nothing, one, text, unquoted, words
+from app.console.setting_commands import lane, value
 from app.settings.table import SETTING_FIELDS
-from app.settings.types import did_you_mean, named
+from app.settings.types import Choice, Whole, did_you_mean, got, named
 from utils.errors import UsageError, UserError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from app.console.state import ConsoleState
+
 CHAT, DECODING, LANE, MODEL, LOOK, SETTING = "Chat", "Decoding", "Lanes", "Models", "Figures and looks", "Settings"
+SAVED, LOADED = (".json", ".txt", ".md", ".html", ".svg"), (".json",)
+STATS, PLOTS = ("last", "session", "json"), ("gamma", "positions")
 
 
-@dataclass(frozen=True)
-class Message:
-    """Text for the model."""
-
-    text: str
+def show_help(state: ConsoleState, name: str) -> None:
+    state.say(help_of(name, state, COMMANDS) if name else help_page(TABLE))
 
 
-@dataclass(frozen=True)
-class Invocation:
-    """A command and its arguments: split at white space, and as typed."""
-
-    command: Command
-    args: list[str]
-    rest: str
+def command_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
+    """Every command, with or without its slash."""
+    slash = "/" if so_far.startswith("/") else ""
+    return [(slash + command.name.removeprefix("/"), command.help) for command in TABLE]
 
 
-def parse(line: str) -> Message | Invocation:
-    """A message, or a command when the line starts with one "/"; "//text" is the message "/text".
+TABLE: tuple[Command, ...] = (
+    Command("/clear", "/clear", "forget the conversation", CHAT, chat.clear),
+    Command("/undo", "/undo", "take the last exchange back", CHAT, chat.undo),
+    Command("/regen", "/regen", "answer the last message again", CHAT, chat.regen),
+    Command("/continue", "/continue", "go on with a cut answer", CHAT, chat.go_on),
+    Command("/edit", "/edit [TEXT]", "change your last message", CHAT, chat.edit, text),
+    Command("/copy", "/copy", "copy the last answer", CHAT, chat.copy),
+    Command(
+        "/save", "/save FILE", "write the chat: .json .txt .md .html .svg", CHAT, chat.save, file(SAVED), files(SAVED),
+        spaces=True,
+    ),
+    Command(
+        "/load", "/load FILE", "go on with a chat that /save wrote", CHAT, chat.load, file(LOADED), files(LOADED),
+        spaces=True,
+    ),
+    Command(
+        "/system", "/system [TEXT|clear]", "system prompt", CHAT, chat.system, text, words("clear"), setting="system"
+    ),
+    value("chat", CHAT),
+    value("template", CHAT),
+    Command("/exit", "/exit", "leave (also Ctrl-D)", CHAT, chat.leave, aliases=("/quit", "/bye")),
+    value("gamma", DECODING, after=change.gamma_learned),
+    value("temperature", DECODING),
+    value("top_p", DECODING),
+    value("top_k", DECODING),
+    value("min_p", DECODING),
+    value("repetition_penalty", DECODING),
+    value("no_repeat_ngram", DECODING),
+    value("length", DECODING, name="max_new_tokens"),
+    value("seed", DECODING),
+    Command(
+        "/processor", "/processor [NAME ARGS]", "sampling, e.g. nucleus T P", DECODING, change.processor, text,
+        change.processors, more=change.processor_help,
+    ),
+    value("verify", DECODING),
+    value("expand", DECODING),
+    value("nodes", DECODING),
+    value("compare", LANE),
+    value("cascade", LANE),
+    value("k_matrix", LANE),
+    value("lenience", LANE),
+    value("num_beams", LANE),
+    value("length_penalty", LANE),
+    lane("spec", "speculative", LANE),
+    lane("ar", "target", LANE),
+    lane("draft", "draft", LANE),
+    lane("ngram", "ngram", LANE),
+    lane("tables", "tables", LANE),
+    Command("/pair", "/pair [NAME]", "load another pair", MODEL, chat.pair, text, chat.pair_names),
+    Command(
+        "/drafter", "/drafter [NAME]", "take another drafter", MODEL, chat.drafter, unquoted, chat.drafters,
+        spaces=True,
+    ),
+    Command("/info", "/info", "the models: size, memory, device", MODEL, chat.info),
+    Command(
+        "/prompts", "/prompts FILE|NAME", "ask a file's prompts, one by one", LOOK, chat.prompts, unquoted,
+        chat.prompt_sets, spaces=True,
+    ),
+    Command(
+        "/bench", "/bench [GAMMAS]", "time the lanes over a few prompts", LOOK, chat.bench,
+        one(BENCH_FIELDS["gammas"].kind, ()),
+    ),
+    Command(
+        "/stats", "/stats [WHICH]", "figures: last, session or json", LOOK, chat.stats, one(Choice(STATS), "last"),
+        words(*STATS),
+    ),
+    Command("/trace", "/trace [N]", "the last answer round by round", LOOK, chat.trace, one(Whole(1, 1_000_000), None)),
+    Command(
+        "/plot", "/plot gamma|positions", "expected speed-up, acceptance", LOOK, chat.plot, one(Choice(PLOTS)),
+        words(*PLOTS),
+    ),
+    value("view", LOOK),
+    value("palette", LOOK),
+    value("debug", LOOK),
+    Command("/settings", "/settings", "every setting", SETTING, change.show_settings, nothing),
+    Command(
+        "/set", "/set NAME=VALUE …", "change settings, all or none", SETTING, change.set_values, text,
+        change.assignments, many=True,
+    ),
+    Command(
+        "/reset", "/reset [NAME]", "back to the defaults", SETTING, change.reset, text, change.setting_names, many=True
+    ),
+    Command("/help", "/help [CMD]", "this page, or one command", SETTING, show_help, text, command_names),
+)  # fmt: skip
+COMMANDS: Mapping[str, Command] = {name: command for command in TABLE for name in (command.name, *command.aliases)}
 
-    UsageError for a first word that is no command: such a line is never sent by itself.
+
+# -- what a typed line means ------------------------------------------------------------------
+
+
+def parse(line: str, commands: Mapping[str, Command]) -> tuple[Command | None, str]:
+    """A command and what stands behind it where the line starts with one "/"; None and the message otherwise.
+
+    "//text" is the message "/text". UsageError for a first word that is no command: such a line is never sent.
     """
-    text = line.strip()
-    if text.startswith("//"):
-        return Message(text[1:])
-    if not text.startswith("/"):
-        return Message(text)
-    word, *tail = text.split(maxsplit=1)
-    command = COMMANDS.get(word)
-    if command is None:
-        raise UsageError(_unknown(word, COMMANDS))
-    rest = tail[0] if tail else ""
-    return Invocation(command, rest.split(), rest)
-
-
-def _unknown(word: str, names: Iterable[str]) -> str:
-    shown = named(word)
+    line = line.strip()
+    if not line.startswith("/") or line.startswith("//"):
+        return None, line.removeprefix("/")
+    word, *rest = line.split(maxsplit=1)
+    if word in commands:
+        return commands[word], rest[0] if rest else ""
     if word == "/":
-        return "unknown command / (/help lists the commands)"
-    if "/" in word[1:]:
-        return f"unknown command {shown} (to send it as a message start with //)"
-    hint = did_you_mean(word, names)
-    return f"unknown command {shown}{hint or ' (/help lists the commands; // sends a literal slash)'}"
+        raise UsageError("unknown command / (/help lists the commands)")
+    hint = did_you_mean(word, commands) or " (/help lists the commands; // sends a literal slash)"
+    raise UsageError(
+        f"unknown command {named(word)}{' (to send it as a message start with //)' if '/' in word[1:] else hint}"
+    )
 
 
-def dispatch(line: str, console: ConsoleActions) -> str | None:
-    """Run a line: the text to send when it is a message, None when it was blank, a command or an error.
+def dispatch(line: str, state: ConsoleState, commands: Mapping[str, Command]) -> str:
+    """Run a line: the text to send when it is a message, "" when it was blank, a command or an error.
 
-    Errors that a user can mend go to `console.fail`; nothing else is caught.
+    Errors that a user can mend go to `state.fail`; nothing else is caught.
     """
     try:
-        parsed = parse(line)
-        if isinstance(parsed, Message):
-            return parsed.text or None
-        parsed.command.apply(console, parsed.args, parsed.rest)
+        command, rest = parse(line, commands)
+        if command is None:
+            return rest
+        command.handler(state, command.reads(command.name, rest))
     except UserError as error:
-        console.fail(str(error))
-    return None
+        state.fail(str(error))
+    return ""
 
 
-def completions(line: str, cursor: int, console: ConsoleActions) -> list[Completion]:
+class Completion(NamedTuple):
+    """`text` replaces the line from column `start` up to the cursor."""
+
+    text: str
+    start: int
+    help: str
+
+
+def completions(line: str, cursor: int, state: ConsoleState, commands: Mapping[str, Command]) -> list[Completion]:
     """What may stand at column `cursor` of `line`; empty when the line is a message."""
-    typed = line[:cursor]
-    start = len(typed) - len(typed.lstrip())
-    text = typed[start:]
-    if not text.startswith("/") or text.startswith("//"):
+    typed = line[:cursor].lstrip()
+    start = cursor - len(typed)
+    if not typed.startswith("/") or typed.startswith("//"):
         return []
-    word, space, argument = text.partition(" ")
+    word, space, argument = typed.partition(" ")
     if not space:
-        return [Completion(name, start, c.help) for name, c in COMMANDS.items() if name.startswith(word)]
-    command = COMMANDS.get(word)
+        return [Completion(name, start, c.help) for name, c in commands.items() if name.startswith(word)]
+    command = commands.get(word)
     if command is None or command.complete is None:
         return []
     argument = argument.lstrip()
     so_far = argument.rpartition(" ")[2] if command.many else argument
     if " " in so_far and not command.spaces:
         return []
-    offered = command.complete(console, so_far)
+    offered = command.complete(state, so_far)
     return [Completion(value, cursor - len(so_far), note) for value, note in offered if value.startswith(so_far)]
 
 
-def command_names(console: ConsoleActions, word: str) -> Iterable[tuple[str, str]]:
-    """Every command, with or without its slash."""
-    slash = "/" if word.startswith("/") else ""
-    return [(slash + command.name.removeprefix("/"), command.help) for command in TABLE]
+# -- /help: text only, fits 60 columns --------------------------------------------------------
+
+WIDTH = 60
+_USAGE = 26
 
 
-def show_help(console: ConsoleActions, args: list[str], rest: str) -> None:
-    from app.console.help import help_of, help_page
-
-    console.say(help_of(rest, console, COMMANDS) if rest else help_page(TABLE))
-
-
-def _value(word: str, group: str = DECODING, name: str = "", apply: Apply | None = None) -> Command:
-    field = SETTING_FIELDS[name or word]
-    usage = f"/{word} [{field.kind.metavar if len(field.kind.metavar) <= 12 else 'NAME'}]"
-    complete = tab.setting_values(field.name)
-    return Command(f"/{word}", usage, field.help, group, apply or act.value_of(field.name), (), complete, field.name)
+def help_page(table: Iterable[Command]) -> str:
+    """Every command, by group."""
+    lines: list[str] = []
+    for command in table:
+        lines += [command.group] if command.group not in lines else []
+        usage = f"  {command.usage:<{_USAGE - 3}} "
+        lines.append(textwrap.fill(command.help, WIDTH, initial_indent=usage, subsequent_indent=" " * _USAGE))
+    return "\n".join([*lines, "//text sends a line that begins with a slash"])
 
 
-def _switch(word: str, group: str) -> Command:
-    field, complete = SETTING_FIELDS[word], tab.setting_values(word)
-    return Command(f"/{word}", f"/{word} [on|off]", field.help, group, act.toggle_of(word), (), complete, word)
-
-
-def _lane(lane: str) -> Command:
-    word, complete = act.LANE_WORDS[lane], tab.choices("on", "off")
-    text = f"lane {lane}: {tab.LANE_HELP[lane]}"
-    return Command(f"/{word}", f"/{word} [on|off]", text, LANE, act.lane_toggle(lane), (), complete)
-
-
-def _plain(
-    word: str, text: str, do: Callable[[ConsoleActions], None], group: str = CHAT, aliases: tuple[str, ...] = ()
-) -> Command:
-    return Command(f"/{word}", f"/{word}", text, group, act.without_argument(do, f"/{word}"), aliases)
-
-
-TABLE: tuple[Command, ...] = (
-    _plain("clear", "forget the conversation", lambda console: console.clear()),
-    _plain("undo", "take the last exchange back", lambda console: console.undo()),
-    _plain("regen", "answer the last message again", lambda console: console.regen()),
-    _plain("continue", "go on with a cut answer", lambda console: console.continue_()),
-    Command("/edit", "/edit [TEXT]", "change your last message", CHAT, act.edit),
-    _plain("copy", "copy the last answer", lambda console: console.copy()),
-    Command(
-        "/save", "/save FILE", "write the chat: .json .txt .md .html .svg", CHAT, act.save,
-        (), tab.paths, spaces=True,
-    ),
-    Command("/load", "/load FILE", "go on with a chat that /save wrote", CHAT, act.load, (), tab.chats, spaces=True),
-    Command(
-        "/system", "/system [TEXT|clear]", "system prompt", CHAT, act.system, (), tab.choices("clear"), "system"
-    ),
-    _switch("chat", CHAT),
-    _value("template", CHAT),
-    _plain("exit", "leave (also Ctrl-D)", lambda console: console.exit(), aliases=("/quit", "/bye")),
-    _value("gamma", apply=act.gamma),
-    _value("temperature"),
-    _value("top_p"),
-    _value("top_k"),
-    _value("min_p"),
-    _value("repetition_penalty"),
-    _value("no_repeat_ngram"),
-    _value("length", name="max_new_tokens"),
-    _value("seed"),
-    Command(
-        "/processor", "/processor [NAME ARGS]", "sampling, e.g. nucleus T P", DECODING, act.processor,
-        (), tab.processors,
-    ),
-    _value("verify"),
-    _value("expand"),
-    _value("nodes"),
-    _value("compare", LANE),
-    _value("cascade", LANE),
-    _value("k_matrix", LANE),
-    _value("lenience", LANE),
-    _value("num_beams", LANE),
-    _value("length_penalty", LANE),
-    _lane("spec"),
-    _lane("ar"),
-    _lane("draft"),
-    _lane("ngram"),
-    _lane("tables"),
-    Command("/pair", "/pair [NAME]", "load another pair", MODEL, act.pair, (), tab.pairs),
-    Command("/drafter", "/drafter [NAME]", "take another drafter", MODEL, act.drafter, (), tab.drafters, spaces=True),
-    _plain("info", "the models: size, memory, device", lambda console: console.info(), MODEL),
-    Command(
-        "/prompts", "/prompts FILE|NAME", "ask a file's prompts, one by one", LOOK, act.prompts,
-        (), tab.prompt_sets, spaces=True,
-    ),
-    Command("/bench", "/bench [GAMMAS]", "time the lanes over a few prompts", LOOK, act.bench),
-    Command("/stats", "/stats [WHICH]", "figures: last, session or json", LOOK, act.stats, (), tab.choices(*act.STATS)),
-    Command("/trace", "/trace [N]", "the last answer round by round", LOOK, act.trace),
-    Command(
-        "/plot", "/plot gamma|positions", "expected speed-up, acceptance", LOOK, act.plot, (), tab.choices(*act.PLOTS)
-    ),
-    _value("view", LOOK),
-    _value("palette", LOOK),
-    _switch("debug", LOOK),
-    Command("/settings", "/settings", "every setting", SETTING, act.without_argument(act.show_settings, "/settings")),
-    Command(
-        "/set", "/set NAME=VALUE …", "change settings, all or none", SETTING, act.set_values,
-        (), tab.assignments, many=True,
-    ),
-    Command("/reset", "/reset [NAME]", "back to the defaults", SETTING, act.reset, (), tab.setting_names, many=True),
-    Command("/help", "/help [CMD]", "this page, or one command", SETTING, show_help, (), command_names),
-)  # fmt: skip
-COMMANDS: Mapping[str, Command] = {name: command for command in TABLE for name in (command.name, *command.aliases)}
+def help_of(name: str, state: ConsoleState, commands: Mapping[str, Command]) -> str:
+    """Usage, range and present value of one command or setting; UsageError for an unknown name."""
+    bare = name.removeprefix("/")
+    command = commands.get(f"/{bare}")
+    if command is None and name not in SETTING_FIELDS:
+        names = [known.removeprefix("/") for known in commands] + list(SETTING_FIELDS)
+        raise UsageError(f"no help on {got(name)}{did_you_mean(bare, names)}")
+    if command is None:
+        usage, setting, lines = f"/set {name}=VALUE", name, []
+    else:
+        usage, setting, lines = command.usage, command.setting, [command.help]
+        lines += [f"also {', '.join(command.aliases)}"] if command.aliases else []
+        lines += command.more(state)
+    if setting:
+        known, defaults = SETTING_FIELDS[setting], state.layers.defaults
+        now = f"now {state.settings.show(setting)}, default {defaults.show(setting)}"
+        lines += [f"setting {setting}: {known.kind.allowed}", known.help, now]
+    filled = [textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent="  ") for line in dict.fromkeys(lines)]
+    return "\n".join([usage, *filled])

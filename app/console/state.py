@@ -1,7 +1,6 @@
 """The state of a running console: settings, loaded pair, conversation, answers, and the ways to speak.
 
-Changes nothing half: a change that is refused leaves everything as it was. Knows no commands and no
-keys; app/console/actions.py makes commands of it.
+Changes nothing half: a change that is refused leaves everything as it was. Knows no commands and no keys.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from app.chat.conversation import Conversation, Plan
+from app.console.about import header
 from app.console.loading import Loader, Pairs, watch
 from app.lanes.pairing import catalogue
 from app.replay.log_writer import recorder_of
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from sampling.types import Session
 
 
-class KeptError(UserError):
+class NotSentError(UserError):
     """The message was not sent; it goes back into the input line."""
 
 
-class Desk:
+class ConsoleState:
     """Everything but the keyboard. `live`: there is a terminal to draw on; `out` and `errors` may be the same."""
 
     def __init__(
@@ -46,12 +46,12 @@ class Desk:
         self.answers: list[Answered] = []  # all of this run
         self.asked: list[Question] = []  # of the last /prompts
         self.latest: Answered | None = None  # the one to look back at, also one that was loaded
-        self.kept = ""  # what the next input line begins with
+        self.next_line = ""  # what the next input line begins with
         self.editing = False  # the next message replaces the last one
         self.leaving = False
         self.reading = False  # the prompt is waiting for keys
         self.stop = Interrupts()  # of the command that is running
-        self.recorder = recorder_of(layers.settings)
+        self.log = recorder_of(layers.settings)
         self._stopped_at = -SECOND_WITHIN  # when Ctrl-C last stopped an answer
         self.refresh: Callable[[], None] = lambda: None
         self._collecting = threading.Lock()
@@ -62,20 +62,14 @@ class Desk:
     def settings(self) -> Settings:
         return self.layers.settings
 
-    @property
-    def defaults(self) -> Settings:
-        return self.layers.defaults
-
     def change(self, **changes: Any) -> None:
-        self._apply(self.layers.with_set(**changes))
+        """Change settings, all or none; UsageError, with what still holds, when one is refused."""
+        self.take(self.layers.with_set(**changes))
 
-    def reset(self, *names: str) -> None:
-        self._apply(self.layers.without_set(*names))
-
-    def _apply(self, layers: Layers) -> None:
+    def take(self, layers: Layers) -> None:
         """Take settings over, after everything that could refuse them has had its say."""
         settings, before = layers.settings, self.settings
-        recorder = self.recorder if settings.record == before.record else recorder_of(settings)
+        log = self.log if settings.record == before.record else recorder_of(settings)
         if self.pairs.engine is not None and settings.compare != before.compare:
             self.pairs.engine.lanes(settings)
         if self.chat is not None:
@@ -85,13 +79,13 @@ class Desk:
                 self.chat.set_template(settings.template)
             self.chat.chat = settings.chat
         self.layers = layers
-        if self.recorder is not None and self.recorder is not recorder:
-            self.recorder.close()
-        self.recorder = recorder
+        if self.log is not None and self.log is not log:
+            self.log.close()
+        self.log = log
         if settings.chat and not before.chat:
             self._say_if_plain()
 
-    # -- speaking -----------------------------------------------------------------------------
+    # -- speaking: text is literal, without markup --------------------------------------------
 
     def say(self, what: Any) -> None:
         self.out.print(Text(what) if isinstance(what, str) else what)
@@ -124,18 +118,15 @@ class Desk:
 
     def adopt(self, engine: Engine) -> None:
         """Go on with these models; the conversation goes with them. UserError if it cannot."""
-        from app.console.about import header
-
+        models, settings = (engine.tokenizer, engine.stop_ids, engine.context), self.settings
         if self.chat is None:
-            text, chat, template = self.settings.system, self.settings.chat, self.settings.template
-            models = (engine.tokenizer, engine.stop_ids, engine.context)
-            single = engine.encodes
-            self.chat = Conversation(*models, system=text, chat=chat, single=single, template=template)
-        elif self.chat.adopt(engine.tokenizer, engine.stop_ids, engine.context, engine.encodes, self.settings.template):
+            named = {"chat": settings.chat, "single": engine.encodes, "template": settings.template}
+            self.chat = Conversation(*models, system=settings.system, **named)
+        elif self.chat.adopt(*models, engine.encodes, settings.template):
             self.hint("another tokenizer: the conversation goes on from its texts")
         self.session = None
-        if not self.settings.quiet:
-            self.say(header(engine, self.settings, self.out))
+        if not settings.quiet:
+            self.say(header(engine, settings, self.out))
         for note in engine.notes:
             self.hint(note)
         self._say_if_plain()
@@ -150,41 +141,42 @@ class Desk:
         return list(catalogue(self.options).pairs)
 
     def engine(self) -> Engine:
-        """The loaded pair; waits for it and shows how far it is. KeptError if there is none in the end."""
+        """The loaded pair; waits for it and shows how far it is. NotSentError if there is none in the end."""
         self.collect()
         job = self.pairs.job
         if job is not None:
             hint = "Ctrl-C: back to the prompt"
             if not watch(job, self.pairs.name, self.out, self.stop, live=self.live, hint=hint):
-                raise KeptError("not sent: loading goes on, the message is back in the input line")
+                raise NotSentError("not sent: loading goes on, the message is back in the input line")
             self.collect()
         if self.pairs.engine is None:
-            raise KeptError(f"no model is loaded: /pair NAME loads one of {', '.join(self.pair_names())}")
+            raise NotSentError(f"no model is loaded: /pair NAME loads one of {', '.join(self.pair_names())}")
         return self.pairs.engine
 
     # -- the conversation ---------------------------------------------------------------------
 
-    def talk(self) -> Conversation:
+    def conversation(self) -> Conversation:
+        """The conversation with the loaded pair, be it empty; see :meth:`engine`."""
+        self.engine()
+        assert self.chat is not None
+        return self.chat
+
+    def said(self) -> Conversation:
         """The conversation so far. UserError if nothing was said."""
         if self.chat is None or not self.chat.turns:
             raise UserError("no message yet")
         return self.chat
 
-    def send(self, text: str) -> None:
-        """Answer a message. The text goes back into the input line if nothing came of it."""
-        editing, self.editing = self.editing, False
+    def plan(self, text: str, editing: bool) -> Plan | None:
+        """A message as a turn, in the place of the last one if that is being edited; None where no pair is there."""
         try:
-            self.engine()
-            assert self.chat is not None
-            plan = self.chat.plan_edit(text) if editing and self.chat.turns else self.chat.plan(text)
-            sent = self.decode(plan)
-        except KeptError as error:
-            sent = False
+            chat = self.conversation()
+        except NotSentError as error:
             self.fail(str(error))
-        if not sent:
-            self.kept, self.editing = text, editing
+            return None
+        return chat.plan_edit(text) if editing and chat.turns else chat.plan(text)
 
-    def stopped(self) -> bool:
+    def note_stop(self) -> bool:
         """Whether Ctrl-C stopped what was going on; one more, soon, means to leave."""
         if self.stop():
             self._stopped_at = time.monotonic()
@@ -193,19 +185,3 @@ class Desk:
     def just_stopped(self) -> bool:
         """Whether Ctrl-C stopped an answer so lately that another one means to leave."""
         return time.monotonic() - self._stopped_at < SECOND_WITHIN
-
-    def decode(self, plan: Plan) -> bool:
-        """Answer a plan and enter the answer; False, and nothing changed, if no token came."""
-        from app.console.answer import answer
-
-        engine = self.engine()
-        assert self.chat is not None
-        previous, self.session = self.session, None
-        answered, self.session = answer(plan, self.chat, engine, previous, self)
-        self.stopped()
-        if answered is None:
-            self.hint("stopped before the first token: the conversation is unchanged")
-            return False
-        self.answers.append(answered)
-        self.latest = answered
-        return True

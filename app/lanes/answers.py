@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from app.lanes.comparison import Verdict, difference, gap_between, gap_text, may_differ, near_tie, speed_of
 from app.lanes.costs import Terms, swi_of
-from app.settings.table import OUTPUT, SETTING_FIELDS
+from app.settings.table import ANSWERING
 from sampling.stats.metrics import Meter
 from sampling.stats.ratios import expected, speedup
 from sampling.stats.summary import Stats
@@ -177,5 +177,5 @@ def results(answers: Sequence[Answer], plain: Answer | None = None) -> list[dict
 
 
 def shown_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that an answer depends on: all but how it is shown."""
-    return {name: getattr(settings, name) for name, field in SETTING_FIELDS.items() if field.group != OUTPUT}
+    """The settings that an answer depends on."""
+    return {name: getattr(settings, name) for name in ANSWERING}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from app.lanes.race import seconds
 from app.replay.session_log import LoggedAnswer, read_log
-from app.screen.live import look_of, play, play_live, show
+from app.screen.live import look_of, play, show, streaming
 from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
 from app.screen.view import Canvas, heading, question
 from utils.errors import UserError
@@ -63,7 +63,8 @@ class Player:
             self._head(answer)
         if place.live:
             events = paced(answer.events, self.speed, place.stop)
-            play_live(events, tracks, place.out, place.settings, place.stop)
+            with streaming(tracks, place.out, place.settings, place.stop) as draw:
+                play(events, tracks, draw)
         else:
             play(answer.events, tracks)
         if not place.stop():

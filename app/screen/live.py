@@ -7,7 +7,8 @@ scrollback. Knows no models; whether there is a terminal at all its caller decid
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rich.console import Console, RenderableType
@@ -152,21 +153,18 @@ def play(
             last = clock()
 
 
-def play_live(
-    race: Iterable[tuple[int, Event]],
-    tracks: Sequence[Track],
-    console: Console,
-    settings: Settings,
-    interrupts: Interrupts,
-) -> None:
-    """The same on a terminal: the lanes stream in place, and the place is clean again afterwards."""
+@contextmanager
+def streaming(
+    tracks: Sequence[Track], console: Console, settings: Settings, interrupts: Interrupts
+) -> Iterator[Callable[[], None]]:
+    """A place on a terminal where the lanes stream; gives what draws them. The place is clean again afterwards."""
     with InPlace(console) as place:
 
         def draw() -> None:
             with interrupts.whole():
                 place.draw(frame(tracks, look_of(console, settings), settings.view, show_discarded=settings.debug))
 
-        play(race, tracks, draw)
+        yield draw
 
 
 class Surface(Protocol):

@@ -1,7 +1,9 @@
-"""The one table of what a user can set: flags, /set, completion, help, errors and the README come from it.
+"""The one table of what a user can set: flags, variables, /set, completion, help, errors and the README come from it.
 
-A :class:`Field` names a setting, its kind, default, flag and one line of help. Knows neither how values
-are layered (app/settings/layers.py) nor the command line's grammar (app/command_line/main.py). No torch.
+A setting is one :func:`row`: its type, default, range, one line of help and group. The rows of :class:`Settings` can
+stand in models.yaml and change while the console runs; those of :class:`ModelOptions` say what is loaded and how. Knows
+neither how values are layered (app/settings/layers.py) nor the command line's grammar (app/command_line/arguments.py).
+No torch.
 """
 
 from __future__ import annotations
@@ -9,13 +11,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
+
+import pydantic
 
 from app.settings.types import (
     LANES,
     Choice,
-    Drafters,
+    DrafterNames,
     Kind,
     KMatrix,
     Names,
@@ -25,7 +30,6 @@ from app.settings.types import (
     Switch,
     Text,
     Whole,
-    WholeOr,
     did_you_mean,
     got,
 )
@@ -37,13 +41,14 @@ MODELS, DECODING, NGRAM, CASCADE, OUTPUT = "Models", "Decoding", "N-gram drafter
 BEAM = "Beam search"
 
 NAMED = ("spec_bench", "mt_bench", "gsm8k", "mmlu", "hellaswag")  # what they are: app/prompts/datasets.py
-_PATH = Text(metavar="FILE", allowed="a file", optional=True)
 FILES = ("prompts", "out", "report", "ids")
 
 
 @dataclass(frozen=True)
 class Field:
-    """One setting. `short` is the name of its own console command where that differs from `name`."""
+    """One setting. `short` is the name of its own console command where that differs from `name`; `also` is the name
+    by which its flag is shown, beside the one that follows from `name`.
+    """
 
     name: str
     kind: Kind
@@ -51,12 +56,17 @@ class Field:
     help: str
     group: str
     short: str = ""
+    also: str = ""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags that set it, the one to show first: --top-p."""
+        return tuple(f"--{name.replace('_', '-')}" for name in (self.also, self.name) if name)
 
     @property
     def flag(self) -> str:
-        """The flag that changes it: --top-p; of a switch the form that departs from the default: --no-chat."""
-        words = self.name.replace("_", "-")
-        return f"--no-{words}" if self.default is True else f"--{words}"
+        """The flag that changes it; of a switch the form that departs from the default: --no-chat."""
+        return f"--no-{self.flags[0][2:]}" if self.default is True else self.flags[0]
 
     @property
     def variable(self) -> str:
@@ -68,12 +78,59 @@ class Field:
         try:
             return self.kind.read(value)
         except RefusedError as error:
-            kept = "" if still is ... else f" (still {self.show(still)})"
-            raise UsageError(f"{label or self.name} must be {error}, got {got(value)}{kept}") from None
+            holds = "" if still is ... else f" (still {self.show(still)})"
+            raise UsageError(f"{label or self.name} must be {error}, got {got(value)}{holds}") from None
 
     def show(self, value: Any) -> str:
         """The value as a user would type it, on one line."""
         return " ".join(self.kind.show(value).split())
+
+
+def row(default: Any, kind: Any, help: str, group: str, **names: str) -> Any:
+    """A setting of a record; `names` may give `short` and `also`, see :class:`Field`."""
+    return pydantic.Field(default, description=help, json_schema_extra={"kind": kind, "group": group, **names})
+
+
+class _Record(pydantic.BaseModel):
+    """Values that are read by their rows, so that every way of setting one gives the same error. Frozen."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+    noun: ClassVar[str]
+
+    @classmethod
+    @cache
+    def fields(cls) -> dict[str, Field]:
+        """The rows by name, in the order of the table."""
+        rows: dict[str, Any] = dict(cls.model_fields)
+        return {
+            name: Field(name=name, default=one.default, help=one.description, **one.json_schema_extra)
+            for name, one in rows.items()
+        }
+
+    @classmethod
+    def field(cls, name: str) -> Field:
+        """The row of this name or short name; UsageError with the nearest one."""
+        named = {one.short or one.name: one for one in cls.fields().values()} | cls.fields()
+        if name not in named:
+            raise UsageError(f"unknown {cls.noun} {got(name)}{did_you_mean(name, cls.fields())}")
+        return named[name]
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _read(cls, data: Any) -> Any:
+        """Every value goes through its row; a wrong one raises UsageError, also straight from the constructor."""
+        return {name: cls.field(name).read(value) for name, value in dict(data).items()}
+
+    def changed(self, **changes: object) -> Self:
+        """A copy with these values (text or plain); UsageError, with what still holds, when one is refused."""
+        fields = {name: self.field(name) for name in changes}
+        read = {one.name: one.read(changes[name], still=getattr(self, one.name)) for name, one in fields.items()}
+        return self.model_copy(update=read)
+
+    def show(self, name: str) -> str:
+        """The value of one setting as a user would type it."""
+        found = self.field(name)
+        return found.show(getattr(self, found.name))
 
 
 _MANY = 1_000_000
@@ -99,103 +156,113 @@ def _drafters() -> str:
 
 _FILE = Text("FILE", "a file", pattern=r"[^\x00-\x1f\x7f]*")
 
-_TABLE: tuple[Field, ...] = (
-    Field("pair", _name("NAME", "the name of a pair"), None, "pair of the catalogue to load", MODELS),
-    Field("models", _name("FILE", "a file"), None, "catalogue of pairs instead of models.yaml", MODELS),
-    Field(
-        "target", _name("ID|DIR|GGUF", "a hub id, folder or GGUF file"), None, "target instead of the pair's", MODELS
-    ),
-    Field(
-        "drafter",
-        Text("ID|DIR|NAME", f"a hub id, a folder, {_drafters()}", DRAFTERS, optional=True),
+
+class ModelOptions(_Record):
+    """Which models to load and how; None leaves it to the pair or to the loader."""
+
+    noun = "model option"
+
+    pair: str | None = row(None, _name("NAME", "the name of a pair"), "pair of the catalogue to load", MODELS)
+    models: str | None = row(None, _name("FILE", "a file"), "catalogue of pairs instead of models.yaml", MODELS)
+    target: str | None = row(
+        None, _name("ID|DIR|GGUF", "a hub id, folder or GGUF file"), "target instead of the pair's", MODELS
+    )
+    drafter: str | None = row(
         None,
+        Text(
+            "ID|DIR|NAME",
+            f"a hub id, a folder, {_drafters()}",
+            DRAFTERS,
+            optional=True,
+        ),
         f"drafter instead of the pair's: a model, or {', '.join(examples())}",
         MODELS,
-    ),
-    Field("device", _device(False), "auto", "where the target runs: auto, cpu, mps, cuda[:N]", MODELS),
-    Field("drafter_device", _device(True), None, "where the drafter runs (default: with the target)", MODELS),
-    Field("tp_size", WholeOr(2, 1024, "auto"), "auto", "processes that share the target (torchrun)", MODELS),
-    Field("dtype", Choice(("auto", "float32", "float16", "bfloat16")), "auto", "number format of the weights", MODELS),
-    Field("quantization", _QUANTIZATION, "none", "fewer bits for the target's weights", MODELS),
-    Field("drafter_quantization", _QUANTIZATION, "none", "fewer bits for the drafter's weights", MODELS),
-    Field("attn_implementation", _name("X", "a name"), None, "attention code of transformers (sdpa, eager …)", MODELS),
-    Field("revision", _name("R", "a branch, tag or commit"), None, "revision of the target on the hub", MODELS),
-    Field("trust_remote_code", Switch(), False, "run code that comes with a model", MODELS),
-    Field("offline", Switch(), False, "never use the network", MODELS),
-    Field("gamma", WholeOr(1, 64, "auto"), 4, "tokens to draft a round; auto: what is fastest", DECODING),
-    Field("temperature", Number(0, 5, least=COLDEST), 0.0, "randomness; 0: the likeliest token", DECODING),
-    Field("top_p", Number(0, 1, without_low=True), 1.0, "sample from this share; 1: all", DECODING),
-    Field("top_k", Whole(0, _MANY), 0, "sample from the k best; 0: all", DECODING),
-    Field("min_p", Number(0, 1, without_high=True), 0.0, "least share of the best token's", DECODING),
-    Field(
-        "repetition_penalty", Number(0, 10, without_low=True), 1.0, "makes what was said less likely; 1: off", DECODING
-    ),
-    Field("no_repeat_ngram", Whole(0, _MANY), 0, "say no n-gram of this length twice; 0: off", DECODING),
-    Field("max_new_tokens", Whole(1, _MANY), 128, "longest answer, in tokens", DECODING, short="length"),
-    Field("seed", Seed(), 42, "seed; random draws one", DECODING),
-    Field(
-        "coupling",
-        Choice(("rejection", "gumbel")),
+    )
+    device: str = row("auto", _device(False), "where the target runs: auto, cpu, mps, cuda[:N]", MODELS)
+    drafter_device: str | None = row(None, _device(True), "where the drafter runs (default: with the target)", MODELS)
+    tp_size: int | str = row("auto", Whole(2, 1024, "auto"), "processes that share the target (torchrun)", MODELS)
+    dtype: str = row("auto", Choice(("auto", "float32", "float16", "bfloat16")), "number format of the weights", MODELS)
+    quantization: str = row("none", _QUANTIZATION, "fewer bits for the target's weights", MODELS)
+    drafter_quantization: str = row("none", _QUANTIZATION, "fewer bits for the drafter's weights", MODELS)
+    attn_implementation: str | None = row(
+        None, _name("X", "a name"), "attention code of transformers (sdpa, eager …)", MODELS
+    )
+    revision: str | None = row(None, _name("R", "a branch, tag or commit"), "revision of the target on the hub", MODELS)
+    trust_remote_code: bool = row(False, Switch(), "run code that comes with a model", MODELS)
+    offline: bool = row(False, Switch(), "never use the network", MODELS)
+
+
+class Settings(_Record):
+    """How to decode and what to show."""
+
+    noun = "setting"
+
+    gamma: int | str = row(4, Whole(1, 64, "auto"), "tokens to draft a round; auto: what is fastest", DECODING)
+    temperature: float = row(0.0, Number(0, 5, least=COLDEST), "randomness; 0: the likeliest token", DECODING)
+    top_p: float = row(1.0, Number(0, 1, without_low=True), "sample from this share; 1: all", DECODING)
+    top_k: int = row(0, Whole(0, _MANY), "sample from the k best; 0: all", DECODING)
+    min_p: float = row(0.0, Number(0, 1, without_high=True), "least share of the best token's", DECODING)
+    repetition_penalty: float = row(
+        1.0, Number(0, 10, without_low=True), "makes what was said less likely; 1: off", DECODING
+    )
+    no_repeat_ngram: int = row(0, Whole(0, _MANY), "say no n-gram of this length twice; 0: off", DECODING)
+    max_new_tokens: int = row(128, Whole(1, _MANY), "longest answer, in tokens", DECODING, short="length")
+    seed: int = row(42, Seed(), "seed; random draws one", DECODING)
+    coupling: str = row(
         "rejection",
-        "how sampled drafts are judged; gumbel keeps plain decoding's text",
+        Choice(("rejection", "gumbel")),
+        "how sampled drafts are verified; gumbel keeps plain decoding's text",
         DECODING,
-    ),
-    Field("draft_sampling", Choice(("law", "greedy")), "law", "draw drafts, or take the drafter's likeliest", DECODING),
-    Field("verify", Choice(("token", "block")), "token", "judge drawn drafts token by token, or as blocks", DECODING),
-    Field(
-        "expand",
-        Choice(("auto", "none", "cape", "dynamic")),
+    )
+    draft_sampling: str = row(
+        "law", Choice(("law", "greedy")), "draw drafts, or take the drafter's likeliest", DECODING
+    )
+    verify: str = row("token", Choice(("token", "block")), "verify drawn drafts token by token, or as blocks", DECODING)
+    expand: str = row(
         "auto",
+        Choice(("auto", "none", "cape", "dynamic")),
         "grow drafts into trees: siblings where a model is unsure, the likeliest nodes of all, or what is fastest",
         DECODING,
-    ),
-    Field("nodes", Whole(1, 64), 24, "most draft nodes of a round, where drafts are trees", DECODING),
-    Field("system", Text(), "", "system prompt", DECODING),
-    Field("chat", Switch(), True, "use the model's chat template", DECODING),
-    Field("template", Choice(NAMES, suggests=True), AUTO, "chat template; auto: the model's own", DECODING),
-    Field("ngram_n", Whole(2, 16), 3, "longest n-gram looked up", NGRAM),
-    Field("ngram_multi_level", Switch(), True, "fall back to shorter n-grams", NGRAM),
-    Field("ngram_filler", Whole(1, 64), 3, "also count the target's k likeliest tokens; 1: only what it wrote", NGRAM),
-    Field("ngram_stop_if_unknown", Switch(), True, "stop drafting at an unknown n-gram", NGRAM),
-    Field("ngram_reset", Switch(), True, "forget the n-grams between answers", NGRAM),
-    Field("cascade", Drafters(), (), "drafters of the lanes cascade and chain, large to small", CASCADE),
-    Field("k_matrix", KMatrix(), (), "tokens each drafter adds; first row: for the target", CASCADE),
-    Field("lenience", Number(1, _MANY), 1.0, "how much drafters let pass; 1: nothing", CASCADE),
-    Field("num_beams", Whole(1, 64), 4, "texts that the lane beam grows at a time", BEAM),
-    Field("beam_top_k", Whole(0, _MANY), 0, "tokens each may go on with; 0: all that can count", BEAM),
-    Field("min_length", Whole(0, _MANY), 0, "least tokens of a beam's answer", BEAM),
-    Field("length_penalty", Number(0, 10), 1.2, "0: none; more: longer answers win", BEAM),
-    Field("compare", Names(LANES), ("ar", "spec"), "lanes; the last carries the chat", OUTPUT),
-    Field("view", Choice(("auto", "side", "stack", "trace")), "auto", "how the lanes are laid out", OUTPUT),
-    Field("color", Choice(("auto", "always", "never")), "auto", "when to use colour", OUTPUT),
-    Field("palette", Choice(("default", "cb")), "default", "colours; cb: for colour-blind eyes", OUTPUT),
-    Field("ascii", Switch(), False, "draw with plain ASCII", OUTPUT),
-    Field("quiet", Switch(), False, "answers only", OUTPUT),
-    Field("data_dir", Text("DIR", "a folder"), "", "folder of the data sets that have a name", OUTPUT),
-    Field("verbose", Switch(), False, "more detail, tracebacks of errors", OUTPUT),
-    Field("debug", Switch(), False, "show details of every round", OUTPUT),
-    Field("record", _FILE, "", "write all that is decoded to this file, for replay", OUTPUT),
-)
-
-FIELDS: Mapping[str, Field] = {field.name: field for field in _TABLE}
-MODEL_FIELDS: Mapping[str, Field] = {field.name: field for field in _TABLE if field.group == MODELS}
-SETTING_FIELDS: Mapping[str, Field] = {field.name: field for field in _TABLE if field.group != MODELS}
-_SHORT = {field.short: field for field in _TABLE if field.short}
+    )
+    nodes: int = row(24, Whole(1, 64), "most draft nodes of a round, where drafts are trees", DECODING)
+    system: str = row("", Text(), "system prompt", DECODING)
+    chat: bool = row(True, Switch(), "use the model's chat template", DECODING)
+    template: str = row(AUTO, Choice(NAMES, suggests=True), "chat template; auto: the model's own", DECODING)
+    ngram_n: int = row(3, Whole(2, 16), "longest n-gram looked up", NGRAM)
+    ngram_multi_level: bool = row(True, Switch(), "fall back to shorter n-grams", NGRAM)
+    ngram_filler: int = row(3, Whole(1, 64), "also count the target's k likeliest tokens; 1: only what it wrote", NGRAM)
+    ngram_stop_if_unknown: bool = row(True, Switch(), "stop drafting at an unknown n-gram", NGRAM)
+    ngram_reset: bool = row(True, Switch(), "forget the n-grams between answers", NGRAM)
+    cascade: tuple[str, ...] = row(
+        (), DrafterNames(), "drafters of the lanes cascade and chain, large to small", CASCADE
+    )
+    k_matrix: tuple[tuple[int, ...], ...] = row(
+        (), KMatrix(), "tokens each drafter adds; first row: for the target", CASCADE
+    )
+    lenience: float = row(1.0, Number(1, _MANY), "how much drafters let pass; 1: nothing", CASCADE)
+    num_beams: int = row(4, Whole(1, 64), "texts that the lane beam grows at a time", BEAM)
+    beam_top_k: int = row(0, Whole(0, _MANY), "tokens each may go on with; 0: all that can count", BEAM)
+    min_length: int = row(0, Whole(0, _MANY), "least tokens of a beam's answer", BEAM)
+    length_penalty: float = row(1.2, Number(0, 10), "0: none; more: longer answers win", BEAM)
+    compare: tuple[str, ...] = row(("ar", "spec"), Names(LANES), "lanes; the last carries the chat", OUTPUT)
+    view: str = row("auto", Choice(("auto", "side", "stack", "trace")), "how the lanes are laid out", OUTPUT)
+    color: str = row("auto", Choice(("auto", "always", "never")), "when to use colour", OUTPUT)
+    palette: str = row("default", Choice(("default", "cb")), "colours; cb: for colour-blind eyes", OUTPUT)
+    ascii: bool = row(False, Switch(), "draw with plain ASCII", OUTPUT)
+    quiet: bool = row(False, Switch(), "answers only", OUTPUT)
+    data_dir: str = row("", Text("DIR", "a folder"), "folder of the data sets that have a name", OUTPUT)
+    verbose: bool = row(False, Switch(), "more detail, tracebacks of errors", OUTPUT)
+    debug: bool = row(False, Switch(), "show details of every round", OUTPUT)
+    record: str = row("", _FILE, "write all that is decoded to this file, for replay", OUTPUT, also="log")
 
 
-def default(name: str) -> Any:
-    """The built-in value."""
-    return FIELDS[name].default
+MODEL_FIELDS: Mapping[str, Field] = ModelOptions.fields()
+SETTING_FIELDS: Mapping[str, Field] = Settings.fields()
+FIELDS: Mapping[str, Field] = {**MODEL_FIELDS, **SETTING_FIELDS}
+ANSWERING = tuple(one.name for one in SETTING_FIELDS.values() if one.group != OUTPUT)  # what an answer depends on
 
 
-def setting(name: str) -> Field:
-    """The field of a decoding or output setting, by name or short name; UsageError with the nearest name."""
-    found = SETTING_FIELDS.get(name) or _SHORT.get(name)
-    if found is None:
-        raise UsageError(f"unknown setting {got(name)}{did_you_mean(name, SETTING_FIELDS)}")
-    return found
-
-
+_PATH = Text(metavar="FILE", allowed="a file", optional=True)
 _PROMPTS = (
     Field(
         "prompts",

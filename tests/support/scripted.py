@@ -13,32 +13,32 @@ from typing import Any
 
 from rich.console import Console
 
-from app.console.actions import Actions
 from app.console.repl import run_console
+from app.console.state import ConsoleState
 from app.settings.layers import Layers, ModelOptions, Settings
 from tests.support.tiny import TinyPair
 from utils.errors import UserError
 
-Line = str | Callable[[Actions], None]
+Line = str | Callable[[ConsoleState], None]
 
 
 class ScriptedReader:
     """Gives the lines one by one; a function among them is called instead, to look or to interfere."""
 
-    def __init__(self, actions: Actions, lines: Iterable[Line]) -> None:
-        self.actions, self._lines = actions, iter(lines)
+    def __init__(self, state: ConsoleState, lines: Iterable[Line]) -> None:
+        self.state, self._lines = state, iter(lines)
         self.defaults: list[str] = []
         self._left = False
 
     def read(self, default: str = "") -> str:
         self.defaults.append(default)
         for line in self._lines:
-            self.actions.out.print(
+            self.state.out.print(
                 f"\n<<< {line if isinstance(line, str) else line.__name__}", markup=False, soft_wrap=True
             )
             if isinstance(line, str):
                 return line
-            line(self.actions)
+            line(self.state)
             if self._left:
                 break
         raise EOFError
@@ -57,8 +57,13 @@ class Ran:
 
     code: int
     text: str
-    actions: Actions
+    state: ConsoleState
     reader: ScriptedReader
+
+    @property
+    def actions(self) -> ConsoleState:
+        """The same under its name of before."""
+        return self.state
 
     @property
     def errors(self) -> list[str]:
@@ -96,8 +101,8 @@ def run_lines(
     )
     held: list[Any] = []
 
-    def make_reader(actions: Actions) -> ScriptedReader:
-        held.extend([actions, ScriptedReader(actions, lines)])
+    def make_reader(state: ConsoleState) -> ScriptedReader:
+        held.extend([state, ScriptedReader(state, lines)])
         return held[1]
 
     flags = {"max_new_tokens": 12, **(settings or {})}

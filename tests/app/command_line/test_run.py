@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.command_line.run import Writer, run_once
+from app.command_line.run import AnswerWriter, run_once
 from app.lanes.answers import Answer, compared
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
@@ -301,7 +301,7 @@ class Pieces(io.StringIO):
 
 def test_characters_split_over_tokens_are_written_whole() -> None:
     stream, raw = Pieces(), "aé漢!".encode()
-    writer = Writer(stream, lambda ids: bytes(ids).decode(errors="replace"))
+    writer = AnswerWriter(stream, lambda ids: bytes(ids).decode(errors="replace"))
     for byte in raw:
         writer.feed(_emitting(byte))
     writer.finish("aé漢!")
@@ -310,7 +310,7 @@ def test_characters_split_over_tokens_are_written_whole() -> None:
 
 def test_an_answer_that_ends_its_line_gets_no_second_newline() -> None:
     stream = Pieces()
-    Writer(stream, lambda ids: "").finish("done\n")
+    AnswerWriter(stream, lambda ids: "").finish("done\n")
     assert stream.getvalue() == "done\n"
 
 
@@ -319,7 +319,7 @@ def test_a_terminal_gets_no_control_characters_and_a_pipe_gets_all() -> None:
     shown = "red \u241b[31m\tbell\u2407 \\x9b2J\nend"
     for terminal, wanted in ((True, shown), (False, text)):
         stream = Pieces(terminal)
-        Writer(stream, lambda ids: "").finish(text)
+        AnswerWriter(stream, lambda ids: "").finish(text)
         assert stream.getvalue() == wanted + "\n"
 
 

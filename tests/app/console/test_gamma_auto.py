@@ -53,7 +53,7 @@ def test_every_way_of_setting_gamma_takes_auto() -> None:
     assert Settings().gamma == 4
     assert Settings().changed(gamma="auto").changed(gamma="7").gamma == 7
     assert Layers.of(environ={"SPEC_GAMMA": "auto"}).settings.gamma == "auto"
-    assert Layers.of({"gamma": "auto"}, {}, {}, {}).settings.gamma == "auto"
+    assert Layers.of({"gamma": "auto"}, {}, {}).settings.gamma == "auto"
     with pytest.raises(UsageError, match=r"gamma must be a whole number from 1 to 64 or auto, got 0 \(still auto\)"):
         Settings(gamma="auto").changed(gamma=0)
 
@@ -108,9 +108,9 @@ def test_the_console_tells_what_auto_does(tmp_path: Path) -> None:
     catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
     seen: list[list[int]] = []
 
-    def note(actions: Any) -> None:
-        seen.append([event.gamma for event in actions.answers[-1].tracks[-1].events if isinstance(event, Step)])
-        assert actions.answers[-1].to_json()["settings"]["gamma"] == "auto"
+    def note(state: Any) -> None:
+        seen.append([event.gamma for event in state.answers[-1].tracks[-1].events if isinstance(event, Step)])
+        assert state.answers[-1].to_json()["settings"]["gamma"] == "auto"
 
     ran = run_lines(
         catalogue, "/gamma auto", "one", note, "/gamma", "/trace", "/clear", "/gamma", "/gamma 0", "/gamma 3"
@@ -124,7 +124,7 @@ def test_the_console_tells_what_auto_does(tmp_path: Path) -> None:
     for number, gamma in list(enumerate(seen[0]))[1:]:
         assert re.search(rf"round {number}\s+(γ|gamma) {gamma}\b", ran.text), (number, gamma)
     assert "error: gamma must be a whole number from 1 to 64 or auto, got 0 (still auto)" in ran.text
-    assert ran.actions.settings.gamma == 3
+    assert ran.state.settings.gamma == 3
 
 
 def test_bench_rows_of_auto_carry_the_mean_gamma(

@@ -18,10 +18,10 @@ from scipy.stats import binomtest
 
 import app.screen.live
 from app.chat.saved import osc52
-from app.console.actions import Actions
 from app.console.loading import load_engine
 from app.console.prompt import open_block, unblocked
 from app.console.slash_commands import TABLE
+from app.console.state import ConsoleState
 from app.screen.rows import visible
 from app.screen.terminal import unheard
 from sampling.models.causal import CausalSession
@@ -50,7 +50,7 @@ def test_a_conversation_of_three_turns(catalogue: Path) -> None:
     assert ran.text.count("same output") == 3
     assert ran.text.count("cut at 12 tokens, /continue") == 3
     assert "never read" not in ran.text
-    turns = ran.actions.chat.turns
+    turns = ran.state.chat.turns
     assert [turn.user for turn in turns] == ["one", "two", "three"]
     for before, after in itertools.pairwise(turns):
         assert after.prompt[: len(before.prompt) + 12] == (*before.prompt, *before.answer)
@@ -59,10 +59,10 @@ def test_a_conversation_of_three_turns(catalogue: Path) -> None:
 def test_the_cache_is_reused_over_turns(catalogue: Path) -> None:
     fed: list[int] = []
 
-    def note(actions: Actions) -> None:
-        track = actions.answers[-1].tracks[-1]
+    def note(state: ConsoleState) -> None:
+        track = state.answers[-1].tracks[-1]
         fed.append(sum(1 for event in track.events if type(event).__name__ == "Prefill"))
-        assert actions.session.sync([actions.chat.ids])[0] >= len(actions.chat.ids) - 2
+        assert state.session.sync([state.chat.ids])[0] >= len(state.chat.ids) - 2
 
     run_lines(catalogue, "one", note, "two", note, "/undo", "two again", note, "/regen", note)
     assert len(fed) == 4
@@ -70,7 +70,7 @@ def test_the_cache_is_reused_over_turns(catalogue: Path) -> None:
 
 def test_what_is_printed_is_what_the_model_said(catalogue: Path) -> None:
     ran = run_lines(catalogue, "one", settings={"quiet": True})
-    text = ran.actions.chat.turns[0].text
+    text = ran.state.chat.turns[0].text
     assert ran.after("one").strip("\n").startswith(visible(text).strip("\n"))
     assert "┌" not in ran.after("one")
     assert len([line for line in ran.after("one").splitlines() if "tok/s" in line]) == 1
@@ -129,13 +129,13 @@ BAD = {
 
 
 def test_bad_arguments_are_one_line_and_change_nothing(catalogue: Path) -> None:
-    state: list[Any] = []
+    seen: list[Any] = []
 
-    def look(actions: Actions) -> None:
-        state.append((actions.settings, actions.pairs.name, list(actions.chat.turns), actions.leaving))
+    def look(state: ConsoleState) -> None:
+        seen.append((state.settings, state.pairs.name, list(state.chat.turns), state.leaving))
 
     ran = run_lines(catalogue, "one", look, *BAD, look)
-    assert state[0] == state[1]
+    assert seen[0] == seen[1]
     for line, wanted in BAD.items():
         said = ran.after(line.strip()).strip()
         if wanted is None:
@@ -207,15 +207,15 @@ def test_every_command_is_tried_here(catalogue: Path) -> None:
 
 def test_clear_forgets_everything(catalogue: Path) -> None:
     ran = run_lines(catalogue, "one", "/clear", "one")
-    first, second = (answered.turn for answered in ran.actions.answers)
+    first, second = (answered.turn for answered in ran.state.answers)
     assert (first.prompt, first.answer) == (second.prompt, second.answer)
-    assert len(ran.actions.chat.turns) == 1
+    assert len(ran.state.chat.turns) == 1
 
 
 def test_undo_puts_the_message_back_into_the_input_line(catalogue: Path) -> None:
     ran = run_lines(catalogue, "one", "two", "/undo", "/undo", "/undo")
     assert ran.reader.defaults == ["", "", "", "two", "one", ""]
-    assert ran.actions.chat.turns == []
+    assert ran.state.chat.turns == []
 
 
 def test_regen_takes_the_next_seed_and_says_it(catalogue: Path) -> None:
@@ -223,8 +223,8 @@ def test_regen_takes_the_next_seed_and_says_it(catalogue: Path) -> None:
     assert "seed 43" in ran.after("/regen") or "seed 43" in ran.text
     assert "seed 44" in ran.text
     assert "temperature 0: the same answer again" in ran.after("/regen")
-    assert len(ran.actions.chat.turns) == 1
-    texts = {answered.turn.answer for answered in ran.actions.answers}
+    assert len(ran.state.chat.turns) == 1
+    texts = {answered.turn.answer for answered in ran.state.answers}
     assert len(texts) >= 3
 
 
@@ -254,7 +254,7 @@ def test_what_follows_an_answer_is_drawn_with_noise_of_its_own(
     every answer it was for most."""
 
     def chance() -> float:
-        turns = run_lines(catalogue, "one", then, settings=DRAWN).actions.chat.turns
+        turns = run_lines(catalogue, "one", then, settings=DRAWN).state.chat.turns
         first, rest = (
             (turns[0].answer, turns[1].answer) if then == "two" else (turns[0].answer[:100], turns[0].answer[100:])
         )
@@ -274,7 +274,7 @@ def test_no_noise_comes_twice_in_a_conversation(catalogue: Path, monkeypatch: py
     asked = noise_asked(monkeypatch)
     parts: list[list[Any]] = []
 
-    def note(actions: Actions) -> None:
+    def note(state: ConsoleState) -> None:
         parts.append([*asked])
         asked.clear()
 
@@ -295,7 +295,7 @@ def test_no_noise_comes_twice_in_a_conversation(catalogue: Path, monkeypatch: py
         note,
     )
     ran = run_lines(catalogue, *lines, settings={**DRAWN, "max_new_tokens": 20})
-    assert [turn.user for turn in ran.actions.chat.turns] == ["one", "deux"]
+    assert [turn.user for turn in ran.state.chat.turns] == ["one", "deux"]
     one, two, again, more, anew, edited = parts
     assert twice([*one, *two, *more]) == []
     assert sorted(again) == sorted(two)
@@ -308,9 +308,9 @@ def test_no_noise_comes_twice_in_a_conversation(catalogue: Path, monkeypatch: py
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_continue_gives_the_text_of_the_uncut_answer(catalogue: Path, temperature: float) -> None:
     settings = {"temperature": temperature, "compare": ("ar", "ngram")}
-    whole = run_lines(catalogue, "one", settings={**settings, "max_new_tokens": 24}).actions.chat.turns
+    whole = run_lines(catalogue, "one", settings={**settings, "max_new_tokens": 24}).state.chat.turns
     parts = run_lines(catalogue, "one", "/continue", "/continue", settings={**settings, "max_new_tokens": 8})
-    turns = parts.actions.chat.turns
+    turns = parts.state.chat.turns
     assert len(turns) == 1
     assert turns[0].answer == whole[0].answer
     assert turns[0].text == whole[0].text
@@ -318,20 +318,20 @@ def test_continue_gives_the_text_of_the_uncut_answer(catalogue: Path, temperatur
 
 def test_continue_after_regen_keeps_that_seed(catalogue: Path) -> None:
     settings = {"temperature": 1.0, "compare": ("ar",)}
-    whole = run_lines(catalogue, "one", "/regen", settings={**settings, "max_new_tokens": 16}).actions.chat.turns
+    whole = run_lines(catalogue, "one", "/regen", settings={**settings, "max_new_tokens": 16}).state.chat.turns
     parts = run_lines(catalogue, "one", "/regen", "/continue", settings={**settings, "max_new_tokens": 8})
-    assert parts.actions.chat.turns[0].answer == whole[0].answer
+    assert parts.state.chat.turns[0].answer == whole[0].answer
 
 
 def test_edit_with_text_replaces_the_last_message(catalogue: Path) -> None:
     ran = run_lines(catalogue, "one", "two", "/edit deux")
-    assert [turn.user for turn in ran.actions.chat.turns] == ["one", "deux"]
+    assert [turn.user for turn in ran.state.chat.turns] == ["one", "deux"]
 
 
 def test_edit_without_text_waits_for_the_very_next_message(catalogue: Path) -> None:
     ran = run_lines(catalogue, "one", "/edit", "un", "two", "/edit", "/gamma", "three")
     assert ran.reader.defaults[2] == "one"
-    assert [turn.user for turn in ran.actions.chat.turns] == ["un", "two", "three"]
+    assert [turn.user for turn in ran.state.chat.turns] == ["un", "two", "three"]
 
 
 def test_edit_opens_the_editor_on_a_terminal(catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,15 +340,15 @@ def test_edit_opens_the_editor_on_a_terminal(catalogue: Path, tmp_path: Path, mo
     editor.chmod(0o755)
     monkeypatch.setenv("EDITOR", str(editor))
 
-    def on_terminal(actions: Actions) -> None:
-        actions.live = True
+    def on_terminal(state: ConsoleState) -> None:
+        state.live = True
 
-    def off_terminal(actions: Actions) -> None:
-        actions.live = False
+    def off_terminal(state: ConsoleState) -> None:
+        state.live = False
         monkeypatch.setenv("EDITOR", "/no/such/editor")
 
     ran = run_lines(catalogue, "one", on_terminal, "/edit", off_terminal, on_terminal, "/edit")
-    assert [turn.user for turn in ran.actions.chat.turns] == ["from the editor"]
+    assert [turn.user for turn in ran.state.chat.turns] == ["from the editor"]
     assert "failed" in ran.after("/edit")
     assert "nothing was sent" in ran.after("/edit")
 
@@ -356,7 +356,7 @@ def test_edit_opens_the_editor_on_a_terminal(catalogue: Path, tmp_path: Path, mo
 def test_a_prompt_beyond_the_context_leaves_the_conversation_alone(catalogue: Path) -> None:
     ran = run_lines(catalogue, "/pair short", "one", "x" * 500, "/undo", "after")
     assert re.search(r"error: the prompt is \d+ tokens, the context holds 120: nothing was sent", ran.text)
-    assert [turn.user for turn in ran.actions.chat.turns] == ["after"]
+    assert [turn.user for turn in ran.state.chat.turns] == ["after"]
 
 
 def test_an_answer_that_fills_the_context_says_so(catalogue: Path) -> None:
@@ -367,21 +367,21 @@ def test_an_answer_that_fills_the_context_says_so(catalogue: Path) -> None:
 
 def test_system_prompt_changes_what_the_model_reads(catalogue: Path) -> None:
     ran = run_lines(catalogue, "one", "/system Be brief.", "two")
-    ids = ran.actions.chat.ids
-    assert ran.actions.chat.tokenizer.decode(ids).startswith("<|im_start|>system\nBe brief.<|im_end|>")
+    ids = ran.state.chat.ids
+    assert ran.state.chat.tokenizer.decode(ids).startswith("<|im_start|>system\nBe brief.<|im_end|>")
 
 
 def test_a_model_without_template_is_continued_and_says_so_once(catalogue: Path) -> None:
     ran = run_lines(catalogue, "/pair plain", "Once", "Then")
     assert ran.text.count("has no chat template") == 1
-    read = ran.actions.chat.tokenizer.decode(list(ran.actions.chat.turns[1].prompt))
+    read = ran.state.chat.tokenizer.decode(list(ran.state.chat.turns[1].prompt))
     assert read.startswith("Once")
     assert read.endswith("\nThen")
 
 
 def test_chat_off_sends_the_bare_text(catalogue: Path) -> None:
     ran = run_lines(catalogue, "/chat off", "Once")
-    assert ran.actions.chat.tokenizer.decode(list(ran.actions.chat.turns[0].prompt)) == "Once"
+    assert ran.state.chat.tokenizer.decode(list(ran.state.chat.turns[0].prompt)) == "Once"
 
 
 def test_a_pair_that_fails_leaves_the_old_one(catalogue: Path) -> None:
@@ -390,7 +390,7 @@ def test_a_pair_that_fails_leaves_the_old_one(catalogue: Path) -> None:
 
     ran = run_lines(catalogue, "one", "/pair short", "two", loader=loader)
     assert ran.after("/pair short").startswith("error: no such folder (still tiny)")
-    assert [turn.user for turn in ran.actions.chat.turns] == ["one", "two"]
+    assert [turn.user for turn in ran.state.chat.turns] == ["one", "two"]
 
 
 def test_a_failing_first_load_is_one_line_and_another_pair_can_be_loaded(catalogue: Path) -> None:
@@ -402,7 +402,7 @@ def test_a_failing_first_load_is_one_line_and_another_pair_can_be_loaded(catalog
     assert "error: tiny could not be loaded: no such folder (/pair NAME loads another)" in first
     assert "no model is loaded: /pair NAME loads one of tiny, tiny-ngram" in first.replace("\n", " ")
     assert ran.reader.defaults[1] == "one"
-    assert len(ran.actions.chat.turns) == 1
+    assert len(ran.state.chat.turns) == 1
 
 
 def test_an_internal_error_while_loading_is_one_line(catalogue: Path) -> None:
@@ -416,17 +416,17 @@ def test_an_internal_error_while_loading_is_one_line(catalogue: Path) -> None:
 
 def test_drafters_change_while_running(catalogue: Path) -> None:
     ran = run_lines(catalogue, "one", "/drafter ngram", "two", "/drafter none", "three", "/compare ar,draft")
-    assert [turn.user for turn in ran.actions.chat.turns] == ["one", "two", "three"]
+    assert [turn.user for turn in ran.state.chat.turns] == ["one", "two", "three"]
     assert "needs a drafter model" in ran.after("/compare ar,draft")
-    assert ran.actions.settings.compare == ("ar", "spec")
+    assert ran.state.settings.compare == ("ar", "spec")
 
 
 def test_the_draft_lane_runs_beside_the_target(catalogue: Path) -> None:
     ran = run_lines(catalogue, "/compare ar,draft,spec", "one", "/continue")
     assert "drafter alone" in ran.after("one")
     assert "same output" in ran.after("one")
-    assert ran.actions.chat.turns[0].answer == tuple(
-        token for answered in ran.actions.answers for token in answered.tracks[0].meter.ids
+    assert ran.state.chat.turns[0].answer == tuple(
+        token for answered in ran.state.answers for token in answered.tracks[0].meter.ids
     )
 
 
@@ -438,15 +438,15 @@ def test_an_error_while_decoding_is_one_line_and_the_next_turn_works(
     def out_of_memory(*_: Any, **__: Any) -> Any:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: 99 GB")
 
-    def break_(actions: Actions) -> None:
+    def break_(state: ConsoleState) -> None:
         monkeypatch.setattr(Lane, "run", out_of_memory)
 
-    def mend(actions: Actions) -> None:
+    def mend(state: ConsoleState) -> None:
         monkeypatch.undo()
 
     ran = run_lines(catalogue, "one", break_, "two", mend, "three")
     assert ran.after("two").startswith("error: out of memory")
-    assert [turn.user for turn in ran.actions.chat.turns] == ["one", "three"]
+    assert [turn.user for turn in ran.state.chat.turns] == ["one", "three"]
     assert "Traceback" not in ran.text
 
 
@@ -467,40 +467,40 @@ def interrupt_after(events: int, monkeypatch: pytest.MonkeyPatch, times: int = 1
 def test_ctrl_c_keeps_the_partial_answer_and_the_next_turn_works(
     catalogue: Path, events: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def arm(actions: Actions) -> None:
+    def arm(state: ConsoleState) -> None:
         interrupt_after(events, monkeypatch)
 
-    def disarm(actions: Actions) -> None:
+    def disarm(state: ConsoleState) -> None:
         monkeypatch.undo()
 
     ran = run_lines(catalogue, arm, "one", disarm, "two")
-    first, second = ran.actions.chat.turns
+    first, second = ran.state.chat.turns
     assert first.reason == "interrupted"
     assert 0 < len(first.answer) < 12
     assert "stopped" in ran.after("one")
     assert second.prompt[: len(first.prompt) + len(first.answer)] == (*first.prompt, *first.answer)
     assert "same output" in ran.after("two")
     fresh = run_lines(catalogue, "one", "/continue", settings={"max_new_tokens": len(first.answer)})
-    assert fresh.actions.chat.turns[0].answer[: len(first.answer)] == first.answer
+    assert fresh.state.chat.turns[0].answer[: len(first.answer)] == first.answer
 
 
 def test_ctrl_c_before_the_first_token_changes_nothing_and_keeps_the_message(
     catalogue: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def arm(actions: Actions) -> None:
+    def arm(state: ConsoleState) -> None:
         interrupt_after(1, monkeypatch)
 
-    def disarm(actions: Actions) -> None:
+    def disarm(state: ConsoleState) -> None:
         monkeypatch.undo()
 
     ran = run_lines(catalogue, "one", arm, "x" * 300, disarm, "two")
     assert "stopped before the first token: the conversation is unchanged" in ran.after("x" * 300)
     assert ran.reader.defaults[-2] == "x" * 300
-    assert [turn.user for turn in ran.actions.chat.turns] == ["one", "two"]
+    assert [turn.user for turn in ran.state.chat.turns] == ["one", "two"]
 
 
 def test_a_second_ctrl_c_leaves_with_130(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def arm(actions: Actions) -> None:
+    def arm(state: ConsoleState) -> None:
         interrupt_after(4, monkeypatch, times=2)
 
     ran = run_lines(catalogue, arm, "one", "never")
@@ -517,17 +517,17 @@ def test_ctrl_c_while_waiting_for_the_models_keeps_the_message(catalogue: Path) 
         go.wait(20)
         return load_engine(spec, options, progress, cancelled)
 
-    def soon(actions: Actions) -> None:
+    def soon(state: ConsoleState) -> None:
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 
-    def now(actions: Actions) -> None:
-        assert actions.pairs.job.status == "fetching 50%"
+    def now(state: ConsoleState) -> None:
+        assert state.pairs.job.status == "fetching 50%"
         go.set()
 
     ran = run_lines(catalogue, soon, "one", now, "one", loader=loader)
     assert "not sent: loading goes on" in ran.text
     assert ran.reader.defaults[1] == "one"
-    assert len(ran.actions.chat.turns) == 1
+    assert len(ran.state.chat.turns) == 1
 
 
 def test_ctrl_c_calls_off_another_pair(catalogue: Path) -> None:
@@ -546,13 +546,13 @@ def test_ctrl_c_calls_off_another_pair(catalogue: Path) -> None:
     ran = run_lines(catalogue, "one", "/pair short", "two", loader=loader)
     assert "loading short was called off (still tiny)" in ran.after("/pair short")
     assert told == [True]
-    assert len(ran.actions.chat.turns) == 2
+    assert len(ran.state.chat.turns) == 2
 
 
 @pytest.mark.parametrize("line", ["", "   ", "\t", "\x00", " \x00 "])
 def test_blank_lines_are_nothing(catalogue: Path, line: str) -> None:
     ran = run_lines(catalogue, line)
-    assert ran.actions.chat is None or ran.actions.chat.turns == []
+    assert ran.state.chat is None or ran.state.chat.turns == []
     assert not ran.errors
 
 
@@ -560,15 +560,15 @@ def test_blank_lines_are_nothing(catalogue: Path, line: str) -> None:
     "text", ["a\x00b", "lone \ud800 surrogate", "\U0001f600 café 漢字", "[red]no[/red] :smile:", "//path"]
 )
 def test_any_text_can_be_said(catalogue: Path, text: str) -> None:
-    def send(actions: Actions) -> None:
+    def send(state: ConsoleState) -> None:
         from app.console.repl import handle
 
-        handle(actions, text)
+        handle(state, text)
 
     ran = run_lines(catalogue, send)
     assert not ran.errors
-    assert len(ran.actions.chat.turns) == 1
-    assert "\x00" not in ran.actions.chat.turns[0].user
+    assert len(ran.state.chat.turns) == 1
+    assert "\x00" not in ran.state.chat.turns[0].user
 
 
 def test_save_json_holds_ids_texts_settings_figures_and_events(catalogue: Path, tmp_path: Path) -> None:
@@ -577,7 +577,7 @@ def test_save_json_holds_ids_texts_settings_figures_and_events(catalogue: Path, 
     data = json.loads(file.read_text(encoding="utf-8"))
     assert f"saved 2 turns to {file}" in ran.text.replace("\n", "")
     assert [turn["user"] for turn in data["turns"]] == ["one", "two"]
-    turns = ran.actions.chat.turns
+    turns = ran.state.chat.turns
     assert [tuple(turn["answer_ids"]) for turn in data["turns"]] == [turn.answer for turn in turns]
     first = data["turns"][0]
     assert [decoding["settings"]["gamma"] for decoding in first["decodings"]] == [4, 4]
@@ -626,7 +626,7 @@ def test_trace_shows_rounds(catalogue: Path) -> None:
 
 def test_debug_shows_discarded_drafts(catalogue: Path) -> None:
     ran = run_lines(catalogue, "/gamma 8", "one", "/debug on", "/regen")
-    spec = ran.actions.answers[-1].tracks[-1].meter.stats
+    spec = ran.state.answers[-1].tracks[-1].meter.stats
     assert spec.draft_n_discarded > 0
     assert "[~" in ran.after("/regen")
     assert "[~" not in ran.after("one")

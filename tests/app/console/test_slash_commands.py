@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from app.console.handlers import ConsoleActions
-from app.console.help import help_page
-from app.console.slash_commands import COMMANDS, TABLE, Invocation, Message, completions, dispatch, parse
-from app.settings.layers import Layers, Settings
+from app.console import chat_commands
+from app.console.command import Command
+from app.console.loading import load_engine
+from app.console.slash_commands import COMMANDS, TABLE, completions, dispatch, help_page, parse
+from app.console.state import ConsoleState
+from app.settings.layers import Layers, ModelOptions
 from app.settings.table import SETTING_FIELDS
 from app.settings.types import LANES
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError
 
 
-class ScriptedConsole:
-    """Keeps settings in real layers and writes everything else down."""
+class ScriptedConsole(ConsoleState):
+    """A console of two pairs, none of which is loaded; what it says is written down."""
 
     def __init__(self, **flags: Any) -> None:
-        self.layers = Layers.of(flags=flags)
+        out = Console(file=io.StringIO())
+        super().__init__(Layers.of(flags=flags), ModelOptions(), out, out, load_engine, live=False)
         self.lines: list[str] = []
-
-    @property
-    def settings(self) -> Settings:
-        return self.layers.settings
-
-    @property
-    def defaults(self) -> Settings:
-        return self.layers.defaults
-
-    def change(self, **changes: Any) -> None:
-        self.layers = self.layers.with_set(**changes)
-
-    def reset(self, *names: str) -> None:
-        self.layers = self.layers.without_set(*names)
 
     def say(self, what: Any) -> None:
         self.lines += str(what).split("\n")
@@ -47,64 +38,18 @@ class ScriptedConsole:
     def pair_names(self) -> list[str]:
         return ["smollm2", "qwen3-8b"]
 
-    def system(self, text: str | None) -> None:
-        self.lines.append(f"[system {text!r}]")
 
-    def load_pair(self, name: str | None) -> None:
-        if name == "qwen3-8b":
-            raise UserError("qwen3-8b needs 17 GB, 4 GB are free (still smollm2)")
-        self.lines.append(f"[load_pair {name!r}]")
+def noted(command: Command) -> Command:
+    """The command, which writes its argument down where it would ask for models and a conversation."""
 
-    def load_drafter(self, name: str | None) -> None:
-        self.lines.append(f"[load_drafter {name!r}]")
+    def handler(state: ConsoleState, argument: Any) -> None:
+        state.say(f"[{command.name} {argument}]")
 
-    def edit(self, text: str) -> None:
-        self.lines.append(f"[edit {text!r}]")
+    asks = command.handler.__module__ == chat_commands.__name__ and command.name not in ("/pair", "/system")
+    return replace(command, handler=handler) if asks else command
 
-    def save(self, path: Path) -> None:
-        self.lines.append(f"[save {path}]")
 
-    def load(self, path: Path) -> None:
-        self.lines.append(f"[load {path}]")
-
-    def stats(self, which: str) -> None:
-        self.lines.append(f"[stats {which}]")
-
-    def trace(self, rounds: int | None) -> None:
-        self.lines.append(f"[trace {rounds}]")
-
-    def plot(self, which: str) -> None:
-        self.lines.append(f"[plot {which}]")
-
-    def prompts(self, name: str) -> None:
-        self.lines.append(f"[prompts {name}]")
-
-    def bench(self, gammas: Sequence[int | str]) -> None:
-        self.lines.append(f"[bench {tuple(gammas)}]")
-
-    def paces(self) -> str:
-        return "spec: gamma 3"
-
-    def info(self) -> None:
-        self.lines.append("[info]")
-
-    def clear(self) -> None:
-        self.lines.append("[clear]")
-
-    def undo(self) -> None:
-        self.lines.append("[undo]")
-
-    def regen(self) -> None:
-        self.lines.append("[regen]")
-
-    def continue_(self) -> None:
-        self.lines.append("[continue]")
-
-    def copy(self) -> None:
-        self.lines.append("[copy]")
-
-    def exit(self) -> None:
-        self.lines.append("[exit]")
+NOTED = {name: noted(command) for name, command in COMMANDS.items()}
 
 
 def transcript(script: str) -> str:
@@ -112,8 +57,8 @@ def transcript(script: str) -> str:
     console = ScriptedConsole()
     for line in (line[2:] for line in script.strip().splitlines() if line.startswith("> ")):
         console.lines.append(f"> {line}")
-        sent = dispatch(line, console)
-        if sent is not None:
+        sent = dispatch(line, console, NOTED)
+        if sent:
             console.lines.append(f"[send {sent!r}]")
     return "\n".join(console.lines)
 
@@ -268,59 +213,55 @@ every setting already has its default
 """,
         """
 > /pair
-[load_pair None]
-> /pair smollm2
-[load_pair 'smollm2']
+pair = no pair (not loaded); there are smollm2, qwen3-8b
 > /pair smolm2
 error: unknown pair 'smolm2' (did you mean smollm2?)
 > /pair xyz
 error: unknown pair 'xyz' (/pair lists them)
-> /pair qwen3-8b
-error: qwen3-8b needs 17 GB, 4 GB are free (still smollm2)
 > /drafter
-[load_drafter None]
+[/drafter ]
 > /drafter ngram
-[load_drafter 'ngram']
+[/drafter ngram]
 > /drafter "my models/draft"
-[load_drafter 'my models/draft']
+[/drafter my models/draft]
 > /info
-[info]
+[/info None]
 > /info now
 error: /info takes no argument, got 'now'
 > /system
-[system None]
+system = (none)
 > /system Don't ramble.
-[system "Don't ramble."]
+system = Don't ramble.
 > /system clear
-[system '']
+system = (none)
 """,
         """
 > /clear
-[clear]
+[/clear None]
 > /undo
-[undo]
+[/undo None]
 > /regen
-[regen]
+[/regen None]
 > /continue
-[continue]
+[/continue None]
 > /continue 5
 error: /continue takes no argument, got 5
 > /copy
-[copy]
+[/copy None]
 > /edit
-[edit '']
+[/edit ]
 > /edit What is a lake?
-[edit 'What is a lake?']
+[/edit What is a lake?]
 > /save
 error: /save needs a file name ending in .json, .txt, .md, .html or .svg
 > /save my chat.json
-[save my chat.json]
+[/save my chat.json]
 > /save "a b.TXT"
-[save a b.TXT]
+[/save a b.TXT]
 > /save ~nobody-has-this-name/a.txt
-[save ~nobody-has-this-name/a.txt]
+[/save ~nobody-has-this-name/a.txt]
 > /save chat.html
-[save chat.html]
+[/save chat.html]
 > /save chat.pdf
 error: /save needs a file ending in .json, .txt, .md, .html or .svg, got 'chat.pdf'
 > /save .json
@@ -328,27 +269,27 @@ error: /save needs a file ending in .json, .txt, .md, .html or .svg, got '.json'
 > /load
 error: /load needs a file name ending in .json
 > /load "my chat.JSON"
-[load my chat.JSON]
+[/load my chat.JSON]
 > /load chat.txt
 error: /load needs a file ending in .json, got 'chat.txt'
 > /stats
-[stats last]
+[/stats last]
 > /stats json
-[stats json]
+[/stats json]
 > /stats all
 error: /stats must be last, session or json, got 'all'
 > /trace
-[trace None]
+[/trace None]
 > /trace 3
-[trace 3]
+[/trace 3]
 > /trace 0
 error: /trace must be a whole number from 1 to 1000000, got 0
 > /exit
-[exit]
+[/exit None]
 > /quit
-[exit]
+[/exit None]
 > /bye
-[exit]
+[/exit None]
 > /exit now
 error: /exit takes no argument, got 'now'
 """,
@@ -366,15 +307,13 @@ error: unknown command / (/help lists the commands)
 > /xyzzy
 error: unknown command /xyzzy (/help lists the commands; // sends a literal slash)
 > /bench 1,2
-[bench (1, 2)]
+[/bench (1, 2)]
 > /bench
-[bench ()]
+[/bench ()]
 > /bench 1,x
 error: /bench must be a comma list of whole numbers from 1 to 64 or auto, each once, got '1,x'
 > /prompts mine of 2.jsonl
-[prompts mine of 2.jsonl]
-> /prompts
-error: /prompts needs a .jsonl or .txt file, or one of spec_bench, mt_bench, gsm8k, mmlu, hellaswag
+[/prompts mine of 2.jsonl]
 >   /gamma   6
 gamma = 6
 > 1/2 is a half
@@ -388,23 +327,22 @@ def test_a_transcript_reads_as_written(script: str) -> None:
 
 
 def test_a_random_seed_is_shown_so_that_it_can_be_repeated() -> None:
-    console: ConsoleActions = ScriptedConsole()
-    dispatch("/seed random", console)
-    assert isinstance(console, ScriptedConsole)
+    console = ScriptedConsole()
+    dispatch("/seed random", console, COMMANDS)
     assert console.lines == [f"seed = {console.settings.seed}"]
 
 
 def test_a_reset_goes_back_to_the_flag_not_to_the_built_in() -> None:
     console = ScriptedConsole(gamma="9")
     for line in ("/gamma 2", "/reset gamma"):
-        dispatch(line, console)
+        dispatch(line, console, COMMANDS)
     assert console.lines == ["gamma = 2", "gamma = 9"]
 
 
 def test_settings_lists_every_setting_and_marks_the_changed_ones() -> None:
     console = ScriptedConsole()
     console.change(gamma=8)
-    dispatch("/settings", console)
+    dispatch("/settings", console, COMMANDS)
     for name in SETTING_FIELDS:
         assert sum(line.startswith(f"  {name} = ") for line in console.lines) == 1
     assert [line for line in console.lines if "default" in line] == [
@@ -415,21 +353,19 @@ def test_settings_lists_every_setting_and_marks_the_changed_ones() -> None:
 
 def test_blank_lines_are_neither_sent_nor_errors() -> None:
     console = ScriptedConsole()
-    assert [dispatch(line, console) for line in ("", "   ", "\n")] == [None, None, None]
+    assert [dispatch(line, console, COMMANDS) for line in ("", "   ", "\n")] == ["", "", ""]
     assert console.lines == []
 
 
 def test_lines_of_a_message_stay_together() -> None:
-    assert parse("one\n/gamma 4\ntwo") == Message("one\n/gamma 4\ntwo")
-    parsed = parse("/system one\ntwo")
-    assert isinstance(parsed, Invocation)
-    assert parsed.rest == "one\ntwo"
+    assert parse("one\n/gamma 4\ntwo", COMMANDS) == (None, "one\n/gamma 4\ntwo")
+    assert parse("/system one\ntwo", COMMANDS) == (COMMANDS["/system"], "one\ntwo")
 
 
 def test_an_error_is_one_line_whatever_was_typed() -> None:
     console = ScriptedConsole()
     for line in ("/gamma 4\n5", "/" + "x" * 5000, "/set a\tb=\x00", "/save a\nb.txt", "/help \x1b[31m", "/a/\x00"):
-        dispatch(line, console)
+        dispatch(line, console, COMMANDS)
     assert len(console.lines) == 6
     for line in console.lines:
         assert line.startswith("error: ")
@@ -438,12 +374,12 @@ def test_an_error_is_one_line_whatever_was_typed() -> None:
 
 
 def test_errors_of_the_program_itself_are_not_swallowed() -> None:
-    class Broken(ScriptedConsole):
-        def info(self) -> None:
-            raise ZeroDivisionError
+    def broken(state: ConsoleState, argument: Any) -> None:
+        raise ZeroDivisionError
 
+    commands = {"/info": replace(COMMANDS["/info"], handler=broken)}
     with pytest.raises(ZeroDivisionError):
-        dispatch("/info", Broken())
+        dispatch("/info", ScriptedConsole(), commands)
 
 
 # ---- help
@@ -460,7 +396,7 @@ def test_the_help_page_fits_60_columns_and_names_every_command_once() -> None:
 def test_help_on_every_command_begins_with_its_usage_and_fits(name: str) -> None:
     for word in (name, name.removeprefix("/")):
         console = ScriptedConsole()
-        dispatch(f"/help {word}", console)
+        dispatch(f"/help {word}", console, COMMANDS)
         assert console.lines[0] == COMMANDS[name].usage
         assert max(map(len, console.lines)) <= 60
 
@@ -468,7 +404,7 @@ def test_help_on_every_command_begins_with_its_usage_and_fits(name: str) -> None
 def test_help_on_a_setting_tells_range_and_values() -> None:
     console = ScriptedConsole(gamma="8")
     for line in ("/gamma 2", "/help gamma", "/help ngram_n", "/help gama"):
-        dispatch(line, console)
+        dispatch(line, console, COMMANDS)
     assert console.lines[1:] == [
         "/gamma [N|auto]",
         "  tokens to draft a round; auto: what is fastest",
@@ -488,7 +424,9 @@ def test_help_on_a_setting_tells_range_and_values() -> None:
 def offered(line: str, cursor: int | None = None) -> list[str]:
     """The lines that Tab would make of `line`."""
     at = len(line) if cursor is None else cursor
-    return [line[: found.start] + found.text + line[at:] for found in completions(line, at, ScriptedConsole())]
+    return [
+        line[: found.start] + found.text + line[at:] for found in completions(line, at, ScriptedConsole(), COMMANDS)
+    ]
 
 
 def test_completion_offers_commands_values_and_names() -> None:
@@ -545,18 +483,20 @@ def test_every_completion_of_a_value_is_accepted() -> None:
     for command in (command for command in TABLE if command.setting and command.complete):
         for line in offered(f"{command.name} "):
             console = ScriptedConsole()
-            dispatch(line, console)
+            dispatch(line, console, COMMANDS)
             assert not any(text.startswith("error") for text in console.lines), line
 
 
 def test_usage_errors_have_the_usage_exit_code() -> None:
     with pytest.raises(UsageError) as caught:
-        parse("/nothing")
+        parse("/nothing", COMMANDS)
     assert caught.value.exit_code == 2
 
 
-def test_gamma_prints_what_auto_knows_and_nothing_of_it_otherwise() -> None:
+def test_gamma_prints_what_auto_knows_and_nothing_of_it_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.console.setting_commands.learned_gamma", lambda engine, settings: "spec: gamma 3")
     console = ScriptedConsole()
+    console.pairs.engine = Any  # type: ignore[assignment]
     for line in ("/gamma", "/gamma auto", "/gamma", "/gamma 2"):
-        dispatch(line, console)
+        dispatch(line, console, COMMANDS)
     assert console.lines == ["gamma = 4", "gamma = auto", "spec: gamma 3", "gamma = auto", "spec: gamma 3", "gamma = 2"]

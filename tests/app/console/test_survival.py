@@ -20,7 +20,7 @@ import pytest
 
 from app.chat.conversation import Turn
 from app.chat.saved import read_chat
-from app.console.actions import Actions
+from app.console.state import ConsoleState
 from tests.support.screen import PASTE_OFF, PASTE_ON, ROOT, Terminal
 from tests.support.scripted import Line, Ran, catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
@@ -164,8 +164,8 @@ def loaded(catalogue: Path, file: Path) -> list[Turn]:
     """The turns that /load takes from a file."""
     ran = run_lines(catalogue, f"/load {file}")
     assert "error:" not in ran.text
-    assert ran.actions.chat is not None
-    return ran.actions.chat.turns
+    assert ran.state.chat is not None
+    return ran.state.chat.turns
 
 
 @pytest.mark.parametrize("moment", ["prompt", "generating", "loading"])
@@ -252,7 +252,7 @@ def last_line(ran: Ran) -> str:
 
 
 def end_with(number: int) -> Line:
-    def kill(actions: Actions) -> None:
+    def kill(state: ConsoleState) -> None:
         signal.raise_signal(number)
 
     return kill
@@ -290,7 +290,7 @@ def test_a_second_signal_while_the_chat_is_written_changes_nothing(
 
 
 def test_an_error_that_nobody_expected_leaves_the_chat_in_a_file(catalogue: Path, chats: Path) -> None:
-    def break_down(actions: Actions) -> None:
+    def break_down(state: ConsoleState) -> None:
         raise ArithmeticError("nobody expected this")
 
     ran = run_lines(catalogue, FIRST, break_down, "never read")

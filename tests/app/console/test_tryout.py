@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import app.bench.run
-import app.console.answer
-from app.console.actions import Actions
-from app.console.slash_commands import completions
+import app.console.repl
+import app.console.tryout
+from app.console.slash_commands import COMMANDS, completions
+from app.console.state import ConsoleState
 from tests.app.console.test_slash_commands import ScriptedConsole
 from tests.support.scripted import catalogue_of, failing, run_lines
 from tests.support.tiny import tiny_pair, write_prompts
@@ -32,18 +33,18 @@ def prompts(tmp_path: Path) -> Path:
     return write_prompts(tmp_path / "my prompts.jsonl", rows)
 
 
-def talk(actions: Actions) -> tuple[Any, ...]:
-    assert actions.chat is not None
-    assert actions.session is not None
-    cached = actions.session.sync([actions.chat.ids])[0]
-    return tuple(actions.chat.turns), cached, actions.settings
+def talk(state: ConsoleState) -> tuple[Any, ...]:
+    assert state.chat is not None
+    assert state.session is not None
+    cached = state.session.sync([state.chat.ids])[0]
+    return tuple(state.chat.turns), cached, state.settings
 
 
 def test_the_prompts_are_asked_and_the_conversation_is_as_it_was(catalogue: Path, prompts: Path) -> None:
     seen: list[Any] = []
 
-    def look(actions: Actions) -> None:
-        seen.append((talk(actions), len(actions.answers)))
+    def look(state: ConsoleState) -> None:
+        seen.append((talk(state), len(state.answers)))
 
     ran = run_lines(catalogue, "hello", look, f'/prompts "{prompts}"', look, "and you?", look)
     told = ran.after(f'/prompts "{prompts}"')
@@ -56,30 +57,31 @@ def test_the_prompts_are_asked_and_the_conversation_is_as_it_was(catalogue: Path
     assert before[0] == after[0]
     assert (before[1], after[1]) == (1, 4)
     assert [turn.user for turn in later[0][0]] == ["hello", "and you?"]
-    asked = ran.actions.answers[2].turn
-    first = ran.actions.answers[1].turn
+    asked = ran.state.answers[2].turn
+    first = ran.state.answers[1].turn
     assert asked.prompt[: len(first.prompt) + 12] == (*first.prompt, *first.answer)  # one chat a question
 
 
 def stop_in(monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
     """Ctrl-C while the answer of this number (from 1) is being decoded."""
-    decode, count = app.console.answer.answer, [0]
+    decode, count = app.console.repl.answer, [0]
 
-    def stopping(plan: Any, chat: Any, engine: Any, previous: Any, place: Any) -> Any:
+    def stopping(plan: Any, state: ConsoleState) -> Any:
         count[0] += 1
         if count[0] == answer:
             calls = [0]
-            whole = place.stop
+            whole = state.stop
 
             def pressed() -> bool:
                 calls[0] += 1
                 whole.stopped = whole.stopped or calls[0] > 6
                 return bool(whole.stopped)
 
-            place.stop = pressed
-        return decode(plan, chat, engine, previous, place)
+            state.stop = pressed  # type: ignore[assignment]
+        return decode(plan, state)
 
-    monkeypatch.setattr(app.console.answer, "answer", stopping)
+    for module in (app.console.repl, app.console.tryout):
+        monkeypatch.setattr(module, "answer", stopping)
 
 
 def test_ctrl_c_stops_the_prompts_and_keeps_the_conversation(
@@ -90,14 +92,14 @@ def test_ctrl_c_stops_the_prompts_and_keeps_the_conversation(
     told = ran.after(f"/prompts {prompts}")
     assert "stopped at prompt 1 of 3; the conversation is as it was" in told
     assert "second of two" not in told
-    assert [turn.user for turn in ran.actions.chat.turns] == ["hello", "again"]
+    assert [turn.user for turn in ran.state.chat.turns] == ["hello", "again"]
 
 
 def test_lanes_are_timed_over_the_last_prompts(catalogue: Path, prompts: Path) -> None:
     seen: list[Any] = []
 
-    def look(actions: Actions) -> None:
-        seen.append((talk(actions), dict(actions.pairs.engine._kept), len(actions.answers)))
+    def look(state: ConsoleState) -> None:
+        seen.append((talk(state), dict(state.pairs.engine._kept), len(state.answers)))
 
     ran = run_lines(catalogue, "hello", f"/prompts {prompts}", look, "/bench 1,3", look, "/bench", width=60)
     told = ran.after("/bench 1,3")
@@ -117,7 +119,7 @@ def test_lanes_are_timed_over_the_last_prompts(catalogue: Path, prompts: Path) -
 def test_the_built_in_prompts_are_timed_where_none_were_asked(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And Ctrl-C keeps what was measured."""
     decode, count = app.bench.run.run_lane, [0]
-    held: list[Actions] = []
+    held: list[ConsoleState] = []
 
     def counted(*given: Any, **named: Any) -> Any:
         count[0] += 1
@@ -125,8 +127,8 @@ def test_the_built_in_prompts_are_timed_where_none_were_asked(catalogue: Path, m
             held[0].stop.stopped = True
         return decode(*given, **named)
 
-    def note(actions: Actions) -> None:
-        held.append(actions)
+    def note(state: ConsoleState) -> None:
+        held.append(state)
 
     monkeypatch.setattr(app.bench.run, "run_lane", counted)
     ran = run_lines(catalogue, note, "/bench 2")
@@ -134,7 +136,7 @@ def test_the_built_in_prompts_are_timed_where_none_were_asked(catalogue: Path, m
     assert "16 prompts × ar, spec gamma 2" in told
     assert "stopped after 3 answers" in told
     assert "2 prompts, 2 answers a method" in told
-    assert ran.actions.kept == ""
+    assert ran.state.next_line == ""
 
 
 def test_a_large_set_is_cut_to_a_small_one(catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,5 +165,5 @@ def test_tab_offers_names_folders_and_prompt_files(tmp_path: Path, monkeypatch: 
     for name in ("a.jsonl", "b.txt", "c.json"):
         (tmp_path / name).touch()
     (tmp_path / "sub").mkdir()
-    offered = [found.text for found in completions("/prompts ", 9, ScriptedConsole())]
+    offered = [found.text for found in completions("/prompts ", 9, ScriptedConsole(), COMMANDS)]
     assert offered == ["spec_bench", "mt_bench", "gsm8k", "mmlu", "hellaswag", "a.jsonl", "b.txt", "sub/"]

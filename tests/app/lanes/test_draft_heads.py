@@ -314,7 +314,7 @@ def test_the_console_changes_drafters_and_lanes_in_the_middle_of_a_chat(
     assert ran.after("/drafter") == "drafter = ngram\n"
     assert "feature" in ran.after("/trace")
     assert [one.to_json()["same_output"] for one in ran.actions.answers] == [True] * 8
-    assert len(ran.actions.talk().turns) == 8
+    assert len(ran.actions.said().turns) == 8
 
 
 def test_a_folder_with_a_student_is_known_for_one(

@@ -14,7 +14,7 @@ import pytest
 from app.command_line.arguments import read_request
 from app.command_line.main import layers_of
 from app.lanes.pairing import catalogue_in, choose_pair
-from app.settings.layers import Layers, ModelOptions, Settings, misspelt_variables, model_options, resolve
+from app.settings.layers import Layers, ModelOptions, Settings, misspelt_variables, model_options
 from app.settings.table import FIELDS, MODEL_FIELDS, SETTING_FIELDS
 from app.settings.types import LANES
 from tests.app.console.test_slash_commands import ScriptedConsole, offered, transcript
@@ -177,19 +177,15 @@ def test_a_random_seed_is_drawn_once_and_stays() -> None:
 
 
 def test_each_layer_goes_over_the_one_below() -> None:
-    catalogue, pair = {"gamma": 1, "top_k": 1, "min_p": 0.1, "seed": 1}, {"top_k": 2, "min_p": 0.2, "seed": 2}
-    environ, flags = {"SPEC_MIN_P": "0.3", "SPEC_SEED": "3"}, {"seed": "4"}
-    settings = resolve(catalogue, pair, environ, flags)
-    assert (settings.max_new_tokens, settings.gamma, settings.top_k) == (128, 1, 2)
-    assert (settings.min_p, settings.seed) == (0.3, 4)
-    layers = Layers.of(catalogue, pair, environ, flags).with_set(seed="5")
-    assert layers.settings.seed == 5
-    sources = [layers.source(name) for name in ("max_new_tokens", "gamma", "top_k", "min_p", "seed")]
-    assert sources == ["built in", "catalogue", "pair", "environment", "/set"]
+    pair, environ, flags = {"top_k": 2, "min_p": 0.2, "seed": 2}, {"SPEC_MIN_P": "0.3", "SPEC_SEED": "3"}, {"seed": "4"}
+    layers = Layers.of(pair, environ, flags)
+    settings = layers.settings
+    assert (settings.max_new_tokens, settings.top_k, settings.min_p, settings.seed) == (128, 2, 0.3, 4)
+    assert layers.with_set(seed="5").settings.seed == 5
 
 
 def test_another_pair_brings_its_defaults_below_flags_and_set() -> None:
-    layers = Layers.of({}, {"gamma": 2, "top_k": 20, "temperature": 0.2}, {}, {"top_k": "9"}).with_set(temperature="1")
+    layers = Layers.of({"gamma": 2, "top_k": 20, "temperature": 0.2}, {}, {"top_k": "9"}).with_set(temperature="1")
     other = layers.resolve({"gamma": 7, "top_k": 70, "temperature": 0.7})
     assert (other.settings.gamma, other.settings.top_k, other.settings.temperature) == (7, 9, 1.0)
     assert other.resolve({}).settings.gamma == 4
@@ -215,15 +211,15 @@ def test_a_refused_set_leaves_the_layers_alone_and_says_what_holds() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (({}, {}, {"SPEC_TOP_P": "1.5"}, {}), "SPEC_TOP_P must be above 0 and at most 1, got 1.5"),
-        (({}, {}, {}, {"top_p": "1.5"}), "--top-p must be above 0 and at most 1, got 1.5"),
-        (({"gama": 1}, {}, {}, {}), "defaults of the catalogue: unknown setting 'gama' (did you mean gamma?)"),
-        (({}, {"gamma": 0}, {}, {}), "defaults of the pair: gamma must be a whole number from 1 to 64 or auto, got 0"),
+        (({}, {"SPEC_TOP_P": "1.5"}, {}), "SPEC_TOP_P must be above 0 and at most 1, got 1.5"),
+        (({}, {}, {"top_p": "1.5"}), "--top-p must be above 0 and at most 1, got 1.5"),
+        (({"gama": 1}, {}, {}), "defaults of the pair: unknown setting 'gama' (did you mean gamma?)"),
+        (({"gamma": 0}, {}, {}), "defaults of the pair: gamma must be a whole number from 1 to 64 or auto, got 0"),
     ],
 )
 def test_a_bad_value_names_where_it_stands(arguments: Any, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        resolve(*arguments)
+        Layers.of(*arguments)
     assert str(caught.value) == message
 
 
@@ -244,10 +240,10 @@ def test_a_nearly_named_variable_is_told_and_a_foreign_one_is_not() -> None:
 
 
 def test_nothing_here_imports_torch() -> None:
-    modules = "app.settings.layers, app.lanes.pairing, app.command_line.main"
-    console = "app.console.slash_commands, app.console.help, app.console.completion"
+    slow = "{'torch', 'transformers'} & set(sys.modules)"
     program = (
-        f"import sys, {modules}, {console}; sys.exit(bool({{'torch', 'transformers', 'rich'}} & set(sys.modules)))"
+        "import sys, app.settings.layers, app.lanes.pairing, app.command_line.main; assert 'rich' not in sys.modules;"
+        f"import app.console.repl; sys.exit(bool({slow}))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
@@ -371,7 +367,7 @@ def test_the_pairs_keys_are_defaults_that_its_own_defaults_outrank(tmp_path: Pat
     first, second = (Layers.of(pair_defaults=pairs[name].defaults) for name in "ab")
     assert first.settings.show("cascade") == "b,see,maxgram"
     assert first.settings.show("k_matrix") == "[[1,2,3],[0,1,2],[0,0,1]]"
-    assert (first.settings.lenience, first.settings.gamma, first.source("cascade")) == (4.0, 2, "pair")
+    assert (first.settings.lenience, first.settings.gamma) == (4.0, 2)
     assert second.settings.show("cascade") == "model,maxgram"
     assert (second.settings.show("k_matrix"), second.settings.lenience) == ("[[1,2],[0,3]]", 5.0)
 
@@ -425,8 +421,8 @@ def test_tab_goes_through_the_list_and_offers_published_matrices() -> None:
 
 
 def test_tab_knows_the_models_of_the_pairs_cascade() -> None:
-    from app.console.slash_commands import completions
+    from app.console.slash_commands import COMMANDS, completions
 
     console = ScriptedConsole(cascade="llama-160m,maxgram")
     line = "/cascade l"
-    assert [found.text for found in completions(line, len(line), console)] == ["llama-160m"]
+    assert [found.text for found in completions(line, len(line), console, COMMANDS)] == ["llama-160m"]

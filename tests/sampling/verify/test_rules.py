@@ -249,9 +249,8 @@ def test_settings_that_exclude_each_other_are_refused_wherever_they_are_set(grow
     for layers in (
         Layers.of(flags=both),
         Layers.of(environ=variables),
-        Layers.of(catalogue_defaults=both),
         Layers.of(pair_defaults=both),
-        Layers.of(catalogue_defaults={"expand": grown}, flags={"verify": "block"}),
+        Layers.of(pair_defaults={"expand": grown}, flags={"verify": "block"}),
     ):
         with pytest.raises(UsageError, match=f"^{line}$"):
             assert layers.settings

@@ -1,0 +1,291 @@
+"""The commands that use the loaded pair and what was said: models, conversation, files, many prompts, figures.
+
+Errors that a user can mend are raised as UserError and shown by whoever dispatched the command. No torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from app.chat import export
+from app.chat.answered import Answered
+from app.chat.conversation import Plan, Turn
+from app.chat.saved import answered_of, as_json, as_text, local_clipboard, osc52, read_chat
+from app.console import about
+from app.console.answer import UNANSWERED, answer
+from app.console.command import files
+from app.console.loading import load_another_drafter
+from app.console.tryout import ask_all, time_lanes
+from app.lanes.pairing import choose_pair
+from app.screen.live import look_of, traced
+from app.screen.plots import gamma_bars, position_bars
+from app.screen.terminal import usual_keys
+from app.settings.table import NAMED
+from app.settings.types import did_you_mean, got
+from sampling.drafters.registry import DRAFTERS, ROWS
+from utils.errors import UsageError, UserError
+from utils.files import write_text
+
+if TYPE_CHECKING:
+    from app.console.state import ConsoleState
+
+_CLIPBOARD_LIMIT = 74_994  # bytes that terminals take by control sequence
+
+
+# -- models -----------------------------------------------------------------------------------
+
+
+def pair(state: ConsoleState, name: str) -> None:
+    names, pairs = state.pair_names(), state.pairs
+    if not name:
+        loaded = "loading" if pairs.job else "loaded" if pairs.engine else "not loaded"
+        return state.say(f"pair = {pairs.name} ({loaded}); there are {', '.join(names)}")
+    if name not in names:
+        raise UsageError(f"unknown pair {got(name)}{did_you_mean(name, names) or ' (/pair lists them)'}")
+    spec = choose_pair(state.options, name)
+    layers = state.layers.resolve(spec.defaults)
+    return _switch(state, name, lambda *job: pairs.loader(spec, state.options, *job), spec=spec, layers=layers)
+
+
+def drafter(state: ConsoleState, name: str) -> None:
+    pairs = state.pairs
+    if not name:
+        spec = pairs.engine.loaded.spec if pairs.engine else pairs.spec
+        return state.say(f"drafter = {spec.drafter_name if spec else 'none is loaded'}")
+    engine = state.engine()
+    return _switch(state, name, lambda *job: load_another_drafter(engine, name, state.options, *job))
+
+
+def _switch(state: ConsoleState, label: str, work: Any, *, spec: Any = None, layers: Any = None) -> None:
+    """Load and take over; whatever goes wrong, the old pair and its settings stay."""
+    pairs = state.pairs
+    old = (pairs.engine, pairs.spec, state.layers)
+    engine = pairs.switch(label, work, state.out, state.stop, live=state.live)
+    pairs.spec, state.layers = spec or engine.loaded.spec, layers or state.layers
+    try:
+        state.adopt(engine)
+    except UserError:
+        pairs.engine, pairs.spec, state.layers = old
+        raise
+
+
+def info(state: ConsoleState, _: object) -> None:
+    pairs = state.pairs
+    if pairs.engine is None and pairs.job is not None:
+        return state.say(f"{pairs.name}: {pairs.job.status}")
+    chat = state.conversation()
+    return state.say(about.info(state.engine(), chat))
+
+
+def pair_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
+    """The pairs of the catalogue."""
+    return [(name, "") for name in state.pair_names()]
+
+
+def drafters(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
+    """The drafters with a name of their own, then folders."""
+    return [*((word, ROWS[word].help) for word in DRAFTERS), *(files(())(state, so_far) if so_far else ())]
+
+
+def prompt_sets(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
+    """The data sets with a name, then folders and prompt files."""
+    return [*((name, "data set") for name in NAMED), *files((".jsonl", ".txt"))(state, so_far)]
+
+
+# -- the conversation -------------------------------------------------------------------------
+
+
+def system(state: ConsoleState, text: str) -> None:
+    if text:
+        state.change(system="" if text == "clear" else text)
+    state.say(f"system = {state.settings.system or '(none)'}")
+
+
+def clear(state: ConsoleState, _: object) -> None:
+    if state.chat is not None:
+        state.chat.clear()
+    if state.pairs.engine is not None:
+        state.pairs.engine.forget()
+    state.say("conversation cleared")
+
+
+def undo(state: ConsoleState, _: object) -> None:
+    state.next_line = state.said().undo().user
+    state.say("the last message is taken back, it is in the input line")
+
+
+def regen(state: ConsoleState, _: object) -> None:
+    _decode(state, state.said().plan_regen())
+
+
+def go_on(state: ConsoleState, _: object) -> None:
+    _decode(state, state.said().plan_continue())
+
+
+def edit(state: ConsoleState, text: str) -> None:
+    chat = state.said()
+    last, editor = chat.turns[-1].user, os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if not text and not (editor and state.live):
+        state.next_line, state.editing = last, True
+        return state.hint("Enter sends it in place of the last message")
+    new = text or edited(last, editor or "")
+    if new.strip() in ("", last.strip()):
+        return state.say("the message is as it was: nothing was sent")
+    return _decode(state, chat.plan_edit(new))
+
+
+def edited(text: str, editor: str) -> str:
+    """`text` as the user left it in the editor. UserError if that cannot be run or fails."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "message.txt"
+            file.write_text(text, encoding="utf-8")
+            with usual_keys():
+                subprocess.run([*shlex.split(editor), str(file)], check=True)
+            return file.read_text(encoding="utf-8", errors="replace").rstrip("\n")
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        raise UserError(f"the editor {editor!r} failed: {error} (nothing was sent)") from None
+
+
+def _decode(state: ConsoleState, plan: Plan) -> None:
+    if not answer(plan, state):
+        state.hint(UNANSWERED)
+
+
+def copy(state: ConsoleState, _: object) -> None:
+    text = state.said().turns[-1].text
+    sequence = osc52(text)
+    sent = state.live and len(sequence) <= _CLIPBOARD_LIMIT
+    if sent:
+        state.out.file.write(sequence)
+        state.out.file.flush()
+    if not (local_clipboard(text) or sent):
+        raise UserError("no clipboard here: the answer is above, or /save FILE.txt")
+    state.say(f"copied the last answer, {len(text):,} characters")
+
+
+def leave(state: ConsoleState, _: object) -> None:
+    state.leaving = True
+
+
+# -- the conversation's file ------------------------------------------------------------------
+
+
+def save(state: ConsoleState, path: Path) -> None:
+    chat, ending = state.said(), path.suffix.lower()
+    if ending == ".json":
+        text = saved(state)
+    else:
+        text = as_text(chat.turns, chat.system) if ending == ".txt" else _page(state, ending)
+    write_text(path, text)
+    state.say(f"saved {_turns(chat.turns)} to {path}")
+
+
+def _page(state: ConsoleState, ending: str) -> str:
+    """The conversation as something to look at."""
+    chat = state.said()
+    turns = [export.Shown(turn, _answered(state, turn)) for turn in chat.turns]
+    if ending == ".md":
+        return export.markdown(turns, state.settings, chat.system)
+    console = export.drawing()
+    export.draw(console, turns, state.settings)
+    return export.svg(console) if ending == ".svg" else export.html(console)
+
+
+def saved(state: ConsoleState) -> str:
+    """The conversation as /load reads it."""
+    chat, spec = state.said(), state.pairs.spec
+    about = {"pair": state.pairs.name, "drafter": spec.drafter_name if spec else None, "system": chat.system}
+    return as_json(list(chat.turns), {**about, "tokenizer": _tokenizer(state)})
+
+
+def _turns(turns: Any) -> str:
+    return f"{len(turns)} turn{'s' if len(turns) != 1 else ''}"
+
+
+def _tokenizer(state: ConsoleState) -> str:
+    """What tells apart tokenizers whose ids mean different tokens, and how their prompts are read."""
+    from utils.loading.fit import fingerprint
+
+    assert state.chat is not None
+    return fingerprint(state.chat.tokenizer) + (" encoder" if state.chat.single else "")  # type: ignore[arg-type]
+
+
+def _answered(state: ConsoleState, turn: Turn) -> list[Answered]:
+    """The decodings of a turn; none where its figures are not there, or its ids are another tokenizer's."""
+    assert state.chat is not None
+    try:
+        return answered_of(turn, state.chat.text)
+    except UserError:
+        return []
+
+
+def load(state: ConsoleState, path: Path) -> None:
+    found = read_chat(path)
+    engine, chat = state.engine(), state.conversation()
+    same = found.tokenizer in (None, _tokenizer(state)) and chat.reads(found.turns, engine.target.vocab_size)
+    layers = state.layers if found.system == state.settings.system else state.layers.with_set(system=found.system)
+    chat.load(found.turns, found.system, same=same)
+    state.layers = layers
+    state.latest = next(reversed(_answered(state, chat.turns[-1])), None) if same else None
+    state.say(f"loaded {_turns(found.turns)} from {path}" + (f", system = {found.system}" if found.system else ""))
+    if not same:
+        state.hint("made with another tokenizer: the conversation goes on from its texts, without figures and traces")
+    elif state.latest is None:
+        state.hint("the file has no figures of its last answer: no /stats and /trace of it")
+
+
+# -- many prompts -----------------------------------------------------------------------------
+
+
+def prompts(state: ConsoleState, name: str) -> None:
+    if not name:
+        raise UsageError(f"/prompts needs a .jsonl or .txt file, or one of {', '.join(NAMED)}")
+    ask_all(state, name)
+
+
+def bench(state: ConsoleState, gammas: tuple[int | str, ...]) -> None:
+    time_lanes(state, gammas)
+
+
+# -- looking back -----------------------------------------------------------------------------
+
+
+def _last(state: ConsoleState) -> Answered:
+    if state.latest is not None:
+        return state.latest
+    said = state.chat is not None and state.chat.turns
+    raise UserError("the last answer was loaded without its figures" if said else "no answer yet")
+
+
+def stats(state: ConsoleState, which: str) -> None:
+    if which == "json":
+        state.out.print(Text(about.stats_json(_last(state))), soft_wrap=True)
+    elif which == "session":
+        if not state.answers:
+            raise UserError("no answer yet in this session")
+        state.say(about.session_stats(state.answers, state.out, state.settings))
+    else:
+        state.say(about.last_stats(_last(state), state.out, state.settings))
+
+
+def trace(state: ConsoleState, rounds: int | None) -> None:
+    state.say(traced(_last(state).tracks, state.out, state.settings, rounds))
+
+
+def plot(state: ConsoleState, which: str) -> None:
+    last = _last(state)
+    if which == "gamma" and not state.answers:
+        raise UserError("/plot gamma needs an answer of this run: the last one was loaded")
+    look = look_of(state.out, state.settings).sized(height=None)
+    tracks = [answered.tracks for answered in state.answers]
+    for bars in [gamma_bars(tracks, look)] if which == "gamma" else position_bars(last.tracks, look):
+        state.say(bars)

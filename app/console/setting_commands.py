@@ -1,0 +1,216 @@
+"""The commands that look at settings and change them: by name, by /set and /reset, lane by lane, as a processor.
+
+They need no loaded pair. No torch.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from app.console.about import learned_gamma
+from app.console.command import Command, Offer, text, words
+from app.settings.table import SETTING_FIELDS, Field, Settings
+from app.settings.types import Switch, did_you_mean, got
+from sampling.drafters.registry import ROWS
+from utils.errors import UsageError
+
+if TYPE_CHECKING:
+    from app.console.state import ConsoleState
+
+PROCESSORS: Mapping[str, tuple[str, ...]] = {
+    "greedy": (),
+    "multinomial": ("temperature",),
+    "top_k": ("temperature", "top_k"),
+    "nucleus": ("temperature", "top_p"),
+    "top_k_nucleus": ("temperature", "top_k", "top_p"),
+    "min_p": ("temperature", "min_p"),
+}
+_NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+_LETTERS = {"temperature": "T", "top_k": "K", "top_p": "P", "min_p": "P"}
+# A lane that a toggle adds comes before those right of it here, so that the lane that carries the chat on stays last.
+_TOGGLE_ORDER = ("ar", "draft", "ngram", "tables", "spec")
+
+LANE_HELP = {
+    **{word: row.help for word, row in ROWS.items()},
+    "ar": "the target alone",
+    "spec": "the pair's drafter",
+    "draft": "the drafter alone",
+    "beam": "the likeliest of several texts",
+}
+
+
+def say_values(state: ConsoleState, names: Iterable[str]) -> None:
+    state.say("\n".join(f"{name} = {state.settings.show(name)}" for name in names))
+
+
+# -- one setting, one command -----------------------------------------------------------------
+
+
+def value(word: str, group: str, name: str = "", after: Callable[[ConsoleState], str] | None = None) -> Command:
+    """The command of a setting: it turns a switch over, prints any other value, or changes it; then says `after`."""
+    known = SETTING_FIELDS[name or word]
+    turns = isinstance(known.kind, Switch)
+
+    def handler(state: ConsoleState, rest: str) -> None:
+        if rest or turns:
+            state.change(**{known.name: rest or not getattr(state.settings, known.name)})
+        say_values(state, [known.name])
+        if after is not None and (more := after(state)):
+            state.say(more)
+
+    argument = known.kind.metavar if len(known.kind.metavar) <= 12 else "NAME"
+    usage, offer = f"/{word} [{argument}]", values_of(known.name)
+    return Command(f"/{word}", usage, known.help, group, handler, text, offer, setting=known.name)
+
+
+def gamma_learned(state: ConsoleState) -> str:
+    """What `gamma auto` knows so far."""
+    engine, settings = state.pairs.engine, state.settings
+    return learned_gamma(engine, settings) if settings.gamma == "auto" and engine is not None else ""
+
+
+def lane(name: str, word: str, group: str) -> Command:
+    """The toggle of a lane."""
+
+    def handler(state: ConsoleState, rest: str) -> None:
+        lanes = state.settings.compare
+        others = tuple(other for other in lanes if other != name)
+        present = name in lanes
+        wanted = Field(f"/{word}", Switch(), None, "", "").read(rest, still=present) if rest else not present
+        if not wanted and present and not others:
+            raise UsageError(f"{name} is the last lane and stays on (still {','.join(lanes)})")
+        if wanted and not present:
+            behind = _TOGGLE_ORDER[_TOGGLE_ORDER.index(name) :]
+            place = next((i for i, other in enumerate(lanes) if other in behind), len(lanes))
+            state.change(compare=(*lanes[:place], name, *lanes[place:]))
+        elif present and not wanted:
+            state.change(compare=others)
+        say_values(state, ["compare"])
+
+    return Command(
+        f"/{word}",
+        f"/{word} [on|off]",
+        f"lane {name}: {LANE_HELP[name]}",
+        group,
+        handler,
+        text,
+        words("on", "off"),
+        more=lambda state: [f"lanes now {state.settings.show('compare')}"],
+    )
+
+
+# -- many settings at once --------------------------------------------------------------------
+
+
+def show_settings(state: ConsoleState, _: object) -> None:
+    lines, group = [], ""
+    for known in SETTING_FIELDS.values():
+        if known.group != group:
+            group = known.group
+            lines.append(f"{group}:")
+        now, below = state.settings.show(known.name), state.layers.defaults.show(known.name)
+        lines.append(f"  {known.name} = {now}" + (f"  (default {below})" if now != below else ""))
+    state.say("\n".join(lines))
+
+
+def set_values(state: ConsoleState, rest: str) -> None:
+    """/set: all the pairs or none; names alone print their values, nothing at all prints every setting."""
+    if not rest:
+        return show_settings(state, rest)
+    try:
+        parts = [word.partition("=") for word in shlex.split(rest)]
+    except ValueError:
+        raise UsageError(f"/set: a quotation mark is not closed in {got(rest)} (nothing changed)") from None
+    names = [Settings.field(name).name for name, _, _ in parts]
+    bare = [name for name, (_, equals, _) in zip(names, parts, strict=True) if not equals]
+    if len(bare) == len(names):
+        return say_values(state, names)
+    if bare:
+        raise UsageError(f"/set takes NAME=VALUE pairs, got {got(bare[0])} (nothing changed)")
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"/set: {twice} is given twice (still {state.settings.show(twice)})")
+    state.change(**dict(zip(names, (value for _, _, value in parts), strict=True)))
+    return say_values(state, names)
+
+
+def reset(state: ConsoleState, rest: str) -> None:
+    names, before = [Settings.field(name).name for name in rest.split()], state.settings
+    state.take(state.layers.without_set(*names))
+    changed = [name for name in SETTING_FIELDS if getattr(before, name) != getattr(state.settings, name)]
+    if names or changed:
+        say_values(state, names or changed)
+    else:
+        state.say("every setting already has its default")
+
+
+def processor_text(settings: Settings) -> str:
+    """The processor the settings amount to, as /processor takes it, or all four values when it has no name."""
+    on = {name for name, off in _NEUTRAL.items() if getattr(settings, name) != off}
+    if "temperature" not in on:
+        return "greedy"
+    for name, parts in PROCESSORS.items():
+        if set(parts) == on:
+            return " ".join([name, *map(settings.show, parts)])
+    return ", ".join(f"{name} {settings.show(name)}" for name in _NEUTRAL if name in on)
+
+
+def processor_usage(name: str) -> str:
+    """For example "top_k_nucleus T K P"."""
+    return " ".join([name, *(_LETTERS[part] for part in PROCESSORS[name])])
+
+
+def processor(state: ConsoleState, rest: str) -> None:
+    if rest:
+        name, *values = rest.split()
+        if name not in PROCESSORS:
+            usages = ", ".join(map(processor_usage, PROCESSORS))
+            raise UsageError(f"/processor takes one of {usages}; got {got(name)}{did_you_mean(name, PROCESSORS)}")
+        parts = PROCESSORS[name]
+        if len(values) != len(parts):
+            still, count = processor_text(state.settings), f"takes {len(parts)} values, got {len(values)}"
+            raise UsageError(f"/processor {processor_usage(name)} {count} (still {still})")
+        state.change(**{**_NEUTRAL, **dict(zip(parts, values, strict=True))})
+    state.say(f"processor = {processor_text(state.settings)}")
+
+
+def processor_help(state: ConsoleState) -> list[str]:
+    usages = (f"  {processor_usage(name)}" for name in PROCESSORS)
+    return ["NAME ARGS is one of", *usages, f"now {processor_text(state.settings)}"]
+
+
+# -- what Tab offers --------------------------------------------------------------------------
+
+
+def values_of(name: str) -> Offer:
+    """The values that the kind of a setting lists; of a comma list of lanes or drafters the next one, none twice."""
+
+    def offer(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
+        known = SETTING_FIELDS[name].kind.choices
+        if name not in ("compare", "cascade"):
+            return [(choice, f"now {state.settings.show(name)}") for choice in known]
+        *done, _ = so_far.split(",")
+        every = known if name == "compare" else dict.fromkeys((*known, *state.layers.defaults.cascade))
+        return [(",".join([*done, one]), LANE_HELP.get(one, "of the pair")) for one in every if one not in done]
+
+    return offer
+
+
+def assignments(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
+    """NAME= of every setting, then NAME=VALUE."""
+    name, equals, begun = so_far.partition("=")
+    if not equals or name not in SETTING_FIELDS:
+        return [(f"{known.name}=", f"{known.kind.metavar}: {known.help}") for known in SETTING_FIELDS.values()]
+    return [(f"{name}={choice}", note) for choice, note in values_of(name)(state, begun)]
+
+
+def setting_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
+    """Every setting, with its default."""
+    return [(name, f"default {state.layers.defaults.show(name)}") for name in SETTING_FIELDS]
+
+
+def processors(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
+    """The named processors, with what they take."""
+    return [(name, processor_usage(name)) for name in PROCESSORS]
