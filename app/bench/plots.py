@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.bench.results import PARTS, Key, Run, Summary, Value, time_split
+from app.bench.results import PARTS, Run, Value, time_split
+from app.bench.summary import Key, SummaryRow
 from app.settings.types import named
 from utils.svg_plots import COLOURS, GREY, MARKERS, svg
 
@@ -40,14 +41,14 @@ class Plot:
 class Variants:
     """The rows of one temperature with the name, colour and mark of each: a method's gammas share a colour."""
 
-    rows: Sequence[Summary]
+    rows: Sequence[SummaryRow]
     names: Mapping[Key, str]
     prefix: str
 
-    def of(self, row: Summary) -> str:
+    def of(self, row: SummaryRow) -> str:
         return named(self.names[row.key])
 
-    def look(self, row: Summary) -> tuple[str, str]:
+    def look(self, row: SummaryRow) -> tuple[str, str]:
         methods = list(dict.fromkeys(one.method for one in self.rows))
         place = methods.index(row.method)
         again = [one.key for one in self.rows if one.method == row.method].index(row.key)
@@ -102,7 +103,7 @@ def _speedups(variants: Variants) -> Plot:
     return Plot(title, about, (ALL, *categories), table, drawing, missing)
 
 
-def _category(row: Summary, name: str) -> Value:
+def _category(row: SummaryRow, name: str) -> Value:
     return row.categories[name].speedup if name in row.categories else None
 
 
@@ -149,7 +150,7 @@ def _sweep(variants: Variants) -> Plot:
         "these runs. It is left out where a drafter often drafts fewer than gamma tokens, which the formula does not "
         "describe."
     )
-    found: dict[str, list[Summary]] = {}
+    found: dict[str, list[SummaryRow]] = {}
     for row in variants.rows:
         if isinstance(row.gamma, int) and row.speedup is not None:
             found.setdefault(row.method, []).append(row)
@@ -176,17 +177,17 @@ def _sweep(variants: Variants) -> Plot:
     return Plot(title, about, head, table, _drawn(draw, height, f"{variants.prefix}gamma"))
 
 
-def _gamma(row: Summary) -> int:
+def _gamma(row: SummaryRow) -> int:
     return row.gamma if isinstance(row.gamma, int) else 0
 
 
-def _ends(row: Summary) -> tuple[float, float]:
+def _ends(row: SummaryRow) -> tuple[float, float]:
     """The least and the most of the repeats."""
     told = row.speedup_per_repeat or [row.speedup or 0.0]
     return min(told), max(told)
 
 
-def _panel(axes: Axes, rows: Sequence[Summary], variants: Variants) -> None:
+def _panel(axes: Axes, rows: Sequence[SummaryRow], variants: Variants) -> None:
     colour, marker = variants.look(rows[0])
     gammas = [_gamma(row) for row in rows]
     for row in rows:
