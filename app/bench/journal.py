@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from app.lanes.answers import Answer, shown_settings
 from app.lanes.comparison import Variant
+from app.settings.table import MODEL_FIELDS
 from utils.errors import UsageError, UserError
 from utils.files import beside
 
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
 
 
 _ELSEWHERE = ("prompts", "ids", "limit", "turns", "methods", "out", "check_identity")  # told otherwise, or no matter
-_MODELS = {"drafter_device", "drafter_quantization", "attn_implementation", "revision"}
+_MODELS_ELSEWHERE = (  # told by the pair's own names or by the machine, or no matter
+    *("pair", "models", "target", "drafter", "device", "dtype", "quantization"),
+    *("tp_size", "trust_remote_code", "offline"),
+)
 _SAME = ("device", "gpu", "dtype", "quantization")  # of the machine: a run is timed on one kind of device
 About = Mapping[str, Any]
 
@@ -51,7 +55,7 @@ def about(settings: Settings, options: ModelOptions, args: BenchArgs, questions:
     from app.lanes.pairing import choose_pair
 
     spec = choose_pair(options)
-    models = options.model_dump(include=_MODELS)
+    models = {name: getattr(options, name) for name in MODEL_FIELDS if name not in _MODELS_ELSEWHERE}
     own = {name: value for name, value in vars(args).items() if name not in _ELSEWHERE}
     found = {
         "pair": spec.name,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from app.lanes.comparison import Verdict, difference, gap_between, may_differ, near_tie, verdict
 from app.lanes.costs import Terms, swi_of
+from app.settings.table import SETTING_FIELDS
 from sampling.stats.metrics import Meter
 from sampling.stats.ratios import expected, speedup
 from sampling.stats.summary import Stats
@@ -22,13 +23,9 @@ if TYPE_CHECKING:
     from sampling.events import Event
 
 
-_SHOWN = (
-    *("gamma", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed"),
-    *("repetition_penalty", "no_repeat_ngram"),
-    *("coupling", "draft_sampling", "verify", "expand", "nodes", "system", "chat", "template"),
-    *("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset"),
-    *("cascade", "k_matrix", "lenience"),
-    *("num_beams", "beam_top_k", "min_length", "length_penalty"),
+# Settings that no answer depends on: which lanes there are, where data lie, how things look and what is written down.
+_NO_MATTER = frozenset(
+    ("compare", "view", "color", "palette", "ascii", "quiet", "data_dir", "verbose", "debug", "record")
 )
 
 
@@ -170,5 +167,5 @@ def results(answers: Sequence[Answer], plain: Answer | None = None) -> list[dict
 
 
 def shown_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that an answer depends on."""
-    return {name: getattr(settings, name) for name in _SHOWN}
+    """The settings that an answer depends on: all of the table but those that are known to be of no matter."""
+    return {name: getattr(settings, name) for name in SETTING_FIELDS if name not in _NO_MATTER}
