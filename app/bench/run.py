@@ -1,7 +1,8 @@
 """`bench`: many prompts under several methods, gammas and temperatures, timed fairly.
 
 Every answer starts from nothing (no cache, no n-grams of an earlier one); the order of the methods
-rotates and reverses from round to round; a warm-up is not counted. An interrupt keeps what was
+rotates and reverses from round to round; a warm-up is not counted. Chats of a batch go on side by side: the first turns
+of a group of questions are answered together, then the second turns of those that have one. An interrupt keeps what was
 measured, and with --out the same command goes on from there (app/bench/journal.py). Later turns of a chat continue
 from the first temperature's reference's answer, so that all methods read the same prompts. Knows how to run lanes (and
 the rivals of --against), not what the figures mean (app/bench/summary.py).
@@ -10,13 +11,15 @@ the rivals of --against), not what the figures mean (app/bench/summary.py).
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from app.bench.against import rivals_of
-from app.bench.batches import check_batches, run_batches
+from app.bench.batches import check_batches, run_rows
 from app.bench.journal import Place, open_journal
-from app.bench.plan import Item, Measurement
+from app.bench.plan import Measurement, Turn
 from app.bench.results import facts, prompt_rows
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import Variant, order
@@ -98,58 +101,75 @@ class Bench(Measurement):
         known = 0 if self.journal is None else len(self.journal.known)
         if self.journal is not None:
             self.journal.begin(machine(self.engine.loaded))
-        each = self.args.repeat * len(self.variants)
+        each, size = self.args.repeat * len(self.variants), self.args.batch_size
         total = sum(len(question.turns) for question in self.questions) * each
         with answer_bar(total, self.settings, known) as bar:
             if known < total:
                 self._warm_up(bar)
-            if self.args.batch_size > 1:
-                self.interrupted = not run_batches(self, bar)
-                return
-            for number, question in enumerate(self.questions):
-                left = len(question.turns)
-                for item, prompt in self.turns(question):
-                    self.items.append(item)
-                    if not self._measure(number, item, prompt, bar):
+            for start in range(0, len(self.questions), size):
+                group = range(start, min(start + size, len(self.questions)))
+                left = sum(len(self.questions[number].turns) for number in group)
+                chats = [self.turns(number) for number in group]
+                while together := [turn for chat in chats if (turn := next(chat, None)) is not None]:
+                    self.items += [turn.item for turn in together]
+                    if not self._measure(together, bar):
                         self.interrupted = True
                         return
-                    left -= 1
+                    left -= len(together)
                 bar.total = (bar.total or 0) - left * each
 
     def _warm_up(self, bar: Any) -> None:
         """One short answer of each variant, not counted."""
         bar.set_description("warming up", refresh=False)
-        item, prompt = next(self.turns(self.questions[0]), (None, None))
-        for variant in self.variants if item is not None and prompt is not None else ():
-            self.answer(variant, prompt or [], max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
+        for turn in islice(self.turns(0), 1):
+            for variant in self.variants:
+                self.answer(variant, turn.prompt, max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
         bar.unpause()  # the time until here is no answer's
 
-    def _measure(self, number: int, item: Item, prompt: list[int], bar: Any) -> bool:
-        """All repeats of one prompt; False after an interrupt, whose unfinished answer is dropped."""
+    def _measure(self, together: Sequence[Turn], bar: Any) -> bool:
+        """All repeats of one batch of prompts; False after an interrupt, whose unfinished answers are dropped."""
         for repeat in range(self.args.repeat):
-            row: dict[Variant, Answer] = {}
-            item.answers.append(row)
-            turn = sum(len(before.answers) for before in self.items) - 1
-            for variant in order(self.variants, turn):
-                answer = self._one(Place(number, item.turn, repeat, variant), item.prompt, prompt, bar)
-                if answer.interrupted:
+            for turn in together:
+                turn.item.answers.append({})
+            rounds = sum(len(item.answers) for item in self.items) // len(together)
+            for variant in order(self.variants, rounds - 1):
+                answers = self._answered(variant, together, repeat, bar)
+                if any(answer.interrupted for answer in answers):
                     return False
-                row[variant] = answer
+                for turn, answer in zip(together, answers, strict=True):
+                    turn.item.answers[-1][variant] = answer
         if self.journal is not None:
             self.journal.sync()
         return True
 
-    def _one(self, place: Place, said: str, prompt: list[int], bar: Any) -> Answer:
-        """The journal's answer, or a new one, which is entered there."""
-        if self.journal is not None and (known := self.journal.answer(place, len(prompt))) is not None:
-            return known
-        bar.set_description(place.variant.label, refresh=False)
-        answer = self.answer(place.variant, prompt, said)
-        if not answer.interrupted:
-            if self.journal is not None:
-                self.journal.add(place, answer)
-            bar.update()
-        return answer
+    def _answered(self, variant: Variant, together: Sequence[Turn], repeat: int, bar: Any) -> list[Answer]:
+        """The journal's answers; where it lacks one all are answered anew, and those that it has stay."""
+        journal = self.journal
+        places = [Place(turn.number, turn.item.turn, repeat, variant) for turn in together]
+        known = [
+            None if journal is None else journal.answer(place, len(turn.prompt))
+            for place, turn in zip(places, together, strict=True)
+        ]
+        if None not in known:
+            return [answer for answer in known if answer is not None]
+        bar.set_description(variant.label, refresh=False)
+        answers = self._asked(variant, together)
+        if any(answer.interrupted for answer in answers):
+            return answers
+        for place, before, answer in zip(places, known, answers, strict=True):
+            if before is None:
+                bar.update()
+                if journal is not None:
+                    journal.add(place, answer)
+        return [before or answer for before, answer in zip(known, answers, strict=True)]
+
+    def _asked(self, variant: Variant, together: Sequence[Turn]) -> list[Answer]:
+        """New answers, from nothing."""
+        if self.args.batch_size == 1:
+            return [self.answer(variant, turn.prompt, turn.item.prompt) for turn in together]
+        lane = self.lane(variant)
+        terms, prompts = terms_of(lane, self.engine), [turn.prompt for turn in together]
+        return run_rows(lane, prompts, self.decode, interrupt=self.interrupt, terms=terms)
 
     # -- telling ------------------------------------------------------------------------------
 
@@ -168,7 +188,8 @@ class Bench(Measurement):
         for line in self.skipped:
             sys.stderr.write(f"{line}\n")
         if self.interrupted:
-            sys.stderr.write(f"{self._interrupted()}\n")
+            more = "" if self.journal is None else ": the same command goes on from there"
+            sys.stderr.write(f"interrupted after {self.measured} answers{more}\n")
         try:
             self._write(summary, looping)
         finally:
@@ -176,16 +197,12 @@ class Bench(Measurement):
                 print_tables(summary, looping, self.settings, sys.stdout)
         return INTERRUPTED if self.interrupted else 0
 
-    def _interrupted(self) -> str:
-        told = f"interrupted after {self.measured} answers"
-        return told if self.journal is None else f"{told}: the same command goes on from there"
-
     def _write(self, summary: list[dict[str, Any]], looping: list[dict[str, Any]]) -> None:
         """The file of --out, whole; the journal goes when all is in it. Then the page of --report."""
         if self.args.out is None and self.args.report is None:
             return
         loops = {"loops": looping[0], **({"loops_by_temperature": looping} if self.args.temperatures else {})}
-        told = {**self.facts(), **loops, "summary": summary, "prompts": prompt_rows(self)}
+        told = {**facts(self), **loops, "summary": summary, "prompts": prompt_rows(self)}
         if self.args.out is not None:
             write_json(self.args.out, told)
         if self.journal is not None and not self.interrupted:
@@ -194,7 +211,3 @@ class Bench(Measurement):
             from app.bench.report import write_report
 
             write_report(told, self.args.report)
-
-    def facts(self) -> dict[str, Any]:
-        """What was measured, on what machine, when."""
-        return facts(self)
