@@ -183,8 +183,8 @@ def _gamma(row: SummaryRow) -> int:
 
 def _ends(row: SummaryRow) -> tuple[float, float]:
     """The least and the most of the repeats."""
-    told = row.speedup_per_repeat or [row.speedup or 0.0]
-    return min(told), max(told)
+    each = row.speedup_per_repeat or [row.speedup or 0.0]
+    return min(each), max(each)
 
 
 def _panel(axes: Axes, rows: Sequence[SummaryRow], variants: Variants) -> None:

@@ -77,13 +77,13 @@ def _part(run: Run, temperature: float | None, index: int) -> dict[str, Any]:
     from app.bench.plots import Variants, plots
 
     rows = [row for row in run.summary if row.temperature == temperature]
-    told = [row.model_dump() for row in rows]
-    names = {row.key: named(figures) for row, figures in zip(rows, told, strict=True)}
-    calling = modelled(told)
+    figures = [row.model_dump() for row in rows]
+    names = {row.key: named(one) for row, one in zip(rows, figures, strict=True)}
+    calling = modelled(figures)
     tables = swi_tables(calling)
     return {
         "temperature": "" if temperature is None else f"{temperature:g}",
-        "methods": [_methods(row) for row in told],
+        "methods": [_methods(row) for row in figures],
         "plots": plots(run, Variants(rows, names, f"t{index}-")),
         "swi_head": ["method", "calls a target pass", "reviews passed", *(f"by {BY[name]}" for name in tables)],
         "swi": [_costs(row, tables) for row in calling],

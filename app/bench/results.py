@@ -62,7 +62,7 @@ class Loops(BaseModel, frozen=True):
 
 
 class Run(BaseModel, frozen=True, extra="allow"):
-    """A whole file; what is not named here is a fact to be told as it is."""
+    """A whole file; what is not named here is a fact to be shown as it is."""
 
     __pydantic_extra__: dict[str, JsonValue]
 
@@ -107,10 +107,10 @@ def read_run(path: Path) -> Run:
 
 def _first(error: ValidationError) -> str:
     """The first thing that is wrong, and where."""
-    told: dict[str, Any] = dict(error.errors(include_url=False)[0])
-    place = ".".join(named(str(part)) for part in told["loc"])
-    value = "" if told["type"] in ("missing", "json_invalid") else f", got {got(told['input'])}"
-    return f"{place}: {told['msg']}{value}" if place else f"{told['msg']}{value}"
+    first: dict[str, Any] = dict(error.errors(include_url=False)[0])
+    place = ".".join(named(str(part)) for part in first["loc"])
+    value = "" if first["type"] in ("missing", "json_invalid") else f", got {got(first['input'])}"
+    return f"{place}: {first['msg']}{value}" if place else f"{first['msg']}{value}"
 
 
 def facts(bench: Measurement) -> dict[str, Any]:

@@ -79,17 +79,17 @@ class Bench(Measurement):
 
     recorder: Recorder | None = None
 
-    def answer(self, variant: Variant, prompt: list[int], said: str | None = None, **changes: Any) -> Answer:
-        """One answer of a lane or a rival, from nothing. A lane's is recorded if the prompt's text is `said`."""
+    def answer(self, variant: Variant, prompt: list[int], text: str | None = None, **changes: Any) -> Answer:
+        """One answer of a lane or a rival, from nothing. A lane's is recorded if the prompt's text is `text`."""
         rival = self.rivals.get(variant.method)
         if rival is not None:
             return rival.answer(prompt, self.settings_of(variant, **changes), self.decode, self.interrupt)
         lane = self.lane(variant, **changes)
-        recorder = None if said is None else self.recorder
-        take = take_of(recorder, self.engine, [lane], Asked(said or "", prompt), lane.settings, self.decode)
-        told: dict[str, Any] = {} if take is None else {"show": take.listening(0, None)}
+        recorder = None if text is None else self.recorder
+        take = take_of(recorder, self.engine, [lane], Asked(text or "", prompt), lane.settings, self.decode)
+        show: dict[str, Any] = {} if take is None else {"show": take.listening(0, None)}
         terms = terms_of(lane, self.engine)
-        answer = run_lane(lane, prompt, self.decode, interrupt=self.interrupt, terms=terms, **told)
+        answer = run_lane(lane, prompt, self.decode, interrupt=self.interrupt, terms=terms, **show)
         if take is not None and (problem := take.end()):
             sys.stderr.write(f"{problem}\n")
         return answer
@@ -202,12 +202,12 @@ class Bench(Measurement):
         if self.args.out is None and self.args.report is None:
             return
         loops = {"loops": looping[0], **({"loops_by_temperature": looping} if self.args.temperatures else {})}
-        told = {**facts(self), **loops, "summary": summary, "prompts": prompt_rows(self)}
+        data = {**facts(self), **loops, "summary": summary, "prompts": prompt_rows(self)}
         if self.args.out is not None:
-            write_json(self.args.out, told)
+            write_json(self.args.out, data)
         if self.journal is not None and not self.interrupted:
             self.journal.close(done=True)
         if self.args.report is not None:
             from app.bench.report import write_report
 
-            write_report(told, self.args.report)
+            write_report(data, self.args.report)

@@ -153,28 +153,27 @@ def _cells(stats: Stats) -> tuple[str, str, str, str]:
 
 def details(pane: PaneData, look: Look, first: str = "  ") -> list[Field]:
     """What became of a lane's drafts, or what its beam search took, as fields; empty if it did neither."""
+    texts = _outcome(pane, look)
+    role = "faint" if look.fancy else "plain"
+    return [field(text, role, first if not i else "  ") for i, text in enumerate(texts)]
+
+
+def _outcome(pane: PaneData, look: Look) -> list[str]:
     stats = pane.stats
-    if stats is not None and stats.beams:
-        return _searched(stats, look, first)
-    if stats is None or not stats.draft_n:
+    if stats is None or not (stats.beams or stats.draft_n):
         return []
+    passes = f"{stats.target_passes} pass" + ("es" if stats.target_passes != 1 else "")
+    if stats.beams:
+        return [f"{stats.beams} beam" + ("s" if stats.beams != 1 else ""), passes]
     texts = [f"accepted {stats.draft_n_accepted}/{stats.draft_n} ({stats.draft_n_accepted / stats.draft_n:.0%})"]
     if stats.alpha is not None:
         texts.append(f"{look.glyph('alpha')} {share(stats.alpha)}")
     if stats.tokens_per_pass is not None:
-        passes = f"{stats.target_passes} pass" + ("es" if stats.target_passes != 1 else "")
         per_pass = f"{stats.tokens_per_pass:.2f} tok/pass"
         texts += [f"{per_pass} over {passes}"] if look.fancy else [per_pass, passes]
     if pane.expected is not None:
         texts.append(f"expected {pane.expected:.1f}{look.glyph('times')}")
-    return [field(text, "faint" if look.fancy else "plain", first if not i else "  ") for i, text in enumerate(texts)]
-
-
-def _searched(stats: Stats, look: Look, first: str) -> list[Field]:
-    """What a beam search took."""
-    passes = f"{stats.target_passes} pass" + ("es" if stats.target_passes != 1 else "")
-    texts = [f"{stats.beams} beam" + ("s" if stats.beams != 1 else ""), passes]
-    return [field(text, "faint" if look.fancy else "plain", first if not i else "  ") for i, text in enumerate(texts)]
+    return texts
 
 
 def _bar(pane: PaneData, width: int, look: Look) -> tuple[Piece, ...]:
@@ -217,29 +216,15 @@ class StatsLines(Drawn):
         return [Field(_bar(pane, width, self.look))] if self.look.color and width >= _BAR_MIN else []
 
 
-class StatsLine(StatsLines):
-    """The figures of one lane."""
-
-    def __init__(self, pane: PaneData, look: Look) -> None:
-        super().__init__([pane], look)
-
-
-class Positions(Drawn):
+def positions(stats: Stats | None, look: Look) -> list[Field]:
     """Acceptance by draft position: accepted at j / examined at j, for every position examined."""
-
-    def __init__(self, stats: Stats | None, look: Look) -> None:
-        self.stats, self.look = stats, look
-
-    def rows(self) -> list[Row]:
-        alphas = self.stats.alpha_per_position if self.stats else ()
-        known = [(j, alpha) for j, alpha in enumerate(alphas, 1) if alpha is not None]
-        if not known:
-            return []
-        levels = self.look.glyph("levels")
-        fields = [field("accepted by position", "faint")]
-        for j, alpha in known[:_POSITIONS]:
-            level = levels[round(alpha * (len(levels) - 1))] if levels else ""
-            fields.append(Field(((f"{j} ", "faint"), (level, "accent"), (f"{alpha:.2f}", "faint"))))
-        if len(known) > _POSITIONS:
-            fields.append(field(f"{self.look.glyph('ellipsis')} to {known[-1][0]}", "faint"))
-        return flow(fields, self.look, 2)
+    alphas = stats.alpha_per_position if stats else ()
+    known = [(j, alpha) for j, alpha in enumerate(alphas, 1) if alpha is not None]
+    levels = look.glyph("levels")
+    fields = [field("accepted by position", "faint")] if known else []
+    for j, alpha in known[:_POSITIONS]:
+        level = levels[round(alpha * (len(levels) - 1))] if levels else ""
+        fields.append(Field(((f"{j} ", "faint"), (level, "accent"), (f"{alpha:.2f}", "faint"))))
+    if len(known) > _POSITIONS:
+        fields.append(field(f"{look.glyph('ellipsis')} to {known[-1][0]}", "faint"))
+    return fields

@@ -136,16 +136,16 @@ def small_table(settings: Settings) -> Table:
 
 def fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]], least: Sequence[str]) -> Table:
     """Rows of cells by column; while they are too wide for the console the columns of `least` go, first to last."""
-    kept, left = list(rows[0]), list(least)
+    names, left = list(rows[0]), list(least)
     while True:
         table = small_table(settings)
-        for name in kept:
+        for name in names:
             table.add_column(name, no_wrap=name == "method", justify="left" if name == "method" else "right")
         for row in rows:
-            table.add_row(*(row[name] for name in kept))
+            table.add_row(*(row[name] for name in names))
         if not left or table_width(table, console) <= console.width:
             return table
-        kept = [name for name in kept if name != left[0]]
+        names = [name for name in names if name != left[0]]
         left.pop(0)
 
 

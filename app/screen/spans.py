@@ -19,7 +19,7 @@ Decode = Callable[[list[int]], str]
 REPLACEMENT = "\ufffd"  # what decode() yields for bytes that are no character (yet)
 NO_TEXT = "∎"  # stands for a refused token without text: a stop or another special token
 
-_KEPT = 8  # tokens before the newest ones that decode() sees as context
+_CONTEXT = 8  # tokens before the newest ones that decode() sees as context
 _WINDOW = 24  # the window slides when it is longer than this
 _WAITING = 12  # more waiting tokens than any character has bytes: they are garbage, let them go
 
@@ -80,7 +80,7 @@ class Window:
 
     def _slide(self) -> None:
         if len(self._ids) > _WINDOW:
-            self._ids = self._ids[-_KEPT:]
+            self._ids = self._ids[-_CONTEXT:]
             self._settled = len(self._ids)
             self._base = self._decode(self._ids)
 
@@ -171,18 +171,18 @@ class Spanner:
             whole = whole[len(self._decode(self._context).rstrip(REPLACEMENT)) :]
         if whole == self.text:
             return
-        kept: list[Span] = []
+        settled: list[Span] = []
         for span in self._spans:
             if not span.committed:
-                kept.append(span)
+                settled.append(span)
                 continue
             same = common(span.text, whole)
             if same:
-                kept.append(Span(span.text[:same], span.kind, span.source))
+                settled.append(Span(span.text[:same], span.kind, span.source))
             whole = whole[same:]
             if same < len(span.text):
                 break
-        self._spans = kept
+        self._spans = settled
         self._add(whole, self._last)
 
 
