@@ -42,7 +42,7 @@ _SAME = ("device", "gpu", "dtype", "quantization")  # of the machine: a run is t
 About = Mapping[str, Any]
 
 
-class Place(NamedTuple):
+class Slot(NamedTuple):
     """Which of a benchmark's answers: question and turn (from 0), repeat (from 0), variant."""
 
     question: int
@@ -118,8 +118,8 @@ class _Line(BaseModel, extra="forbid"):
     answer: Answer
 
     @property
-    def place(self) -> Place:
-        return Place(self.question, self.turn, self.repeat, Variant(self.method, self.gamma, self.temperature))
+    def place(self) -> Slot:
+        return Slot(self.question, self.turn, self.repeat, Variant(self.method, self.gamma, self.temperature))
 
 
 VERSION = 1
@@ -151,7 +151,7 @@ class Journal:
 
     def __init__(self, out: Path, run: About) -> None:
         self.path, self.run = out.with_name(f"{out.name}.partial"), dict(run)
-        self.known: dict[Place, Answer] = {}
+        self.known: dict[Slot, Answer] = {}
         self.parts: list[dict[str, Any]] = []  # machine and answers of each part
         self._whole = 0  # bytes of complete lines
         self._file: IO[bytes] | None = None
@@ -206,7 +206,7 @@ class Journal:
             self.known[line.place] = line.answer
             self.parts[-1]["answers"] += 1
 
-    def answer(self, place: Place, prompt_n: int) -> Answer | None:
+    def answer(self, place: Slot, prompt_n: int) -> Answer | None:
         """What was answered there before; UsageError if the prompt had another number of tokens then."""
         found = self.known.get(place)
         if found is not None and found.stats.prompt_n != prompt_n:
@@ -237,7 +237,7 @@ class Journal:
         self._write({"part": dict(machine)})
         self.sync()
 
-    def add(self, place: Place, answer: Answer) -> None:
+    def add(self, place: Slot, answer: Answer) -> None:
         """Enter an answer; it outlives this process from here on."""
         question, turn, repeat, variant = place
         where = {"question": question, "turn": turn, "repeat": repeat, **vars(variant)}

@@ -28,7 +28,7 @@ Value = float | None
 PARTS = ("draft", "verify", "sample", "rest", "not split")
 
 
-class Result(TimedVariant, frozen=True):
+class TimedAnswer(TimedVariant, frozen=True):
     """One answer: how many tokens, and where the time went."""
 
     predicted_n: Count = 0
@@ -45,7 +45,7 @@ class Prompt(BaseModel, frozen=True):
     category: str | None = None
     turn: Count = 0
     prompt: str = ""
-    results: list[Result] = []
+    results: list[TimedAnswer] = []
 
 
 class Loops(BaseModel, frozen=True):

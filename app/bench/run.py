@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.bench.against import rivals_of
 from app.bench.batches import check_batches, run_rows
-from app.bench.journal import Place, open_journal
+from app.bench.journal import Slot, open_journal
 from app.bench.plan import Measurement, Turn
 from app.bench.results import facts, prompt_rows
 from app.lanes.answers import Answer, run_lane
@@ -145,7 +145,7 @@ class Bench(Measurement):
     def _answered(self, variant: Variant, together: Sequence[Turn], repeat: int, bar: Any) -> list[Answer]:
         """The journal's answers; where it lacks one all are answered anew, and those that it has stay."""
         journal = self.journal
-        places = [Place(turn.number, turn.item.turn, repeat, variant) for turn in together]
+        places = [Slot(turn.number, turn.item.turn, repeat, variant) for turn in together]
         known = [
             None if journal is None else journal.answer(place, len(turn.prompt))
             for place, turn in zip(places, together, strict=True)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from rich.cells import cell_len
 
 from app.screen.palette import Look
-from app.screen.rows import Drawn, Field, Line, Row, field, fit, flow, one_line, quoted, share
-from app.screen.spans import NO_TEXT, REPLACEMENT, Decode, Span, Window
+from app.screen.rows import Chunk, Drawn, Line, Row, chunk, fit, flow, one_line, quoted, share
+from app.screen.spans import NO_TEXT, REPLACEMENT, Decode, Span, Window, common
 from sampling.events import Beam, BeamStep, BeamTree, Event, Finished, Hypothesis
 
 LIST_FROM = 36  # columns of text from which the beams are listed; below that they are counted
@@ -107,8 +107,8 @@ def _listed(beams: Sequence[BeamLine], width: int, look: Look) -> list[Line]:
 
 def _leaving(best: str, other: str, look: Look) -> str:
     """What `other` says from the word on in which it leaves `best`; its last word if it only ends sooner."""
-    alike = next((place for place, (a, b) in enumerate(zip(best, other, strict=False)) if a != b), len(other))
-    start = max(other[:alike].rstrip().rfind(mark) for mark in " \n") + 1
+    alike = other[: common(best, other)]
+    start = max(alike.rstrip().rfind(mark) for mark in " \n") + 1
     return (look.glyph("ellipsis") if start else "") + one_line(other[start:].strip(), look)
 
 
@@ -125,8 +125,8 @@ class BeamTrace(Drawn):
     def rows(self) -> list[Row]:
         """All rows; only `look.width` bounds them."""
         if not self.steps:
-            return flow([field("no steps yet", "faint")], self.look)
-        rows = flow([field(self.rule, "faint")], self.look) if self.rule else []
+            return flow([chunk("no steps yet", "faint")], self.look)
+        rows = flow([chunk(self.rule, "faint")], self.look) if self.rule else []
         tree = BeamTree()
         for number, step in enumerate(self.steps):
             if number >= self.first:
@@ -137,29 +137,29 @@ class BeamTrace(Drawn):
     def _step(self, number: int, step: BeamStep, tree: BeamTree) -> list[Row]:
         count = Counter(beam.fate for beam in step.beams)
         fates = ", ".join(f"{count[fate]} {fate}" for fate in _ROLES if count[fate])
-        faint = [field(text, "faint") for text in (fates, f"{step.seconds * 1000:.1f} ms")]
-        rows = flow([field(f"step {number}", "strong"), *faint], self.look, 2)
+        faint = [chunk(text, "faint") for text in (fates, f"{step.seconds * 1000:.1f} ms")]
+        rows = flow([chunk(f"step {number}", "strong"), *faint], self.look, 2)
         for place, beam in enumerate(step.beams, start=1):
             rows += flow(self._beam(place, beam, tree), self.look, 4)
         return rows
 
-    def _beam(self, place: int, beam: Beam, tree: BeamTree) -> list[Field]:
+    def _beam(self, place: int, beam: Beam, tree: BeamTree) -> list[Chunk]:
         parent = tree.running[beam.parent]
         word = grown_by(self._decode, parent, beam.token)
         wide = self.look.width >= _WIDE
         shown = quoted(word, self.look, _TEXT)
-        fields = [field(f"{place:>2}"), field(shown, _ROLES[beam.fate])]
+        chunks = [chunk(f"{place:>2}"), chunk(shown, _ROLES[beam.fate])]
         if wide:
-            fields.append(field(" " * (_TEXT - cell_len(shown)), "plain", ""))
+            chunks.append(chunk(" " * (_TEXT - cell_len(shown)), "plain", ""))
             behind = f"behind {beam.parent + 1}" if parent.tokens else "opens"
-            fields.append(field(f"{behind:<9}"))
+            chunks.append(chunk(f"{behind:<9}"))
         p = share(math.exp(beam.log_p - parent.log_p))
         figures = f"p {p:>4}  log p {beam.log_p:7.2f}  score {beam.score:6.2f}" if wide else f"p{p} {beam.score:.2f}"
-        fields += [field(figures), field(beam.fate, "strong" if beam.fate == "finished" else "plain")]
-        return [item for item in fields if item.width]
+        chunks += [chunk(figures), chunk(beam.fate, "strong" if beam.fate == "finished" else "plain")]
+        return [item for item in chunks if item.width]
 
 
-def rule_of(num_beams: int, alpha: float, offset: float) -> str:
+def search_of(num_beams: int, alpha: float, offset: float) -> str:
     """What a beam search does, in words."""
     many = f"the {num_beams} likeliest go on" if num_beams > 1 else "the likeliest goes on"
     penalty = f"(({offset:g} + n) / {offset + 1:g})^{alpha:g}"

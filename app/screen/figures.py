@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from app.screen.beams import BeamLine
 from app.screen.palette import Look
-from app.screen.rows import Drawn, Field, Piece, Row, field, flow, share
+from app.screen.rows import Chunk, Drawn, Piece, Row, chunk, flow, share
 from app.screen.spans import Span
 
 if TYPE_CHECKING:
@@ -151,11 +151,11 @@ def _cells(stats: Stats) -> tuple[str, str, str, str]:
     )
 
 
-def details(pane: PaneData, look: Look, first: str = "  ") -> list[Field]:
-    """What became of a lane's drafts, or what its beam search took, as fields; empty if it did neither."""
+def details(pane: PaneData, look: Look, first: str = "  ") -> list[Chunk]:
+    """What became of a lane's drafts, or what its beam search took, as chunks; empty if it did neither."""
     texts = _outcome(pane, look)
     role = "faint" if look.fancy else "plain"
-    return [field(text, role, first if not i else "  ") for i, text in enumerate(texts)]
+    return [chunk(text, role, first if not i else "  ") for i, text in enumerate(texts)]
 
 
 def _outcome(pane: PaneData, look: Look) -> list[str]:
@@ -197,34 +197,34 @@ class StatsLines(Drawn):
         label = max((len(pane.label) for pane in self.panes), default=0)
         rows: list[Row] = []
         for pane, row in zip(self.panes, cells, strict=True):
-            name = field(pane.label.ljust(label), "faint" if self.look.fancy else "plain")
+            name = chunk(pane.label.ljust(label), "faint" if self.look.fancy else "plain")
             if row is None or not pane.tokens:
-                rows += flow([name, field(pane.status, "faint")], self.look, label + 2)
+                rows += flow([name, chunk(pane.status, "faint")], self.look, label + 2)
                 continue
             tokens, seconds, speed, first = (text.rjust(width) for text, width in zip(row, widths, strict=True))
             role = "strong" if pane.drafting and self.look.color else "plain"
-            figures = [field(text, role) for text in (tokens, seconds, speed, f"TTFT {first}")]
-            fields = [name, *self._progress(pane, label, figures), *figures]
+            figures = [chunk(text, role) for text in (tokens, seconds, speed, f"TTFT {first}")]
+            chunks = [name, *self._progress(pane, label, figures), *figures]
             if not self.look.color:
-                fields += details(pane, self.look, " | ")
-            rows += flow(fields, self.look, label + 2)
+                chunks += details(pane, self.look, " | ")
+            rows += flow(chunks, self.look, label + 2)
         return rows
 
-    def _progress(self, pane: PaneData, label: int, figures: list[Field]) -> list[Field]:
+    def _progress(self, pane: PaneData, label: int, figures: list[Chunk]) -> list[Chunk]:
         room = self.look.width - label - 4 - sum(item.width + 2 for item in figures[1:]) - figures[0].width
         width = min(room, self.look.width // 2 - label - 2)
-        return [Field(_bar(pane, width, self.look))] if self.look.color and width >= _BAR_MIN else []
+        return [Chunk(_bar(pane, width, self.look))] if self.look.color and width >= _BAR_MIN else []
 
 
-def positions(stats: Stats | None, look: Look) -> list[Field]:
+def positions(stats: Stats | None, look: Look) -> list[Chunk]:
     """Acceptance by draft position: accepted at j / examined at j, for every position examined."""
     alphas = stats.alpha_per_position if stats else ()
     known = [(j, alpha) for j, alpha in enumerate(alphas, 1) if alpha is not None]
     levels = look.glyph("levels")
-    fields = [field("accepted by position", "faint")] if known else []
+    chunks = [chunk("accepted by position", "faint")] if known else []
     for j, alpha in known[:_POSITIONS]:
         level = levels[round(alpha * (len(levels) - 1))] if levels else ""
-        fields.append(Field(((f"{j} ", "faint"), (level, "accent"), (f"{alpha:.2f}", "faint"))))
+        chunks.append(Chunk(((f"{j} ", "faint"), (level, "accent"), (f"{alpha:.2f}", "faint"))))
     if len(known) > _POSITIONS:
-        fields.append(field(f"{look.glyph('ellipsis')} to {known[-1][0]}", "faint"))
-    return fields
+        chunks.append(chunk(f"{look.glyph('ellipsis')} to {known[-1][0]}", "faint"))
+    return chunks

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from app.screen.figures import PaneData
 from app.screen.palette import TINTS, Look, tint
-from app.screen.rows import Field, field
+from app.screen.rows import Chunk, chunk
 
 Proposers = tuple[tuple[int, str], ...]  # who proposed accepted text of a lane: (source, name), as it names them
 
@@ -26,7 +26,7 @@ def _differs(shown: Proposers) -> bool:
     return len(shown) > 1 or any(tint(source) != TINTS[0] for source, _ in shown)
 
 
-def accepted(panes: Sequence[PaneData]) -> list[Field]:
+def accepted(panes: Sequence[PaneData]) -> list[Chunk]:
     """The legend's words for accepted text: "accepted", or by whom.
 
     The lanes share one list of names unless a tint would then mean two of them: each lane has its own then.
@@ -35,25 +35,25 @@ def accepted(panes: Sequence[PaneData]) -> list[Field]:
     found = [(pane.label, _proposers(pane)) for pane in accepting]
     named = [(label, shown) for label, shown in found if _differs(shown)]
     if not named:
-        return [field("accepted", TINTS[0])]
+        return [chunk("accepted", TINTS[0])]
     every = {entry for _, shown in found for entry in shown}
     clear = len(every) == len({source for source, _ in every}) == len({name for _, name in every})
     if clear and all(shown for _, shown in found):
         return [_by("accepted:", sorted(every))]
     lists = {shown: _by(f"accepted in {label}:", shown) for label, shown in reversed(named)}
-    return [*([] if len(named) == len(found) else [field("accepted", TINTS[0])]), *reversed(lists.values())]
+    return [*([] if len(named) == len(found) else [chunk("accepted", TINTS[0])]), *reversed(lists.values())]
 
 
-def _by(words: str, shown: Sequence[tuple[int, str]]) -> Field:
+def _by(words: str, shown: Sequence[tuple[int, str]]) -> Chunk:
     """The names in their tints, on one row."""
     names = [piece for source, name in shown for piece in ((" ", "plain"), (name, tint(source)))]
-    return Field(((words, "plain"), *names))
+    return Chunk(((words, "plain"), *names))
 
 
-def meanings(look: Look, panes: Sequence[PaneData] = (), *, show_discarded: bool = False) -> list[Field]:
+def meanings(look: Look, panes: Sequence[PaneData] = (), *, show_discarded: bool = False) -> list[Chunk]:
     """What the colours, or without them the marks, mean; `panes` are the lanes on the screen."""
-    first = accepted(panes) if look.color else [field("text accepted", "accepted")]
+    first = accepted(panes) if look.color else [chunk("text accepted", "accepted")]
     words = {"rejected": "[-x-] rejected", "discarded": "[~x~] discarded", "target": "{+x+} from target"}
     if look.color:
         words = {"rejected": "rejected", "discarded": "discarded", "target": "from the target"}
-    return first + [field(text, role) for role, text in words.items() if role != "discarded" or show_discarded]
+    return first + [chunk(text, role) for role, text in words.items() if role != "discarded" or show_discarded]

@@ -14,16 +14,17 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from app.lanes.answers import Answer, judged, plain_answer
-from app.lanes.comparison import may_differ
+from app.lanes.comparison import may_differ, rule_of
 from app.lanes.costs import Terms
 from app.lanes.logged_lane import known, lenience_of
-from app.screen.beams import BeamReader
+from app.screen.beams import BeamReader, BeamTrace, search_of
 from app.screen.figures import PaneData, State, StatsLines, note
 from app.screen.palette import Look
 from app.screen.panes import Layout
 from app.screen.rows import visible
-from app.screen.spans import Spanner
+from app.screen.spans import Spanner, committed_text
 from app.screen.terminal import InPlace, Interrupts
+from app.screen.trace import Trace
 from app.screen.view import Frame
 from app.settings.layers import Settings
 from sampling.events import BeamStep, Event, Finished, Prefill, Reason, Step, to_json
@@ -98,7 +99,7 @@ class Track:
         """The lane as it stands, for the screen."""
         return PaneData(
             self.lane.name,
-            self.spanner.spans,
+            tuple(self.spanner.spans),
             self.meter.stats,
             self._state,
             self._progress,
@@ -123,7 +124,7 @@ class Track:
     @property
     def text(self) -> str:
         """The answer so far, as it stands on the screen."""
-        return "".join(span.text for span in self.spanner.spans if span.committed)
+        return committed_text(self.spanner.spans)
 
     def record(self) -> dict[str, Any]:
         """The lane with its events, for /save."""
@@ -209,11 +210,6 @@ def panes(tracks: Sequence[Track], console: Console, settings: Settings) -> Rend
 
 def traced(tracks: Sequence[Track], console: Console, settings: Settings, rounds: int | None) -> RenderableType:
     """The last lane that drafted or searched, round by round (the last lane, if none did)."""
-    from app.lanes.comparison import rule_of
-    from app.screen.beams import BeamTrace
-    from app.screen.beams import rule_of as search_of
-    from app.screen.trace import Trace
-
     track = next((one for one in reversed(tracks) if one.pane().telling), tracks[-1])
     lane, used, look = track.lane, track.lane.settings, look_of(console, settings).sized(height=None)
     if (plan := lane.beams) is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from app.lanes.answers import plain_answer
 from app.screen.palette import Look
-from app.screen.rows import Drawn, Row, field, flow, row_of
+from app.screen.rows import Drawn, Row, chunk, flow, row_of
 from sampling.gamma.goodput import GAMMA_MAX, GoodputPace, best
 from sampling.stats.ratios import speedup
 from sampling.stats.summary import Stats
@@ -49,14 +49,14 @@ class Bars(Drawn):
         self.title, self.bars, self.look, self.remarks = title, bars, look, remarks
 
     def rows(self) -> list[Row]:
-        rows = flow([field(word, before=" ") for word in self.title.split()], self.look, 2)
+        rows = flow([chunk(word, before=" ") for word in self.title.split()], self.look, 2)
         name, figure, note = (
             max((len(getattr(bar, part)) for bar in self.bars), default=0) for part in ("name", "figure", "note")
         )
         room = self.look.width - name - figure - note - 8
         rows += [self._bar(bar, name, figure, room) for bar in self.bars]
         for remark in self.remarks:
-            rows += flow([field(word, "faint", " ") for word in remark.split()], self.look, 2)
+            rows += flow([chunk(word, "faint", " ") for word in remark.split()], self.look, 2)
         return rows
 
     def _bar(self, bar: Bar, name: int, figure: int, room: int) -> Row:
@@ -81,14 +81,13 @@ def position_bars(tracks: Sequence[Track], look: Look) -> list[Bars]:
 
 
 def _positions(name: str, stats: Stats, look: Look) -> Bars:
+    counted = zip(stats.alpha_per_position, stats.accepted_at, stats.examined_at, strict=True)
     bars = [
-        Bar(str(place), "-" if alpha is None else f"{alpha:.2f}", alpha or 0.0, f"{accepted}/{examined}")
-        for place, (alpha, accepted, examined) in enumerate(
-            zip(stats.alpha_per_position, stats.accepted_at, stats.examined_at, strict=True), 1
-        )
+        Bar(str(place), f"{alpha:.2f}", alpha, f"{accepted}/{examined}")
+        for place, (alpha, accepted, examined) in enumerate(counted, 1)
+        if alpha is not None
     ]
-    known = [bar for bar in bars if bar.figure != "-"]
-    return Bars(f"{name}: {look.glyph('alpha')} by position, accepted / examined", known, look)
+    return Bars(f"{name}: {look.glyph('alpha')} by position, accepted / examined", bars, look)
 
 
 def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
@@ -111,12 +110,8 @@ def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
         Bar(str(gamma), f"{rate:.2f}x", rate / max(rates), notes.get(gamma, ""), gamma < reach, gamma in notes)
         for gamma, rate in enumerate(rates)
     ]
-    return Bars(
-        f"{track.lane.name}: expected speed-up by {look.glyph('gamma')}",
-        bars,
-        look,
-        _remarks(track, controller, answers[-1], look),
-    )
+    title = f"{track.lane.name}: expected speed-up by {look.glyph('gamma')}"
+    return Bars(title, bars, look, _remarks(track, controller, answers[-1], look))
 
 
 def _notes(auto: int, used: int | None) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""Screen rows: what everything drawn is made of, from text made harmless to fields that wrap only between each other.
+"""Screen rows: what everything drawn is made of, from text made harmless to chunks that wrap only between each other.
 
 Text becomes lines, wrapped by display width at word boundaries. Control characters, escape sequences and direction
 overrides never reach the terminal. Wide characters, joined emoji and combining marks keep together. Indentation and
@@ -243,18 +243,18 @@ class Drawn:
             yield Segment.line()
 
 
-class Fields(Drawn):
-    """Fields as rows of their own."""
+class Chunks(Drawn):
+    """Chunks as rows of their own."""
 
-    def __init__(self, fields: Sequence[Field], look: Look, indent: int = 0) -> None:
-        self.fields, self.look, self.indent = fields, look, indent
+    def __init__(self, chunks: Sequence[Chunk], look: Look, indent: int = 0) -> None:
+        self.chunks, self.look, self.indent = chunks, look, indent
 
     def rows(self) -> list[Row]:
-        return flow(self.fields, self.look, self.indent)
+        return flow(self.chunks, self.look, self.indent)
 
 
-class Field(NamedTuple):
-    """Some pieces that stay on one row, and what parts them from the field before on the same row."""
+class Chunk(NamedTuple):
+    """Some pieces that stay on one row, and what parts them from the chunk before on the same row."""
 
     pieces: tuple[Piece, ...]
     before: str = "  "
@@ -264,9 +264,9 @@ class Field(NamedTuple):
         return width_of(self.pieces)
 
 
-def field(text: str, role: str = "plain", before: str = "  ") -> Field:
-    """A field of one role."""
-    return Field(((text, role),), before)
+def chunk(text: str, role: str = "plain", before: str = "  ") -> Chunk:
+    """A chunk of one role."""
+    return Chunk(((text, role),), before)
 
 
 def row_of(line: Iterable[Piece], look: Look) -> Row:
@@ -274,14 +274,14 @@ def row_of(line: Iterable[Piece], look: Look) -> Row:
     return [Segment(text, look.style(role)) for text, role in line if text]
 
 
-def flow(fields: Sequence[Field], look: Look, indent: int = 0) -> list[Row]:
-    """Rows of fields: a row ends where the next field does not fit; further rows are indented.
+def flow(chunks: Sequence[Chunk], look: Look, indent: int = 0) -> list[Row]:
+    """Rows of chunks: a row ends where the next chunk does not fit; further rows are indented.
 
-    A field wider than the screen is broken at its own spaces, so no figure is ever cut off.
+    A chunk wider than the screen is broken at its own spaces, so no figure is ever cut off.
     """
     indent = indent if indent * 3 <= look.width else 0
     lines: list[list[Piece]] = []
-    for item in fields:
+    for item in chunks:
         if lines and width_of(lines[-1]) + cell_len(item.before) + item.width <= look.width:
             lines[-1] += [(item.before, "plain"), *item.pieces]
             continue

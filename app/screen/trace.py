@@ -16,7 +16,7 @@ from rich.segment import Segment
 
 from app.lanes.comparison import RULES, Rule, chance, ratio, reviews
 from app.screen.palette import Look, tint
-from app.screen.rows import Drawn, Field, Row, field, flow, quoted, share
+from app.screen.rows import Chunk, Drawn, Row, chunk, flow, quoted, share
 from app.screen.spans import Decode, Window
 from sampling.events import Step
 
@@ -42,16 +42,16 @@ class Drafted(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class TracedRound:
     """A round with its texts. `token_text`: of the correction or bonus token ("" if a draft ended the row)."""
 
     step: Step
     drafts: tuple[Drafted, ...]
     token_text: str
-    inner: tuple[Round, ...] = ()
+    inner: tuple[TracedRound, ...] = ()
 
 
-def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> Round:
+def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> TracedRound:
     """The texts of a round behind the committed tokens of `window` and behind `ahead`; nothing is committed.
 
     Where a character is split over tokens that are not committed its text is only near.
@@ -75,7 +75,7 @@ def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> Round:
     text = "" if step.token is None else window.ahead([*ahead, *step.emitted])[-1]
     inner = zip(step.inner, starts(step), strict=True)
     reviews = tuple(read(one, window, [*ahead, *step.drafted[:start]]) for one, start in inner)
-    return Round(step, tuple(drafts), text, reviews)
+    return TracedRound(step, tuple(drafts), text, reviews)
 
 
 def _texts(step: Step, window: Window, ahead: Sequence[int]) -> list[str]:
@@ -102,7 +102,7 @@ class Rounds:
     def __init__(self, decode: Decode) -> None:
         self._window = Window(decode)
 
-    def read(self, step: Step) -> Round:
+    def read(self, step: Step) -> TracedRound:
         """The texts of the next round."""
         found = read(step, self._window)
         self.skip(step)
@@ -172,7 +172,7 @@ class Trace(Drawn):
     def rows(self) -> list[Row]:
         """All rows; only `look.width` bounds them, a trace is for the scrollback."""
         if not self.steps:
-            return flow([field("no rounds yet", "faint")], self.look)
+            return flow([chunk("no rounds yet", "faint")], self.look)
         rows = self._head()
         rounds = Rounds(self._decode)
         for number, step in enumerate(self.steps):
@@ -191,41 +191,41 @@ class Trace(Drawn):
             f"q(x), p(x) at temperature 1{near}",
             *([f"drafts by {self.names[0]}"] if len(self.names) == 1 else []),
         ]
-        return [row for text in texts for row in flow([field(text, "faint")], self.look)]
+        return [row for text in texts for row in flow([chunk(text, "faint")], self.look)]
 
-    def _round(self, number: int, found: Round) -> list[Row]:
+    def _round(self, number: int, found: TracedRound) -> list[Row]:
         step = found.step
-        parts = [field("prefill" if number == 0 and not step.drafted else f"round {number}", "strong")]
+        parts = [chunk("prefill" if number == 0 and not step.drafted else f"round {number}", "strong")]
         if step.drafted or number:
             accepted = f"accepted {len(step.path)}/{len(step.drafted)}" if step.drafted else "nothing drafted"
-            parts += [field(f"{self.look.glyph('gamma')} {step.gamma}", "faint"), field(accepted, "faint")]
-        rows = flow([*parts, field(f"{step.seconds * 1000:.1f} ms", "faint")], self.look, 2)
+            parts += [chunk(f"{self.look.glyph('gamma')} {step.gamma}", "faint"), chunk(accepted, "faint")]
+        rows = flow([*parts, chunk(f"{step.seconds * 1000:.1f} ms", "faint")], self.look, 2)
         inner = [row for review in found.inner for row in self._review(review, 1)]
         drafts = [row for draft in found.drafts for row in self._draft(draft)]
         return rows + inner + drafts + self._from_target(step, found.token_text, bool(found.drafts))
 
-    def _review(self, found: Round, level: int) -> list[Row]:
+    def _review(self, found: TracedRound, level: int) -> list[Row]:
         """A round within the round; on a narrow screen its head is all."""
         rows = self._review_head(found, level)
         rows += [row for review in found.inner for row in self._review(review, level + 1)]
         if not self._wide or not found.drafts:
             return rows
         rows += [row for draft in found.drafts for row in self._draft(draft, level)]
-        added = [field("  "), self._added(found), field(f"added by {_reviewer(found.step)}", "faint")]
+        added = [chunk("  "), self._added(found), chunk(f"added by {_reviewer(found.step)}", "faint")]
         return rows + (self._inside(added, level, 4) if found.token_text else [])
 
-    def _added(self, found: Round) -> Field:
+    def _added(self, found: TracedRound) -> Chunk:
         """A reviewer's correction or bonus token, in the tint of what it proposed."""
         reviewer = _reviewer(found.step)
         source = self.names.index(reviewer) if reviewer in self.names else None
-        return field(self._quoted(found.token_text), self._role("accepted", source))
+        return chunk(self._quoted(found.token_text), self._role("accepted", source))
 
-    def _review_head(self, found: Round, level: int) -> list[Row]:
+    def _review_head(self, found: TracedRound, level: int) -> list[Row]:
         """Who reviewed whose drafts, and how many went on from there."""
         step, reviewer = found.step, _reviewer(found.step)
         accepted, drafted, took = len(step.path), len(step.drafted), f"{step.seconds * 1000:.1f} ms"
         names = list(dict.fromkeys(self._name(source) for source in step.source)) or ["a drafter"]
-        added: list[Field] = []
+        added: list[Chunk] = []
         if not drafted:
             adds = self._wide and found.token_text
             texts = [f"{reviewer} had nothing to review,", f"{took}, added" if adds else took]
@@ -234,21 +234,21 @@ class Trace(Drawn):
             texts = [f"{reviewer} reviewed {_joined(map(_of, names))} {drafted}:", f"accepted {accepted},", took]
         else:
             texts = [f"{reviewer}: {accepted}/{drafted} of {_joined(names)},", took]
-        return self._inside([*(field(text, "faint", " ") for text in texts), *added], level, 2)
+        return self._inside([*(chunk(text, "faint", " ") for text in texts), *added], level, 2)
 
-    def _inside(self, fields: list[Field], level: int, indent: int) -> list[Row]:
-        """Rows of fields, all of them two columns further in at every level."""
+    def _inside(self, chunks: list[Chunk], level: int, indent: int) -> list[Row]:
+        """Rows of chunks, all of them two columns further in at every level."""
         margin = min(_STEP * level, self.look.width // 3)
-        rows = flow(fields, self.look.sized(width=self.look.width - margin), indent)
+        rows = flow(chunks, self.look.sized(width=self.look.width - margin), indent)
         return [[Segment(" " * margin), *row] for row in rows]
 
     def _from_target(self, step: Step, text: str, drafted: bool) -> list[Row]:
         if step.token is None:
-            return self._inside([field("ended by an accepted stop token", "faint")], 2, 0)
+            return self._inside([chunk("ended by an accepted stop token", "faint")], 2, 0)
         role = "correction" if step.rejected else "bonus" if drafted else "own token"
         words = f"from the target ({role}), top-2 gap" if self._wide else "target, gap"
-        fields = [field("  "), field(self._quoted(text), "target"), field(f"{words} {step.top2_gap:.3f}", "faint")]
-        return flow(fields, self.look, 4)
+        chunks = [chunk("  "), chunk(self._quoted(text), "target"), chunk(f"{words} {step.top2_gap:.3f}", "faint")]
+        return flow(chunks, self.look, 4)
 
     def _draft(self, draft: Drafted, level: int = 0) -> list[Row]:
         inside = level > 0
@@ -257,16 +257,16 @@ class Trace(Drawn):
         text = self._quoted(draft.text, columns)
         fate = draft.fate if self.look.width >= _FATES else draft.fate[:3]
         name = "" if draft.source is None or len(self.names) < 2 else self._name(draft.source)
-        fields = [
-            field(f"{draft.number:>2}"),
-            field(text, self._role(draft.fate, draft.source)),
-            field(" " * (columns - cell_len(text)) if self._wide else "", "plain", ""),
-            field(self._figures(draft, inside=inside)),
-            field(fate, "strong" if draft.fate == "rejected" else draft.fate),
-            field(" " * (9 - len(fate)) if name and self._wide else "", "plain", ""),
-            field(name, "faint"),
+        chunks = [
+            chunk(f"{draft.number:>2}"),
+            chunk(text, self._role(draft.fate, draft.source)),
+            chunk(" " * (columns - cell_len(text)) if self._wide else "", "plain", ""),
+            chunk(self._figures(draft, inside=inside)),
+            chunk(fate, "strong" if draft.fate == "rejected" else draft.fate),
+            chunk(" " * (9 - len(fate)) if name and self._wide else "", "plain", ""),
+            chunk(name, "faint"),
         ]
-        return self._inside([item for item in fields if item.width], level, 4)
+        return self._inside([item for item in chunks if item.width], level, 4)
 
     def _role(self, fate: str, source: int | None) -> str:
         """The style of a draft's text: where several draft, an accepted one's tint says who proposed it."""

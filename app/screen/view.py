@@ -22,7 +22,7 @@ from app.screen.figures import RATES_NOTE, PaneData, StatsLines, details, note, 
 from app.screen.legend import meanings
 from app.screen.palette import Look
 from app.screen.panes import Layout, SideBySide
-from app.screen.rows import Drawn, Field, Fields, Row, field, flow, visible
+from app.screen.rows import Chunk, Chunks, Drawn, Row, chunk, flow, visible
 from app.screen.terminal import Interrupts
 from app.settings.layers import Settings
 from utils.catalogue.specs import BEHIND, CASCADES
@@ -46,14 +46,14 @@ def models_of(engine: Engine) -> dict[str, str]:
     }
 
 
-def heading(models: Models, settings: Settings, look: Look, last_gamma: int | None = None) -> Fields:
+def heading(models: Models, settings: Settings, look: Look, last_gamma: int | None = None) -> Chunks:
     """The line over everything, what runs: target ← drafter, dtype and device, gamma, T, top-p, seed.
 
     `last_gamma` is what `auto` chose last.
     """
-    names = [field(models.get("target", ""), "strong")]
+    names = [chunk(models.get("target", ""), "strong")]
     if drafter := models.get("drafter"):
-        names.append(field(f"{look.glyph('arrow')} {drafter}", "plain", " "))
+        names.append(chunk(f"{look.glyph('arrow')} {drafter}", "plain", " "))
     texts = [
         models.get("where", ""),
         f"{look.glyph('gamma')} {gamma_text(settings, last_gamma)}",
@@ -65,7 +65,7 @@ def heading(models: Models, settings: Settings, look: Look, last_gamma: int | No
         f"no {settings.no_repeat_ngram}-gram twice" if settings.no_repeat_ngram else "",
         f"seed {settings.seed}",
     ]
-    return Fields([*names, *(field(text, "faint", "   ") for text in texts if text)], look, 2)
+    return Chunks([*names, *(chunk(text, "faint", "   ") for text in texts if text)], look, 2)
 
 
 def drafter_name(engine: Engine) -> str:
@@ -135,30 +135,30 @@ class Summary(Drawn):
             blocks.append(Block(4, flow(positions(drafting[-1] if drafting else None, look), look, 2)))
         # Why the answer that the conversation goes on with is not whole.
         text = note(self.panes[-1]) if self.panes else ""
-        notes = flow([field(text, "bad")], look) if text else []
+        notes = flow([chunk(text, "bad")], look) if text else []
         blocks += [Block(2, notes), Block(5, flow(self._reading_aids(), look))]
         return [block for block in blocks if block.rows]
 
     def _comparison(self) -> list[Row]:
         """With colour the comparison and one lane's acceptance share a line, without it comparison and legend."""
-        fields: list[Field] = []
+        chunks: list[Chunk] = []
         if self.comparison is not None:
             text = re.sub("x (?=faster|slower)", f"{self.look.glyph('times')} ", self.comparison.text)
-            fields.append(field(text, self.comparison.style))
+            chunks.append(chunk(text, self.comparison.style))
         if self.look.color:
-            fields += details(self.telling[0], self.look) if len(self.telling) == 1 else []
+            chunks += details(self.telling[0], self.look) if len(self.telling) == 1 else []
         elif self.comparison is not None and self.legend:
-            fields += [self.legend[0]._replace(before=" | "), *self.legend[1:]]
-        return flow(fields, self.look)
+            chunks += [self.legend[0]._replace(before=" | "), *self.legend[1:]]
+        return flow(chunks, self.look)
 
-    def _reading_aids(self) -> list[Field]:
+    def _reading_aids(self) -> list[Chunk]:
         """The legend (where the comparison does not carry it), and what the figures leave out."""
         legend = self.legend if self.look.color or self.comparison is None else []
-        return legend + ([field(RATES_NOTE, "faint")] if any(pane.tokens for pane in self.panes) else [])
+        return legend + ([chunk(RATES_NOTE, "faint")] if any(pane.tokens for pane in self.panes) else [])
 
     def _named(self, pane: PaneData) -> list[Row]:
         label = max(len(other.label) for other in self.panes)
-        return flow([field(pane.label.ljust(label), "faint"), *details(pane, self.look)], self.look, label + 2)
+        return flow([chunk(pane.label.ljust(label), "faint"), *details(pane, self.look)], self.look, label + 2)
 
     def rows(self) -> list[Row]:
         return [row for block in self.blocks() for row in block.rows]

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import app.bench.run
-from app.bench.journal import Journal, Place, about, difference
+from app.bench.journal import Journal, Slot, about, difference
 from app.bench.options import BenchArgs
 from app.bench.run import run_bench
 from app.lanes.answers import Answer
@@ -331,7 +331,7 @@ WHOLE = Answer(
 
 
 def test_an_answer_comes_back_as_it_was(tmp_path: Path) -> None:
-    place = Place(3, 1, 0, VARIANT)
+    place = Slot(3, 1, 0, VARIANT)
     first = Journal(tmp_path / "o.json", {"a": 1})
     first.begin({"device": "cpu"})
     first.add(place, WHOLE)
@@ -357,11 +357,11 @@ class Full:
 def test_a_full_disk_is_one_line_and_what_is_there_is_kept(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "o.json", {})
     journal.begin({})
-    journal.add(Place(0, 0, 0, VARIANT), WHOLE)
+    journal.add(Slot(0, 0, 0, VARIANT), WHOLE)
     whole, held = journal.path.read_bytes(), journal._file
     journal._file = Full()  # type: ignore[assignment]
     with pytest.raises(UserError, match=r"cannot write .*o\.json\.partial: No space left on device \(what it holds"):
-        journal.add(Place(0, 0, 1, VARIANT), WHOLE)
+        journal.add(Slot(0, 0, 1, VARIANT), WHOLE)
     held.close()
     journal.close()
     assert journal.path.read_bytes() == whole

@@ -20,7 +20,7 @@ from app.screen.figures import PaneData, StatsLines, note, positions
 from app.screen.legend import meanings
 from app.screen.palette import PALETTES, Look
 from app.screen.panes import Pane, SideBySide, pieces_of
-from app.screen.rows import Drawn, Fields, Row, shared
+from app.screen.rows import Chunks, Drawn, Row, shared
 from app.screen.spans import NO_TEXT, Span
 from app.screen.view import Frame, heading
 from app.settings.layers import Settings
@@ -80,7 +80,7 @@ class Screen(Drawn):
         return self.top.rows() + self.frame.rows()
 
 
-def top(look: Look, target: str, drafter: str, where: str = "", last: int | None = None, **changes: object) -> Fields:
+def top(look: Look, target: str, drafter: str, where: str = "", last: int | None = None, **changes: object) -> Chunks:
     return heading({"target": target, "drafter": drafter, "where": where}, Settings(**changes), look, last)
 
 
@@ -227,8 +227,8 @@ def test_header_names_what_runs() -> None:
     assert shown(top(Look(80), "SmolLM2", "")) == "SmolLM2   γ 4   T 0   top-p 1   seed 42\n"
 
 
-def legend(look: Look) -> Fields:
-    return Fields(meanings(look), look)
+def legend(look: Look) -> Chunks:
+    return Chunks(meanings(look), look)
 
 
 def test_legend_shows_each_kind_in_its_own_manner() -> None:
