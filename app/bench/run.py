@@ -2,7 +2,9 @@
 
 Every answer starts from nothing (no cache, no n-grams of an earlier one); the order of the methods
 rotates and reverses from round to round; a warm-up is not counted. Chats of a batch go on side by side: the first turns
-of a group of questions are answered together, then the second turns of those that have one. An interrupt keeps what was
+of a group of questions are answered together, then the second turns of those that have one. The rows of a batch share
+every pass: a row's seconds are its even share of each round it was active in, so that Σ tokens / Σ seconds over the
+rows is the batch's own rate. An interrupt keeps what was
 measured, and with --out the same command goes on from there (app/bench/journal.py). Later turns of a chat continue
 from the first temperature's reference's answer, so that all methods read the same prompts. Knows how to run lanes (and
 the rivals of --against), not what the figures mean (app/bench/summary.py).
@@ -11,24 +13,24 @@ the rivals of --against), not what the figures mean (app/bench/summary.py).
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from app.bench.against import rivals_of
-from app.bench.batches import check_batches, run_rows
 from app.bench.journal import Slot, open_journal
 from app.bench.plan import Measurement, Turn
 from app.bench.results import facts, prompt_rows
 from app.lanes.answers import Answer, run_lane
-from app.lanes.comparison import Variant, order
-from app.lanes.costs import terms_of
+from app.lanes.comparison import Variant, may_differ, order
+from app.lanes.costs import Terms, terms_of
 from app.prompts.datasets import questions_of
 from app.prompts.questions import chosen, cut, stratified
 from app.replay.log_writer import Asked, recorder_of, take_of
 from app.screen.output import answer_bar, load_engine
 from app.screen.terminal import Interrupts
+from sampling.stats.metrics import Meter
 from utils.errors import UsageError
 from utils.files import writable, write_json
 from utils.machine import machine
@@ -36,6 +38,7 @@ from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.bench.options import BenchArgs
+    from app.lanes.lane import Lane
     from app.replay.log_writer import Recorder
     from app.settings.layers import ModelOptions, Settings
 
@@ -72,6 +75,19 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
     finally:
         if journal is not None:
             journal.close()
+
+
+def check_batches(args: BenchArgs, methods: Sequence[str], record: str | None = None) -> None:
+    """UsageError, before any work, for what is answered one prompt at a time only."""
+    alone = {
+        "lane beam searches for": "beam" in methods,
+        "--against times": args.against is not None,
+        "--record tells of": record,
+        "--check-identity compares": args.check_identity,
+    }
+    for words, given in alone.items():
+        if given and args.batch_size > 1:
+            raise UsageError(f"{words} one prompt at a time, got --batch-size {args.batch_size}")
 
 
 class Bench(Measurement):
@@ -211,3 +227,24 @@ class Bench(Measurement):
             from app.bench.report import write_report
 
             write_report(data, self.args.report)
+
+
+def run_rows(
+    lane: Lane,
+    prompts: Sequence[list[int]],
+    decode: Callable[[list[int]], str],
+    *,
+    interrupt: Callable[[], bool],
+    terms: Terms | None = None,
+) -> list[Answer]:
+    """Decode the prompts as one batch to their ends: an answer for each. The lane reads them itself."""
+    meters = [Meter(row, len(prompt), len(prompts)) for row, prompt in enumerate(prompts)]
+    for event in lane.run_rows([list(prompt) for prompt in prompts], interrupt=interrupt):
+        row = getattr(event, "row", None)
+        for meter in meters if row is None else [meters[row]]:
+            meter.add(event)
+    differs = may_differ(lane, lane.settings)
+    return [
+        Answer(lane.name, tuple(one.ids), decode(one.ids), one.stats, differs, terms or Terms(), len(prompts))
+        for one in meters
+    ]
