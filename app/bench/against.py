@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from app.lanes.answers import Answer
+from app.settings.layers import ModelOptions, Settings
 from sampling.stats.summary import Stats
 from utils.errors import UsageError
 
 if TYPE_CHECKING:
     from app.lanes.lane import Engine
-    from app.settings.layers import ModelOptions, Settings
     from utils.loading.loaded import LoadedPair
 
 

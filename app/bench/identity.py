@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.bench.against import bare_config
+from app.bench.plan import Measurement
 from app.bench.results import facts
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import NEAR_TIE, Variant, difference, gap_between, may_differ
 from app.prompts.questions import conversation, fitting
+from app.settings.layers import ModelOptions
 from utils.errors import UsageError
 from utils.files import write_json
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
-    from app.bench.plan import Measurement
     from app.lanes.lane import Engine
-    from app.settings.layers import ModelOptions
 
 
 TOLERATED = 50  # one prompt in so many may meet a near tie

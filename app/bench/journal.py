@@ -17,21 +17,18 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
+from app.bench.options import BenchArgs
 from app.lanes.answers import Answer, shown_settings
 from app.lanes.comparison import Variant
+from app.prompts.questions import Question
+from app.settings.layers import ModelOptions, Settings
 from app.settings.table import MODEL_FIELDS
 from utils.errors import UsageError, UserError
 from utils.files import beside
-
-if TYPE_CHECKING:
-    from app.bench.options import BenchArgs
-    from app.prompts.questions import Question
-    from app.settings.layers import ModelOptions, Settings
-
 
 _ELSEWHERE = ("prompts", "ids", "limit", "turns", "methods", "out", "check_identity")  # entered otherwise, or no matter
 _MODELS_ELSEWHERE = (  # entered by the pair's own names or by the machine, or no matter

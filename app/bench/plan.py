@@ -9,20 +9,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from app.bench.against import Rival
 from app.bench.journal import Journal
+from app.bench.options import BenchArgs
+from app.lanes.answers import Answer
 from app.lanes.comparison import Variant
 from app.lanes.costs import ignores_gamma
-from app.prompts.questions import conversation, fitting
+from app.prompts.questions import Question, conversation, fitting
+from app.settings.layers import Settings
 from utils.errors import UsageError
 from utils.machine import machine
 
 if TYPE_CHECKING:
-    from app.bench.against import Rival
-    from app.bench.options import BenchArgs
-    from app.lanes.answers import Answer
     from app.lanes.lane import Engine, Lane
-    from app.prompts.questions import Question
-    from app.settings.layers import Settings
 
 
 @dataclass

@@ -10,19 +10,16 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from app.bench.options import ReportArgs
 from app.bench.results import Run, read_run
 from app.bench.summary import Row, named, shown, times
 from app.bench.table import calls_cell, loops_line, modelled, reviews_cell, swi_tables
 from app.lanes.costs import BY
 from app.screen.rows import visible
+from app.settings.layers import ModelOptions, Settings
 from utils.files import writable, write_text
-
-if TYPE_CHECKING:
-    from app.bench.options import ReportArgs
-    from app.settings.layers import ModelOptions, Settings
-
 
 _PAGE = Path(__file__).with_name("report.html")
 _CUT = 100  # characters of a prompt

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, JsonValue, ValidationError
 
+from app.bench.plan import Item, Measurement
 from app.bench.summary import Amount, Count, Key, SummaryRow, TimedVariant, looping_share
 from app.lanes.answers import Answer, compared, parting, results, shown_settings
+from app.lanes.comparison import Variant
 from app.settings.types import got, named
 from utils.errors import UsageError
 from utils.machine import machine
-
-if TYPE_CHECKING:
-    from app.bench.plan import Item, Measurement
-    from app.lanes.comparison import Variant
-
 
 Value = float | None
 PARTS = ("draft", "verify", "sample", "rest", "not split")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.bench.against import rivals_of
 from app.bench.journal import Slot, open_journal
+from app.bench.options import BenchArgs
 from app.bench.plan import Measurement, Turn
 from app.bench.results import facts, prompt_rows
 from app.lanes.answers import Answer, run_lane
@@ -27,9 +28,10 @@ from app.lanes.comparison import Variant, may_differ, order
 from app.lanes.costs import Terms, terms_of
 from app.prompts.datasets import questions_of
 from app.prompts.questions import chosen, cut, stratified
-from app.replay.log_writer import Asked, recorder_of, take_of
+from app.replay.log_writer import Asked, Recorder, recorder_of, take_of
 from app.screen.output import answer_bar, load_engine
 from app.screen.terminal import Interrupts
+from app.settings.layers import ModelOptions, Settings
 from sampling.stats.metrics import Meter
 from utils.errors import UsageError
 from utils.files import writable, write_json
@@ -37,10 +39,7 @@ from utils.machine import machine
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
-    from app.bench.options import BenchArgs
     from app.lanes.lane import Lane
-    from app.replay.log_writer import Recorder
-    from app.settings.layers import ModelOptions, Settings
 
 
 WARM_UP = 16  # tokens

@@ -21,21 +21,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from statistics import fmean, median, stdev
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.bench.plan import references
+from app.bench.plan import Item, references
 from app.lanes.answers import Answer, agrees, parting
-from app.lanes.comparison import NEAR_TIE
+from app.lanes.comparison import NEAR_TIE, Variant
 from app.lanes.costs import swi_of
 from sampling.stats.ratios import cost_ratio, expected, speedup, verify_ratio
 from sampling.stats.summary import Stats, merge, ratio
-
-if TYPE_CHECKING:
-    from app.bench.plan import Item
-    from app.lanes.comparison import Variant
-
 
 PERIOD = 20  # longest period, in tokens
 REPEATS = 3  # a stretch holds its period so often at least

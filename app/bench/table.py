@@ -7,19 +7,16 @@ models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
 
 from app.bench.summary import ALARM, MARKS, Row, named, shown, times
 from app.lanes.costs import BY, applying
 from app.screen.output import fitted, print_table, screen, small_table, table_width
+from app.settings.layers import Settings
 from sampling.stats.summary import TARGET
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from app.settings.layers import Settings
-
 
 Rows = Sequence[Row]
 

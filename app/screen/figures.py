@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from app.screen.beams import BeamLine
 from app.screen.palette import Look
 from app.screen.rows import Chunk, Drawn, Piece, Row, chunk, flow, share
 from app.screen.spans import Span
-
-if TYPE_CHECKING:
-    from sampling.stats.summary import Stats
-
+from sampling.stats.summary import Stats
 
 State = Literal["waiting", "prefill", "running", "done", "stopped"]
 

@@ -17,11 +17,11 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from app.screen.palette import want_color
+from app.settings.layers import ModelOptions, Settings
 from utils.errors import UserError
 
 if TYPE_CHECKING:
     from app.lanes.lane import Engine
-    from app.settings.layers import ModelOptions, Settings
 
 
 _WIDTH = 100  # columns of a table that goes to no terminal

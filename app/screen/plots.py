@@ -10,19 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from app.lanes.answers import plain_answer
+from app.screen.live import Track
 from app.screen.palette import Look
 from app.screen.rows import Drawn, Row, chunk, flow, row_of
 from sampling.gamma.goodput import GAMMA_MAX, GoodputPace, best
 from sampling.stats.ratios import speedup
 from sampling.stats.summary import Stats
 from utils.errors import UserError
-
-if TYPE_CHECKING:
-    from app.screen.live import Track
-
 
 _LEAST = 8  # columns of the longest bar
 
