@@ -65,8 +65,16 @@ def _drawn(draw: Callable[[Figure], None], height: float, name: str) -> str:
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
+
+
+def _lines(figure: Figure, axes: Axes, names: Sequence[str], words: str) -> None:
+    """One line a name, from the top; `words` say what grows to the right."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlabel(words)
+    axes.yaxis.grid(False)
+    _legend(figure, axes)
 
 
 # -- speed-up by category -----------------------------------------------------------------------
@@ -91,12 +99,9 @@ def _speedups(variants: Variants) -> Plot:
             axes.plot(*zip(*known, strict=True), marker, color=colour, markersize=5, label=name)
             axes.hlines(shift, *_ends(row), color=colour, linewidth=1.2)
         axes.axvline(1.0, color=GREY, linewidth=1)
-        axes.set_yticks(range(len(places)), [named(place) for place in places])
-        axes.set_ylim(len(places) - 0.4, -0.6)
         axes.set_xlim(left=0)
-        axes.set_xlabel("speed-up (the line at 1 is plain decoding; bars: least and most of the repeats)")
-        axes.yaxis.grid(False)
-        _legend(figure, axes)
+        words = "speed-up (the line at 1 is plain decoding; bars: least and most of the repeats)"
+        _lines(figure, axes, [named(place) for place in places], words)
 
     height = 1.2 + (1 + len(categories)) * max(0.32, 0.09 * len(rows))
     drawing = _drawn(draw, max(height, 0.7 + _ROW * len(rows)), f"{variants.prefix}speedups")
@@ -220,19 +225,14 @@ def _times(run: Run, variants: Variants) -> Plot:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        places = range(len(table))
         left = [0.0] * len(table)
-        for part, colour, values in zip(
-            PARTS, _PART_COLOURS, zip(*(row for _, row in table), strict=True), strict=True
-        ):
-            widths = [value or 0.0 for value in values]
+        for place, (part, colour) in enumerate(zip(PARTS, _PART_COLOURS, strict=True)):
+            widths = [split[place] or 0.0 for _, split in table]
             if any(widths):
-                axes.barh(places, widths, 0.7, left, color=colour, edgecolor="white", linewidth=0.5, label=part)
+                axes.barh(
+                    range(len(table)), widths, 0.7, left, color=colour, edgecolor="white", linewidth=0.5, label=part
+                )
             left = [start + width for start, width in zip(left, widths, strict=True)]
-        axes.set_yticks(places, [name for name, _ in table])
-        axes.set_ylim(len(table) - 0.4, -0.6)
-        axes.set_xlabel("milliseconds a token")
-        axes.yaxis.grid(False)
-        _legend(figure, axes)
+        _lines(figure, axes, [name for name, _ in table], "milliseconds a token")
 
     return Plot(title, about, PARTS, table, _drawn(draw, 1.0 + 0.28 * len(table), f"{variants.prefix}time"))

@@ -29,7 +29,7 @@ from app.lanes.costs import Terms, terms_of
 from app.prompts.datasets import questions_of
 from app.prompts.questions import chosen, cut, stratified
 from app.replay.log_writer import Asked, Recorder, recorder_of, take_of
-from app.screen.output import answer_bar, load_engine
+from app.screen.output import answer_bar, load_engine, screen
 from app.screen.terminal import Interrupts
 from app.settings.layers import ModelOptions, Settings
 from sampling.stats.metrics import Meter
@@ -197,7 +197,7 @@ class Bench(Measurement):
 
     def show(self) -> int:
         """Print the table and write the file; the exit code."""
-        from app.bench.table import print_tables
+        from app.bench.table import show_tables
 
         summary, looping = self.figures()
         for line in self.skipped:
@@ -209,7 +209,7 @@ class Bench(Measurement):
             self._write(summary, looping)
         finally:
             if self.measured:
-                print_tables(summary, looping, self.settings, sys.stdout)
+                show_tables(summary, looping, self.settings, screen(self.settings, sys.stdout))
         return INTERRUPTED if self.interrupted else 0
 
     def _write(self, summary: list[dict[str, Any]], looping: list[dict[str, Any]]) -> None:

@@ -7,23 +7,17 @@ models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
 
 from app.bench.summary import ALARM, MARKS, Row, named, shown, times
 from app.lanes.costs import BY, applying
-from app.screen.output import fitted, print_table, screen, small_table, table_width
+from app.screen.output import fitted, print_table, small_table, table_width
 from app.settings.layers import Settings
 from sampling.stats.summary import TARGET
 
 Rows = Sequence[Row]
-
-
-def print_tables(summary: Rows, loops: Rows, settings: Settings, stream: TextIO) -> None:
-    """The tables on a stream."""
-    show_tables(summary, loops, settings, screen(settings, stream))
 
 
 def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console) -> None:

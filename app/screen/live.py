@@ -31,7 +31,6 @@ from sampling.events import BeamStep, Event, Finished, Prefill, Reason, Step, to
 from sampling.stats.metrics import Meter
 
 FRAMES_A_SECOND = 12
-_STATES: dict[str, State] = {"interrupted": "stopped"}
 
 
 def look_of(console: Console, settings: Settings) -> Look:
@@ -75,8 +74,10 @@ class Track:
         self.spanner.feed(event)
         if isinstance(event, Prefill):
             self._state, self._progress = "prefill", f"reading {event.done:,} / {event.total:,} tokens"
+        elif isinstance(event, Finished):
+            self._state = "stopped" if event.reason == "interrupted" else "done"
         else:
-            self._state = "running" if isinstance(event, Step | BeamStep) else _STATES.get(event.reason, "done")
+            self._state = "running"
 
     @property
     def steps(self) -> list[Step]:

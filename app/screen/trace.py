@@ -218,7 +218,7 @@ class Trace(Drawn):
         """A reviewer's correction or bonus token, in the tint of what it proposed."""
         reviewer = _reviewer(found.step)
         source = self.names.index(reviewer) if reviewer in self.names else None
-        return chunk(self._quoted(found.token_text), self._role("accepted", source))
+        return chunk(quoted(found.token_text, self.look, _TEXT), self._role("accepted", source))
 
     def _review_head(self, found: TracedRound, level: int) -> list[Row]:
         """Who reviewed whose drafts, and how many went on from there."""
@@ -247,14 +247,14 @@ class Trace(Drawn):
             return self._inside([chunk("ended by an accepted stop token", "faint")], 2, 0)
         role = "correction" if step.rejected else "bonus" if drafted else "own token"
         words = f"from the target ({role}), top-2 gap" if self._wide else "target, gap"
-        chunks = [chunk("  "), chunk(self._quoted(text), "target"), chunk(f"{words} {step.top2_gap:.3f}", "faint")]
-        return flow(chunks, self.look, 4)
+        token, gap = quoted(text, self.look, _TEXT), f"{words} {step.top2_gap:.3f}"
+        return flow([chunk("  "), chunk(token, "target"), chunk(gap, "faint")], self.look, 4)
 
     def _draft(self, draft: Drafted, level: int = 0) -> list[Row]:
         inside = level > 0
         level += draft.depth
         columns = max(_LEAST, self._text - _STEP * level)
-        text = self._quoted(draft.text, columns)
+        text = quoted(draft.text, self.look, columns)
         fate = draft.fate if self.look.width >= _FATES else draft.fate[:3]
         name = "" if draft.source is None or len(self.names) < 2 else self._name(draft.source)
         chunks = [
@@ -289,9 +289,6 @@ class Trace(Drawn):
         if not inside:
             return chance(self.rule, q, p)
         return ratio(q, p, self.lenience) if self.rule == "ratio" and self.lenience is not None else None
-
-    def _quoted(self, text: str, columns: int = _TEXT) -> str:
-        return quoted(text, self.look, columns)
 
 
 def _reviewer(step: Step) -> str:

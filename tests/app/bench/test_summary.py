@@ -15,11 +15,12 @@ import pytest
 
 from app.bench.plan import Item, references
 from app.bench.summary import looping_share, looping_tokens, loops, summarise
-from app.bench.table import print_tables
+from app.bench.table import show_tables
 from app.lanes.answers import Answer
 from app.lanes.comparison import Variant
 from app.lanes.costs import Terms
 from app.prompts.questions import Question
+from app.screen.output import screen
 from app.settings.layers import Settings
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
@@ -176,7 +177,8 @@ def test_the_tables_say_which_temperature(monkeypatch: pytest.MonkeyPatch) -> No
     items = [item("qa", 1, {one: answer(one, 1 + index) for index, one in enumerate(variants)})]
     stream = io.StringIO()
     looping = [loops(items, COLD), loops(items, WARM)]
-    print_tables(summarise(items, variants), looping, Settings(color="never", ascii=True), stream)
+    settings = Settings(color="never", ascii=True)
+    show_tables(summarise(items, variants), looping, settings, screen(settings, stream))
     told = stream.getvalue()
     names = [line.split("|")[0].strip() for line in told.splitlines() if line.startswith(("ar", "spec"))]
     assert names == ["ar T0", "spec 4 T0", "ar T0.7", "spec 4 T0.7", *["spec 4 T0", "spec 4 T0.7"] * 2]
@@ -193,9 +195,8 @@ def test_the_time_to_first_token_is_the_mean_of_the_answers() -> None:
 
 
 def shown(items: list[Item], variants: list[Variant], **settings: Any) -> list[str]:
-    stream = io.StringIO()
-    summary = summarise(items, variants)
-    print_tables(summary, [loops(items, variants[0])], Settings(color="never", **settings), stream)
+    stream, given = io.StringIO(), Settings(color="never", **settings)
+    show_tables(summarise(items, variants), [loops(items, variants[0])], given, screen(given, stream))
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
