@@ -14,6 +14,7 @@ from rich.table import Table
 from app.bench.summary import ALARM, MARKS, Row, named, shown, times
 from app.lanes.costs import BY, applying
 from app.screen.output import fitted, print_table, small_table, table_width
+from app.screen.palette import Look
 from app.settings.layers import Settings
 from sampling.stats.summary import TARGET
 
@@ -28,8 +29,9 @@ def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console
     if (together := max(row["batch_size"] for row in summary)) > 1:
         counted += f", {together} at a time"
     print_table(console, f"{counted}; rates leave prefill out", _figures(summary, "methods", settings, console))
+    alarm = Look(palette=settings.palette).style("alarm line")
     for line in _differences(summary):
-        console.print(line, style="bold red" if line.startswith(ALARM) else None, markup=False)
+        console.print(line, style=alarm if line.startswith(ALARM) else None, markup=False)
     compared = [row for row in summary if row["speedup"] is not None]
     if compared:
         repeats = max(len(row["speedup_per_repeat"]) for row in compared)
