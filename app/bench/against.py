@@ -1,7 +1,7 @@
 """`bench --against transformers`: the same prompts through transformers' own `generate`, as anyone gets it without us.
 
 * hf-plain: no drafts. hf-lookup: `prompt_lookup_num_tokens=10`. hf-assisted: `assistant_model`, a drafter model or a
-  plain student, with transformers' defaults (20 tokens, fewer where the drafter is unsure).
+  plain draft head, with transformers' defaults (20 tokens, fewer where the drafter is unsure).
 * The target is a plain copy (`nn.Linear` as usual, nothing packed), with transformers' own attention and cache.
 
 Only decoding is timed: a streamer hears each token (with drafts: each accepted run) as it is known, the first hearing
@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from app.lanes.answers import Answer
+from app.settings.layers import ModelOptions, Settings
 from sampling.stats.summary import Stats
 from utils.errors import UsageError
 
 if TYPE_CHECKING:
     from app.lanes.lane import Engine
-    from app.settings.layers import ModelOptions, Settings
     from utils.loading.loaded import LoadedPair
 
 
@@ -114,7 +114,7 @@ class Rival:
                     attention_mask=torch.ones_like(ids),
                     max_new_tokens=min(settings.max_new_tokens, self.context - len(prompt)),
                     streamer=arrivals,
-                    **law(settings),
+                    **sampling_of(settings),
                     **self._padding(),
                     **self.more,
                 )
@@ -131,8 +131,8 @@ class Rival:
         return {"suppress_tokens": list(surplus)} if surplus else {}
 
 
-def law(settings: Settings) -> dict[str, Any]:
-    """The settings' law as arguments of `generate`, which applies them in our order."""
+def sampling_of(settings: Settings) -> dict[str, Any]:
+    """The settings' distribution as arguments of `generate`, which applies them in our order."""
     rules = {"repetition_penalty": settings.repetition_penalty} if settings.repetition_penalty != 1 else {}
     rules |= {"no_repeat_ngram_size": settings.no_repeat_ngram} if settings.no_repeat_ngram else {}
     if settings.temperature == 0:
@@ -150,8 +150,8 @@ def law(settings: Settings) -> dict[str, Any]:
 def make_rivals(engine: Engine, options: ModelOptions, against: str) -> tuple[dict[str, Rival], list[str]]:
     """The ways of `--against`, by name, and lines about what is left out.
 
-    `against` is `transformers`, or `transformers:DRAFTER` with the drafter (a plain student or a transformers model)
-    that hf-assisted gets instead of the pair's own (or, where that is of another kind, the pair's plain student).
+    `against` is `transformers`, or `transformers:DRAFTER` with the drafter (a plain draft head or a transformers model)
+    that hf-assisted gets instead of the pair's own (or, where that is of another kind, the pair's plain draft head).
     Raises UserError for a drafter that cannot be loaded or does not fit.
     """
     from utils.kernels.packed_linear import unpacked_copy
@@ -160,12 +160,6 @@ def make_rivals(engine: Engine, options: ModelOptions, against: str) -> tuple[di
         raise UsageError(f"--against {TRANSFORMERS} needs the whole target in one process: leave torchrun out")
     loaded, drafter = engine.loaded, against.partition(":")[2]
     model = as_bought(unpacked_copy(loaded.target.model), engine.stop_ids)
-    shared: dict[str, Any] = {
-        "model": model,
-        "stop_ids": engine.stop_ids,
-        "context": engine.context,
-        "vocab_size": engine.target.vocab_size,
-    }
     ways: dict[str, dict[str, Any]] = {PLAIN: {}, LOOKUP: {"prompt_lookup_num_tokens": LOOKUP_TOKENS}}
     pair = _other(engine, options, drafter) if drafter else loaded
     assistant = _assistant(pair, engine)
@@ -174,13 +168,14 @@ def make_rivals(engine: Engine, options: ModelOptions, against: str) -> tuple[di
         notes.append(f"{ASSISTED} is left out: {assistant}")
     else:
         ways[ASSISTED] = {"assistant_model": as_bought(assistant, engine.stop_ids)}
-    return {name: Rival(name, more=more, **shared) for name, more in ways.items()}, notes
+    facts = (model, engine.stop_ids, engine.context, engine.target.vocab_size)
+    return {name: Rival(name, *facts, more) for name, more in ways.items()}, notes
 
 
 def rivals_of(
     engine: Engine, settings: Settings, options: ModelOptions, against: str
 ) -> tuple[Mapping[str, Rival], Sequence[str]]:
-    """What --against names, and notes on what is left out of it, which are told at once."""
+    """What --against names, and notes on what is left out of it, which are said at once."""
     rivals, notes = make_rivals(engine, options, against)
     if not settings.quiet:
         sys.stderr.write("".join(f"{note}\n" for note in notes))
@@ -189,14 +184,18 @@ def rivals_of(
 
 def as_bought(model: Any, stop_ids: frozenset[int]) -> Any:
     """`model` without preferences of its own but where an answer ends; shares everything with it, changes nothing."""
+    twin = copy.copy(model)
+    twin.generation_config = bare_config(stop_ids, getattr(model.generation_config, "decoder_start_token_id", None))
+    return twin
+
+
+def bare_config(stop_ids: frozenset[int], start_id: int | None) -> Any:
+    """How `generate` ends an answer and begins a decoder's; nothing else is preferred."""
     from transformers import GenerationConfig
 
     stop = sorted(stop_ids)
-    twin = copy.copy(model)
     ends: dict[str, Any] = {"eos_token_id": stop or None, "pad_token_id": stop[0] if stop else 0}
-    ends |= {"decoder_start_token_id": getattr(model.generation_config, "decoder_start_token_id", None)}
-    twin.generation_config = GenerationConfig(**ends)  # type: ignore[no-untyped-call]
-    return twin
+    return GenerationConfig(**ends, decoder_start_token_id=start_id)  # type: ignore[no-untyped-call]
 
 
 def _other(engine: Engine, options: ModelOptions, drafter: str) -> LoadedPair:
@@ -214,7 +213,7 @@ def _other(engine: Engine, options: ModelOptions, drafter: str) -> LoadedPair:
 
 
 def _assistant(pair: LoadedPair, engine: Engine) -> Any:
-    """The drafter of `pair` (else its plain student) as a transformers model, or why `generate` can have none."""
+    """The drafter of `pair` (else its plain draft head) as a transformers model, or why `generate` can have none."""
     from utils.kernels.packed_linear import unpacked_copy
 
     if pair.drafter is not None and pair.drafter_kind == "model":

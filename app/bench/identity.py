@@ -14,18 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.bench.against import bare_config
+from app.bench.plan import Measurement
 from app.bench.results import facts
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import NEAR_TIE, Variant, difference, gap_between, may_differ
 from app.prompts.questions import conversation, fitting
+from app.settings.layers import ModelOptions
 from utils.errors import UsageError
 from utils.files import write_json
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
-    from app.bench.plan import Measurement
     from app.lanes.lane import Engine
-    from app.settings.layers import ModelOptions
 
 
 TOLERATED = 50  # one prompt in so many may meet a near tie
@@ -70,11 +71,15 @@ class Report:
         allowed = max(1, self.prompts // TOLERATED)
         return all(difference.near_tie for difference in self.differences) and len(prompts) <= allowed
 
+    def to_json(self) -> dict[str, Any]:
+        """What was compared, and every difference."""
+        found = [vars(difference) | {"near_tie": difference.near_tie} for difference in self.differences]
+        return {**vars(self), "passed": self.passed, "differences": found}
+
     def __str__(self) -> str:
-        count = len(self.differences)
-        ties = sum(difference.near_tie for difference in self.differences)
-        told = f"{count} differ" + (f", {ties} of them at a near tie" if count else "")
-        return f"identity: {self.prompts} prompts × {self.tokens} tokens × {self.lanes} lanes: {told}"
+        count, ties = len(self.differences), sum(difference.near_tie for difference in self.differences)
+        differing = f"{count} differ" + (f", {ties} of them at a near tie" if count else "")
+        return f"identity: {self.prompts} prompts × {self.tokens} tokens × {self.lanes} lanes: {differing}"
 
 
 def check_identity(bench: Measurement, options: ModelOptions) -> int:
@@ -107,7 +112,7 @@ def check_identity(bench: Measurement, options: ModelOptions) -> int:
                 bar.write(str(difference), file=sys.stdout)
     sys.stdout.write(f"{report}{'' if reference else ' (transformers not compared: sampled)'}\n")
     if bench.args.out is not None:
-        _write(bench, report)
+        write_json(bench.args.out, {**facts(bench), "identity": report.to_json()})
     if bench.interrupted:
         sys.stderr.write("interrupted: prompts behind this were not compared\n")
         return INTERRUPTED
@@ -142,15 +147,12 @@ def compare(
     if reference is not None:
         room = min(bench.settings.max_new_tokens, bench.engine.context - len(prompt))
         expected.append(("transformers", reference(prompt, room)))
-    found: list[Difference] = []
-    for against, ids in expected:
-        for label, answer in [("ar", plain), *answers]:
-            if label == against:
-                continue
-            at = difference(ids, answer.ids)
-            if at is not None:
-                found.append(Difference(number, label, against, at, gap_between(plain.stats, answer.stats, at)))
-    return found
+    return [
+        Difference(number, label, against, at, gap_between(plain.stats, answer.stats, at))
+        for against, ids in expected
+        for label, answer in [("ar", plain), *answers]
+        if label != against and (at := difference(ids, answer.ids)) is not None
+    ]
 
 
 def _answer(bench: Measurement, variant: Variant, prompt: list[int]) -> Answer:
@@ -160,7 +162,7 @@ def _answer(bench: Measurement, variant: Variant, prompt: list[int]) -> Answer:
 def transformers_reference(engine: Engine, options: ModelOptions) -> Reference:
     """`generate(do_sample=False)` of a plain transformers model with the target's weights, in float32."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     from app.lanes.pairing import load_options
     from utils.loading.quiet import quiet_warnings
@@ -178,10 +180,7 @@ def transformers_reference(engine: Engine, options: ModelOptions) -> Reference:
             local_files_only=True,
         )
     model = model.eval().to(engine.loaded.target.device)
-    stop = sorted(engine.stop_ids)
-    ends: dict[str, Any] = {"eos_token_id": stop or None, "pad_token_id": stop[0] if stop else 0}
-    ends |= {"decoder_start_token_id": engine.start_id}
-    model.generation_config = GenerationConfig(**ends)  # type: ignore[no-untyped-call]  # none of the model's own preferences
+    model.generation_config = bare_config(engine.stop_ids, engine.start_id)
     padding = list(range(engine.target.vocab_size, model.get_output_embeddings().weight.shape[0]))
 
     def generate(prompt: list[int], tokens: int) -> list[int]:
@@ -198,14 +197,3 @@ def transformers_reference(engine: Engine, options: ModelOptions) -> Reference:
         return new
 
     return generate
-
-
-def _write(bench: Measurement, report: Report) -> None:
-    identity = {
-        "prompts": report.prompts,
-        "tokens": report.tokens,
-        "lanes": report.lanes,
-        "passed": report.passed,
-        "differences": [vars(difference) | {"near_tie": difference.near_tie} for difference in report.differences],
-    }
-    write_json(Path(bench.args.out or ""), {**facts(bench), "identity": identity})

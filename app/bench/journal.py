@@ -14,30 +14,32 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
+from app.bench.options import BenchArgs
 from app.lanes.answers import Answer, shown_settings
 from app.lanes.comparison import Variant
+from app.prompts.questions import Question
+from app.settings.layers import ModelOptions, Settings
+from app.settings.table import MODEL_FIELDS
 from utils.errors import UsageError, UserError
 from utils.files import beside
 
-if TYPE_CHECKING:
-    from app.bench.options import BenchArgs
-    from app.prompts.questions import Question
-    from app.settings.layers import ModelOptions, Settings
-
-
-_ELSEWHERE = ("prompts", "ids", "limit", "turns", "methods", "out", "check_identity")  # told otherwise, or no matter
-_MODELS = {"drafter_device", "drafter_quantization", "attn_implementation", "revision"}
+_ELSEWHERE = ("prompts", "ids", "limit", "turns", "methods", "out", "check_identity")  # entered otherwise, or no matter
+_MODELS_ELSEWHERE = (  # entered by the pair's own names or by the machine, or no matter
+    *("pair", "models", "target", "drafter", "device", "dtype", "quantization"),
+    *("tp_size", "trust_remote_code", "offline"),
+)
 _SAME = ("device", "gpu", "dtype", "quantization")  # of the machine: a run is timed on one kind of device
 About = Mapping[str, Any]
 
 
-class Place(NamedTuple):
+class Slot(NamedTuple):
     """Which of a benchmark's answers: question and turn (from 0), repeat (from 0), variant."""
 
     question: int
@@ -51,7 +53,7 @@ def about(settings: Settings, options: ModelOptions, args: BenchArgs, questions:
     from app.lanes.pairing import choose_pair
 
     spec = choose_pair(options)
-    models = options.model_dump(include=_MODELS)
+    models = {name: getattr(options, name) for name in MODEL_FIELDS if name not in _MODELS_ELSEWHERE}
     own = {name: value for name, value in vars(args).items() if name not in _ELSEWHERE}
     found = {
         "pair": spec.name,
@@ -63,8 +65,7 @@ def about(settings: Settings, options: ModelOptions, args: BenchArgs, questions:
         **own,
         "prompts": [_digest(question) for question in questions],
     }
-    told: dict[str, Any] = json.loads(json.dumps(found, default=str))
-    return told
+    return dict(json.loads(json.dumps(found, default=str)))
 
 
 def _digest(question: Question) -> str:
@@ -82,11 +83,6 @@ def difference(there: About, here: About) -> str | None:
     return None
 
 
-def difference_of_machines(there: About, here: About) -> str | None:
-    """The same of two machines: figures of several devices are no figures of one run."""
-    return difference(*({name: machine.get(name) for name in _SAME} for machine in (there, here)))
-
-
 def _other_prompts(there: Sequence[str], here: Sequence[str]) -> str:
     if len(there) != len(here):
         return f"{len(there)} prompts there, {len(here)} here"
@@ -100,20 +96,16 @@ def _shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class _Head(_Strict):
+class _Head(BaseModel, extra="forbid"):
     journal: int
     run: dict[str, Any]
 
 
-class _Part(_Strict):
+class _PartLine(BaseModel, extra="forbid"):
     part: dict[str, Any]
 
 
-class _Line(_Strict):
+class _Line(BaseModel, extra="forbid"):
     question: int
     turn: int
     repeat: int
@@ -123,8 +115,8 @@ class _Line(_Strict):
     answer: Answer
 
     @property
-    def place(self) -> Place:
-        return Place(self.question, self.turn, self.repeat, Variant(self.method, self.gamma, self.temperature))
+    def place(self) -> Slot:
+        return Slot(self.question, self.turn, self.repeat, Variant(self.method, self.gamma, self.temperature))
 
 
 VERSION = 1
@@ -136,7 +128,7 @@ def open_journal(
     """The journal beside --out with what an earlier run of this command measured; None where there is none to keep."""
     if args.out is None or args.check_identity:
         return None
-    if beside(args.out, _name(args.out)) is None:
+    if beside(args.out, f"{args.out.name}.partial") is None:
         if not settings.quiet:
             sys.stderr.write(f"no journal can be kept beside {args.out}: a stopped run begins anew\n")
         return None
@@ -148,10 +140,6 @@ def open_journal(
     return journal
 
 
-def _name(out: Path) -> str:
-    return f"{out.name}.partial"
-
-
 class Journal:
     """What was measured before (`known`) and a place for what is measured now.
 
@@ -159,8 +147,8 @@ class Journal:
     """
 
     def __init__(self, out: Path, run: About) -> None:
-        self.path, self.run = out.with_name(_name(out)), dict(run)
-        self.known: dict[Place, Answer] = {}
+        self.path, self.run = out.with_name(f"{out.name}.partial"), dict(run)
+        self.known: dict[Slot, Answer] = {}
         self.parts: list[dict[str, Any]] = []  # machine and answers of each part
         self._whole = 0  # bytes of complete lines
         self._file: IO[bytes] | None = None
@@ -196,9 +184,9 @@ class Journal:
             try:
                 self._take(json.loads(line), first=number == 1)
             except (ValueError, ValidationError, RecursionError) as error:
-                told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+                problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
                 raise UsageError(
-                    f"{self.path}:{number}: no line of a journal: {told} (delete the file to begin anew)"
+                    f"{self.path}:{number}: no line of a journal: {problem} (delete the file to begin anew)"
                 ) from None
 
     def _take(self, row: Any, *, first: bool) -> None:
@@ -207,7 +195,7 @@ class Journal:
             found = f"version {head.journal} there, {VERSION} here" if head.journal != VERSION else None
             self._must_be_same(found or difference(head.run, self.run))
         elif isinstance(row, dict) and "part" in row:
-            self.parts.append({"machine": _Part.model_validate(row).part, "answers": 0})
+            self.parts.append({"machine": _PartLine.model_validate(row).part, "answers": 0})
         else:
             line = _Line.model_validate(row)
             if line.place in self.known or not self.parts:
@@ -215,7 +203,7 @@ class Journal:
             self.known[line.place] = line.answer
             self.parts[-1]["answers"] += 1
 
-    def answer(self, place: Place, prompt_n: int) -> Answer | None:
+    def answer(self, place: Slot, prompt_n: int) -> Answer | None:
         """What was answered there before; UsageError if the prompt had another number of tokens then."""
         found = self.known.get(place)
         if found is not None and found.stats.prompt_n != prompt_n:
@@ -234,8 +222,9 @@ class Journal:
     def begin(self, machine: Mapping[str, Any]) -> None:
         """Begin a part on this machine. UsageError on another kind of device than before."""
         if self.parts:
-            self._must_be_same(difference_of_machines(self.parts[0]["machine"], machine))
-        with self._told():
+            kinds = ({name: one.get(name) for name in _SAME} for one in (self.parts[0]["machine"], machine))
+            self._must_be_same(difference(*kinds))
+        with self._one_line_errors():
             self._file = self.path.open("r+b" if self._whole else "wb")
             self._file.truncate(self._whole)
             self._file.seek(self._whole)
@@ -245,35 +234,27 @@ class Journal:
         self._write({"part": dict(machine)})
         self.sync()
 
-    def add(self, place: Place, answer: Answer) -> None:
+    def add(self, place: Slot, answer: Answer) -> None:
         """Enter an answer; it outlives this process from here on."""
-        variant = place.variant
-        line = _Line.model_construct(
-            question=place.question,
-            turn=place.turn,
-            repeat=place.repeat,
-            method=variant.method,
-            gamma=variant.gamma,
-            temperature=variant.temperature,
-            answer=answer,
-        )
-        self._write(line.model_dump())
+        question, turn, repeat, variant = place
+        where = {"question": question, "turn": turn, "repeat": repeat, **vars(variant)}
+        self._write({**where, "answer": asdict(answer)})
         self.parts[-1]["answers"] += 1
 
     def sync(self) -> None:
         """What was entered outlives the machine from here on."""
         assert self._file is not None
-        with self._told():
+        with self._one_line_errors():
             os.fsync(self._file.fileno())
 
     def _write(self, row: Mapping[str, Any]) -> None:
         assert self._file is not None
-        with self._told():
+        with self._one_line_errors():
             self._file.write(json.dumps(row).encode() + b"\n")
             self._file.flush()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _one_line_errors(self) -> Iterator[None]:
         """An error of the disk in one line."""
         try:
             yield

@@ -90,8 +90,8 @@ def report_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> Repo
     if not given.get("file"):
         raise UsageError("report needs a file that bench --out wrote: python infer.py report FILE.json")
     file = Path(os.path.expanduser(given["file"]))
-    told = REPORT_FIELDS["out"].read(given["out"], label="--out") if "out" in given else None
-    out = Path(os.path.expanduser(told)) if told else file.with_suffix(".html")
+    named = REPORT_FIELDS["out"].read(given["out"], label="--out") if "out" in given else None
+    out = Path(os.path.expanduser(named)) if named else file.with_suffix(".html")
     if out == file:
         raise UsageError(f"--out {out} is the file to be read: name another")
     return ReportArgs(file, out)

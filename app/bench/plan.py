@@ -7,22 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from app.bench.against import Rival
 from app.bench.journal import Journal
+from app.bench.options import BenchArgs
+from app.lanes.answers import Answer
 from app.lanes.comparison import Variant
 from app.lanes.costs import ignores_gamma
-from app.prompts.questions import conversation, fitting
+from app.prompts.questions import Question, conversation, fitting
+from app.settings.layers import Settings
 from utils.errors import UsageError
 from utils.machine import machine
 
 if TYPE_CHECKING:
-    from app.bench.against import Rival
-    from app.bench.options import BenchArgs
-    from app.lanes.answers import Answer
     from app.lanes.lane import Engine, Lane
-    from app.prompts.questions import Question
-    from app.settings.layers import Settings
 
 
 @dataclass
@@ -34,6 +33,14 @@ class Item:
     prompt: str
     prompt_n: int
     answers: list[dict[Variant, Answer]] = field(default_factory=list)
+
+
+class Turn(NamedTuple):
+    """What is asked next: the number of its question, where its answers go, the prompt's ids."""
+
+    number: int
+    item: Item
+    prompt: list[int]
 
 
 def variants_of(engine: Engine, settings: Settings, args: BenchArgs, rivals: Iterable[str] = ()) -> list[Variant]:
@@ -115,18 +122,17 @@ class Measurement:
             changes["temperature"] = variant.temperature
         return self.settings.changed(**changes)
 
-    def turns(self, question: Question) -> Iterator[tuple[Item, list[int]]]:
+    def turns(self, number: int) -> Iterator[Turn]:
         """The prompts of a question; the next one is planned when the last has been answered."""
-        chat = conversation(self.engine, self.settings)
+        chat, question = conversation(self.engine, self.settings), self.questions[number]
         for turn, text in enumerate(question.turns):
             plan = chat.plan(text)
             try:
                 fitting(plan.prompt, self.engine.context)
             except UsageError as error:
-                number = question.line or question.question_id
-                self.skipped.append(f"prompt {number}, turn {turn + 1} skipped: {error}")
+                self.skipped.append(f"prompt {question.line or question.question_id}, turn {turn + 1} skipped: {error}")
                 return
             item = Item(question, turn, text, len(plan.prompt))
-            yield item, plan.prompt
+            yield Turn(number, item, plan.prompt)
             answer = item.answers[0][self.reference]
             chat.commit(plan, list(answer.ids), answer.stats.stop_reason or "length")

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.bench.results import PARTS, Key, Run, Summary, Value, time_split
+from app.bench.results import PARTS, Run, Value, time_split
+from app.bench.summary import Key, SummaryRow
 from app.settings.types import named
 from utils.svg_plots import COLOURS, GREY, MARKERS, svg
 
@@ -40,14 +41,14 @@ class Plot:
 class Variants:
     """The rows of one temperature with the name, colour and mark of each: a method's gammas share a colour."""
 
-    rows: Sequence[Summary]
+    rows: Sequence[SummaryRow]
     names: Mapping[Key, str]
     prefix: str
 
-    def of(self, row: Summary) -> str:
+    def of(self, row: SummaryRow) -> str:
         return named(self.names[row.key])
 
-    def look(self, row: Summary) -> tuple[str, str]:
+    def look(self, row: SummaryRow) -> tuple[str, str]:
         methods = list(dict.fromkeys(one.method for one in self.rows))
         place = methods.index(row.method)
         again = [one.key for one in self.rows if one.method == row.method].index(row.key)
@@ -64,8 +65,16 @@ def _drawn(draw: Callable[[Figure], None], height: float, name: str) -> str:
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
+
+
+def _lines(figure: Figure, axes: Axes, names: Sequence[str], words: str) -> None:
+    """One line a name, from the top; `words` say what grows to the right."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlabel(words)
+    axes.yaxis.grid(False)
+    _legend(figure, axes)
 
 
 # -- speed-up by category -----------------------------------------------------------------------
@@ -90,19 +99,16 @@ def _speedups(variants: Variants) -> Plot:
             axes.plot(*zip(*known, strict=True), marker, color=colour, markersize=5, label=name)
             axes.hlines(shift, *_ends(row), color=colour, linewidth=1.2)
         axes.axvline(1.0, color=GREY, linewidth=1)
-        axes.set_yticks(range(len(places)), [named(place) for place in places])
-        axes.set_ylim(len(places) - 0.4, -0.6)
         axes.set_xlim(left=0)
-        axes.set_xlabel("speed-up (the line at 1 is plain decoding; bars: least and most of the repeats)")
-        axes.yaxis.grid(False)
-        _legend(figure, axes)
+        words = "speed-up (the line at 1 is plain decoding; bars: least and most of the repeats)"
+        _lines(figure, axes, [named(place) for place in places], words)
 
     height = 1.2 + (1 + len(categories)) * max(0.32, 0.09 * len(rows))
     drawing = _drawn(draw, max(height, 0.7 + _ROW * len(rows)), f"{variants.prefix}speedups")
     return Plot(title, about, (ALL, *categories), table, drawing, missing)
 
 
-def _category(row: Summary, name: str) -> Value:
+def _category(row: SummaryRow, name: str) -> Value:
     return row.categories[name].speedup if name in row.categories else None
 
 
@@ -149,7 +155,7 @@ def _sweep(variants: Variants) -> Plot:
         "these runs. It is left out where a drafter often drafts fewer than gamma tokens, which the formula does not "
         "describe."
     )
-    found: dict[str, list[Summary]] = {}
+    found: dict[str, list[SummaryRow]] = {}
     for row in variants.rows:
         if isinstance(row.gamma, int) and row.speedup is not None:
             found.setdefault(row.method, []).append(row)
@@ -176,17 +182,17 @@ def _sweep(variants: Variants) -> Plot:
     return Plot(title, about, head, table, _drawn(draw, height, f"{variants.prefix}gamma"))
 
 
-def _gamma(row: Summary) -> int:
+def _gamma(row: SummaryRow) -> int:
     return row.gamma if isinstance(row.gamma, int) else 0
 
 
-def _ends(row: Summary) -> tuple[float, float]:
+def _ends(row: SummaryRow) -> tuple[float, float]:
     """The least and the most of the repeats."""
-    told = row.speedup_per_repeat or [row.speedup or 0.0]
-    return min(told), max(told)
+    each = row.speedup_per_repeat or [row.speedup or 0.0]
+    return min(each), max(each)
 
 
-def _panel(axes: Axes, rows: Sequence[Summary], variants: Variants) -> None:
+def _panel(axes: Axes, rows: Sequence[SummaryRow], variants: Variants) -> None:
     colour, marker = variants.look(rows[0])
     gammas = [_gamma(row) for row in rows]
     for row in rows:
@@ -219,19 +225,14 @@ def _times(run: Run, variants: Variants) -> Plot:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        places = range(len(table))
         left = [0.0] * len(table)
-        for part, colour, values in zip(
-            PARTS, _PART_COLOURS, zip(*(row for _, row in table), strict=True), strict=True
-        ):
-            widths = [value or 0.0 for value in values]
+        for place, (part, colour) in enumerate(zip(PARTS, _PART_COLOURS, strict=True)):
+            widths = [split[place] or 0.0 for _, split in table]
             if any(widths):
-                axes.barh(places, widths, 0.7, left, color=colour, edgecolor="white", linewidth=0.5, label=part)
+                axes.barh(
+                    range(len(table)), widths, 0.7, left, color=colour, edgecolor="white", linewidth=0.5, label=part
+                )
             left = [start + width for start, width in zip(left, widths, strict=True)]
-        axes.set_yticks(places, [name for name, _ in table])
-        axes.set_ylim(len(table) - 0.4, -0.6)
-        axes.set_xlabel("milliseconds a token")
-        axes.yaxis.grid(False)
-        _legend(figure, axes)
+        _lines(figure, axes, [name for name, _ in table], "milliseconds a token")
 
     return Plot(title, about, PARTS, table, _drawn(draw, 1.0 + 0.28 * len(table), f"{variants.prefix}time"))

@@ -9,26 +9,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from app.bench.results import Run, Summary, read_run
-from app.bench.table import between, loops_line, method_cells
-from app.lanes.costs import BY, applying
+from app.bench.options import ReportArgs
+from app.bench.results import Run, read_run
+from app.bench.summary import Row, named, shown, times
+from app.bench.table import calls_cell, loops_line, modelled, reviews_cell, swi_tables
+from app.lanes.costs import BY
 from app.screen.rows import visible
-from sampling.stats.summary import TARGET
+from app.settings.layers import ModelOptions, Settings
 from utils.files import writable, write_text
 
-if TYPE_CHECKING:
-    from app.bench.options import ReportArgs
-    from app.bench.plots import Plot
-    from app.settings.layers import ModelOptions, Settings
-
-
 _PAGE = Path(__file__).with_name("report.html")
-_KEYS = ("rate", "speedup", "tokens_per_pass", "acceptance_rate", "alpha", "c", "v", "ttft_ms", "differs")
-COLUMNS = ("method", "tok/s", "speed-up", "tok/pass", "accepted", "alpha", "c", "v", "TTFT", "differs")
 _CUT = 100  # characters of a prompt
 
 
@@ -38,17 +31,6 @@ class Cell(NamedTuple):
     text: str
     value: Any = None
     key: str = ""
-
-
-@dataclass(frozen=True)
-class Part:
-    """All of one temperature ("" where the file tells none by row)."""
-
-    temperature: str
-    methods: list[list[Cell]]
-    plots: list[Plot]
-    swi_head: list[str]
-    swi: list[list[Cell]]
 
 
 def run_report(settings: Settings, options: ModelOptions, args: ReportArgs) -> int:
@@ -75,7 +57,7 @@ def page(run: Run, name: str) -> str:
     return template.render(
         run=run,
         name=name,
-        columns=(*COLUMNS[:3], "range", "expected", "no loops", *COLUMNS[3:]),
+        columns=("method", *(column.head("report") for column in shown("report").values())),
         parts=[_part(run, temperature, index) for index, temperature in enumerate(temperatures)],
         facts=_facts(run),
         machine=[(key.replace("_", " "), _said(value)) for key, value in run.machine.items() if value is not None],
@@ -87,57 +69,42 @@ def page(run: Run, name: str) -> str:
     )
 
 
-def _part(run: Run, temperature: float | None, index: int) -> Part:
+def _part(run: Run, temperature: float | None, index: int) -> dict[str, Any]:
+    """All of one temperature ("" where the file tells none by row)."""
     from app.bench.plots import Variants, plots
 
     rows = [row for row in run.summary if row.temperature == temperature]
-    names = {row.key: _cells(row)["method"] for row in rows}
-    variants = Variants(rows, names, f"t{index}-")
-    return Part(
-        "" if temperature is None else f"{temperature:g}",
-        [_methods(row) for row in rows],
-        plots(run, variants),
-        *_swi(rows),
-    )
+    figures = [row.model_dump() for row in rows]
+    names = {row.key: named(one) for row, one in zip(rows, figures, strict=True)}
+    calling = modelled(figures)
+    tables = swi_tables(calling)
+    return {
+        "temperature": "" if temperature is None else f"{temperature:g}",
+        "methods": [_methods(row) for row in figures],
+        "plots": plots(run, Variants(rows, names, f"t{index}-")),
+        "swi_head": ["method", "calls a target pass", "reviews passed", *(f"by {BY[name]}" for name in tables)],
+        "swi": [_costs(row, tables) for row in calling],
+    }
 
 
-def _cells(row: Summary) -> dict[str, str]:
-    return method_cells(row.model_dump())
-
-
-def _methods(row: Summary) -> list[Cell]:
+def _methods(row: Row) -> list[Cell]:
     """A row of the table of methods: the screen's cells with the summary's numbers."""
-    name, *texts = (_cells(row)[column] for column in COLUMNS)
-    values = [row.predicted_per_second.mean, *(getattr(row, key) for key in _KEYS[1:])]
-    cells = [Cell(*one) for one in zip(texts, values, _KEYS, strict=True)]
-    ranged = " ".join(map(str, row.speedup_per_repeat))
-    further = [
-        Cell(between(row.model_dump()), ranged or None, "speedup_per_repeat"),
-        *(_figure(getattr(row, key), "x", key) for key in ("expected_speedup", "speedup_without_loops")),
-    ]
-    return [Cell(name), *cells[:2], *further, *cells[2:]]
+    cells = {key: Cell(column.cell(row, key), _number(row[key]), key) for key, column in shown("report").items()}
+    cells["predicted_per_second"] = cells["predicted_per_second"]._replace(key="rate")
+    return [Cell(named(row)), *cells.values()]
 
 
-def _figure(value: float | None, unit: str = "", key: str = "") -> Cell:
-    return Cell("-" if value is None else f"{value:.2f}{unit}", value, key)
+def _number(value: Any) -> Any:
+    """A figure as one number; of several repeats each."""
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or None
+    return value["mean"] if isinstance(value, dict) else value
 
 
-def _swi(rows: Sequence[Summary]) -> tuple[list[str], list[list[Cell]]]:
-    """Head and rows of what drafters' models are called for, and the standardised walltime improvement."""
-    modelled = [row for row in rows if row.swi and any(model != TARGET for model in row.calls_per_pass)]
-    tables = [name for name in BY if any(name in applying(row.swi) for row in modelled)]
-    head = ["method", "calls a target pass", "reviews passed", *(f"by {BY[name]}" for name in tables)]
-    return head, [
-        [
-            Cell(_cells(row)["method"]),
-            Cell(
-                ", ".join(f"{model} {calls or 0:.2f}" for model, calls in row.calls_per_pass.items() if model != TARGET)
-            ),
-            Cell(", ".join(f"{model} {one.accepted}/{one.examined}" for model, one in row.reviews.items()) or "-"),
-            *(_figure((row.swi or {}).get(name), "x", name) for name in tables),
-        ]
-        for row in modelled
-    ]
+def _costs(row: Row, tables: Sequence[str]) -> list[Cell]:
+    """What a drafter's models are called for, and the standardised walltime improvement."""
+    walltimes = [Cell(times(row["swi"][name]), row["swi"][name], name) for name in tables]
+    return [Cell(named(row)), Cell(calls_cell(row)), Cell(reviews_cell(row)), *walltimes]
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

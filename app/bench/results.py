@@ -9,97 +9,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 
-from app.bench.summary import looping_share
+from app.bench.plan import Item, Measurement
+from app.bench.summary import Amount, Count, Key, SummaryRow, TimedVariant, looping_share
 from app.lanes.answers import Answer, compared, parting, results, shown_settings
+from app.lanes.comparison import Variant
 from app.settings.types import got, named
 from utils.errors import UsageError
 from utils.machine import machine
 
-if TYPE_CHECKING:
-    from app.bench.plan import Item, Measurement
-    from app.lanes.comparison import Variant
-
-
-Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0, le=10**12)]
-Gamma = Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] | None
-Key = tuple[str, Gamma, float | None]
 Value = float | None
 PARTS = ("draft", "verify", "sample", "rest", "not split")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Rate(_Part):
-    """Tokens a second."""
-
-    mean: Amount | None = None
-    spread: Amount | None = None
-
-
-class Category(_Part):
-    """A variant's figures over the prompts of one category."""
-
-    speedup: Amount | None = None
-
-
-class Review(_Part):
-    """Drafts that a reviewer of a cascade saw and passed."""
-
-    accepted: Count
-    examined: Count
-
-
-class _Variant(_Part):
-    """One method at one gamma and temperature (None in files that tell none by row)."""
-
-    method: str
-    gamma: Gamma = None
-    temperature: Amount | None = None
-
-    @property
-    def key(self) -> Key:
-        return self.method, self.gamma, self.temperature
-
-
-class Summary(_Variant):
-    """One row of `summary`."""
-
-    mean_gamma: Amount | None = None
-    prompts: Count = 0
-    answers: Count = 0
-    predicted_per_second: Rate = Rate()
-    ttft_ms: Amount | None = None
-    speedup: Amount | None = None
-    speedup_per_repeat: list[Amount] = []
-    speedup_without_loops: Amount | None = None
-    expected_speedup: Amount | None = None
-    tokens_per_pass: Amount | None = None
-    acceptance_rate: Amount | None = None
-    alpha: Amount | None = None
-    alpha_per_position: Annotated[list[Amount | None], Field(max_length=10_000)] = []
-    c: Amount | None = None
-    v: Amount | None = None
-    compared: Count = 0
-    differs: Count | None = None
-    may_differ: Count = 0
-    near_ties: Count = 0
-    beyond_ties: Count = 0
-    other_draws: Count = 0
-    other_texts: Count = 0
-    categories: dict[str, Category] = {}
-    calls_per_pass: dict[str, Amount | None] = {}
-    reviews: dict[str, Review] = {}
-    swi: dict[str, Amount | None] | None = None
-
-
-class Result(_Variant):
+class TimedAnswer(TimedVariant, frozen=True):
     """One answer: how many tokens, and where the time went."""
 
     predicted_n: Count = 0
@@ -109,17 +35,17 @@ class Result(_Variant):
     sample_ms: Amount = 0.0
 
 
-class Prompt(_Part):
+class Prompt(BaseModel, frozen=True):
     """One prompt and all answers to it."""
 
     question_id: int | str | None = None
     category: str | None = None
     turn: Count = 0
     prompt: str = ""
-    results: list[Result] = []
+    results: list[TimedAnswer] = []
 
 
-class Loops(_Part):
+class Loops(BaseModel, frozen=True):
     """How much of the reference's answers repeats itself."""
 
     method: str
@@ -132,13 +58,12 @@ class Loops(_Part):
     temperature: Amount | None = None
 
 
-class Run(_Part):
-    """A whole file; what is not named here is a fact to be told as it is."""
+class Run(BaseModel, frozen=True, extra="allow"):
+    """A whole file; what is not named here is a fact to be shown as it is."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
     __pydantic_extra__: dict[str, JsonValue]
 
-    summary: Annotated[list[Summary], Field(min_length=1)]
+    summary: Annotated[list[SummaryRow], Field(min_length=1)]
     machine: dict[str, JsonValue] = {}
     settings: dict[str, JsonValue] = {}
     prompts: list[Prompt] = []
@@ -179,10 +104,10 @@ def read_run(path: Path) -> Run:
 
 def _first(error: ValidationError) -> str:
     """The first thing that is wrong, and where."""
-    told: dict[str, Any] = dict(error.errors(include_url=False)[0])
-    place = ".".join(named(str(part)) for part in told["loc"])
-    value = "" if told["type"] in ("missing", "json_invalid") else f", got {got(told['input'])}"
-    return f"{place}: {told['msg']}{value}" if place else f"{told['msg']}{value}"
+    first: dict[str, Any] = dict(error.errors(include_url=False)[0])
+    place = ".".join(named(str(part)) for part in first["loc"])
+    value = "" if first["type"] in ("missing", "json_invalid") else f", got {got(first['input'])}"
+    return f"{place}: {first['msg']}{value}" if place else f"{first['msg']}{value}"
 
 
 def facts(bench: Measurement) -> dict[str, Any]:

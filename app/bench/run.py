@@ -1,7 +1,10 @@
 """`bench`: many prompts under several methods, gammas and temperatures, timed fairly.
 
 Every answer starts from nothing (no cache, no n-grams of an earlier one); the order of the methods
-rotates and reverses from round to round; a warm-up is not counted. An interrupt keeps what was
+rotates and reverses from round to round; a warm-up is not counted. Chats of a batch go on side by side: the first turns
+of a group of questions are answered together, then the second turns of those that have one. The rows of a batch share
+every pass: a row's seconds are its even share of each round it was active in, so that Σ tokens / Σ seconds over the
+rows is the batch's own rate. An interrupt keeps what was
 measured, and with --out the same command goes on from there (app/bench/journal.py). Later turns of a chat continue
 from the first temperature's reference's answer, so that all methods read the same prompts. Knows how to run lanes (and
 the rivals of --against), not what the figures mean (app/bench/summary.py).
@@ -10,31 +13,33 @@ the rivals of --against), not what the figures mean (app/bench/summary.py).
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from app.bench.against import rivals_of
-from app.bench.batches import check_batches, run_batches
-from app.bench.journal import Place, open_journal
-from app.bench.plan import Item, Measurement
+from app.bench.journal import Slot, open_journal
+from app.bench.options import BenchArgs
+from app.bench.plan import Measurement, Turn
 from app.bench.results import facts, prompt_rows
 from app.lanes.answers import Answer, run_lane
-from app.lanes.comparison import Variant, order
-from app.lanes.costs import terms_of
+from app.lanes.comparison import Variant, may_differ, order
+from app.lanes.costs import Terms, terms_of
 from app.prompts.datasets import questions_of
 from app.prompts.questions import chosen, cut, stratified
-from app.replay.log_writer import Asked, recorder_of, take_of
-from app.screen.output import answer_bar, load_engine
+from app.replay.log_writer import Asked, Recorder, recorder_of, take_of
+from app.screen.output import answer_bar, load_engine, screen
 from app.screen.terminal import Interrupts
+from app.settings.layers import ModelOptions, Settings
+from sampling.stats.metrics import Meter
 from utils.errors import UsageError
 from utils.files import writable, write_json
 from utils.machine import machine
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
-    from app.bench.options import BenchArgs
-    from app.replay.log_writer import Recorder
-    from app.settings.layers import ModelOptions, Settings
+    from app.lanes.lane import Lane
 
 
 WARM_UP = 16  # tokens
@@ -71,22 +76,35 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
             journal.close()
 
 
+def check_batches(args: BenchArgs, methods: Sequence[str], record: str | None = None) -> None:
+    """UsageError, before any work, for what is answered one prompt at a time only."""
+    alone = {
+        "lane beam searches for": "beam" in methods,
+        "--against times": args.against is not None,
+        "--record tells of": record,
+        "--check-identity compares": args.check_identity,
+    }
+    for words, given in alone.items():
+        if given and args.batch_size > 1:
+            raise UsageError(f"{words} one prompt at a time, got --batch-size {args.batch_size}")
+
+
 class Bench(Measurement):
     """A measurement that is made: `run()` fills `items`, `show()` prints and writes them."""
 
     recorder: Recorder | None = None
 
-    def answer(self, variant: Variant, prompt: list[int], said: str | None = None, **changes: Any) -> Answer:
-        """One answer of a lane or a rival, from nothing. A lane's is recorded if the prompt's text is `said`."""
+    def answer(self, variant: Variant, prompt: list[int], text: str | None = None, **changes: Any) -> Answer:
+        """One answer of a lane or a rival, from nothing. A lane's is recorded if the prompt's text is `text`."""
         rival = self.rivals.get(variant.method)
         if rival is not None:
             return rival.answer(prompt, self.settings_of(variant, **changes), self.decode, self.interrupt)
         lane = self.lane(variant, **changes)
-        recorder = None if said is None else self.recorder
-        take = take_of(recorder, self.engine, [lane], Asked(said or "", prompt), lane.settings, self.decode)
-        told: dict[str, Any] = {} if take is None else {"show": take.listening(0, None)}
+        recorder = None if text is None else self.recorder
+        take = take_of(recorder, self.engine, [lane], Asked(text or "", prompt), lane.settings, self.decode)
+        show: dict[str, Any] = {} if take is None else {"show": take.listening(0, None)}
         terms = terms_of(lane, self.engine)
-        answer = run_lane(lane, prompt, self.decode, interrupt=self.interrupt, terms=terms, **told)
+        answer = run_lane(lane, prompt, self.decode, interrupt=self.interrupt, terms=terms, **show)
         if take is not None and (problem := take.end()):
             sys.stderr.write(f"{problem}\n")
         return answer
@@ -98,58 +116,75 @@ class Bench(Measurement):
         known = 0 if self.journal is None else len(self.journal.known)
         if self.journal is not None:
             self.journal.begin(machine(self.engine.loaded))
-        each = self.args.repeat * len(self.variants)
+        each, size = self.args.repeat * len(self.variants), self.args.batch_size
         total = sum(len(question.turns) for question in self.questions) * each
         with answer_bar(total, self.settings, known) as bar:
             if known < total:
                 self._warm_up(bar)
-            if self.args.batch_size > 1:
-                self.interrupted = not run_batches(self, bar)
-                return
-            for number, question in enumerate(self.questions):
-                left = len(question.turns)
-                for item, prompt in self.turns(question):
-                    self.items.append(item)
-                    if not self._measure(number, item, prompt, bar):
+            for start in range(0, len(self.questions), size):
+                group = range(start, min(start + size, len(self.questions)))
+                left = sum(len(self.questions[number].turns) for number in group)
+                chats = [self.turns(number) for number in group]
+                while together := [turn for chat in chats if (turn := next(chat, None)) is not None]:
+                    self.items += [turn.item for turn in together]
+                    if not self._measure(together, bar):
                         self.interrupted = True
                         return
-                    left -= 1
+                    left -= len(together)
                 bar.total = (bar.total or 0) - left * each
 
     def _warm_up(self, bar: Any) -> None:
         """One short answer of each variant, not counted."""
         bar.set_description("warming up", refresh=False)
-        item, prompt = next(self.turns(self.questions[0]), (None, None))
-        for variant in self.variants if item is not None and prompt is not None else ():
-            self.answer(variant, prompt or [], max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
+        for turn in islice(self.turns(0), 1):
+            for variant in self.variants:
+                self.answer(variant, turn.prompt, max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
         bar.unpause()  # the time until here is no answer's
 
-    def _measure(self, number: int, item: Item, prompt: list[int], bar: Any) -> bool:
-        """All repeats of one prompt; False after an interrupt, whose unfinished answer is dropped."""
+    def _measure(self, together: Sequence[Turn], bar: Any) -> bool:
+        """All repeats of one batch of prompts; False after an interrupt, whose unfinished answers are dropped."""
         for repeat in range(self.args.repeat):
-            row: dict[Variant, Answer] = {}
-            item.answers.append(row)
-            turn = sum(len(before.answers) for before in self.items) - 1
-            for variant in order(self.variants, turn):
-                answer = self._one(Place(number, item.turn, repeat, variant), item.prompt, prompt, bar)
-                if answer.interrupted:
+            for turn in together:
+                turn.item.answers.append({})
+            rounds = sum(len(item.answers) for item in self.items) // len(together)
+            for variant in order(self.variants, rounds - 1):
+                answers = self._answered(variant, together, repeat, bar)
+                if any(answer.interrupted for answer in answers):
                     return False
-                row[variant] = answer
+                for turn, answer in zip(together, answers, strict=True):
+                    turn.item.answers[-1][variant] = answer
         if self.journal is not None:
             self.journal.sync()
         return True
 
-    def _one(self, place: Place, said: str, prompt: list[int], bar: Any) -> Answer:
-        """The journal's answer, or a new one, which is entered there."""
-        if self.journal is not None and (known := self.journal.answer(place, len(prompt))) is not None:
-            return known
-        bar.set_description(place.variant.label, refresh=False)
-        answer = self.answer(place.variant, prompt, said)
-        if not answer.interrupted:
-            if self.journal is not None:
-                self.journal.add(place, answer)
-            bar.update()
-        return answer
+    def _answered(self, variant: Variant, together: Sequence[Turn], repeat: int, bar: Any) -> list[Answer]:
+        """The journal's answers; where it lacks one all are answered anew, and those that it has stay."""
+        journal = self.journal
+        places = [Slot(turn.number, turn.item.turn, repeat, variant) for turn in together]
+        known = [
+            None if journal is None else journal.answer(place, len(turn.prompt))
+            for place, turn in zip(places, together, strict=True)
+        ]
+        if None not in known:
+            return [answer for answer in known if answer is not None]
+        bar.set_description(variant.label, refresh=False)
+        answers = self._asked(variant, together)
+        if any(answer.interrupted for answer in answers):
+            return answers
+        for place, before, answer in zip(places, known, answers, strict=True):
+            if before is None:
+                bar.update()
+                if journal is not None:
+                    journal.add(place, answer)
+        return [before or answer for before, answer in zip(known, answers, strict=True)]
+
+    def _asked(self, variant: Variant, together: Sequence[Turn]) -> list[Answer]:
+        """New answers, from nothing."""
+        if self.args.batch_size == 1:
+            return [self.answer(variant, turn.prompt, turn.item.prompt) for turn in together]
+        lane = self.lane(variant)
+        terms, prompts = terms_of(lane, self.engine), [turn.prompt for turn in together]
+        return run_rows(lane, prompts, self.decode, interrupt=self.interrupt, terms=terms)
 
     # -- telling ------------------------------------------------------------------------------
 
@@ -162,39 +197,53 @@ class Bench(Measurement):
 
     def show(self) -> int:
         """Print the table and write the file; the exit code."""
-        from app.bench.table import print_tables
+        from app.bench.table import show_tables
 
         summary, looping = self.figures()
         for line in self.skipped:
             sys.stderr.write(f"{line}\n")
         if self.interrupted:
-            sys.stderr.write(f"{self._interrupted()}\n")
+            more = "" if self.journal is None else ": the same command goes on from there"
+            sys.stderr.write(f"interrupted after {self.measured} answers{more}\n")
         try:
             self._write(summary, looping)
         finally:
             if self.measured:
-                print_tables(summary, looping, self.settings, sys.stdout)
+                show_tables(summary, looping, self.settings, screen(self.settings, sys.stdout))
         return INTERRUPTED if self.interrupted else 0
-
-    def _interrupted(self) -> str:
-        told = f"interrupted after {self.measured} answers"
-        return told if self.journal is None else f"{told}: the same command goes on from there"
 
     def _write(self, summary: list[dict[str, Any]], looping: list[dict[str, Any]]) -> None:
         """The file of --out, whole; the journal goes when all is in it. Then the page of --report."""
         if self.args.out is None and self.args.report is None:
             return
         loops = {"loops": looping[0], **({"loops_by_temperature": looping} if self.args.temperatures else {})}
-        told = {**self.facts(), **loops, "summary": summary, "prompts": prompt_rows(self)}
+        data = {**facts(self), **loops, "summary": summary, "prompts": prompt_rows(self)}
         if self.args.out is not None:
-            write_json(self.args.out, told)
+            write_json(self.args.out, data)
         if self.journal is not None and not self.interrupted:
             self.journal.close(done=True)
         if self.args.report is not None:
             from app.bench.report import write_report
 
-            write_report(told, self.args.report)
+            write_report(data, self.args.report)
 
-    def facts(self) -> dict[str, Any]:
-        """What was measured, on what machine, when."""
-        return facts(self)
+
+def run_rows(
+    lane: Lane,
+    prompts: Sequence[list[int]],
+    decode: Callable[[list[int]], str],
+    *,
+    interrupt: Callable[[], bool],
+    terms: Terms | None = None,
+) -> list[Answer]:
+    """Decode the prompts as one batch to their ends: an answer for each. The lane reads them itself."""
+    meters = [Meter(row, len(prompt), len(prompts)) for row, prompt in enumerate(prompts)]
+    for event in lane.run_rows([list(prompt) for prompt in prompts], interrupt=interrupt):
+        row = getattr(event, "row", None)
+        for meter in meters if row is None else [meters[row]]:
+            meter.add(event)
+    differs = may_differ(lane, lane.settings)
+    return [
+        Answer(lane.name, tuple(one.ids), decode(one.ids), one.stats, differs, terms or Terms(), len(prompts))
+        for one in meters
+    ]

@@ -1,5 +1,9 @@
 """A benchmark's answers → one summary row per method and gamma, and what lies in repeating loops.
 
+:class:`SummaryRow` is the one table of columns. The row of a column says how its figure is worked out, what a file may
+hold there, how it is written and under which head it stands in which table; the file of --out, the screen
+(app/bench/table.py) and the report (app/bench/report.py) follow from it.
+
 A rate is Σ tokens / Σ seconds over all prompts of a repeat, a speed-up the ratio of two rates over
 the same prompts: with equal texts that is Σ time_ar / Σ time_method. Over repeats: mean and spread
 (standard deviation) of rates, median of speed-ups.
@@ -7,31 +11,41 @@ the same prompts: with equal texts that is Σ time_ar / Σ time_method. Over rep
 Small greedy models repeat themselves, and loops flatter n-gram drafts. A token is in a loop iff it lies in a stretch of
 at least `repeats`·p tokens in which every token but the first p equals the one p places before it, for some period p of
 1 … `period`. So a stretch is as long as the period holds: an unfinished last repeat counts, and so does "000" (period
-1). Knows no text, no models and no screen (app/bench/table.py).
+1). Knows no texts of answers, no models and no screen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import zip_longest
 from statistics import fmean, median, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal
 
-from app.bench.plan import references
+from pydantic import BaseModel, Field
+
+from app.bench.plan import Item, references
 from app.lanes.answers import Answer, agrees, parting
+from app.lanes.comparison import NEAR_TIE, Variant
 from app.lanes.costs import swi_of
 from sampling.stats.ratios import cost_ratio, expected, speedup, verify_ratio
 from sampling.stats.summary import Stats, merge, ratio
-
-if TYPE_CHECKING:
-    from app.bench.plan import Item
-    from app.lanes.comparison import Variant
-
 
 PERIOD = 20  # longest period, in tokens
 REPEATS = 3  # a stretch holds its period so often at least
 LOOPS = 0.25  # a prompt loops if a larger share of its answer lies in loops
 
 RIVALS = "hf-"  # how the names of --against begin
+
+Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Gamma = Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] | None
+Key = tuple[str, Gamma, float | None]
+Row = Mapping[str, Any]  # of a summary, by key
+
+
+# -- loops ----------------------------------------------------------------------------------------
 
 
 def looping_tokens(ids: Sequence[int], period: int = PERIOD, repeats: int = REPEATS) -> int:
@@ -53,34 +67,12 @@ def looping_share(ids: Sequence[int]) -> float:
     return looping_tokens(ids) / len(ids) if ids else 0.0
 
 
-def summarise(items: Sequence[Item], variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """One row per variant, JSON-able; figures that are undefined are None.
-
-    Each temperature by itself: what its `ar` answered is compared with, and says which prompts loop (without an `ar`
-    its first variant says that).
-    """
-    return [row for judge in references(variants).values() for row in _tempered(items, variants, judge)]
-
-
-def _tempered(items: Sequence[Item], variants: Sequence[Variant], judge: Variant) -> list[dict[str, Any]]:
-    """The rows of one temperature."""
-    here = [variant for variant in variants if variant.temperature == judge.temperature]
-    plain = judge if judge.method == "ar" else None
-    calm = [item for item in items if not _loops(item, judge)]
-    rows = [_row(items, variant, plain) for variant in here]
-    for row, variant in zip(rows, here, strict=True):
-        row["speedup_without_loops"] = _median(_speedups(calm, variant, plain))
-        row["over_rivals"] = _over_rivals(items, variant, rows, here)
-    return rows
-
-
 def loops(items: Sequence[Item], reference: Variant) -> dict[str, Any]:
-    """How much of the reference's first answers lies in loops (app/bench/summary.py), and which prompts loop.
+    """How much of the reference's first answers lies in loops, and which prompts loop.
 
     A prompt does if more than a quarter of its answer's tokens lie in loops.
     """
     answers = [answer.ids for item in items if (answer := _first(item, reference)) is not None]
-    tokens = sum(map(len, answers))
     looping = [item for item in items if _loops(item, reference)]
     return {
         "method": reference.method,
@@ -88,7 +80,7 @@ def loops(items: Sequence[Item], reference: Variant) -> dict[str, Any]:
         "period": PERIOD,
         "repeats": REPEATS,
         "above": LOOPS,
-        "share": _short(sum(map(looping_tokens, answers)) / tokens) if tokens else None,
+        "share": _rounded(ratio(sum(map(looping_tokens, answers)), sum(map(len, answers)))),
         "prompts": len(answers),
         "looping": len(looping),
         "looping_prompts": [{"question_id": item.question.question_id, "turn": item.turn} for item in looping],
@@ -104,160 +96,399 @@ def _loops(item: Item, reference: Variant) -> bool:
     return answer is not None and looping_share(answer.ids) > LOOPS
 
 
-def _over_rivals(
-    items: Sequence[Item], variant: Variant, rows: Sequence[dict[str, Any]], variants: Sequence[Variant]
-) -> dict[str, Any] | None:
-    """The speed-up over the fastest rival of --against; None for rivals and where there are none."""
-    rates = [row["predicted_per_second"]["mean"] for row in rows]
-    rivals = [pair for pair in zip(rates, variants, strict=True) if _rival(pair[1]) and pair[0] is not None]
-    if _rival(variant) or not rivals:
-        return None
-    fastest = max(rivals, key=lambda pair: pair[0])[1]
-    return {"rival": fastest.method, "speedup": _median(_speedups(items, variant, fastest))}
+# -- what a row is worked out from ------------------------------------------------------------------
 
 
-def _rival(variant: Variant) -> bool:
-    return variant.method.startswith(RIVALS)
+@dataclass(frozen=True)
+class Timed:
+    """The answers of one variant, and beside which others they are seen.
 
+    `judge` stands for their temperature: it says which prompts loop, and if it is `ar` all is compared with it.
+    `rival` is the fastest of --against at that temperature, None for a rival itself.
+    """
 
-def _row(items: Sequence[Item], variant: Variant, plain: Variant | None) -> dict[str, Any]:
-    answers = [row[variant] for item in items for row in item.answers if variant in row]
-    both = list(_pairs(items, variant, plain))
-    total = merge(answer.stats for answer in answers)
-    names = sorted({item.question.category for item in items if item.question.category is not None})
-    categories = {name: _category(items, name, variant, plain) for name in names}
-    return {
-        "method": variant.method,
-        "gamma": variant.gamma,
-        "temperature": variant.temperature,
-        "mean_gamma": _mean_gamma(answers, variant),
-        "prompts": sum(any(variant in row for row in item.answers) for item in items),
-        "answers": len(answers),
-        "batch_size": max((answer.rows for answer in answers), default=1),
-        "predicted_n": total.predicted_n,
-        "predicted_per_second": _spread(_rates(items, variant)),
-        "ttft_ms": _mean([answer.stats.ttft_ms for answer in answers]),
-        "speedup": _median(_speedups(items, variant, plain)),
-        "speedup_per_repeat": [_short(value) for value in _speedups(items, variant, plain)],
-        "tokens_per_pass": _short(total.tokens_per_pass),
-        "acceptance_rate": _short(total.acceptance_rate),
-        "alpha": _short(total.alpha),
-        "alpha_per_position": [_short(value) for value in total.alpha_per_position],
-        **_model(variant, total, merge(one.stats for one, _ in both)),
-        **_differences(both if variant != plain else []),
-        "categories": categories,
-        "worst_category": _worst(categories),
-        **_costs(answers, total),
-    }
+    items: Sequence[Item]
+    variant: Variant
+    judge: Variant
+    rival: Variant | None = None
 
+    @property
+    def plain(self) -> Variant | None:
+        return self.judge if self.judge.method == "ar" else None
 
-def _costs(answers: Sequence[Answer], total: Stats) -> dict[str, Any]:
-    """Calls of each model a target pass and milliseconds a call; (accepted, examined) of each reviewer; SWI."""
-    passes = total.target_passes
-    return {
-        "calls_per_pass": {model: _short(ratio(calls, passes)) for model, calls in total.calls.items()},
-        "ms_per_call": {model: _short(ratio(total.call_ms.get(model, 0.0), n)) for model, n in total.calls.items()},
-        "reviews": total.to_json().get("reviews", {}),
-        "swi": swi_of(total, answers[0].terms) if answers else None,
-    }
+    @cached_property
+    def answers(self) -> list[Answer]:
+        return [row[self.variant] for item in self.items for row in item.answers if self.variant in row]
 
+    @cached_property
+    def total(self) -> Stats:
+        return merge(answer.stats for answer in self.answers)
 
-def _category(items: Sequence[Item], name: str, variant: Variant, plain: Variant | None) -> dict[str, Any]:
-    within = [item for item in items if item.question.category == name]
-    return {
-        "prompts": sum(any(variant in row for row in item.answers) for item in within),
-        "predicted_per_second": _spread(_rates(within, variant))["mean"],
-        "speedup": _median(_speedups(within, variant, plain)),
-    }
+    @cached_property
+    def both(self) -> list[tuple[Answer, Answer]]:
+        """(ar's answer, the variant's answer) of every round that has both."""
+        rows = [row for item in self.items for row in item.answers]
+        return [(row[self.plain], row[self.variant]) for row in rows if self.plain in row and self.variant in row]
 
+    @cached_property
+    def beside(self) -> Stats:
+        """What `ar` took where both answered."""
+        return merge(plain.stats for plain, _ in self.both)
 
-def _worst(categories: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """The category of the smallest speed-up."""
-    known = [(told["speedup"], name) for name, told in categories.items() if told["speedup"] is not None]
-    return {"name": min(known)[1], "speedup": min(known)[0]} if known else None
+    @property
+    def compared(self) -> list[tuple[Answer, Answer]]:
+        """Those of `both` that are not the same answer."""
+        return [] if self.variant == self.plain else self.both
 
+    @cached_property
+    def agreeing(self) -> list[bool]:
+        """Of each answer that must be ar's whether it is."""
+        return [same for pair in self.compared if (same := agrees(*pair)) is not None]
 
-def _repeats(items: Iterable[Item]) -> list[list[dict[Variant, Answer]]]:
-    """What was measured, by repeat: of each prompt the answers of that repeat."""
-    rows = [item.answers for item in items]
-    return [[row[repeat] for row in rows if repeat < len(row)] for repeat in range(max(map(len, rows), default=0))]
+    @property
+    def planned(self) -> bool:
+        """Whether target passes are planned to be of one width."""
+        return isinstance(self.variant.gamma, int) or (self.variant.gamma is None and self.total.draft_n > 0)
 
+    @property
+    def prompts(self) -> int:
+        return sum(any(self.variant in row for row in item.answers) for item in self.items)
 
-def _pairs(items: Iterable[Item], variant: Variant, plain: Variant | None) -> list[tuple[Answer, Answer]]:
-    """(ar's answer, the variant's answer) of every round that has both."""
-    if plain is None:
-        return []
-    rows = [row for item in items for row in item.answers]
-    return [(row[plain], row[variant]) for row in rows if plain in row and variant in row]
+    @property
+    def rates(self) -> list[float]:
+        """Tokens a second of each repeat."""
+        merged = [merge(row[self.variant].stats for row in rows if self.variant in row) for rows in self._repeats()]
+        return _known(stats.predicted_per_second for stats in merged)
 
+    def speedups(self, base: Variant | None) -> list[float]:
+        """Over `base`: one per repeat, over the prompts that both answered in it."""
+        if base is None or base == self.variant:
+            return []
+        both = [[row for row in rows if base in row and self.variant in row] for rows in self._repeats()]
+        merged = [[merge(row[one].stats for row in rows) for one in (base, self.variant)] for rows in both]
+        return _known(speedup(plain, other) for plain, other in merged)
 
-def _rates(items: Iterable[Item], variant: Variant) -> list[float]:
-    merged = [merge(row[variant].stats for row in rows if variant in row) for rows in _repeats(items)]
-    return [stats.predicted_per_second for stats in merged if stats.predicted_per_second is not None]
+    def _repeats(self) -> Iterable[tuple[dict[Variant, Answer], ...]]:
+        """What was measured, by repeat: of each prompt the answers of that repeat."""
+        return zip_longest(*(item.answers for item in self.items), fillvalue={})
 
+    @property
+    def speedup(self) -> float | None:
+        return _median(self.speedups(self.plain))
 
-def _speedups(items: Iterable[Item], variant: Variant, plain: Variant | None) -> list[float]:
-    """One per repeat, over the prompts that both answered in it."""
-    if plain is None or variant == plain:
-        return []
-    found = []
-    for rows in _repeats(items):
-        both = [row for row in rows if plain in row and variant in row]
-        found.append(speedup(merge(row[plain].stats for row in both), merge(row[variant].stats for row in both)))
-    return [value for value in found if value is not None]
+    def parted(self, kind: str) -> int:
+        """How many answers differ from ar's in this way (:class:`app.lanes.answers.Parting`)."""
+        return [one.kind for pair in self.compared if (one := parting(*pair)) is not None].count(kind)
 
-
-def _spread(rates: Sequence[float]) -> dict[str, Any]:
-    return {
-        "mean": _short(fmean(rates)) if rates else None,
-        "spread": _short(stdev(rates)) if len(rates) > 1 else None,
-        "repeats": [_short(rate) for rate in rates],
-    }
-
-
-def _model(variant: Variant, total: Stats, plain: Stats) -> dict[str, Any]:
-    """c and v as measured in these very runs, and the speed-up they let expect."""
-    c, v = cost_ratio(total, plain), verify_ratio(total, plain)
-    planned = isinstance(variant.gamma, int) or (variant.gamma is None and total.draft_n > 0)
-    return {
-        "c": _short(c) if variant.gamma or planned else None,
-        "v": _short(v) if planned else None,  # of passes that are planned to be of one width
-        "expected_speedup": _short(expected(total, plain, variant.gamma)),
-    }
-
-
-def _mean_gamma(answers: Sequence[Answer], variant: Variant) -> float | None:
-    """Under auto the tokens drafted a round, of a tree all its nodes; the gamma itself where it is fixed."""
-    if variant.gamma != "auto":
-        return None if variant.gamma is None else float(variant.gamma)
-    rounds = sum(answer.stats.target_passes for answer in answers)
-    return _short(sum(answer.stats.draft_n for answer in answers) / rounds) if rounds else None
-
-
-def _differences(both: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
-    """How many answers differ from ar's (None where they may rightly), and how: see app/lanes/answers.py, Parting."""
-    told = [agrees(one, other) for one, other in both]
-    known = [same for same in told if same is not None]
-    kinds = [found.kind for one, other in both if (found := parting(one, other)) is not None]
-    return {
-        "compared": len(known),
-        "differs": known.count(False) if known else None,
-        "near_ties": kinds.count("near tie"),
-        "beyond_ties": kinds.count("beyond"),
-        "other_draws": kinds.count("other draw"),
-        "other_texts": kinds.count("other text"),
-        "may_differ": len(told) - len(known),
-    }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return _short(fmean(known)) if known else None
+    def within(self, counts: Callable[[Item], bool]) -> Timed:
+        """The same over some of the prompts."""
+        return replace(self, items=[item for item in self.items if counts(item)])
 
 
 def _median(values: Sequence[float]) -> float | None:
-    return _short(median(values)) if values else None
+    return median(values) if values else None
 
 
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+def _rounded(value: Any) -> Any:
+    """The same with four digits behind the point of every number in it."""
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, Mapping):
+        return {key: _rounded(one) for key, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _mean_gamma(timed: Timed) -> float | None:
+    """Under auto the tokens drafted a round, of a tree all its nodes; the gamma itself where it is fixed."""
+    gamma, total = timed.variant.gamma, timed.total
+    if gamma == "auto":
+        return ratio(total.draft_n, total.target_passes)
+    return None if gamma is None else float(gamma)
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _rate(timed: Timed) -> dict[str, Any]:
+    rates = timed.rates
+    return {"mean": _mean(rates), "spread": stdev(rates) if len(rates) > 1 else None, "repeats": rates}
+
+
+def _categories(timed: Timed) -> dict[str, Any]:
+    names = {item.question.category for item in timed.items}
+    found = {name: timed.within(lambda item, name=name: item.question.category == name) for name in names if name}
+    return {
+        name: {"prompts": one.prompts, "predicted_per_second": _mean(one.rates), "speedup": _rounded(one.speedup)}
+        for name, one in sorted(found.items())
+    }
+
+
+def _worst(timed: Timed) -> dict[str, Any] | None:
+    """The category of the smallest speed-up."""
+    known = [(one["speedup"], name) for name, one in _categories(timed).items() if one["speedup"] is not None]
+    return {"name": min(known)[1], "speedup": min(known)[0]} if known else None
+
+
+def _over_rival(timed: Timed) -> dict[str, Any] | None:
+    if timed.rival is None:
+        return None
+    return {"rival": timed.rival.method, "speedup": _median(timed.speedups(timed.rival))}
+
+
+def _per_call(timed: Timed) -> dict[str, Any]:
+    calls, spent = timed.total.calls, timed.total.call_ms
+    return {model: ratio(spent.get(model, 0.0), count) for model, count in calls.items()}
+
+
+def _calls_per_pass(timed: Timed) -> dict[str, Any]:
+    return {model: ratio(count, timed.total.target_passes) for model, count in timed.total.calls.items()}
+
+
+# -- how a figure is written ------------------------------------------------------------------------
+
+ALARM = "ALARM"
+MARKS = (
+    ("near_ties", "tie", f"tie: two best logits closer than rounding ({NEAR_TIE:g} in float32)"),
+    ("beyond_ties", ALARM, f"{ALARM}: elsewhere"),
+    ("other_draws", "draw", "draw: another draw of the same distribution"),
+    ("other_texts", "text", "text: of another model, or of a search"),
+)
+TIMES = "{:.2f}x"
+
+
+def times(value: float | None) -> str:
+    """A factor: 1.93x."""
+    return "-" if value is None else TIMES.format(value)
+
+
+def named(row: Row) -> str:
+    """Method, gamma and temperature, if it has them: spec 4 T0.7, or spec auto(2.7) with what it drafted."""
+    gamma, mean = row["gamma"], row["mean_gamma"]
+    if gamma == "auto" and mean is not None:
+        gamma = f"auto({mean:.1f})"
+    heat = [] if row["temperature"] is None else [f"T{row['temperature']:g}"]
+    return " ".join([str(row["method"]), *([] if gamma is None else [str(gamma)]), *heat])
+
+
+def _rate_cell(row: Row) -> str:
+    rate = row["predicted_per_second"]
+    mean = "-" if rate["mean"] is None else f"{rate['mean']:.1f}"
+    return mean if rate["spread"] is None else f"{mean} ±{rate['spread']:.1f}"
+
+
+def _range_cell(row: Row) -> str:
+    each = row["speedup_per_repeat"]
+    return f"{min(each):.2f}-{times(max(each))}" if len(each) > 1 else "-"
+
+
+def _differs_cell(row: Row) -> str:
+    """Of how many answers the text differs from ar's, and how: 1/6 tie. Older files do not say how."""
+    if row["differs"] is None and not row["may_differ"]:
+        return "-"
+    of_all = f"{row['differs']}/{row['compared']}"
+    if row["differs"] is None:
+        of_all = f"{row['other_draws'] + row['other_texts']}/{row['may_differ']}"
+    return " ".join([of_all, *(mark for key, mark, _ in MARKS if row[key])])
+
+
+def _worst_cell(row: Row) -> str:
+    worst = row["worst_category"]
+    return f"{worst['name']} {times(worst['speedup'])}" if worst else "-"
+
+
+def _over_rival_cell(row: Row) -> str:
+    return times((row["over_rivals"] or {}).get("speedup"))
+
+
+# -- the table of columns ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """How a figure is worked out, how it is written (a format, or its cell made of the row), and its heads.
+
+    A table in which it has no head does not show it; the report shows what the table of methods does, and more. A
+    narrow console goes without the columns that may leave, the lowest number first.
+    """
+
+    figure: Callable[[Timed], Any]
+    form: str | Callable[[Row], str] = ""
+    methods: str = ""
+    speedups: str = ""
+    report: str = ""
+    leaves: int = 0
+
+    def head(self, view: str) -> str:
+        """Its head in a table (methods, speedups, report); "" where it is not there."""
+        return getattr(self, view) or (self.methods if view == "report" else "")
+
+    def cell(self, row: Row, key: str) -> str:
+        """What stands in the row's cell."""
+        if not isinstance(self.form, str):
+            return self.form(row)
+        return "-" if row[key] is None else self.form.format(row[key])
+
+
+class TimedVariant(BaseModel, frozen=True):
+    """One method at one gamma and temperature (None in files that tell none by row)."""
+
+    method: str
+    gamma: Gamma = None
+    temperature: Amount | None = None
+
+    @property
+    def key(self) -> Key:
+        """What tells it from the others of a file."""
+        return self.method, self.gamma, self.temperature
+
+
+class Rate(BaseModel, frozen=True):
+    """Tokens a second."""
+
+    mean: Amount | None = None
+    spread: Amount | None = None
+
+
+class Category(BaseModel, frozen=True):
+    """A variant's figures over the prompts of one category."""
+
+    speedup: Amount | None = None
+
+
+class Reviewed(BaseModel, frozen=True):
+    """Drafts that a reviewer of a cascade saw and passed."""
+
+    accepted: Count
+    examined: Count
+
+
+Value = Amount | None
+Values = Annotated[list[Amount | None], Field(max_length=10_000)]
+Named = dict[str, Amount | None]
+
+
+class SummaryRow(TimedVariant, frozen=True):
+    """One row of `summary`. What a file lacks, since it is older, is what stands behind the `=`."""
+
+    mean_gamma: Annotated[Value, Column(_mean_gamma)] = None
+    prompts: Annotated[Count, Column(lambda of: of.prompts)] = 0
+    answers: Annotated[Count, Column(lambda of: len(of.answers))] = 0
+    batch_size: Annotated[Count, Column(lambda of: max((one.rows for one in of.answers), default=1))] = 1
+    predicted_n: Annotated[Count, Column(lambda of: of.total.predicted_n)] = 0
+    predicted_per_second: Annotated[Rate, Column(_rate, _rate_cell, methods="tok/s")] = Rate()
+    speedup: Annotated[Value, Column(lambda of: of.speedup, TIMES, methods="speed-up", speedups="median")] = None
+    speedup_per_repeat: Annotated[
+        list[Amount],
+        Column(lambda of: of.speedups(of.plain), _range_cell, speedups="range", report="range", leaves=2),
+    ] = []
+    expected_speedup: Annotated[
+        Value,
+        Column(
+            lambda of: expected(of.total, of.beside, of.variant.gamma),
+            TIMES,
+            speedups="expected",
+            report="expected",
+            leaves=1,
+        ),
+    ] = None
+    speedup_without_loops: Annotated[
+        Value,
+        Column(
+            lambda of: of.within(lambda item: not _loops(item, of.judge)).speedup,
+            TIMES,
+            speedups="no loops",
+            report="no loops",
+            leaves=3,
+        ),
+    ] = None
+    tokens_per_pass: Annotated[
+        Value, Column(lambda of: of.total.tokens_per_pass, "{:.2f}", methods="tok/pass", leaves=6)
+    ] = None
+    acceptance_rate: Annotated[
+        Value, Column(lambda of: of.total.acceptance_rate, "{:.0%}", methods="accepted", leaves=5)
+    ] = None
+    alpha: Annotated[Value, Column(lambda of: of.total.alpha, "{:.2f}", methods="alpha", leaves=4)] = None
+    alpha_per_position: Annotated[Values, Column(lambda of: of.total.alpha_per_position)] = []
+    c: Annotated[
+        Value,
+        Column(
+            lambda of: cost_ratio(of.total, of.beside) if of.variant.gamma or of.planned else None,
+            "{:.3f}",
+            methods="c",
+            leaves=2,
+        ),
+    ] = None
+    v: Annotated[
+        Value,
+        Column(lambda of: verify_ratio(of.total, of.beside) if of.planned else None, "{:.2f}", methods="v", leaves=1),
+    ] = None
+    ttft_ms: Annotated[
+        Value,
+        Column(
+            lambda of: _mean(_known(answer.stats.ttft_ms for answer in of.answers)),
+            "{:.0f} ms",
+            methods="TTFT",
+            leaves=3,
+        ),
+    ] = None
+    compared: Annotated[Count, Column(lambda of: len(of.agreeing))] = 0
+    differs: Annotated[
+        Count | None,
+        Column(lambda of: of.agreeing.count(False) if of.agreeing else None, _differs_cell, methods="differs"),
+    ] = None
+    near_ties: Annotated[Count, Column(lambda of: of.parted("near tie"))] = 0
+    beyond_ties: Annotated[Count, Column(lambda of: of.parted("beyond"))] = 0
+    other_draws: Annotated[Count, Column(lambda of: of.parted("other draw"))] = 0
+    other_texts: Annotated[Count, Column(lambda of: of.parted("other text"))] = 0
+    may_differ: Annotated[Count, Column(lambda of: len(of.compared) - len(of.agreeing))] = 0
+    categories: Annotated[dict[str, Category], Column(_categories)] = {}
+    worst_category: Annotated[Any, Column(_worst, _worst_cell, speedups="worst category", leaves=4)] = None
+    over_rivals: Annotated[Any, Column(_over_rival, _over_rival_cell, speedups="over {}")] = None
+    calls_per_pass: Annotated[Named, Column(_calls_per_pass)] = {}
+    ms_per_call: Annotated[Named, Column(_per_call)] = {}
+    reviews: Annotated[dict[str, Reviewed], Column(lambda of: of.total.to_json().get("reviews", {}))] = {}
+    swi: Annotated[Named | None, Column(lambda of: swi_of(of.total, of.answers[0].terms) if of.answers else None)] = (
+        None
+    )
+
+
+COLUMNS: Mapping[str, Column] = {
+    key: column
+    for key, field in SummaryRow.model_fields.items()
+    for column in field.metadata
+    if isinstance(column, Column)
+}
+
+
+def shown(view: str) -> dict[str, Column]:
+    """The columns of a table, by key."""
+    return {key: column for key, column in COLUMNS.items() if column.head(view)}
+
+
+def summarise(items: Sequence[Item], variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """One row per variant, JSON-able; figures that are undefined are None.
+
+    Each temperature by itself: what its `ar` answered is compared with, and says which prompts loop (without an `ar`
+    its first variant says that).
+    """
+    return [_row(timed) for judge in references(variants).values() for timed in _tempered(items, variants, judge)]
+
+
+def _tempered(items: Sequence[Item], variants: Iterable[Variant], judge: Variant) -> list[Timed]:
+    """The variants of one temperature; ours beside the fastest rival."""
+    found = [Timed(items, variant, judge) for variant in variants if variant.temperature == judge.temperature]
+    rivals = [timed for timed in found if timed.variant.method.startswith(RIVALS)]
+    fastest = max((timed for timed in rivals if timed.rates), key=lambda timed: fmean(timed.rates), default=None)
+    if fastest is None:
+        return found
+    return [replace(timed, rival=fastest.variant) if timed not in rivals else timed for timed in found]
+
+
+def _row(timed: Timed) -> dict[str, Any]:
+    figures = {key: _rounded(column.figure(timed)) for key, column in COLUMNS.items()}
+    return {**vars(timed.variant), **figures}

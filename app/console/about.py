@@ -16,7 +16,7 @@ from app.lanes.comparison import promise
 from app.lanes.costs import Terms, cost_lines
 from app.screen.figures import PaneData, StatsLines
 from app.screen.live import look_of
-from app.screen.view import Header, Summary, drafter_name, dtype_name, heading, models_of
+from app.screen.view import Summary, drafter_name, dtype_name, heading, models_of
 from app.settings.layers import Settings
 from sampling.stats.ratios import speedup
 from sampling.stats.summary import Stats, merge
@@ -32,7 +32,7 @@ _POSITIONS, _WIDTHS = 6, (2, 4, 8, 16)  # what /gamma shows of alpha and v(n)
 _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
-def header(engine: Engine, settings: Settings, console: Console) -> Header:
+def header(engine: Engine, settings: Settings, console: Console) -> RenderableType:
     """The line over everything: models, place and settings."""
     look = look_of(console, settings)
     return heading(models_of(engine), settings, look, engine.last_gamma(settings))

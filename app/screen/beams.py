@@ -9,14 +9,15 @@ of tokens only their texts.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.cells import cell_len
 
 from app.screen.palette import Look
-from app.screen.rows import Drawn, Field, Line, Row, field, fit, flow, share, visible
-from app.screen.spans import NO_TEXT, REPLACEMENT, Decode, Span, Window
+from app.screen.rows import Chunk, Drawn, Line, Row, chunk, fit, flow, one_line, quoted, share
+from app.screen.spans import NO_TEXT, REPLACEMENT, Decode, Span, Window, common
 from sampling.events import Beam, BeamStep, BeamTree, Event, Finished, Hypothesis
 
 LIST_FROM = 36  # columns of text from which the beams are listed; below that they are counted
@@ -50,17 +51,16 @@ class BeamReader:
         self._before = decode(self._context).rstrip(REPLACEMENT) if self._context else ""
         self._tree = BeamTree()
         self._most = 0
-        self._lines: tuple[BeamLine, ...] | None = ()
+        self._lines: tuple[BeamLine, ...] | None = None  # until they are asked for
 
     def feed(self, event: Event) -> None:
         """Take in one event."""
+        self._lines = None
         if isinstance(event, BeamStep):
             self._tree.add(event)
-            self._most, self._lines = event.num_beams, None
-        elif isinstance(event, Finished):
-            if event.reason != "interrupted":
-                self._tree.close()
-            self._lines = None if self._most else ()
+            self._most = event.num_beams
+        elif isinstance(event, Finished) and event.reason != "interrupted":
+            self._tree.close()
 
     @property
     def beams(self) -> tuple[BeamLine, ...]:
@@ -107,10 +107,9 @@ def _listed(beams: Sequence[BeamLine], width: int, look: Look) -> list[Line]:
 
 def _leaving(best: str, other: str, look: Look) -> str:
     """What `other` says from the word on in which it leaves `best`; its last word if it only ends sooner."""
-    alike = next((place for place, (a, b) in enumerate(zip(best, other, strict=False)) if a != b), len(other))
-    start = max(other[:alike].rstrip().rfind(mark) for mark in " \n") + 1
-    tail = visible(other[start:].strip(), look.ascii).replace("\n", look.glyph("newline")).replace("\t", " ")
-    return (look.glyph("ellipsis") if start else "") + tail
+    alike = other[: common(best, other)]
+    start = max(alike.rstrip().rfind(mark) for mark in " \n") + 1
+    return (look.glyph("ellipsis") if start else "") + one_line(other[start:].strip(), look)
 
 
 class BeamTrace(Drawn):
@@ -126,8 +125,8 @@ class BeamTrace(Drawn):
     def rows(self) -> list[Row]:
         """All rows; only `look.width` bounds them."""
         if not self.steps:
-            return flow([field("no steps yet", "faint")], self.look)
-        rows = flow([field(self.rule, "faint")], self.look) if self.rule else []
+            return flow([chunk("no steps yet", "faint")], self.look)
+        rows = flow([chunk(self.rule, "faint")], self.look) if self.rule else []
         tree = BeamTree()
         for number, step in enumerate(self.steps):
             if number >= self.first:
@@ -136,37 +135,31 @@ class BeamTrace(Drawn):
         return rows
 
     def _step(self, number: int, step: BeamStep, tree: BeamTree) -> list[Row]:
-        count = {fate: sum(beam.fate == fate for beam in step.beams) for fate in _ROLES}
-        told = ", ".join(f"{many} {fate}" for fate, many in count.items() if many)
-        faint = [field(text, "faint") for text in (told, f"{step.seconds * 1000:.1f} ms")]
-        rows = flow([field(f"step {number}", "strong"), *faint], self.look, 2)
+        count = Counter(beam.fate for beam in step.beams)
+        fates = ", ".join(f"{count[fate]} {fate}" for fate in _ROLES if count[fate])
+        faint = [chunk(text, "faint") for text in (fates, f"{step.seconds * 1000:.1f} ms")]
+        rows = flow([chunk(f"step {number}", "strong"), *faint], self.look, 2)
         for place, beam in enumerate(step.beams, start=1):
             rows += flow(self._beam(place, beam, tree), self.look, 4)
         return rows
 
-    def _beam(self, place: int, beam: Beam, tree: BeamTree) -> list[Field]:
+    def _beam(self, place: int, beam: Beam, tree: BeamTree) -> list[Chunk]:
         parent = tree.running[beam.parent]
         word = grown_by(self._decode, parent, beam.token)
         wide = self.look.width >= _WIDE
-        quoted = self._quoted(word)
-        fields = [field(f"{place:>2}"), field(quoted, _ROLES[beam.fate])]
+        shown = quoted(word, self.look, _TEXT)
+        chunks = [chunk(f"{place:>2}"), chunk(shown, _ROLES[beam.fate])]
         if wide:
-            fields.append(field(" " * (_TEXT - cell_len(quoted)), "plain", ""))
+            chunks.append(chunk(" " * (_TEXT - cell_len(shown)), "plain", ""))
             behind = f"behind {beam.parent + 1}" if parent.tokens else "opens"
-            fields.append(field(f"{behind:<9}"))
+            chunks.append(chunk(f"{behind:<9}"))
         p = share(math.exp(beam.log_p - parent.log_p))
         figures = f"p {p:>4}  log p {beam.log_p:7.2f}  score {beam.score:6.2f}" if wide else f"p{p} {beam.score:.2f}"
-        fields += [field(figures), field(beam.fate, "strong" if beam.fate == "finished" else "plain")]
-        return [item for item in fields if item.width]
-
-    def _quoted(self, text: str) -> str:
-        """A token's text in quotes on one line, spaces kept."""
-        text = visible(text, self.look.ascii).replace("\n", self.look.glyph("newline")).replace("\t", " ")
-        text = "<end>" if text == NO_TEXT and self.look.ascii else text
-        return f'"{fit(text, min(_TEXT - 2, max(2, self.look.width - 8)), self.look)}"'
+        chunks += [chunk(figures), chunk(beam.fate, "strong" if beam.fate == "finished" else "plain")]
+        return [item for item in chunks if item.width]
 
 
-def rule_of(num_beams: int, alpha: float, offset: float) -> str:
+def search_of(num_beams: int, alpha: float, offset: float) -> str:
     """What a beam search does, in words."""
     many = f"the {num_beams} likeliest go on" if num_beams > 1 else "the likeliest goes on"
     penalty = f"(({offset:g} + n) / {offset + 1:g})^{alpha:g}"

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from app.screen.beams import BeamLine
 from app.screen.palette import Look
-from app.screen.rows import Drawn, Field, Piece, Row, field, flow, share
+from app.screen.rows import Chunk, Drawn, Piece, Row, chunk, flow, share
 from app.screen.spans import Span
 from sampling.drafters.registry import ROWS
-
-if TYPE_CHECKING:
-    from sampling.stats.summary import Stats
-
+from sampling.stats.summary import Stats
 
 State = Literal["waiting", "prefill", "running", "done", "stopped"]
 
@@ -137,30 +134,29 @@ def _cells(stats: Stats) -> tuple[str, str, str, str]:
     )
 
 
-def details(pane: PaneData, look: Look, first: str = "  ") -> list[Field]:
-    """What became of a lane's drafts, or what its beam search took, as fields; empty if it did neither."""
+def details(pane: PaneData, look: Look, first: str = "  ") -> list[Chunk]:
+    """What became of a lane's drafts, or what its beam search took, as chunks; empty if it did neither."""
+    texts = _outcome(pane, look)
+    role = "faint" if look.fancy else "plain"
+    return [chunk(text, role, first if not i else "  ") for i, text in enumerate(texts)]
+
+
+def _outcome(pane: PaneData, look: Look) -> list[str]:
     stats = pane.stats
-    if stats is not None and stats.beams:
-        return _searched(stats, look, first)
-    if stats is None or not stats.draft_n:
+    if stats is None or not (stats.beams or stats.draft_n):
         return []
+    passes = f"{stats.target_passes} pass" + ("es" if stats.target_passes != 1 else "")
+    if stats.beams:
+        return [f"{stats.beams} beam" + ("s" if stats.beams != 1 else ""), passes]
     texts = [f"accepted {stats.draft_n_accepted}/{stats.draft_n} ({stats.draft_n_accepted / stats.draft_n:.0%})"]
     if stats.alpha is not None:
         texts.append(f"{look.glyph('alpha')} {share(stats.alpha)}")
     if stats.tokens_per_pass is not None:
-        passes = f"{stats.target_passes} pass" + ("es" if stats.target_passes != 1 else "")
         per_pass = f"{stats.tokens_per_pass:.2f} tok/pass"
         texts += [f"{per_pass} over {passes}"] if look.fancy else [per_pass, passes]
     if pane.expected is not None:
         texts.append(f"expected {pane.expected:.1f}{look.glyph('times')}")
-    return [field(text, "faint" if look.fancy else "plain", first if not i else "  ") for i, text in enumerate(texts)]
-
-
-def _searched(stats: Stats, look: Look, first: str) -> list[Field]:
-    """What a beam search took."""
-    passes = f"{stats.target_passes} pass" + ("es" if stats.target_passes != 1 else "")
-    texts = [f"{stats.beams} beam" + ("s" if stats.beams != 1 else ""), passes]
-    return [field(text, "faint" if look.fancy else "plain", first if not i else "  ") for i, text in enumerate(texts)]
+    return texts
 
 
 def _bar(pane: PaneData, width: int, look: Look) -> tuple[Piece, ...]:
@@ -184,48 +180,34 @@ class StatsLines(Drawn):
         label = max((len(pane.label) for pane in self.panes), default=0)
         rows: list[Row] = []
         for pane, row in zip(self.panes, cells, strict=True):
-            name = field(pane.label.ljust(label), "faint" if self.look.fancy else "plain")
+            name = chunk(pane.label.ljust(label), "faint" if self.look.fancy else "plain")
             if row is None or not pane.tokens:
-                rows += flow([name, field(pane.status, "faint")], self.look, label + 2)
+                rows += flow([name, chunk(pane.status, "faint")], self.look, label + 2)
                 continue
             tokens, seconds, speed, first = (text.rjust(width) for text, width in zip(row, widths, strict=True))
             role = "strong" if pane.drafting and self.look.color else "plain"
-            figures = [field(text, role) for text in (tokens, seconds, speed, f"TTFT {first}")]
-            fields = [name, *self._progress(pane, label, figures), *figures]
+            figures = [chunk(text, role) for text in (tokens, seconds, speed, f"TTFT {first}")]
+            chunks = [name, *self._progress(pane, label, figures), *figures]
             if not self.look.color:
-                fields += details(pane, self.look, " | ")
-            rows += flow(fields, self.look, label + 2)
+                chunks += details(pane, self.look, " | ")
+            rows += flow(chunks, self.look, label + 2)
         return rows
 
-    def _progress(self, pane: PaneData, label: int, figures: list[Field]) -> list[Field]:
+    def _progress(self, pane: PaneData, label: int, figures: list[Chunk]) -> list[Chunk]:
         room = self.look.width - label - 4 - sum(item.width + 2 for item in figures[1:]) - figures[0].width
         width = min(room, self.look.width // 2 - label - 2)
-        return [Field(_bar(pane, width, self.look))] if self.look.color and width >= _BAR_MIN else []
+        return [Chunk(_bar(pane, width, self.look))] if self.look.color and width >= _BAR_MIN else []
 
 
-class StatsLine(StatsLines):
-    """The figures of one lane."""
-
-    def __init__(self, pane: PaneData, look: Look) -> None:
-        super().__init__([pane], look)
-
-
-class Positions(Drawn):
+def positions(stats: Stats | None, look: Look) -> list[Chunk]:
     """Acceptance by draft position: accepted at j / examined at j, for every position examined."""
-
-    def __init__(self, stats: Stats | None, look: Look) -> None:
-        self.stats, self.look = stats, look
-
-    def rows(self) -> list[Row]:
-        alphas = self.stats.alpha_per_position if self.stats else ()
-        known = [(j, alpha) for j, alpha in enumerate(alphas, 1) if alpha is not None]
-        if not known:
-            return []
-        levels = self.look.glyph("levels")
-        fields = [field("accepted by position", "faint")]
-        for j, alpha in known[:_POSITIONS]:
-            level = levels[round(alpha * (len(levels) - 1))] if levels else ""
-            fields.append(Field(((f"{j} ", "faint"), (level, "accent"), (f"{alpha:.2f}", "faint"))))
-        if len(known) > _POSITIONS:
-            fields.append(field(f"{self.look.glyph('ellipsis')} to {known[-1][0]}", "faint"))
-        return flow(fields, self.look, 2)
+    alphas = stats.alpha_per_position if stats else ()
+    known = [(j, alpha) for j, alpha in enumerate(alphas, 1) if alpha is not None]
+    levels = look.glyph("levels")
+    chunks = [chunk("accepted by position", "faint")] if known else []
+    for j, alpha in known[:_POSITIONS]:
+        level = levels[round(alpha * (len(levels) - 1))] if levels else ""
+        chunks.append(Chunk(((f"{j} ", "faint"), (level, "accent"), (f"{alpha:.2f}", "faint"))))
+    if len(known) > _POSITIONS:
+        chunks.append(chunk(f"{look.glyph('ellipsis')} to {known[-1][0]}", "faint"))
+    return chunks

@@ -15,23 +15,23 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from app.lanes.answers import Answer, judged, plain_answer
-from app.lanes.comparison import may_differ
+from app.lanes.comparison import may_differ, rule_of
 from app.lanes.costs import Terms
 from app.lanes.logged_lane import known, lenience_of
-from app.screen.beams import BeamReader
-from app.screen.figures import PaneData, State, StatsLine, note
+from app.screen.beams import BeamReader, BeamTrace, search_of
+from app.screen.figures import PaneData, State, StatsLines, note
 from app.screen.palette import Look
 from app.screen.panes import Layout
 from app.screen.rows import visible
-from app.screen.spans import Spanner
+from app.screen.spans import Spanner, committed_text
 from app.screen.terminal import InPlace, Interrupts
+from app.screen.trace import Trace
 from app.screen.view import Frame
 from app.settings.layers import Settings
 from sampling.events import BeamStep, Event, Finished, Prefill, Reason, Step, to_json
 from sampling.stats.metrics import Meter
 
 FRAMES_A_SECOND = 12
-_STATES: dict[str, State] = {"interrupted": "stopped"}
 
 
 def look_of(console: Console, settings: Settings) -> Look:
@@ -75,8 +75,10 @@ class Track:
         self.spanner.feed(event)
         if isinstance(event, Prefill):
             self._state, self._progress = "prefill", f"reading {event.done:,} / {event.total:,} tokens"
+        elif isinstance(event, Finished):
+            self._state = "stopped" if event.reason == "interrupted" else "done"
         else:
-            self._state = "running" if isinstance(event, Step | BeamStep) else _STATES.get(event.reason, "done")
+            self._state = "running"
 
     @property
     def steps(self) -> list[Step]:
@@ -89,14 +91,17 @@ class Track:
     @property
     def reason(self) -> Reason:
         """Why the lane ended; "interrupted" if it has not."""
-        last = self.events[-1] if self.events else None
-        return last.reason if isinstance(last, Finished) else "interrupted"
+        return self.events[-1].reason if self._ended else "interrupted"  # type: ignore[union-attr]
+
+    @property
+    def _ended(self) -> bool:
+        return bool(self.events) and isinstance(self.events[-1], Finished)
 
     def pane(self) -> PaneData:
         """The lane as it stands, for the screen."""
         return PaneData(
             self.lane.name,
-            self.spanner.spans,
+            tuple(self.spanner.spans),
             self.meter.stats,
             self._state,
             self._progress,
@@ -114,16 +119,14 @@ class Track:
 
     def answer(self) -> Answer:
         """The lane's result with its figures."""
-        ids = tuple(self.meter.ids)
-        differs = may_differ(self.lane, self.lane.settings)
-        ended = bool(self.events) and isinstance(self.events[-1], Finished)
-        text = self.decode(list(ids)) if ended else self.text
+        ids, differs = tuple(self.meter.ids), may_differ(self.lane, self.lane.settings)
+        text = self.decode(list(ids)) if self._ended else self.text
         return Answer(self.lane.name, ids, text, self.meter.stats, differs, terms=self.terms)
 
     @property
     def text(self) -> str:
         """The answer so far, as it stands on the screen."""
-        return "".join(span.text for span in self.spanner.spans if span.committed)
+        return committed_text(self.spanner.spans)
 
     def record(self) -> dict[str, Any]:
         """The lane with its events, for /save."""
@@ -178,13 +181,11 @@ class Surface(Protocol):
 
 
 def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
-    """The final print: panes, figures, verdict and legend, then the text alone, to be copied."""
-    settings = place.settings
-    look = look_of(place.out, settings).sized(height=None)
-    last = tracks[-1].pane()
+    """The final print: panes, figures, comparison and legend, then the text alone, to be copied."""
+    settings, last = place.settings, tracks[-1].pane()
     if settings.quiet:
         place.out.print(Text(visible(text)), soft_wrap=True)
-        place.say(StatsLine(last, look))
+        place.say(StatsLines([last], look_of(place.out, settings).sized(height=None)))
         if note(last):
             place.say(note(last))
         return
@@ -196,39 +197,27 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
 
 
 def panes(tracks: Sequence[Track], console: Console, settings: Settings) -> RenderableType:
-    """All lanes in full with verdict and legend."""
+    """All lanes in full with comparison and legend."""
     look = look_of(console, settings).sized(height=None)
     answers = [track.answer() for track in tracks]
     plain = plain_answer(answers)
     if plain is not None:
         for track, found in zip(tracks, answers, strict=True):
             track.expected = found.expected(plain)
-    return frame(tracks, look, settings.view, verdict=judged(answers), show_discarded=settings.debug)
+    return frame(tracks, look, settings.view, comparison=judged(answers), show_discarded=settings.debug)
 
 
 def traced(tracks: Sequence[Track], console: Console, settings: Settings, rounds: int | None) -> RenderableType:
     """The last lane that drafted or searched, round by round (the last lane, if none did)."""
-    from app.lanes.comparison import rule_of
-    from app.screen.trace import Trace
-
     track = next((one for one in reversed(tracks) if one.pane().telling), tracks[-1])
-    used = track.lane.settings
-    if track.lane.beams is not None:
-        return _searched(track, look_of(console, settings).sized(height=None), rounds)
+    lane, used, look = track.lane, track.lane.settings, look_of(console, settings).sized(height=None)
+    if (plan := lane.beams) is not None:
+        words = search_of(plan.num_beams, plan.alpha, plan.offset)
+        return BeamTrace(track.beam_steps, track.decode, look, rule=words, last=rounds)
     shaped = (used.top_k, used.top_p, used.min_p, used.repetition_penalty, used.no_repeat_ngram)
     exact = used.temperature == 1 and shaped == (0, 1.0, 0.0, 1.0, 0)
     rule = rule_of(
-        used.temperature, sampled=track.lane.law_drafts, coupling=used.coupling, draft_sampling=used.draft_sampling
+        used.temperature, sampled=lane.law_drafts, coupling=used.coupling, draft_sampling=used.draft_sampling
     )
-    look = look_of(console, settings).sized(height=None)
-    names, lenience = track.lane.source_names, lenience_of(track.lane)
+    names, lenience = lane.source_names, lenience_of(lane)
     return Trace(track.steps, track.decode, look, names, rule=rule, last=rounds, exact=exact, lenience=lenience)
-
-
-def _searched(track: Track, look: Look, steps: int | None) -> RenderableType:
-    """A beam search, step by step."""
-    from app.screen.beams import BeamTrace, rule_of
-
-    plan = track.lane.beams
-    rule = rule_of(plan.num_beams, plan.alpha, plan.offset)
-    return BeamTrace(track.beam_steps, track.decode, look, rule=rule, last=steps)

@@ -54,6 +54,7 @@ _COMMON = {
     "question": "bold magenta",
     "bad": "bold yellow",
     "alarm": "bold reverse red",
+    "alarm line": "bold red",
 }
 
 UNICODE = {

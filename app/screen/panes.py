@@ -38,18 +38,16 @@ def _off_record(text: str, look: Look) -> str:
 def _marked(text: str, role: str, look: Look) -> list[Piece]:
     """Text between its marks, white space outside of them; every line is marked by itself."""
     before, after = _MARKS[role]
+    if not text.strip():
+        if role == "target" and "\n" not in text:
+            return [(text, role)]  # a mark around a mere space would be torn apart at the line's end
+        shown = f"{before}{_off_record(text, look)}{after}"
+        return [(shown, role), (text, role)] if role == "target" else [(shown, role)]
     pieces: list[Piece] = []
     for index, line in enumerate(text.split("\n")):
-        if index:
-            pieces.append(("\n", role))
         head, core, tail = _WORDS.fullmatch(line).groups()  # type: ignore[union-attr]
-        pieces += [(head, role), (f"{before}{core}{after}", role), (tail, role)] if core else [(line, role)]
-    if not text.strip() and "\n" not in text and role == "target":
-        return [(text, role)]  # a mark around a mere space would be torn apart at the line's end
-    if not text.strip():
-        shown = _off_record(text, look) if "\n" in text else text
-        pieces = [(f"{before}{shown}{after}", role)]
-        pieces += [(text, role)] if "\n" in text and role == "target" else []
+        marked = f"{before}{core}{after}" if core else ""
+        pieces += [("\n" if index else "", role), (head, role), (marked, role), (tail, role)]
     return [(part, kind) for part, kind in pieces if part]
 
 
@@ -79,35 +77,26 @@ def _struck(text: str, role: str) -> list[Piece]:
 class Pane(Drawn):
     """One lane's text under its title. `height` rows in all (None: as many as the text takes)."""
 
-    def __init__(self, data: PaneData, look: Look, *, height: int | None = None, show_discarded: bool = False) -> None:
+    def __init__(
+        self,
+        data: PaneData,
+        look: Look,
+        *,
+        height: int | None = None,
+        border: bool | None = None,  # None: as the pane's own width says
+        show_discarded: bool = False,
+    ) -> None:
         self.data, self.look, self.height = data, look, height
-        self.border = look.width >= BORDER_FROM
-        self._show = show_discarded
-        self._text: list[Line] = []
-        self._lines: list[Line] | None = None  # the text's and what stands below it
-
-    @classmethod
-    def bordered(cls, data: PaneData, look: Look, border: bool, show_discarded: bool) -> Pane:
-        """A pane whose screen, not its own width, decides about borders."""
-        pane = cls(data, look, show_discarded=show_discarded)
-        pane.border = border
-        return pane
-
-    @property
-    def lines(self) -> list[Line]:
-        """The wrapped text, all of it, and the beams of a search."""
-        if self._lines is None:
-            tinted = self.data.tinted and self.look.color
-            pieces = pieces_of(self.data.spans, self.look, show_discarded=self._show, tinted=tinted)
-            if self.data.state == "running":
-                pieces.append((self.look.glyph("cursor"), "cursor"))
-            self._text = wrap(pieces, self._width, self.look.ascii)
-            self._lines = below(self.data.beams, self._text, self._width, None, self.look)
-        return self._lines
-
-    @property
-    def _width(self) -> int:
-        return self.look.width - 4 if self.border else self.look.width
+        self.border = look.width >= BORDER_FROM if border is None else border
+        self._width = look.width - 4 if self.border else look.width
+        drafts = data.drafting or any(span.kind != "plain" for span in data.spans)
+        self._frame = "accent" if drafts else "faint"
+        self._corners, self._edges = look.glyph("corners"), look.glyph("edges")
+        pieces = pieces_of(data.spans, look, show_discarded=show_discarded, tinted=data.tinted and look.color)
+        if data.state == "running":
+            pieces.append((look.glyph("cursor"), "cursor"))
+        self._text = wrap(pieces, self._width, look.ascii)
+        self.lines = below(data.beams, self._text, self._width, None, look)  # the text's and what stands below it
 
     @property
     def needed(self) -> int:
@@ -136,41 +125,27 @@ class Pane(Drawn):
 
     def _heading(self, width: int) -> list[Piece]:
         """Title and status as far as they fit; a status is shown whole or not at all."""
-        title = fit(self.data.heading, width, self.look)
-        status = f" {self.data.status}"
-        role = "accent" if self._drafts else "faint"
+        title, status = fit(self.data.heading, width, self.look), f" {self.data.status}"
         room = width - cell_len(title)
-        return [(title, role), *([(status, "faint")] if cell_len(status) <= room else [])]
-
-    @property
-    def _drafts(self) -> bool:
-        return self.data.drafting or any(span.kind != "plain" for span in self.data.spans)
-
-    @property
-    def _frame(self) -> str:
-        return "accent" if self._drafts else "faint"
+        return [(title, self._frame), *([(status, "faint")] if cell_len(status) <= room else [])]
 
     def _top(self) -> Row:
-        corners, edge = self.look.glyph("corners"), self.look.glyph("edges")[0]
         heading = self._heading(self.look.width - 5)
-        rest = edge * (self.look.width - 4 - width_of(heading))
-        start, end = (corners[0] + " ", self._frame), (" " + rest + corners[1], self._frame)
+        rest = self._edges[0] * (self.look.width - 4 - width_of(heading))
+        start, end = (self._corners[0] + " ", self._frame), (f" {rest}{self._corners[1]}", self._frame)
         return row_of([start, *heading, end], self.look)
 
     def _bottom(self) -> Row:
-        corners, edge = self.look.glyph("corners"), self.look.glyph("edges")[0]
         speed = self.data.stats.predicted_per_second if self.data.stats else None
         figure = f" {rate(speed)} " if speed is not None else ""
         figure = figure if len(figure) <= self.look.width - 4 else ""
-        rest = edge * (self.look.width - 3 - len(figure))
-        return row_of(
-            [(corners[2] + rest, self._frame), (figure, self._frame), (edge + corners[3], self._frame)], self.look
-        )
+        rest = self._edges[0] * (self.look.width - 3 - len(figure))
+        parts = (self._corners[2] + rest, figure, self._edges[0] + self._corners[3])
+        return row_of([(part, self._frame) for part in parts], self.look)
 
     def _side(self, text: Row) -> Row:
-        edge = self.look.glyph("edges")[1]
-        frame = self.look.style(self._frame)
-        used = sum(segment.cell_length for segment in text)
+        edge, frame = self._edges[1], self.look.style(self._frame)
+        used = Segment.get_line_length(text)
         return [Segment(edge + " ", frame), *text, Segment(" " * (self.look.width - 3 - used)), Segment(edge, frame)]
 
 
@@ -192,11 +167,9 @@ class SideBySide(Drawn):
         ]
 
     def _pane(self, data: PaneData, columns: int, index: int, show_discarded: bool) -> Pane:
-        width = self.look.width
-        if columns == 2:
-            width = (width - 1) // 2 if index == 0 else width - 1 - (width - 1) // 2
-        look = self.look.sized(width=width)
-        return Pane.bordered(data, look, self.look.width >= BORDER_FROM, show_discarded)
+        width = self.look.width if columns == 1 else (self.look.width - 1 + index) // 2
+        look, border = self.look.sized(width=width), self.look.width >= BORDER_FROM
+        return Pane(data, look, border=border, show_discarded=show_discarded)
 
     @property
     def needed(self) -> int:
@@ -225,15 +198,14 @@ class SideBySide(Drawn):
             for pane in group:
                 pane.height = high
             columns = [pane.rows() for pane in group]
-            if len(columns) == 1:
-                rows += columns[0]
-            else:
+            if len(columns) == 2:
                 width = group[0].look.width + 1
                 rows += [_beside(left, right, width) for left, right in zip(*columns, strict=True)]
+            else:
+                rows += columns[0]
         return rows
 
 
 def _beside(left: Row, right: Row, width: int) -> Row:
     """Two rows, the right one beginning at column `width`."""
-    gap = width - sum(segment.cell_length for segment in left)
-    return [*left, Segment(" " * gap), *right]
+    return [*left, Segment(" " * (width - Segment.get_line_length(left))), *right]

@@ -1,7 +1,7 @@
 """`/plot`: expected speed-up by gamma, and acceptance by draft position, as bars of one row each.
 
 :class:`Bars` is drawing alone. What is drawn comes from the answers' own rounds: a lane that ran under `gamma auto`
-has learned α, c and v(n); of any other lane its recorded rounds are told to a fresh
+has learned α, c and v(n); of any other lane its recorded rounds are shown to a fresh
 :class:`sampling.gamma.goodput.GoodputPace`, so that both say what `gamma auto` would take. Knows no commands and no
 models.
 """
@@ -10,19 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from app.lanes.answers import plain_answer
+from app.screen.live import Track
 from app.screen.palette import Look
-from app.screen.rows import Drawn, Row, field, flow, row_of
+from app.screen.rows import Drawn, Row, chunk, flow, row_of
 from sampling.gamma.goodput import GAMMA_MAX, GoodputPace, best
 from sampling.stats.ratios import speedup
 from sampling.stats.summary import Stats
 from utils.errors import UserError
-
-if TYPE_CHECKING:
-    from app.screen.live import Track
-
 
 _LEAST = 8  # columns of the longest bar
 
@@ -49,14 +45,14 @@ class Bars(Drawn):
         self.title, self.bars, self.look, self.remarks = title, bars, look, remarks
 
     def rows(self) -> list[Row]:
-        rows = flow([field(word, before=" ") for word in self.title.split()], self.look, 2)
+        rows = flow([chunk(word, before=" ") for word in self.title.split()], self.look, 2)
         name, figure, note = (
             max((len(getattr(bar, part)) for bar in self.bars), default=0) for part in ("name", "figure", "note")
         )
         room = self.look.width - name - figure - note - 8
         rows += [self._bar(bar, name, figure, room) for bar in self.bars]
         for remark in self.remarks:
-            rows += flow([field(word, "faint", " ") for word in remark.split()], self.look, 2)
+            rows += flow([chunk(word, "faint", " ") for word in remark.split()], self.look, 2)
         return rows
 
     def _bar(self, bar: Bar, name: int, figure: int, room: int) -> Row:
@@ -81,14 +77,13 @@ def position_bars(tracks: Sequence[Track], look: Look) -> list[Bars]:
 
 
 def _positions(name: str, stats: Stats, look: Look) -> Bars:
+    counted = zip(stats.alpha_per_position, stats.accepted_at, stats.examined_at, strict=True)
     bars = [
-        Bar(str(place), "-" if alpha is None else f"{alpha:.2f}", alpha or 0.0, f"{accepted}/{examined}")
-        for place, (alpha, accepted, examined) in enumerate(
-            zip(stats.alpha_per_position, stats.accepted_at, stats.examined_at, strict=True), 1
-        )
+        Bar(str(place), f"{alpha:.2f}", alpha, f"{accepted}/{examined}")
+        for place, (alpha, accepted, examined) in enumerate(counted, 1)
+        if alpha is not None
     ]
-    known = [bar for bar in bars if bar.figure != "-"]
-    return Bars(f"{name}: {look.glyph('alpha')} by position, accepted / examined", known, look)
+    return Bars(f"{name}: {look.glyph('alpha')} by position, accepted / examined", bars, look)
 
 
 def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
@@ -102,21 +97,17 @@ def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
             "no lane of the last answer drafts by gamma: /compare ar,spec adds one (/plot positions shows others)"
         )
     track = tracks[-1]
-    pace = track.lane.pace or _learned(track, answers)
-    if not pace.costs.drafting_known:
+    controller = track.lane.pace or _learned(track, answers)
+    if not controller.costs.drafting_known:
         raise UserError("too few rounds were timed to know what drafting costs here: another answer will do")
-    rates, auto, used = pace.expected(GAMMA_MAX), best(pace.rates), track.lane.settings.gamma
-    notes, reach = _notes(auto, used if isinstance(used, int) else None), pace.costs.reach
+    rates, auto, used = controller.expected(GAMMA_MAX), best(controller.rates), track.lane.settings.gamma
+    notes, reach = _notes(auto, used if isinstance(used, int) else None), controller.costs.reach
     bars = [
         Bar(str(gamma), f"{rate:.2f}x", rate / max(rates), notes.get(gamma, ""), gamma < reach, gamma in notes)
         for gamma, rate in enumerate(rates)
     ]
-    return Bars(
-        f"{track.lane.name}: expected speed-up by {look.glyph('gamma')}",
-        bars,
-        look,
-        _remarks(track, pace, answers[-1], look),
-    )
+    title = f"{track.lane.name}: expected speed-up by {look.glyph('gamma')}"
+    return Bars(title, bars, look, _remarks(track, controller, answers[-1], look))
 
 
 def _notes(auto: int, used: int | None) -> dict[int, str]:
@@ -128,41 +119,41 @@ def _notes(auto: int, used: int | None) -> dict[int, str]:
 
 def _learned(track: Track, answers: Sequence[Sequence[Track]]) -> GoodputPace:
     """What `gamma auto` would know, had it seen the rounds of this lane's drafter and the plain ones beside them."""
-    pace = GoodputPace()
+    controller = GoodputPace()
     for tracks in answers:
         for other in tracks:
             lane = other.lane
             own = lane.drafter is track.lane.drafter
             if lane.lm is not track.lane.lm or lane.beams is not None or (lane.drafts and not own):
                 continue
-            pace.begin()
+            controller.begin()
             left = other.limit
             for number, step in enumerate(other.steps):
                 if number:  # the opening round reads the prompt
-                    pace.budget([step.row])
-                    pace.observe([replace(step, gamma=min(step.gamma, left - 1))])  # a limit is not silence
+                    controller.budget([step.row])
+                    controller.observe([replace(step, gamma=min(step.gamma, left - 1))])  # a limit is not silence
                 left -= len(step.emitted)
-    return pace
+    return controller
 
 
-def _remarks(track: Track, pace: GoodputPace, last: Sequence[Track], look: Look) -> list[str]:
+def _remarks(track: Track, controller: GoodputPace, last: Sequence[Track], look: Look) -> list[str]:
     """The figures that the bars are made of, and the measured speed-up."""
-    costs, reach = pace.costs, pace.costs.reach
-    alphas = " ".join(f"{alpha:.2f}" for alpha in pace.acceptance.alphas[:4])
+    costs, reach = controller.costs, controller.costs.reach
+    alphas = " ".join(f"{alpha:.2f}" for alpha in controller.acceptance.alphas[:4])
     widths = [n for n in (2, 4, 8, 16) if n <= reach]
     v = "".join(f", v({n}) {costs.v(n)[-1]:.2f}" for n in widths)
     alpha, more = look.glyph("alpha"), look.glyph("ellipsis")
-    told = [f"as gamma auto sees it: {alpha} by position {alphas} {more}, c {costs.c:.3f}{v}"]
+    remarks = [f"as gamma auto sees it: {alpha} by position {alphas} {more}, c {costs.c:.3f}{v}"]
     if reach <= GAMMA_MAX:
         solid, guessed = look.glyph("bar") * 2, look.glyph("rest") * 2
-        told.append(f"{solid} passes that were timed, {guessed} guessed: no pass over more than {reach} tokens was")
+        remarks.append(f"{solid} passes that were timed, {guessed} guessed: no pass over more than {reach} tokens was")
     if not costs.references:
-        told.append("no plain pass was timed: /compare ar,spec does")
+        remarks.append("no plain pass was timed: /compare ar,spec does")
     plain, own = plain_answer([other.answer() for other in last]), track.meter.stats
     measured = None if plain is None else speedup(plain.stats, own)
     if measured is not None:
-        told.append(f"measured in the last answer: {measured:.2f}x at gamma {_used(track)}")
-    return told
+        remarks.append(f"measured in the last answer: {measured:.2f}x at gamma {_used(track)}")
+    return remarks
 
 
 def _used(track: Track) -> str:

@@ -1,19 +1,19 @@
-"""Screen rows: what everything drawn is made of, from text made harmless to fields that wrap only between each other.
+"""Screen rows: what everything drawn is made of, from text made harmless to chunks that wrap only between each other.
 
 Text becomes lines, wrapped by display width at word boundaries. Control characters, escape sequences and direction
 overrides never reach the terminal. Wide characters, joined emoji and combining marks keep together. Indentation and
 line breaks stay; a line is broken at a space (which goes), between wide characters, or, if a word is longer than the
 line, inside it. A piece is (text, role); a row is a list of rich segments without a line end, never wider than the
-look. Knows no spans, no models, no figures and no events.
+look. Knows no models, no figures and no events.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import groupby, takewhile
+from operator import itemgetter
 from typing import NamedTuple
 
 from rich.cells import cell_len, get_character_cell_size
@@ -21,6 +21,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 
 from app.screen.palette import Look
+from app.screen.spans import NO_TEXT
 
 Piece = tuple[str, str]
 Line = tuple[Piece, ...]
@@ -51,20 +52,13 @@ _SIMPLE = re.compile(
 Row = list[Segment]
 
 
-def _shown(code: int, ascii_only: bool) -> str:
-    """A visible stand-in for a control character."""
-    if code == 0x2028 or code == 0x2029:
-        return " "
-    if code < 0x20 or code == 0x7F:
-        picture = "^" + chr(code ^ 0x40)
-        return picture if ascii_only else chr(0x2421 if code == 0x7F else 0x2400 + code)
-    return f"\\x{code:02x}"
-
-
 def _table(ascii_only: bool) -> dict[int, str]:
-    table = {code: _shown(code, ascii_only) for code in _CONTROLS}
-    table |= dict.fromkeys(_DROPPED, "") | {0xA0: " "}
-    return table | dict.fromkeys(range(0xD800, 0xE000), "?" if ascii_only else "\ufffd")
+    """What is shown for a character that a terminal would obey, or that is not seen."""
+    table = {code: f"\\x{code:02x}" for code in _CONTROLS} | {0x2028: " ", 0x2029: " ", 0xA0: " "}
+    table |= dict.fromkeys(_DROPPED, "") | dict.fromkeys(range(0xD800, 0xE000), "?" if ascii_only else "\ufffd")
+    for code in (*range(0x09), *range(0x0B, 0x20), 0x7F):
+        table[code] = f"^{chr(code ^ 0x40)}" if ascii_only else chr(0x2421 if code == 0x7F else 0x2400 + code)
+    return table
 
 
 _TABLES = {False: _table(False), True: _table(True)}
@@ -111,18 +105,17 @@ def _untabbed(line: list[Piece]) -> Line:
 def wrap(pieces: Sequence[Piece], width: int, ascii_only: bool = False) -> list[Line]:
     """Screen lines of at most `width` (≥ 2) columns. Finished lines are remembered between calls."""
     *finished, last = hard_lines(pieces, ascii_only)
-    lines: list[Line] = []
-    for line in finished:
-        lines += _wrapped_once(line, width)
-    lines += _wrapped(last, width)
-    return lines
+    return [part for line in finished for part in _wrapped_once(line, width)] + [*_wrapped(last, width)]
 
 
 def _wrapped(line: Line, width: int) -> tuple[Line, ...]:
     text = "".join(part for part, _ in line)
-    if _SIMPLE.fullmatch(text):
-        return _cut_text(line, _cuts(text, width)) if len(text) > width else (line,)
-    return _cut_clusters(_clusters(line), width)
+    simple = _SIMPLE.fullmatch(text)
+    if simple and len(text) <= width:
+        return (line,)
+    clusters = _clusters(line)
+    cuts = _cuts(text, width) if simple else _cluster_cuts(clusters, width)
+    return tuple(_pieces(clusters[start:end]) for start, end in cuts)
 
 
 def _cuts(text: str, width: int) -> list[tuple[int, int]]:
@@ -144,22 +137,6 @@ def _cuts(text: str, width: int) -> list[tuple[int, int]]:
     if start < size or not cuts:
         cuts.append((start, size))
     return cuts
-
-
-def _cut_text(line: Line, cuts: list[tuple[int, int]]) -> tuple[Line, ...]:
-    ends = list(accumulate(len(text) for text, _ in line))
-    rows = []
-    for start, end in cuts:
-        row = []
-        index = bisect_left(ends, start + 1)
-        while start < end:
-            text, role = line[index]
-            offset = ends[index] - len(text)
-            row.append((text[start - offset : end - offset], role))
-            start = min(end, ends[index])
-            index += 1
-        rows.append(tuple(row))
-    return tuple(rows)
 
 
 def _clusters(line: Line) -> list[_Cluster]:
@@ -190,14 +167,15 @@ def _clusters(line: Line) -> list[_Cluster]:
     return clusters
 
 
-def _cut_clusters(clusters: list[_Cluster], width: int) -> tuple[Line, ...]:
-    rows: list[Line] = []
+def _cluster_cuts(clusters: list[_Cluster], width: int) -> list[tuple[int, int]]:
+    """Where to cut text of any width: [start, end) of each screen line."""
+    cuts: list[tuple[int, int]] = []
     start, size = 0, len(clusters)
-    while start < size or not rows:
-        end, following = _line_end(clusters, start, width, indented=not rows)
-        rows.append(_pieces(clusters[start:end]))
+    while start < size or not cuts:
+        end, following = _line_end(clusters, start, width, indented=not cuts)
+        cuts.append((start, end))
         start = max(following, start + 1)
-    return tuple(rows)
+    return cuts
 
 
 def _line_end(clusters: list[_Cluster], start: int, width: int, *, indented: bool) -> tuple[int, int]:
@@ -227,16 +205,27 @@ def _may_break(left: _Cluster, right: _Cluster) -> bool:
 
 
 def _pieces(clusters: list[_Cluster]) -> Line:
-    merged: list[tuple[list[str], str]] = []
-    for text, _, role in clusters:
-        if merged and merged[-1][1] == role:
-            merged[-1][0].append(text)
-        else:
-            merged.append(([text], role))
-    return tuple(("".join(texts), role) for texts, role in merged)
+    runs = groupby(clusters, key=itemgetter(2))
+    return tuple(("".join(text for text, _, _ in run), role) for role, run in runs)
 
 
 _wrapped_once = lru_cache(maxsize=2048)(_wrapped)
+
+
+def width_of(line: Iterable[Piece]) -> int:
+    """Columns of a line."""
+    return sum(cell_len(text) for text, _ in line)
+
+
+def one_line(text: str, look: Look) -> str:
+    """A token's text made harmless, with a symbol for each line break."""
+    text = visible(text, look.ascii).replace("\n", look.glyph("newline")).replace("\t", " ")
+    return "<end>" if text == NO_TEXT and look.ascii else text
+
+
+def quoted(text: str, look: Look, columns: int) -> str:
+    """A token's text in quotes on one line of so many columns at most, spaces kept."""
+    return f'"{fit(one_line(text, look), min(columns - 2, max(2, look.width - 8)), look)}"'
 
 
 class Drawn:
@@ -254,20 +243,30 @@ class Drawn:
             yield Segment.line()
 
 
-class Field(NamedTuple):
-    """Some pieces that stay on one row, and what parts them from the field before on the same row."""
+class Chunks(Drawn):
+    """Chunks as rows of their own."""
+
+    def __init__(self, chunks: Sequence[Chunk], look: Look, indent: int = 0) -> None:
+        self.chunks, self.look, self.indent = chunks, look, indent
+
+    def rows(self) -> list[Row]:
+        return flow(self.chunks, self.look, self.indent)
+
+
+class Chunk(NamedTuple):
+    """Some pieces that stay on one row, and what parts them from the chunk before on the same row."""
 
     pieces: tuple[Piece, ...]
     before: str = "  "
 
     @property
     def width(self) -> int:
-        return sum(cell_len(text) for text, _ in self.pieces)
+        return width_of(self.pieces)
 
 
-def field(text: str, role: str = "plain", before: str = "  ") -> Field:
-    """A field of one role."""
-    return Field(((text, role),), before)
+def chunk(text: str, role: str = "plain", before: str = "  ") -> Chunk:
+    """A chunk of one role."""
+    return Chunk(((text, role),), before)
 
 
 def row_of(line: Iterable[Piece], look: Look) -> Row:
@@ -275,31 +274,21 @@ def row_of(line: Iterable[Piece], look: Look) -> Row:
     return [Segment(text, look.style(role)) for text, role in line if text]
 
 
-def width_of(line: Iterable[Piece]) -> int:
-    """Columns of a line."""
-    return sum(cell_len(text) for text, _ in line)
+def flow(chunks: Sequence[Chunk], look: Look, indent: int = 0) -> list[Row]:
+    """Rows of chunks: a row ends where the next chunk does not fit; further rows are indented.
 
-
-def flow(fields: Sequence[Field], look: Look, indent: int = 0) -> list[Row]:
-    """Rows of fields: a row ends where the next field does not fit; further rows are indented.
-
-    A field wider than the screen is broken at its own spaces, so no figure is ever cut off.
+    A chunk wider than the screen is broken at its own spaces, so no figure is ever cut off.
     """
     indent = indent if indent * 3 <= look.width else 0
     lines: list[list[Piece]] = []
-    column = 0
-    for item in fields:
-        room = look.width - column - cell_len(item.before)
-        if lines and item.width <= room:
+    for item in chunks:
+        if lines and width_of(lines[-1]) + cell_len(item.before) + item.width <= look.width:
             lines[-1] += [(item.before, "plain"), *item.pieces]
-            column = width_of(lines[-1])
             continue
         margin = indent if lines else 0
-        parts: list[Line] = (
-            [item.pieces] if item.width <= look.width - margin else wrap(item.pieces, look.width - margin)
-        )
+        whole = item.width <= look.width - margin
+        parts = [item.pieces] if whole else wrap(item.pieces, look.width - margin)
         lines += [[(" " * margin, "plain"), *part] for part in parts]
-        column = width_of(lines[-1])
     return [row_of(line, look) for line in lines]
 
 
@@ -308,12 +297,8 @@ def fit(text: str, width: int, look: Look) -> str:
     if cell_len(text) <= width:
         return text
     mark = look.glyph("ellipsis")
-    kept = ""
-    for char in text:
-        if cell_len(kept + char + mark) > width:
-            break
-        kept += char
-    return (kept.rstrip() + mark)[: max(0, width)]
+    ends = takewhile(lambda end: cell_len(text[:end] + mark) <= width, range(1, len(text) + 1))
+    return (text[: max(ends, default=0)].rstrip() + mark)[: max(0, width)]
 
 
 def shared(needs: Sequence[int], height: int) -> list[int]:

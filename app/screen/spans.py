@@ -19,7 +19,7 @@ Decode = Callable[[list[int]], str]
 REPLACEMENT = "\ufffd"  # what decode() yields for bytes that are no character (yet)
 NO_TEXT = "∎"  # stands for a refused token without text: a stop or another special token
 
-_KEPT = 8  # tokens before the newest ones that decode() sees as context
+_CONTEXT = 8  # tokens before the newest ones that decode() sees as context
 _WINDOW = 24  # the window slides when it is longer than this
 _WAITING = 12  # more waiting tokens than any character has bytes: they are garbage, let them go
 
@@ -36,6 +36,11 @@ class Span:
     def committed(self) -> bool:
         """Whether the text is part of the answer (rejected and discarded drafts are not)."""
         return self.kind not in ("rejected", "discarded")
+
+
+def committed_text(spans: Iterable[Span]) -> str:
+    """The answer that the spans make, without rejected and discarded drafts."""
+    return "".join(span.text for span in spans if span.committed)
 
 
 class Window:
@@ -80,7 +85,7 @@ class Window:
 
     def _slide(self) -> None:
         if len(self._ids) > _WINDOW:
-            self._ids = self._ids[-_KEPT:]
+            self._ids = self._ids[-_CONTEXT:]
             self._settled = len(self._ids)
             self._base = self._decode(self._ids)
 
@@ -98,7 +103,7 @@ class Window:
 
 
 class Spanner:
-    """Turns the events of one row into spans.
+    """Turns a lane's events into spans.
 
     `decode` is the tokenizer's (special tokens skipped, no clean-up of spaces). With `drafting` the
     target's own tokens are "target", without they are "plain". `context` holds ids that came before
@@ -106,31 +111,25 @@ class Spanner:
     row, joined, are exactly `decode(ids)` (with a context: what it adds to the context's text).
     """
 
-    def __init__(self, decode: Decode, drafting: bool, *, context: Sequence[int] = (), row: int = 0) -> None:
-        self.row = row
+    def __init__(self, decode: Decode, drafting: bool, *, context: Sequence[int] = ()) -> None:
         self.ids: list[int] = []
         self._decode = decode
         self._own: Kind = "target" if drafting else "plain"
         self._context = list(context)
         self._window = Window(decode, context)
-        self._spans: list[Span] = []
+        self.spans: list[Span] = []  # so far; characters that are not complete yet are waiting
         self._last: Kind = self._own
-
-    @property
-    def spans(self) -> list[Span]:
-        """The spans so far; characters that are not complete yet are waiting."""
-        return list(self._spans)
 
     @property
     def text(self) -> str:
         """The answer so far, without rejected and discarded drafts."""
-        return "".join(span.text for span in self._spans if span.committed)
+        return committed_text(self.spans)
 
     def feed(self, event: Event) -> None:
-        """Take in one event; those of other rows are passed over."""
-        if isinstance(event, Step) and event.row == self.row:
+        """Take in one event."""
+        if isinstance(event, Step):
             self._step(event)
-        elif isinstance(event, Finished) and event.row == self.row:
+        elif isinstance(event, Finished):
             self._settle()
 
     def _step(self, step: Step) -> None:
@@ -156,11 +155,9 @@ class Spanner:
     def _add(self, text: str, kind: Kind, source: int = 0) -> None:
         if not text:
             return
-        last = self._spans[-1] if self._spans else None
-        if last is not None and last.kind == kind and last.source == source:
-            self._spans[-1] = Span(last.text + text, kind, source)
-        else:
-            self._spans.append(Span(text, kind, source))
+        if self.spans and (self.spans[-1].kind, self.spans[-1].source) == (kind, source):
+            text = self.spans.pop().text + text
+        self.spans.append(Span(text, kind, source))
 
     def _settle(self) -> None:
         """Once, at the end: add what was waiting. Where a tokenizer reads the whole otherwise than its
@@ -171,27 +168,25 @@ class Spanner:
             whole = whole[len(self._decode(self._context).rstrip(REPLACEMENT)) :]
         if whole == self.text:
             return
-        kept: list[Span] = []
-        for span in self._spans:
+        settled: list[Span] = []
+        for span in self.spans:
             if not span.committed:
-                kept.append(span)
+                settled.append(span)
                 continue
             same = common(span.text, whole)
             if same:
-                kept.append(Span(span.text[:same], span.kind, span.source))
+                settled.append(Span(span.text[:same], span.kind, span.source))
             whole = whole[same:]
             if same < len(span.text):
                 break
-        self._spans = kept
+        self.spans = settled
         self._add(whole, self._last)
 
 
 def common(one: str, other: str) -> int:
     """The length of the longest common prefix."""
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return min(len(one), len(other))
+    parting = (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(parting, min(len(one), len(other)))
 
 
 def _source(step: Step, node: int) -> int:

@@ -13,10 +13,10 @@ import re
 import select
 import signal
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import zip_longest
 from typing import Any
 
 from rich.cells import cell_len
@@ -87,14 +87,9 @@ def _keys(echo: bool) -> Iterator[None]:
     except (OSError, ValueError, AttributeError):  # no terminal, or no standard input at all
         yield
         return
-    now = termios.tcgetattr(descriptor)
-    if echo:
-        now[0] |= termios.ICRNL
-        now[3] |= termios.ECHO | termios.ICANON
-    else:
-        now[0] &= ~(termios.ICRNL | termios.INLCR)
-        now[3] &= ~(termios.ECHO | termios.ICANON)
-    watched = FAR.watching
+    now, watched, lines = termios.tcgetattr(descriptor), FAR.watching, termios.ECHO | termios.ICANON
+    now[0] = now[0] | termios.ICRNL if echo else now[0] & ~(termios.ICRNL | termios.INLCR)
+    now[3] = now[3] | lines if echo else now[3] & ~lines
     FAR.watching = not echo and is_far(descriptor)
     if FAR.watching:  # the signal would end torchrun, and with it all of this
         now[3] &= ~termios.ISIG
@@ -223,16 +218,13 @@ class InPlace:
             self._width, self._lines = width, []
         elif self._lines:
             out.append(f"\x1b[{len(self._lines)}A\r")
-        for index, line in enumerate(lines):
-            changed = index >= len(self._lines) or self._lines[index] != line
-            out.append(f"{self._filled(line, width)}\n" if changed else "\n")
+        for before, line in zip_longest(self._lines[: len(lines)], lines):
+            # Behind a full line the cursor hangs on the last column: erasing there would take a character.
+            filled = line if _cells(line) >= width else f"{line}\x1b[K"
+            out.append("\n" if line == before else f"{filled}\n")
         out += ["\x1b[J" if len(lines) < len(self._lines) else "", _END]
         self._lines = lines
         self._write("".join(out))
-
-    def _filled(self, line: str, width: int) -> str:
-        # Behind a full line the cursor hangs on the last column: erasing there would take a character.
-        return line if _cells(line) >= width else f"{line}\x1b[K"
 
     def _erase(self, width: int) -> str:
         """Go to where the frame began and erase it; on `width` columns its lines may have wrapped."""

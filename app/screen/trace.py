@@ -7,7 +7,7 @@ from the draft that had grown before it. Knows no models and no settings but the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,8 +16,8 @@ from rich.segment import Segment
 
 from app.lanes.comparison import RULES, Rule, chance, ratio, reviews
 from app.screen.palette import Look, tint
-from app.screen.rows import Drawn, Field, Row, field, fit, flow, share, visible
-from app.screen.spans import NO_TEXT, Decode, Window
+from app.screen.rows import Chunk, Drawn, Row, chunk, flow, quoted, share
+from app.screen.spans import Decode, Window
 from sampling.events import Step
 
 _WIDE = 60  # columns from which a draft's row has its columns spelled out
@@ -42,35 +42,40 @@ class Drafted(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """A round with its texts. `own` is the verifier's own token ("" if an accepted draft ended the row)."""
+class TracedRound:
+    """A round with its texts. `token_text`: of the correction or bonus token ("" if a draft ended the row)."""
 
     step: Step
     drafts: tuple[Drafted, ...]
-    own: str
-    inner: tuple[Round, ...] = ()
+    token_text: str
+    inner: tuple[TracedRound, ...] = ()
 
 
-def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> Round:
+def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> TracedRound:
     """The texts of a round behind the committed tokens of `window` and behind `ahead`; nothing is committed.
 
     Where a character is split over tokens that are not committed its text is only near.
     """
-    tree = step.is_tree
     texts = _texts(step, window, ahead)
     examined = [*step.path, *step.rejected]
     figures = {node: pair for node, *pair in zip(examined, step.draft_p, step.target_p, strict=False)}
     fates = dict.fromkeys(step.path, "accepted") | dict.fromkeys(step.rejected, "rejected")
-    drafts, depths = [], step.depths
-    for node in _downwards(step) if tree else range(len(texts)):
-        q, p = figures.get(node, (None, None))
-        source = step.source[node] if node < len(step.source) else None
-        depth = depths[node] if tree else 0
-        drafts.append(Drafted(node + 1, texts[node], source, q, p, fates.get(node, "discarded"), depth))
-    own = "" if step.token is None else window.ahead([*ahead, *step.emitted])[-1]
+    sources, depths = dict(enumerate(step.source)), step.depths if step.is_tree else [0] * len(texts)
+    drafts = [
+        Drafted(
+            node + 1,
+            texts[node],
+            sources.get(node),
+            *figures.get(node, (None, None)),
+            fates.get(node, "discarded"),
+            depths[node],
+        )
+        for node in (_downwards(step) if step.is_tree else range(len(texts)))
+    ]
+    text = "" if step.token is None else window.ahead([*ahead, *step.emitted])[-1]
     inner = zip(step.inner, starts(step), strict=True)
     reviews = tuple(read(one, window, [*ahead, *step.drafted[:start]]) for one, start in inner)
-    return Round(step, tuple(drafts), own, reviews)
+    return TracedRound(step, tuple(drafts), text, reviews)
 
 
 def _texts(step: Step, window: Window, ahead: Sequence[int]) -> list[str]:
@@ -83,17 +88,12 @@ def _texts(step: Step, window: Window, ahead: Sequence[int]) -> list[str]:
     return [window.ahead(path)[-1] for path in paths]
 
 
-def _downwards(step: Step) -> list[int]:
-    """The nodes of a tree, each followed by those below it."""
-    kids: dict[int, list[int]] = {}
+def _downwards(step: Step, above: int = -1) -> Iterator[int]:
+    """The nodes of a tree below one of them, each followed by those below it."""
     for node, parent in enumerate(step.parents):
-        kids.setdefault(parent, []).append(node)
-    found, waiting = [], list(reversed(kids.get(-1, [])))
-    while waiting:
-        node = waiting.pop()
-        found.append(node)
-        waiting += reversed(kids.get(node, []))
-    return found
+        if parent == above:
+            yield node
+            yield from _downwards(step, node)
 
 
 class Rounds:
@@ -102,7 +102,7 @@ class Rounds:
     def __init__(self, decode: Decode) -> None:
         self._window = Window(decode)
 
-    def read(self, step: Step) -> Round:
+    def read(self, step: Step) -> TracedRound:
         """The texts of the next round."""
         found = read(step, self._window)
         self.skip(step)
@@ -122,26 +122,23 @@ def starts(step: Step) -> list[int]:
     """
     found, at = [], 0
     for review in step.inner:
-        place = _find(step.drafted, review.emitted, at)
+        place = next((place for place in range(at, len(step.drafted)) if _stands(step, review.emitted, place)), None)
         found.append(at if place is None else place)
         at = at if place is None else min(len(step.drafted), place + len(review.emitted))
     return found
 
 
-def _find(tokens: Sequence[int], part: Sequence[int], start: int) -> int | None:
-    """Where `part`, or as much of it as there is room for, stands in `tokens` from `start` on."""
-    for place in range(start, len(tokens)):
-        there = tuple(tokens[place : place + len(part)])
-        if there and there == tuple(part[: len(there)]):
-            return place
-    return None
+def _stands(step: Step, tokens: Sequence[int], place: int) -> bool:
+    """Whether these tokens, or as many as there is room for, stand among the round's drafts from `place` on."""
+    there = tuple(step.drafted[place : place + len(tokens)])
+    return bool(there) and there == tuple(tokens[: len(there)])
 
 
 class Trace(Drawn):
     """The last `last` rounds of an answer (None: all).
 
     `steps` are one row's rounds from its prefill on, `names` the drafter's names for the sources.
-    `exact` says that p and q are the very laws that decided (temperature 1, no filter); otherwise the
+    `exact` says that p and q are the very distributions that decided (temperature 1, no filter); otherwise the
     chance is only near. `lenience` is that of the reviews inside a cascade (None: not known).
     """
 
@@ -161,11 +158,21 @@ class Trace(Drawn):
         self.rule, self.exact, self.lenience = rule, exact, lenience
         self.first = 0 if last is None else max(0, len(self.steps) - max(0, last))
         self._decode = decode
+        self._reviewed = any(step.inner for step in self.steps)
+        # A draft's row is its number, text, figures, fate and source, one row where that can be.
+        self._wide = look.width >= _WIDE
+        self._has_chance = rule in ("match", "ratio")
+        left = look.width - 17 - (2 + max(map(cell_len, names)) if len(names) > 1 else 0)
+        self._room = 27 if self._has_chance else 14  # columns of the figures, their words spelled out
+        self._spelled = self._wide and left - self._room >= 12
+        if not self._spelled:
+            self._room = 18 if self._has_chance else 12
+        self._text = max(_LEAST, min(_TEXT, left - self._room)) if self._wide else _TEXT
 
     def rows(self) -> list[Row]:
         """All rows; only `look.width` bounds them, a trace is for the scrollback."""
         if not self.steps:
-            return flow([field("no rounds yet", "faint")], self.look)
+            return flow([chunk("no rounds yet", "faint")], self.look)
         rows = self._head()
         rounds = Rounds(self._decode)
         for number, step in enumerate(self.steps):
@@ -177,94 +184,89 @@ class Trace(Drawn):
 
     def _head(self) -> list[Row]:
         exact = self.exact and (not self._reviewed or self.lenience == 1)  # q is then what a lenient review lets out
-        near = "; the run's own law may differ, chances are near" if self._has_chance and not exact else ""
-        texts = [RULES[self.rule]]
-        if self._reviewed:
-            texts.append(reviews(self.rule, self.lenience, self.look.glyph("lambda")))
-        texts.append(f"q(x), p(x) at temperature 1{near}")
-        texts += [f"drafts by {self.names[0]}"] if len(self.names) == 1 else []
-        return [row for text in texts for row in flow([field(text, "faint")], self.look)]
+        near = "; the run's own may differ, chances are near" if self._has_chance and not exact else ""
+        texts = [
+            RULES[self.rule],
+            *([reviews(self.rule, self.lenience, self.look.glyph("lambda"))] if self._reviewed else []),
+            f"q(x), p(x) at temperature 1{near}",
+            *([f"drafts by {self.names[0]}"] if len(self.names) == 1 else []),
+        ]
+        return [row for text in texts for row in flow([chunk(text, "faint")], self.look)]
 
-    def _round(self, number: int, found: Round) -> list[Row]:
+    def _round(self, number: int, found: TracedRound) -> list[Row]:
         step = found.step
-        name = "prefill" if number == 0 and not step.drafted else f"round {number}"
-        parts = [field(name, "strong")]
+        parts = [chunk("prefill" if number == 0 and not step.drafted else f"round {number}", "strong")]
         if step.drafted or number:
-            parts += [field(f"{self.look.glyph('gamma')} {step.gamma}", "faint")]
-            parts += [
-                field(f"accepted {len(step.path)}/{len(step.drafted)}" if step.drafted else "nothing drafted", "faint")
-            ]
-        parts += [field(f"{step.seconds * 1000:.1f} ms", "faint")]
-        rows = flow(parts, self.look, 2)
-        for review in found.inner:
-            rows += self._review(review, 1)
-        for draft in found.drafts:
-            rows += self._draft(draft)
-        return rows + self._own(step, found.own, bool(found.drafts))
+            accepted = f"accepted {len(step.path)}/{len(step.drafted)}" if step.drafted else "nothing drafted"
+            parts += [chunk(f"{self.look.glyph('gamma')} {step.gamma}", "faint"), chunk(accepted, "faint")]
+        rows = flow([*parts, chunk(f"{step.seconds * 1000:.1f} ms", "faint")], self.look, 2)
+        inner = [row for review in found.inner for row in self._review(review, 1)]
+        drafts = [row for draft in found.drafts for row in self._draft(draft)]
+        return rows + inner + drafts + self._from_target(step, found.token_text, bool(found.drafts))
 
-    def _review(self, found: Round, level: int) -> list[Row]:
+    def _review(self, found: TracedRound, level: int) -> list[Row]:
         """A round within the round; on a narrow screen its head is all."""
         rows = self._review_head(found, level)
-        for review in found.inner:
-            rows += self._review(review, level + 1)
+        rows += [row for review in found.inner for row in self._review(review, level + 1)]
         if not self._wide or not found.drafts:
             return rows
-        for draft in found.drafts:
-            rows += self._draft(draft, level)
-        own = [field("  "), self._added(found), field(f"added by {_reviewer(found.step)}", "faint")]
-        return rows + (self._inside(own, level, 4) if found.own else [])
+        rows += [row for draft in found.drafts for row in self._draft(draft, level)]
+        added = [chunk("  "), self._added(found), chunk(f"added by {_reviewer(found.step)}", "faint")]
+        return rows + (self._inside(added, level, 4) if found.token_text else [])
 
-    def _added(self, found: Round) -> Field:
-        """A reviewer's own token, in the tint of what it proposed."""
+    def _added(self, found: TracedRound) -> Chunk:
+        """A reviewer's correction or bonus token, in the tint of what it proposed."""
         reviewer = _reviewer(found.step)
         source = self.names.index(reviewer) if reviewer in self.names else None
-        return field(self._quoted(found.own), self._role("accepted", source))
+        return chunk(quoted(found.token_text, self.look, _TEXT), self._role("accepted", source))
 
-    def _review_head(self, found: Round, level: int) -> list[Row]:
+    def _review_head(self, found: TracedRound, level: int) -> list[Row]:
         """Who reviewed whose drafts, and how many went on from there."""
         step, reviewer = found.step, _reviewer(found.step)
-        kept, drafted, took = len(step.path), len(step.drafted), f"{step.seconds * 1000:.1f} ms"
+        accepted, drafted, took = len(step.path), len(step.drafted), f"{step.seconds * 1000:.1f} ms"
         names = list(dict.fromkeys(self._name(source) for source in step.source)) or ["a drafter"]
-        own: list[Field] = []
+        added: list[Chunk] = []
         if not drafted:
-            told = self._wide and found.own
-            texts = [f"{reviewer} had nothing to review,", f"{took}, added" if told else took]
-            own = [self._added(found)._replace(before=" ")] if told else []
+            adds = self._wide and found.token_text
+            texts = [f"{reviewer} had nothing to review,", f"{took}, added" if adds else took]
+            added = [self._added(found)._replace(before=" ")] if adds else []
         elif self._wide:
-            texts = [f"{reviewer} reviewed {_joined(map(_of, names))} {drafted}:", f"accepted {kept},", took]
+            texts = [f"{reviewer} reviewed {_joined(map(_of, names))} {drafted}:", f"accepted {accepted},", took]
         else:
-            texts = [f"{reviewer}: {kept}/{drafted} of {_joined(names)},", took]
-        return self._inside([*(field(text, "faint", " ") for text in texts), *own], level, 2)
+            texts = [f"{reviewer}: {accepted}/{drafted} of {_joined(names)},", took]
+        return self._inside([*(chunk(text, "faint", " ") for text in texts), *added], level, 2)
 
-    def _inside(self, fields: list[Field], level: int, indent: int) -> list[Row]:
-        """Rows of fields, all of them two columns further in at every level."""
+    def _inside(self, chunks: list[Chunk], level: int, indent: int) -> list[Row]:
+        """Rows of chunks, all of them two columns further in at every level."""
         margin = min(_STEP * level, self.look.width // 3)
-        rows = flow(fields, self.look.sized(width=self.look.width - margin), indent)
+        rows = flow(chunks, self.look.sized(width=self.look.width - margin), indent)
         return [[Segment(" " * margin), *row] for row in rows]
 
-    def _own(self, step: Step, own: str, drafted: bool) -> list[Row]:
+    def _from_target(self, step: Step, text: str, drafted: bool) -> list[Row]:
         if step.token is None:
-            return self._inside([field("ended by an accepted stop token", "faint")], 2, 0)
+            return self._inside([chunk("ended by an accepted stop token", "faint")], 2, 0)
         role = "correction" if step.rejected else "bonus" if drafted else "own token"
         words = f"from the target ({role}), top-2 gap" if self._wide else "target, gap"
-        fields = [field("  "), field(self._quoted(own), "target"), field(f"{words} {step.top2_gap:.3f}", "faint")]
-        return flow(fields, self.look, 4)
+        token, gap = quoted(text, self.look, _TEXT), f"{words} {step.top2_gap:.3f}"
+        return flow([chunk("  "), chunk(token, "target"), chunk(gap, "faint")], self.look, 4)
 
     def _draft(self, draft: Drafted, level: int = 0) -> list[Row]:
         inside = level > 0
         level += draft.depth
         columns = max(_LEAST, self._text - _STEP * level)
-        quoted = self._quoted(draft.text, columns)
-        pad = " " * (columns - cell_len(quoted)) if self._wide else ""
-        fields = [field(f"{draft.number:>2}"), field(quoted, self._role(draft.fate, draft.source))]
-        fields.append(field(pad, "plain", ""))
-        fields += [field(text) for text in self._figures(draft, inside=inside)]
+        text = quoted(draft.text, self.look, columns)
         fate = draft.fate if self.look.width >= _FATES else draft.fate[:3]
         name = "" if draft.source is None or len(self.names) < 2 else self._name(draft.source)
-        fields.append(field(fate, "strong" if draft.fate == "rejected" else draft.fate))
-        fields.append(field(" " * (9 - len(fate)) if name and self._wide else "", "plain", ""))
-        fields.append(field(name, "faint"))
-        return self._inside([item for item in fields if item.width], level, 4)
+        chunks = [
+            chunk(f"{draft.number:>2}"),
+            chunk(text, self._role(draft.fate, draft.source)),
+            chunk(" " * (columns - cell_len(text)) if self._wide else "", "plain", ""),
+            chunk(self._figures(draft, inside=inside)),
+            chunk(fate, "strong" if draft.fate == "rejected" else draft.fate),
+            chunk(" " * (9 - len(fate)) if name and self._wide else "", "plain", ""),
+            chunk(name, "faint"),
+        ]
+        return self._inside([item for item in chunks if item.width], level, 4)
 
     def _role(self, fate: str, source: int | None) -> str:
         """The style of a draft's text: where several draft, an accepted one's tint says who proposed it."""
@@ -273,61 +275,20 @@ class Trace(Drawn):
     def _name(self, source: int) -> str:
         return self.names[source] if 0 <= source < len(self.names) else str(source)
 
-    def _figures(self, draft: Drafted, inside: bool) -> list[str]:
+    def _figures(self, draft: Drafted, inside: bool) -> str:
         if draft.q is None or draft.p is None:
-            return ["not examined".ljust(self._room)] if self._wide else []
-        likely = self._chance(draft.q, draft.p, inside)
-        told = "" if likely is None else share(likely)
-        figures = f"q {share(draft.q):>4}  p {share(draft.p):>4}" + (f"  chance {told:>4}" if told else "")
-        if not self._spelled:
-            figures = f"q{share(draft.q)} p{share(draft.p)}" + (f" ch{told}" if told else "")
-        return [figures.ljust(self._room) if self._wide else figures]
-
-    @property
-    def _wide(self) -> bool:
-        return self.look.width >= _WIDE
-
-    @property
-    def _reviewed(self) -> bool:
-        """Whether any draft was reviewed before the target saw it."""
-        return any(step.inner for step in self.steps)
-
-    @property
-    def _has_chance(self) -> bool:
-        return self.rule in ("match", "ratio")
-
-    @property
-    def _spelled(self) -> bool:
-        """Whether a draft's figures have room for their words."""
-        return self._wide and self._left(27 if self._has_chance else 14) >= 12
-
-    @property
-    def _room(self) -> int:
-        """Columns of a draft's figures."""
+            return "not examined".ljust(self._room) if self._wide else ""
+        q, p, likely = share(draft.q), share(draft.p), self._chance(draft.q, draft.p, inside)
+        chance = "" if likely is None else share(likely)
+        figures = f"q{q} p{p}" + (f" ch{chance}" if chance else "")
         if self._spelled:
-            return 27 if self._has_chance else 14
-        return 18 if self._has_chance else 12
-
-    @property
-    def _text(self) -> int:
-        """Columns of a draft's text, so that its row is one where that can be."""
-        return max(_LEAST, min(_TEXT, self._left(self._room))) if self._wide else _TEXT
-
-    def _left(self, figures: int) -> int:
-        """Columns that a draft's row leaves to its text: 17 are its number, its fate and gaps."""
-        source = 2 + max(map(cell_len, self.names)) if len(self.names) > 1 else 0
-        return self.look.width - 17 - figures - source
+            figures = f"q {q:>4}  p {p:>4}" + (f"  chance {chance:>4}" if chance else "")
+        return figures.ljust(self._room) if self._wide else figures
 
     def _chance(self, q: float, p: float, inside: bool) -> float | None:
         if not inside:
             return chance(self.rule, q, p)
         return ratio(q, p, self.lenience) if self.rule == "ratio" and self.lenience is not None else None
-
-    def _quoted(self, text: str, columns: int = _TEXT) -> str:
-        """A token's text in quotes on one line, spaces kept."""
-        text = visible(text, self.look.ascii).replace("\n", self.look.glyph("newline")).replace("\t", " ")
-        text = "<end>" if text == NO_TEXT and self.look.ascii else text
-        return f'"{fit(text, min(columns - 2, max(2, self.look.width - 8)), self.look)}"'
 
 
 def _reviewer(step: Step) -> str:

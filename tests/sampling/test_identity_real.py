@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.bench.batches import run_rows
+from app.bench.run import run_rows
 from app.lanes.comparison import NEAR_TIE
 from app.lanes.lane import Engine
 from app.settings.layers import Settings

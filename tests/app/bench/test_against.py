@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import app.bench.against
-from app.bench.against import ASSISTED, LOOKUP, PLAIN, Arrivals, Rival, as_bought, law, make_rivals
+from app.bench.against import ASSISTED, LOOKUP, PLAIN, Arrivals, Rival, as_bought, make_rivals, sampling_of
 from app.bench.options import BenchArgs
 from app.bench.run import run_bench
 from app.lanes.answers import run_lane
@@ -143,7 +143,12 @@ def test_the_law_is_ours(changes: dict[str, Any]) -> None:
     model: Any = as_bought(tiny_model(), frozenset({2}))
     ids = torch.tensor([PROMPT])
     told = model.generate(
-        ids, max_new_tokens=1, output_scores=True, output_logits=True, return_dict_in_generate=True, **law(settings)
+        ids,
+        max_new_tokens=1,
+        output_scores=True,
+        output_logits=True,
+        return_dict_in_generate=True,
+        **sampling_of(settings),
     )
     rules = {"repetition_penalty": settings.repetition_penalty, "no_repeat_ngram": settings.no_repeat_ngram}
     ours = make_processor(0.7, settings.top_k, settings.top_p, settings.min_p, **rules)(told.logits[0], [PROMPT])

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 import app.bench.run
-from app.bench.batches import run_rows
 from app.bench.options import BenchArgs, bench_args
-from app.bench.run import run_bench
+from app.bench.run import run_bench, run_rows
 from app.lanes.lane import Engine
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,14 +19,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import app.bench.run
-from app.bench.journal import Journal, Place, difference
+from app.bench.journal import Journal, Slot, about, difference
 from app.bench.options import BenchArgs
 from app.bench.run import run_bench
 from app.lanes.answers import Answer
 from app.lanes.comparison import Variant
 from app.lanes.costs import Terms
+from app.lanes.pairing import choose_pair
 from app.screen.output import load_engine
 from app.settings.layers import Settings
+from app.settings.table import MODEL_FIELDS, SETTING_FIELDS
 from sampling.loop import never
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
@@ -260,6 +263,28 @@ def test_another_model_machine_or_tokenizer_is_refused(world: Any, monkeypatch: 
             world.run()
 
 
+def test_a_setting_of_the_table_is_part_of_the_run_by_itself(pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has to remember it: what the table of settings gains makes another run, also for journals without it."""
+    before = about(SETTINGS, pair.options(), BenchArgs(), [])
+    for fields, name, like in ((SETTING_FIELDS, "warmth", "top_k"), (MODEL_FIELDS, "rope", "revision")):
+        monkeypatch.setitem(fields, name, fields[like])
+    options = SimpleNamespace(**vars(pair.options()), rope=3)
+    monkeypatch.setattr("app.lanes.pairing.choose_pair", lambda given: choose_pair(pair.options()))
+    after = about(SimpleNamespace(**vars(SETTINGS), warmth=2), options, BenchArgs(), [])  # type: ignore[arg-type]
+    assert (after["warmth"], after["rope"]) == (2, 3)
+    assert difference(before, {**before, "warmth": 2}) == "warmth none there, 2 here"
+    assert {name: after[name] for name in before} == before
+
+
+def test_the_settings_that_are_no_part_of_a_run_are_few_and_named(pair: TinyPair) -> None:
+    told = about(SETTINGS, pair.options(), BenchArgs(), [])
+    silent = {name for name in {**SETTING_FIELDS, **MODEL_FIELDS} if name not in told}
+    assert silent == {
+        *("compare", "view", "color", "palette", "ascii", "quiet", "data_dir", "verbose", "debug", "record"),
+        *("models", "device", "dtype", "quantization", "tp_size", "trust_remote_code", "offline"),
+    }
+
+
 def test_what_is_not_in_both_differs() -> None:
     assert difference({"a": 1}, {"a": 1, "b": None}) is None
     assert difference({"a": 1, "c": 2}, {"a": 1}) == "c 2 there, none here"
@@ -306,7 +331,7 @@ WHOLE = Answer(
 
 
 def test_an_answer_comes_back_as_it_was(tmp_path: Path) -> None:
-    place = Place(3, 1, 0, VARIANT)
+    place = Slot(3, 1, 0, VARIANT)
     first = Journal(tmp_path / "o.json", {"a": 1})
     first.begin({"device": "cpu"})
     first.add(place, WHOLE)
@@ -332,11 +357,11 @@ class Full:
 def test_a_full_disk_is_one_line_and_what_is_there_is_kept(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "o.json", {})
     journal.begin({})
-    journal.add(Place(0, 0, 0, VARIANT), WHOLE)
+    journal.add(Slot(0, 0, 0, VARIANT), WHOLE)
     whole, held = journal.path.read_bytes(), journal._file
     journal._file = Full()  # type: ignore[assignment]
     with pytest.raises(UserError, match=r"cannot write .*o\.json\.partial: No space left on device \(what it holds"):
-        journal.add(Place(0, 0, 1, VARIANT), WHOLE)
+        journal.add(Slot(0, 0, 1, VARIANT), WHOLE)
     held.close()
     journal.close()
     assert journal.path.read_bytes() == whole

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from app.bench.plan import Item, references
-from app.bench.summary import looping_share, looping_tokens, loops, summarise
-from app.bench.table import print_tables
+from app.bench.summary import COLUMNS, Column, looping_share, looping_tokens, loops, summarise
+from app.bench.table import show_tables
 from app.lanes.answers import Answer
 from app.lanes.comparison import Variant
 from app.lanes.costs import Terms
 from app.prompts.questions import Question
+from app.screen.output import screen
 from app.settings.layers import Settings
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
@@ -176,7 +177,8 @@ def test_the_tables_say_which_temperature(monkeypatch: pytest.MonkeyPatch) -> No
     items = [item("qa", 1, {one: answer(one, 1 + index) for index, one in enumerate(variants)})]
     stream = io.StringIO()
     looping = [loops(items, COLD), loops(items, WARM)]
-    print_tables(summarise(items, variants), looping, Settings(color="never", ascii=True), stream)
+    settings = Settings(color="never", ascii=True)
+    show_tables(summarise(items, variants), looping, settings, screen(settings, stream))
     told = stream.getvalue()
     names = [line.split("|")[0].strip() for line in told.splitlines() if line.startswith(("ar", "spec"))]
     assert names == ["ar T0", "spec 4 T0", "ar T0.7", "spec 4 T0.7", *["spec 4 T0", "spec 4 T0.7"] * 2]
@@ -193,9 +195,8 @@ def test_the_time_to_first_token_is_the_mean_of_the_answers() -> None:
 
 
 def shown(items: list[Item], variants: list[Variant], **settings: Any) -> list[str]:
-    stream = io.StringIO()
-    summary = summarise(items, variants)
-    print_tables(summary, [loops(items, variants[0])], Settings(color="never", **settings), stream)
+    stream, given = io.StringIO(), Settings(color="never", **settings)
+    show_tables(summarise(items, variants), [loops(items, variants[0])], given, screen(given, stream))
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
@@ -228,6 +229,16 @@ hf-lookup| 1.25x|     -
 loops: 18% of ar's tokens lie in one (period <= 20, 3 times or more);
 1 of 3 prompts loop (more than 25% of the tokens), "no loops" is without them
 """
+
+
+def test_a_column_is_one_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file and the tables follow: nobody else lists the columns."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert list(summarise(ITEMS, [PLAIN, FOUR])[0]) == ["method", "gamma", "temperature", *COLUMNS]
+    monkeypatch.setitem(COLUMNS, "lucky", Column(lambda of: len(of.answers) / 3, "{:.1f}!", methods="luck"))
+    assert [row["lucky"] for row in summarise(ITEMS, [PLAIN, FOUR])] == [2, 2]
+    head, _, first = shown(ITEMS, [PLAIN, FOUR], ascii=True)[1:4]
+    assert [line.split("|")[-1].strip() for line in (head, first)] == ["luck", "2.0!"]
 
 
 def called(variant: Variant, calls: dict[str, int], models: dict[str, Model], **more: Any) -> Answer:

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from app.bench.options import BenchArgs
+from app.bench.plan import Item
 from app.bench.run import run_bench
-from app.bench.summary import _mean_gamma
+from app.bench.summary import summarise
 from app.command_line.main import main
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import Variant
 from app.lanes.lane import Engine
 from app.lanes.pairing import catalogue_in
-from app.prompts.questions import prompt_ids
+from app.prompts.questions import Question, prompt_ids
 from app.screen.output import load_engine
 from app.screen.view import toolbar
 from app.settings.layers import Layers, Settings
@@ -145,9 +146,10 @@ def test_bench_rows_of_auto_carry_the_mean_gamma(
 def test_the_mean_gamma_counts_what_was_drafted_not_what_might_have_been() -> None:
     """A tree is asked for so many nodes at most and grows as many as pay."""
     answers = [Answer("spec", (), "", Stats(draft_n=drafted, target_passes=4)) for drafted in (9, 5)]
-    assert _mean_gamma(answers, Variant("spec", "auto")) == 1.75
-    assert _mean_gamma(answers, Variant("spec", 4)) == 4
-    assert _mean_gamma(answers, Variant("ar", None)) is None
+    auto, four, plain = Variant("spec", "auto"), Variant("spec", 4), Variant("ar")
+    rows = [{auto: answer, four: answer, plain: answer} for answer in answers]
+    summary = summarise([Item(Question(("x",)), 0, "x", 1, rows)], [auto, four, plain])
+    assert [row["mean_gamma"] for row in summary] == [1.75, 4, None]
 
 
 def test_run_json_says_auto(pair: TinyPair, capsys: pytest.CaptureFixture[str]) -> None:

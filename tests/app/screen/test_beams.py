@@ -17,7 +17,7 @@ from app.lanes.comparison import Verdict, may_differ
 from app.lanes.lane import Engine, make_plan
 from app.lanes.race import Race
 from app.prompts.questions import prompt_ids
-from app.screen.beams import BeamLine, BeamReader, BeamTrace, below, rule_of
+from app.screen.beams import BeamLine, BeamReader, BeamTrace, below, search_of
 from app.screen.figures import PaneData
 from app.screen.live import Track, play
 from app.screen.output import load_engine
@@ -121,7 +121,7 @@ def screen(look: Look, state: str = "running", **more: Any) -> Frame:
         PaneData("ar", [Span("The capital of France is Paris.", "plain")], AR, "done", limit=64),
         PaneData("beam", [Span(BEAMS[0].text, "plain")], SEARCH, state, limit=64, beams=BEAMS),  # type: ignore[arg-type]
     ]
-    return Frame(panes, look, verdict=SLOWER, **more)
+    return Frame(panes, look, comparison=SLOWER, **more)
 
 
 @pytest.mark.parametrize("width", [30, 38, 60, 100])
@@ -189,11 +189,11 @@ def test_whole_trace(snapshot: SnapshotAssertion) -> None:
     for width in (100, 60, 40):
         for color in (False, True):
             look = Look(width, color=color)
-            assert shown(BeamTrace(STEPS, decode, look, rule=rule_of(2, 1.2, 5.0)), color=color) == snapshot
+            assert shown(BeamTrace(STEPS, decode, look, rule=search_of(2, 1.2, 5.0)), color=color) == snapshot
 
 
 def test_the_trace_says_of_every_candidate_what_became_of_it() -> None:
-    text = shown(BeamTrace(STEPS, decode, Look(100, color=False), rule=rule_of(2, 1.2, 5.0), last=2))
+    text = shown(BeamTrace(STEPS, decode, Look(100, color=False), rule=search_of(2, 1.2, 5.0), last=2))
     assert text == (
         "beam search: of all continuations the 2 likeliest go on; score = log p / ((5 + n) / 6)^1.2 over n\n"
         "tokens, the best score wins\n"
@@ -211,7 +211,7 @@ def test_the_trace_says_of_every_candidate_what_became_of_it() -> None:
 
 @pytest.mark.parametrize("width", [20, 30, 44, 60, 100])
 def test_no_row_of_a_trace_is_too_wide(width: int) -> None:
-    for row in BeamTrace(STEPS, decode, Look(width), rule=rule_of(2, 1.2, 5.0)).rows():
+    for row in BeamTrace(STEPS, decode, Look(width), rule=search_of(2, 1.2, 5.0)).rows():
         assert sum(segment.cell_length for segment in row) <= width
 
 

@@ -141,11 +141,6 @@ def test_discarded_drafts_are_read_after_the_rejected_one() -> None:
     ]
 
 
-def test_other_rows_are_passed_over() -> None:
-    spanner = fed(step([], 0, encode("A")[0]), step([], 0, encode("B")[0], row=1), end(row=1), Prefill(1, 1, 0.1))
-    assert spanner.text == "A"
-
-
 def test_a_continued_answer_completes_the_character_it_was_cut_in() -> None:
     ids = in_bytes("a😀 b")
     spanner = Spanner(decode, True, context=ids[:3])

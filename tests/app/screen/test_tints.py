@@ -13,11 +13,11 @@ from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
 from app.screen.figures import TITLES, PaneData
-from app.screen.legend import Legend
+from app.screen.legend import meanings
 from app.screen.live import Track
 from app.screen.palette import PALETTES, TINTS, Look, tint
 from app.screen.panes import Pane, pieces_of
-from app.screen.rows import Drawn
+from app.screen.rows import Chunks, Drawn
 from app.screen.spans import Span
 from app.screen.view import Frame
 from app.settings.types import LANES
@@ -58,7 +58,7 @@ def shown(drawn: Drawn, color: bool = True) -> str:
 
 def words(*panes: PaneData) -> list[list[tuple[str, str]]]:
     """The legend's fields before "rejected": texts and roles."""
-    fields = [[(text.strip(), role) for text, role in item.pieces] for item in Legend(Look(100), panes).fields()]
+    fields = [[(text.strip(), role) for text, role in item.pieces] for item in meanings(Look(100), panes)]
     return fields[: fields.index([("rejected", "rejected")])]
 
 
@@ -122,7 +122,7 @@ def test_a_tracks_pane_knows_the_names_of_its_lane() -> None:
 def test_the_legend_names_who_shows_each_in_its_tint() -> None:
     assert words(lane("cascade", NAMES, 2, 0)) == [[("accepted:", "plain"), *legend(0, 2)]]
     assert "accepted: glide bigram  rejected  from the target" in shown(
-        Legend(Look(100), [lane("cascade", NAMES, 2, 0)]), color=False
+        Chunks(meanings(Look(100), [lane("cascade", NAMES, 2, 0)]), Look(100)), color=False
     )
 
 

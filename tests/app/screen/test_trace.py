@@ -145,7 +145,7 @@ def test_a_point_mass_of_a_sure_drafter_is_accepted_with_p() -> None:
 
 
 def test_figures_are_labelled_as_temperature_1() -> None:
-    assert "q(x), p(x) at temperature 1; the run's own law may differ, chances are near\n" in shown(rule="ratio")
+    assert "q(x), p(x) at temperature 1; the run's own may differ, chances are near\n" in shown(rule="ratio")
     assert "q(x), p(x) at temperature 1\n" in shown(rule="ratio", exact=True)
     assert "q(x), p(x) at temperature 1\n" in shown(rule="argmax")
 
@@ -409,11 +409,11 @@ def test_every_review_reads_on_from_the_text_before_it() -> None:
     window = Window(read_as, [0])
     found = read(ROUND, window)
     assert [draft.text for draft in found.inner[0].inner[0].drafts] == ["-2", "-9"]
-    assert found.inner[0].inner[0].own == "-3"
+    assert found.inner[0].inner[0].token_text == "-3"
     split = Window(lambda ids: "".join({1: "\ufffd", 2: "é"}.get(t, f" {t}") for t in ids).replace("\ufffdé", "é"))
     late = read(reviewed([4, 1, 2], 1, 5, inner=[reviewed([4], 1, 1), reviewed([2], 1, 7)]), split)
     assert late.inner[1].drafts[0].text == "é"
-    assert late.inner[0].own == REPLACEMENT
+    assert late.inner[0].token_text == REPLACEMENT
     assert split.push(4) == " 4"  # nothing was committed
 
 
@@ -423,9 +423,9 @@ def test_the_text_of_a_later_review_depends_on_the_one_before() -> None:
 
     found = read(ROUND, Window(capitals, [1]))
     assert found.inner[0].drafts[0].text == " 1>2"
-    assert found.inner[0].own == " 2>4"
-    assert found.inner[1].own == " 4>5"
-    assert found.own == " 6>8"
+    assert found.inner[0].token_text == " 2>4"
+    assert found.inner[1].token_text == " 4>5"
+    assert found.token_text == " 6>8"
 
 
 @st.composite

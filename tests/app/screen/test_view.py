@@ -16,13 +16,14 @@ from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
 from app.lanes.comparison import Verdict
-from app.screen.figures import PaneData, Positions, StatsLine, StatsLines, note
-from app.screen.legend import Legend
+from app.screen.figures import PaneData, StatsLines, note, positions
+from app.screen.legend import meanings
 from app.screen.palette import PALETTES, Look
 from app.screen.panes import Pane, SideBySide, pieces_of
-from app.screen.rows import Drawn, shared
+from app.screen.rows import Chunks, Drawn, Row, shared
 from app.screen.spans import NO_TEXT, Span
-from app.screen.view import Answer, Frame, Header
+from app.screen.view import Frame, heading
+from app.settings.layers import Settings
 from sampling.stats.summary import Stats
 
 WIDTHS = [30, 39, 40, 60, 79, 80, 100, 140]
@@ -69,13 +70,27 @@ def shown(drawn: Drawn, color: bool = False) -> str:
     return file.getvalue()
 
 
-def lanes(look: Look, **more: object) -> Frame:
+class Screen(Drawn):
+    """The line over everything and, in the rows that it leaves, the lanes."""
+
+    def __init__(self, top: Drawn, frame: Frame) -> None:
+        self.look, self.top, self.frame = frame.look, top, frame
+
+    def rows(self) -> list[Row]:
+        return self.top.rows() + self.frame.rows()
+
+
+def top(look: Look, target: str, drafter: str, where: str = "", last: int | None = None, **changes: object) -> Chunks:
+    return heading({"target": target, "drafter": drafter, "where": where}, Settings(**changes), look, last)
+
+
+def lanes(look: Look, **more: object) -> Screen:
     panes = [
         PaneData("ar", [Span(TEXT[:60], "plain")], AR, "running", limit=64),
         PaneData("spec", SPANS, SPEC, "done", limit=64),
     ]
-    header = Header("SmolLM2-135M-Instruct", "n-gram drafter", look, where="float32 cpu")
-    return Frame(panes, look, header=header, verdict=FASTER, **more)  # type: ignore[arg-type]
+    first = top(look, "SmolLM2-135M-Instruct", "n-gram drafter", "float32 cpu")
+    return Screen(first, Frame(panes, look, comparison=FASTER, **more))  # type: ignore[arg-type]
 
 
 def columns(text: str) -> int:
@@ -92,7 +107,7 @@ def test_whole_screen_without_colour(width: int, snapshot: SnapshotAssertion) ->
 
 @pytest.mark.parametrize("width", [39, 60, 100])
 def test_whole_screen_in_colour(width: int, snapshot: SnapshotAssertion) -> None:
-    assert shown(lanes(Look(width), hints=True), color=True) == snapshot
+    assert shown(lanes(Look(width)), color=True) == snapshot
 
 
 def test_whole_screen_for_colour_blind_eyes(snapshot: SnapshotAssertion) -> None:
@@ -108,8 +123,8 @@ def test_ascii_draws_only_ascii(width: int, color: bool) -> None:
     plain[-1] = Span(NO_TEXT, "rejected")
     look = Look(width, 20, color, ascii=True)
     panes = [PaneData("ar", plain, AR, "running", limit=64), PaneData("spec", plain * 12, SPEC, "done", limit=64)]
-    header = Header("target", "drafter", look, gamma=4)
-    text = shown(Frame(panes, look, header=header, verdict=FASTER, hints=True, show_discarded=True), color)
+    frame = Frame(panes, look, comparison=FASTER, show_discarded=True)
+    text = shown(Screen(top(look, "target", "drafter"), frame), color)
     assert text.isascii()
     assert "lines above" in text
 
@@ -119,7 +134,7 @@ def test_ascii_draws_only_ascii(width: int, color: bool) -> None:
 
 def test_stats_lines_are_those_of_the_design() -> None:
     panes = [PaneData("ar", SPANS, AR, "done"), PaneData("spec", SPANS, SPEC, "done")]
-    frame = Frame(panes, Look(120, None, color=False), verdict=FASTER)
+    frame = Frame(panes, Look(120, None, color=False), comparison=FASTER)
     assert shown(frame).split("\n")[-5:] == [
         "AR    33 tok  1.67 s  19.2 tok/s  TTFT  88 ms",
         "spec  33 tok  0.79 s  40.5 tok/s  TTFT 101 ms | accepted 22/30 (73%)  alpha .85  3.20 tok/pass  10 passes",
@@ -131,7 +146,7 @@ def test_stats_lines_are_those_of_the_design() -> None:
 
 def test_in_colour_the_figures_have_bars_and_greek_letters() -> None:
     panes = [PaneData("ar", SPANS, AR, "running", limit=66), PaneData("spec", SPANS, SPEC, "done", expected=2.2)]
-    text = shown(Frame(panes, Look(100), verdict=FASTER))
+    text = shown(Frame(panes, Look(100), comparison=FASTER))
     assert "AR    " + "━" * 22 + "─" * 22 + "  33 tok  1.67 s  19.2 tok/s  TTFT  88 ms\n" in text
     assert "spec  " + "━" * 44 + "  33 tok  0.79 s  40.5 tok/s  TTFT 101 ms\n" in text
     assert (
@@ -162,19 +177,19 @@ def test_no_figure_is_ever_cut(width: int, color: bool) -> None:
 
 def test_undefined_figures_are_not_shown() -> None:
     first = Stats(ttft_ms=90, predicted_n=1, openings=1)
-    assert shown(StatsLine(PaneData("spec", (), first, "running"), Look(80, color=False))) == (
+    assert shown(StatsLines([PaneData("spec", (), first, "running")], Look(80, color=False))) == (
         "spec  1 tok  0.00 s  - tok/s  TTFT 90 ms\n"
     )
     waiting = PaneData("spec", (), None, "prefill", "reading prompt 256 of 3000")
-    assert shown(StatsLine(waiting, Look(80, color=False))) == "spec  reading prompt 256 of 3000\n"
-    assert shown(Positions(first, Look(80))) == ""
+    assert shown(StatsLines([waiting], Look(80, color=False))) == "spec  reading prompt 256 of 3000\n"
+    assert positions(first, Look(80)) == []
 
 
 def test_all_drafts_discarded_has_no_alpha() -> None:
     stats = Stats(
         ttft_ms=90, predicted_n=2, predicted_ms=100, openings=1, target_passes=1, draft_n=2, draft_n_discarded=2
     )
-    assert shown(StatsLine(PaneData("spec", (), stats, "done"), Look(100, color=False))) == (
+    assert shown(StatsLines([PaneData("spec", (), stats, "done")], Look(100, color=False))) == (
         "spec  2 tok  0.10 s  10.0 tok/s  TTFT 90 ms | accepted 0/2 (0%)  1.00 tok/pass  1 pass\n"
     )
 
@@ -206,14 +221,19 @@ def test_an_answer_that_is_not_whole_says_why(reason: str, tokens: int, limit: i
 
 def test_header_names_what_runs() -> None:
     look = Look(100, color=False)
-    header = Header("SmolLM2", "tiny", look, where="float32 cpu", gamma="auto(4)", top_p=0.9, top_k=40, temperature=0.7)
-    assert shown(header) == "SmolLM2 ← tiny   float32 cpu   gamma auto(4)   T 0.7   top-p 0.9   top-k 40   seed 42\n"
-    assert shown(Header("SmolLM2", "", Look(80))) == "SmolLM2   γ 4   T 0   top-p 1   seed 42\n"
+    changes = {"gamma": "auto", "top_p": 0.9, "top_k": 40, "temperature": 0.7}
+    text = shown(top(look, "SmolLM2", "tiny", "float32 cpu", 4, **changes))
+    assert text == "SmolLM2 ← tiny   float32 cpu   gamma auto(4)   T 0.7   top-p 0.9   top-k 40   seed 42\n"
+    assert shown(top(Look(80), "SmolLM2", "")) == "SmolLM2   γ 4   T 0   top-p 1   seed 42\n"
+
+
+def legend(look: Look) -> Chunks:
+    return Chunks(meanings(look), look)
 
 
 def test_legend_shows_each_kind_in_its_own_manner() -> None:
-    assert shown(Legend(Look(80, color=False))) == "text accepted  [-x-] rejected  {+x+} from target\n"
-    colored = shown(Legend(Look(80)), color=True)
+    assert shown(legend(Look(80, color=False))) == "text accepted  [-x-] rejected  {+x+} from target\n"
+    colored = shown(legend(Look(80)), color=True)
     assert "\x1b[32maccepted" in colored
     assert "\x1b[9;31mrejected" in colored
     assert "\x1b[1;94mfrom the target" in colored
@@ -269,12 +289,6 @@ def test_hostile_text_is_inert(kind: str, color: bool) -> None:
     assert "[red]ar" in text
 
 
-def test_the_answer_is_printed_whole_without_marks() -> None:
-    look = Look(40, color=False)
-    assert shown(Answer(SPANS, look)).replace("\n", " ").split() == TEXT.split()
-    assert shown(Answer("hello", look, "cut at 1 tokens, /continue")) == "hello\ncut at 1 tokens, /continue\n"
-
-
 # ---------------------------------------------------------------- size
 
 span_texts = st.text(
@@ -301,12 +315,12 @@ figures = st.none() | st.sampled_from([AR, SPEC])
 def test_no_line_is_wider_than_the_screen_and_no_frame_higher(
     panes: list[PaneData], look: Look, layout: str, debug: bool
 ) -> None:
-    header = Header("a target of a long name", "a drafter", look)
-    frame = Frame(panes, look, layout=layout, verdict=FASTER, header=header, hints=True, show_discarded=debug)  # type: ignore[arg-type]
+    frame = Frame(panes, look, layout=layout, comparison=FASTER, show_discarded=debug)  # type: ignore[arg-type]
     rows = frame.rows()
     assert all(sum(segment.cell_length for segment in row) <= look.width for row in rows)
     assert look.height is None or len(rows) <= look.height
     assert columns(shown(frame)) <= look.width
+    assert columns(shown(top(look, "a target of a long name", "a drafter"))) <= look.width
     assert shown(frame).count("\n") == len(rows)
 
 
@@ -355,7 +369,7 @@ def test_three_lanes_stand_in_rows_of_two() -> None:
 def test_figures_stay_while_there_is_room_for_two_rows_of_text_each(
     width: int, color: bool, enough: int, height: int
 ) -> None:
-    rows = lanes(Look(width, height, color)).rows()
+    rows = lanes(Look(width, height, color)).frame.rows()
     assert len(rows) <= height
     text = " ".join("".join(segment.text for segment in row) for row in rows)
     assert "speculative" in text
@@ -393,7 +407,7 @@ def test_a_frame_of_two_long_answers_is_drawn_between_rounds() -> None:
 
     def work(count: int) -> int:
         panes = [PaneData(name, words[:count], SPEC, "running", limit=512) for name in ("ar", "spec")]
-        return calls_of(lambda: shown(Frame(panes, Look(100, 40), verdict=FASTER), color=True))
+        return calls_of(lambda: shown(Frame(panes, Look(100, 40), comparison=FASTER), color=True))
 
     work(500)  # what is kept from frame to frame is there now
     assert work(500) < 20 * 2 * 500
