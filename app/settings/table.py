@@ -7,6 +7,7 @@ are layered (app/settings/layers.py) nor the command line's grammar (app/command
 from __future__ import annotations
 
 import os
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ BEAM = "Beam search"
 
 NAMED = ("spec_bench", "mt_bench", "gsm8k", "mmlu", "hellaswag")  # what they are: app/prompts/datasets.py
 _PATH = Text(metavar="FILE", allowed="a file", optional=True)
-FILES = ("prompts", "out", "report", "ids")
+FILES = ("prompts", "out", "report", "ids", "features", "start", "export")
 
 
 @dataclass(frozen=True)
@@ -215,3 +216,17 @@ def paths_of(values: Mapping[str, Any]) -> dict[str, Path]:
     """The files among these values, names of data sets left out."""
     files = [name for name in FILES if values.get(name) and values[name] not in NAMED]
     return {name: Path(os.path.expanduser(values[name])) for name in files}
+
+
+def arguments(fields: Mapping[str, Field], given: Mapping[str, Any], **more: Any) -> Namespace:
+    """What a command takes beside the settings: of each flag what was given, else its default; files as paths.
+
+    UsageError names the flag.
+    """
+    read = {name: field.read(given[name], label=field.flag) for name, field in fields.items() if name in given}
+    values = {name: field.default for name, field in fields.items()} | read
+    texts = {name: value for name, value in values.items() if name in FILES and value}
+    paths = {
+        name: Path(os.path.expanduser(text)) for name, text in texts.items() if text not in fields[name].kind.choices
+    }
+    return Namespace(**(values | paths | more))

@@ -174,8 +174,9 @@ _SUMMARIES = (
 _TRANSLATIONS = ("Translate this sentence into English: ", "What is this in English? ", "From German into English: ")
 
 
-def _begun(beginnings: Sequence[str]) -> Callable[[Random], list[Part]]:
-    return lambda dice: [Part(dice.choice(beginnings))]
+def _begun(*beginnings: Sequence[str], tokens: int = 96, loose: bool = False) -> Callable[[Random], list[Part]]:
+    """One part that begins with one of each."""
+    return lambda dice: [Part("".join(map(dice.choice, beginnings)), tokens, loose)]
 
 
 def _sum(dice: Random) -> list[Part]:
@@ -200,33 +201,23 @@ def _sum(dice: Random) -> list[Part]:
     return [Part(f"{story} {question}" if dice.random() < 0.5 else story)]
 
 
-def _extract(dice: Random) -> list[Part]:
-    return [Part(dice.choice(_EXTRACTS), 128, loose=True)]
-
-
 def _passage(dice: Random) -> list[Part]:
-    passage = Part(dice.choice(_SUBJECTS), dice.choice((120, 200)), loose=True)
-    return [passage, Part("\n" + dice.choice(_ASKS), 32)]
-
-
-def _article(dice: Random) -> list[Part]:
-    return [Part(dice.choice(_SUMMARIES) + dice.choice(_HEADS), 224, loose=True)]
-
-
-def _sentence(dice: Random) -> list[Part]:
-    return [Part(dice.choice(_TRANSLATIONS) + dice.choice(_GERMAN), 48)]
+    return [
+        Part(dice.choice(_SUBJECTS), dice.choice((120, 200)), loose=True),
+        Part("\n" + dice.choice(_ASKS), 32),
+    ]
 
 
 KINDS: Mapping[str, Callable[[Random], list[Part]]] = {
     "chat": _begun(("",)),
     "writing": _begun(_TASKS),
     "coding": _begun(_PROGRAMS),
-    "extraction": _extract,
+    "extraction": _begun(_EXTRACTS, tokens=128, loose=True),
     "qa": _begun(_ASKS),
     "maths": _sum,
     "rag": _passage,
-    "summarization": _article,
-    "translation": _sentence,
+    "summarization": _begun(_SUMMARIES, _HEADS, tokens=224, loose=True),
+    "translation": _begun(_TRANSLATIONS, _GERMAN, tokens=48),
 }
 """Kind → the pieces of one user's turn, drawn by the dice."""
 
@@ -264,7 +255,7 @@ class Talk:
         """The chat up to where its answer begins; without a template the first message itself."""
         if not self.templated:
             return list(self._tokenizer(messages[0]["content"])["input_ids"])
-        return self._encode(self._render(messages))
+        return self.ids(self._render(messages))
 
     def opening(self) -> list[int]:
         """The template up to where the user's turn begins. UserError if there is none to be found."""
@@ -273,19 +264,16 @@ class Talk:
         head, found, _ = self._render([_user(_MARK)]).partition(_MARK)
         if not found:
             raise UserError("the target's chat template changes the user's turn: give it files or prompts")
-        return self._encode(head)
+        return self.ids(head)
 
     def ids(self, text: str) -> list[int]:
-        return self._encode(text) if text else []
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
     def text(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _user(text: str) -> dict[str, str]:
@@ -318,10 +306,7 @@ class OwnChats:
     def longest(self) -> int:
         return len(self._head) + self._room + _TAIL + self._answer
 
-    def chat(self, number: int) -> Chat | None:
-        return self._chat(number)
-
-    def _chat(self, number: int) -> Chat:
+    def chat(self, number: int) -> Chat:
         turn, kind = number % len(self._kinds), self._kinds[number % len(self._kinds)]
         temperature = self._temperatures[(number // len(self._kinds) + turn) % len(self._temperatures)]
         text = yield from self._turn(KINDS[kind](Random(f"{self._seed}/{number}")))

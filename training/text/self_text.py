@@ -8,13 +8,14 @@ how far it is through a callable.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sampling.loop import never
-from training.tables.build import Passage
+from training.tables.build import Passage, numbered_lines
 from training.text.dialogues import Line
 from training.text.synthesize import Writer
 from utils.errors import UsageError, UserError
@@ -54,8 +55,12 @@ def written(file: Path) -> tuple[int, set[int]]:
     if not file.is_file():
         return 0, set()
     drop_half_line(file)
-    rows = [_row(line, file) for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
+    rows = _rows(file)
     return sum(len(row["ids"]) - row["start"] for row in rows), {row["number"] for row in rows}
+
+
+def _rows(file: Path) -> list[Line]:
+    return [_row(line, file) for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
 
 
 def _row(line: str, file: Path) -> Line:
@@ -100,8 +105,7 @@ def write_self(
 
 def passages(file: Path) -> list[Passage]:
     """What :func:`write_self` wrote, its answers to be counted."""
-    rows = [_row(line, file) for line in file.read_text(encoding="utf-8").splitlines()]
-    return [Passage(row["ids"], row["start"]) for row in rows if row["ids"]]
+    return [Passage(row["ids"], row["start"]) for row in _rows(file) if row["ids"]]
 
 
 @dataclass(frozen=True)
@@ -121,15 +125,7 @@ def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> li
     Raises:
         UserError: a file or line that cannot be read, or an id outside the vocabulary, named by its number.
     """
-    found = []
-    for file in map(Path, files):
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read {file}: {' '.join(str(error).split())}") from None
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                found.append(_text(line, f"{file}:{number}", vocab_size, longest))
+    found = [_text(line, where, vocab_size, longest) for file in files for where, line in numbered_lines(file)]
     return [text for text in found if len(text.ids) - text.start >= SHORTEST]
 
 
@@ -160,14 +156,7 @@ def split(texts: Sequence[Text], held: int) -> tuple[list[Text], list[Text]]:
 
 def short_list(texts: Iterable[Text], size: int, always: Iterable[int] = ()) -> list[int]:
     """The `size` most frequent ids of what was written (prompts left out), ascending; `always` are among them."""
-    counts: dict[int, int] = {}
-    for text in texts:
-        for token in text.ids[text.start :]:
-            counts[token] = counts.get(token, 0) + 1
+    counts = Counter(token for text in texts for token in text.ids[text.start :])
     first = list(dict.fromkeys(always))
-    ranked = sorted((token for token in counts if token not in set(first)), key=lambda token: (-counts[token], token))
+    ranked = sorted(counts.keys() - set(first), key=lambda token: (-counts[token], token))
     return sorted([*first, *ranked][:size])
-
-
-Told = Callable[[str, float | None], Any]
-"""Hears what is being done and how far it is (0 … 1, None if unknown)."""
