@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.console.handlers import LOADED, PROCESSORS, SAVED, ConsoleActions, processor_usage
-from app.settings.table import NAMED, SETTING_FIELDS
+from app.prompts.datasets import NAMED
+from app.settings.table import SETTING_FIELDS
 from app.settings.types import LANES, MATCHED
 from utils.catalogue.specs import BEHIND
 

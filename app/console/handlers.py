@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from app.bench.options import BENCH_FIELDS
+from app.prompts.datasets import NAMED
 from app.settings.layers import Settings
-from app.settings.table import NAMED, SETTING_FIELDS, Field, setting
+from app.settings.table import SETTING_FIELDS, Field, setting
 from app.settings.types import Kind, Switch, Whole, did_you_mean, got
 from utils.errors import UsageError
 

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from app.bench.options import BenchArgs
 from app.console.state import Desk, KeptError
+from app.prompts.datasets import NAMED
 from app.prompts.questions import Question, conversation, fitting, read_questions, stratified
 from app.screen.rows import visible
-from app.settings.table import NAMED
 from utils.errors import UserError
 
 if TYPE_CHECKING:

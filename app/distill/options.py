@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.settings.table import PROMPT_FIELDS, Field, arguments
+from app.prompts.datasets import PROMPT_FIELDS
+from app.settings.table import Field, arguments
 from app.settings.types import Choice, Number, NumberList, Text, Whole, WholeList
 from training.text.dialogues import KINDS
 from utils.errors import UsageError

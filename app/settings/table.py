@@ -37,8 +37,6 @@ from utils.errors import COLDEST, UsageError
 MODELS, DECODING, NGRAM, CASCADE, OUTPUT = "Models", "Decoding", "N-gram drafter", "Cascade", "Output"
 BEAM = "Beam search"
 
-NAMED = ("spec_bench", "mt_bench", "gsm8k", "mmlu", "hellaswag")  # what they are: app/prompts/datasets.py
-_PATH = Text(metavar="FILE", allowed="a file", optional=True)
 FILES = ("prompts", "out", "report", "ids", "features", "start", "export")
 
 
@@ -195,27 +193,6 @@ def setting(name: str) -> Field:
     if found is None:
         raise UsageError(f"unknown setting {got(name)}{did_you_mean(name, SETTING_FIELDS)}")
     return found
-
-
-_PROMPTS = (
-    Field(
-        "prompts",
-        Text("FILE|NAME", f"a file or one of {', '.join(NAMED)}", NAMED, optional=True),
-        None,
-        f"one JSON object a line, with prompt or turns; or {', '.join(NAMED)}",
-        "bench",
-    ),
-    Field("ids", _PATH, None, "only the prompts whose question_id this file lists, one a line", "bench"),
-    Field("turns", Whole(1), None, "ask only the first N turns of each prompt", "bench"),
-    Field("limit", Whole(1), None, "take N prompts, spread over the categories", "bench"),
-)
-PROMPT_FIELDS: Mapping[str, Field] = {field.name: field for field in _PROMPTS}  # of the commands that ask many
-
-
-def paths_of(values: Mapping[str, Any]) -> dict[str, Path]:
-    """The files among these values, names of data sets left out."""
-    files = [name for name in FILES if values.get(name) and values[name] not in NAMED]
-    return {name: Path(os.path.expanduser(values[name])) for name in files}
 
 
 def arguments(fields: Mapping[str, Field], given: Mapping[str, Any], **more: Any) -> Namespace:

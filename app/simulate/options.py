@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.settings.table import PROMPT_FIELDS, Field, arguments
+from app.prompts.datasets import PROMPT_FIELDS
+from app.settings.table import Field, arguments
 from app.settings.types import METHODS, Choice, Names, Number, PassSeconds, Switch, Text, Whole, WholeList
 from utils.errors import UsageError
 
