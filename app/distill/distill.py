@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tqdm import tqdm
+
 from app.distill.draft_head import check_target, draft_head_for
 from app.distill.options import DATA_NAMES, TRAINING_NAMES, matters, shown
 from app.distill.result import cpu_name, described, in_lines, licence_of, measured
@@ -71,8 +73,6 @@ def keep(out: Path, now: Mapping[str, str]) -> None:
 @contextmanager
 def progress_line(settings: Settings) -> Iterator[Progress]:
     """A line on standard error: what is being done and how far it is; seldom where that is no terminal."""
-    from tqdm import tqdm
-
     with tqdm(
         total=1,
         bar_format="{desc} {percentage:.0f}%",

@@ -36,10 +36,8 @@ def check_target(engine: Engine, args: Namespace) -> None:
     beyond = next((layer for layer in args.init_layers if layer >= layers), None)
     if beyond is not None:
         raise UsageError(f"--init-layers {beyond}: the target has layers 0 to {layers - 1}")
-    shares = {"--init-layers": bool(args.init_layers), f"--head {args.head}": args.head != "trained"}
-    for flag, chosen in shares.items():
-        if chosen and own != width:
-            raise UsageError(f"{flag} needs the target's width {width}, the student's is {own}")
+    if args.init_layers and own != width:
+        raise UsageError(f"--init-layers needs the target's width {width}, the student's is {own}")
 
 
 def config_for(engine: Engine, args: Namespace, listed: int) -> StudentConfig:

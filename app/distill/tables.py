@@ -1,7 +1,7 @@
 """`tables`: builds static n-gram tables for a pair's target, from files or from what the target writes itself.
 
 Says how far it is and what came of it on standard error. Knows neither counting nor the file's
-format (training/). Importing it is cheap: no torch.
+format (training/).
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.distill.options import SELF
 from app.distill.texts import let_write
 from app.lanes.pairing import choose_pair
 from app.screen.output import load_engine, target_tokenizer
 from app.screen.terminal import Interrupts
+from app.settings.layers import ModelOptions, Settings
+from training.tables.build import Passage, build, read_passages
+from training.text.dialogues import OwnChats
+from training.text.self_text import passages
 from utils.errors import UsageError
 from utils.files import beside, writable
+from utils.loading.fit import fingerprint
 from utils.progress import INTERRUPTED
-
-if TYPE_CHECKING:
-    from app.settings.layers import ModelOptions, Settings
-    from training.tables.build import Passage
 
 
 def build_tables(settings: Settings, options: ModelOptions, args: Namespace) -> int:
@@ -38,9 +39,6 @@ def build_tables(settings: Settings, options: ModelOptions, args: Namespace) -> 
                     f"--out {args.out}: --from self keeps its text beside it, where no file can be: name another"
                 )
             engine = load_engine(settings, options.changed(drafter="none"), interrupt)
-            from training.text.dialogues import OwnChats
-            from training.text.self_text import passages
-
             source = OwnChats(engine.tokenizer, engine.stop_ids)
             if let_write(engine, source, written, args.tokens, settings, interrupt).tokens < args.tokens:
                 sys.stderr.write(f"interrupted: {written} is kept, the same command goes on from there\n")
@@ -49,9 +47,6 @@ def build_tables(settings: Settings, options: ModelOptions, args: Namespace) -> 
         else:
             tokenizer, _ = target_tokenizer(settings, options, interrupt)
             texts = _read(args.sources, tokenizer)
-    from training.tables.build import build
-    from utils.loading.fit import fingerprint
-
     facts = build(
         texts,
         args.out,
@@ -78,8 +73,6 @@ def _size(tokenizer: Any) -> int:
 
 
 def _read(sources: tuple[str, ...], tokenizer: Any) -> list[Passage]:
-    from training.tables.build import read_passages
-
     def encode(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 

@@ -9,17 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from tqdm import tqdm
+
+from app.lanes.lane import Engine
 from app.prompts.questions import read_questions
+from app.settings.layers import Settings
+from training.text.dialogues import GivenPrompts, OwnChats, Source
+from training.text.self_text import ENDLESS, Text, read_texts, split, write_self, written
+from training.text.synthesize import Writer
 from utils.errors import UserError
 from utils.files import hash_of
-
-if TYPE_CHECKING:
-    from app.lanes.lane import Engine
-    from app.settings.layers import Settings
-    from training.text.dialogues import Source
-    from training.text.self_text import Text
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,6 @@ def let_write(
     batch: int = 32,
 ) -> Wrote:
     """Let the target write until `file` holds so many tokens (None: as many as the source has)."""
-    from tqdm import tqdm
-
-    from training.text.self_text import ENDLESS, write_self, written
-    from training.text.synthesize import Writer
-
     network, size = engine.target.network, engine.target.vocab_size
     writer = Writer(network, size, engine.stop_ids, source, settings.seed, batch)
     found, begun = written(file)[0], time.monotonic()
@@ -80,9 +76,6 @@ def texts_for(
     engine: Engine, settings: Settings, args: Namespace, file: Path, interrupt: Callable[[], bool]
 ) -> Texts | None:
     """The texts to learn from; what is written goes to `file`. None if interrupted."""
-    from training.text.dialogues import GivenPrompts, OwnChats
-    from training.text.self_text import read_texts
-
     room = min(args.longest, engine.context)
     files, text = list(args.data), ", ".join(Path(one).name for one in args.data)
     if args.writes:
@@ -106,8 +99,6 @@ def texts_for(
 
 def split_texts(source: Texts, held: int, args: Namespace) -> tuple[list[Text], list[Text]]:
     """(to learn from, held out). Of given prompts none is in both, at whatever temperature it was answered."""
-    from training.text.self_text import split
-
     learned, out = split(source.texts, held)
     if args.prompts is not None:
         prompts = {text.ids[: text.start] for text in out}

@@ -1,7 +1,7 @@
 """`write`: a target's own text as a file of token ids, for `distill --data` and `tables --from` to read.
 
 The target answers user turns that it makes up by kind of task, or given prompts. A stopped run goes on where it was.
-Knows neither how text is sampled nor the file's form (training/). Importing it is cheap: no torch.
+Knows neither how text is sampled nor the file's form (training/).
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ import hashlib
 import json
 import sys
 from argparse import Namespace
-from typing import TYPE_CHECKING
 
 from app.distill.texts import let_write
 from app.prompts.datasets import questions_of
 from app.screen.output import load_engine
 from app.screen.terminal import Interrupts
+from app.settings.layers import ModelOptions, Settings
 from app.settings.types import plain
+from training.text.dialogues import GivenPrompts, OwnChats, Source
+from training.text.self_text import begin
 from utils.errors import UserError
 from utils.files import writable
+from utils.loading.fit import fingerprint
 from utils.progress import INTERRUPTED
-
-if TYPE_CHECKING:
-    from app.settings.layers import ModelOptions, Settings
-    from training.text.dialogues import Source
-
 
 _LONGEST = 1024  # tokens of a given prompt with its answer
 
@@ -38,10 +36,6 @@ def write(settings: Settings, options: ModelOptions, args: Namespace) -> int:
         turns = [list(question.turns) for question in found]
     with Interrupts() as interrupt:
         engine = load_engine(settings, options.changed(drafter="none"), interrupt)
-        from training.text.dialogues import GivenPrompts, OwnChats
-        from training.text.self_text import begin
-        from utils.loading.fit import fingerprint
-
         target, tokenizer = engine.loaded.target, engine.tokenizer
         if engine.encodes:
             raise UserError(f"{target.name} is an encoder-decoder: write takes decoder-only targets")

@@ -12,18 +12,18 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
+from app.lanes.pass_times import passes, timed
+from app.measure.speed import drafting_lane, proposals
 from app.screen.output import load_engine, screen, small_table
 from app.screen.terminal import Interrupts
+from app.settings.layers import ModelOptions, Settings
 from sampling.gamma.costs import pass_times
 from sampling.stats.theory import best_gamma, break_even, expected_speedup, roofline
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from app.settings.layers import ModelOptions, Settings
-
 
 LIMIT = 64  # highest gamma that is thought of
 REPEATS = 7  # of each measured pass: a quick look
@@ -108,9 +108,6 @@ def _size(parameters: float) -> str:
 
 def _measured(settings: Settings, options: ModelOptions, args: Namespace) -> list[Option]:
     """The pair's target and drafters, timed here in turns."""
-    from app.lanes.pass_times import passes, timed
-    from app.measure.speed import drafting_lane, proposals
-
     with Interrupts() as interrupt:
         engine = load_engine(settings, options, interrupt)
     counts = [1] if args.v else range(1, 18)
@@ -130,8 +127,6 @@ def _measured(settings: Settings, options: ModelOptions, args: Namespace) -> lis
 
 def _table(plan: dict[str, Any], settings: Settings) -> Table:
     """Gamma down, alpha across; each alpha's best gamma below."""
-    from rich.text import Text
-
     table = small_table(settings)
     table.add_column("gamma", justify="right")
     for alpha in plan["alphas"]:

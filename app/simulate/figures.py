@@ -11,17 +11,14 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.table import Table
 
 from app.screen.output import screen, small_table
+from app.settings.layers import Settings
 from sampling.events import Step
 from sampling.stats.summary import Stats, merge, ratio
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from app.settings.layers import Settings
-
 
 MANY = 8  # prompts that have a column each
 WIDE = 76  # columns for all figures
