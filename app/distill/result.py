@@ -26,16 +26,16 @@ _GAMMA, _TOKENS, _PROMPTS, _REPEATS = 4, 24, 4, 11  # of the latency's measureme
 
 def described(folder: Path) -> dict[str, Any]:
     """The draft head in `folder` by its configuration: kind, size, and a line of text."""
-    told = read_config(folder)
-    layers, ids = told["num_hidden_layers"], told["short_list"]
+    config = read_config(folder)
+    layers, ids = config["num_hidden_layers"], config["short_list"]
     head = f"a head of {ids:,} ids" if ids else "a head of all ids"
-    own = " (the target's rows)" if told["shared_head"] else ""
+    own = " (the target's rows)" if config["shared_head"] else ""
     text = (
-        f"{layers} layer{'' if layers == 1 else 's'} of width {told['hidden_size']}, {head}{own}, "
-        f"{told['bytes'] / 1e6:.1f} MB"
+        f"{layers} layer{'' if layers == 1 else 's'} of width {config['hidden_size']}, {head}{own}, "
+        f"{config['bytes'] / 1e6:.1f} MB"
     )
     names = ("kind", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "short_list")
-    return {name: told[name] for name in (*names, "bytes", "crc32")} | {"text": text}
+    return {name: config[name] for name in (*names, "bytes", "crc32")} | {"text": text}
 
 
 def measured(
@@ -77,10 +77,10 @@ def _rounds(lane: Lane, prompt: list[int], interrupt: Callable[[], bool]) -> lis
 def cpu_name() -> str:
     """The processor's name; "" where the system does not tell it."""
     try:
-        told = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        facts = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        told = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", told, re.MULTILINE)
+        facts = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", facts, re.MULTILINE)
     return found[1].strip() if found else platform.processor()
 
 

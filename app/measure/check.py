@@ -47,7 +47,7 @@ def check_pair(name: str | None, settings: Settings, options: ModelOptions, spee
 
     With `speed` also the time of passes over 1 … 16 tokens, the cost of drafting and the parts of a round. Raises
     UserError (exit code 1) with the reason where the pair cannot be loaded or does not fit, its own tables or
-    draft head included; others that the pair names are told in a line each.
+    draft head included; others that the pair names have a line each.
     """
     from app.lanes.lane import Engine
     from app.screen.output import LoadProgress

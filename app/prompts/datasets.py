@@ -159,7 +159,7 @@ def _load(name: str, hub: tuple[str, str | None, str], offline: bool) -> Iterabl
     try:
         return cast(Iterable[Record], load_dataset(repository, configuration, split=split, download_config=cached))
     except Exception as error:  # of the network, the disk, or its own
-        told = " ".join(str(error).split())[:200]
+        why = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{name}: the package datasets could not load {repository}: {told} (--data-dir names a folder of files)"
+            f"{name}: the package datasets could not load {repository}: {why} (--data-dir names a folder of files)"
         ) from error

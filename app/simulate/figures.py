@@ -46,7 +46,7 @@ class Costs:
 
 
 def figures(method: str, gamma: int | str | None, played: Sequence[Played], costs: Costs) -> dict[str, Any]:
-    """Everything about a drafter at a gamma, JSON-able; what cannot be told is None."""
+    """Everything about a drafter at a gamma, JSON-able; what is not known is None."""
     stats = merge([one.stats for one in played])
     rounds = [step for one in played for step in one.rounds]
     drafted = sum(len(step.drafted) for step in rounds)
@@ -162,8 +162,8 @@ def _table(names: Iterable[str], rows: Rows, cells: Sequence[Sequence[str]], set
     table.add_column("drafter", no_wrap=True)
     for name in names:
         table.add_column(name, justify="right")
-    for row, told in zip(rows, cells, strict=True):
-        table.add_row(row["method"], *told)
+    for row, each in zip(rows, cells, strict=True):
+        table.add_row(row["method"], *each)
     return table
 
 

@@ -1,4 +1,4 @@
-"""`record`: what a pair's target answers to many prompts, as a file that can stand in for it (app/simulate/run.py).
+"""`record`: what a pair's target answers to many prompts, as a file that can take its place (app/simulate/run.py).
 
 The target decodes alone (lane `ar`) under the settings as given. Beside the ids goes what n-gram drafters ask of a
 target: its likeliest ids at each token. The file has a header, then a line an answer as it is made; a stopped run goes
@@ -14,7 +14,6 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from app.lanes.answers import run_lane, shown_settings
@@ -34,7 +33,7 @@ from utils.loading.fit import fingerprint
 from utils.machine import machine
 from utils.progress import INTERRUPTED
 
-_KEPT = ("target", "vocab_size", "end_id", "tokenizer")
+_SAME = ("target", "vocab_size", "end_id", "tokenizer")
 _SETTINGS = (
     *("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed", "repetition_penalty", "no_repeat_ngram"),
     *("system", "chat", "template"),
@@ -42,54 +41,6 @@ _SETTINGS = (
 """What an answer of the target alone depends on."""
 
 WIDTHS = range(1, 18)  # tokens of the passes that --costs times: gamma up to 16
-
-
-class RecordFile:
-    """Opens the file, new or with a stopped run's answers in it (`known`, by prompt ids), to be closed.
-
-    UsageError, before anything is written, for a file that is another run's or none of ours.
-    """
-
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        self.path = path
-        self.known: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self.has_costs = False
-        new = not path.exists() or path.stat().st_size == 0
-        writable(path)
-        if not new:
-            self._take(header)
-        self._file = path.open("ab", buffering=0)
-        if new:
-            self.add(header)
-
-    def _take(self, header: Mapping[str, Any]) -> None:
-        """What is there already; an unfinished last line goes."""
-        found = read_recording(self.path)
-        if "recording" not in found.header:
-            raise UsageError(f"--out {self.path} holds something else: name a new file")
-        before = _facts(found.header)
-        for name, value in _facts(header).items():
-            if before[name] != value:
-                raise UsageError(
-                    f"--out {self.path} holds a recording with {name} {before[name]}, now {value}: "
-                    "give the same flags, or another file"
-                )
-        self.known = {one.prompt: one.answer for one in found.answers}
-        self.has_costs = bool(found.pass_seconds)
-        drop_half_line(self.path)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Write one line, now and whole; UserError where that cannot be."""
-        text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
-        append(self._file, text.encode("utf-8"), self.path)
-
-
-def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
-    told = header.get("settings", {})
-    return {name: header.get(name) for name in _KEPT} | {name: told.get(name) for name in _SETTINGS}
 
 
 class Listener(NoDrafter):
@@ -109,11 +60,9 @@ def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> in
     questions = cut(stratified(known if args.ids is None else chosen(known, args.ids), args.limit), args.turns)
     with Interrupts() as interrupt:
         engine = load_engine(settings, options.changed(drafter="none"), interrupt)
-        header = _header(engine, settings)
-        with closing(RecordFile(args.out, header)) as file:
-            recorder = Recorder(engine, settings, args, file, interrupt)
-            if args.costs and not file.has_costs:
-                file.add(recorder.costs(questions))
+        with closing(Recorder(engine, settings, args, interrupt)) as recorder:
+            if args.costs and not recorder.has_costs:
+                recorder.add_costs(questions)
             done = recorder.run(questions)
     for line in recorder.skipped:
         sys.stderr.write(f"{line}\n")
@@ -145,23 +94,64 @@ def _header(engine: Engine, settings: Settings) -> dict[str, Any]:
     }
 
 
-class Recorder:
-    """Answers prompts and writes each answer as it is whole; `run` says whether it came to the end."""
+def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same for a run to go on."""
+    settings = header.get("settings", {})
+    return {name: header.get(name) for name in _SAME} | {name: settings.get(name) for name in _SETTINGS}
 
-    def __init__(
-        self, engine: Engine, settings: Settings, args: Namespace, file: RecordFile, interrupt: Interrupts
-    ) -> None:
-        self.engine, self.settings, self.args, self.file, self.interrupt = engine, settings, args, file, interrupt
-        self.answers = dict(file.known)  # by prompt, as ids
+
+class Recorder:
+    """Answers prompts and writes each answer as it is whole; to be closed.
+
+    The file is new or has a stopped run's answers in it. UsageError, before anything is written, for a file that is
+    another run's or none of ours. `answers` are all that it holds, by prompt, as ids.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings, args: Namespace, interrupt: Interrupts) -> None:
+        self.engine, self.settings, self.args, self.interrupt = engine, settings, args, interrupt
+        self.answers: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.has_costs = False
         self.skipped: list[str] = []
         self.made = 0
+        new = not args.out.exists() or args.out.stat().st_size == 0
+        writable(args.out)
+        header = _header(engine, settings)
+        if not new:
+            self._take_up(header)
+        self._file = args.out.open("ab", buffering=0)
+        if new:
+            self._add(header)
 
-    def costs(self, questions: Sequence[Question]) -> dict[str, Any]:
-        """Seconds of passes over 1 … 17 tokens, half an answer behind the usual prompt."""
+    def _take_up(self, header: Mapping[str, Any]) -> None:
+        """What is there already; an unfinished last line goes."""
+        found = read_recording(self.args.out)
+        if "recording" not in found.header:
+            raise UsageError(f"--out {self.args.out} holds something else: name a new file")
+        before = _facts(found.header)
+        for name, value in _facts(header).items():
+            if before[name] != value:
+                raise UsageError(
+                    f"--out {self.args.out} holds a recording with {name} {before[name]}, now {value}: "
+                    "give the same flags, or another file"
+                )
+        self.answers = {one.prompt: one.answer for one in found.answers}
+        self.has_costs = bool(found.pass_seconds)
+        drop_half_line(self.args.out)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _add(self, line: Mapping[str, Any]) -> None:
+        """Write one line, now and whole; UserError where that cannot be."""
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+        append(self._file, text.encode("utf-8"), self.args.out)
+
+    def add_costs(self, questions: Sequence[Question]) -> None:
+        """Write the seconds of passes over 1 … 17 tokens, half an answer behind the usual prompt."""
         first = [len(conversation(self.engine, self.settings).plan(one.turns[0]).prompt) for one in questions]
         context = int(statistics.median(first)) + self.settings.max_new_tokens // 2
         seconds = measure_costs(self.engine.target, WIDTHS, context)
-        return {"pass_seconds": {str(n): round(one, 7) for n, one in seconds.items()}, "pass_context": context}
+        self._add({"pass_seconds": {str(n): round(one, 7) for n, one in seconds.items()}, "pass_context": context})
 
     def run(self, questions: Sequence[Question]) -> bool:
         """Answer every turn that was not answered before; an interrupted answer is dropped."""
@@ -195,7 +185,7 @@ class Recorder:
         answer = run_lane(lane, list(prompt), decode, interrupt=self.interrupt)
         if answer.interrupted:
             return False
-        self.file.add(
+        self._add(
             {
                 "question_id": question.question_id,
                 "category": question.category,

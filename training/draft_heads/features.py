@@ -63,8 +63,8 @@ def extract(
         progress("running the target over the texts", first / len(texts))
         if interrupt():
             return files
-        told = json.dumps([[text.ids, text.start] for text in part])
-        mark = f"features-{hashlib.sha256(told.encode('ascii')).hexdigest()[:16]}-"
+        content = json.dumps([[text.ids, text.start] for text in part])
+        mark = f"features-{hashlib.sha256(content.encode('ascii')).hexdigest()[:16]}-"
         file = _made(folder, mark, layers)
         if file is None:
             file = folder / f"{mark}{'-'.join(map(str, sorted(layers)))}{_SUFFIX}"

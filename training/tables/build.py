@@ -3,7 +3,7 @@
 A context's distribution is interpolated with that of the context one token shorter:
 P_n(w) = (c_n(w) + k · P_{n-1}(w)) / (c_n + k), with P_0 the share of the token. The best tokens are those with
 the largest P_n of the tokens seen there, so that ties go to what follows the shorter context more often,
-and P_n is their confidence. What is read from where is told in :func:`read_passages`, the file's format in
+and P_n is their confidence. What is read: :func:`read_passages`; the file's format:
 sampling/drafters/tables/table_file.py.
 """
 
@@ -205,7 +205,7 @@ def build(
         passages: what to count.
         out: the file.
         vocab_size, fingerprint: of the target and its tokenizer, kept in the header.
-        source: told in the header.
+        source: named in the header.
         max_n: tokens of the longest context, 1 … 16 (sampling/drafters/tables/table_file.py: MOST).
         max_mb: most bytes of the file, in millions.
         choices: most next tokens of a context; trees draft more than one.

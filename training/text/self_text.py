@@ -46,8 +46,8 @@ def begin(file: Path, settings: Mapping[str, str]) -> None:
         raise UsageError(f"{file} holds something else, or text of unknown settings: name a new file") from None
     for name in (*settings, *before):
         if before.get(name) != settings.get(name):
-            told = f"{name} {before.get(name)}, now {settings.get(name)}"
-            raise UsageError(f"{file} was begun with {told}: give the same flags, or another file")
+            both = f"{name} {before.get(name)}, now {settings.get(name)}"
+            raise UsageError(f"{file} was begun with {both}: give the same flags, or another file")
 
 
 def written(file: Path) -> tuple[int, set[int]]:
@@ -77,19 +77,19 @@ def write_self(
     writer: Writer,
     file: Path,
     tokens: int,
-    told: Callable[[int], Any],
+    progress: Callable[[int], Any],
     interrupt: Callable[[], bool] = never,
 ) -> int:
     """Append answers to `file` (jsonl) until it holds `tokens` answer tokens; returns how many it holds.
 
-    Goes on where an earlier run stopped; chats that came to nothing leave a line without ids. `told` hears the
+    Goes on where an earlier run stopped; chats that came to nothing leave a line without ids. `progress` hears the
     tokens so far, first those found in the file; nothing where they are enough. Less than asked for comes back only
     when interrupted or when the source ends. Raises OSError (a full disk) with the whole lines written so far intact.
     """
     count, done = written(file)
     if count >= tokens:
         return count
-    told(count)
+    progress(count)
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab", buffering=0) as out:
         for number, lines in writer.chats(done, interrupt):
@@ -97,7 +97,7 @@ def write_self(
             text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept)
             append(out, text.encode("ascii"), file)
             count += sum(len(line["ids"]) - line["start"] for line in lines)
-            told(count)
+            progress(count)
             if count >= tokens:
                 break
     return count
