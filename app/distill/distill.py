@@ -26,9 +26,9 @@ from app.screen.output import load_engine
 from app.screen.terminal import Interrupts
 from app.settings.layers import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import load_student
-from training.draft_heads.features import Example, extract, load_shard
+from training.draft_heads.features import extract, load_shard
 from training.draft_heads.report import expected, write_report
-from training.draft_heads.train import NAME, Job, Training, teacher_for
+from training.draft_heads.train import NAME, Training, TrainingJob, teacher_for
 from training.text.dialogues import Talk
 from utils.errors import UsageError, UserError
 from utils.files import hash_of, writable_folder, write_json
@@ -118,7 +118,7 @@ def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
 def _make(
     engine: Engine, settings: Settings, options: ModelOptions, args: Namespace, interrupt: Callable[[], bool]
 ) -> str:
-    """Part after part; each leaves what it has made in the folder. What is kept, where it was interrupted."""
+    """TurnPart after part; each leaves what it has made in the folder. What is kept, where it was interrupted."""
     out, model = args.out, engine.loaded.target.model
     about = {"target": engine.loaded.target.name, "tokenizer": fingerprint(engine.tokenizer)}
     read = [] if args.writes else list(args.data)
@@ -139,10 +139,9 @@ def _make(
             return f"what the target made of the texts so far is kept in {features}"
         examples = [example for file in shards for example in load_shard(file)]
         of = {id(text): example for text, example in zip(source.texts, examples, strict=True)}
-        parts: list[list[Example]] = [[of[id(text)] for text in part] for part in (learned, held)]
-        training = Training(
-            draft_head, teacher_for(model, draft_head), *parts, layers, job_of(settings, options, args), out
-        )
+        parts = [[of[id(text)] for text in part] for part in (learned, held)]
+        teacher, job = teacher_for(model, draft_head), job_of(settings, options, args)
+        training = Training(draft_head, teacher, parts[0], parts[1], layers, job, out)
         if not training.run(about, progress, interrupt):
             return f"the checkpoint of step {training.step:,} is kept in {out}"
         progress("measuring what a draft costs", None)
@@ -182,9 +181,9 @@ def _make(
     return ""
 
 
-def job_of(settings: Settings, options: ModelOptions, args: Namespace) -> Job:
+def job_of(settings: Settings, options: ModelOptions, args: Namespace) -> TrainingJob:
     """How to train, from the flags."""
-    return Job(
+    return TrainingJob(
         epochs=args.epochs,
         lr=args.lr,
         batch_tokens=args.batch_tokens,

@@ -14,7 +14,7 @@ from sampling.drafters.draft_heads.checkpoint import load_student, target_rotary
 from sampling.drafters.draft_heads.config import StudentConfig
 from sampling.drafters.draft_heads.modules import Student
 from training.draft_heads.build import new_draft_head, shape_for, taken_up
-from training.text.self_text import Text, short_list
+from training.text.self_text import TextIds, short_list
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import unpacked_copy
 from utils.loading.fit import fingerprint
@@ -66,7 +66,7 @@ def config_for(engine: Engine, args: Namespace, listed: int) -> StudentConfig:
     )
 
 
-def draft_head_for(engine: Engine, args: Namespace, learned: Sequence[Text], seed: int) -> Student:
+def draft_head_for(engine: Engine, args: Namespace, learned: Sequence[TextIds], seed: int) -> Student:
     """A new draft head, whose layers and head may start as the target's; with --start a trained one to train further.
 
     UsageError if that is of another shape than the flags say.

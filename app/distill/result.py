@@ -19,7 +19,7 @@ from app.settings.layers import Settings
 from sampling.drafters.draft_heads.checkpoint import read_config
 from sampling.events import Step
 from training.draft_heads.report import GAMMAS, Report, best_expected
-from training.text.self_text import Text
+from training.text.self_text import TextIds
 
 _GAMMA, _TOKENS, _PROMPTS, _REPEATS = 4, 24, 4, 11  # of the latency's measurement
 
@@ -39,7 +39,7 @@ def described(folder: Path) -> dict[str, Any]:
 
 
 def measured(
-    engine: Engine, folder: Path, kind: str, texts: Sequence[Text], interrupt: Callable[[], bool]
+    engine: Engine, folder: Path, kind: str, texts: Sequence[TextIds], interrupt: Callable[[], bool]
 ) -> dict[str, Any]:
     """`c`, `v` (n → cost of a pass over n tokens, in one-token passes) and `plain_ms`, measured here.
 

@@ -17,8 +17,8 @@ from app.lanes.lane import Engine
 from app.prompts.questions import read_questions
 from app.settings.layers import Settings
 from training.text.dialogues import GivenPrompts, OwnChats, Source
-from training.text.self_text import ENDLESS, Text, read_texts, split, write_self, written
-from training.text.synthesize import Writer
+from training.text.self_text import ENDLESS, TextIds, read_texts, split, write_self, written
+from training.text.synthesize import TextWriter
 from utils.errors import UserError
 from utils.files import hash_of
 
@@ -27,7 +27,7 @@ from utils.files import hash_of
 class Texts:
     """The texts to learn from, and what the card says of them."""
 
-    texts: list[Text]
+    texts: list[TextIds]
     text: str
     sha256: str
 
@@ -56,7 +56,7 @@ def let_write(
 ) -> Wrote:
     """Let the target write until `file` holds so many tokens (None: as many as the source has)."""
     network, size = engine.target.network, engine.target.vocab_size
-    writer = Writer(network, size, engine.stop_ids, source, settings.seed, batch)
+    writer = TextWriter(network, size, engine.stop_ids, source, settings.seed, batch)
     found, begun = written(file)[0], time.monotonic()
     with tqdm(
         desc="writing text",
@@ -97,7 +97,7 @@ def texts_for(
     return Texts(texts, text, hash_of(files))
 
 
-def split_texts(source: Texts, held: int, args: Namespace) -> tuple[list[Text], list[Text]]:
+def split_texts(source: Texts, held: int, args: Namespace) -> tuple[list[TextIds], list[TextIds]]:
     """(to learn from, held out). Of given prompts none is in both, at whatever temperature it was answered."""
     learned, out = split(source.texts, held)
     if args.prompts is not None:
@@ -108,7 +108,7 @@ def split_texts(source: Texts, held: int, args: Namespace) -> tuple[list[Text], 
     return learned, out
 
 
-def _first(texts: list[Text], tokens: int) -> list[Text]:
+def _first(texts: list[TextIds], tokens: int) -> list[TextIds]:
     """As many of the texts as hold `tokens` answer tokens."""
     before = [0, *accumulate(len(text.ids) - text.start for text in texts)]
     return [text for text, count in zip(texts, before, strict=False) if count < tokens]

@@ -101,7 +101,7 @@ def _table(costs: dict[tuple[str, int], float], roles: list[str]) -> Table:
     return table
 
 
-def _drafting(costs: dict[tuple[str, int], float], lane: Lane, around: Round) -> list[str]:
+def _drafting(costs: dict[tuple[str, int], float], lane: Lane, around: RoundParts) -> list[str]:
     """c by the drafter's own `propose` and by the loop, and what each position adds."""
     own, counts = costs["target", 1], sorted(count for role, count in costs if role == "drafts")
     if not lane.drafts:
@@ -129,7 +129,7 @@ def _doubts(laps: dict[tuple[str, int], list[float]]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundParts:
     """Seconds that the parts of a round take (medians over rounds), and of a drafted token within them."""
 
     verifying: float
@@ -184,7 +184,7 @@ def proposals(lane: Lane, prompt: list[int]) -> dict[int, Pass]:
     return {count: one(count) for count, length in lengths.items() if length == count}
 
 
-def measure_rounds(lane: Lane, prompt: list[int], rounds: int = ROUNDS) -> Round:
+def measure_rounds(lane: Lane, prompt: list[int], rounds: int = ROUNDS) -> RoundParts:
     """Run the real loop for so many rounds and take the medians; overhead is all that is none of the other parts."""
     found: list[tuple[float, float, float, float]] = []
     drafted: list[float] = []
@@ -201,4 +201,4 @@ def measure_rounds(lane: Lane, prompt: list[int], rounds: int = ROUNDS) -> Round
     events.close()
     verifying, drafting, sampling, overhead = (statistics.median(part) for part in zip(*found, strict=True))
     each = statistics.median(drafted) if drafted else None
-    return Round(verifying, drafting, sampling, overhead, each, len(found))
+    return RoundParts(verifying, drafting, sampling, overhead, each, len(found))

@@ -35,7 +35,7 @@ class Played:
 
 
 @dataclass(frozen=True)
-class Costs:
+class RoundSeconds:
     """Seconds. `verify(n)`: a target pass over n tokens, None where nobody knows; `draft` of a drafted token, `other`
     of the rest of a round, None: as each round took here; `plain_other` that of a round of plain decoding."""
 
@@ -45,7 +45,7 @@ class Costs:
     plain_other: float = 0.0
 
 
-def figures(method: str, gamma: int | str | None, played: Sequence[Played], costs: Costs) -> dict[str, Any]:
+def figures(method: str, gamma: int | str | None, played: Sequence[Played], costs: RoundSeconds) -> dict[str, Any]:
     """Everything about a drafter at a gamma, JSON-able; what is not known is None."""
     stats = merge([one.stats for one in played])
     rounds = [step for one in played for step in one.rounds]
@@ -77,7 +77,7 @@ def figures(method: str, gamma: int | str | None, played: Sequence[Played], cost
 
 
 def _speeds(
-    stats: Stats, gamma: int | str | None, rounds: Sequence[Step], drafting: float, costs: Costs
+    stats: Stats, gamma: int | str | None, rounds: Sequence[Step], drafting: float, costs: RoundSeconds
 ) -> dict[str, float | None]:
     """What follows from the seconds of target passes; all None where nobody knows these."""
     verify, names = costs.verify, ("t_round", "throughput", "throughput_formula", "plain_throughput", "speedup")

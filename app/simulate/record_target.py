@@ -60,7 +60,7 @@ def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> in
     questions = cut(stratified(known if args.ids is None else chosen(known, args.ids), args.limit), args.turns)
     with Interrupts() as interrupt:
         engine = load_engine(settings, options.changed(drafter="none"), interrupt)
-        with closing(Recorder(engine, settings, args, interrupt)) as recorder:
+        with closing(TargetRecorder(engine, settings, args, interrupt)) as recorder:
             if args.costs and not recorder.has_costs:
                 recorder.add_costs(questions)
             done = recorder.run(questions)
@@ -100,7 +100,7 @@ def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
     return {name: header.get(name) for name in _SAME} | {name: settings.get(name) for name in _SETTINGS}
 
 
-class Recorder:
+class TargetRecorder:
     """Answers prompts and writes each answer as it is whole; to be closed.
 
     The file is new or has a stopped run's answers in it. UsageError, before anything is written, for a file that is

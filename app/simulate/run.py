@@ -22,7 +22,7 @@ from app.lanes.pass_times import measure_costs
 from app.screen.output import answer_bar
 from app.screen.terminal import Interrupts
 from app.settings.layers import ModelOptions, Settings
-from app.simulate.figures import Costs, Played, figures, print_simulation
+from app.simulate.figures import Played, RoundSeconds, figures, print_simulation
 from app.simulate.loading import Stage, load_stage
 from app.simulate.record_target import WIDTHS
 from sampling.drafters.draft_model import NoDrafter
@@ -49,7 +49,7 @@ def run_simulate(settings: Settings, options: ModelOptions, args: Namespace) -> 
     if args.out is not None:
         writable(args.out)
     with Interrupts() as interrupt:
-        player = Player(load_stage(settings, options, args, interrupt), settings, args, interrupt)
+        player = Simulation(load_stage(settings, options, args, interrupt), settings, args, interrupt)
         complete = player.run()
         rows = player.rows()
     if not rows:
@@ -74,7 +74,7 @@ def run_simulate(settings: Settings, options: ModelOptions, args: Namespace) -> 
     return 0 if complete else INTERRUPTED
 
 
-class Player:
+class Simulation:
     """Plays the answers: `run()` fills `played`, `rows()` says what came of it.
 
     `pass_seconds` are those of target passes by tokens, `source` is where they are from: "flags", "recording",
@@ -155,14 +155,14 @@ class Player:
             for variant in self.variants
         ]
 
-    def _costs(self) -> Costs:
+    def _costs(self) -> RoundSeconds:
         if not self.pass_seconds:
-            return Costs(draft=self.args.t_draft)
+            return RoundSeconds(draft=self.args.t_draft)
         other = self.args.t_other
         if other is None and self.source == "flags":
             other = 0.0
         plain = self._plain_other() if other is None else other
-        return Costs(pass_times(self.pass_seconds), self.args.t_draft, other, plain)
+        return RoundSeconds(pass_times(self.pass_seconds), self.args.t_draft, other, plain)
 
     def _plain_other(self) -> float:
         """Seconds of a plain round beside its pass, as it is here."""

@@ -65,7 +65,7 @@ def grouped(examples: Sequence[Example], tokens: int, seed: int) -> list[list[in
     draw.shuffle(order)
     pool = 32  # batches' worth of sequences that are sorted by length among themselves
     several = max(1, pool * tokens // max(1, *lengths))
-    batches = []
+    batches: list[list[int]] = []
     for first in range(0, len(order), several):
         batches += in_batches(sorted(order[first : first + several], key=lengths.__getitem__), lengths, tokens)
     draw.shuffle(batches)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sampling.loop import never
 from sampling.models.network import network_of
-from training.text.self_text import Text
+from training.text.self_text import TextIds
 from utils.files import write_bytes
 from utils.progress import Progress
 
@@ -44,7 +44,7 @@ class Example:
 
 def extract(
     model: Any,
-    texts: Sequence[Text],
+    texts: Sequence[TextIds],
     layers: Sequence[int],
     folder: Path,
     progress: Progress,
@@ -81,7 +81,7 @@ def _made(folder: Path, mark: str, layers: Sequence[int]) -> Path | None:
     return None
 
 
-def _shard(model: Any, texts: Sequence[Text], layers: Sequence[int]) -> dict[str, Tensor]:
+def _shard(model: Any, texts: Sequence[TextIds], layers: Sequence[int]) -> dict[str, Tensor]:
     lengths = [len(text.ids) for text in texts]
     made: dict[int, dict[str, Tensor]] = {}
     for batch in in_batches(sorted(range(len(texts)), key=lengths.__getitem__), lengths, FED):
@@ -105,7 +105,7 @@ def in_batches(order: Sequence[int], lengths: Sequence[int], most: int) -> Itera
 
 
 @torch.no_grad()
-def _run(model: Any, texts: Sequence[Text], layers: Sequence[int]) -> list[dict[str, Tensor]]:
+def _run(model: Any, texts: Sequence[TextIds], layers: Sequence[int]) -> list[dict[str, Tensor]]:
     """One pass; padding lies behind the sequences, where causal attention does not see it."""
     network = network_of(model)
     width = max(len(text.ids) for text in texts)

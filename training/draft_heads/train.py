@@ -35,7 +35,7 @@ _KEPT = ("step", "tokens", "seconds", "curve", "best", "worse")
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """How a draft head is trained; a checkpoint goes on with the same job only.
 
     `law` is what it learns of the target's distribution; `hard` puts that share on the favourite. `steps` drafted steps
@@ -94,7 +94,7 @@ class Training:
         examples: Sequence[Example],
         held: Sequence[Example],
         layers: Sequence[int],
-        job: Job,
+        job: TrainingJob,
         folder: Path,
     ) -> None:
         self.draft_head, self.teacher, self.examples, self.layers = draft_head, teacher, examples, layers

@@ -25,7 +25,7 @@ _SENTENCE = re.compile(r"(?<!\d)[.!?][\"'”’)]*(?=\s|$)")  # where one ends; 
 
 
 @dataclass(frozen=True)
-class Part:
+class TurnPart:
     """A piece of a turn: `opening` is given, then the target goes on for at most `tokens`.
 
     A part that is `loose` may be cut there, at its last full sentence; another one has to end by itself.
@@ -174,12 +174,12 @@ _SUMMARIES = (
 _TRANSLATIONS = ("Translate this sentence into English: ", "What is this in English? ", "From German into English: ")
 
 
-def _begun(*beginnings: Sequence[str], tokens: int = 96, loose: bool = False) -> Callable[[Random], list[Part]]:
+def _begun(*beginnings: Sequence[str], tokens: int = 96, loose: bool = False) -> Callable[[Random], list[TurnPart]]:
     """One part that begins with one of each."""
-    return lambda dice: [Part("".join(map(dice.choice, beginnings)), tokens, loose)]
+    return lambda dice: [TurnPart("".join(map(dice.choice, beginnings)), tokens, loose)]
 
 
-def _sum(dice: Random) -> list[Part]:
+def _sum(dice: Random) -> list[TurnPart]:
     """Two facts to reckon with, half of the time with the question's first words."""
     name, other = dice.sample(_NAMES, 2)
     thing = dice.choice(_THINGS)
@@ -198,17 +198,17 @@ def _sum(dice: Random) -> list[Part]:
             (f"{name} saves ${some} a week, {other} ${few} more than that.", "How many weeks"),
         )
     )
-    return [Part(f"{story} {question}" if dice.random() < 0.5 else story)]
+    return [TurnPart(f"{story} {question}" if dice.random() < 0.5 else story)]
 
 
-def _passage(dice: Random) -> list[Part]:
+def _passage(dice: Random) -> list[TurnPart]:
     return [
-        Part(dice.choice(_SUBJECTS), dice.choice((120, 200)), loose=True),
-        Part("\n" + dice.choice(_ASKS), 32),
+        TurnPart(dice.choice(_SUBJECTS), dice.choice((120, 200)), loose=True),
+        TurnPart("\n" + dice.choice(_ASKS), 32),
     ]
 
 
-KINDS: Mapping[str, Callable[[Random], list[Part]]] = {
+KINDS: Mapping[str, Callable[[Random], list[TurnPart]]] = {
     "chat": _begun(("",)),
     "writing": _begun(_TASKS),
     "coding": _begun(_PROGRAMS),
@@ -317,7 +317,7 @@ class OwnChats:
         line = _line(prompt, answer, temperature, number)
         return [line if kind == "chat" else {**line, "kind": kind}]
 
-    def _turn(self, pieces: Sequence[Part]) -> Generator[Ask, list[int], str]:
+    def _turn(self, pieces: Sequence[TurnPart]) -> Generator[Ask, list[int], str]:
         """A user's turn, piece by piece; empty if one did not come to its end."""
         text = ""
         for piece in pieces:

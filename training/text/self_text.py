@@ -17,7 +17,7 @@ from typing import Any
 from sampling.loop import never
 from training.tables.build import Passage, numbered_lines
 from training.text.dialogues import Line
-from training.text.synthesize import Writer
+from training.text.synthesize import TextWriter
 from utils.errors import UsageError, UserError
 from utils.files import append, drop_half_line, write_bytes
 
@@ -74,7 +74,7 @@ def _row(line: str, file: Path) -> Line:
 
 
 def write_self(
-    writer: Writer,
+    writer: TextWriter,
     file: Path,
     tokens: int,
     progress: Callable[[int], Any],
@@ -109,7 +109,7 @@ def passages(file: Path) -> list[Passage]:
 
 
 @dataclass(frozen=True)
-class Text:
+class TextIds:
     """One sequence of ids. The first `start` are a prompt that nobody wrote; `temperature` is that of the rest."""
 
     ids: tuple[int, ...]
@@ -117,7 +117,7 @@ class Text:
     temperature: float | None = None
 
 
-def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> list[Text]:
+def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> list[TextIds]:
     """The sequences of jsonl files with `ids`, and optionally `start` and `temperature`, a line.
 
     Sequences are cut at `longest` tokens; those with an answer of fewer than 8 are left out.
@@ -129,7 +129,7 @@ def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> li
     return [text for text in found if len(text.ids) - text.start >= SHORTEST]
 
 
-def _text(line: str, where: str, vocab_size: int, longest: int) -> Text:
+def _text(line: str, where: str, vocab_size: int, longest: int) -> TextIds:
     try:
         row = json.loads(line)
         ids, start, temperature = list(map(int, row["ids"])), int(row.get("start", 0)), row.get("temperature")
@@ -140,10 +140,10 @@ def _text(line: str, where: str, vocab_size: int, longest: int) -> Text:
         raise UserError(f"{where}: id {wrong} is outside the target's vocabulary (0 … {vocab_size - 1})")
     if not 0 <= start <= len(ids):
         raise UserError(f"{where}: start is {start}, the sequence has {len(ids)} ids")
-    return Text(tuple(ids[:longest]), min(start, longest), temperature)
+    return TextIds(tuple(ids[:longest]), min(start, longest), temperature)
 
 
-def split(texts: Sequence[Text], held: int) -> tuple[list[Text], list[Text]]:
+def split(texts: Sequence[TextIds], held: int) -> tuple[list[TextIds], list[TextIds]]:
     """(to learn from, held out): every so-many-th sequence is held out, `held` in all, at most a fifth."""
     held = max(1, min(held, len(texts) // 5))
     step = len(texts) // held
@@ -154,7 +154,7 @@ def split(texts: Sequence[Text], held: int) -> tuple[list[Text], list[Text]]:
     )
 
 
-def short_list(texts: Iterable[Text], size: int, always: Iterable[int] = ()) -> list[int]:
+def short_list(texts: Iterable[TextIds], size: int, always: Iterable[int] = ()) -> list[int]:
     """The `size` most frequent ids of what was written (prompts left out), ascending; `always` are among them."""
     counts = Counter(token for text in texts for token in text.ids[text.start :])
     first = list(dict.fromkeys(always))

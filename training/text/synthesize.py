@@ -75,7 +75,7 @@ class RowCache(SlotCache):
 
 
 @dataclass(frozen=True)
-class Writer:
+class TextWriter:
     """What writes: a causal model (or Network), the ids that end a turn, `batch` rows at once.
 
     Only the first `vocab_size` ids are ever drawn. `model` may have any dtype; on the CPU float32 with packed weights
@@ -114,7 +114,7 @@ class _Row:
 class _Batch:
     """The rows being written. Row i of the cache is rows[i]."""
 
-    def __init__(self, writer: Writer, done: Container[int]) -> None:
+    def __init__(self, writer: TextWriter, done: Container[int]) -> None:
         self.writer = writer
         self.network = network_of(writer.model)
         self.capacity = min(self.network.context, writer.source.longest)

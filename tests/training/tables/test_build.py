@@ -32,7 +32,7 @@ from tests.support.tiny import VOCAB, TinyPair, tiny_pair
 from training.tables.build import LEAST, PRIOR, Passage, build, count_levels, read_passages
 from training.text.dialogues import OwnChats
 from training.text.self_text import passages, write_self, written
-from training.text.synthesize import Writer
+from training.text.synthesize import TextWriter
 from utils.catalogue.catalogue import load_catalogue
 from utils.errors import UserError
 from utils.loading.fit import fingerprint
@@ -224,7 +224,7 @@ def test_self_written_tables_draft_for_their_target(pair: TinyPair, built: Path)
 def test_self_written_text_goes_on_where_it_stopped(pair: TinyPair, tmp_path: Path) -> None:
     engine, file, told = engine_of(pair, "none"), tmp_path / "self.jsonl", []
     source = OwnChats(engine.tokenizer, engine.stop_ids, answer_tokens=16)
-    writer = Writer(engine.target.network, VOCAB, engine.stop_ids, source, seed=5, batch=4)
+    writer = TextWriter(engine.target.network, VOCAB, engine.stop_ids, source, seed=5, batch=4)
     first = write_self(writer, file, 40, told.append)
     text = file.read_text()
     assert first >= 40
