@@ -37,7 +37,6 @@ class Example:
 
     ids: Tensor  # [T] long
     start: int  # the first token somebody wrote
-    temperature: float | None
     hidden: Tensor  # [T, H] what the target's head is applied to
     kv: dict[int, tuple[Tensor, Tensor]]  # layer → K, V [T, H_kv, D], rotated as in the target's cache
 
@@ -136,14 +135,13 @@ def load_shard(file: Path) -> list[Example]:
         tensors = {name: data.get_tensor(name) for name in data.keys()}  # noqa: SIM118  # no mapping
     layers = sorted(int(name.partition(".")[2]) for name in tensors if name.startswith("key."))
     ends = tensors["length"].cumsum(0).tolist()
-    facts = zip([0, *ends], ends, tensors["start"].tolist(), tensors["temperature"].tolist(), strict=False)
+    facts = zip([0, *ends], ends, tensors["start"].tolist(), strict=False)
     return [
         Example(
             ids=tensors["ids"][begin:end].long(),
             start=start,
-            temperature=None if temperature < 0 else temperature,
             hidden=tensors["hidden"][begin:end],
             kv={layer: (tensors[f"key.{layer}"][begin:end], tensors[f"value.{layer}"][begin:end]) for layer in layers},
         )
-        for begin, end, start, temperature in facts
+        for begin, end, start in facts
     ]
