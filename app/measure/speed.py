@@ -199,6 +199,5 @@ def measure_rounds(lane: Lane, prompt: list[int], rounds: int = ROUNDS) -> Round
         if len(found) >= rounds:
             break
     events.close()
-    verifying, drafting, sampling, overhead = (statistics.median(part) for part in zip(*found, strict=True))
-    each = statistics.median(drafted) if drafted else None
-    return RoundParts(verifying, drafting, sampling, overhead, each, len(found))
+    medians = (statistics.median(part) for part in zip(*found, strict=True))
+    return RoundParts(*medians, drafted=statistics.median(drafted) if drafted else None, rounds=len(found))

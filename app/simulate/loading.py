@@ -42,7 +42,7 @@ class Stage:
     """The recorded target with what drafts for it. `network`: the real target, where it was loaded."""
 
     lm: RecordedLM
-    recording: Recording
+    recorded: Recording
     stop: frozenset[int]
     loaded: LoadedPair
     drafters: Drafters
@@ -67,18 +67,16 @@ def load_stage(settings: Settings, options: ModelOptions, args: Namespace, cance
                 f"drafter {kind} reads its target's {_READS[trained]}, and a recording has none (plain reads neither)"
             )
     file = _File(args, _starts(settings, options, args, cancelled))
-    recording = file.read(None if args.arch == "auto" else args.arch)
+    recorded = file.read(None if args.arch == "auto" else args.arch)
     shares = any(trained_kind(kind) == "plain" for kind in kinds)
     if shares and not named:
         raise UsageError(_SHARES)
-    if shares or (named and not args.t_verify and not recording.pass_seconds):
+    if shares or (named and not args.t_verify and not recorded.pass_seconds):
         engine = load_engine(settings, options, cancelled)
-        recording = file.fitting(recording, engine.loaded.target, engine.tokenizer)
-        lm = RecordedLM.of(recording, args.end_id or 0, engine.target.vocab_size)
-        return Stage(
-            lm, recording, file.stop(recording, engine.tokenizer), engine.loaded, engine.drafters, engine.target
-        )
-    return _alone(spec, settings, options, file, recording, cancelled)
+        recorded = file.fitting(recorded, engine.loaded.target, engine.tokenizer)
+        lm = RecordedLM.of(recorded, args.end_id or 0, engine.target.vocab_size)
+        return Stage(lm, recorded, file.stop(recorded, engine.tokenizer), engine.loaded, engine.drafters, engine.target)
+    return _alone(spec, settings, options, file, recorded, cancelled)
 
 
 def _kinds(spec: PairSpec, settings: Settings, args: Namespace) -> list[str]:
@@ -126,30 +124,30 @@ class _File:
             raise UserError(f"{self.args.file} holds no recorded answer")
         return replace(found, answers=found.answers[: self.args.limit])
 
-    def fitting(self, recording: Recording, model: LoadedModel, tokenizer: Any) -> Recording:
+    def fitting(self, recorded: Recording, model: LoadedModel, tokenizer: Any) -> Recording:
         """What it holds as one of the model's kind; UserError where its ids are not the model's."""
         begins = decoder_start_id(model.model) if model.encodes else None
-        if begins is not None and "start_id" not in recording.header and self.args.arch == "auto":
-            recording = self.read("seq2seq", begins)
+        if begins is not None and "start_id" not in recorded.header and self.args.arch == "auto":
+            recorded = self.read("seq2seq", begins)
         unfit = f"{model.name} does not fit {self.args.file}: "
-        mark, start = recording.header.get("tokenizer"), recording.header.get("start_id")
+        mark, start = recorded.header.get("tokenizer"), recorded.header.get("start_id")
         own = mark if tokenizer is None else fingerprint(tokenizer)
         if mark not in (None, own):
             raise UserError(f"{unfit}the recording was made with another tokenizer ({mark}, here {own})")
-        if recording.highest >= model.vocab_size:
-            raise UserError(f"{unfit}{recording.highest} is no id of its {model.vocab_size}")
+        if recorded.highest >= model.vocab_size:
+            raise UserError(f"{unfit}{recorded.highest} is no id of its {model.vocab_size}")
         if (begins is None) != (start is None):
             raise UserError(f"{unfit}one of the two is an encoder-decoder model's, the other is not")
         if begins != start:
             raise UserError(f"{unfit}its decoder starts from id {begins}, the recording from {start}")
-        return recording
+        return recorded
 
-    def stop(self, recording: Recording, tokenizer: Any) -> frozenset[int]:
+    def stop(self, recorded: Recording, tokenizer: Any) -> frozenset[int]:
         """Ids that end an answer: --end-id, else what the file tells, else the tokenizer's."""
         if self.args.end_id is not None:
             return frozenset([self.args.end_id])
         own = getattr(tokenizer, "eos_token_id", None)
-        return recording.stop_ids or frozenset([] if own is None else [own])
+        return recorded.stop_ids or frozenset([] if own is None else [own])
 
 
 # -- loading ----------------------------------------------------------------------------------------
@@ -160,7 +158,7 @@ def _alone(
     settings: Settings,
     options: ModelOptions,
     file: _File,
-    recording: Recording,
+    recorded: Recording,
     cancelled: Callable[[], bool],
 ) -> Stage:
     """Without the target, which has a name and a vocabulary and no model: its drafter, or the models of its cascade,
@@ -172,11 +170,11 @@ def _alone(
     tokenizer = None
     for one in wanted:
         models[one.name], tokenizer = _model(one, settings, options, cancelled)
-        recording = file.fitting(recording, models[one.name], tokenizer)
-    if not models and spec.arch == "seq2seq" and file.args.arch == "auto" and "start_id" not in recording.header:
-        recording = file.read("seq2seq")
-    size = recording.vocab_size or max([recording.highest + 1, *(one.vocab_size for one in models.values())])
-    lm = RecordedLM.of(recording, file.args.end_id or 0, size)
+        recorded = file.fitting(recorded, models[one.name], tokenizer)
+    if not models and spec.arch == "seq2seq" and file.args.arch == "auto" and "start_id" not in recorded.header:
+        recorded = file.read("seq2seq")
+    size = recorded.vocab_size or max([recorded.highest + 1, *(one.vocab_size for one in models.values())])
+    lm = RecordedLM.of(recorded, file.args.end_id or 0, size)
     cpu = torch.device("cpu")
     loaded = LoadedPair(
         spec=spec,
@@ -189,8 +187,8 @@ def _alone(
         context=lm.context,
         cascade_models=models if kind in CASCADES else {},
     )
-    drafters = Drafters(loaded, lm, recording.header.get("tokenizer"))  # type: ignore[arg-type]  # its size is all that counts
-    return Stage(lm, recording, file.stop(recording, tokenizer), loaded, drafters)
+    drafters = Drafters(loaded, lm, recorded.header.get("tokenizer"))  # type: ignore[arg-type]  # its size is all that counts
+    return Stage(lm, recorded, file.stop(recorded, tokenizer), loaded, drafters)
 
 
 def _model(

@@ -49,23 +49,23 @@ def run_simulate(settings: Settings, options: ModelOptions, args: Namespace) -> 
     if args.out is not None:
         writable(args.out)
     with Interrupts() as interrupt:
-        player = Simulation(load_stage(settings, options, args, interrupt), settings, args, interrupt)
-        complete = player.run()
-        rows = player.rows()
+        simulation = Simulation(load_stage(settings, options, args, interrupt), settings, args, interrupt)
+        complete = simulation.run()
+        rows = simulation.rows()
     if not rows:
         sys.stderr.write("interrupted before the first answer was played\n")
         return INTERRUPTED
-    header, loaded = player.recording.header, player.stage.loaded
+    header, loaded = simulation.recorded.header, simulation.stage.loaded
     about = {
         "recording": str(args.file),
         "target": header.get("target"),
         "drafter": loaded.drafter.name if loaded.drafter is not None else loaded.drafter_kind,
-        "answers": len(player.played),
-        "of": len(player.recording.answers),
-        "pass_seconds": {str(n): seconds for n, seconds in sorted(player.pass_seconds.items())},
-        "pass_seconds_from": player.source,
-        "reading": player.recording.reading,
-        "notes": player.notes(settings),
+        "answers": len(simulation.played),
+        "of": len(simulation.recorded.answers),
+        "pass_seconds": {str(n): seconds for n, seconds in sorted(simulation.pass_seconds.items())},
+        "pass_seconds_from": simulation.source,
+        "reading": simulation.recorded.reading,
+        "notes": simulation.notes(settings),
         "complete": complete,
     }
     print_simulation(about, rows, settings)
@@ -82,8 +82,8 @@ class Simulation:
     """
 
     def __init__(self, stage: Stage, settings: Settings, args: Namespace, interrupt: Callable[[], bool]) -> None:
-        self.stage, self.recording, self.args, self.interrupt = stage, stage.recording, args, interrupt
-        self.settings = settings.changed(temperature=0, ngram_filler=min(settings.ngram_filler, self.recording.best))
+        self.stage, self.recorded, self.args, self.interrupt = stage, stage.recorded, args, interrupt
+        self.settings = settings.changed(temperature=0, ngram_filler=min(settings.ngram_filler, self.recorded.best))
         self.variants = [variant for method in args.methods for variant in self._of(method)]
         self.pass_seconds, self.source = self._pass_seconds()
         self.played: list[dict[Variant, Played]] = []
@@ -95,11 +95,11 @@ class Simulation:
     def _pass_seconds(self) -> tuple[Mapping[int, float], str | None]:
         if self.args.t_verify:
             return dict(self.args.t_verify), "flags"
-        if self.recording.pass_seconds:
-            return self.recording.pass_seconds, "recording"
+        if self.recorded.pass_seconds:
+            return self.recorded.pass_seconds, "recording"
         if self.stage.network is None:
             return {}, None
-        context = int(statistics.median(len(one.prompt) + len(one.answer) // 2 for one in self.recording.answers))
+        context = int(statistics.median(len(one.prompt) + len(one.answer) // 2 for one in self.recorded.answers))
         return measure_costs(self.stage.network, WIDTHS, context), "measured"
 
     def _lane(self, variant: Variant, limits: Limits) -> Lane:
@@ -113,7 +113,7 @@ class Simulation:
         """As the answer was made: an ending is found, not known, so drafts may pass it."""
         most, end = len(answer), next((at for at, token in enumerate(answer) if token in self.stage.stop), None)
         if end is not None:
-            known = self.recording.header.get("settings", {}).get("max_new_tokens", 1 << 30)
+            known = self.recorded.header.get("settings", {}).get("max_new_tokens", 1 << 30)
             most = max(known, end + 1)
         return Limits(most, self.stage.stop, self.stage.lm.context)
 
@@ -129,7 +129,7 @@ class Simulation:
     def run(self) -> bool:
         """Play every answer under every variant, in turns; False after an interrupt, which keeps the answers that all
         have played."""
-        answers = self.recording.answers
+        answers = self.recorded.answers
         for variant in self.variants:
             self._play(variant, answers[0], WARM_UP)
         with answer_bar(len(answers) * len(self.variants), self.settings) as bar:
@@ -167,7 +167,7 @@ class Simulation:
     def _plain_other(self) -> float:
         """Seconds of a plain round beside its pass, as it is here."""
         found = [0.0]
-        for one in self.recording.answers:
+        for one in self.recorded.answers:
             if len(found) > ROUNDS or (played := self._play(_PLAIN, one)) is None:
                 break
             found += [step.sample_s + step.overhead_s for step in played.rounds]
@@ -175,24 +175,24 @@ class Simulation:
 
     def notes(self, settings: Settings) -> list[str]:
         """What a reader of the figures has to know."""
-        notes, known = _reading(self.recording), self.recording.best
+        notes, known = _reading(self.recorded), self.recorded.best
         if "ngram" in map(self.stage.kind, self.args.methods) and known < settings.ngram_filler:
             notes.append(
                 f"ngram counts {known} id a token: the recording has no more (ngram_filler {settings.ngram_filler})"
             )
-        if self.recording.header.get("settings", {}).get("temperature", 0):
+        if self.recorded.header.get("settings", {}).get("temperature", 0):
             notes.append(
                 "the recording was sampled: greedy drafts are compared with it, sampled drafts would do otherwise"
             )
         return notes
 
 
-def _reading(recording: Recording) -> list[str]:
+def _reading(recorded: Recording) -> list[str]:
     """What the values of a file were taken for, where it does not say so itself, and what was left out."""
-    start, firsts = recording.header.get("start_id"), {one.answer[0] for one in recording.answers}
-    notes = [_READ_AS[recording.reading].format(start=start)]
-    if recording.reading == "answers alone" and start is None and len(firsts) == 1 < len(recording.answers):
+    start, firsts = recorded.header.get("start_id"), {one.answer[0] for one in recorded.answers}
+    notes = [_READ_AS[recorded.reading].format(start=start)]
+    if recorded.reading == "answers alone" and start is None and len(firsts) == 1 < len(recorded.answers):
         notes.append(f"all values begin with id {firsts.pop()}: if a decoder starts from it, give --arch seq2seq")
-    if recording.unanswered:
-        notes.append(f"{recording.unanswered} of the prompts have no answer: left out")
+    if recorded.unanswered:
+        notes.append(f"{recorded.unanswered} of the prompts have no answer: left out")
     return list(filter(None, notes))
