@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.settings.table import PROMPT_FIELDS, Field, paths_of
+from app.prompts.datasets import PROMPT_FIELDS, paths_of
+from app.settings.table import Field
 from app.settings.types import LANES, Names, NumberList, Switch, Text, Whole, WholeList
 from utils.errors import UsageError
 

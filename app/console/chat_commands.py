@@ -25,10 +25,10 @@ from app.console.command import files
 from app.console.loading import load_another_drafter
 from app.console.tryout import ask_all, time_lanes
 from app.lanes.pairing import choose_pair
+from app.prompts.datasets import NAMED
 from app.screen.live import look_of, traced
 from app.screen.plots import gamma_bars, position_bars
 from app.screen.terminal import usual_keys
-from app.settings.table import NAMED
 from app.settings.types import did_you_mean, got
 from sampling.drafters.registry import DRAFTERS, ROWS
 from utils.errors import UsageError, UserError

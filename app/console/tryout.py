@@ -16,9 +16,9 @@ from app.bench.options import BenchArgs
 from app.console.about import session_stats
 from app.console.answer import answer
 from app.console.state import ConsoleState, NotSentError
+from app.prompts.datasets import NAMED
 from app.prompts.questions import Question, conversation, fitting, read_questions, stratified
 from app.screen.rows import visible
-from app.settings.table import NAMED
 from utils.errors import UserError
 
 if TYPE_CHECKING:

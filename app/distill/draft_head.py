@@ -1,103 +1,91 @@
-"""The new student of `distill`: its shape from the flags and the target, and what it starts from."""
+"""The new draft head of `distill`: its shape from the flags and the target, and what it starts from."""
 
 from __future__ import annotations
 
 import math
+from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+import torch
+
+from app.lanes.lane import Engine
+from sampling.drafters.draft_heads.checkpoint import load_student, target_rotary
+from sampling.drafters.draft_heads.config import StudentConfig
+from sampling.drafters.draft_heads.modules import Student
+from training.draft_heads.build import new_draft_head, shape_for, taken_up
+from training.text.self_text import TextIds, short_list
 from utils.errors import UsageError, UserError
+from utils.kernels.packed_linear import unpacked_copy
+from utils.loading.fit import fingerprint
 
-if TYPE_CHECKING:
-    from app.distill.options import DistillArgs
-    from app.lanes.lane import Engine
-    from sampling.drafters.draft_heads.config import StudentConfig
-    from sampling.drafters.draft_heads.modules import Student
-    from training.text.self_text import Text
+_SHAPE = ("kind", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "short_list")
 
 
-def check_target(engine: Engine, args: DistillArgs) -> None:
-    """Refuse, before any work, a target that no student of this kind can be made for, or a shape that is none."""
-    from sampling.drafters.draft_heads.checkpoint import target_rotary
-
-    model = engine.loaded.target.model
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise UserError(f"{engine.loaded.target.name} is an encoder-decoder: distill takes decoder-only targets")
+def check_target(engine: Engine, args: Namespace) -> None:
+    """Refuse, before any work, a target that no draft head of this kind can be made for, or a shape that is none."""
+    model, name = engine.loaded.target.model, engine.loaded.target.name
+    if engine.encodes:
+        raise UserError(f"{name} is an encoder-decoder: distill takes decoder-only targets")
     if args.student == "glide" and target_rotary(model) is None:
         raise UserError(
-            f"{engine.loaded.target.name} has no rotary keys that a glide drafter could read: "
-            "--student plain or feature goes without"
+            f"{name} has no rotary keys that a glide drafter could read: --student plain or feature goes without"
         )
-    config = config_for(engine, args, args.short_list)
-    layers = engine.target.network.layers
-    for layer in args.init_layers:
-        if layer >= layers:
-            raise UsageError(f"--init-layers {layer}: the target has layers 0 to {layers - 1}")
-    width = model.config.get_text_config().hidden_size
-    if args.init_layers and config.hidden_size != width:
-        raise UsageError(f"--init-layers needs the target's width {width}, the student's is {config.hidden_size}")
-    if args.head != "trained" and config.hidden_size != width:
-        raise UsageError(f"--head {args.head} needs the target's width {width}, the student's is {config.hidden_size}")
+    own = config_for(engine, args, args.short_list).hidden_size
+    layers, width = engine.target.network.layers, model.config.get_text_config().hidden_size
+    beyond = next((layer for layer in args.init_layers if layer >= layers), None)
+    if beyond is not None:
+        raise UsageError(f"--init-layers {beyond}: the target has layers 0 to {layers - 1}")
+    if args.init_layers and own != width:
+        raise UsageError(f"--init-layers needs the target's width {width}, the student's is {own}")
 
 
-def config_for(engine: Engine, args: DistillArgs, listed: int) -> StudentConfig:
-    """The student's shape. UsageError for numbers that do not go together."""
-    from training.draft_heads.build import shape_for
-
+def config_for(engine: Engine, args: Namespace, listed: int) -> StudentConfig:
+    """The shape, with `listed` ids in its reduced vocabulary. UsageError for numbers that do not go together."""
     model = engine.loaded.target.model
-    changes: dict[str, Any] = {
-        "num_hidden_layers": args.layers,
-        "hidden_size": args.hidden,
-        "intermediate_size": args.intermediate,
-        "num_attention_heads": args.heads,
-        "short_list": 0 if listed >= engine.loaded.target.vocab_size else listed,
-        "shared_head": args.head != "trained",
-        "project": args.head == "projected",
-        "block_size": args.lag,
-        "recency": args.recency == "on" and args.student == "glide",
-    }
     plain = shape_for(model, args.student)
+    keys = None
     if args.heads is not None:
         width = args.hidden or plain.hidden_size
         if width % args.heads or (width // args.heads) % 2:
             raise UsageError(f"--heads {args.heads} does not divide the width {width} into heads of even size")
-        changes["num_key_value_heads"] = math.gcd(args.heads, plain.num_key_value_heads)
-    return shape_for(model, args.student, **changes)
+        keys = math.gcd(args.heads, plain.num_key_value_heads)
+    return shape_for(
+        model,
+        args.student,
+        num_hidden_layers=args.layers,
+        hidden_size=args.hidden,
+        intermediate_size=args.intermediate,
+        num_attention_heads=args.heads,
+        num_key_value_heads=keys,
+        short_list=0 if listed >= engine.loaded.target.vocab_size else listed,
+        shared_head=args.head != "trained",
+        project=args.head == "projected",
+        block_size=args.lag,
+        recency=args.recency == "on",
+    )
 
 
-def student_for(engine: Engine, args: DistillArgs, learned: list[Text], seed: int) -> Student:
-    """A new student; its layers and head may start as the target's."""
-    from training.draft_heads.build import new_student
-    from training.text.self_text import short_list
-    from utils.kernels.packed_linear import unpacked_copy
+def draft_head_for(engine: Engine, args: Namespace, learned: Sequence[TextIds], seed: int) -> Student:
+    """A new draft head, whose layers and head may start as the target's; with --start a trained one to train further.
 
-    if args.start is not None:
-        return _going_on(engine, args, args.start, learned)
-    listed: list[int] = []
-    if 0 < args.short_list < engine.loaded.target.vocab_size:
-        listed = short_list(learned, args.short_list, sorted(engine.stop_ids))
+    UsageError if that is of another shape than the flags say.
+    """
+    model, device = engine.loaded.target.model, torch.device(engine.target.device)
     seen = max(len(text.ids) for text in learned)  # what it never saw it cannot use
-    config = replace(config_for(engine, args, len(listed)), window=seen)
-    target = unpacked_copy(engine.loaded.target.model)  # packed weights cannot be copied from
-    student = new_student(config, target, listed, list(args.init_layers), seed)
-    return student.to(engine.target.device)
-
-
-def _going_on(engine: Engine, args: DistillArgs, folder: Path, learned: list[Text]) -> Student:
-    """A trained student to train further. UsageError if it is of another shape than the flags say."""
-    import torch
-
-    from sampling.drafters.draft_heads.checkpoint import load_student
-    from training.draft_heads.build import taken_up
-    from utils.loading.fit import fingerprint
-
-    old = load_student(folder, engine.loaded.target.model, fingerprint(engine.tokenizer))
+    if args.start is None:
+        listed: list[int] = []
+        if 0 < args.short_list < engine.loaded.target.vocab_size:
+            listed = short_list(learned, args.short_list, sorted(engine.stop_ids))
+        config = replace(config_for(engine, args, len(listed)), window=seen)
+        target = unpacked_copy(model)  # packed weights cannot be copied from
+        return new_draft_head(config, target, listed, args.init_layers, seed).to(device)
+    old = load_student(args.start, model, fingerprint(engine.tokenizer))
     wanted = config_for(engine, args, old.config.short_list if args.short_list else 0)
-    for name in ("kind", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "short_list"):
+    for name in _SHAPE:
         theirs, ours = getattr(old.config, name), getattr(wanted, name)
         if theirs != ours:
-            raise UsageError(f"--start {folder}: its {name} is {theirs}, the flags say {ours}")
-    seen = max(old.config.window, *(len(text.ids) for text in learned))
-    changed = replace(old.config, window=seen, block_size=wanted.block_size, recency=wanted.recency)
-    return taken_up(old, changed, torch.device(engine.target.device))
+            raise UsageError(f"--start {args.start}: its {name} is {theirs}, the flags say {ours}")
+    window = max(old.config.window, seen)
+    changed = replace(old.config, window=window, block_size=wanted.block_size, recency=wanted.recency)
+    return taken_up(old, changed, device)

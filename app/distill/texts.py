@@ -1,37 +1,33 @@
-"""The texts of `distill`: read from files, or written by the target first."""
+"""The texts to learn from: written by the target, for `distill`, `write` and `tables` alike, or read from files."""
 
 from __future__ import annotations
 
+import sys
+import time
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
+from tqdm import tqdm
+
+from app.lanes.lane import Engine
+from app.prompts.questions import read_questions
+from app.settings.layers import Settings
+from training.text.dialogues import GivenPrompts, OwnChats, Source
+from training.text.self_text import ENDLESS, TextIds, read_texts, split, write_self, written
+from training.text.synthesize import TextWriter
 from utils.errors import UserError
 from utils.files import hash_of
 
-if TYPE_CHECKING:
-    from app.distill.options import DistillArgs
-    from app.lanes.lane import Engine
-    from app.settings.layers import Settings
-    from training.text.self_text import Text
-
 
 @dataclass(frozen=True)
-class Given:
-    """What the user asked for, who hears of the progress and what stops it."""
-
-    settings: Settings
-    args: DistillArgs
-    progress: Callable[[str, float | None], Any]
-    interrupt: Callable[[], bool]
-
-
-@dataclass(frozen=True)
-class Source:
+class Texts:
     """The texts to learn from, and what the card says of them."""
 
-    texts: list[Text]
+    texts: list[TextIds]
     text: str
     sha256: str
 
@@ -41,59 +37,68 @@ class Source:
         return sum(len(text.ids) - text.start for text in self.texts)
 
 
-def texts_for(engine: Engine, given: Given, file: Path) -> Source | None:
-    """The texts to learn from; what is written goes to `file`. None if interrupted."""
-    from training.text.self_text import read_texts
+class Wrote(NamedTuple):
+    """Tokens that the file holds now, new ones among them, and the seconds that these took."""
 
-    args = given.args
+    tokens: int
+    new: int
+    seconds: float
+
+
+def let_write(
+    engine: Engine,
+    source: Source,
+    file: Path,
+    tokens: int | None,
+    settings: Settings,
+    interrupt: Callable[[], bool],
+    batch: int = 32,
+) -> Wrote:
+    """Let the target write until `file` holds so many tokens (None: as many as the source has)."""
+    network, size = engine.target.network, engine.target.vocab_size
+    writer = TextWriter(network, size, engine.stop_ids, source, settings.seed, batch)
+    found, begun = written(file)[0], time.monotonic()
+    with tqdm(
+        desc="writing text",
+        total=tokens,
+        initial=found,
+        unit="token",
+        disable=settings.quiet or found >= (tokens or ENDLESS),
+        file=sys.stderr,
+        mininterval=0.2 if sys.stderr.isatty() else 60,
+        leave=False,
+    ) as bar:
+        count = write_self(writer, file, tokens or ENDLESS, lambda count: bar.update(count - bar.n), interrupt)
+    return Wrote(count, count - found, time.monotonic() - begun)
+
+
+def texts_for(
+    engine: Engine, settings: Settings, args: Namespace, file: Path, interrupt: Callable[[], bool]
+) -> Texts | None:
+    """The texts to learn from; what is written goes to `file`. None if interrupted."""
+    room = min(args.longest, engine.context)
+    files, text = list(args.data), ", ".join(Path(one).name for one in args.data)
     if args.writes:
-        if not _write(engine, given, file):
+        source: Source = OwnChats(engine.tokenizer, engine.stop_ids, temperatures=args.temperatures)
+        files, text = [str(file)], "self-written chats"
+        if args.prompts is not None:
+            turns = [question.turns for question in read_questions(args.prompts)]
+            source = GivenPrompts(engine.tokenizer, turns, temperatures=args.temperatures, most=room)
+            text = f"the target's answers to {args.prompts.name}"
+        tokens = args.tokens if args.prompts is None or args.limited else None
+        let_write(engine, source, file, tokens, settings, interrupt, args.batch)
+        if interrupt():
             return None
-        files = [str(file)]
-        text = "self-written chats" if args.prompts is None else f"the target's answers to {args.prompts.name}"
-    else:
-        files = list(args.data)
-        text = ", ".join(Path(one).name for one in files)
-    texts = read_texts(files, engine.target.vocab_size, min(args.longest, engine.context))
+    texts = read_texts(files, engine.target.vocab_size, room)
     if args.limited and not args.writes:
         texts = _first(texts, args.tokens)
     if len(texts) < 5:
         raise UserError(f"{text}: {len(texts)} sequences are too few to learn from")
-    return Source(texts, text, hash_of(files))
+    return Texts(texts, text, hash_of(files))
 
 
-def _write(engine: Engine, given: Given, file: Path) -> bool:
-    """Let the target write; whether it has come to its end."""
-    from app.prompts.questions import read_questions
-    from training.text.dialogues import GivenPrompts, OwnChats
-    from training.text.dialogues import Source as Chats
-    from training.text.self_text import ENDLESS, write_self
-    from training.text.synthesize import Writer
-
-    args = given.args
-    room = min(args.longest, engine.context)
-    source: Chats
-    if args.prompts is None:
-        source = OwnChats(engine.tokenizer, engine.stop_ids, temperatures=args.temperatures)
-    else:
-        turns = [question.turns for question in read_questions(args.prompts)]
-        source = GivenPrompts(engine.tokenizer, turns, temperatures=args.temperatures, most=room)
-    network, seed = engine.target.network, given.settings.seed
-    writer = Writer(network, engine.target.vocab_size, engine.stop_ids, source, seed, args.batch)
-    tokens = args.tokens if args.prompts is None or args.limited else ENDLESS
-
-    def share(count: int) -> None:
-        given.progress(f"writing text, {count:,} tokens", min(1.0, count / tokens) if tokens < ENDLESS else None)
-
-    share(0)
-    write_self(writer, file, tokens, share, given.interrupt)
-    return not given.interrupt()
-
-
-def split_texts(source: Source, held: int, args: DistillArgs) -> tuple[list[Text], list[Text]]:
+def split_texts(source: Texts, held: int, args: Namespace) -> tuple[list[TextIds], list[TextIds]]:
     """(to learn from, held out). Of given prompts none is in both, at whatever temperature it was answered."""
-    from training.text.self_text import split
-
     learned, out = split(source.texts, held)
     if args.prompts is not None:
         prompts = {text.ids[: text.start] for text in out}
@@ -103,11 +108,7 @@ def split_texts(source: Source, held: int, args: DistillArgs) -> tuple[list[Text
     return learned, out
 
 
-def _first(texts: list[Text], tokens: int) -> list[Text]:
+def _first(texts: list[TextIds], tokens: int) -> list[TextIds]:
     """As many of the texts as hold `tokens` answer tokens."""
-    count = 0
-    for index, text in enumerate(texts):
-        if count >= tokens:
-            return texts[:index]
-        count += len(text.ids) - text.start
-    return texts
+    before = [0, *accumulate(len(text.ids) - text.start for text in texts)]
+    return [text for text, count in zip(texts, before, strict=False) if count < tokens]

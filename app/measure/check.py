@@ -6,8 +6,10 @@ Prints tables to stdout. Knows no decoding; the catalogue is listed without torc
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -20,7 +22,7 @@ from utils.loading.loaded import limit_text
 
 if TYPE_CHECKING:
     from app.lanes.lane import Engine
-    from utils.catalogue.specs import ModelSpec, PairSpec
+    from utils.catalogue.specs import PairSpec
     from utils.loading.loaded import LoadedModel, LoadedPair
 
 
@@ -45,37 +47,26 @@ def check_pair(name: str | None, settings: Settings, options: ModelOptions, spee
 
     With `speed` also the time of passes over 1 … 16 tokens, the cost of drafting and the parts of a round. Raises
     UserError (exit code 1) with the reason where the pair cannot be loaded or does not fit, its own tables or
-    trained drafter included; others that the pair names are told in a line each.
+    draft head included; others that the pair names have a line each.
     """
     from app.lanes.lane import Engine
+    from app.screen.output import LoadProgress
+    from app.screen.terminal import Interrupts
+    from utils.loading.loading import load_pair
 
     spec = choose_pair(options, name)
-    loaded = _load(spec, settings, options)
+    with closing(LoadProgress(sys.stderr, quiet=settings.quiet)) as progress, Interrupts() as interrupted:
+        loaded = load_pair(spec, load_options(options), progress, interrupted)
     engine = Engine(loaded)
     console = _console(settings.color)
     console.print(_models(loaded))
-    for line in [*_shared(loaded), *_students(engine)]:
+    for line in [*_shared(loaded), *_draft_heads(engine), *(f"note: {note}" for note in loaded.notes)]:
         console.print(Text(line), soft_wrap=True)
-    for note in loaded.notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
     if speed:
         from app.measure.speed import speed_table
 
         console.print(speed_table(engine, settings))
     return 0
-
-
-def _load(spec: PairSpec, settings: Settings, options: ModelOptions) -> LoadedPair:
-    from app.screen.output import LoadProgress
-    from app.screen.terminal import Interrupts
-    from utils.loading.loading import load_pair
-
-    progress = LoadProgress(sys.stderr, quiet=settings.quiet)
-    try:
-        with Interrupts() as interrupted:
-            return load_pair(spec, load_options(options), progress, interrupted)
-    finally:
-        progress.close()
 
 
 def _console(color: str) -> Console:
@@ -108,38 +99,35 @@ def _state(pair: PairSpec) -> str:
     from utils.catalogue.specs import CASCADES, trained_kind
     from utils.loading.sources import is_here
 
-    cascading = pair.drafter in CASCADES
-    models: list[ModelSpec] = [] if isinstance(pair.drafter, str) else [pair.drafter]
-    models += pair.cascade_models if cascading else ()
-    for kind in filter(None, map(trained_kind, pair.cascade_names if cascading else (pair.drafter,))):
+    models: list[Any] = [pair.target]
+    kinds: Sequence[Any] = [pair.drafter]
+    if pair.drafter in CASCADES:
+        models, kinds = [*models, *pair.cascade_models], pair.cascade_names
+    elif not isinstance(pair.drafter, str):
+        models.append(pair.drafter)
+    for kind in filter(None, map(trained_kind, kinds)):
         folder = getattr(pair.students, kind)
         if not Path(folder).is_dir():
             return f"needs {folder}"
-    return "ready" if all(is_here(model) for model in (pair.target, *models)) else "to be fetched"
+    return "ready" if all(map(is_here, models)) else "to be fetched"
 
 
 def _models(loaded: LoadedPair) -> Table:
     """One column a model, one row a property."""
-    models = [("target", loaded.target, loaded.spec.target)]
+    models: dict[str, tuple[LoadedModel, Any]] = {"target": (loaded.target, loaded.spec.target)}
     if loaded.drafter is not None:
-        assert not isinstance(loaded.spec.drafter, str)
-        models.append(("drafter", loaded.drafter, loaded.spec.drafter))
+        models["drafter"] = (loaded.drafter, loaded.spec.drafter)
     specs = {spec.name: spec for spec in loaded.spec.cascade_models}
-    models += [(f"drafter {place}", loaded.cascade_models[name], specs[name]) for place, name in _placed(loaded)]
-    table = _table(loaded.spec.name, *[role for role, _, _ in models])
-    columns = [_properties(model, spec) for _, model, spec in models]
-    for row in zip(*columns, strict=True):
+    for place, name in enumerate(loaded.spec.cascade_names, start=1):
+        if name in loaded.cascade_models:
+            models[f"drafter {place}"] = (loaded.cascade_models[name], specs[name])
+    table = _table(loaded.spec.name, *models)
+    for row in zip(*(_properties(model, spec) for model, spec in models.values()), strict=True):
         table.add_row(row[0][0], *[value for _, value in row])
     return table
 
 
-def _placed(loaded: LoadedPair) -> list[tuple[int, str]]:
-    """The models of the cascade with their places in it, from 1."""
-    names = enumerate(loaded.spec.cascade_names, start=1)
-    return [(place, name) for place, name in names if name in loaded.cascade_models]
-
-
-def _properties(model: LoadedModel, spec: ModelSpec) -> list[tuple[str, str]]:
+def _properties(model: LoadedModel, spec: Any) -> list[tuple[str, str]]:
     return [
         ("model", model.name),
         ("source", spec.source),
@@ -156,37 +144,30 @@ def _properties(model: LoadedModel, spec: ModelSpec) -> list[tuple[str, str]]:
 
 def _shared(loaded: LoadedPair) -> list[str]:
     """What the models have in common, in sentences."""
-    stops = ", ".join(f"{loaded.tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(loaded.stop_ids))
-    lines = [
-        f"drafter: {_named(loaded)}",
-        f"tokenizer: {len(loaded.tokenizer.get_vocab()):,} tokens, chat template: {_template(loaded)}",
+    drafter, tokenizer, models = loaded.drafter_kind, loaded.tokenizer, loaded.drafting_models
+    if loaded.drafter is not None:
+        drafter = loaded.drafter.name
+    elif drafter in ("cascade", "chain"):
+        drafter += f" of {', '.join(loaded.spec.cascade_names)}"
+    template = "yes" if tokenizer.chat_template else "none, prompts are completed as they are"
+    if loaded.target.encodes:
+        template = "none, the encoder reads each prompt as it is"
+    stops = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(loaded.stop_ids))
+    fits = f"{loaded.drafter_kind} drafts in the target's own vocabulary"
+    if models:
+        every = "both models" if len(models) == 1 else f"all {len(models) + 1} models"
+        fits = f"{min([loaded.vocab_size, *(model.vocab_size for model in models)]):,} ids mean the same in {every}"
+    return [
+        f"drafter: {drafter}",
+        f"tokenizer: {len(tokenizer.get_vocab()):,} tokens, chat template: {template}",
         f"stops at: {stops or 'nothing, answers end at their length'}",
         f"context of the pair: {limit_text(loaded.context)}",
+        f"the pair fits: {fits}",
     ]
-    if models := loaded.drafting_models:
-        shared = min([loaded.vocab_size, *(model.vocab_size for model in models)])
-        every = "both models" if len(models) == 1 else f"all {len(models) + 1} models"
-        lines.append(f"the pair fits: {shared:,} ids mean the same in {every}")
-    else:
-        lines.append(f"the pair fits: {loaded.drafter_kind} drafts in the target's own vocabulary")
-    return lines
 
 
-def _template(loaded: LoadedPair) -> str:
-    if loaded.target.encodes:
-        return "none, the encoder reads each prompt as it is"
-    return "yes" if loaded.tokenizer.chat_template else "none, prompts are completed as they are"
-
-
-def _named(loaded: LoadedPair) -> str:
-    if loaded.drafter is not None:
-        return loaded.drafter.name
-    names = ", ".join(loaded.spec.cascade_names)
-    return f"{loaded.drafter_kind} of {names}" if loaded.drafter_kind in ("cascade", "chain") else loaded.drafter_kind
-
-
-def _students(engine: Engine) -> list[str]:
-    """A line for each trained drafter: the pair's own first, then those it names beside, built to see that they fit."""
+def _draft_heads(engine: Engine) -> list[str]:
+    """A line for each draft head: the pair's own first, then those it names beside, built to see that they fit."""
     from app.lanes.drafters import described
     from utils.catalogue.specs import STUDENTS, trained_kind
 

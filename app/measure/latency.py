@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import statistics
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from app.screen.output import load_engine
+import torch
+from rich.table import Table
+
+from app.lanes.lane import Engine
+from app.lanes.pass_times import passes, timed
+from app.screen.output import load_engine, print_table, screen, small_table
 from app.screen.terminal import Interrupts
+from app.settings.layers import ModelOptions, Settings
+from sampling.drafters.draft_model import ModelDrafter
 from sampling.gamma.costs import pass_times
+from sampling.models.causal import CausalLM
+from sampling.sampler import KeyedSampler
 from sampling.stats.theory import best_gamma
+from sampling.types import Budget
 from utils.errors import UsageError
 from utils.files import writable, write_json
+from utils.kernels.packed_linear import pack
+from utils.logits_processors import make_processor
 from utils.machine import machine
-
-if TYPE_CHECKING:
-    import torch
-    from rich.table import Table
-
-    from app.lanes.lane import Engine
-    from app.measure.options import LatencyArgs
-    from app.settings.layers import ModelOptions, Settings
-
 
 CONTEXT = 256  # tokens of the prompt
 DRAFTS = 4  # a round
@@ -58,13 +62,11 @@ def shape_of(layers: int, parameters: float, vocab_size: int) -> Shape:
 
     UsageError if even the narrowest has more.
     """
-    found: list[Shape] = []
+    shapes = []
     for hidden in range(HEAD, 1 << 14, HEAD):
         left = parameters - Shape(layers, hidden, 0, vocab_size).parameters
-        intermediate = round(left / (3 * layers * hidden) / STEP) * STEP
-        if intermediate < STEP:
-            break
-        found.append(Shape(layers, hidden, intermediate, vocab_size))
+        shapes.append(Shape(layers, hidden, round(left / (3 * layers * hidden) / STEP) * STEP, vocab_size))
+    found = [shape for shape in shapes if shape.intermediate >= STEP]
     if not found:
         least = Shape(layers, HEAD, STEP, vocab_size).parameters
         raise UsageError(
@@ -73,7 +75,7 @@ def shape_of(layers: int, parameters: float, vocab_size: int) -> Shape:
     return min(found, key=lambda one: abs(one.intermediate / one.hidden - MLP))
 
 
-def run_latency(settings: Settings, options: ModelOptions, args: LatencyArgs) -> int:
+def run_latency(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """Measure, print and write; the exit code."""
     if args.out is not None:
         writable(args.out)
@@ -81,40 +83,32 @@ def run_latency(settings: Settings, options: ModelOptions, args: LatencyArgs) ->
         engine = load_engine(settings, options.changed(drafter="none"), interrupt)
     shapes = [shape_of(layers, args.params, engine.target.vocab_size) for layers in args.layers]
     seconds, verify = measure(engine, shapes, args.repeat)
-    rows = figures(shapes, seconds, verify, args.alpha)
-    _print(rows, verify, settings, args, engine.loaded.target.name)
+    rows, target = figures(shapes, seconds, verify, args.alpha), engine.loaded.target.name
+    title = f"drafters of nearly {args.params:,.0f} parameters beside {target}, alpha {args.alpha:g}"
+    console = screen(settings, sys.stdout)
+    print_table(console, title, _table(rows, settings))
+    shown = ", ".join(f"{n}: {1000 * each:.3g}" for n, each in verify.items())
+    console.print(f"ms of a target pass by tokens: {shown}; speeds are at each shape's best gamma", markup=False)
     if args.out is not None:
-        told = {"target": engine.loaded.target.name, "machine": machine(engine.loaded), "alpha": args.alpha}
-        passes = {str(n): round(one, 7) for n, one in verify.items()}
-        write_json(args.out, {**told, "pass_seconds": passes, "shapes": rows})
+        about = {"target": target, "machine": machine(engine.loaded), "alpha": args.alpha}
+        passing = {str(n): round(each, 7) for n, each in verify.items()}
+        write_json(args.out, {**about, "pass_seconds": passing, "shapes": rows})
     return 0
 
 
 def measure(engine: Engine, shapes: Sequence[Shape], repeats: int) -> tuple[list[float], dict[int, float]]:
     """Seconds of a drafted token of each shape and of target passes by tokens: medians, all measured in turns."""
-    from app.lanes.pass_times import passes, timed
-
     place = engine.loaded.target
-    turns: dict[Any, Callable[[], object]] = {
-        ("shape", at): drafting(shape, place.device, place.dtype) for at, shape in enumerate(shapes)
-    }
-    turns |= {("target", n): run for n, run in passes(engine.target.network, WIDTHS, CONTEXT).items()}
-    laps = timed(turns, repeats, place.device)
+    drafts = {("shape", at): drafting(shape, place.device, place.dtype) for at, shape in enumerate(shapes)}
+    verifies = {("target", n): run for n, run in passes(engine.target.network, WIDTHS, CONTEXT).items()}
+    laps = timed(drafts | verifies, repeats, place.device)
     seconds = {key: statistics.median(each) for key, each in laps.items()}
-    return [seconds["shape", at] / DRAFTS for at in range(len(shapes))], {n: seconds["target", n] for n in WIDTHS}
+    return [seconds[key] / DRAFTS for key in drafts], {n: seconds["target", n] for n in WIDTHS}
 
 
 def drafting(shape: Shape, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
     """Drafts 4 tokens with a random model of this shape, as the console would: its network, packed on the CPU."""
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
-
-    from sampling.drafters.draft_model import ModelDrafter
-    from sampling.models.causal import CausalLM
-    from sampling.sampler import KeyedSampler
-    from sampling.types import Budget
-    from utils.kernels.packed_linear import pack
-    from utils.logits_processors import make_processor
 
     heads = shape.hidden // HEAD
     config = LlamaConfig(
@@ -165,22 +159,7 @@ def figures(
     return rows
 
 
-def _print(
-    rows: Sequence[dict[str, Any]], verify: Mapping[int, float], settings: Settings, args: LatencyArgs, target: str
-) -> None:
-    from app.screen.output import screen
-
-    console = screen(settings, sys.stdout)
-    title = f"drafters of nearly {args.params:,.0f} parameters beside {target}, alpha {args.alpha:g}"
-    console.print(title, style="italic", markup=False)
-    console.print(_table(rows, settings))
-    shown = ", ".join(f"{n}: {1000 * seconds:.3g}" for n, seconds in verify.items())
-    console.print(f"ms of a target pass by tokens: {shown}; speeds are at each shape's best gamma", markup=False)
-
-
 def _table(rows: Sequence[dict[str, Any]], settings: Settings) -> Table:
-    from app.screen.output import small_table
-
     table = small_table(settings)
     for name in ("layers", "width", "MLP", "params", "draft ms", "c", "of 1st", "gamma", "tok/s", "S"):
         table.add_column(name, justify="right")

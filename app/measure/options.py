@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from app.settings.table import Field
+from app.settings.table import Field, arguments
 from app.settings.types import METHODS, Names, Number, NumberList, PassSeconds, Text, Whole, WholeList
 from utils.errors import UsageError
 
@@ -43,60 +41,22 @@ LATENCY_FIELDS: Mapping[str, Field] = {
         Field("params", _HUGE, 30e6, "parameters that each shape has, nearly", _LATENCY),
         Field("alpha", Number(0, 1), 0.7, "acceptance to predict speeds at", _LATENCY),
         Field("repeat", Whole(3, 1000), 15, "times each shape drafts", _LATENCY),
-        Field(
-            "out", Text(metavar="F.json", allowed="a file", optional=True), None, "write every figure here", _LATENCY
-        ),
+        Field("out", Text("F.json", "a file", optional=True), None, "write every figure here", _LATENCY),
     )
 }
 
 
-@dataclass(frozen=True)
-class PlanArgs:
-    """What `plan` takes beside the models. `c` outranks every other way of telling what drafting costs."""
+def plan_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
+    """What was given or is the default, and `as_json`; UsageError in one line for what does not go together.
 
-    methods: tuple[str, ...] = ("spec",)
-    c: tuple[float, ...] = ()
-    v: tuple[tuple[int, float], ...] = ()
-    target_params: float | None = None
-    target_bytes: float = 2.0
-    drafter_params: tuple[float, ...] = ()
-    drafter_bytes: float | None = None
-    bandwidth: float | None = None
-    flops: float | None = None
-    gammas: tuple[int, ...] = GAMMAS
-    alphas: tuple[float, ...] = ALPHAS
-    as_json: bool = False
-
-    @property
-    def described(self) -> bool:
-        """Whether no model is needed: the target is described, or everything is given as ratios."""
-        return self.target_params is not None or bool(self.c)
-
-
-@dataclass(frozen=True)
-class LatencyArgs:
-    """What `latency` takes beside the models."""
-
-    layers: tuple[int, ...] = (1, 2, 4, 8, 16)
-    params: float = 30e6
-    alpha: float = 0.7
-    repeat: int = 15
-    out: Path | None = None
-
-
-def _read(fields: Mapping[str, Field], given: Mapping[str, Any]) -> dict[str, Any]:
-    texts = {name: given[name] for name in fields if name in given}
-    return {name: fields[name].read(text, label=f"--{name.replace('_', '-')}") for name, text in texts.items()}
-
-
-def plan_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> PlanArgs:
-    """The arguments read from their texts; UsageError in one line for what does not go together."""
-    args = PlanArgs(**_read(PLAN_FIELDS, given), as_json=bool(given.get("json")))
+    `c` outranks every other way of telling what drafting costs.
+    """
+    args = arguments(PLAN_FIELDS, given, as_json=bool(given.get("json")))
     if args.target_params is None:
         for name in ("drafter_params", "drafter_bytes", "target_bytes", "bandwidth", "flops"):
             if name in given:
                 raise UsageError(
-                    f"--{name.replace('_', '-')} describes hardware or drafters of --target-params: give that too"
+                    f"{PLAN_FIELDS[name].flag} describes hardware or drafters of --target-params: give that too"
                 )
         return args
     if args.bandwidth is None:
@@ -110,9 +70,6 @@ def plan_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> PlanAr
     return args
 
 
-def latency_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> LatencyArgs:
-    """The arguments read from their texts; UsageError in one line."""
-    values = _read(LATENCY_FIELDS, given)
-    if values.get("out"):
-        values["out"] = Path(os.path.expanduser(values["out"]))
-    return LatencyArgs(**values)
+def latency_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
+    """What was given or is the default; UsageError in one line."""
+    return arguments(LATENCY_FIELDS, given)

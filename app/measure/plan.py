@@ -9,19 +9,21 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
+from app.lanes.pass_times import passes, timed
+from app.measure.speed import drafting_lane, proposals
+from app.screen.output import load_engine, screen, small_table
+from app.screen.terminal import Interrupts
+from app.settings.layers import ModelOptions, Settings
 from sampling.gamma.costs import pass_times
 from sampling.stats.theory import best_gamma, break_even, expected_speedup, roofline
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from app.measure.options import PlanArgs
-    from app.settings.layers import ModelOptions, Settings
-
 
 LIMIT = 64  # highest gamma that is thought of
 REPEATS = 7  # of each measured pass: a quick look
@@ -38,20 +40,23 @@ class Option:
     t_verify: float | None = None  # seconds of the one-token pass, where they are known
 
 
-def run_plan(settings: Settings, options: ModelOptions, args: PlanArgs) -> int:
+def run_plan(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """Print the plan; the exit code."""
-    found = _described(args) if args.described else _measured(settings, options, args)
+    described = args.target_params is not None or args.c  # no model is needed
+    found = _described(args) if described else _measured(settings, options, args)
     surfaces = [surface(one, args.gammas, args.alphas) for one in found]
     if args.as_json:
         sys.stdout.write(json.dumps({"options": surfaces}, ensure_ascii=False, allow_nan=False) + "\n")
         return 0
-    from app.screen.output import screen
-
     console = screen(settings, sys.stdout)
-    for told in surfaces:
-        console.print(_heading(told), style="italic", markup=False)
-        console.print(_table(told, settings))
-        console.print(f"{_break_even(told)}\n", markup=False)
+    for one in surfaces:
+        passes = ", ".join(f"v({n}) {value:.2f}" for n, value in one["v"].items() if n in ("2", "5", "9"))
+        seconds = "" if one["t_verify"] is None else f", a pass {one['t_verify'] * 1000:.3g} ms"
+        console.print(f"{one['drafter']}: c {one['c']:.3g}, {passes}{seconds}", style="italic", markup=False)
+        console.print(_table(one, settings))
+        even = one["break_even_alpha"]
+        pays = f"pays from alpha {even:.2f} on" if even is not None else "never pays, whatever is accepted"
+        console.print(f"{pays}\n", markup=False)
     return 0
 
 
@@ -80,22 +85,18 @@ def surface(option: Option, gammas: Sequence[int], alphas: Sequence[float]) -> d
 # -- where the costs come from ----------------------------------------------------------------------
 
 
-def _described(args: PlanArgs) -> list[Option]:
+def _described(args: Namespace) -> list[Option]:
     """Costs as they are given, or by the sizes of models and the speed of a machine."""
-    if args.target_params is None or args.bandwidth is None:
-        times = pass_times(dict(args.v)) if args.v else lambda n: 1.0
-        return [Option("given", c, lambda n: times(n) / times(1)) for c in args.c]
-    target = roofline(args.target_params, args.target_bytes, args.bandwidth, args.flops)
-    one = target(1)
-
-    def option(name: str, c: float) -> Option:
-        return Option(name, c, lambda n: target(n) / one, one)
-
-    if args.c:
-        return [option("given", c) for c in args.c]
-    width = args.drafter_bytes if args.drafter_bytes is not None else args.target_bytes
-    drafters = {size: roofline(size, width, args.bandwidth, args.flops) for size in args.drafter_params}
-    return [option(f"{_size(size)} parameters", drafter(1) / one) for size, drafter in drafters.items()]
+    times: Callable[[int], float] = pass_times(dict(args.v)) if args.v else lambda n: 1.0
+    if args.target_params is not None:
+        times = roofline(args.target_params, args.target_bytes, args.bandwidth, args.flops)
+    one = None if args.target_params is None else times(1)
+    costs = [("given", c) for c in args.c]
+    if not costs:
+        width = args.drafter_bytes if args.drafter_bytes is not None else args.target_bytes
+        drafters = {size: roofline(size, width, args.bandwidth, args.flops) for size in args.drafter_params}
+        costs = [(f"{_size(size)} parameters", drafter(1) / times(1)) for size, drafter in drafters.items()]
+    return [Option(name, c, lambda n: times(n) / times(1), one) for name, c in costs]
 
 
 def _size(parameters: float) -> str:
@@ -105,60 +106,36 @@ def _size(parameters: float) -> str:
     return f"{parameters:.3g}"
 
 
-def _measured(settings: Settings, options: ModelOptions, args: PlanArgs) -> list[Option]:
+def _measured(settings: Settings, options: ModelOptions, args: Namespace) -> list[Option]:
     """The pair's target and drafters, timed here in turns."""
-    from app.lanes.pass_times import passes, timed
-    from app.measure.speed import drafting_lane, proposals
-    from app.screen.output import load_engine
-    from app.screen.terminal import Interrupts
-
     with Interrupts() as interrupt:
         engine = load_engine(settings, options, interrupt)
-    turns: dict[tuple[str, int], Any] = {}
-    if not args.v:
-        turns |= {("target", n): run for n, run in passes(engine.target.network, range(1, 18), CONTEXT).items()}
-    turns |= {("target", 1): passes(engine.target.network, [1], CONTEXT)[1]}
+    counts = [1] if args.v else range(1, 18)
+    turns: dict[tuple[str, int], Any] = {
+        ("", n): run for n, run in passes(engine.target.network, counts, CONTEXT).items()
+    }
     for method in args.methods:
         proposed = proposals(*drafting_lane(engine, settings, CONTEXT, method=method))
-        turns |= {(f"drafter {method}", n): run for n, run in list(proposed.items())[-1:]}
+        turns |= {(method, n): run for n, run in list(proposed.items())[-1:]}
     laps = timed(turns, REPEATS, engine.loaded.target.device)
     seconds = {key: statistics.median(each) for key, each in laps.items()}
-    one = seconds["target", 1]
-    measured = {n: each for (role, n), each in seconds.items() if role == "target"}
-    times = pass_times(dict(args.v) or measured)
-    costs = {role.removeprefix("drafter "): each / n for (role, n), each in seconds.items() if role != "target"}
+    one = seconds["", 1]
+    times = pass_times(dict(args.v) or {n: each for (role, n), each in seconds.items() if not role})
+    costs = {role: each / n for (role, n), each in seconds.items()}
     return [Option(name, costs.get(name, 0.0) / one, lambda n: times(n) / times(1), one) for name in args.methods]
 
 
-# -- telling ----------------------------------------------------------------------------------------
-
-
-def _heading(told: dict[str, Any]) -> str:
-    passes = ", ".join(f"v({n}) {value:.2f}" for n, value in told["v"].items() if n in ("2", "5", "9"))
-    pace = "" if told["t_verify"] is None else f", a pass {told['t_verify'] * 1000:.3g} ms"
-    return f"{told['drafter']}: c {told['c']:.3g}, {passes}{pace}"
-
-
-def _table(told: dict[str, Any], settings: Settings) -> Table:
+def _table(plan: dict[str, Any], settings: Settings) -> Table:
     """Gamma down, alpha across; each alpha's best gamma below."""
-    from rich.text import Text
-
-    from app.screen.output import small_table
-
     table = small_table(settings)
     table.add_column("gamma", justify="right")
-    for alpha in told["alphas"]:
+    for alpha in plan["alphas"]:
         table.add_column(f"{alpha:.2f}".lstrip("0") if alpha < 1 else "1", justify="right")
-    tops = [max(column) for column in zip(*told["expected_speedup"], strict=True)]
-    for gamma, row in zip(told["gammas"], told["expected_speedup"], strict=True):
+    tops = [max(column) for column in zip(*plan["expected_speedup"], strict=True)]
+    for gamma, row in zip(plan["gammas"], plan["expected_speedup"], strict=True):
         cells = [Text(f"{value:.2f}", "bold" if value == top else "") for value, top in zip(row, tops, strict=True)]
         table.add_row(str(gamma), *cells)
     table.add_section()
-    table.add_row("best", *map(str, told["best_gamma"]))
-    table.add_row("S", *(f"{value:.2f}" for value in told["best_speedup"]))
+    table.add_row("best", *map(str, plan["best_gamma"]))
+    table.add_row("S", *(f"{value:.2f}" for value in plan["best_speedup"]))
     return table
-
-
-def _break_even(told: dict[str, Any]) -> str:
-    even = told["break_even_alpha"]
-    return f"pays from alpha {even:.2f} on" if even is not None else "never pays, whatever is accepted"

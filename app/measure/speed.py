@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Group, RenderableType
@@ -27,9 +27,6 @@ from sampling.types import Budget, Limits
 from utils.kernels.packed_linear import unpacked_copy
 from utils.timing import Stopwatch
 
-if TYPE_CHECKING:
-    from utils.loading.loaded import LoadedModel
-
 SECOND_COPY = 4e9  # bytes of weights up to which a plain copy is made to compare with
 BUSY = 1.4  # median over minimum, above which the repeats were disturbed
 
@@ -41,29 +38,19 @@ PERIOD = 7  # of the prompt
 def plain_pass(model: Any, context: int) -> Pass:
     """The one-token pass of transformers' own forward, with its own cache, behind `context` tokens."""
     ids, positions = random_tokens(model.config.vocab_size, context + 1, model.device)
-    new, places = ids[:, context:], positions[:, context:]
-    if is_encoder_decoder(model):
-        return _plain_decoder_pass(model, ids[:, :context], new)
+    before, new = ids[:, :context], ids[:, context:]
     with torch.inference_mode():
-        cache = model(ids[:, :context], use_cache=True, logits_to_keep=1).past_key_values
+        if is_encoder_decoder(model):  # its encoder has read as many tokens
+            begun = model(input_ids=before, decoder_input_ids=before, use_cache=True)
+            more = {"encoder_outputs": (begun.encoder_last_hidden_state,), "decoder_input_ids": new}
+        else:
+            begun = model(before, use_cache=True, logits_to_keep=1)
+            more = {"input_ids": new, "position_ids": positions[:, context:], "logits_to_keep": 1}
+    cache = begun.past_key_values
 
     def run() -> None:
         with torch.inference_mode():
-            model(new, position_ids=places, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache.crop(-1)
-
-    return run
-
-
-def _plain_decoder_pass(model: Any, before: torch.Tensor, new: torch.Tensor) -> Pass:
-    """The same of a decoder, whose encoder has read as many tokens."""
-    with torch.inference_mode():
-        begun = model(input_ids=before, decoder_input_ids=before, use_cache=True)
-    states, cache = (begun.encoder_last_hidden_state,), begun.past_key_values
-
-    def run() -> None:
-        with torch.inference_mode():
-            model(encoder_outputs=states, decoder_input_ids=new, past_key_values=cache, use_cache=True)
+            model(past_key_values=cache, use_cache=True, **more)
             cache.crop(-1)
 
     return run
@@ -79,49 +66,42 @@ def speed_table(
     networks = {"target": engine.target.network}
     if isinstance(engine.drafter, CausalLM):
         networks["drafter"] = engine.drafter.network
+    target, settings = engine.loaded.target, settings or Settings()
     turns: dict[tuple[str, int], Pass] = {}
     for role, network in networks.items():
         turns |= {(role, count): run for count, run in passes(network, COUNTS, context).items()}
-    if (plain := _plain_twin(engine.loaded.target)) is not None:
-        turns["plain", 1] = plain_pass(plain, context)
-    lane, prompt = drafting_lane(engine, settings or Settings(), context, rounds)
+    if target.bytes <= SECOND_COPY:  # plain transformers has no packed layers
+        turns["plain", 1] = plain_pass(unpacked_copy(target.model), context)
+    lane, prompt = drafting_lane(engine, settings, context, rounds)
     turns |= {("drafts", count): run for count, run in proposals(lane, prompt).items()}
-    laps = timed(turns, repeats, engine.loaded.target.device)
+    laps = timed(turns, repeats, target.device)
     costs = {key: statistics.median(seconds) for key, seconds in laps.items()}
     engine.forget()  # what was measured is no conversation
-    around = measure_rounds(*drafting_lane(engine, settings or Settings(), context, rounds), rounds)
+    around = measure_rounds(*drafting_lane(engine, settings, context, rounds), rounds)
     engine.forget()
-    lines = [*_lines(costs, context), *_drafting(costs, lane, around), str(around), *_doubts(laps)]
-    return Group(_table(costs, list(networks)), *(Text(line) for line in lines))
+    own = costs["target", 1]
+    lines = [f"a pass over n tokens behind {context} cached ones; v(8) = {costs['target', 8] / own:.2f}"]
+    if plain := costs.get(("plain", 1)):
+        lines.append(
+            f"one-token pass: {own * 1e3:.1f} ms, {own / plain:.2f}x plain transformers' ({plain * 1e3:.1f} ms)"
+        )
+    lines += [*_drafting(costs, lane, around), str(around), *_doubts(laps)]
+    return Group(_table(costs, list(networks)), *map(Text, lines))
 
 
 def _table(costs: dict[tuple[str, int], float], roles: list[str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("n", justify="right")
-    for role in roles:
-        table.add_column(f"{role} ms", justify="right")
-        table.add_column("v(n)", justify="right")
+    for name in ("n", *(name for role in roles for name in (f"{role} ms", "v(n)"))):
+        table.add_column(name, justify="right")
     for count in COUNTS:
-        row = [str(count)]
-        for role in roles:
-            seconds = costs[role, count]
-            row += [f"{seconds * 1e3:.1f}", f"{seconds / costs[role, 1]:.2f}"]
-        table.add_row(*row)
+        seconds = [(costs[role, count], costs[role, 1]) for role in roles]
+        table.add_row(
+            str(count), *(cell for each, one in seconds for cell in (f"{each * 1e3:.1f}", f"{each / one:.2f}"))
+        )
     return table
 
 
-def _lines(costs: dict[tuple[str, int], float], context: int) -> list[str]:
-    own = costs["target", 1]
-    lines = [f"a pass over n tokens behind {context} cached ones; v(8) = {costs['target', 8] / own:.2f}"]
-    if ("plain", 1) in costs:
-        plain = costs["plain", 1]
-        lines.append(
-            f"one-token pass: {own * 1e3:.1f} ms, {own / plain:.2f}x plain transformers' ({plain * 1e3:.1f} ms)"
-        )
-    return lines
-
-
-def _drafting(costs: dict[tuple[str, int], float], lane: Lane, around: Round) -> list[str]:
+def _drafting(costs: dict[tuple[str, int], float], lane: Lane, around: RoundParts) -> list[str]:
     """c by the drafter's own `propose` and by the loop, and what each position adds."""
     own, counts = costs["target", 1], sorted(count for role, count in costs if role == "drafts")
     if not lane.drafts:
@@ -148,16 +128,8 @@ def _doubts(laps: dict[tuple[str, int], list[float]]) -> list[str]:
     return [f"the machine is busy: a pass takes {scatter:.1f}x its best time, so these figures say little"]
 
 
-def _plain_twin(target: LoadedModel) -> Any | None:
-    """The target as plain transformers runs it: itself if nothing in it was packed, else an unpacked copy.
-
-    None where a second copy of the weights would be too large.
-    """
-    return unpacked_copy(target.model) if target.bytes <= SECOND_COPY else None
-
-
 @dataclass(frozen=True)
-class Round:
+class RoundParts:
     """Seconds that the parts of a round take (medians over rounds), and of a drafted token within them."""
 
     verifying: float
@@ -189,13 +161,18 @@ def drafting_lane(
     return replace(lane, limits=Limits(room, frozenset(), lane.context)), prompt
 
 
+def _opened(lane: Lane, prompt: list[int]) -> Any:
+    """The rounds of an answer behind its opening one, which drafts nothing."""
+    events = lane.run(prompt)
+    next(event for event in events if isinstance(event, Step))
+    return events
+
+
 def proposals(lane: Lane, prompt: list[int]) -> dict[int, Pass]:
     """For 1 … 4 drafts the drafter's own `propose` behind the opening round; {} where it drafts nothing."""
     if not lane.drafts:
         return {}
-    opening = lane.run(prompt)
-    opened = any(isinstance(event, Step) for event in opening)
-    assert opened
+    opening = _opened(lane, prompt)
     # Whatever the target said: a prompt that goes on repeating itself gives a drafter that looks tokens up its chance.
     rows = [[*prompt, len(prompt) % PERIOD]]
     sampler = make_sampler(lane.settings).drafting(torch.tensor([[0, len(rows[0])]]))
@@ -212,13 +189,11 @@ def proposals(lane: Lane, prompt: list[int]) -> dict[int, Pass]:
     return {count: one(count) for count, length in lengths.items() if length == count}
 
 
-def measure_rounds(lane: Lane, prompt: list[int], rounds: int = ROUNDS) -> Round:
+def measure_rounds(lane: Lane, prompt: list[int], rounds: int = ROUNDS) -> RoundParts:
     """Run the real loop for so many rounds and take the medians; overhead is all that is none of the other parts."""
     found: list[tuple[float, float, float, float]] = []
     drafted: list[float] = []
-    events = lane.run(prompt)
-    opened = any(isinstance(event, Step) for event in events)  # up to the opening round, which drafts nothing
-    assert opened
+    events = _opened(lane, prompt)
     watch = Stopwatch(getattr(lane.lm, "device", None))
     for event in events:
         whole = watch.lap()
@@ -228,7 +203,6 @@ def measure_rounds(lane: Lane, prompt: list[int], rounds: int = ROUNDS) -> Round
             drafted += [event.draft_s / len(event.drafted)] if event.drafted else []
         if len(found) >= rounds:
             break
-    events.close()  # type: ignore[attr-defined]  # a generator
-    verifying, drafting, sampling, overhead = (statistics.median(part) for part in zip(*found, strict=True))
-    each = statistics.median(drafted) if drafted else None
-    return Round(verifying, drafting, sampling, overhead, each, len(found))
+    events.close()
+    medians = (statistics.median(part) for part in zip(*found, strict=True))
+    return RoundParts(*medians, drafted=statistics.median(drafted) if drafted else None, rounds=len(found))

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, cast
 
 from app.prompts.questions import Question, numbered_lines, parsed, question_of, read_questions
+from app.settings.table import FILES, Field
+from app.settings.types import Text, Whole
 from utils.errors import UsageError, UserError
 
 Record = Mapping[str, Any]
@@ -54,9 +56,13 @@ def _hellaswag(row: Record) -> dict[str, Any]:
 def _mt_bench(row: Record) -> dict[str, Any] | None:
     """A question of two turns; others of Spec-Bench's are not MT-Bench's."""
     turns = row["turns"] if "turns" in row else row["prompt"]
-    name = row["prompt_id"] if "prompt_id" in row else row.get("question_id")
-    entry = {"turns": turns, "category": row.get("category"), "question_id": name}
-    return entry if isinstance(turns, list) and len(turns) == 2 else None
+    if not isinstance(turns, list) or len(turns) != 2:
+        return None
+    return {
+        "turns": turns,
+        "category": row.get("category"),
+        "question_id": row.get("prompt_id", row.get("question_id")),
+    }
 
 
 DATASETS: Mapping[str, DataSet] = {
@@ -70,6 +76,34 @@ DATASETS: Mapping[str, DataSet] = {
 }
 
 
+NAMED = tuple(DATASETS)
+_PROMPTS = (
+    Field(
+        "prompts",
+        Text("FILE|NAME", f"a file or one of {', '.join(NAMED)}", NAMED, optional=True),
+        None,
+        f"one JSON object a line, with prompt or turns; or {', '.join(NAMED)}",
+        "bench",
+    ),
+    Field(
+        "ids",
+        Text("FILE", "a file", optional=True),
+        None,
+        "only the prompts whose question_id this file lists, one a line",
+        "bench",
+    ),
+    Field("turns", Whole(1), None, "ask only the first N turns of each prompt", "bench"),
+    Field("limit", Whole(1), None, "take N prompts, spread over the categories", "bench"),
+)
+PROMPT_FIELDS: Mapping[str, Field] = {field.name: field for field in _PROMPTS}  # of the commands that ask many
+
+
+def paths_of(values: Mapping[str, Any]) -> dict[str, Path]:
+    """The files among these values, names of data sets left out."""
+    files = [name for name in FILES if values.get(name) and values[name] not in NAMED]
+    return {name: Path(os.path.expanduser(values[name])) for name in files}
+
+
 def questions_of(prompts: str | Path | None, data_dir: str = "", *, offline: bool = False) -> list[Question]:
     """The questions of a data set's name, of a file, or the built-in ones.
 
@@ -80,16 +114,21 @@ def questions_of(prompts: str | Path | None, data_dir: str = "", *, offline: boo
         return read_questions(prompts)
     known = DATASETS[prompts]
     folder = Path(os.path.expanduser(data_dir)) if data_dir else None
-    file = next((folder / name for name in known.files if (folder / name).is_file()), None) if folder else None
+    places = [folder / name for name in known.files] if folder else []
+    file = next((place for place in places if place.is_file()), None)
     if file is not None:
-        found = _questions(
-            known, file, ((number, parsed(line, f"{file}:{number}")) for number, line in numbered_lines(file))
-        )
+        rows = [(number, parsed(line, f"{file}:{number}")) for number, line in numbered_lines(file)]
+        found = _questions(known, file, rows)
     elif known.hub is not None and find_spec("datasets") is not None:
-        place = known.hub[0]
-        found = _questions(known, place, enumerate(_load(prompts, known.hub, offline), start=1))
+        found = _questions(known, known.hub[0], enumerate(_load(prompts, known.hub, offline), start=1))
     else:
-        raise UsageError(_missing(prompts, known, folder))
+        files = " or ".join(known.files)
+        looked = f"no {files} in {folder}" if folder else f"its file {files} was looked for nowhere"
+        package = ", and the package datasets is not installed" if known.hub else ""
+        more = " (or pip install datasets)" if known.hub else ""
+        raise UsageError(
+            f"no data set {prompts}: {looked}{package}; --data-dir or SPEC_DATA_DIR names the folder{more}"
+        )
     if not found:
         raise UsageError(f"{file or prompts} holds no questions of {prompts}")
     return found
@@ -116,21 +155,11 @@ def _load(name: str, hub: tuple[str, str | None, str], offline: bool) -> Iterabl
     from datasets import DownloadConfig, load_dataset
 
     repository, configuration, split = hub
+    cached = DownloadConfig(local_files_only=offline)
     try:
-        cached = DownloadConfig(local_files_only=offline)
-        rows: Iterable[Record] = load_dataset(repository, configuration, split=split, download_config=cached)
+        return cast(Iterable[Record], load_dataset(repository, configuration, split=split, download_config=cached))
     except Exception as error:  # of the network, the disk, or its own
-        told = " ".join(str(error).split())[:200]
+        why = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{name}: the package datasets could not load {repository}: {told} (--data-dir names a folder of files)"
+            f"{name}: the package datasets could not load {repository}: {why} (--data-dir names a folder of files)"
         ) from error
-    return rows
-
-
-def _missing(name: str, known: DataSet, folder: Path | None) -> str:
-    """Where the set was looked for, and what to do."""
-    files = " or ".join(known.files)
-    looked = f"no {files} in {folder}" if folder else f"its file {files} was looked for nowhere"
-    package = ", and the package datasets is not installed" if known.hub is not None else ""
-    more = " (or pip install datasets)" if known.hub is not None else ""
-    return f"no data set {name}: {looked}{package}; --data-dir or SPEC_DATA_DIR names the folder{more}"

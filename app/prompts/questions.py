@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -40,15 +40,14 @@ BUILT_IN = tuple(Question(turns, category, number) for number, (category, turns)
 
 def conversation(engine: Engine, settings: Settings) -> Conversation:
     """An empty chat under these settings. It sets no limit of its own: see :func:`fitting`."""
-    system, chat, template = settings.system, settings.chat, settings.template
     return Conversation(
         engine.tokenizer,
         engine.stop_ids,
         _NO_LIMIT,
-        system=system,
-        chat=chat,
+        system=settings.system,
+        chat=settings.chat,
         single=engine.encodes,
-        template=template,
+        template=settings.template,
     )
 
 
@@ -88,53 +87,51 @@ def read_questions(path: str | Path | None) -> list[Question]:
     if path is None:
         return list(BUILT_IN)
     file = Path(os.path.expanduser(path))
-    if file.suffix == ".txt":
-        questions = [Question((clean(line),), line=number) for number, line in numbered_lines(file)]
-    else:
-        questions = [
-            question_of(parsed(line, place := f"{file}:{number}"), place, number)
-            for number, line in numbered_lines(file)
-        ]
+    questions = []
+    for number, line in numbered_lines(file):
+        where = f"{file}:{number}"
+        plain = file.suffix == ".txt"
+        questions.append(question_of({"prompt": line} if plain else parsed(line, where), where, number))
     if not questions:
         raise UsageError(f"{file} holds no prompts")
     return questions
 
 
 def numbered_lines(file: Path) -> list[tuple[int, str]]:
-    """The lines of a file that are not blank, with their numbers. UsageError if it cannot be read."""
+    """The lines of a prompt file that are not blank, with their numbers. UsageError if it cannot be read."""
+    if not file.exists():
+        raise UsageError(f"no prompt file {file}: name an existing .jsonl or .txt file")
+    return [(number, line.strip()) for number, line in _lines(file, "prompts") if line.strip()]
+
+
+def _lines(file: Path, what: str) -> Iterable[tuple[int, str]]:
     try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except FileNotFoundError:
-        raise UsageError(f"no prompt file {file}: name an existing .jsonl or .txt file") from None
+        return enumerate(file.read_text(encoding="utf-8-sig").split("\n"), start=1)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the prompts in {file}: {' '.join(str(error).split())}") from None
-    return [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
+        raise UsageError(f"cannot read the {what} in {file}: {' '.join(str(error).split())}") from None
 
 
 def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
     """The questions whose ids `file` lists, one a line (# begins a comment), in its order. UsageError names a line."""
     path = Path(os.path.expanduser(file))
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the question ids in {path}: {' '.join(str(error).split())}") from None
     known: dict[str, list[Question]] = {}
     for question in questions:
         if question.question_id is not None:
             known.setdefault(str(question.question_id), []).append(question)
     found: dict[str, Question] = {}
-    for number, line in enumerate(lines, start=1):
+    for number, line in _lines(path, "question ids"):
         name = line.partition("#")[0].strip()
         same = known.get(name, [])
+        if not name:
+            continue
         if name in found:
             raise UsageError(f"{path}:{number}: question id {_short(name)} stands there twice")
-        if name and len(same) != 1:
+        if len(same) != 1:
             have = f"{len(same) or 'none'} of the {len(questions)} prompts"
             raise UsageError(
                 f"{path}:{number}: {have} have question id {_short(name)}, not one (--prompts names their file)"
             )
-        if name:
-            found[name] = same[0]
+        found[name] = same[0]
     if not found:
         raise UsageError(f"{path} holds no question ids")
     return list(found.values())

@@ -9,6 +9,7 @@ No torch.
 from __future__ import annotations
 
 import os
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -40,8 +41,7 @@ from utils.errors import COLDEST, UsageError
 MODELS, DECODING, NGRAM, CASCADE, OUTPUT = "Models", "Decoding", "N-gram drafter", "Cascade", "Output"
 BEAM = "Beam search"
 
-NAMED = ("spec_bench", "mt_bench", "gsm8k", "mmlu", "hellaswag")  # what they are: app/prompts/datasets.py
-FILES = ("prompts", "out", "report", "ids")
+FILES = ("prompts", "out", "report", "ids", "features", "start", "export")
 
 
 @dataclass(frozen=True)
@@ -262,23 +262,15 @@ FIELDS: Mapping[str, Field] = {**MODEL_FIELDS, **SETTING_FIELDS}
 ANSWERING = tuple(one.name for one in SETTING_FIELDS.values() if one.group != OUTPUT)  # what an answer depends on
 
 
-_PATH = Text(metavar="FILE", allowed="a file", optional=True)
-_PROMPTS = (
-    Field(
-        "prompts",
-        Text("FILE|NAME", f"a file or one of {', '.join(NAMED)}", NAMED, optional=True),
-        None,
-        f"one JSON object a line, with prompt or turns; or {', '.join(NAMED)}",
-        "bench",
-    ),
-    Field("ids", _PATH, None, "only the prompts whose question_id this file lists, one a line", "bench"),
-    Field("turns", Whole(1), None, "ask only the first N turns of each prompt", "bench"),
-    Field("limit", Whole(1), None, "take N prompts, spread over the categories", "bench"),
-)
-PROMPT_FIELDS: Mapping[str, Field] = {field.name: field for field in _PROMPTS}  # of the commands that ask many
+def arguments(fields: Mapping[str, Field], given: Mapping[str, Any], **more: Any) -> Namespace:
+    """What a command takes beside the settings: of each flag what was given, else its default; files as paths.
 
-
-def paths_of(values: Mapping[str, Any]) -> dict[str, Path]:
-    """The files among these values, names of data sets left out."""
-    files = [name for name in FILES if values.get(name) and values[name] not in NAMED]
-    return {name: Path(os.path.expanduser(values[name])) for name in files}
+    UsageError names the flag.
+    """
+    read = {name: field.read(given[name], label=field.flag) for name, field in fields.items() if name in given}
+    values = {name: field.default for name, field in fields.items()} | read
+    texts = {name: value for name, value in values.items() if name in FILES and value}
+    paths = {
+        name: Path(os.path.expanduser(text)) for name, text in texts.items() if text not in fields[name].kind.choices
+    }
+    return Namespace(**(values | paths | more))

@@ -1,4 +1,4 @@
-"""`record`: what a pair's target answers to many prompts, as a file that can stand in for it (app/simulate/run.py).
+"""`record`: what a pair's target answers to many prompts, as a file that can take its place (app/simulate/run.py).
 
 The target decodes alone (lane `ar`) under the settings as given. Beside the ids goes what n-gram drafters ask of a
 target: its likeliest ids at each token. The file has a header, then a line an answer as it is made; a stopped run goes
@@ -10,33 +10,30 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from app.lanes.answers import Answer, run_lane, shown_settings
+from app.lanes.answers import run_lane, shown_settings
+from app.lanes.lane import Engine
+from app.lanes.pass_times import measure_costs
 from app.prompts.datasets import questions_of
 from app.prompts.questions import Question, chosen, conversation, cut, fitting, stratified
 from app.screen.output import answer_bar, load_engine
 from app.screen.terminal import Interrupts
+from app.settings.layers import ModelOptions, Settings
 from sampling.drafters.draft_model import NoDrafter
-from sampling.recorded.answers import Recorded, read_recording
+from sampling.recorded.answers import read_recording
+from sampling.types import Draft, Rows, Verdict
 from utils.errors import UsageError
 from utils.files import append, drop_half_line, writable
 from utils.loading.fit import fingerprint
 from utils.machine import machine
 from utils.progress import INTERRUPTED
 
-if TYPE_CHECKING:
-    from app.lanes.lane import Engine
-    from app.settings.layers import ModelOptions, Settings
-    from app.simulate.options import RecordArgs
-    from sampling.types import Draft, Rows, Verdict
-
-
-_KEPT = ("target", "vocab_size", "end_id", "tokenizer")
+_SAME = ("target", "vocab_size", "end_id", "tokenizer")
 _SETTINGS = (
     *("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed", "repetition_penalty", "no_repeat_ngram"),
     *("system", "chat", "template"),
@@ -44,60 +41,6 @@ _SETTINGS = (
 """What an answer of the target alone depends on."""
 
 WIDTHS = range(1, 18)  # tokens of the passes that --costs times: gamma up to 16
-
-
-class RecordFile:
-    """A context: opens the file, new or with a stopped run's answers in it (`known`, by prompt ids).
-
-    UsageError, before anything is written, for a file that is another run's or none of ours.
-    """
-
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        self.path = path
-        self.known: dict[tuple[int, ...], Recorded] = {}
-        self.has_costs = False
-        self._new = not path.exists() or path.stat().st_size == 0
-        writable(path)
-        if not self._new:
-            self._take(header)
-        self._header = header
-
-    def _take(self, header: Mapping[str, Any]) -> None:
-        """What is there already; an unfinished last line goes."""
-        found = read_recording(self.path)
-        if "recording" not in found.header:
-            raise UsageError(f"--out {self.path} holds something else: name a new file")
-        now, before = _facts(header), _facts(found.header)
-        for name, value in now.items():
-            if before.get(name) != value:
-                raise UsageError(
-                    f"--out {self.path} holds a recording with {name} {before.get(name)}, now {value}: "
-                    "give the same flags, or another file"
-                )
-        self.known = {one.prompt: one for one in found.answers}
-        self.has_costs = bool(found.pass_seconds)
-        drop_half_line(self.path)
-
-    def __enter__(self) -> RecordFile:
-        self._file = self.path.open("ab", buffering=0)
-        if self._new:
-            self.add(self._header)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Write one line, now and whole; UserError where that cannot be."""
-        text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
-        append(self._file, text.encode("utf-8"), self.path)
-
-
-def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
-    told = header.get("settings", {})
-    return {name: header.get(name) for name in _KEPT} | {name: told.get(name) for name in _SETTINGS}
 
 
 class Listener(NoDrafter):
@@ -111,26 +54,24 @@ class Listener(NoDrafter):
         self.best.append(verdict.logits[0, 0].topk(min(self.count, verdict.logits.shape[-1])).indices.tolist())
 
 
-def run_record(settings: Settings, options: ModelOptions, args: RecordArgs) -> int:
+def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """Record the answers; the exit code."""
     known = questions_of(args.prompts, settings.data_dir, offline=options.offline)
     questions = cut(stratified(known if args.ids is None else chosen(known, args.ids), args.limit), args.turns)
     with Interrupts() as interrupt:
         engine = load_engine(settings, options.changed(drafter="none"), interrupt)
-        header = _header(engine, settings)
-        with RecordFile(args.out, header) as file:
-            recorder = Recorder(engine, settings, args, file, interrupt)
-            if args.costs and not file.has_costs:
-                file.add(recorder.costs(questions))
+        with closing(TargetRecorder(engine, settings, args, interrupt)) as recorder:
+            if args.costs and not recorder.has_costs:
+                recorder.add_costs(questions)
             done = recorder.run(questions)
     for line in recorder.skipped:
         sys.stderr.write(f"{line}\n")
-    count = len(recorder.lengths)
+    count = len(recorder.answers)
     if not done:
         sys.stderr.write(f"interrupted: {args.out} keeps {count} answers, the same command goes on from there\n")
         return INTERRUPTED
     if not settings.quiet:
-        tokens = sum(len(one) for one in recorder.lengths.values())
+        tokens = sum(map(len, recorder.answers.values()))
         sys.stderr.write(f"{args.out}: {count} answers, {tokens:,} tokens, of which {recorder.made} answers are new\n")
     return 0
 
@@ -153,79 +94,110 @@ def _header(engine: Engine, settings: Settings) -> dict[str, Any]:
     }
 
 
-class Recorder:
-    """Answers prompts and writes each answer as it is whole; `run` says whether it came to the end."""
+def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same for a run to go on."""
+    settings = header.get("settings", {})
+    return {name: header.get(name) for name in _SAME} | {name: settings.get(name) for name in _SETTINGS}
 
-    def __init__(
-        self, engine: Engine, settings: Settings, args: RecordArgs, file: RecordFile, interrupt: Interrupts
-    ) -> None:
-        self.engine, self.settings, self.args, self.file, self.interrupt = engine, settings, args, file, interrupt
-        self.lengths = {one.prompt: one.answer for one in file.known.values()}
+
+class TargetRecorder:
+    """Answers prompts and writes each answer as it is whole; to be closed.
+
+    The file is new or has a stopped run's answers in it. UsageError, before anything is written, for a file that is
+    another run's or none of ours. `answers` are all that it holds, by prompt, as ids.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings, args: Namespace, interrupt: Interrupts) -> None:
+        self.engine, self.settings, self.args, self.interrupt = engine, settings, args, interrupt
+        self.answers: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.has_costs = False
         self.skipped: list[str] = []
         self.made = 0
-        self._decode = conversation(engine, settings).text
+        new = not args.out.exists() or args.out.stat().st_size == 0
+        writable(args.out)
+        header = _header(engine, settings)
+        if not new:
+            self._take_up(header)
+        self._file = args.out.open("ab", buffering=0)
+        if new:
+            self._add(header)
 
-    def costs(self, questions: Sequence[Question]) -> dict[str, Any]:
-        """Seconds of passes over 1 … 17 tokens, half an answer behind the usual prompt."""
-        from app.lanes.pass_times import measure_costs
+    def _take_up(self, header: Mapping[str, Any]) -> None:
+        """What is there already; an unfinished last line goes."""
+        found = read_recording(self.args.out)
+        if "recording" not in found.header:
+            raise UsageError(f"--out {self.args.out} holds something else: name a new file")
+        before = _facts(found.header)
+        for name, value in _facts(header).items():
+            if before[name] != value:
+                raise UsageError(
+                    f"--out {self.args.out} holds a recording with {name} {before[name]}, now {value}: "
+                    "give the same flags, or another file"
+                )
+        self.answers = {one.prompt: one.answer for one in found.answers}
+        self.has_costs = bool(found.pass_seconds)
+        drop_half_line(self.args.out)
 
+    def close(self) -> None:
+        self._file.close()
+
+    def _add(self, line: Mapping[str, Any]) -> None:
+        """Write one line, now and whole; UserError where that cannot be."""
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+        append(self._file, text.encode("utf-8"), self.args.out)
+
+    def add_costs(self, questions: Sequence[Question]) -> None:
+        """Write the seconds of passes over 1 … 17 tokens, half an answer behind the usual prompt."""
         first = [len(conversation(self.engine, self.settings).plan(one.turns[0]).prompt) for one in questions]
         context = int(statistics.median(first)) + self.settings.max_new_tokens // 2
         seconds = measure_costs(self.engine.target, WIDTHS, context)
-        return {"pass_seconds": {str(n): round(one, 7) for n, one in seconds.items()}, "pass_context": context}
+        self._add({"pass_seconds": {str(n): round(one, 7) for n, one in seconds.items()}, "pass_context": context})
 
     def run(self, questions: Sequence[Question]) -> bool:
+        """Answer every turn that was not answered before; an interrupted answer is dropped."""
         with answer_bar(sum(len(question.turns) for question in questions), self.settings) as bar:
             for question in questions:
-                for told in self._answers(question):
-                    if told is None:
+                chat = conversation(self.engine, self.settings)
+                for turn, text in enumerate(question.turns):
+                    plan = chat.plan(text)
+                    try:
+                        prompt = tuple(fitting(plan.prompt, self.engine.context))
+                    except UsageError as error:
+                        name = question.line or question.question_id
+                        self.skipped.append(f"prompt {name}, turn {turn + 1} skipped: {error}")
+                        break
+                    if prompt not in self.answers and not self._answer(question, turn, prompt):
                         return False
                     bar.update()
+                    ids = self.answers[prompt]
+                    ended = bool(ids) and ids[-1] in self.engine.limits(self.settings).stop
+                    chat.commit(plan, list(ids), "eos" if ended else "length")
         return True
 
-    def _answers(self, question: Question) -> Iterator[bool | None]:
-        """Every turn of a question, answered now or before; None after an interrupt, whose answer is dropped."""
-        chat = conversation(self.engine, self.settings)
-        for turn, text in enumerate(question.turns):
-            plan = chat.plan(text)
-            try:
-                prompt = fitting(plan.prompt, self.engine.context)
-            except UsageError as error:
-                self.skipped.append(f"prompt {question.line or question.question_id}, turn {turn + 1} skipped: {error}")
-                return
-            ids = self.lengths.get(tuple(prompt))
-            if ids is None:
-                answer = self._answer(question, turn, text, prompt)
-                if answer is None:
-                    yield None
-                    return
-                ids = answer.ids
-            yield True
-            ended = bool(ids) and ids[-1] in self.engine.limits(self.settings).stop
-            chat.commit(plan, list(ids), "eos" if ended else "length")
-
-    def _answer(self, question: Question, turn: int, text: str, prompt: list[int]) -> Answer | None:
+    def _answer(self, question: Question, turn: int, prompt: tuple[int, ...]) -> bool:
+        """Answer a turn and write that down; False if it was interrupted."""
         if self.interrupt():
-            return None
+            return False
         self.engine.forget()
         listener = Listener(self.args.best)
         lane = replace(self.engine.lane("ar", self.settings), drafter=listener)
-        answer = run_lane(lane, prompt, self._decode, interrupt=self.interrupt)
+        decode = conversation(self.engine, self.settings).text
+        answer = run_lane(lane, list(prompt), decode, interrupt=self.interrupt)
         if answer.interrupted:
-            return None
-        self.file.add(
+            return False
+        self._add(
             {
                 "question_id": question.question_id,
                 "category": question.category,
                 "turn": turn,
-                "prompt": text,
+                "prompt": question.turns[turn],
                 "prompt_ids": prompt,
                 "answer": answer.text,
-                "answer_ids": list(answer.ids),
+                "answer_ids": answer.ids,
                 "best_ids": listener.best,
                 **{name: answer.stats.to_json()[name] for name in ("stop_reason", "target_passes", "predicted_ms")},
             }
         )
-        self.lengths[tuple(prompt)] = answer.ids
+        self.answers[prompt] = answer.ids
         self.made += 1
-        return answer
+        return True

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from training.draft_heads.features import Example
+from training.draft_heads.features import Example, in_batches
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Batch:
     ids: Tensor  # [B, T] long
     hidden: Tensor  # [B, T, G]
     kv: list[tuple[Tensor, Tensor]]  # of each layer read: K, V [B, H_kv, T, D]
-    weight: Tensor  # [B, T] what the law behind each token counts; 0 at padding
+    weight: Tensor  # [B, T] what the target's distribution behind each token counts; 0 at padding
 
     @property
     def tokens(self) -> int:
@@ -36,53 +37,36 @@ class Batch:
 
 
 def make_batch(examples: Sequence[Example], layers: Sequence[int], prompt_weight: float) -> Batch:
-    """Pad and stack. The law behind a token counts 1 where it yields a written token, `prompt_weight` in a prompt."""
+    """Pad and stack. What follows a token counts 1 where it was written, `prompt_weight` within a prompt."""
     width = max(len(example.ids) for example in examples)
     weight = torch.zeros(len(examples), width)
     for row, example in enumerate(examples):
         weight[row, : len(example.ids)] = prompt_weight
         weight[row, max(0, example.start - 1) : len(example.ids)] = 1.0
-    return Batch(
-        _stack([example.ids for example in examples], width),
-        _stack([example.hidden for example in examples], width),
-        [
-            (
-                _stack([example.kv[layer][0] for example in examples], width).transpose(1, 2),
-                _stack([example.kv[layer][1] for example in examples], width).transpose(1, 2),
-            )
-            for layer in layers
-        ],
-        weight,
-    )
 
+    def stacked(parts: Sequence[Tensor]) -> Tensor:
+        return pad_sequence(list(parts), batch_first=True)
 
-def _stack(parts: Sequence[Tensor], width: int) -> Tensor:
-    made = parts[0].new_zeros((len(parts), width, *parts[0].shape[1:]))
-    for row, part in enumerate(parts):
-        made[row, : len(part)] = part
-    return made
+    kv = [
+        (
+            stacked([example.kv[layer][0] for example in examples]).transpose(1, 2),
+            stacked([example.kv[layer][1] for example in examples]).transpose(1, 2),
+        )
+        for layer in layers
+    ]
+    ids, hidden = [example.ids for example in examples], [example.hidden for example in examples]
+    return Batch(stacked(ids), stacked(hidden), kv, weight)
 
 
 def grouped(examples: Sequence[Example], tokens: int, seed: int) -> list[list[int]]:
     """Indices in batches of about `tokens` tokens, padding included: like lengths together, in shuffled order."""
-    draw = random.Random(seed)
+    draw, lengths = random.Random(seed), [len(example.ids) for example in examples]
     order = list(range(len(examples)))
     draw.shuffle(order)
     pool = 32  # batches' worth of sequences that are sorted by length among themselves
-    several = max(1, pool * tokens // max(1, max(len(example.ids) for example in examples)))
-    batches = []
+    several = max(1, pool * tokens // max(1, *lengths))
+    batches: list[list[int]] = []
     for first in range(0, len(order), several):
-        part = sorted(order[first : first + several], key=lambda index: len(examples[index].ids))
-        batches += list(_cut(part, examples, tokens))
+        batches += in_batches(sorted(order[first : first + several], key=lengths.__getitem__), lengths, tokens)
     draw.shuffle(batches)
     return batches
-
-
-def _cut(order: Sequence[int], examples: Sequence[Example], tokens: int) -> Iterator[list[int]]:
-    batch: list[int] = []
-    for index in order:
-        if batch and (len(batch) + 1) * len(examples[index].ids) > tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    yield batch

@@ -1,20 +1,21 @@
-"""A new student for a target: its shape, and what it starts from. Knows no data but the short list."""
+"""A new draft head for a target: its shape, and what it starts from. Knows no data but the reduced vocabulary."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sampling.drafters.draft_heads.checkpoint import target_rotary
 from sampling.drafters.draft_heads.config import StudentConfig
-from sampling.drafters.draft_heads.modules import Layer, Student
+from sampling.drafters.draft_heads.modules import Student
 from utils.errors import UsageError, UserError
 
 
 def shape_for(target: nn.Module, kind: str, **changes: Any) -> StudentConfig:
-    """A student's shape: the target's own width and heads, one layer, what is not given in `changes`.
+    """A draft head's shape: the target's own width and heads, one layer, what is not given in `changes`.
 
     Raises UserError for a target whose shape cannot be read, UsageError for numbers that do not go together.
     """
@@ -37,106 +38,92 @@ def shape_for(target: nn.Module, kind: str, **changes: Any) -> StudentConfig:
             "max_position_embeddings": large.max_position_embeddings,
             "rms_norm_eps": getattr(large, "rms_norm_eps", 1e-5),
             "rope_theta": (getattr(large, "rope_parameters", None) or {}).get("rope_theta", 10000.0),
-            "shared_embedding": True,
         }
     except AttributeError as error:
         raise UserError(f"{type(target).__name__} is of no kind a student can be made for: {error}") from None
     given = {name: value for name, value in changes.items() if value is not None}
     values |= given
-    if "num_attention_heads" in given and "head_dim" not in given:
+    if "num_attention_heads" in given:
         values["head_dim"] = values["hidden_size"] // given["num_attention_heads"]
-    own = values["hidden_size"] == width
-    if not own and (values.get("shared_head") or (values["shared_embedding"] and "shared_embedding" in given)):
+    values["shared_embedding"] = values["hidden_size"] == width
+    if values.get("shared_head") and not values["shared_embedding"]:
         raise UsageError(f"a student of width {values['hidden_size']} cannot share what has the target's width {width}")
-    values["shared_embedding"] = own and values["shared_embedding"]
-    if values["num_attention_heads"] * values["head_dim"] <= 0 or values["num_hidden_layers"] < 1:
-        raise UsageError("a student needs at least one layer and one head")
     return StudentConfig(**values)
 
 
-def new_student(
-    config: StudentConfig, target: nn.Module, short_list: list[int], init_layers: list[int], seed: int
+def new_draft_head(
+    config: StudentConfig, target: Any, short_list: list[int], init_layers: Sequence[int], seed: int
 ) -> Student:
-    """A student with fresh weights; what has the target's width starts as the target's own.
+    """A draft head with fresh weights; what has the target's width starts as the target's own.
 
     Embedding and head rows are the target's where the widths agree; layer i starts as the target's layer
     `init_layers[i]` ([] = from noise).
 
     Raises:
-        UsageError: layers that the target does not have, or of another shape.
+        UsageError: a layer of another shape than the target's.
     """
     torch.manual_seed(seed)
-    student = Student(config, torch.tensor(short_list, dtype=torch.long))
-    student.adopt(student.ids, target_rotary(target))
-    for module in student.modules():
+    made = Student(config, torch.tensor(short_list, dtype=torch.long))
+    made.adopt(made.ids, target_rotary(target))
+    for module in made.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5 / 2)
-    trunk, model = student.model, cast(Any, target)
-    rows = model.get_output_embeddings().weight.detach().float()
+    trunk: Any = made.model
+    rows = target.get_output_embeddings().weight.detach().float()
     if config.hidden_size == rows.shape[1]:
-        embedding = model.get_input_embeddings().weight.detach()
+        embedding = target.get_input_embeddings().weight.detach()
         trunk.embed_tokens.weight = nn.Parameter(embedding.float(), requires_grad=False)
-        head = rows[student.ids] if config.short_list else rows
-        student.lm_head.weight = nn.Parameter(head.clone())
+        made.lm_head.weight = nn.Parameter((rows[made.ids] if config.short_list else rows).clone())
     if config.project:
         nn.init.eye_(trunk.project.weight)
     if config.kind == "feature":
         for joined in (trunk.join_feature, trunk.join_state):
             if joined.weight.shape[0] == joined.weight.shape[1]:
                 nn.init.eye_(joined.weight)
-    _start_layers(student, model, init_layers)
+    for layer, index in zip(trunk.layers, init_layers, strict=False):
+        _start_layer(layer, target.model.layers[index], index)
     if config.kind == "glide":
         for layer in trunk.layers:
-            nn.init.zeros_(cast(Any, layer).cross_attn.o_proj.weight)
-    trunk.embed_tokens.weight.requires_grad_(not config.shared_embedding)
-    student.lm_head.weight.requires_grad_(not config.shared_head)
-    return student
+            nn.init.zeros_(layer.cross_attn.o_proj.weight)
+    return _trainable(made)
 
 
-def _start_layers(student: Student, target: Any, chosen: list[int]) -> None:
-    if not chosen:
-        return
-    layers = target.model.layers
-    if len(chosen) != len(student.model.layers):
-        raise UsageError(f"{len(student.model.layers)} layers cannot start from {len(chosen)} of the target's")
-    for own, index in zip(student.model.layers, chosen, strict=True):
-        if not 0 <= index < len(layers):
-            raise UsageError(f"the target has layers 0 … {len(layers) - 1}, got {index}")
-        theirs = dict(layers[index].named_parameters())
-        for name, parameter in cast(Layer, own).named_parameters():
-            if name not in theirs and not name.startswith("cross_attn"):
-                raise UsageError(f"layer {index} of the target cannot start a student's: it has no {name}")
-            if name in theirs:
-                if theirs[name].shape != parameter.shape:
-                    raise UsageError(
-                        f"layer {index} of the target cannot start a student's: {name} is {tuple(theirs[name].shape)}, "
-                        f"not {tuple(parameter.shape)}"
-                    )
-                _copy(parameter, theirs[name])
+@torch.no_grad()
+def _start_layer(own: nn.Module, target: nn.Module, index: int) -> None:
+    """Copy all of a target's layer that the draft head's layer has."""
+    theirs = dict(target.named_parameters())
+    for name, parameter in own.named_parameters():
+        if name.startswith("cross_attn"):
+            continue
+        if name not in theirs:
+            raise UsageError(f"layer {index} of the target cannot start a student's: it has no {name}")
+        if theirs[name].shape != parameter.shape:
+            raise UsageError(
+                f"layer {index} of the target cannot start a student's: {name} is {tuple(theirs[name].shape)}, "
+                f"not {tuple(parameter.shape)}"
+            )
+        parameter.copy_(theirs[name].detach().float())
 
 
-def _copy(own: Tensor, theirs: Tensor) -> None:
-    with torch.no_grad():
-        own.copy_(theirs.detach().float())
+def _trainable(made: Student) -> Student:
+    """Everything learns but what is the target's own."""
+    made.model.embed_tokens.weight.requires_grad_(not made.config.shared_embedding)
+    made.lm_head.weight.requires_grad_(not made.config.shared_head)
+    return made
 
 
 def taken_up(old: Student, config: StudentConfig, device: torch.device) -> Student:
-    """A student with the weights of `old`, to be trained further; it shares none but the embedding.
+    """A draft head with the weights of `old`, to be trained further; it shares none but the embedding.
 
     `config` may differ in window, block size and recency; recency that `old` has not begins with slopes of 0, i.e. as
     if it were not there.
     """
     with torch.device("meta"):  # no memory for parameters that are replaced
-        student = Student(config, old.ids)
+        made = Student(config, old.ids)
+    slopes = {name: torch.zeros(config.large_num_attention_heads) for name in made.state_dict() if "recency" in name}
     weights = {name: value.detach().clone() for name, value in old.state_dict().items() if "embed_tokens" not in name}
     weights["model.embed_tokens.weight"] = old.model.embed_tokens.weight.detach()
-    heads = torch.zeros(config.large_num_attention_heads)
-    for name in student.state_dict():
-        if name.endswith(".recency"):
-            weights.setdefault(name, heads.clone())
-    student.load_state_dict(weights, assign=True)
-    student.requires_grad_(True)
-    student.adopt(old.ids, old.cross_rotary)
-    student.model.embed_tokens.weight.requires_grad_(not config.shared_embedding)
-    student.lm_head.weight.requires_grad_(not config.shared_head)
-    return student.to(device)
+    made.load_state_dict(slopes | weights, assign=True)
+    made.requires_grad_(True)
+    made.adopt(old.ids, old.cross_rotary)
+    return _trainable(made).to(device)

@@ -1,8 +1,9 @@
-"""A plain student as an ordinary transformers model, in memory or as a folder that any other program can load.
+"""A plain draft head as an ordinary transformers model, in memory or as a folder that any other program can load.
 
 Its layers are Llama's, one to one; the square matrix before the head is multiplied into the head's rows. A head over
-a short list has no place in an ordinary configuration: in memory :class:`ShortHead` stands for it, a folder is
-refused. Knows neither training nor sessions.
+a reduced vocabulary has no place in an ordinary configuration: in memory :class:`ShortHead` stands for it, a folder is
+refused. Knows neither training nor
+sessions.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from sampling.drafters.draft_heads.modules import Student
 from utils.errors import UserError
 from utils.files import WriteError, put
 
+_SAME = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
+)
 _EMBEDDING, _HEAD, _PROJECT = "model.embed_tokens.weight", "lm_head.weight", "model.project.weight"
 
 
 class ShortHead(nn.Module):
-    """Logits of all ids from a head over a few: x [..., H] → [..., V], −inf outside the short list `ids` [N]."""
+    """Logits of all ids from a head over the few of `ids` [N]: x [..., H] → [..., V], −inf for all others."""
 
     def __init__(self, rows: Tensor, ids: Tensor, vocab_size: int) -> None:
         """`rows` [N, H] belong to `ids` [N]."""
@@ -40,66 +45,53 @@ class ShortHead(nn.Module):
         return logits.index_copy_(-1, self.ids, known)  # type: ignore[arg-type]
 
 
-def llama_of(student: Student) -> LlamaForCausalLM:
-    """The same network in transformers' own code, float32; tensors are shared with `student` where they can be.
+def llama_of(draft_head: Student) -> LlamaForCausalLM:
+    """The same network in transformers' own code, float32; tensors are shared with the draft head where they can be.
 
-    Raises UserError for a student that is not plain.
+    Raises UserError for one that is not plain.
     """
-    config = student.config
+    config = draft_head.config
     if config.kind != "plain":
         reads = {"glide": "keys and values", "feature": "hidden states"}[config.kind]
         raise UserError(f"a {config.kind} drafter reads its target's {reads}: only a plain one is a model of its own")
-    tensors = {name: value.detach().float() for name, value in student.state_dict().items()}
+    tensors = {name: value.detach().float() for name, value in draft_head.state_dict().items()}
     if config.project:
         tensors[_HEAD] = tensors[_HEAD] @ tensors.pop(_PROJECT)
     tied = not config.short_list and torch.equal(tensors[_HEAD], tensors[_EMBEDDING])
-    made = _config(student, tied)
-    with torch.device("meta"):  # no memory, and no noise of the global generator, for parameters that are replaced
-        model: Any = LlamaForCausalLM(made)
-    model.model.rotary_emb = LlamaRotaryEmbedding(made)
-    if tied or config.short_list:
-        rows = tensors.pop(_HEAD)
-        model.load_state_dict(tensors, strict=False, assign=True)
-        if tied:
-            model.lm_head.weight = model.model.embed_tokens.weight
-        else:
-            model.lm_head = ShortHead(rows, student.short_list, config.vocab_size)  # type: ignore[arg-type]
-    else:
-        model.load_state_dict(tensors, assign=True)
-    found: LlamaForCausalLM = model.eval().requires_grad_(False)
-    return found
-
-
-def _config(student: Student, tied: bool) -> LlamaConfig:
-    config = student.config
-    return LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_position_embeddings,
-        rms_norm_eps=config.rms_norm_eps,
+    same = {name: getattr(config, name) for name in _SAME}
+    made = LlamaConfig(
+        **same,
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_id=None,
     )
+    with torch.device("meta"):  # no memory, and no noise of the global generator, for parameters that are replaced
+        model: Any = LlamaForCausalLM(made)
+    model.model.rotary_emb = LlamaRotaryEmbedding(made)
+    rows = tensors[_HEAD]
+    if tied or config.short_list:
+        del tensors[_HEAD]
+    model.load_state_dict(tensors, strict=not (tied or config.short_list), assign=True)
+    if tied:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    elif config.short_list:
+        model.lm_head = ShortHead(rows, draft_head.ids, config.vocab_size)
+    found: LlamaForCausalLM = model.eval().requires_grad_(False)
+    return found
 
 
-def export_plain(student: Student, folder: str | Path, tokenizer: Any = None) -> int:
-    """Write `student` as an ordinary transformers folder (bfloat16 safetensors); the bytes of its weights.
+def export_plain(draft_head: Student, folder: str | Path, tokenizer: Any = None) -> int:
+    """Write a draft head as an ordinary transformers folder (bfloat16 safetensors); the bytes of its weights.
 
     `tokenizer`, the target's, is saved beside it where given. Each file appears whole or not at all.
 
     Raises:
-        UserError: a student that is not plain, a head over a short list (no ordinary configuration has one), a folder
-            that holds a student, or one that cannot be written; nothing is written then.
+        UserError: one that is not plain, a head over a reduced vocabulary (no ordinary configuration has one), a folder
+            that holds a draft head, or one that cannot be written; nothing is written then.
     """
     place = Path(folder)
-    config = student.config
+    config = draft_head.config
     if config.short_list:
         raise UserError(
             f"cannot export: the drafter's head covers {config.short_list:,} of {config.vocab_size:,} ids and no "
@@ -107,7 +99,7 @@ def export_plain(student: Student, folder: str | Path, tokenizer: Any = None) ->
         )
     if is_student(place):
         raise UserError(f"cannot export to {place}: it holds a student that would be overwritten (name another folder)")
-    model: Any = llama_of(student)
+    model: Any = llama_of(draft_head)
     model.to(torch.bfloat16).config.dtype = torch.bfloat16
     try:
         place.mkdir(parents=True, exist_ok=True)

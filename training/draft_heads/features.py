@@ -1,8 +1,8 @@
 """What a target computes on given texts: last hidden states, and keys and values of chosen layers.
 
-Everything a student learns from follows from them: the target's law is its head applied to the states.
+Everything a draft head learns from follows from them: the target's distribution is its head applied to the states.
 Computed once, kept in shards of safetensors beside the checkpoint, resumable shard by shard. Knows no
-students and no loss.
+draft heads and no loss.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from torch import Tensor
 
 from sampling.loop import never
 from sampling.models.network import network_of
-from training.text.self_text import Text, Told
+from training.text.self_text import TextIds
 from utils.files import write_bytes
+from utils.progress import Progress
 
 SHARD = 64  # sequences a file
 FED = 4096  # tokens a pass, padding included
@@ -36,33 +37,33 @@ class Example:
 
     ids: Tensor  # [T] long
     start: int  # the first token somebody wrote
-    temperature: float | None
     hidden: Tensor  # [T, H] what the target's head is applied to
     kv: dict[int, tuple[Tensor, Tensor]]  # layer → K, V [T, H_kv, D], rotated as in the target's cache
 
 
 def extract(
     model: Any,
-    texts: Sequence[Text],
+    texts: Sequence[TextIds],
     layers: Sequence[int],
     folder: Path,
-    told: Told,
+    progress: Progress,
     interrupt: Callable[[], bool] = never,
 ) -> list[Path]:
     """Run `model` over `texts`; the shards' files, fewer than needed only when interrupted.
 
     A shard of an earlier run is taken if it was made of the same texts and holds these layers, perhaps others too: one
-    folder serves students of every kind.
+    folder serves draft heads of every kind.
     Raises OSError where the disk is full; a shard appears whole or not at all.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
     for first in range(0, len(texts), SHARD):
         part = texts[first : first + SHARD]
-        told("running the target over the texts", first / len(texts))
+        progress("running the target over the texts", first / len(texts))
         if interrupt():
             return files
-        mark = _mark(part)
+        content = json.dumps([[text.ids, text.start] for text in part])
+        mark = f"features-{hashlib.sha256(content.encode('ascii')).hexdigest()[:16]}-"
         file = _made(folder, mark, layers)
         if file is None:
             file = folder / f"{mark}{'-'.join(map(str, sorted(layers)))}{_SUFFIX}"
@@ -79,32 +80,23 @@ def _made(folder: Path, mark: str, layers: Sequence[int]) -> Path | None:
     return None
 
 
-def _mark(texts: Sequence[Text]) -> str:
-    """The beginning of the name of every shard of these texts."""
-    told = json.dumps([[text.ids, text.start] for text in texts])
-    return f"features-{hashlib.sha256(told.encode('ascii')).hexdigest()[:16]}-"
-
-
-def _shard(model: Any, texts: Sequence[Text], layers: Sequence[int]) -> dict[str, Tensor]:
-    order = sorted(range(len(texts)), key=lambda index: len(texts[index].ids))
+def _shard(model: Any, texts: Sequence[TextIds], layers: Sequence[int]) -> dict[str, Tensor]:
+    lengths = [len(text.ids) for text in texts]
     made: dict[int, dict[str, Tensor]] = {}
-    for batch in _batches(order, texts):
-        made |= dict(zip(batch, _run(model, [texts[index] for index in batch], layers), strict=True))
-    each = [made[index] for index in range(len(texts))]
-    joined = {name: torch.cat([one[name] for one in each]) for name in each[0]}
-    temperatures = [-1.0 if text.temperature is None else text.temperature for text in texts]
-    return joined | {
-        "length": torch.tensor([len(text.ids) for text in texts]),
+    for batch in in_batches(sorted(range(len(texts)), key=lengths.__getitem__), lengths, FED):
+        made |= zip(batch, _run(model, [texts[index] for index in batch], layers), strict=True)
+    return {name: torch.cat([made[index][name] for index in range(len(texts))]) for name in made[0]} | {
+        "length": torch.tensor(lengths),
         "start": torch.tensor([text.start for text in texts]),
-        "temperature": torch.tensor(temperatures),
+        "temperature": torch.tensor([-1.0 if text.temperature is None else text.temperature for text in texts]),
     }
 
 
-def _batches(order: Sequence[int], texts: Sequence[Text]) -> Iterator[list[int]]:
-    """Indices in `order`, as many at once as a pass takes when padded to the longest (the last of each batch)."""
+def in_batches(order: Sequence[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Indices in `order`, as many at once as are `most` tokens when padded to the last of them."""
     batch: list[int] = []
     for index in order:
-        if batch and (len(batch) + 1) * len(texts[index].ids) > FED:
+        if batch and (len(batch) + 1) * lengths[index] > most:
             yield batch
             batch = []
         batch.append(index)
@@ -112,7 +104,7 @@ def _batches(order: Sequence[int], texts: Sequence[Text]) -> Iterator[list[int]]
 
 
 @torch.no_grad()
-def _run(model: Any, texts: Sequence[Text], layers: Sequence[int]) -> list[dict[str, Tensor]]:
+def _run(model: Any, texts: Sequence[TextIds], layers: Sequence[int]) -> list[dict[str, Tensor]]:
     """One pass; padding lies behind the sequences, where causal attention does not see it."""
     network = network_of(model)
     width = max(len(text.ids) for text in texts)
@@ -142,19 +134,14 @@ def load_shard(file: Path) -> list[Example]:
     with safe_open(str(file), framework="pt") as data:
         tensors = {name: data.get_tensor(name) for name in data.keys()}  # noqa: SIM118  # no mapping
     layers = sorted(int(name.partition(".")[2]) for name in tensors if name.startswith("key."))
-    examples, begin = [], 0
-    for length, start, temperature in zip(
-        tensors["length"].tolist(), tensors["start"].tolist(), tensors["temperature"].tolist(), strict=True
-    ):
-        part = slice(begin, begin + length)
-        examples.append(
-            Example(
-                ids=tensors["ids"][part].long(),
-                start=start,
-                temperature=None if temperature < 0 else temperature,
-                hidden=tensors["hidden"][part],
-                kv={layer: (tensors[f"key.{layer}"][part], tensors[f"value.{layer}"][part]) for layer in layers},
-            )
+    ends = tensors["length"].cumsum(0).tolist()
+    facts = zip([0, *ends], ends, tensors["start"].tolist(), strict=False)
+    return [
+        Example(
+            ids=tensors["ids"][begin:end].long(),
+            start=start,
+            hidden=tensors["hidden"][begin:end],
+            kv={layer: (tensors[f"key.{layer}"][begin:end], tensors[f"value.{layer}"][begin:end]) for layer in layers},
         )
-        begin += length
-    return examples
+        for begin, end, start in facts
+    ]

@@ -1,5 +1,5 @@
-"""What came of a training run: report.json, report.md and plot.svg (loss and held-out acceptance against tokens seen)
-in the drafter's folder.
+"""What came of a training run, in the draft head's folder: report.json, report.md, plot.svg (loss and held-out
+acceptance against tokens seen) and the model card, README.md.
 
 Turns figures into text and expectations; measures nothing and knows no models.
 """
@@ -9,17 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from utils.files import write_text
 from utils.svg_plots import COLOURS, MARKERS, svg
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-
-JSON, MARKDOWN, PLOT = "report.json", "report.md", "plot.svg"
 GAMMAS = range(1, 9)
 
 Report = dict[str, Any]
@@ -27,8 +21,6 @@ Report = dict[str, Any]
 `steps`, `seconds`; `c`, `v` and `expected` where the latency was measured."""
 
 _INCHES = (9.0, 3.6)
-
-Line = tuple[str, list[float]]
 
 
 def tokens_per_pass(alpha: Sequence[float], gamma: int) -> float:
@@ -38,7 +30,7 @@ def tokens_per_pass(alpha: Sequence[float], gamma: int) -> float:
     """
     product, total = 1.0, 1.0
     for place in range(gamma):
-        product *= alpha[min(place, len(alpha) - 1)] if alpha else 0.0
+        product *= alpha[min(place, len(alpha) - 1)]
         total += product
     return total
 
@@ -48,65 +40,66 @@ def expected(alpha: Sequence[float], c: float, v: Mapping[int, float]) -> list[d
 
     c and v(n) are in one-token passes of the target.
     """
-    rows = []
-    for gamma in GAMMAS:
-        tokens = tokens_per_pass(alpha, gamma)
-        rows.append({"gamma": gamma, "tokens_per_pass": tokens, "speedup": tokens / (gamma * c + v[gamma + 1])})
-    return rows
+    tokens = {gamma: tokens_per_pass(alpha, gamma) for gamma in GAMMAS}
+    return [
+        {"gamma": gamma, "tokens_per_pass": each, "speedup": each / (gamma * c + v[gamma + 1])}
+        for gamma, each in tokens.items()
+    ]
+
+
+def best_expected(report: Report) -> dict[str, float]:
+    """The gamma that the measured costs let hope most of."""
+    best: dict[str, float] = max(report["expected"], key=lambda row: row["speedup"])
+    return best
 
 
 def write_report(folder: Path, report: Report) -> None:
-    """The three files, each whole or not at all. Raises OSError."""
-    write_text(folder / JSON, json.dumps(report, ensure_ascii=False, indent=1) + "\n")
-    write_text(folder / MARKDOWN, as_markdown(report))
-    write_text(folder / PLOT, curve_svg(report["curve"]))
+    """The four files, each whole or not at all. Raises OSError."""
+    write_text(folder / "report.json", json.dumps(report, ensure_ascii=False, indent=1) + "\n")
+    write_text(folder / "report.md", as_markdown(report))
+    write_text(folder / "plot.svg", curve_svg(report["curve"]))
+    write_text(folder / "README.md", card(report))
 
 
 def as_markdown(report: Report) -> str:
     """The report to be read."""
-    best, student = report["best"], report["student"]
-    ended = "" if report["finished"] else " (interrupted)"
-    lines = [
-        f"# {student['kind']} drafter for {report['target']}: training report",
-        "",
-        f"{report['steps']:,} steps over {report['curve'][-1]['tokens']:,} tokens in "
-        f"{minutes(report['seconds'])}{ended}; "
-        f"the student kept is that of step {best['step']:,}.",
-        "",
-        "![loss and held-out acceptance](plot.svg)",
-        "",
-        "## Held-out acceptance",
-        "",
-        *alpha_table(best),
-        "",
-        *_expectations(report),
-        "## Curve",
-        "",
-        *_curve(report["curve"]),
-        "",
-        "## Settings",
-        "",
-        *_table(("setting", "value"), [(f"`{name}`", value) for name, value in report["settings"].items()]),
-    ]
-    return "\n".join(lines) + "\n"
+    best, settings = report["best"], report["settings"]
+    return f"""\
+# {report["student"]["kind"]} drafter for {report["target"]}: training report
+
+{report["steps"]:,} steps over {report["curve"][-1]["tokens"]:,} tokens in {minutes(report["seconds"])}; \
+the student kept is that of step {best["step"]:,}.
+
+![loss and held-out acceptance](plot.svg)
+
+## Held-out acceptance
+
+{_alpha_table(best)}
+
+{_expectations(report)}## Curve
+
+{_curve(report["curve"])}
+
+## Settings
+
+{_table(("setting", "value"), [(f"`{name}`", value) for name, value in settings.items()])}
+"""
 
 
-def alpha_table(mark: Mapping[str, Any]) -> list[str]:
-    """Acceptance by drafted position, as the lines of a table and what it means."""
+def _alpha_table(mark: Mapping[str, Any]) -> str:
+    """Acceptance by drafted position, and what it means."""
     alpha = mark["held"]["alpha"]
     head = ["draft", *(str(place + 1) for place in range(len(alpha)))]
-    return [
-        *_table(head, [["alpha", *(f"{value:.3f}" for value in alpha)]]),
-        "",
-        f"Alpha: how often the draft is the target's own greedy choice where all before it were. At temperature 1 the "
-        f"first draft is accepted with probability {mark['held']['overlap']:.3f}.",
-    ]
+    return f"""\
+{_table(head, [["alpha", *(f"{value:.3f}" for value in alpha)]])}
+
+Alpha: how often the draft is the target's own greedy choice where all before it were. At temperature 1 the first \
+draft is accepted with probability {mark["held"]["overlap"]:.3f}."""
 
 
-def _expectations(report: Report) -> list[str]:
+def _expectations(report: Report) -> str:
     if "c" not in report:
-        return []
-    alphas = len(report["best"]["held"]["alpha"])
+        return ""
     rows = [
         (
             f"{row['gamma']}",
@@ -116,18 +109,18 @@ def _expectations(report: Report) -> list[str]:
         )
         for row in report["expected"]
     ]
-    return [
-        "## Expected speed-up (greedy)",
-        "",
-        f"A drafted token costs c = {report['c']:.3f} one-token passes of the target here; v(n) is a pass over "
-        f"n tokens. Expected, not measured; beyond draft {alphas} the last alpha is taken.",
-        "",
-        *_table(("gamma", "tokens a pass", "v(gamma + 1)", "speed-up"), rows),
-        "",
-    ]
+    return f"""\
+## Expected speed-up (greedy)
+
+A drafted token costs c = {report["c"]:.3f} one-token passes of the target here; v(n) is a pass over n tokens. \
+Expected, not measured; beyond draft {len(report["best"]["held"]["alpha"])} the last alpha is taken.
+
+{_table(("gamma", "tokens a pass", "v(gamma + 1)", "speed-up"), rows)}
+
+"""
 
 
-def _curve(curve: Sequence[Mapping[str, Any]]) -> list[str]:
+def _curve(curve: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         (
             f"{mark['step']:,}",
@@ -145,24 +138,66 @@ def _curve(curve: Sequence[Mapping[str, Any]]) -> list[str]:
     return _table(head, rows)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def curve_svg(curve: Sequence[dict[str, Any]]) -> str:
-    """The picture of :class:`training.draft_heads.train.Result`'s curve; two panels side by side."""
-    seen = [mark["tokens"] for mark in curve]
-    held = [mark["held"] for mark in curve]
-    losses: list[Line] = [("training", [mark["loss"] for mark in curve]), ("held out", [one["loss"] for one in held])]
-    depth = len(held[0]["alpha"]) if held else 0
-    accepted: list[Line] = [(f"draft {place + 1}", [one["alpha"][place] for one in held]) for place in range(depth)]
-    accepted.append(("sampled, draft 1", [one["overlap"] for one in held]))
+def card(report: Report) -> str:
+    """The model card."""
+    student, data = report["student"], report["data"]
+    text = f"""\
+# {student["kind"]} drafter for {report["target"]}
 
-    def draw(figure: Figure) -> None:
+{student["text"]}. Used by `python infer.py --drafter DIR`; it drafts for this target only.
+
+- Target: {report["target"]} (tokenizer {report["tokenizer"]}).
+- Data: {data["text"]}: {data["tokens"]:,} answer tokens; {data["sequences"]:,} sequences to learn from, \
+{data["held"]:,} held out; SHA-256 {data["sha256"]}.
+- Licence of the target: {report["licence"]}.
+- Date: {report["date"]}. Machine: {_in_words(report["machine"])}.
+
+## Held-out acceptance
+
+{_alpha_table(report["best"])}
+
+"""
+    if "c" in report:
+        best = best_expected(report)
+        text += f"""\
+A drafted token costs c = {report["c"]:.3f} one-token passes of the target on that machine. Expected from these \
+figures: {best["speedup"]:.2f}× at gamma {best["gamma"]:g}.
+
+"""
+    return f"""{text}\
+## Recipe
+
+`{report["command"]}`
+
+{report["steps"]:,} steps in {minutes(report["seconds"])}, AdamW, cosine schedule; the student kept is that of step \
+{report["best"]["step"]:,}. {", ".join(f"{name} {value}" for name, value in report["settings"].items())}.
+
+The curve is in `report.md` and `plot.svg`.
+"""
+
+
+def _in_words(machine: Mapping[str, Any]) -> str:
+    name = machine["gpu"] or machine["cpu"] or machine["system"]
+    return f"{name}, {machine['cpu_count']} cores, torch {machine['torch']}"
+
+
+def curve_svg(curve: Sequence[dict[str, Any]]) -> str:
+    """The picture of a training's curve; two panels side by side."""
+    seen, held = [mark["tokens"] for mark in curve], [mark["held"] for mark in curve]
+    losses = {"training": [mark["loss"] for mark in curve], "held out": [one["loss"] for one in held]}
+    accepted = {
+        f"draft {place + 1}": [one["alpha"][place] for one in held] for place in range(len(held[0]["alpha"]))
+    } | {"sampled, draft 1": [one["overlap"] for one in held]}
+
+    def draw(figure: Any) -> None:
         left, right = figure.subplots(1, 2)
         _panel(left, "loss (nats)", seen, losses)
         _panel(right, "held-out acceptance", seen, accepted)
@@ -171,10 +206,10 @@ def curve_svg(curve: Sequence[dict[str, Any]]) -> str:
     return svg(draw, *_INCHES) + "\n"
 
 
-def _panel(axes: Axes, title: str, seen: Sequence[float], lines: Sequence[Line]) -> None:
+def _panel(axes: Any, title: str, seen: Sequence[float], lines: Mapping[str, Sequence[float]]) -> None:
     from matplotlib.ticker import EngFormatter
 
-    for index, (name, values) in enumerate(lines):
+    for index, (name, values) in enumerate(lines.items()):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         axes.plot(seen, values, color=colour, marker=marker, markersize=3, label=name)
     axes.set_title(title, loc="left")

@@ -3,7 +3,7 @@
 A context's distribution is interpolated with that of the context one token shorter:
 P_n(w) = (c_n(w) + k · P_{n-1}(w)) / (c_n + k), with P_0 the share of the token. The best tokens are those with
 the largest P_n of the tokens seen there, so that ties go to what follows the shorter context more often,
-and P_n is their confidence. What is read from where is told in :func:`read_passages`, the file's format in
+and P_n is their confidence. What is read: :func:`read_passages`; the file's format:
 sampling/drafters/tables/table_file.py.
 """
 
@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from sampling.drafters.tables.table_file import MOST, TableArrays, grown, keys_of, write_tables
+from sampling.drafters.tables.table_file import TableArrays, grown, keys_of, write_tables
 from utils.errors import UsageError, UserError
 
 Array = np.ndarray[Any, Any]
 PRIOR = 8.0
-"""k: how many sightings the shorter context's law is worth; at 8 the confidence is what is then seen."""
+"""k: how many sightings the shorter context's distribution is worth; at 8 the confidence is what is then seen."""
 LEAST = 0.03
 """A further token of a context is kept from this confidence on: less likely ones are never drafted."""
 
@@ -59,9 +59,16 @@ class Level:
 
 def count_levels(passages: Iterable[Passage], max_n: int, prior: float = PRIOR, most: int = 1) -> list[Level]:
     """Levels of 1 … `max_n` context tokens, as far as the passages reach; at most `most` entries a context."""
-    flat, at, reach = _flattened(passages)
-    if not len(at):
+    kept = list(passages)
+    sequences = [np.asarray(one.ids, dtype=np.int64) for one in kept]
+    # Of each counted token: how many tokens of its passage precede it, and its index among all ids.
+    reaches = [np.arange(max(one.start, 1), len(one.ids)) for one in kept]
+    begins = np.cumsum([0, *map(len, sequences)])
+    reach = np.concatenate([np.zeros(0, dtype=np.int64), *reaches])
+    if not len(reach):
         return []
+    at = np.concatenate([inside + begin for inside, begin in zip(reaches, begins, strict=False)])
+    flat = np.concatenate(sequences)
     follows = flat[at]
     unigrams = np.bincount(follows)
     below = unigrams[follows] / len(follows)  # P of the shorter context, for each counted token
@@ -80,24 +87,6 @@ def count_levels(passages: Iterable[Passage], max_n: int, prior: float = PRIOR, 
     return levels
 
 
-def _flattened(passages: Iterable[Passage]) -> tuple[Array, Array, Array]:
-    """All ids [T], the index of each counted token [N] and how many tokens of its passage precede it [N]."""
-    pieces, places, reaches, offset = [], [], [], 0
-    for passage in passages:
-        ids = np.asarray(passage.ids, dtype=np.int64)
-        inside = np.arange(max(passage.start, 1), len(ids))
-        pieces.append(ids)
-        places.append(inside + offset)
-        reaches.append(inside)
-        offset += len(ids)
-    none = np.zeros(0, dtype=np.int64)
-    return (
-        np.concatenate([none, *pieces]),
-        np.concatenate([none, *places]),
-        np.concatenate([none, *reaches]),
-    )
-
-
 def _level(
     size: int, states: Array, front: Array, follows: Array, below: Array, likely: Array, prior: float, most: int
 ) -> tuple[Level, Array, Array]:
@@ -108,35 +97,42 @@ def _level(
         context * vocabulary + follows, return_index=True, return_inverse=True, return_counts=True
     )
     owner, token = pairs // vocabulary, pairs % vocabulary
-    law = (counts + prior * below[seen]) / (totals[owner] + prior)
-    order = np.lexsort((token, -law, owner))
+    probs = (counts + prior * below[seen]) / (totals[owner] + prior)
+    order = np.lexsort((token, -probs, owner))
     _, start = np.unique(owner[order], return_index=True)
     rank = np.empty(len(order), dtype=np.int64)  # of each pair in its context, 0 for the largest P
     rank[order] = np.arange(len(order)) - start[owner[order]]
     best = token[order[start]]  # [contexts]
     keys = keys_of(states[first], front[first], size)
-    stays = _frequent(keys, totals)[owner] & ((rank == 0) | ((rank < most) & (law >= LEAST)))
-    kept = np.flatnonzero(stays)
+    order = np.lexsort((-totals, keys))  # of contexts that share a key the most frequent one is kept
+    frequent = np.zeros(len(keys), dtype=bool)
+    frequent[order[np.unique(keys[order], return_index=True)[1]]] = True
+    kept = np.flatnonzero(frequent[owner] & ((rank == 0) | ((rank < most) & (probs >= LEAST))))
     kept = kept[np.lexsort((rank[kept], keys[owner[kept]]))]
     owners = owner[kept]
     level = Level(
         size,
         keys[owners],
         token[kept],
-        law[kept],
+        probs[kept],
         np.where(rank[kept] == 0, totals[owners], counts[kept]),
         token[kept] == likely[first][owners],
     )
-    return level, law[pair], best[context]
+    return level, probs[pair], best[context]
 
 
-def _frequent(keys: Array, totals: Array) -> Array:
-    """[contexts] bool: of those that share a key the most frequent one."""
-    order = np.lexsort((-totals, keys))
-    _, unique = np.unique(keys[order], return_index=True)
-    found = np.zeros(len(keys), dtype=bool)
-    found[order[unique]] = True
-    return found
+def numbered_lines(path: str | Path) -> Iterator[tuple[str, str]]:
+    """The place ("FILE:NUMBER") and the text of each line that is not blank. UserError if the file cannot be read."""
+    for number, line in enumerate(_content(path).split("\n"), start=1):
+        if line.strip():
+            yield f"{path}:{number}", line
+
+
+def _content(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
 
 
 def read_passages(path: str | Path, encode: Encode, vocab_size: int) -> Iterator[Passage]:
@@ -149,16 +145,9 @@ def read_passages(path: str | Path, encode: Encode, vocab_size: int) -> Iterator
         UserError: a file or line that cannot be read, named by its number.
     """
     file = Path(path).expanduser()
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {file}: {' '.join(str(error).split())}") from None
-    if file.suffix not in (".jsonl", ".json"):
-        yield from (Passage(encode(part)) for part in text.split("\n\n") if part.strip())
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield _passage(line, f"{file}:{number}", encode, vocab_size)
+    if file.suffix in (".jsonl", ".json"):
+        return (_passage(line, where, encode, vocab_size) for where, line in numbered_lines(file))
+    return (Passage(encode(part)) for part in _content(file).split("\n\n") if part.strip())
 
 
 def _passage(line: str, where: str, encode: Encode, vocab_size: int) -> Passage:
@@ -176,9 +165,9 @@ def _passage(line: str, where: str, encode: Encode, vocab_size: int) -> Passage:
     ids, start = data["ids"], data.get("start", 0)
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise UserError(f"{where}: ids must be a list of whole numbers")
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        outside = min(ids) if min(ids) < 0 else max(ids)
-        raise UserError(f"{where}: id {outside} lies outside the vocabulary of {vocab_size} ids")
+    outside = [token for token in (min(ids, default=0), max(ids, default=0)) if not 0 <= token < vocab_size]
+    if outside:
+        raise UserError(f"{where}: id {outside[0]} lies outside the vocabulary of {vocab_size} ids")
     if type(start) is not int or not 0 <= start <= len(ids):
         raise UserError(f"{where}: start must be a whole number from 0 to {len(ids)}, got {start!r}")
     return Passage(ids, start)
@@ -190,18 +179,13 @@ def pruned(levels: Sequence[Level], entries: int) -> list[Level]:
     A context whose token the shorter one predicts as well goes before one that says something new,
     a rare one before a frequent one, a long one before a short one.
     """
-    total = sum(len(level.keys) for level in levels)
-    if total <= entries:
-        return list(levels)
     sizes = np.concatenate([np.full(len(level.keys), level.size) for level in levels])
     counts = np.concatenate([level.counts for level in levels])
     repeats = np.concatenate([level.repeats for level in levels])
-    order = np.lexsort((sizes, -counts, repeats))
-    keep = np.zeros(total, dtype=bool)
-    keep[order[: max(0, entries)]] = True
+    keep = np.zeros(len(sizes), dtype=bool)
+    keep[np.lexsort((sizes, -counts, repeats))[:entries]] = True
     ends = np.cumsum([len(level.keys) for level in levels])[:-1]
-    parts = np.split(keep, ends)
-    return [level.take(part) for level, part in zip(levels, parts, strict=True)]
+    return [level.take(part) for level, part in zip(levels, np.split(keep, ends), strict=True)]
 
 
 def build(
@@ -221,28 +205,25 @@ def build(
         passages: what to count.
         out: the file.
         vocab_size, fingerprint: of the target and its tokenizer, kept in the header.
-        source: told in the header.
-        max_n: tokens of the longest context, 1 … 16.
+        source: named in the header.
+        max_n: tokens of the longest context, 1 … 16 (sampling/drafters/tables/table_file.py: MOST).
         max_mb: most bytes of the file, in millions.
         choices: most next tokens of a context; trees draft more than one.
 
     Raises:
-        UsageError: max_n or max_mb out of range.
-        UserError: nothing to count, or a file that cannot be written.
+        UsageError: max_mb leaves no room for an entry.
+        UserError: nothing to count.
+        OSError: a file that cannot be written.
     """
-    if not 1 <= max_n <= MOST:
-        raise UsageError(f"max_n must be from 1 to {MOST}, got {max_n}")
     kept = [one for one in passages if len(one.ids)]
     counted = sum(max(0, len(one.ids) - max(one.start, 1)) for one in kept)
     levels = count_levels(kept, max_n, most=choices)
     if not levels:
         raise UserError(f"{source}: no tokens to count")
-    room = int(max_mb * 1e6) - _HEADER
-    entries = room // _ENTRY[2 if vocab_size <= 1 << 16 else 4]
+    entries = (int(max_mb * 1e6) - _HEADER) // _ENTRY[2 if vocab_size <= 1 << 16 else 4]
     if entries < 1:
         raise UsageError(f"max_mb must leave room for one entry, got {max_mb:g}")
-    found = [len(level.keys) for level in levels]
-    levels = [level for level in pruned(levels, entries) if len(level.keys)]
+    left = [level for level in pruned(levels, entries) if len(level.keys)]
     about = {
         "vocab_size": vocab_size,
         "tokenizer": fingerprint,
@@ -250,16 +231,12 @@ def build(
         "source": source,
         "passages": len(kept),
         "tokens": counted,
-        "contexts_found": found,
+        "contexts_found": [len(level.keys) for level in levels],
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-    arrays = [arrays_of(level) for level in levels]
-    try:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}") from error
-    size = write_tables(out, arrays, about)
-    return {**about, "contexts": [len(level.keys) for level in levels], "bytes": size}
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    size = write_tables(out, [arrays_of(level) for level in left], about)
+    return {**about, "contexts": [len(level.keys) for level in left], "bytes": size}
 
 
 def arrays_of(level: Level) -> TableArrays:

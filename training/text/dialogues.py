@@ -25,7 +25,7 @@ _SENTENCE = re.compile(r"(?<!\d)[.!?][\"'”’)]*(?=\s|$)")  # where one ends; 
 
 
 @dataclass(frozen=True)
-class Part:
+class TurnPart:
     """A piece of a turn: `opening` is given, then the target goes on for at most `tokens`.
 
     A part that is `loose` may be cut there, at its last full sentence; another one has to end by itself.
@@ -174,11 +174,12 @@ _SUMMARIES = (
 _TRANSLATIONS = ("Translate this sentence into English: ", "What is this in English? ", "From German into English: ")
 
 
-def _begun(beginnings: Sequence[str]) -> Callable[[Random], list[Part]]:
-    return lambda dice: [Part(dice.choice(beginnings))]
+def _begun(*beginnings: Sequence[str], tokens: int = 96, loose: bool = False) -> Callable[[Random], list[TurnPart]]:
+    """One part that begins with one of each."""
+    return lambda dice: [TurnPart("".join(map(dice.choice, beginnings)), tokens, loose)]
 
 
-def _sum(dice: Random) -> list[Part]:
+def _sum(dice: Random) -> list[TurnPart]:
     """Two facts to reckon with, half of the time with the question's first words."""
     name, other = dice.sample(_NAMES, 2)
     thing = dice.choice(_THINGS)
@@ -197,36 +198,26 @@ def _sum(dice: Random) -> list[Part]:
             (f"{name} saves ${some} a week, {other} ${few} more than that.", "How many weeks"),
         )
     )
-    return [Part(f"{story} {question}" if dice.random() < 0.5 else story)]
+    return [TurnPart(f"{story} {question}" if dice.random() < 0.5 else story)]
 
 
-def _extract(dice: Random) -> list[Part]:
-    return [Part(dice.choice(_EXTRACTS), 128, loose=True)]
+def _passage(dice: Random) -> list[TurnPart]:
+    return [
+        TurnPart(dice.choice(_SUBJECTS), dice.choice((120, 200)), loose=True),
+        TurnPart("\n" + dice.choice(_ASKS), 32),
+    ]
 
 
-def _passage(dice: Random) -> list[Part]:
-    passage = Part(dice.choice(_SUBJECTS), dice.choice((120, 200)), loose=True)
-    return [passage, Part("\n" + dice.choice(_ASKS), 32)]
-
-
-def _article(dice: Random) -> list[Part]:
-    return [Part(dice.choice(_SUMMARIES) + dice.choice(_HEADS), 224, loose=True)]
-
-
-def _sentence(dice: Random) -> list[Part]:
-    return [Part(dice.choice(_TRANSLATIONS) + dice.choice(_GERMAN), 48)]
-
-
-KINDS: Mapping[str, Callable[[Random], list[Part]]] = {
+KINDS: Mapping[str, Callable[[Random], list[TurnPart]]] = {
     "chat": _begun(("",)),
     "writing": _begun(_TASKS),
     "coding": _begun(_PROGRAMS),
-    "extraction": _extract,
+    "extraction": _begun(_EXTRACTS, tokens=128, loose=True),
     "qa": _begun(_ASKS),
     "maths": _sum,
     "rag": _passage,
-    "summarization": _article,
-    "translation": _sentence,
+    "summarization": _begun(_SUMMARIES, _HEADS, tokens=224, loose=True),
+    "translation": _begun(_TRANSLATIONS, _GERMAN, tokens=48),
 }
 """Kind → the pieces of one user's turn, drawn by the dice."""
 
@@ -264,7 +255,7 @@ class Talk:
         """The chat up to where its answer begins; without a template the first message itself."""
         if not self.templated:
             return list(self._tokenizer(messages[0]["content"])["input_ids"])
-        return self._encode(self._render(messages))
+        return self.ids(self._render(messages))
 
     def opening(self) -> list[int]:
         """The template up to where the user's turn begins. UserError if there is none to be found."""
@@ -273,19 +264,16 @@ class Talk:
         head, found, _ = self._render([_user(_MARK)]).partition(_MARK)
         if not found:
             raise UserError("the target's chat template changes the user's turn: give it files or prompts")
-        return self._encode(head)
+        return self.ids(head)
 
     def ids(self, text: str) -> list[int]:
-        return self._encode(text) if text else []
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
     def text(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _user(text: str) -> dict[str, str]:
@@ -318,10 +306,7 @@ class OwnChats:
     def longest(self) -> int:
         return len(self._head) + self._room + _TAIL + self._answer
 
-    def chat(self, number: int) -> Chat | None:
-        return self._chat(number)
-
-    def _chat(self, number: int) -> Chat:
+    def chat(self, number: int) -> Chat:
         turn, kind = number % len(self._kinds), self._kinds[number % len(self._kinds)]
         temperature = self._temperatures[(number // len(self._kinds) + turn) % len(self._temperatures)]
         text = yield from self._turn(KINDS[kind](Random(f"{self._seed}/{number}")))
@@ -332,7 +317,7 @@ class OwnChats:
         line = _line(prompt, answer, temperature, number)
         return [line if kind == "chat" else {**line, "kind": kind}]
 
-    def _turn(self, pieces: Sequence[Part]) -> Generator[Ask, list[int], str]:
+    def _turn(self, pieces: Sequence[TurnPart]) -> Generator[Ask, list[int], str]:
         """A user's turn, piece by piece; empty if one did not come to its end."""
         text = ""
         for piece in pieces:

@@ -8,15 +8,16 @@ how far it is through a callable.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sampling.loop import never
-from training.tables.build import Passage
+from training.tables.build import Passage, numbered_lines
 from training.text.dialogues import Line
-from training.text.synthesize import Writer
+from training.text.synthesize import TextWriter
 from utils.errors import UsageError, UserError
 from utils.files import append, drop_half_line, write_bytes
 
@@ -45,8 +46,8 @@ def begin(file: Path, settings: Mapping[str, str]) -> None:
         raise UsageError(f"{file} holds something else, or text of unknown settings: name a new file") from None
     for name in (*settings, *before):
         if before.get(name) != settings.get(name):
-            told = f"{name} {before.get(name)}, now {settings.get(name)}"
-            raise UsageError(f"{file} was begun with {told}: give the same flags, or another file")
+            both = f"{name} {before.get(name)}, now {settings.get(name)}"
+            raise UsageError(f"{file} was begun with {both}: give the same flags, or another file")
 
 
 def written(file: Path) -> tuple[int, set[int]]:
@@ -54,8 +55,12 @@ def written(file: Path) -> tuple[int, set[int]]:
     if not file.is_file():
         return 0, set()
     drop_half_line(file)
-    rows = [_row(line, file) for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
+    rows = _rows(file)
     return sum(len(row["ids"]) - row["start"] for row in rows), {row["number"] for row in rows}
+
+
+def _rows(file: Path) -> list[Line]:
+    return [_row(line, file) for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
 
 
 def _row(line: str, file: Path) -> Line:
@@ -69,22 +74,22 @@ def _row(line: str, file: Path) -> Line:
 
 
 def write_self(
-    writer: Writer,
+    writer: TextWriter,
     file: Path,
     tokens: int,
-    told: Callable[[int], Any],
+    progress: Callable[[int], Any],
     interrupt: Callable[[], bool] = never,
 ) -> int:
     """Append answers to `file` (jsonl) until it holds `tokens` answer tokens; returns how many it holds.
 
-    Goes on where an earlier run stopped; chats that came to nothing leave a line without ids. `told` hears the
+    Goes on where an earlier run stopped; chats that came to nothing leave a line without ids. `progress` hears the
     tokens so far, first those found in the file; nothing where they are enough. Less than asked for comes back only
     when interrupted or when the source ends. Raises OSError (a full disk) with the whole lines written so far intact.
     """
     count, done = written(file)
     if count >= tokens:
         return count
-    told(count)
+    progress(count)
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab", buffering=0) as out:
         for number, lines in writer.chats(done, interrupt):
@@ -92,7 +97,7 @@ def write_self(
             text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept)
             append(out, text.encode("ascii"), file)
             count += sum(len(line["ids"]) - line["start"] for line in lines)
-            told(count)
+            progress(count)
             if count >= tokens:
                 break
     return count
@@ -100,12 +105,11 @@ def write_self(
 
 def passages(file: Path) -> list[Passage]:
     """What :func:`write_self` wrote, its answers to be counted."""
-    rows = [_row(line, file) for line in file.read_text(encoding="utf-8").splitlines()]
-    return [Passage(row["ids"], row["start"]) for row in rows if row["ids"]]
+    return [Passage(row["ids"], row["start"]) for row in _rows(file) if row["ids"]]
 
 
 @dataclass(frozen=True)
-class Text:
+class TextIds:
     """One sequence of ids. The first `start` are a prompt that nobody wrote; `temperature` is that of the rest."""
 
     ids: tuple[int, ...]
@@ -113,7 +117,7 @@ class Text:
     temperature: float | None = None
 
 
-def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> list[Text]:
+def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> list[TextIds]:
     """The sequences of jsonl files with `ids`, and optionally `start` and `temperature`, a line.
 
     Sequences are cut at `longest` tokens; those with an answer of fewer than 8 are left out.
@@ -121,19 +125,11 @@ def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> li
     Raises:
         UserError: a file or line that cannot be read, or an id outside the vocabulary, named by its number.
     """
-    found = []
-    for file in map(Path, files):
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read {file}: {' '.join(str(error).split())}") from None
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                found.append(_text(line, f"{file}:{number}", vocab_size, longest))
+    found = [_text(line, where, vocab_size, longest) for file in files for where, line in numbered_lines(file)]
     return [text for text in found if len(text.ids) - text.start >= SHORTEST]
 
 
-def _text(line: str, where: str, vocab_size: int, longest: int) -> Text:
+def _text(line: str, where: str, vocab_size: int, longest: int) -> TextIds:
     try:
         row = json.loads(line)
         ids, start, temperature = list(map(int, row["ids"])), int(row.get("start", 0)), row.get("temperature")
@@ -144,10 +140,10 @@ def _text(line: str, where: str, vocab_size: int, longest: int) -> Text:
         raise UserError(f"{where}: id {wrong} is outside the target's vocabulary (0 … {vocab_size - 1})")
     if not 0 <= start <= len(ids):
         raise UserError(f"{where}: start is {start}, the sequence has {len(ids)} ids")
-    return Text(tuple(ids[:longest]), min(start, longest), temperature)
+    return TextIds(tuple(ids[:longest]), min(start, longest), temperature)
 
 
-def split(texts: Sequence[Text], held: int) -> tuple[list[Text], list[Text]]:
+def split(texts: Sequence[TextIds], held: int) -> tuple[list[TextIds], list[TextIds]]:
     """(to learn from, held out): every so-many-th sequence is held out, `held` in all, at most a fifth."""
     held = max(1, min(held, len(texts) // 5))
     step = len(texts) // held
@@ -158,16 +154,9 @@ def split(texts: Sequence[Text], held: int) -> tuple[list[Text], list[Text]]:
     )
 
 
-def short_list(texts: Iterable[Text], size: int, always: Iterable[int] = ()) -> list[int]:
+def short_list(texts: Iterable[TextIds], size: int, always: Iterable[int] = ()) -> list[int]:
     """The `size` most frequent ids of what was written (prompts left out), ascending; `always` are among them."""
-    counts: dict[int, int] = {}
-    for text in texts:
-        for token in text.ids[text.start :]:
-            counts[token] = counts.get(token, 0) + 1
+    counts = Counter(token for text in texts for token in text.ids[text.start :])
     first = list(dict.fromkeys(always))
-    ranked = sorted((token for token in counts if token not in set(first)), key=lambda token: (-counts[token], token))
+    ranked = sorted(counts.keys() - set(first), key=lambda token: (-counts[token], token))
     return sorted([*first, *ranked][:size])
-
-
-Told = Callable[[str, float | None], Any]
-"""Hears what is being done and how far it is (0 … 1, None if unknown)."""

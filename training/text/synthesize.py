@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -27,69 +28,54 @@ _STREAM = 16  # the noise's streams: this one for a chat's first continuation, t
 _ONE_BY_ONE = 8  # waiting tokens that are fed with the batch; more are read in a pass of their own
 _FRUITLESS = 200  # chats in a row that came to nothing
 
-
-class RowBuffer(Buffer):
-    """[rows, heads, capacity, D], allocated when its shape is first seen."""
-
-    def __init__(self, rows: int, capacity: int) -> None:
-        super().__init__()
-        self.rows, self.capacity = rows, capacity
-        self.slots = torch.empty(0, dtype=torch.long)
-
-    def append(self, new: Tensor) -> Tensor:
-        """Write new [N, heads, 1, D] into each row's own slot; a view of the first N rows' slots in use."""
-        data = self._allocated(new)
-        count = len(self.slots)
-        data[torch.arange(count, device=data.device), :, self.slots] = new[:, :, 0]
-        self.length += 1
-        return data[:count, :, : self.length]
-
-    def fill(self, row: int, content: Tensor) -> None:
-        """The row's first slots become content [heads, T, D]."""
-        self._allocated(content[None])[row, :, : content.shape[1]] = content
-
-    def move(self, row: int, to: int, length: int) -> None:
-        if self.data is not None:
-            self.data[to, :, :length] = self.data[row, :, :length]
-
-    def _allocated(self, like: Tensor) -> Tensor:
-        if self.data is None:
-            self.data = like.new_zeros((self.rows, like.shape[1], self.capacity, like.shape[3]))
-        return self.data
+Ended = tuple[int, list[Line]]
+"""The number of a chat and its lines; none where it came to nothing."""
 
 
 class RowCache(SlotCache):
     """`rows` sequences of at most `capacity` tokens through `layers` layers; a pass feeds the first N rows."""
 
     def __init__(self, layers: int, rows: int, capacity: int) -> None:
-        super().__init__(0)
-        self.capacity = capacity
-        self._keys = [RowBuffer(rows, capacity) for _ in range(layers)]
-        self._values = [RowBuffer(rows, capacity) for _ in range(layers)]
-        self.keys, self.values = list[Buffer](self._keys), list[Buffer](self._values)
+        super().__init__(layers)
+        self._rows, self._capacity = rows, capacity
+        self._slots = torch.empty(0, dtype=torch.long)
 
     def at(self, slots: Tensor) -> int:
         """Row i's next token goes to slot slots[i] [N]; how many slots that pass then shows of every row."""
-        width = int(slots.max()) + 1
-        for buffer in (*self._keys, *self._values):
-            buffer.slots, buffer.length = slots, width - 1
+        self._slots, width = slots, int(slots.max()) + 1
+        for buffer in self.buffers:
+            buffer.length = width - 1
         return width
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write [N, heads, 1, D] each into the rows' own slots; views of the first N rows' slots in use."""
+        rows = torch.arange(len(self._slots), device=key.device)
+        for buffer, new in ((self.keys[layer], key), (self.values[layer], value)):
+            self._allocated(buffer, new)[rows, :, self._slots] = new[:, :, 0]
+            buffer.length += 1
+        return self.keys[layer].view()[: len(rows)], self.values[layer].view()[: len(rows)]
 
     def fill(self, row: int, content: SlotCache) -> None:
         """Begin a row with the first row of `content`."""
-        for layer in range(len(self._keys)):
-            key, value = content.layer(layer)
-            self._keys[layer].fill(row, key[0])
-            self._values[layer].fill(row, value[0])
+        for layer, buffers in enumerate(zip(self.keys, self.values, strict=True)):
+            for buffer, new in zip(buffers, content.layer(layer), strict=True):
+                self._allocated(buffer, new)[row, :, : new.shape[2]] = new[0]
 
     def move(self, row: int, to: int, length: int) -> None:
         """Row `to` becomes the first `length` slots of `row`."""
-        for buffer in (*self._keys, *self._values):
-            buffer.move(row, to, length)
+        for buffer in self.buffers:
+            if buffer.data is not None:
+                buffer.data[to, :, :length] = buffer.data[row, :, :length]
+
+    def _allocated(self, buffer: Buffer, like: Tensor) -> Tensor:
+        """The buffer's data [rows, heads, capacity, D]; its shape is known when the first of it comes."""
+        if buffer.data is None:
+            buffer.data = like.new_zeros((self._rows, like.shape[1], self._capacity, like.shape[3]))
+        return buffer.data
 
 
 @dataclass(frozen=True)
-class Writer:
+class TextWriter:
     """What writes: a causal model (or Network), the ids that end a turn, `batch` rows at once.
 
     Only the first `vocab_size` ids are ever drawn. `model` may have any dtype; on the CPU float32 with packed weights
@@ -103,10 +89,8 @@ class Writer:
     seed: int = 42
     batch: int = 32
 
-    def chats(
-        self, done: Container[int] = (), interrupt: Callable[[], bool] = never
-    ) -> Iterator[tuple[int, list[Line]]]:
-        """(number, lines) of each chat as it finishes, but those `done`; no lines where a chat came to nothing.
+    def chats(self, done: Container[int] = (), interrupt: Callable[[], bool] = never) -> Iterator[Ended]:
+        """Each chat as it finishes, but those `done`.
 
         Ends when the source does, or at the next token after an interrupt. Raises UserError if no chat comes to
         anything.
@@ -120,88 +104,62 @@ class _Row:
 
     number: int
     chat: Chat
-    ask: Ask
-    ids: list[int]
+    ask: Ask = field(init=False)
+    ids: list[int] = field(default_factory=list)
     fed: int = 0
-    asked: int = 0  # continuations so far
+    asked: int = -1  # continuations before this one
     answer: list[int] = field(default_factory=list)
 
 
 class _Batch:
     """The rows being written. Row i of the cache is rows[i]."""
 
-    def __init__(self, writer: Writer, done: Container[int]) -> None:
-        self.writer, self.done = writer, done
+    def __init__(self, writer: TextWriter, done: Container[int]) -> None:
+        self.writer = writer
         self.network = network_of(writer.model)
         self.capacity = min(self.network.context, writer.source.longest)
         self.cache = RowCache(self.network.layers, writer.batch, self.capacity)
+        self.waiting = _chats(writer.source, done)
         self.rows: list[_Row] = []
-        self.next = 0
-        self.dry = False  # the source has no more
         self.fruitless = 0
         self._read: tuple[list[int], SlotCache] | None = None  # the last prompt read in a pass of its own
 
-    def run(self, interrupt: Callable[[], bool]) -> Iterator[tuple[int, list[Line]]]:
+    def run(self, interrupt: Callable[[], bool]) -> Iterator[Ended]:
         while True:
-            yield from self._admit()
+            while len(self.rows) < self.writer.batch and (row := next(self.waiting, None)):
+                self.rows.append(row)
+                yield from self._go_on(row, None)
             if not self.rows or interrupt():
                 return
             self._step()
             for row in [row for row in self.rows if self._complete(row)]:
-                lines = self._go_on(row)
-                if lines is not None:
-                    self._drop(row)
-                    yield self._told(row.number, lines)
+                yield from self._go_on(row, row.answer)
 
-    def _admit(self) -> Iterator[tuple[int, list[Line]]]:
-        """Give free rows to new chats; yields those that end at once."""
-        while len(self.rows) < self.writer.batch and not self.dry:
-            number, self.next = self.next, self.next + 1
-            if number in self.done:
-                continue
-            chat = self.writer.source.chat(number)
-            if chat is None:
-                self.dry = True
-                return
-            try:
-                row = _Row(number, chat, next(chat), [])
-            except StopIteration as ended:
-                yield self._told(number, ended.value)
-                continue
-            self.rows.append(row)
-            lines = self._take_up(row, row.ask)
-            if lines is not None:
-                self._drop(row)
-                yield self._told(number, lines)
-
-    def _told(self, number: int, lines: list[Line]) -> tuple[int, list[Line]]:
-        self.fruitless = 0 if lines else self.fruitless + 1
-        if self.fruitless >= _FRUITLESS:
-            raise UserError("the target's user turns do not end: give it files or prompts")
-        return number, lines
-
-    def _take_up(self, row: _Row, ask: Ask) -> list[Line] | None:
-        """Begin a continuation; the chat's lines if it has no room for any."""
-        while len(ask.prompt) >= self.capacity or not ask.prompt:
-            try:
+    def _go_on(self, row: _Row, answer: list[int] | None) -> Iterator[Ended]:
+        """Hand a chat its answer (None: it begins) and take up the next that it asks for; yields a chat that ends."""
+        try:
+            ask = row.chat.send(answer)  # type: ignore[arg-type]  # None begins a generator
+            while len(ask.prompt) >= self.capacity or not ask.prompt:
                 ask = row.chat.send([])
-            except StopIteration as ended:
-                return list(ended.value)
+        except StopIteration as ended:
+            self._drop(row)
+            self.fruitless = 0 if ended.value else self.fruitless + 1
+            if self.fruitless >= _FRUITLESS:
+                raise UserError("the target's user turns do not end: give it files or prompts") from None
+            yield row.number, list(ended.value)
+            return
         row.fed = min(common_prefix(row.ids[: row.fed], ask.prompt), len(ask.prompt) - 1)
-        row.ask, row.ids, row.answer = ask, list(ask.prompt), []
+        row.ask, row.ids, row.answer, row.asked = ask, list(ask.prompt), [], row.asked + 1
         if row.fed == 0 and len(ask.prompt) > _ONE_BY_ONE:
             self._read_prompt(row)
-        return None
 
     def _read_prompt(self, row: _Row) -> None:
         """Fill the row's cache with all of its prompt but the last token."""
         ids = row.ids[:-1]
         if self._read is None or self._read[0] != ids:
-            fresh = self.network.new_cache(1)
+            fresh: Any = self.network.new_cache(1)
             fed = torch.tensor([ids], device=self.network.device)
-            positions = torch.arange(len(ids), device=self.network.device)[None]
-            self.network.forward(fed, positions, None, fresh, 1)
-            assert isinstance(fresh, SlotCache)
+            self.network.forward(fed, torch.arange(len(ids), device=self.network.device)[None], None, fresh, 1)
             self._read = (ids, fresh)
         self.cache.fill(self.rows.index(row), self._read[1])
         row.fed = len(ids)
@@ -238,21 +196,22 @@ class _Batch:
         full = len(row.answer) >= row.ask.limit or len(row.ids) >= self.capacity
         return full or row.answer[-1] in self.writer.stop_ids
 
-    def _go_on(self, row: _Row) -> list[Line] | None:
-        """Hand the continuation to its chat; the lines if that was the last."""
-        try:
-            ask = row.chat.send(row.answer)
-        except StopIteration as ended:
-            return list(ended.value)
-        row.asked += 1
-        return self._take_up(row, ask)
-
     def _drop(self, row: _Row) -> None:
         """Take the row out; the last one moves into its place."""
         place, last = self.rows.index(row), self.rows.pop()
         if last is not row:
             self.cache.move(len(self.rows), place, last.fed)
             self.rows[place] = last
+
+
+def _chats(source: Source, done: Container[int]) -> Iterator[_Row]:
+    """The source's chats but those `done`, each as a row that has not begun."""
+    for number in count():
+        if number not in done:
+            chat = source.chat(number)
+            if chat is None:
+                return
+            yield _Row(number, chat)
 
 
 def draw(logits: Tensor, temperatures: list[float], keys: list[int]) -> list[int]:

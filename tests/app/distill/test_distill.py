@@ -22,8 +22,8 @@ import app.distill.distill
 import training.draft_heads.train
 import training.text.synthesize
 from app.command_line.main import main
-from app.distill.draft_head import student_for
-from app.distill.options import DistillArgs
+from app.distill.draft_head import draft_head_for
+from app.distill.options import distill_args
 from app.screen.output import load_engine
 from app.settings.layers import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import read_config
@@ -33,7 +33,6 @@ from tests.support.distilling import counting_target
 from tests.support.places import largest_file
 from tests.support.tiny import VOCAB, tiny_pair, write_prompts
 from training.draft_heads.batches import grouped, make_batch
-from training.draft_heads.card import add_measured
 from training.draft_heads.features import extract, load_shard
 from training.draft_heads.losses import held_out
 from training.draft_heads.report import curve_svg, expected, tokens_per_pass
@@ -77,7 +76,7 @@ def untrained_alpha(target: Path, data: Path, kind: str, folder: Path) -> float:
     """The agreement of a student that has learned nothing, on the same held-out texts."""
     engine = load_engine(Settings(quiet=True), ModelOptions(target=str(target), drafter="none", device="cpu"), never)
     learned, held = split(read_texts([data], VOCAB, 512), app.distill.distill.HELD)
-    student = student_for(engine, DistillArgs(student=kind), learned, 42)
+    student = draft_head_for(engine, distill_args({"out": "d", "student": kind}), learned, 42)
     layers = student.target_layers(engine.target.network.layers)
     files = extract(engine.target.network, held, layers, folder, lambda *_: None)
     examples = [example for file in files for example in load_shard(file)]
@@ -140,14 +139,14 @@ def test_a_trained_drafter_is_trained_further(
 @pytest.fixture
 def saved_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint after every step, in this process."""
-    make = app.distill.distill._Distillation._job
-    monkeypatch.setattr(app.distill.distill._Distillation, "_job", lambda self: replace(make(self), save_every=0.0))
+    make = app.distill.distill.job_of
+    monkeypatch.setattr(app.distill.distill, "job_of", lambda *given: replace(make(*given), save_every=0.0))
 
 
 KILLABLE = (
     "import sys; from dataclasses import replace; import app.distill.distill as d;"
-    "from app.command_line.main import main; make = d._Distillation._job;"
-    "d._Distillation._job = lambda self: replace(make(self), save_every=0.0); sys.exit(main(sys.argv[1:]))"
+    "from app.command_line.main import main; make = d.job_of;"
+    "d.job_of = lambda *given: replace(make(*given), save_every=0.0); sys.exit(main(sys.argv[1:]))"
 )
 LONGER = ["--epochs", "10", "--lr", "0.004", "--batch-tokens", "512", "--patience", "100"]
 
@@ -212,7 +211,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
 ) -> None:
     out = tmp_path / "d"
     line = words(target, out, "--tokens", "2500", *QUICK)
-    batch, run = training.text.synthesize._Batch, training.draft_heads.train._Run
+    batch, run = training.text.synthesize._Batch, training.draft_heads.train.Training
     with monkeypatch.context() as patch:
         patch.setattr(batch, "_step", pressed_at(90, batch._step))
         assert main(line) == 130
@@ -351,18 +350,3 @@ def test_the_plot_draws_and_names_every_curve() -> None:
     texts = {one.text for one in drawn.iter() if one.tag.endswith("text")}
     assert {"training", "held out", "draft 1", "draft 2", "sampled, draft 1", "200k", "tokens seen"} <= texts
     ET.fromstring(curve_svg([mark(0, float("nan"), 0.0)]))
-
-
-def test_a_measured_speed_up_joins_the_card_and_replaces_an_older_one(plain: Path, tmp_path: Path) -> None:
-    bench = tmp_path / "b.json"
-    card = (plain / "README.md").read_text()
-    for speedup in (1.25, 1.5):
-        row = {"method": "spec", "gamma": 4, "speedup": speedup}
-        facts = {"machine": {"system": "Linux", "cpu_count": 2, "date": "2030-01-02T03:04"}}
-        bench.write_text(json.dumps({**facts, "summary": [{"method": "ar", "gamma": None, "speedup": None}, row]}))
-        add_measured(plain, bench)
-        text = (plain / "README.md").read_text()
-        assert text.startswith(card.rstrip())
-        assert text.count("Measured speed-up") == 1
-        assert f"- spec at gamma 4: {speedup:.2f}×" in text
-        assert "Linux, 2 cores, 2030-01-02" in text

@@ -15,7 +15,6 @@ import pytest
 
 from app.command_line.arguments import build_parser, read_request
 from app.command_line.main import main
-from app.distill.options import WriteArgs
 from tests.support.numbers import number_model, number_tokenizer
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 from training.text.dialogues import KINDS
@@ -48,15 +47,19 @@ def test_what_it_takes() -> None:
     def own(*given: str) -> Any:
         return read_request(["write", "a.jsonl", *given], {}).own
 
-    assert own() == WriteArgs(Path("a.jsonl"))
+    def known(**more: Any) -> dict[str, Any]:
+        plain = {"file": Path("a.jsonl"), "tokens": 200_000, "kinds": ("chat",), "prompts": None}
+        return {**plain, "temperatures": (0.0, 0.7, 1.0), "answer_tokens": 256, "batch": 32, **more}
+
+    assert vars(own()) == known()
     assert own().kinds == ("chat",)
     assert own("--kinds", "all").kinds == tuple(KINDS)
     assert own("--kinds", "qa, chat,qa").kinds == ("qa", "chat", "qa")
-    assert own("--temperatures", "0,0.5", "--batch", "4", "--answer-tokens", "9", "--tokens", "7") == WriteArgs(
-        Path("a.jsonl"), 7, temperatures=(0.0, 0.5), answer_tokens=9, batch=4
+    assert vars(own("--temperatures", "0,0.5", "--batch", "4", "--answer-tokens", "9", "--tokens", "7")) == known(
+        tokens=7, temperatures=(0.0, 0.5), answer_tokens=9, batch=4
     )
-    assert own("--prompts", "p.jsonl") == WriteArgs(Path("a.jsonl"), None, prompts=Path("p.jsonl"))
-    assert own("--prompts", "gsm8k", "--tokens", "9") == WriteArgs(Path("a.jsonl"), 9, prompts="gsm8k")
+    assert vars(own("--prompts", "p.jsonl")) == known(tokens=None, prompts=Path("p.jsonl"))
+    assert vars(own("--prompts", "gsm8k", "--tokens", "9")) == known(tokens=9, prompts="gsm8k")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +107,7 @@ def test_it_writes_goes_on_and_says_when_it_is_finished(
     assert main(words(pair, file, "--kinds", "chat,qa,qa", "--tokens", "100")) == 0
     error = capsys.readouterr().err
     count, before = written(file)[0], file.read_bytes()
-    assert error.startswith("writing text, 0 tokens 0%\n")
+    assert error.startswith("\rwriting text:   0%|")
     assert f"{file}: {count:,} tokens, {count:,} of them new, " in error
     assert error.endswith(" tokens/s\n")
     assert {row.get("kind", "chat") for row in answers(file).values()} == {"chat", "qa"}

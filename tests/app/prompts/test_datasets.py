@@ -14,10 +14,9 @@ import app.prompts.datasets
 from app.bench.options import BenchArgs
 from app.bench.run import run_bench
 from app.command_line.arguments import read_request
-from app.prompts.datasets import DATASETS, questions_of
+from app.prompts.datasets import DATASETS, NAMED, PROMPT_FIELDS, questions_of
 from app.prompts.questions import Question, chosen, stratified
 from app.settings.layers import ModelOptions, Settings
-from app.settings.table import NAMED
 from tests.support.tiny import write_prompts
 from utils.errors import UsageError, UserError
 
@@ -43,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_names_that_the_flags_know_are_the_data_sets() -> None:
-    assert tuple(DATASETS) == NAMED
+    assert PROMPT_FIELDS["prompts"].kind.choices == NAMED == tuple(DATASETS)
 
 
 def test_each_set_reads_as_its_questions(folder: Path) -> None:

@@ -11,9 +11,9 @@ import torch
 from sampling.models.llama import LlamaNetwork
 from tests.support.students import make_target, text
 from training.draft_heads.features import SHARD, extract, load_shard
-from training.text.self_text import Text
+from training.text.self_text import TextIds
 
-TEXTS = [Text(tuple(text(seed, 9 + seed % 5)), 3, 0.7) for seed in range(SHARD + 6)]  # two shards
+TEXTS = [TextIds(tuple(text(seed, 9 + seed % 5)), 3, 0.7) for seed in range(SHARD + 6)]  # two shards
 
 
 class Counting:
@@ -54,9 +54,9 @@ def test_students_that_read_fewer_layers_take_the_same_files(network: Counting, 
 
 def test_other_texts_and_other_prompts_have_files_of_their_own(network: Counting, tmp_path: Path) -> None:
     made = extract(network, TEXTS, [], tmp_path, quietly)
-    shorter = [Text(one.ids, 2, one.temperature) for one in TEXTS]
+    shorter = [TextIds(one.ids, 2, one.temperature) for one in TEXTS]
     assert not set(extract(network, shorter, [], tmp_path, quietly)) & set(made)
-    more = extract(network, [*TEXTS[:SHARD], Text(tuple(text(99, 8)))], [], tmp_path, quietly)
+    more = extract(network, [*TEXTS[:SHARD], TextIds(tuple(text(99, 8)))], [], tmp_path, quietly)
     assert more[0] == made[0]  # the first shard's texts are the same
     assert more[1] != made[1]
 

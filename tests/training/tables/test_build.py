@@ -32,10 +32,9 @@ from sampling.types import Budget
 from tests.support.scripted import run_lines
 from tests.support.tiny import VOCAB, TinyPair, tiny_pair
 from training.tables.build import LEAST, PRIOR, Passage, build, count_levels, read_passages
-from training.tables.simulate import figures, play
 from training.text.dialogues import OwnChats
 from training.text.self_text import passages, write_self, written
-from training.text.synthesize import Writer
+from training.text.synthesize import TextWriter
 from utils.errors import UserError
 from utils.loading.fit import fingerprint
 from utils.logits_processors import make_processor
@@ -82,7 +81,7 @@ def test_pruning_keeps_the_size_and_the_frequent(tmp_path: Path) -> None:
     assert StaticTables.open(tmp_path / "few").next([1]).token == 2  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("wrong", [{"max_n": 0}, {"max_n": 17}, {"max_mb": 0.001}])
+@pytest.mark.parametrize("wrong", [{"max_mb": 0.001}])
 def test_impossible_sizes_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
         build(CORPUS, tmp_path / "t", vocab_size=VOCAB, fingerprint=None, source="x", **wrong)
@@ -189,37 +188,6 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, said: str) -> None:
         list(read_passages(tmp_path / "a.jsonl", codes, VOCAB))
 
 
-# -- simulation -----------------------------------------------------------------------------------
-
-
-def test_playing_a_known_answer_accepts_every_draft() -> None:
-    answer = [*range(10, 30)]
-    drafter = TablesDrafter(StaticTables({}, []), least=0)
-    played = play([Passage([*answer, 1, *answer], 21)], drafter, 4)
-    assert (played.tokens, played.drafted, played.accepted) == (19, 15, 15)
-    assert played.passes == 4
-    nothing = play([Passage([*range(40)], 5)], drafter, 4)
-    assert (nothing.tokens_per_pass, nothing.drafted) == (1.0, 0)
-
-
-def test_a_tree_is_played_down_the_branch_that_the_answer_takes() -> None:
-    """Behind 1 2 came 3, behind 2 alone last 5: the chain drafts 3, the tree both, and the answer says 5."""
-    row = [1, 2, 3, 9, 7, 2, 5]
-    answer = Passage([*row, 4, 1, 2, 5, *range(40, 60)], len(row))
-    chain = play([answer], TablesDrafter(None, least=0), 12)
-    tree = play([answer], TableTreeDrafter(None, least=0.01), 12)
-    assert chain.accepted < tree.accepted
-    assert tree.tokens == chain.tokens == 23
-
-
-def test_the_table_of_figures_has_a_row_for_each_way() -> None:
-    row = {"ids": [1, 2, 3, 4] * 5, "start": 4}
-    rows = [{**row, "temperature": t} for t in (0.0, 0.7) for _ in range(80)]
-    lines = figures(rows, 1.0, gammas=(1,)).splitlines()
-    assert len(lines) == 2 + 2 + 12
-    assert "1.88" in next(line for line in lines if line.startswith("| 0 | match of 2"))  # 15 tokens in 8 passes
-
-
 # -- the program ----------------------------------------------------------------------------------
 
 
@@ -257,7 +225,7 @@ def test_self_written_tables_draft_for_their_target(pair: TinyPair, built: Path)
 def test_self_written_text_goes_on_where_it_stopped(pair: TinyPair, tmp_path: Path) -> None:
     engine, file, told = engine_of(pair, "none"), tmp_path / "self.jsonl", []
     source = OwnChats(engine.tokenizer, engine.stop_ids, answer_tokens=16)
-    writer = Writer(engine.target.network, VOCAB, engine.stop_ids, source, seed=5, batch=4)
+    writer = TextWriter(engine.target.network, VOCAB, engine.stop_ids, source, seed=5, batch=4)
     first = write_self(writer, file, 40, told.append)
     text = file.read_text()
     assert first >= 40

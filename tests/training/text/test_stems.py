@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.tiny import tiny_tokenizer
-from training.text.dialogues import _LONG_TURN, KINDS, USER_TOKENS, Ask, OwnChats, Part, whole_sentences
+from training.text.dialogues import _LONG_TURN, KINDS, USER_TOKENS, Ask, OwnChats, TurnPart, whole_sentences
 
 STOP = 2
 STOPS = frozenset([STOP])
@@ -45,7 +45,7 @@ def turn_of(line: Any, tokenizer: Any) -> str:
     return found[1]
 
 
-def only(monkeypatch: pytest.MonkeyPatch, *pieces: Part) -> None:
+def only(monkeypatch: pytest.MonkeyPatch, *pieces: TurnPart) -> None:
     """Make the kind qa begin with these pieces."""
     monkeypatch.setitem(KINDS, "qa", lambda dice: list(pieces))  # type: ignore[arg-type]
 
@@ -63,7 +63,7 @@ def test_a_turn_of_any_kind_begins_as_its_dice_fall_and_fits(kind: str) -> None:
         # About four letters are a token.
         assert sum(piece.tokens + len(piece.opening) / 4 for piece in pieces) <= _LONG_TURN
     if kind == "chat":
-        assert drawn[0] == [Part("", USER_TOKENS)]
+        assert drawn[0] == [TurnPart("", USER_TOKENS)]
     else:
         assert all(piece.opening.strip() for pieces in drawn for piece in pieces)
         assert len({pieces[0].opening for pieces in drawn}) >= 9
@@ -152,7 +152,7 @@ def test_a_text_is_kept_up_to_its_last_full_sentence(text: str, kept: str) -> No
 def test_a_loose_part_is_cut_at_a_sentence_and_the_turn_goes_on(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    only(monkeypatch, Part("A river", 40, loose=True), Part("\nWho", 20))
+    only(monkeypatch, TurnPart("A river", 40, loose=True), TurnPart("\nWho", 20))
     chats = OwnChats(tokenizer, STOPS, 24, kinds=("qa",))
     asks, lines = played(chats, 0, tokenizer, [(" is wet. It runs. It fl", False), (" fell in?", True)])
     assert turn_of(lines[0], tokenizer) == "A river is wet. It runs.\nWho fell in?"
@@ -176,7 +176,7 @@ def test_a_loose_part_is_cut_at_a_sentence_and_the_turn_goes_on(
 def test_a_part_that_does_not_come_to_an_end_drops_the_chat(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch, said: list[tuple[str, bool]]
 ) -> None:
-    only(monkeypatch, Part("A river", 40, loose=True), Part("\nWho", 20))
+    only(monkeypatch, TurnPart("A river", 40, loose=True), TurnPart("\nWho", 20))
     asks, lines = played(OwnChats(tokenizer, STOPS, 24, kinds=("qa",)), 0, tokenizer, said)
     assert lines == []
     assert len(asks) == len(said)  # no answer was asked for
@@ -195,6 +195,6 @@ def test_a_tokenizer_that_drops_leading_spaces_loses_no_space(tokenizer: Any, mo
         def decode(self, ids: list[int], **more: Any) -> str:
             return str(tokenizer.decode(ids, **more)).removeprefix(" ")
 
-    only(monkeypatch, Part("Who", 20))
+    only(monkeypatch, TurnPart("Who", 20))
     _, lines = played(OwnChats(Dropping(), STOPS, 24, kinds=("qa",)), 0, tokenizer, [(" fell in?", True)])
     assert turn_of(lines[0], tokenizer) == "Who fell in?"

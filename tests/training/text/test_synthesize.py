@@ -21,7 +21,7 @@ from tests.support.tiny import VOCAB, tiny_model, tiny_tokenizer
 from training.tables.build import read_passages
 from training.text.dialogues import KINDS, Ask, Chat, GivenPrompts, OwnChats
 from training.text.self_text import SHORTEST, begin, passages, read_texts, write_self, written
-from training.text.synthesize import Writer, draw
+from training.text.synthesize import TextWriter, draw
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import pack
 from utils.logits_processors import make_processor
@@ -40,15 +40,15 @@ def tokenizer() -> Any:
     return tiny_tokenizer()
 
 
-def own(model: Any, tokenizer: Any, batch: int = 8, seed: int = 3) -> Writer:
-    return Writer(model, VOCAB, STOP, OwnChats(tokenizer, STOP, 24), seed, batch)
+def own(model: Any, tokenizer: Any, batch: int = 8, seed: int = 3) -> TextWriter:
+    return TextWriter(model, VOCAB, STOP, OwnChats(tokenizer, STOP, 24), seed, batch)
 
 
-def given(model: Any, tokenizer: Any, batch: int = 4, **more: Any) -> Writer:
-    return Writer(model, VOCAB, STOP, GivenPrompts(tokenizer, PROMPTS, 12, **more), 3, batch)
+def given(model: Any, tokenizer: Any, batch: int = 4, **more: Any) -> TextWriter:
+    return TextWriter(model, VOCAB, STOP, GivenPrompts(tokenizer, PROMPTS, 12, **more), 3, batch)
 
 
-def first(writer: Writer, count: int, done: Any = ()) -> dict[int, Any]:
+def first(writer: TextWriter, count: int, done: Any = ()) -> dict[int, Any]:
     chats = writer.chats(done)
     return dict(next(chats) for _ in range(count))
 
@@ -67,8 +67,8 @@ def test_a_chat_does_not_depend_on_its_neighbours_or_on_where_the_run_began(mode
 
 
 def test_chats_of_any_kind_do_not_depend_on_their_neighbours_either(model: Any, tokenizer: Any) -> None:
-    def by_kind(batch: int) -> Writer:
-        return Writer(model, VOCAB, STOP, OwnChats(tokenizer, STOP, 24, kinds=tuple(KINDS), seed=3), 3, batch)
+    def by_kind(batch: int) -> TextWriter:
+        return TextWriter(model, VOCAB, STOP, OwnChats(tokenizer, STOP, 24, kinds=tuple(KINDS), seed=3), 3, batch)
 
     alone, together = first(by_kind(1), 18), first(by_kind(8), 36)
     assert any(line.get("kind") for lines in alone.values() for line in lines)
@@ -145,7 +145,7 @@ def test_user_turns_that_never_end_are_told(tokenizer: Any) -> None:
             return []
 
     with pytest.raises(UserError, match="user turns do not end"):
-        list(Writer(tiny_model(), VOCAB, STOP, Endless()).chats())
+        list(TextWriter(tiny_model(), VOCAB, STOP, Endless()).chats())
 
 
 def test_a_tokenizer_without_a_template_cannot_write_to_itself() -> None:

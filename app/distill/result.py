@@ -1,4 +1,4 @@
-"""What `distill` tells: how far it is, what the new drafter costs on this machine, and what came of it.
+"""What came of `distill`: the new draft head in words, what it costs on this machine, a few lines for the screen.
 
 The latency is that of the drafter's own calls inside the decode loop, beside plain decoding in the same run.
 """
@@ -8,91 +8,56 @@ from __future__ import annotations
 import platform
 import re
 import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from app.lanes.lane import Engine
-    from training.text.self_text import Text
+from app.lanes.lane import Engine, Lane
+from app.lanes.pass_times import measure_costs
+from app.settings.layers import Settings
+from sampling.drafters.draft_heads.checkpoint import read_config
+from sampling.events import Step
+from training.draft_heads.report import GAMMAS, Report, best_expected
+from training.text.self_text import TextIds
 
-
-EVERY = 60.0  # seconds between two lines of the same stage where there is no terminal
 _GAMMA, _TOKENS, _PROMPTS, _REPEATS = 4, 24, 4, 11  # of the latency's measurement
 
 
-class Progress:
-    """One line on a terminal; elsewhere a line for each stage, and one a minute in a long one."""
-
-    def __init__(self, stream: IO[str], *, quiet: bool) -> None:
-        self._stream, self._quiet, self._live = stream, quiet, stream.isatty()
-        self._stage, self._told = "", 0.0
-
-    def __call__(self, stage: str, fraction: float | None) -> None:
-        if self._quiet:
-            return
-        share = "" if fraction is None else f" {100 * fraction:.0f}%"
-        name, now = stage.partition(",")[0], time.monotonic()
-        if self._live:
-            self._write(f"\r\x1b[K{stage}{share}")
-        elif name != self._stage or now - self._told > EVERY:
-            self._write(f"{stage}{share}\n")
-            self._told = now
-        self._stage = name
-
-    def close(self) -> None:
-        """Take the line off the terminal."""
-        if self._live and self._stage and not self._quiet:
-            self._write("\r\x1b[K")
-        self._stage = ""
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
-
-
 def described(folder: Path) -> dict[str, Any]:
-    """The drafter in `folder` by its configuration: kind, size, and a line of text."""
-    from sampling.drafters.draft_heads.checkpoint import read_config
-
-    told = read_config(folder)
-    layers, ids = told["num_hidden_layers"], told["short_list"]
+    """The draft head in `folder` by its configuration: kind, size, and a line of text."""
+    config = read_config(folder)
+    layers, ids = config["num_hidden_layers"], config["short_list"]
     head = f"a head of {ids:,} ids" if ids else "a head of all ids"
-    own = " (the target's rows)" if told["shared_head"] else ""
+    own = " (the target's rows)" if config["shared_head"] else ""
     text = (
-        f"{layers} layer{'' if layers == 1 else 's'} of width {told['hidden_size']}, {head}{own}, "
-        f"{told['bytes'] / 1e6:.1f} MB"
+        f"{layers} layer{'' if layers == 1 else 's'} of width {config['hidden_size']}, {head}{own}, "
+        f"{config['bytes'] / 1e6:.1f} MB"
     )
     names = ("kind", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "short_list")
-    return {name: told[name] for name in (*names, "bytes", "crc32")} | {"text": text}
+    return {name: config[name] for name in (*names, "bytes", "crc32")} | {"text": text}
 
 
 def measured(
-    engine: Engine, folder: Path, kind: str, texts: Sequence[Text], interrupt: Callable[[], bool]
+    engine: Engine, folder: Path, kind: str, texts: Sequence[TextIds], interrupt: Callable[[], bool]
 ) -> dict[str, Any]:
     """`c`, `v` (n → cost of a pass over n tokens, in one-token passes) and `plain_ms`, measured here.
 
     Nothing where the texts or the context leave no room, or when interrupted.
     """
-    from app.lanes.lane import Engine
-    from app.lanes.pass_times import measure_costs
-    from app.settings.layers import Settings
-    from training.draft_heads.report import GAMMAS
-
     prompts = [list(text.ids[: max(1, text.start or 16)]) for text in texts]
     prompts = [ids for ids in prompts if len(ids) + _TOKENS < engine.context][:_PROMPTS]
     other = Engine(replace(engine.loaded, drafter_kind=kind, student=folder))
     settings = Settings(max_new_tokens=_TOKENS, gamma=_GAMMA, quiet=True)
-    lanes = other.lane("ar", settings), other.lane("spec", settings)
+    alone, lane = other.lane("ar", settings), other.lane("spec", settings)
     plain: list[float] = []
     drafting: list[float] = []
     for number, prompt in enumerate([*prompts[:1], *prompts]):  # the first one twice: it warms up
-        passes = [step.verify_s for step in _rounds(lanes[0], prompt, interrupt)]
-        drafts = [step.draft_s / len(step.drafted) for step in _rounds(lanes[1], prompt, interrupt) if step.drafted]
+        passes = [step.verify_s for step in _rounds(alone, prompt, interrupt)]
+        steps = _rounds(lane, prompt, interrupt)
         if number:
-            plain, drafting = plain + passes, drafting + drafts
+            plain += passes
+            drafting += [step.draft_s / len(step.drafted) for step in steps if step.drafted]
     if interrupt() or not plain or not drafting:
         return {}
     costs = measure_costs(engine.target, range(1, GAMMAS[-1] + 2), context=128, repeats=_REPEATS)
@@ -104,36 +69,30 @@ def measured(
     }
 
 
-def _rounds(lane: Any, prompt: list[int], interrupt: Callable[[], bool]) -> Iterator[Any]:
+def _rounds(lane: Lane, prompt: list[int], interrupt: Callable[[], bool]) -> list[Step]:
     """The rounds of one answer behind the one that reads the prompt."""
-    from sampling.events import Step
-
-    steps = [event for event in lane.run(prompt, interrupt=interrupt) if isinstance(event, Step)]
-    return iter(steps[1:])
+    return [event for event in lane.run(prompt, interrupt=interrupt) if isinstance(event, Step)][1:]
 
 
 def cpu_name() -> str:
     """The processor's name; "" where the system does not tell it."""
     try:
-        told = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        facts = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return platform.processor()
-    found = re.search(r"^model name\s*:\s*(.+)$", told, re.MULTILINE)
+        facts = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", facts, re.MULTILINE)
     return found[1].strip() if found else platform.processor()
 
 
 def licence_of(model: Any) -> str:
     """The licence that the target's own card names, where it lies beside its weights; else where to look."""
     file = Path(str(getattr(model, "name_or_path", "") or "."), "README.md")
-    try:
-        head = file.read_text(encoding="utf-8", errors="replace")[:4000]
-    except OSError:
-        head = ""
+    head = file.read_text(encoding="utf-8", errors="replace")[:4000] if file.is_file() else ""
     found = re.search(r"\A---\n(?:.*\n)*?license:\s*(\S+)", head)
     return found[1] if found else "see the target's own card"
 
 
-def told(report: Mapping[str, Any], out: Path, export: Path | None, flags: str) -> str:
+def in_lines(report: Report, out: Path, export: Path | None, flags: str) -> str:
     """What came of it, in a few lines."""
     held = report["best"]["held"]
     alphas = " ".join(f"{alpha:.2f}" for alpha in held["alpha"])
@@ -143,7 +102,7 @@ def told(report: Mapping[str, Any], out: Path, export: Path | None, flags: str) 
         f"{held['overlap']:.3f} at temperature 1",
     ]
     if "c" in report:
-        best = max(report["expected"], key=lambda row: row["speedup"])
+        best = best_expected(report)
         lines.append(
             f"a drafted token costs c = {report['c']:.3f} of a one-token pass of the target "
             f"({report['plain_ms']:.1f} ms); expected {best['speedup']:.2f}x at gamma {best['gamma']}"
