@@ -59,13 +59,12 @@ def supports(model: object) -> bool:
     if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers."):
         return False
     rope = getattr(config, "rope_parameters", None) or {}
-    kinds = getattr(config, "layer_types", None) or []
     windowed = type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None
     spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
     return (
         config.hidden_act in ("silu", "swish")
         and rope.get("rope_type", "default") not in DYNAMIC_ROPE
-        and all(kind == "full_attention" for kind in kinds)
+        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
         and not windowed
         and not spread
     )
@@ -132,7 +131,7 @@ class LlamaNetwork:
         rotation = self._rotation(positions, x.dtype)
         bias = causal_bias(new, cache.length, x) if mask is None else mask
         for index, layer in enumerate(self._layers):
-            x = layer(x, rotation, bias, cache, index)
+            x = layer.think(layer.attend(x, rotation, bias, cache, index))
         x = self._norm(x if hidden else x[:, new - keep :])
         return self._head(x[:, x.shape[1] - keep :]), x if hidden else None
 
@@ -224,11 +223,6 @@ class Layer:
     def products(self) -> tuple[object, ...]:
         """Its linear maps."""
         return self.qkv, self.o, self.gate_up, self.down
-
-    def __call__(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], bias: Tensor | None, cache: SlotCache, index: int
-    ) -> Tensor:
-        return self.think(self.attend(x, rotation, bias, cache, index))
 
     def attend(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], bias: Tensor | None, cache: SlotCache, index: int

@@ -72,13 +72,14 @@ def _vertical(drafted: Stats, wide: float) -> float:
     examined = drafted.draft_n_accepted + drafted.draft_n_rejected
     calls, passes = drafted.calls[reviewer], drafted.target_passes
     below = drafted.reviewed[reviewer] + behind  # tokens of draft 2
+    spent = sum(spent for model, spent in drafted.call_ms.items() if model not in (TARGET, reviewer))
     return vertical_factor(
         alpha=ratio(drafted.draft_n_accepted - kept, examined - seen) or 0.0,
         inner_alpha=ratio(passed, judged) or 0.0,
         n=calls / passes,
         k=(ratio(drafted.reviewed[reviewer], calls) or 0.0),
         c1=(ratio(drafted.call_ms[reviewer], calls) or 0.0) / wide,
-        c2=(ratio(_spent(drafted, reviewer), below) or 0.0) / wide,
+        c2=(ratio(spent, below) or 0.0) / wide,
         tail=behind / passes,
         tail_alpha=ratio(kept, seen) or 0.0,
     )
@@ -93,8 +94,3 @@ def _horizontal(drafted: Stats, wide: float) -> float:
         [drafted.calls[model] / drafted.target_passes for model in models],
         [(ratio(drafted.call_ms[model], drafted.calls[model]) or 0.0) / wide for model in models],
     )
-
-
-def _spent(drafted: Stats, reviewer: str) -> float:
-    """Milliseconds of the models that only draft."""
-    return sum(spent for model, spent in drafted.call_ms.items() if model not in (TARGET, reviewer))

@@ -72,14 +72,10 @@ def costs_of(table: str, models: Mapping[str, Model]) -> dict[str, float]:
     Under "model_parameters" a model that is not listed costs its own parameters, in millions.
     """
     listed = TABLES[table]
-    found: dict[str, float] = {}
-    for called, model in models.items():
-        cost = listed.get(normalised(model.name))
-        if cost is None and table == "model_parameters" and model.parameters is not None:
-            cost = model.parameters / 1e6
-        if cost is not None:
-            found[called] = cost
-    return found
+    named = {called: listed.get(normalised(model.name)) for called, model in models.items()}
+    counted = {called: model.parameters / 1e6 for called, model in models.items() if model.parameters is not None}
+    known = {called: cost for called, cost in named.items() if cost is not None}
+    return counted | known if table == "model_parameters" else known
 
 
 def measured_costs(stats: Stats) -> dict[str, float]:

@@ -91,13 +91,11 @@ def main(source: Path, folder: Path) -> int:
 
     try:
         write_folder(source, folder, lambda fraction: report(fraction=round(fraction, 3)))
-    except OSError as error:
-        report(error=str(error), **({"errno": error.errno} if error.errno else {}))
-        return 1
+        return 0
     except Exception as error:  # whatever it is, it ends this process and is told in one line
-        report(error=" ".join(str(error).split()) or type(error).__name__)
+        number = {"errno": error.errno} if isinstance(error, OSError) and error.errno else {}
+        report(error=" ".join(str(error).split()) or type(error).__name__, **number)
         return 1
-    return 0
 
 
 def write_folder(source: Path, folder: Path, report: Callable[[float], None]) -> None:

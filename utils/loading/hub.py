@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +34,26 @@ def hub_folder(
     progress(f"looking up {name}{at}", None)
     try:
         kinds, total = (_WEIGHTS, 0) if offline else _kinds(name, revision)
-        bar = _bar(f"fetching {name}", total, progress, cancelled)
-        return _snapshot(name, revision, offline, kinds, bar)
-    except errors.GatedRepoError as error:
-        raise UserError(f"{name} is gated: accept its terms on the hub and set HF_TOKEN") from error
-    except errors.RevisionNotFoundError as error:
-        raise UserError(f"the hub's {name} has no revision '{revision}'") from error
-    except errors.RepositoryNotFoundError as error:
-        raise UserError(f"the hub has no model {name}, or it is private: check the name, or set HF_TOKEN") from error
-    except errors.LocalEntryNotFoundError as error:
-        why = "and offline mode forbids fetching it" if offline else "and the hub cannot be reached"
-        raise UserError(f"{name}{at} is not in the hub's cache {why}: name a folder or connect once") from error
+        return _snapshot(name, revision, offline, kinds, _bar(f"fetching {name}", total, progress, cancelled))
     except UserError:
         raise
     except Exception as error:  # connection libraries have errors of their own; all end here as one line
-        if "No space left" in str(error):
-            raise UserError(f"no space left for {name} in {constants.HF_HUB_CACHE}: set HF_HOME elsewhere") from error
-        told = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"cannot fetch {name}: {told}") from error
+        unreached = "and offline mode forbids fetching it" if offline else "and the hub cannot be reached"
+        known = {
+            errors.GatedRepoError: f"{name} is gated: accept its terms on the hub and set HF_TOKEN",
+            errors.RevisionNotFoundError: f"the hub's {name} has no revision '{revision}'",
+            errors.RepositoryNotFoundError: (
+                f"the hub has no model {name}, or it is private: check the name, or set HF_TOKEN"
+            ),
+            errors.LocalEntryNotFoundError: (
+                f"{name}{at} is not in the hub's cache {unreached}: name a folder or connect once"
+            ),
+        }
+        said = " ".join(str(error).split())
+        other = f"cannot fetch {name}: {said[:200] or type(error).__name__}"
+        if "No space left" in said:
+            other = f"no space left for {name} in {constants.HF_HUB_CACHE}: set HF_HOME elsewhere"
+        raise UserError(next((line for kind, line in known.items() if isinstance(error, kind)), other)) from error
 
 
 def is_cached(name: str, revision: str | None) -> bool:
@@ -60,26 +64,25 @@ def is_cached(name: str, revision: str | None) -> bool:
 
 
 def _snapshot(name: str, revision: str | None, offline: bool, kinds: tuple[str, ...], bar: Any) -> Path:
+    """With the first kind of weights that is there: what a snapshot lacks offline of another kind is nothing amiss."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    for kind in kinds:
-        try:
-            folder = snapshot_download(
-                name,
-                revision=revision,
-                local_files_only=offline,
-                allow_patterns=[*_SMALL, kind],
-                ignore_patterns=_UNWANTED,
-                tqdm_class=bar,
-            )
-        except LocalEntryNotFoundError:
-            if kind == kinds[-1]:
-                raise
-            continue
-        if any(Path(folder).glob(kind)) or kind == kinds[-1]:
-            return Path(folder)
-    raise AssertionError("there is at least one kind of weights")
+    *others, last = kinds
+    fetch = partial(
+        snapshot_download,
+        name,
+        revision=revision,
+        local_files_only=offline,
+        ignore_patterns=_UNWANTED,
+        tqdm_class=bar,
+    )
+    for kind in others:
+        with suppress(LocalEntryNotFoundError):
+            folder = Path(fetch(allow_patterns=[*_SMALL, kind]))
+            if any(folder.glob(kind)):
+                return folder
+    return Path(fetch(allow_patterns=[*_SMALL, last]))
 
 
 def _kinds(name: str, revision: str | None) -> tuple[tuple[str, ...], int]:
