@@ -89,7 +89,7 @@ class LlamaNetwork:
         self._head = cast(nn.Module, model.lm_head)
         self._norm = norm_of(trunk.norm, isinstance(self._head, PackedLinear))
         self.layers = int(config.num_hidden_layers)
-        self._layers = [Layer.of(layer) for layer in trunk.layers[: self.layers]]
+        self._layers = [LlamaLayer.of(layer) for layer in trunk.layers[: self.layers]]
         ready(self._head, *(part for layer in self._layers for part in layer.products))
         self.vocab_size = int(config.vocab_size)
         self.context = int(config.max_position_embeddings)
@@ -183,7 +183,7 @@ def as_it_is(linear: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LlamaLayer:
     """One decoder layer: x + attention(norm(x)), then + mlp(norm(x))."""
 
     before: Map
@@ -199,13 +199,13 @@ class Layer:
     window: int = 0  # how far back its attention looks; 0 = to the beginning
 
     @staticmethod
-    def of(module: Any, take: Callable[[nn.Module], nn.Module] = as_it_is, window: int = 0) -> Layer:
+    def of(module: Any, take: Callable[[nn.Module], nn.Module] = as_it_is, window: int = 0) -> LlamaLayer:
         """The layer of a model's module. `take` gives the linear to use for each of the module's, e.g. a packed one."""
         attention, mlp = module.self_attn, module.mlp
         shared = attention.k_proj.out_features // attention.head_dim
         reading = [take(linear) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
         frozen = isinstance(reading[0], PackedLinear | HalfLinear)
-        return Layer(
+        return LlamaLayer(
             before=norm_of(module.input_layernorm, frozen),
             qkv=_side_by_side(reading),
             o=take(attention.o_proj),

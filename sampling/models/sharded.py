@@ -159,7 +159,7 @@ def whole_weight(model: Any, name: str) -> Tensor:
     return cast(Tensor, weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach()
 
 
-class _Part:
+class _Shards:
     """What a rank that serves holds: parts of targets and of their caches, under rank 0's numbers."""
 
     def __init__(self, load: Callable[..., Any]) -> None:
@@ -206,11 +206,11 @@ def serve(team: Team, load: Callable[..., Any]) -> None:
 
     Raises LostError when rank 0, or what it relies on, has gone.
     """
-    part = _Part(load)
+    shards = _Shards(load)
     while (message := team.hear())[0] != LEAVE:
         try:
             with team.in_step():
-                part.obey(*message)
+                shards.obey(*message)
         except UserError:
             if team.broken:
                 raise  # else rank 0 has met the same and tells it

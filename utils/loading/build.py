@@ -48,10 +48,11 @@ def load_model(
     with quiet_warnings(), _in_one_line(spec.name, folder, place):
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=options.trust_remote_code)
         encodes = bool(config.is_encoder_decoder)
-        dtype = pick_dtype(wanted, place, getattr(config, "dtype", None))
+        dtype = pick_dtype(wanted, place, config.dtype)
         quantized = quantization_config(kind, place, dtype)
-        if quantized is None and place.type == "cpu" and options.tp_size == 1:
-            _check_memory(spec.name, folder, dtype, getattr(config, "dtype", None))
+        plain = quantized is None and options.tp_size == 1
+        if plain and place.type == "cpu":
+            _check_memory(spec.name, folder, dtype, config.dtype)
         given = {
             "attn_implementation": options.attn_implementation or spec.attn_implementation,
             "quantization_config": quantized,
@@ -69,13 +70,12 @@ def load_model(
                 local_files_only=True,
                 **{name: value for name, value in given.items() if value is not None},
             )
-        model = model.eval()
         check(cancelled)
-        model.requires_grad_(False)
-        if quantized is None and options.tp_size == 1:
+        model = model.eval().requires_grad_(False)
+        if plain:
             model = model.to(place)
         parameters = parameter_count(model)
-        if quantized is None and place.type == "cpu" and dtype == torch.float32 and options.tp_size == 1:
+        if plain and place.type == "cpu" and dtype == torch.float32:
             progress(f"packing {spec.name}", None)
             check(cancelled)
             pack(model)
@@ -103,9 +103,8 @@ def _check_memory(name: str, folder: Path, dtype: torch.dtype, own: torch.dtype 
     needed = _weights(folder) * dtype.itemsize / (own or dtype).itemsize
     free = psutil.virtual_memory().available + psutil.swap_memory().free
     if needed > free:
-        kind = str(dtype).removeprefix("torch.")
         raise UserError(
-            f"{name} needs {needed / 1e9:.1f} GB in {kind}, {free / 1e9:.1f} GB are free: "
+            f"{name} needs {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}, {free / 1e9:.1f} GB are free: "
             "try --quantization nf4, --dtype bfloat16 or a smaller model"
         )
 

@@ -9,19 +9,19 @@ from typing import Any, Protocol
 from utils.loading.loaded import LoadedModel
 
 
-class Tokenizer(Protocol):
+class Vocabulary(Protocol):
     """The one question asked of a tokenizer."""
 
     def get_vocab(self) -> dict[str, int]: ...
 
 
-def spoken_ids(target: LoadedModel, tokenizer: Tokenizer) -> int:
+def spoken_ids(target: LoadedModel, tokenizer: Vocabulary) -> int:
     """How many ids may be said, 0 … n-1: the target has logits for more where its vocabulary is padded."""
     return min(target.vocab_size, max(tokenizer.get_vocab().values(), default=target.vocab_size - 1) + 1)
 
 
 def check_fit(
-    target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[Tokenizer | None, Tokenizer | None]
+    target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[Vocabulary | None, Vocabulary | None]
 ) -> list[str]:
     """Why the drafter does not fit, in lines for the user; empty if it does.
 
@@ -55,7 +55,7 @@ def check_fit(
 
 
 def fit_notes(
-    target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[Tokenizer | None, Tokenizer | None]
+    target: LoadedModel, drafter: LoadedModel, tokenizers: tuple[Vocabulary | None, Vocabulary | None]
 ) -> list[str]:
     """What fits, but is worth a line: a shorter context, an assumption made."""
     notes = []
@@ -70,13 +70,13 @@ def fit_notes(
     return notes
 
 
-def fingerprint(tokenizer: Tokenizer) -> str:
+def fingerprint(tokenizer: Vocabulary) -> str:
     """Sixteen hexadecimal digits that differ between tokenizers whose ids mean different tokens."""
     listed = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(listed).encode("ascii")).hexdigest()[:16]
 
 
-def _by_id(tokenizer: Tokenizer) -> dict[int, str]:
+def _by_id(tokenizer: Vocabulary) -> dict[int, str]:
     return {token_id: token for token, token_id in tokenizer.get_vocab().items()}
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.modules import CrossAttention, Rotary, Student, lateness
 from sampling.models.cache import SlotCache
-from sampling.models.llama import Layer, as_it_is, causal_bias, latest, norm_of, plus, rotate
+from sampling.models.llama import LlamaLayer, as_it_is, causal_bias, latest, norm_of, plus, rotate
 from sampling.types import KVCache
 from utils.kernels.packed_linear import HalfLinear, PackedLinear, available, half_available, packable, ready
 
@@ -114,7 +114,7 @@ class StudentNetwork:
         self.kind, self.window, self.layers = config.kind, config.window, config.num_hidden_layers
         self.vocab_size, self.context = config.vocab_size, config.max_position_embeddings
         self._embed = cast(nn.Embedding, trunk.embed_tokens)
-        self._layers = [Layer.of(layer, take, config.window) for layer in trunk.layers]
+        self._layers = [LlamaLayer.of(layer, take, config.window) for layer in trunk.layers]
         self._norm = norm_of(trunk.norm, frozen)
         self._project = take(trunk.project) if config.project else None
         self._head = take(student.lm_head)
