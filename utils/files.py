@@ -92,7 +92,7 @@ def write_together(contents: Mapping[Any, bytes]) -> None:
     with contextlib.ExitStack() as stack:
         files = [(stack.enter_context(_writing(path)), data) for path, data in contents.items()]
         for one, data in files:
-            with one.told():
+            with one.refusing():
                 one.file.write(data)
             one.settle()
         for one, _ in files:
@@ -128,14 +128,14 @@ class _Writing:
         return WriteError(error.errno, f"{error.strerror or error} ({self._holds})", str(self.path))
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def refusing(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise self.refused(error) from error
 
     def open(self) -> None:
-        with self.told():
+        with self.refusing():
             self._place = _led_to(self.path)
             if isinstance(self._place, int):
                 return
@@ -177,7 +177,7 @@ class _Writing:
         """Have it on the disk, with the mode and the owner that the path has."""
         if not self._temporary:
             return
-        with self.told():
+        with self.refusing():
             self.file.flush()
             os.fsync(self.file.fileno())
         if self._before is not None:
@@ -187,7 +187,7 @@ class _Writing:
                 os.chmod(self._temporary, self._before.st_mode & 0o777)
 
     def publish(self) -> None:
-        with self.told():
+        with self.refusing():
             if isinstance(self._place, int):
                 for stream in (sys.stdout, sys.stderr):
                     with contextlib.suppress(AttributeError, OSError, ValueError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
@@ -98,7 +98,7 @@ class SlotCache:
         for buffer in self.buffers:
             buffer.select(rows)
 
-    def fork(self) -> Self:
+    def fork(self) -> SlotCache:
         """An independent copy. What an encoder made is shared: nothing writes into it."""
         twin = copy(self)
         twin.keys, twin.values = ([buffer.fork() for buffer in held] for held in (self.keys, self.values))

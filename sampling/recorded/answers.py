@@ -115,12 +115,11 @@ def refuse(file: Path, text: str, place: int, why: str) -> NoReturn:
 @dataclass(frozen=True)
 class Recorded:
     """One recorded answer. `best` holds the model's likeliest ids at each of its places, likeliest first, where they
-    were recorded; `told` is all that the file says of it."""
+    were recorded."""
 
     prompt: Ids
     answer: Ids
     best: tuple[Ids, ...] = ()
-    told: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -212,10 +211,10 @@ def read_recording(
 
 def _recording(rows: Iterable[tuple[Ids, Ids]], reading: Reading = "told", start_id: int | None = None) -> Recording:
     """Prompts with their answers; those without one are counted."""
-    told = [Recorded(prompt, answer) for prompt, answer in rows]
-    answers = tuple(one for one in told if one.answer)
+    found = [Recorded(prompt, answer) for prompt, answer in rows]
+    answers = tuple(one for one in found if one.answer)
     header = {} if start_id is None else {"start_id": start_id}
-    return Recording(answers, header, reading, len(told) - len(answers))
+    return Recording(answers, header, reading, len(found) - len(answers))
 
 
 def _behind_prompts(file: Path, entries: list[tuple[Ids, Ids]]) -> Recording:
@@ -256,21 +255,21 @@ def _behind_start(file: Path, rows: list[tuple[Ids, Ids]], start_id: int | None)
     if start is not None and start not in firsts:
         return _recording(rows, "answers alone", start)
     if len(firsts) > 1:
-        told = "one decoder start id" if start_id is None else f"the decoder start id {start_id}"
+        wanted = "one decoder start id" if start_id is None else f"the decoder start id {start_id}"
         shown = ", ".join(map(str, firsts[:5])) + ("…" if len(firsts) > 5 else "")
-        raise UserError(f"{file}: all values of an encoder-decoder model must begin with {told}, got {shown}")
+        raise UserError(f"{file}: all values of an encoder-decoder model must begin with {wanted}, got {shown}")
     return _recording([(prompt, value[1:]) for prompt, value in rows], "start first", start)
 
 
 def _map(file: Path, text: str) -> list[tuple[Ids, Ids]] | None:
     """The JSON map, keys and values as they are; None for a file of JSON lines."""
     try:
-        told = json.loads(text)
+        entry = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if {"vocab_size", "prompt_ids", "answer_ids", "event"} & told.keys():
+    if {"vocab_size", "prompt_ids", "answer_ids", "event"} & entry.keys():
         return None
-    return [(_joined(file, text, key, key), _joined(file, text, key, value)) for key, value in told.items()]
+    return [(_joined(file, text, key, key), _joined(file, text, key, value)) for key, value in entry.items()]
 
 
 def _joined(file: Path, text: str, key: str, ids: Any) -> Ids:
@@ -293,48 +292,48 @@ def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> Re
         if not line.strip():
             continue
         try:
-            told = json.loads(line)
+            entry = json.loads(line)
         except (ValueError, RecursionError) as error:
             if number == len(lines) and number > 1:
                 break
             raise UserError(f"{file}:{number}: no JSON: {error}") from None
-        if not isinstance(told, dict):
+        if not isinstance(entry, dict):
             raise UserError(f"{file}:{number}: must be a JSON object, got {line.strip()[:20]!r}")
-        if "prompt_ids" in told and "answer_ids" in told:
-            if told["answer_ids"] != []:  # else it was stopped before its first token
-                one = _answer(file, number, told)
+        if "prompt_ids" in entry and "answer_ids" in entry:
+            if entry["answer_ids"] != []:  # else it was stopped before its first token
+                one = _answer(file, number, entry)
                 found[one.prompt] = one
-        elif "vocab_size" in told or "pass_seconds" in told:
-            header |= _header(file, number, told)
+        elif "vocab_size" in entry or "pass_seconds" in entry:
+            header |= _header(file, number, entry)
     if arch == "seq2seq" and start_id is not None:
         header.setdefault("start_id", start_id)
     if arch is not None and (arch == "seq2seq") != ("start_id" in header):
-        told = f"start_id {header['start_id']}" if "start_id" in header else "no start_id"
-        raise UserError(f"{file}: its header tells {told}, arch must be {'seq2seq' if arch == 'causal' else 'causal'}")
+        named = f"start_id {header['start_id']}" if "start_id" in header else "no start_id"
+        raise UserError(f"{file}: its header tells {named}, arch must be {'seq2seq' if arch == 'causal' else 'causal'}")
     return Recording(tuple(found.values()), header)
 
 
-def _answer(file: Path, number: int, told: dict[str, Any]) -> Recorded:
-    prompt, answer = (checked(file, number, name, told[name]) for name in ("prompt_ids", "answer_ids"))
-    best = told.get("best_ids", [])
+def _answer(file: Path, number: int, entry: dict[str, Any]) -> Recorded:
+    prompt, answer = (checked(file, number, name, entry[name]) for name in ("prompt_ids", "answer_ids"))
+    best = entry.get("best_ids", [])
     if not isinstance(best, list):
         raise UserError(f"{file}:{number}: best_ids must be a list of lists of ids")
-    return Recorded(prompt, answer, tuple(checked(file, number, "an entry of best_ids", ids) for ids in best), told)
+    return Recorded(prompt, answer, tuple(checked(file, number, "an entry of best_ids", ids) for ids in best))
 
 
-def _header(file: Path, number: int, told: dict[str, Any]) -> dict[str, Any]:
+def _header(file: Path, number: int, entry: dict[str, Any]) -> dict[str, Any]:
     """The header's line; what a reader counts on is checked."""
     for name, least in (("vocab_size", 1), ("end_id", 0), ("start_id", 0), ("context", 1)):
-        value = told.get(name)
+        value = entry.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             raise UserError(f"{file}:{number}: {name} must be a whole number, {least} or more, got {value!r}")
-    if told.get("stop_ids"):
-        checked(file, number, "stop_ids", told["stop_ids"])
-    seconds = told.get("pass_seconds")
+    if entry.get("stop_ids"):
+        checked(file, number, "stop_ids", entry["stop_ids"])
+    seconds = entry.get("pass_seconds")
     if seconds is not None and not (
         isinstance(seconds, dict)
         and all(n.isascii() and n.isdigit() and int(n) for n in seconds)
         and all(isinstance(one, int | float) and 0 < one < 1e9 for one in seconds.values())
     ):
         raise UserError(f'{file}:{number}: pass_seconds must map numbers of tokens to seconds, such as {{"1": 0.05}}')
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in entry.items() if value is not None}

@@ -91,14 +91,14 @@ class RecordedLM:
         start_id: int | None = None,
     ) -> RecordedLM:
         """What a file held as an LM; what its header tells outranks `end_id` and `start_id`."""
-        told = recording.header
+        header = recording.header
         return RecordedLM(
             {one.prompt: one.answer for one in recording.answers},
-            told.get("end_id", end_id),
+            header.get("end_id", end_id),
             recording.vocab_size if vocab_size is None else vocab_size,
             name,
-            told.get("context", 1 << 30),
-            told.get("start_id", start_id),
+            header.get("context", 1 << 30),
+            header.get("start_id", start_id),
             {one.prompt: one.best for one in recording.answers if one.best},
         )
 

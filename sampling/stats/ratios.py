@@ -67,7 +67,7 @@ def cascaded(drafted: Stats, plain: Stats) -> float | None:
 
 def _vertical(drafted: Stats, wide: float) -> float:
     """n, k and the tail are means; the reviewed drafts and those behind them have an alpha each."""
-    ((reviewer, (passed, judged)),) = drafted.reviews.items()
+    ((reviewer, (passed, seen_below)),) = drafted.reviews.items()
     behind, kept, seen = drafted.tail
     examined = drafted.draft_n_accepted + drafted.draft_n_rejected
     calls, passes = drafted.calls[reviewer], drafted.target_passes
@@ -75,7 +75,7 @@ def _vertical(drafted: Stats, wide: float) -> float:
     spent = sum(spent for model, spent in drafted.call_ms.items() if model not in (TARGET, reviewer))
     return vertical_factor(
         alpha=ratio(drafted.draft_n_accepted - kept, examined - seen) or 0.0,
-        inner_alpha=ratio(passed, judged) or 0.0,
+        inner_alpha=ratio(passed, seen_below) or 0.0,
         n=calls / passes,
         k=(ratio(drafted.reviewed[reviewer], calls) or 0.0),
         c1=(ratio(drafted.call_ms[reviewer], calls) or 0.0) / wide,

@@ -106,7 +106,7 @@ class Stats:
 
         `reviews` is there only if something was reviewed, `beams` only of a beam search.
         """
-        told: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "stop_reason": self.stop_reason,
             "prompt_n": self.prompt_n,
             "prompt_ms": round(self.prompt_ms, 3),
@@ -130,11 +130,11 @@ class Stats:
             "call_ms": {model: round(spent, 3) for model, spent in self.call_ms.items()},
         }
         if self.reviews:
-            names = ("accepted", "examined")
-            told["reviews"] = {model: dict(zip(names, counts, strict=True)) for model, counts in self.reviews.items()}
+            counted = self.reviews.items()
+            figures["reviews"] = {model: {"accepted": passed, "examined": seen} for model, (passed, seen) in counted}
         if self.beams:
-            told["beams"] = self.beams
-        return told
+            figures["beams"] = self.beams
+        return figures
 
 
 def _added(rows: Iterable[tuple[int, ...]]) -> tuple[int, ...]:

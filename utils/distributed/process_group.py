@@ -100,8 +100,8 @@ class Team:
             done = act()
         except Exception as caught:
             error = caught
-        told = None if error is None else (isinstance(error, UsageError), line_of(error))
-        said = [(rank, *one) for rank, one in enumerate(self.gather(told)) if one is not None]
+        failed = None if error is None else (isinstance(error, UsageError), line_of(error))
+        said = [(rank, *one) for rank, one in enumerate(self.gather(failed)) if one is not None]
         if isinstance(error, UserError):
             raise error
         if said:

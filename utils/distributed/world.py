@@ -22,8 +22,8 @@ class World:
     def of(environ: Mapping[str, str]) -> World:
         """What torchrun wrote; where any part of it is missing this process is alone."""
         numbers = [environ.get(name, default) for name, default in _NUMBERS.items()]
-        told = all(environ.get(name, "").strip() for name in _TOLD) and all(number.isdigit() for number in numbers)
-        return World(*map(int, numbers)) if told else World()
+        complete = all(environ.get(name, "").strip() for name in _TOLD) and all(number.isdigit() for number in numbers)
+        return World(*map(int, numbers)) if complete else World()
 
     @property
     def several(self) -> bool:

@@ -56,11 +56,11 @@ def converted_entry(digest: str) -> tuple[Path, dict[str, object]]:
 
 def _convert(source: Path, folder: Path, progress: Progress, cancelled: Callable[[], bool]) -> None:
     stage = f"converting {source.name}"
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
 
     def read(line: str) -> None:
         with contextlib.suppress(ValueError):
-            told.update(json.loads(line))
+            reported.update(json.loads(line))
 
     root = Path(__file__).resolve().parents[2]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
@@ -68,16 +68,16 @@ def _convert(source: Path, folder: Path, progress: Progress, cancelled: Callable
         [sys.executable, "-m", "utils.loading.gguf", str(source.resolve()), str(folder)],
         env=env,
         on_line=read,
-        on_tick=lambda: progress(stage, told.get("fraction")),
+        on_tick=lambda: progress(stage, reported.get("fraction")),
         cancelled=cancelled,
     )
-    if "errno" in told:
+    if "errno" in reported:
         with writing(folder.parent):
-            raise OSError(told["errno"], told["error"])
+            raise OSError(reported["errno"], reported["error"])
     if status:
         last = said.strip().splitlines()[-1:] or [f"the converter ended with status {status}"]
         hint = ": out of memory?" if status == -9 else ""
-        raise UserError(f"cannot convert {source.name}: {str(told.get('error', last[0]))[:200]}{hint}")
+        raise UserError(f"cannot convert {source.name}: {str(reported.get('error', last[0]))[:200]}{hint}")
     progress(stage, 1.0)
 
 

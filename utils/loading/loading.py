@@ -153,8 +153,8 @@ def _with_cascade(
                 f"{spec.name} is a trained {kind} drafter: name its folder in the pair's students, and {kind} in the "
                 "cascade"
             )
-        models[spec.name], told = _fitting(pair, spec, folder, options, progress, cancelled)
-        notes += told
+        models[spec.name], more = _fitting(pair, spec, folder, options, progress, cancelled)
+        notes += more
     least = min([pair.target.context, *(model.context for model in models.values())])
     notes = [note for note in notes if "the pair runs with" not in note or note.endswith(f" {least}")]
     return _beside(pair, word, cascade_models=models, notes=notes)

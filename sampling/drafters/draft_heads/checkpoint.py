@@ -53,7 +53,7 @@ def save_student(folder: str | Path, student: Student, about: dict[str, Any] | N
     if config.short_list:
         tensors[IDS] = student.ids.to("cpu", torch.int32).contiguous()
     data = save(tensors, metadata={"format": "pt"})
-    told = {
+    stored = {
         "student": FORMAT,
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -64,7 +64,7 @@ def save_student(folder: str | Path, student: Student, about: dict[str, Any] | N
         "bytes": len(data),
         "crc32": zlib.crc32(data),
     }
-    write_together({place / WEIGHTS: data, place / CONFIG: (json.dumps(told, indent=2) + "\n").encode("utf-8")})
+    write_together({place / WEIGHTS: data, place / CONFIG: (json.dumps(stored, indent=2) + "\n").encode("utf-8")})
     return len(data)
 
 
@@ -78,14 +78,14 @@ def load_student(folder: str | Path, target: nn.Module | None = None, fingerprin
         UserError: a missing or damaged file, a draft head of another target, in one line that names it.
     """
     place = Path(folder)
-    told = read_config(place)
-    made = told.get("tokenizer")
+    stored = read_config(place)
+    made = stored.get("tokenizer")
     if None not in (made, fingerprint) and made != fingerprint:
         raise UserError(f"the drafter {place} was made for another tokenizer ({made}, the target's is {fingerprint})")
-    config = _config(told, place)
+    config = _config(stored, place)
     if target is not None:
         check_target(config, target, place)
-    tensors = _tensors(place, told)
+    tensors = _tensors(place, stored)
     ids = _ids(tensors.pop(IDS, None), config, place)
     with torch.device("meta"):  # no memory for parameters that are replaced
         student = Student(config, ids)
@@ -108,28 +108,28 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     """The configuration of a draft head's folder. UserError if there is none."""
     file = Path(folder) / CONFIG
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
+        stored = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"the drafter {folder} has no readable {CONFIG}: {error.strerror}") from None
     except ValueError:
         raise UserError(f"the drafter's {file} is damaged: no JSON") from None
-    if not isinstance(told, dict):
+    if not isinstance(stored, dict):
         raise UserError(f"the drafter's {file} is damaged: no object")
-    return told
+    return stored
 
 
-def _config(told: dict[str, Any], place: Path) -> StudentConfig:
+def _config(stored: dict[str, Any], place: Path) -> StudentConfig:
     """From our own keys, or from a Llama configuration as the published GLIDE checkpoints have it."""
     known = {field.name for field in fields(StudentConfig)}
-    values = {name: value for name, value in told.items() if name in known and value is not None}
-    values.setdefault("kind", "glide" if "large_num_attention_heads" in told else "plain")
+    values = {name: value for name, value in stored.items() if name in known and value is not None}
+    values.setdefault("kind", "glide" if "large_num_attention_heads" in stored else "plain")
     for prefix in ("", "large_"):
-        size, heads = (told.get(prefix + name, 0) for name in ("hidden_size", "num_attention_heads"))
+        size, heads = (stored.get(prefix + name, 0) for name in ("hidden_size", "num_attention_heads"))
         if _whole(size, 1) and _whole(heads, 1):
             values.setdefault(f"{prefix}head_dim", size // heads)
     if "num_attention_heads" in values:
         values.setdefault("num_key_value_heads", values["num_attention_heads"])
-    rope = told.get("rope_parameters")
+    rope = stored.get("rope_parameters")
     if isinstance(rope, dict) and rope.get("rope_theta") is not None:
         values.setdefault("rope_theta", rope["rope_theta"])
     for field in fields(StudentConfig):
@@ -154,10 +154,9 @@ def _whole(value: Any, least: int) -> bool:
 
 def _ids(ids: Tensor | None, config: StudentConfig, place: Path) -> Tensor | None:
     """The reduced vocabulary as stored, if it is one: ascending ids of the vocabulary, as many as the head has rows."""
-    stored = 0 if ids is None else ids.numel()
-    if stored != config.short_list:
-        told = f"{stored} ids in the reduced vocabulary, {CONFIG} says {config.short_list}"
-        raise UserError(f"the drafter {place / WEIGHTS} does not fit its config.json: {told}")
+    unfit, count = f"the drafter {place / WEIGHTS} does not fit its config.json", 0 if ids is None else ids.numel()
+    if count != config.short_list:
+        raise UserError(f"{unfit}: {count} ids in the reduced vocabulary, {CONFIG} says {config.short_list}")
     if ids is None:
         return None
     ids = ids.flatten().long()
@@ -187,7 +186,7 @@ def target_rotary(target: nn.Module | None) -> nn.Module | None:
     return cast("nn.Module | None", getattr(trunk, "rotary_emb", None))
 
 
-def _tensors(place: Path, told: dict[str, Any]) -> dict[str, Tensor]:
+def _tensors(place: Path, stored: dict[str, Any]) -> dict[str, Tensor]:
     file = place / WEIGHTS
     if not file.is_file():
         return _pytorch(place)
@@ -195,7 +194,7 @@ def _tensors(place: Path, told: dict[str, Any]) -> dict[str, Tensor]:
         data = file.read_bytes()
     except OSError as error:
         raise UserError(f"the drafter's weights {file} cannot be read: {error.strerror}") from None
-    if "crc32" in told and (len(data) != told.get("bytes") or zlib.crc32(data) != told["crc32"]):
+    if "crc32" in stored and (len(data) != stored.get("bytes") or zlib.crc32(data) != stored["crc32"]):
         raise UserError(f"the drafter's weights {file} are damaged: {len(data):,} bytes, their checksum is wrong")
     try:
         return load(data)

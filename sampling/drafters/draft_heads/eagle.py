@@ -40,8 +40,9 @@ WIDTH = 4  # nodes of a level that are computed (docs/notes.md)
 class FeatureDrafter(ModelDrafter):
     """Draft chains from an EAGLE head. The target's session must be opened with `hidden=True`.
 
-    Drafts, laws and limits are those of :class:`ModelDrafter`. Raises UserError for a draft head of another kind and,
-    in `start`, for a target's session that keeps no hidden states. `vocab_size`: use only the first so many ids.
+    Drafts, their distributions and limits are those of :class:`ModelDrafter`. Raises UserError for a draft head of
+    another kind and, in `start`, for a target's session that keeps no hidden states. `vocab_size`: use only the first
+    so many ids.
     """
 
     def __init__(self, student: Student, name: str = "feature", vocab_size: int | None = None) -> None:
@@ -180,7 +181,7 @@ class FeatureTreeDrafter(ModelDrafter):
         self.width = width
 
     def propose(self, rows: Rows, k: list[int], sampler: Sampler) -> Draft:
-        """A tree, its nodes in falling probability of their paths; tokens and raw [1, N], no laws."""
+        """A tree, its nodes in falling probability of their paths; tokens and raw [1, N], no distributions."""
         depth = min(k[0], self.lm.context - len(rows[0]))
         if len(rows) != 1 or depth <= 0 or not self.sessions:
             return super().propose(rows, k, sampler)
