@@ -9,12 +9,8 @@ import torch
 
 def synchronize(device: torch.device | None) -> None:
     """Wait until everything queued on `device` is done; nothing to do on the CPU."""
-    if device is None or device.type == "cpu":
-        return
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+    if device is not None and device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 class Stopwatch:

@@ -51,12 +51,14 @@ class Meter:
         if isinstance(event, Prefill):
             self._prompt_s += event.seconds / self.rows
             self._read = max(self._read, event.total + 1)
-        elif event.row == self.row and isinstance(event, Finished):
+        elif event.row != self.row:
+            return
+        elif isinstance(event, Finished):
             self._reason = event.reason
             if self._beams and event.reason != "interrupted":
                 self._tree.close()
                 self.ids = list(self._tree.best.tokens)
-        elif event.row == self.row:
+        else:
             self._emit(event)
             if self._ttft_s is None:
                 self._ttft_s = self.rows * (self._prompt_s + event.seconds)

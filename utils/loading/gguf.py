@@ -174,20 +174,13 @@ def _watch(gguf: Any, legacy: Any, source: Path, report: Callable[[float], None]
                 kinds = [gguf.GGUFValueType.UINT32]
                 self.fields[size] = gguf.ReaderField(0, size, [count], [0], kinds)
 
-    readers: dict[str, Any] = {}
-
-    def reader(path: Any, *rest: Any, **named: Any) -> Any:
-        if str(path) not in readers:
-            readers[str(path)] = Reader(path, *rest, **named)
-        return readers[str(path)]
-
     def bar(items: Iterable[Any], **_named: Any) -> Iterator[Any]:
         held = list(items)
         for done, item in enumerate(held):
             report(_HEADER + (_TENSORS - _HEADER) * done / len(held))
             yield item
 
-    gguf.GGUFReader = reader
+    gguf.GGUFReader = functools.cache(Reader)
     gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)  # else built anew for every module
     legacy.tqdm = bar
 

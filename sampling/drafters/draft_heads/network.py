@@ -11,7 +11,7 @@ Shapes: B rows, T new tokens, S slots, H the draft head's width, G the target's,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sampling.drafters.draft_heads.modules import CrossAttention, Rotary, Student, lateness
+from sampling.drafters.draft_heads.modules import Rotary, Student, lateness
 from sampling.models.cache import SlotCache
 from sampling.models.llama import LlamaLayer, as_it_is, causal_bias, latest, norm_of, plus, rotate
 from sampling.types import KVCache
@@ -77,10 +77,6 @@ class Cross:
     window: int
     slopes: Tensor | None  # [heads] of its recency
 
-    @staticmethod
-    def of(module: CrossAttention, take: Callable[[nn.Module], nn.Module], window: int) -> Cross:
-        return Cross(take(module.q_proj), take(module.o_proj), module.head_dim, module.scaling, window, module.recency)
-
     def read(self, x: Tensor, turning: tuple[Tensor, Tensor], seen: Seen, index: int, positions: Tensor) -> Tensor:
         rows, new, _ = x.shape
         query = rotate(self.q(x).view(rows, new, -1, self.size), turning).transpose(1, 2)
@@ -123,7 +119,9 @@ class StudentNetwork:
         self._angles = self._cross_angles = Angles(student.rotary)
         self._cross: list[Cross] = []
         if student.cross_rotary is not None:
-            self._cross = [Cross.of(layer.cross_attn, take, config.window) for layer in trunk.layers]
+            for one in (layer.cross_attn for layer in trunk.layers):
+                products = take(one.q_proj), take(one.o_proj)
+                self._cross.append(Cross(*products, one.head_dim, one.scaling, config.window, one.recency))
             if not alike(student.rotary, student.cross_rotary):
                 self._cross_angles = Angles(student.cross_rotary)
         if config.kind == "feature":
