@@ -208,7 +208,8 @@ class CausalSession:
             return
         if kept is None:
             kept = [[node for node in nodes if node[0] >= 0 and self._chain] for nodes in self._nodes]
-        self._nodes, moves = None, []
+        self._nodes = None
+        moves: list[tuple[int, int, int]] = []
         for row, (tokens, fed, nodes) in enumerate(zip(self._tokens, self._fed, kept, strict=True)):
             base = len(tokens) - len(fed)
             tokens.extend(token for token, _ in nodes)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -15,6 +18,8 @@ from torch import Tensor
 from tests.support.reference import NaiveLaw
 from utils.errors import UserError
 from utils.logits_processors import (
+    ARGUMENTS,
+    PROCESSORS,
     GreedyProcessor,
     LogitsProcessor,
     MinPProcessor,
@@ -239,3 +244,28 @@ def test_sample_follows_the_callers_generator(untouched_global_noise: None) -> N
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(GreedyProcessor().sample(probs)[:, 0], probs.argmax(dim=-1))
+
+
+# -- the tables -----------------------------------------------------------------------------------
+
+
+def test_every_number_has_a_row_and_a_processor_that_is_off_changes_nothing() -> None:
+    assert {field.name for field in fields(LogitsProcessor)} == set(ARGUMENTS)
+    logits = torch.randn(3, 9)
+    found = LogitsProcessor(**{name: argument.off for name, argument in ARGUMENTS.items()})(logits)  # type: ignore[arg-type]
+    assert torch.allclose(found, logits.softmax(dim=-1))
+
+
+def test_named_processors_take_what_their_rows_say() -> None:
+    values = {"temperature": 0.7, "top_k": 3, "top_p": 0.8, "min_p": 0.1}
+    for name, row in PROCESSORS.items():
+        given = {part: values[part] for part in row.takes}
+        made = row.kind(**given)
+        assert {part: getattr(made, part) for part in row.takes} == given
+        assert row.usage(name).split() == [name, *(ARGUMENTS[part].letter for part in row.takes)]
+        assert row.help
+
+
+def test_the_tables_are_read_without_torch() -> None:
+    code = "import sys, utils.logits_processors; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -174,6 +174,8 @@ class FeatureTreeDrafter(ModelDrafter):
     chain of the likeliest tokens.
     """
 
+    lm: FeatureLM
+
     def __init__(
         self, lm: FeatureLM, least: float = 0.0, expansion: Expansion | None = None, width: int = WIDTH
     ) -> None:
