@@ -181,7 +181,8 @@ class _Shards:
         match verb, *rest:
             case "forward", cache, *fed, keep:
                 here: list[Any] = [None if one is None else one.to(network.device) for one in fed]
-                network.forward(*here, self.caches[number, cache], keep)
+                ids, positions, mask = here
+                network.forward(ids, positions, mask, self.caches[number, cache], keep)
             case "layer", cache, index, start:
                 for one in _slots(self.caches[number, cache], index, start):
                     all_heads(one, network.config)
