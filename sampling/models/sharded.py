@@ -180,7 +180,8 @@ class _Shards:
         network = self.networks[number]
         match verb, *rest:
             case "forward", cache, *fed, keep:
-                ids, positions, mask = (None if one is None else one.to(network.device) for one in fed)
+                here: list[Any] = [None if one is None else one.to(network.device) for one in fed]
+                ids, positions, mask = here
                 network.forward(ids, positions, mask, self.caches[number, cache], keep)
             case "layer", cache, index, start:
                 for one in _slots(self.caches[number, cache], index, start):

@@ -53,7 +53,7 @@ def available() -> bool:
 
 def affordable(count: int) -> bool:
     """Whether a second copy of `count` float32 weights is small beside this machine's memory."""
-    return count * 4 * _SHARE <= psutil.virtual_memory().total
+    return bool(count * 4 * _SHARE <= psutil.virtual_memory().total)
 
 
 def _intel() -> bool:

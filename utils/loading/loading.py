@@ -179,7 +179,7 @@ def _beside(
     student: Path | None = None,
 ) -> LoadedPair:
     """The pair with what drafts for it, cut to the context that all models have."""
-    models = {"drafter": drafter, "cascade_models": cascade_models or {}}
+    models: dict[str, Any] = {"drafter": drafter, "cascade_models": cascade_models or {}}
     found = replace(pair, drafter_kind=kind, student=student, notes=tuple(notes), **models)
     return replace(found, context=min([pair.target.context, *(model.context for model in found.drafting_models)]))
 

@@ -6,11 +6,9 @@ arrive as exceptions.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator
 
 _SWITCHES = {
     "TOKENIZERS_PARALLELISM": "false",  # else it warns after every fork
@@ -49,9 +47,6 @@ def quiet_libraries() -> None:
     disable_progress_bars()
 
 
-@contextlib.contextmanager
-def quiet_warnings() -> Iterator[None]:
+def quiet_warnings() -> warnings.catch_warnings[None]:
     """No Python warning of a library gets out while a model is being built."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    return warnings.catch_warnings(action="ignore")
