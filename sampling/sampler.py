@@ -142,7 +142,7 @@ class KeyedSampler(Sampler):
     def point_mass(self) -> bool:
         return self.processor.greedy or self.coupling == "gumbel" or self.draft_sampling == "greedy"
 
-    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
+    def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """[..., V] logits → [..., V] probabilities after every processor."""
         return self.processor(logits, prefixes) if self.needs_prefixes else self.processor(logits)
 
@@ -195,8 +195,8 @@ class SamplerView(Sampler):
     def point_mass(self) -> bool:
         return self._sampler.point_mass
 
-    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
-        return self._sampler.law(logits, prefixes)
+    def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
+        return self._sampler.probs(logits, prefixes)
 
     def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
         return self._sampler.coin(prob, keys)

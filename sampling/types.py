@@ -185,9 +185,9 @@ class Session(Protocol):
         """Whether a draft may be a tree, of any size and at any length."""
         return True
 
-    def sync(self, rows: Rows) -> list[int]: ...  # crop to the common prefix; cached tokens per row
+    def rollback(self, rows: Rows) -> list[int]: ...  # crop to the common prefix; cached tokens per row
     def score(self, rows: Rows, draft: Draft) -> Tensor: ...  # [B, N+1, V]; an empty draft gives [B, 1, V]
-    def keep(self, path: Tensor) -> None: ...  # [B, A] commit these draft nodes
+    def commit(self, path: Tensor) -> None: ...  # [B, A] commit these draft nodes
     def select(self, rows: Tensor) -> None: ...  # [B'] expand / reorder / drop rows
     def fork(self) -> Session: ...  # an independent copy, for a second lane
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]: ...  # K, V [B, H_kv, S, D], valid [B]; read only
@@ -232,7 +232,7 @@ class Sampler(Protocol):
     @property
     def point_mass(self) -> bool: ...  # drafts are point masses (greedy drafts, gumbel coupling)
 
-    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
+    def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """[..., V] logits → [..., V] float32 processed probabilities.
 
         `prefixes` holds one prefix for each law (flattened over the leading dimensions), or is

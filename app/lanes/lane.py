@@ -19,7 +19,7 @@ from sampling.beam.search import beam_generate
 from sampling.drafters.draft_model import NoDrafter
 from sampling.events import Event
 from sampling.gamma.costs import Costs
-from sampling.gamma.goodput import GoodputPace
+from sampling.gamma.goodput import GoodputController
 from sampling.gamma.tree import controller_of
 from sampling.loop import generate, never
 from sampling.models.encoder_decoder import go_on, lm_of
@@ -46,7 +46,7 @@ class Lane:
     limits: Limits
     shares_target: bool = True
     reopen: Callable[[list[int], Sequence[int]], Session] | None = None  # where the lane keeps a session of its own
-    pace: GoodputPace | None = None  # `gamma auto`
+    pace: GoodputController | None = None  # `gamma auto`
     beams: BeamPlan | None = None  # beam search in place of the loop
 
     @property
@@ -159,7 +159,7 @@ class _Kept:
 
     key: Any
     drafter: Drafter
-    pace: GoodputPace | None = None
+    pace: GoodputController | None = None
 
 
 class Engine:
@@ -221,7 +221,7 @@ class Engine:
         pace = kept.pace if settings.gamma == "auto" else None
         return Lane(name, self.target, kept.drafter, settings, limits, pace=pace)
 
-    def pace(self, name: str) -> GoodputPace | None:
+    def pace(self, name: str) -> GoodputController | None:
         """What chooses gamma in this lane under `gamma auto`; None before it has run so."""
         return self._kept[name].pace if name in self._kept else None
 

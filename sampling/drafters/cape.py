@@ -77,7 +77,7 @@ def _joined(chain: Draft, leaves: dict[int, Leaves], drawing: Drawing) -> Draft:
     parents += [depth - 1 for depth, found in leaves.items() for _ in range(found.tokens.shape[1])]
     probs = chain.probs
     if probs is not None:
-        laws = torch.cat([found.laws for found in leaves.values() if found.laws is not None], dim=1)
+        laws = torch.cat([found.probs for found in leaves.values() if found.probs is not None], dim=1)
         probs = torch.cat([probs, spread(laws, drawing.short_list, drawing.vocab_size, 0.0)], dim=1)
     assert chain.raw is not None
     return replace(

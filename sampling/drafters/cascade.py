@@ -62,7 +62,7 @@ class Reviewer(ModelMember):
             seen = _covered(draft, ids)
             sampler = ReducedSampler(sampler, ids, session.vocab_size)
         found = review(logits, seen, rows, keys, sampler, lenience, torch.tensor(going))
-        session.keep(found.verdict.path)
+        session.commit(found.verdict.path)
         return found, RoundMetrics.of(found.verdict, seen), ids
 
 
@@ -151,7 +151,7 @@ def _emitted(found: Review, draft: Draft, ids: Tensor | None, numbers: list[int]
     tokens = torch.where(places < accepted, drafted, torch.where(places == accepted, own[:, None], -1))
     source = torch.zeros_like(draft.tokens) if draft.source is None else draft.source.expand_as(draft.tokens)
     source = torch.where(places < accepted, torch.tensor([*numbers, 0])[F.pad(source, (0, 1))], 0)
-    laws = found.laws
+    laws = found.probs
     if laws is not None and ids is not None:
         laws = spread(laws[..., :-1], ids, vocab_size, 0.0)
     logits = verdict.logits.float()

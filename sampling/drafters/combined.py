@@ -35,7 +35,7 @@ def joint_traits(parts: Sequence[Drafter]) -> Traits:
     for one in each:
         check_blocks(replace(one, rule=rule))
         if rule is not Rule.POINT and one.shared_noise:
-            raise UserError(f"{', '.join(one.names)}: peek must be False beside drafters that draw")
+            raise UserError(f"{', '.join(one.names)}: shared_noise must be False beside drafters that draw")
     return Traits(
         names=tuple(dict.fromkeys(name for one in each for name in one.names)),
         rule=rule,

@@ -100,7 +100,7 @@ class Drawing:
         sampler = self.sampler
         if self.short_list is not None:
             sampler = ReducedSampler(sampler, self.short_list, self.vocab_size)
-        law = sampler.law(logits, rows if sampler.needs_prefixes else [])
+        law = sampler.probs(logits, rows if sampler.needs_prefixes else [])
         places = [place for place, goes in enumerate(going) if goes]
         keys = torch.tensor([[self.numbers[place], len(rows[place])] for place in places])
         where = torch.tensor(places, device=law.device)

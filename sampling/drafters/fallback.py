@@ -78,7 +78,7 @@ class _Round:
     watch: Stopwatch = field(default_factory=Stopwatch)
 
 
-class TakeOverDrafter(Composite):
+class FallbackDrafter(Composite):
     """`first`, and `then` where it is silent or unsure. `source` is [B, N].
 
     Args:

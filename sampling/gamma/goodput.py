@@ -85,7 +85,7 @@ class _Account:
         return ALLOWANCE + (1 + SLACK) * self.tokens - cost
 
 
-class GoodputPace:
+class GoodputController:
     """A :class:`sampling.types.GammaController`. One object a drafter and conversation; `begin()` opens an answer.
 
     *First rounds*: two plain passes (T(1)), two looks at gamma 1 (c, v(2)), then gamma up to three

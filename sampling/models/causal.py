@@ -120,7 +120,7 @@ class CausalSession(Session):
     def again(self, prompt: Rows) -> Self:
         """This session, opened for another prompt."""
         self.initial = prompt
-        self.sync(prompt)
+        self.rollback(prompt)
         return self
 
     @property
@@ -135,7 +135,7 @@ class CausalSession(Session):
 
     # -- following the rows ------------------------------------------------------------------
 
-    def sync(self, rows: Rows) -> list[int]:
+    def rollback(self, rows: Rows) -> list[int]:
         """Crop to the common prefix with `rows`; the number of cached tokens of each row."""
         self._settle()
         lengths = [common_prefix(cached, row) for cached, row in zip(self._tokens, rows, strict=True)]
@@ -152,7 +152,7 @@ class CausalSession(Session):
     @torch.inference_mode()
     def score_short(self, rows: Rows, draft: Draft) -> Tensor:
         """`score` with the logits of the reduced vocabulary alone, [B, N+1, n]; of all ids if there is none."""
-        cached = [min(length, len(row) - 1) for length, row in zip(self.sync(rows), rows, strict=True)]
+        cached = [min(length, len(row) - 1) for length, row in zip(self.rollback(rows), rows, strict=True)]
         self._crop(cached)
         feed = [row[length:] for row, length in zip(rows, cached, strict=True)]
         try:
@@ -196,7 +196,7 @@ class CausalSession(Session):
         for tokens, new in zip(self._tokens, feed, strict=True):
             tokens.extend(new)
 
-    def keep(self, path: Tensor) -> None:
+    def commit(self, path: Tensor) -> None:
         """Commit these nodes of the draft last scored: [B, A] indices, -1 padded."""
         if self._nodes is not None:
             pairs = zip(self._nodes, path.tolist(), strict=True)

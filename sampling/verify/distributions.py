@@ -17,7 +17,7 @@ from sampling.types import Draft, Rows, Sampler, above
 TINY = 1e-12  # a residual with less mass than this is rounding: draw from p
 
 
-class LazyLaws:
+class LazyDistributions:
     """See :class:`sampling.types.Laws`: each is worked out when it is first asked for; on an accelerator, where
     starting the work is what costs, all are at once.
     """
@@ -49,14 +49,14 @@ class LazyLaws:
         prefixes = prefixes_of(self._rows, self._draft, places) if self._sampler.needs_prefixes else []
         if len(places) == 1:  # a view
             ((row, node),) = places
-            return self._sampler.law(self._logits[row, node + 1][None], prefixes)
+            return self._sampler.probs(self._logits[row, node + 1][None], prefixes)
         rows, nodes = torch.tensor(places).unbind(1)
-        return self._sampler.law(self._logits[rows, nodes + 1], prefixes)
+        return self._sampler.probs(self._logits[rows, nodes + 1], prefixes)
 
 
 def law_of(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> Tensor:
     """The verifier's law [B, N+1, V] at the root and after each node."""
-    return sampler.law(logits, prefixes_of(rows, draft) if sampler.needs_prefixes else [])
+    return sampler.probs(logits, prefixes_of(rows, draft) if sampler.needs_prefixes else [])
 
 
 def prefixes_of(rows: Rows, draft: Draft, places: Sequence[tuple[int, int]] | None = None) -> Rows:
@@ -93,7 +93,7 @@ def check_ratio(ratio: Tensor) -> None:
         raise ValueError("p(x)/q(x) is 0/0: a token was drafted that its own law gives no mass")
 
 
-def point_laws(tokens: Tensor, like: Tensor) -> Tensor:
+def one_hot(tokens: Tensor, like: Tensor) -> Tensor:
     """The laws [..., V] with all mass on the tokens [...]; of absent ones (-1) any."""
     laws = like.new_zeros(*tokens.shape, like.shape[-1])
     return laws.scatter_(-1, tokens.clamp(min=0)[..., None].to(like.device), 1.0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sampling.types import Draft, Rows, Sampler, Verdict
-from sampling.verify.distributions import TINY, law_of, point_laws, residual
+from sampling.verify.distributions import TINY, law_of, one_hot, residual
 from sampling.verify.rules import descend, examine_drawn, examine_points
 
 
@@ -61,7 +61,7 @@ def review(
             chosen, token = examine_points(p, x[:, None], at, sampler, also)
         else:
             drawn = draft.probs is not None and depth < count
-            q = draft.probs[where, depth].to(p.dtype) if drawn else point_laws(x, p)  # type: ignore[index]
+            q = draft.probs[where, depth].to(p.dtype) if drawn else one_hot(x, p)  # type: ignore[index]
             kept = torch.minimum(q, lenience * p)
             rest = residual(p, q)
             rejected = (1 - kept.sum(dim=-1, keepdim=True)).clamp(min=TINY)  # what can be drawn has a law above 0

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from sampling.rows import padded
 from sampling.types import Draft, Drafter, Laws, Rows, Rule, Sampler, Verdict, above, depths_of
-from sampling.verify.distributions import TINY, LazyLaws, check_ratio, normal, point_laws, residual
+from sampling.verify.distributions import TINY, LazyDistributions, check_ratio, normal, one_hot, residual
 
 # the nodes at which rows stand [M] (-1: the root), the rows [M], their keys [M, 3] (row, position, the round's start) →
 # the child of each that is accepted [M] (-1: none) on the host, the verifier's tokens for those that end
@@ -52,7 +52,7 @@ def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampler: Samp
     Returns:
         The accepted nodes of each row and the verifier's own token behind them.
     """
-    laws = LazyLaws(logits, draft, rows, sampler)
+    laws = LazyDistributions(logits, draft, rows, sampler)
     return Verdict(*_RULES[rule](draft, keys, laws, sampler), laws, logits)
 
 
@@ -81,7 +81,7 @@ def verify_drawn(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tu
 
     def law_of(active: Tensor, nodes: Tensor, x: Tensor, p: Tensor) -> Tensor:
         if draft.probs is None:
-            return point_laws(x, p)
+            return one_hot(x, p)
         where = draft.probs.device
         return draft.probs[active.to(where), nodes.clamp(min=0).to(where)].to(p)
 
@@ -207,7 +207,7 @@ def verify_block(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tu
     if not count:
         return draft.tokens, sampler.draw(law[:, 0], keys).cpu()
     tokens = draft.tokens.to(law.device)
-    q = point_laws(tokens, law) if draft.probs is None else draft.probs.to(law)
+    q = one_hot(tokens, law) if draft.probs is None else draft.probs.to(law)
     present = (tokens >= 0).cumprod(dim=1).bool()
     lengths = present.sum(dim=1)
     r = _carried(law, q, tokens, present)  # [B, N+1]

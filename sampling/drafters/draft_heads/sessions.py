@@ -35,13 +35,13 @@ class FollowingSession(CausalSession):
         """How many leading positions are settled when computed beside a target that held `view` tokens."""
         raise NotImplementedError
 
-    def sync(self, rows: Rows) -> list[int]:
+    def rollback(self, rows: Rows) -> list[int]:
         """See :class:`CausalSession`; drafted positions go as soon as the target has moved."""
         self._settle()
         for tokens, view, held in zip(self._tokens, self._views, self.target.held(), strict=True):
             if view != held:
                 del tokens[self.settled(view) :]
-        return super().sync(rows)
+        return super().rollback(rows)
 
     def _note(self, feed: Rows, nodes: Rows, end: int, chain: bool) -> None:
         super()._note(feed, nodes, end, chain)

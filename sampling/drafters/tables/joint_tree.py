@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from sampling.drafters.draft_model import opened, scoring
-from sampling.drafters.fallback import PROBE_EVERY, Gain, Price, TakeOverDrafter
+from sampling.drafters.fallback import PROBE_EVERY, Gain, Price, FallbackDrafter
 from sampling.drafters.registry import DraftRequest, Parts, parts
 from sampling.drafters.tables.prompt_lookup import Found
 from sampling.drafters.tables.table_file import StaticTables
@@ -182,6 +182,6 @@ def build(pair: Parts, asked: DraftRequest) -> Drafter:
     if joint:
         agreement, recall = pair.agreement(second.needs), first.word == "tables"
         return JointTreeDrafter(
-            head.lm, looks_up.tables, learn=asked.auto, agreement=agreement, peek=True, recall=recall
+            head.lm, looks_up.tables, learn=asked.auto, agreement=agreement, shared_noise=True, recall=recall
         )
-    return TakeOverDrafter(looks_up, head, sure=UNSURE, learn=asked.auto)
+    return FallbackDrafter(looks_up, head, sure=UNSURE, learn=asked.auto)

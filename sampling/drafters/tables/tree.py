@@ -146,7 +146,7 @@ class TableTreeDrafter(TablesDrafter):
         path = [node for node in verdict.path[0].tolist() if node >= 0]
         row = [*rows[0][-2:], *draft.tokens[0, path].tolist()]
         stood = torch.tensor([-1, *path])
-        self._recalled.learn(row, verdict.law(torch.zeros_like(stood), stood))
+        self._recalled.learn(row, verdict.at(torch.zeros_like(stood), stood))
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """A tree of at most budget.depth[0] nodes; `source` is [1, N]."""
@@ -248,17 +248,19 @@ def favour(noise: Noise | None, depth: int, ids: Sequence[int], believed: float)
 def build(pair: Parts, asked: DraftRequest) -> TablesDrafter:
     """Matches, then the pair's tables."""
     tables = pair.tables()
-    return TableTreeDrafter(tables, peek=True, recall=True) if asked.grown == "dynamic" else TablesDrafter(tables)
+    return (
+        TableTreeDrafter(tables, shared_noise=True, recall=True) if asked.grown == "dynamic" else TablesDrafter(tables)
+    )
 
 
 def build_match(pair: Parts, asked: DraftRequest) -> TablesDrafter:
     """Matches alone."""
-    return TableTreeDrafter(None, peek=True) if asked.grown == "dynamic" else TablesDrafter(None)
+    return TableTreeDrafter(None, shared_noise=True) if asked.grown == "dynamic" else TablesDrafter(None)
 
 
 def build_static(pair: Parts, asked: DraftRequest) -> TablesDrafter:
     """The pair's tables alone."""
     tables = pair.tables()
     if asked.grown == "dynamic":
-        return TableTreeDrafter(tables, peek=True, longest=0)
+        return TableTreeDrafter(tables, shared_noise=True, longest=0)
     return TablesDrafter(tables, longest=0)

@@ -62,7 +62,7 @@ def test_the_cache_is_reused_over_turns(catalogue: Path) -> None:
     def note(state: ConsoleState) -> None:
         track = state.answers[-1].tracks[-1]
         fed.append(sum(1 for event in track.events if type(event).__name__ == "Prefill"))
-        assert state.session.sync([state.chat.ids])[0] >= len(state.chat.ids) - 2
+        assert state.session.rollback([state.chat.ids])[0] >= len(state.chat.ids) - 2
 
     run_lines(catalogue, "one", note, "two", note, "/undo", "two again", note, "/regen", note)
     assert len(fed) == 4

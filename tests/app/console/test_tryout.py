@@ -36,7 +36,7 @@ def prompts(tmp_path: Path) -> Path:
 def talk(state: ConsoleState) -> tuple[Any, ...]:
     assert state.chat is not None
     assert state.session is not None
-    cached = state.session.sync([state.chat.ids])[0]
+    cached = state.session.rollback([state.chat.ids])[0]
     return tuple(state.chat.turns), cached, state.settings
 
 
