@@ -96,7 +96,7 @@ def prefill(session: Session, rows: Rows, interrupt: Callable[[], bool] = never)
         if count := session.read():
             yield Prefill(count, count, watch.lap())
     total = max(map(len, rows)) - 1
-    done = min(session.sync(rows))
+    done = min(session.rollback(rows))
     while done < total and not interrupt():
         watch = Stopwatch(session.device)
         done = min(done + PIECE, total)
@@ -149,7 +149,7 @@ class _Run:
         sample_s = watch.lap()
         self.drafter.observe(self.rows, draft, verdict)
         draft_s += watch.lap()
-        self.session.keep(verdict.path)
+        self.session.commit(verdict.path)
         gained = zip(self.rows, self.ends, metrics.tokens, verdict.path.tolist(), verdict.token.tolist(), strict=True)
         outcomes = [self._commit(*one) for one in gained]
         calls = tuple(Call(*call[:2], call.seconds / share) for call in (*draft.calls, Call(self.lm.name, 1, verify_s)))

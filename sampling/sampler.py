@@ -113,7 +113,7 @@ class KeyedSampler(Sampler):
     """Processors, seed and coupling of one answer; satisfies :class:`sampling.types.Sampler`.
 
     Args:
-        processor: logits → law.
+        processor: logits → distribution.
         seed: any integer; the same seed gives the same answer.
         coupling: "rejection" draws drafts with noise of their own, "gumbel" with the target's.
         draft_sampling: "greedy" makes every draft of a model a point mass.
@@ -142,7 +142,7 @@ class KeyedSampler(Sampler):
     def point_mass(self) -> bool:
         return self.processor.greedy or self.coupling == "gumbel" or self.draft_sampling == "greedy"
 
-    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
+    def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """[..., V] logits → [..., V] probabilities after every processor."""
         return self.processor(logits, prefixes) if self.needs_prefixes else self.processor(logits)
 
@@ -195,8 +195,8 @@ class SamplerView(Sampler):
     def point_mass(self) -> bool:
         return self._sampler.point_mass
 
-    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
-        return self._sampler.law(logits, prefixes)
+    def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
+        return self._sampler.probs(logits, prefixes)
 
     def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
         return self._sampler.coin(prob, keys)
@@ -206,7 +206,7 @@ class SamplerView(Sampler):
 
 
 class DraftingSampler(SamplerView):
-    """The drafter's view of a :class:`KeyedSampler` in one round: the same law, other noise unless coupled.
+    """The drafter's view of a :class:`KeyedSampler` in one round: the same distribution, other noise unless coupled.
 
     `starts` [B, 2]: row and committed length where the round begins. A round of a cascade inside it is a view within
     this view (`outer`): lengths only grow while a round drafts, so no two of its nested rounds begin at the same one.

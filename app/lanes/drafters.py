@@ -21,7 +21,7 @@ from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.modules import Student
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
-from sampling.drafters.fallback import TakeOverDrafter
+from sampling.drafters.fallback import FallbackDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.joint_tree import JointTreeDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
@@ -144,9 +144,9 @@ class Drafters:
         if grown == "joint":
             lm, agreement = self.students.lm(trained), self.students.agreement(trained)
             recall = kind in BEHIND
-            return JointTreeDrafter(lm, tables, learn=auto, agreement=agreement, peek=True, recall=recall)
+            return JointTreeDrafter(lm, tables, learn=auto, agreement=agreement, shared_noise=True, recall=recall)
         behind = self._trained(trained, settings, grown)
-        return TakeOverDrafter(TablesDrafter(tables), behind, sure=SURE, learn=auto)
+        return FallbackDrafter(TablesDrafter(tables), behind, sure=SURE, learn=auto)
 
     def _looking_up(self, kind: str, settings: Settings) -> Drafter:
         """Drafts from what was said and from tables: as a tree, which may look at the noise as it drafts alone, or as a
@@ -155,7 +155,7 @@ class Drafters:
         tables = None if kind == "match" else self._static() if kind == "static" else self.tables()
         alone = {"longest": 0} if kind == "static" else {}
         if grown:
-            return TableTreeDrafter(tables, peek=True, recall=kind == "tables", **alone)
+            return TableTreeDrafter(tables, shared_noise=True, recall=kind == "tables", **alone)
         return TablesDrafter(tables, **alone)
 
     def _simple(self, kind: str, settings: Settings) -> Drafter:

@@ -20,7 +20,7 @@ from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.events import Event
 from sampling.gamma.costs import Costs
-from sampling.gamma.goodput import GoodputPace
+from sampling.gamma.goodput import GoodputController
 from sampling.gamma.tree import controller_of
 from sampling.loop import generate, never
 from sampling.models.encoder_decoder import go_on, lm_of
@@ -48,7 +48,7 @@ class Lane:
     limits: Limits
     shares_target: bool = True
     reopen: Callable[[list[int], Sequence[int]], Session] | None = None  # where the lane keeps a session of its own
-    pace: GoodputPace | None = None  # `gamma auto`
+    pace: GoodputController | None = None  # `gamma auto`
     beams: BeamPlan | None = None  # beam search in place of the loop
 
     @property
@@ -173,7 +173,7 @@ class Engine:
         self.target = lm_of(loaded.target.model, "target", loaded.vocab_size)
         self.drafters = Drafters(loaded, self.target)
         self._kept: dict[str, tuple[Any, Drafter]] = {}
-        self._paces: dict[str, tuple[Drafter, GoodputPace]] = {}
+        self._paces: dict[str, tuple[Drafter, GoodputController]] = {}
         self._costs: dict[tuple[str, Any], Costs] = {}
         self._own: Session | None = None  # the draft lane's session
 
@@ -233,7 +233,7 @@ class Engine:
             raise UsageError(f"lane {name!r} is unknown; lanes are {', '.join(LANES)}")
         return {"ar": "none", "spec": self.loaded.drafter_kind}.get(name, name)
 
-    def pace(self, name: str) -> GoodputPace | None:
+    def pace(self, name: str) -> GoodputController | None:
         """What chooses gamma in this lane under `gamma auto`; None before it has run so."""
         return self._paces[name][1] if name in self._paces else None
 
@@ -281,7 +281,7 @@ class Engine:
             found = self._kept[name] = (key, self.drafters.make(kind, settings))
         return found[1]
 
-    def _pace(self, name: str, drafter: Drafter, settings: Settings) -> GoodputPace | None:
+    def _pace(self, name: str, drafter: Drafter, settings: Settings) -> GoodputController | None:
         """Under `gamma auto` the lane's pace: it lives as long as its drafter does."""
         if settings.gamma != "auto" or isinstance(drafter, NoDrafter) or drafter.traits.most == 0:
             return None

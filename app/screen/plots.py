@@ -2,8 +2,8 @@
 
 :class:`Bars` is drawing alone. What is drawn comes from the answers' own rounds: a lane that ran under `gamma auto`
 has learned α, c and v(n); of any other lane its recorded rounds are told to a fresh
-:class:`sampling.gamma.goodput.GoodputPace`, so that both say what `gamma auto` would take. Knows no commands and no
-models.
+:class:`sampling.gamma.goodput.GoodputController`, so that both say what `gamma auto` would take. Knows no commands and
+no models.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from app.lanes.answers import plain_answer
 from app.screen.palette import Look
 from app.screen.rows import Drawn, Row, field, flow, row_of
-from sampling.gamma.goodput import GAMMA_MAX, GoodputPace, best
+from sampling.gamma.goodput import GAMMA_MAX, GoodputController, best
 from sampling.stats.ratios import speedup
 from sampling.stats.summary import Stats
 from utils.errors import UserError
@@ -126,9 +126,9 @@ def _notes(auto: int, used: int | None) -> dict[int, str]:
     return {auto: "auto"} | ({} if used is None else {used: "this one"})
 
 
-def _learned(track: Track, answers: Sequence[Sequence[Track]]) -> GoodputPace:
+def _learned(track: Track, answers: Sequence[Sequence[Track]]) -> GoodputController:
     """What `gamma auto` would know, had it seen the rounds of this lane's drafter and the plain ones beside them."""
-    pace = GoodputPace()
+    pace = GoodputController()
     for tracks in answers:
         for other in tracks:
             lane = other.lane
@@ -145,7 +145,7 @@ def _learned(track: Track, answers: Sequence[Sequence[Track]]) -> GoodputPace:
     return pace
 
 
-def _remarks(track: Track, pace: GoodputPace, last: Sequence[Track], look: Look) -> list[str]:
+def _remarks(track: Track, pace: GoodputController, last: Sequence[Track], look: Look) -> list[str]:
     """The figures that the bars are made of, and the measured speed-up."""
     costs, reach = pace.costs, pace.costs.reach
     alphas = " ".join(f"{alpha:.2f}" for alpha in pace.acceptance.alphas[:4])

@@ -15,7 +15,7 @@ from dataclasses import replace
 from sampling.events import Step
 from sampling.gamma.acceptance_estimate import MEMORY, Ranks, chain_accepted, expected_tokens
 from sampling.gamma.costs import Costs
-from sampling.gamma.goodput import GAMMA_MAX, SLACK, GoodputPace
+from sampling.gamma.goodput import GAMMA_MAX, SLACK, GoodputController
 from sampling.types import Budget, NodeCosts, Traits, Tree
 
 SIBLINGS = (0, 1, 2, 4, 6, 8, 12, 16, 24)  # how many may stand beside a chain
@@ -26,16 +26,16 @@ TRUST, TRUSTED = 0.85, 8.0  # share of the predicted tokens that comes, and how 
 RATE, RATED = 1.5, 8.0  # tokens a plain pass' time, and how many passes' time that guess is worth
 
 
-def controller_of(traits: Traits, nodes: int, costs: Costs | None = None) -> GoodputPace:
+def controller_of(traits: Traits, nodes: int, costs: Costs | None = None) -> GoodputController:
     """What chooses gamma for a drafter whose rounds may have so many nodes."""
     if traits.tree is Tree.BEST_FIRST:
-        return RankPace(min(nodes, MOST_NODES), costs)
+        return BestFirstController(min(nodes, MOST_NODES), costs)
     if traits.tree is Tree.SIDEWAYS:
-        return ExpandingPace(nodes, costs=costs)
-    return GoodputPace(costs=costs, whole=traits.most)
+        return SidewaysController(nodes, costs=costs)
+    return GoodputController(costs=costs, whole=traits.most)
 
 
-class RankPace(GoodputPace):
+class BestFirstController(GoodputController):
     """For trees that grow best first: gamma is the most nodes."""
 
     def __init__(self, gamma_max: int = MOST_NODES, costs: Costs | None = None) -> None:
@@ -91,7 +91,7 @@ class Rescue:
         return min(0.95, siblings / (siblings + HALF) * self._taken / self._guessed) * self._tokens / self._taken
 
 
-class ExpandingPace(GoodputPace):
+class SidewaysController(GoodputController):
     """For a model's tree: gamma is the depth; the budget says how many nodes a round may have."""
 
     def __init__(self, most: int, gamma_max: int = GAMMA_MAX, costs: Costs | None = None) -> None:

@@ -53,7 +53,7 @@ class CausalLM(LM):
         self.check(prompt, target)
         if isinstance(previous, CausalSession) and previous.reusable(self.network, len(prompt), hidden):
             previous.initial = prompt
-            previous.sync(prompt)
+            previous.rollback(prompt)
             return self.beside(previous, target)
         return self.beside(CausalSession(self.network, prompt, self.vocab_size, hidden), target)
 
@@ -124,7 +124,7 @@ class CausalSession(Session):
 
     # -- following the rows ------------------------------------------------------------------
 
-    def sync(self, rows: Rows) -> list[int]:
+    def rollback(self, rows: Rows) -> list[int]:
         """Crop to the common prefix with `rows`; the number of cached tokens of each row."""
         self._settle()
         lengths = [common_prefix(cached, row) for cached, row in zip(self._tokens, rows, strict=True)]
@@ -145,7 +145,7 @@ class CausalSession(Session):
     @torch.inference_mode()
     def score_short(self, rows: Rows, draft: Draft) -> Tensor:
         """`score` with the logits of the short list's ids alone, [B, N+1, n]; of all ids if there is none."""
-        cached = self.sync(rows)
+        cached = self.rollback(rows)
         cached = [min(length, len(row) - 1) for length, row in zip(cached, rows, strict=True)]
         self._crop(cached)
         feed = [row[length:] for row, length in zip(rows, cached, strict=True)]
@@ -196,7 +196,7 @@ class CausalSession(Session):
         for tokens, new in zip(self._tokens, feed, strict=True):
             tokens.extend(new)
 
-    def keep(self, path: Tensor) -> None:
+    def commit(self, path: Tensor) -> None:
         """Commit these nodes of the draft last scored: [B, A] indices, -1 padded."""
         if self._nodes is None:
             return

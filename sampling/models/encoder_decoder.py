@@ -173,7 +173,7 @@ class EncDecLM(CausalLM):
         initial = [[self.start_id] for _ in prompt]
         if isinstance(previous, EncDecSession) and previous.source == prompt and previous.network is self.network:
             previous.initial = initial
-            previous.sync(initial)
+            previous.rollback(initial)
             return self.beside(previous, target)
         return self.beside(EncDecSession(self.network, prompt, initial, self.vocab_size), target)
 

@@ -129,7 +129,7 @@ class RecordedSession(Session):
         self._begins = list(map(len, self.initial))
         self._cached: Rows = [[] for _ in prompt]
 
-    def sync(self, rows: Rows) -> list[int]:
+    def rollback(self, rows: Rows) -> list[int]:
         """Tokens of each row that were read before."""
         lengths = [common_prefix(cached, row) for cached, row in zip(self._cached, rows, strict=True)]
         for cached, length in zip(self._cached, lengths, strict=True):
@@ -153,7 +153,7 @@ class RecordedSession(Session):
         logits.scatter_(2, torch.tensor(said)[..., None], PEAK)
         return F.pad(logits, (0, self.vocab_size - self.lm.vocab_size), value=-torch.inf)
 
-    def keep(self, path: Tensor) -> None:
+    def commit(self, path: Tensor) -> None:
         return None  # positions are all it knows
 
     def select(self, rows: Tensor) -> None:

@@ -19,13 +19,13 @@ from torch import Tensor
 import sampling.models.causal
 from sampling.drafters.cascade import cascade_of, chain_of
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
-from sampling.drafters.fallback import TakeOverDrafter
+from sampling.drafters.fallback import FallbackDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.events import Finished, Step
 from sampling.gamma.costs import Costs
-from sampling.gamma.goodput import GoodputPace
+from sampling.gamma.goodput import GoodputController
 from sampling.loop import generate
 from sampling.models.cache import Buffer
 from sampling.models.causal import CausalLM
@@ -85,7 +85,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "tables": tables,
     "match": TablesDrafter,
     "maxgram": MaxGramDrafter,
-    "tables+feature": lambda: TakeOverDrafter(tables(), student("feature"), sure=0.35, learn=True),
+    "tables+feature": lambda: FallbackDrafter(tables(), student("feature"), sure=0.35, learn=True),
     "cascade": lambda: cascaded(student("glide"), MaxGramDrafter(), matrix=[[2, 3], [0, 3]]),
     "cascade of three": lambda: cascaded(
         student("glide"), student("plain"), NgramDrafter(V), matrix=[[1, 1, 0], [0, 1, 0], [0, 0, 2]]
@@ -174,7 +174,7 @@ def test_caches_and_states_are_right_after_rows_were_dropped() -> None:
             active.remove(event.row)
         if not active or len(session.initial) != len(active) or getattr(event, "row", None) != active[-1]:
             continue  # the round is not told to its end
-        now, held = [rows[row] for row in active], session.fork().sync([rows[row] for row in active])
+        now, held = [rows[row] for row in active], session.fork().rollback([rows[row] for row in active])
         logits = session.fork().score(now, Draft.empty(len(now)))[:, 0]
         assert torch.allclose(logits, oracle.logits(now), atol=1e-8)
         for place, (row, count) in enumerate(zip(now, held, strict=True)):
@@ -237,8 +237,8 @@ class Lonely(PointDrafter):
     [
         Lonely,
         lambda: chain_of([NgramDrafter(V), Lonely()], [1, 1]),
-        lambda: TakeOverDrafter(Lonely(), NgramDrafter(V)),
-        lambda: TakeOverDrafter(NgramDrafter(V), chain_of([Lonely()], [2])),
+        lambda: FallbackDrafter(Lonely(), NgramDrafter(V)),
+        lambda: FallbackDrafter(NgramDrafter(V), chain_of([Lonely()], [2])),
     ],
 )
 def test_a_drafter_of_one_row_refuses_several_by_its_name(make: Callable[[], Drafter]) -> None:
@@ -264,9 +264,9 @@ def test_a_row_too_long_for_the_drafter_does_not_silence_it_for_others(reviewing
 # -- taking over ----------------------------------------------------------------------------------
 
 
-def taking_over(gain: float, drafting: float) -> TakeOverDrafter:
+def taking_over(gain: float, drafting: float) -> FallbackDrafter:
     """Silent on rows that begin with 0; the second drafter is known to bring `gain` tokens for so many seconds."""
-    drafter = TakeOverDrafter(
+    drafter = FallbackDrafter(
         PointDrafter(V, lambda row: None if row[0] == 0 else 2), PointDrafter(V, lambda row: 3), learn=True
     )
     drafter.silent.then, drafter.price.drafting, drafter.price.rest = gain, drafting, 1.0
@@ -297,7 +297,7 @@ class Unsure(PointDrafter):
 def test_it_learns_only_from_rows_that_were_drafted_for() -> None:
     """The second is asked where the first is silent, not where it is unsure: of that case nothing was learned."""
     rows = [[0], [1]]
-    drafter = TakeOverDrafter(Unsure(), PointDrafter(V, lambda row: 3), sure=0.5, learn=True)
+    drafter = FallbackDrafter(Unsure(), PointDrafter(V, lambda row: 3), sure=0.5, learn=True)
     drafter.silent.then, drafter.unsure.then = 5.0, 0.0
     drafter.start(rows, ALONE, ALONE)
     draft = drafter.propose(rows, Budget([1, 1]), greedy())
@@ -311,7 +311,7 @@ def test_it_learns_only_from_rows_that_were_drafted_for() -> None:
 # -- what a batch costs ---------------------------------------------------------------------------
 
 
-def play(pace: GoodputPace, rows: list[int], count: int, plain: float, slope: float) -> None:
+def play(pace: GoodputController, rows: list[int], count: int, plain: float, slope: float) -> None:
     """So many rounds in which every draft is right; a pass over n + 1 tokens takes plain · (1 + slope · n) seconds."""
     for _ in range(count):
         gamma = pace.budget(rows).depth[0]
@@ -321,7 +321,7 @@ def play(pace: GoodputPace, rows: list[int], count: int, plain: float, slope: fl
 
 
 def test_the_costs_of_a_batch_are_learned_apart() -> None:
-    pace = GoodputPace()
+    pace = GoodputController()
     play(pace, [0, 1, 2, 3], 40, plain=1.0, slope=0.8)
     four = pace.costs
     play(pace, [2], 60, plain=0.3, slope=0.0)
@@ -335,7 +335,7 @@ def test_the_costs_of_a_batch_are_learned_apart() -> None:
 
 
 def test_a_smaller_batch_begins_with_what_is_known_of_the_larger() -> None:
-    costs, pace = Costs(), GoodputPace()
+    costs, pace = Costs(), GoodputController()
     assert costs.of(1) is costs
     assert not costs.of(3).drafting_known
     play(pace, [0, 1, 2, 3], 40, plain=1.0, slope=0.1)
@@ -346,7 +346,7 @@ def test_a_smaller_batch_begins_with_what_is_known_of_the_larger() -> None:
 
 def test_one_row_that_drafts_makes_the_pass_wide_for_all() -> None:
     """Drafts of one row in four, all of them right: the passes are as dear as if all had drafted."""
-    pace = GoodputPace()
+    pace = GoodputController()
     for _ in range(60):
         gamma = pace.budget([0, 1, 2, 3]).depth[0]
         counts = [gamma, 0, 0, 0]

@@ -80,7 +80,7 @@ class BranchingSampler(Sampler):
     def needs_prefixes(self) -> bool:
         return bool(getattr(self._law, "needs_prefixes", False))
 
-    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
+    def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         if not self.needs_prefixes:
             return self._law(logits.double())
         assert len(prefixes) == logits[..., 0].numel(), f"{len(prefixes)} prefixes for logits {tuple(logits.shape)}"

@@ -59,15 +59,15 @@ MAKERS: dict[str, Make] = {
 def unmended(*given: Any) -> Review:
     """A mutant of `review`: passes the reviewer's own law m up, not the law its tokens have."""
     found = review(*given)
-    return found if found.laws is None else Review(found.verdict, found.verdict.probs)
+    return found if found.probs is None else Review(found.verdict, found.verdict.probs)
 
 
 def shifted(*given: Any) -> Review:
     """A mutant: the laws are passed up one position late."""
     found = review(*given)
-    if found.laws is None:
+    if found.probs is None:
         return found
-    late = found.laws.roll(1, dims=1).clamp(min=1e-3)
+    late = found.probs.roll(1, dims=1).clamp(min=1e-3)
     return Review(found.verdict, late / late.sum(dim=-1, keepdim=True))
 
 

@@ -26,13 +26,13 @@ def compared(lm: LM, prompts: Rows, widths: Sequence[int], length: int) -> Itera
     for prompt in prompts:
         session, row, alone = lm.open([prompt]), list(prompt), []
         for _ in range(length):
-            session.sync([row])
+            session.rollback([row])
             alone.append(session.score([row], Draft.empty(1))[0, 0].float())
             row = [*row, int(alone[-1].argmax())]
         for width in widths:
             for at in range(0, length, width):
                 begun, drafts = row[: len(prompt) + at], row[len(prompt) + at :][: width - 1]
-                session.sync([begun])
+                session.rollback([begun])
                 wide = session.score([begun], Draft(torch.tensor([drafts])))[0].float()
                 for one, other in zip(alone[at : at + width], wide, strict=False):
                     yield width, one, other

@@ -66,7 +66,7 @@ class LawDrafter(ToyDrafter):
         return drafted
 
     def law_of(self, row: list[int], sampler: Sampler) -> Tensor:
-        return sampler.law(self.lm.logits([row]), [row] if sampler.needs_prefixes else [])[0]
+        return sampler.probs(self.lm.logits([row]), [row] if sampler.needs_prefixes else [])[0]
 
 
 class PointDrafter(ToyDrafter):

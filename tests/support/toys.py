@@ -57,7 +57,7 @@ class ToyLM(LM):
         if previous is not None:
             session.cached = [list(row) for row in previous.cached]
             previous.alive = False
-            session.sync(prompt)
+            session.rollback(prompt)
         return session
 
 
@@ -133,7 +133,7 @@ class ToySession(Session):
     def initial(self) -> Rows:
         return self._initial
 
-    def sync(self, rows: Rows) -> list[int]:
+    def rollback(self, rows: Rows) -> list[int]:
         self._check(rows)
         self._pending = None
         self.cached = [_common_prefix(held, row) for held, row in zip(self.cached, rows, strict=True)]
@@ -154,7 +154,7 @@ class ToySession(Session):
         contexts = [row + node for row, drafts in zip(rows, nodes, strict=True) for node in drafts]
         return self.lm.logits(contexts).reshape(len(rows), draft.tokens.shape[1] + 1, -1).clone()
 
-    def keep(self, path: Tensor) -> None:
+    def commit(self, path: Tensor) -> None:
         draft = self._pending
         require(draft is not None, "keep follows score, once")
         assert draft is not None

@@ -86,7 +86,7 @@ class FeatureSession(FollowingSession):
         """
         if draft.tokens.shape[1]:
             raise UserError("a feature drafter cannot review drafts: it has no states but its target's")
-        cached, valid = self.sync(rows), self.target.held()
+        cached, valid = self.rollback(rows), self.target.held()
         # Each pass may read its own states only as far as earlier passes made them.
         done = [min(length, len(row) - 1) for length, row in zip(cached, rows, strict=True)]
         ends = [max(count, held) + 1 for count, held in zip(done, valid, strict=True)]

@@ -50,17 +50,17 @@ class FollowingSession(CausalSession):
         if target.network is not self.target.network or len(prompt) != len(self._tokens):
             return False
         self.target, self.initial = target, prompt
-        self.sync(prompt)
+        self.rollback(prompt)
         return True
 
-    def sync(self, rows: Rows) -> list[int]:
+    def rollback(self, rows: Rows) -> list[int]:
         """See :class:`CausalSession`; drafted positions go as soon as the target has moved."""
         self._settle()
         now = self.target.held()
         for tokens, view, held in zip(self._tokens, self._views, now, strict=True):
             if view != held:
                 del tokens[self.settled(view) :]
-        return super().sync(rows)
+        return super().rollback(rows)
 
     def _note(self, feed: Rows, nodes: Rows, end: int, chain: bool) -> None:
         super()._note(feed, nodes, end, chain)

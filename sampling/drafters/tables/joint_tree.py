@@ -35,8 +35,9 @@ HOPED = 0.25  # tokens a pass of the drafter is thought to bring before it has b
 
 
 class Beliefs(NamedTuple):
-    """How far the probability that a match, a table, a recalled law (`shares`) and a trained drafter (`own`) give a
-    token is believed beside those of the others; the power their sum is raised to; how much of the noise is believed.
+    """How far the probability that a match, a table, a recalled distribution (`shares`) and a trained drafter (`own`)
+    give a token is believed beside those of the others; the power their sum is raised to; how much of the noise is
+    believed.
     """
 
     shares: tuple[float, float, float]

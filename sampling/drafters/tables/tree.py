@@ -34,8 +34,8 @@ from sampling.types import Budget, Draft, NodeCosts, Rows, Rule, Sampler, Sessio
 from sampling.vocabulary import best
 
 SHARES = {2: 0.6, 1: 0.3}
-"""By tokens of context: so much of a token's probability then is its chance of being drawn now (docs/notes.md, "Laws
-recalled")."""
+"""By tokens of context: so much of a token's probability then is its chance of being drawn now (docs/notes.md,
+"Laws recalled")."""
 _MOST = 4  # tokens kept behind a context
 
 RECALLED = 2  # index into the names of TableTreeDrafter's traits
@@ -72,10 +72,11 @@ class Recalled:
     def __init__(self) -> None:
         self._behind: dict[tuple[int, ...], list[tuple[int, float]]] = {}
 
-    def learn(self, row: list[int], laws: Tensor) -> None:
-        """The laws [M, V] behind the last M tokens of `row`. One that leaves no choice says no more than the text."""
-        values, ids = best(laws, _MOST)
-        first = len(row) - len(laws) + 1
+    def learn(self, row: list[int], probs: Tensor) -> None:
+        """The distributions [M, V] behind the last M tokens of `row`. One that leaves no choice says no more than the
+        text."""
+        values, ids = best(probs, _MOST)
+        first = len(row) - len(probs) + 1
         for end, chances, following in zip(range(first, len(row) + 1), values.tolist(), ids.tolist(), strict=True):
             if chances[0] == 1:
                 continue
@@ -109,8 +110,8 @@ class TableTreeDrafter(TablesDrafter):
 
     No path is less likely than `least`. Rows of a batch share one shape: they
     get chains, and so does a target that takes no trees. `peek`: the noise of the target's draw is looked at where the
-    sampler shows it. Not for a drafter beside which another one draws from laws of its own: which of them drafts must
-    not depend on the noise. `recall`: what the target thought likely in this answer is offered too.
+    sampler shows it. Not for a drafter beside which another one draws from distributions of its own: which of them
+    drafts must not depend on the noise. `recall`: what the target thought likely in this answer is offered too.
     """
 
     def __init__(
@@ -139,13 +140,13 @@ class TableTreeDrafter(TablesDrafter):
         self._ids = [self._ids[row] for row in rows.tolist()]
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
-        """Keep the laws at which the row stood."""
+        """Keep the distributions at which the row stood."""
         if self._recalled is None or len(rows) != 1:
             return
         path = [node for node in verdict.path[0].tolist() if node >= 0]
         row = [*rows[0][-2:], *draft.tokens[0, path].tolist()]
         stood = torch.tensor([-1, *path])
-        self._recalled.learn(row, verdict.law(torch.zeros_like(stood), stood))
+        self._recalled.learn(row, verdict.at(torch.zeros_like(stood), stood))
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """A tree of at most budget.depth[0] nodes; `source` is [1, N]."""

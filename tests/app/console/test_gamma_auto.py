@@ -21,7 +21,7 @@ from app.screen.output import load_engine
 from app.screen.view import toolbar
 from app.settings.layers import Layers, Settings
 from sampling.events import Step
-from sampling.gamma.goodput import GoodputPace
+from sampling.gamma.goodput import GoodputController
 from sampling.loop import never
 from sampling.stats.summary import Stats
 from tests.support.scripted import catalogue_of, run_lines
@@ -99,7 +99,7 @@ def test_a_pace_lives_as_long_as_its_drafter(engine: Engine) -> None:
     assert engine.lane("ngram", settings.changed(ngram_n=5)).pace is not ngram
     engine.forget()
     again = engine.lane("spec", settings).pace
-    assert isinstance(again, GoodputPace)
+    assert isinstance(again, GoodputController)
     assert again is not first
     assert again.costs is first.costs  # how long passes take is no conversation's
 

@@ -62,7 +62,7 @@ def test_the_cache_is_reused_over_turns(catalogue: Path) -> None:
     def note(actions: Actions) -> None:
         track = actions.answers[-1].tracks[-1]
         fed.append(sum(1 for event in track.events if type(event).__name__ == "Prefill"))
-        assert actions.session.sync([actions.chat.ids])[0] >= len(actions.chat.ids) - 2
+        assert actions.session.rollback([actions.chat.ids])[0] >= len(actions.chat.ids) - 2
 
     run_lines(catalogue, "one", note, "two", note, "/undo", "two again", note, "/regen", note)
     assert len(fed) == 4

@@ -35,7 +35,7 @@ def prompts(tmp_path: Path) -> Path:
 def talk(actions: Actions) -> tuple[Any, ...]:
     assert actions.chat is not None
     assert actions.session is not None
-    cached = actions.session.sync([actions.chat.ids])[0]
+    cached = actions.session.rollback([actions.chat.ids])[0]
     return tuple(actions.chat.turns), cached, actions.settings
 
 

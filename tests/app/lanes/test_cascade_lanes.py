@@ -15,7 +15,7 @@ from app.lanes.lane import Engine, Lane
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.settings.layers import Layers, ModelOptions, Settings
-from sampling.drafters.fallback import TakeOverDrafter
+from sampling.drafters.fallback import FallbackDrafter
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.events import Step
 from sampling.loop import never
@@ -283,7 +283,7 @@ def test_static_tables_and_matches_are_halves_of_the_tables_drafter(engines: Cal
     static, match, taking = (engine.lane(name, chains).drafter for name in ("static", "match", "match+plain"))
     assert isinstance(static, TablesDrafter)
     assert isinstance(match, TablesDrafter)
-    assert isinstance(taking, TakeOverDrafter)
+    assert isinstance(taking, FallbackDrafter)
     assert (static.longest, static.tables) == (0, engine.tables())
     assert (match.longest, match.tables) == (5, None)
     assert isinstance(taking.first, TablesDrafter)
@@ -294,7 +294,7 @@ def test_static_tables_and_matches_are_halves_of_the_tables_drafter(engines: Cal
         assert (taking.first.confidence([given])[0] >= taking.sure) is drafted, row
     assert not taking.learn
     auto = engine.lane("match+plain", Settings(gamma="auto", expand="none")).drafter
-    assert isinstance(auto, TakeOverDrafter)
+    assert isinstance(auto, FallbackDrafter)
     assert auto.learn
 
 

@@ -25,7 +25,7 @@ from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.events import Finished, Prefill, Step
-from sampling.gamma.tree import RankPace
+from sampling.gamma.tree import BestFirstController
 from sampling.loop import never
 from tests.support.tiny import TinyPair, tiny_pair
 from utils.errors import UsageError
@@ -274,7 +274,7 @@ def test_tables_grow_under_gamma_auto_alone(fresh: Engine) -> None:
 def test_the_default_lane_drafts_trees_and_paces_their_nodes(fresh: Engine) -> None:
     settings = Settings(gamma="auto", max_new_tokens=60, quiet=True)
     lane = fresh.lane("match", settings)
-    assert isinstance(lane.pace, RankPace)
+    assert isinstance(lane.pace, BestFirstController)
     prompt = prompt_ids(fresh, "one two three one two four two three one two", settings)
     steps = [event for event in lane.run(prompt) if isinstance(event, Step)]
     assert isinstance(lane.drafter, TableTreeDrafter)

@@ -306,7 +306,7 @@ def test_lanes_race_over_one_reading_of_the_prompt(engine: Engine) -> None:
     alone = run_lane(lanes[1], prompt, engine.tokenizer.decode, interrupt=never)
     assert tuple(tracks[1].meter.ids) == alone.ids
     assert tracks[1].spanner.spans == [Span(alone.text, "plain")]
-    held = race.session.sync([[*prompt, *alone.ids]])  # type: ignore[union-attr]
+    held = race.session.rollback([[*prompt, *alone.ids]])  # type: ignore[union-attr]
     assert held[0] >= len(prompt) + 5  # the next turn goes on from here
 
 
@@ -337,7 +337,7 @@ def test_the_conversation_goes_on_from_the_searched_answer(catalogue: Path) -> N
     fed: list[int] = []
 
     def look(actions: Any) -> None:
-        fed.append(actions.session.sync([actions.chat.ids])[0] - len(actions.chat.ids))
+        fed.append(actions.session.rollback([actions.chat.ids])[0] - len(actions.chat.ids))
 
     ran = run_lines(catalogue, "/compare ar,beam", "one", "/trace 1", "/stats", look, "two", "/continue", "/exit")
     assert ran.code == 0

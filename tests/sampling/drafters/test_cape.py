@@ -15,7 +15,7 @@ from torch import Tensor
 from sampling.drafters.cape import Expansion, siblings_of
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.drawing import Column, Drawing
-from sampling.drafters.fallback import TakeOverDrafter
+from sampling.drafters.fallback import FallbackDrafter
 from sampling.events import Call
 from sampling.models.causal import CausalLM
 from sampling.rows import ALONE
@@ -137,7 +137,7 @@ def test_a_real_network_says_the_same_and_keeps_its_cache() -> None:
 def test_rows_of_a_batch_that_follow_a_match_stand_in_the_trees_first_chain() -> None:
     """Row 0 follows three points, cut to the chain of two; row 1 has the model's tree."""
     first = PointDrafter(4, lambda row: 3 if row[0] == 3 else None)
-    drafter = TakeOverDrafter(first, ModelDrafter(SCRIPT, expansion=Expansion(5)))
+    drafter = FallbackDrafter(first, ModelDrafter(SCRIPT, expansion=Expansion(5)))
     rows = [[3], [0]]
     drafter.start(rows, ALONE, ALONE)
     assert drafter.expansion is not None
@@ -149,9 +149,9 @@ def test_rows_of_a_batch_that_follow_a_match_stand_in_the_trees_first_chain() ->
 
 @pytest.mark.parametrize("drafts", ["law", "greedy"])
 def test_a_batch_of_matches_and_trees_is_exact(drafts: str) -> None:
-    def make() -> TakeOverDrafter:
+    def make() -> FallbackDrafter:
         first = PointDrafter(3, lambda row: 0 if len(row) % 2 else None)
-        return TakeOverDrafter(first, ModelDrafter(TableLM(3, seed=7), expansion=Expansion(4)))
+        return FallbackDrafter(first, ModelDrafter(TableLM(3, seed=7), expansion=Expansion(4)))
 
     assert enumeration_error(sure_start(3, 1), make, prompt=PROMPT, length=4, gamma=2, drafts=drafts) < EXACT
 

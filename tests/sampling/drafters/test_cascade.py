@@ -267,7 +267,7 @@ class Moody(LM, Session):
         said = [token if place < passing else (token + 1) % V for place, token in enumerate([*drafted, 0])]
         return torch.nn.functional.one_hot(torch.tensor([said]), V) * 50.0
 
-    def keep(self, path: Tensor) -> None:
+    def commit(self, path: Tensor) -> None:
         return None
 
 

@@ -118,7 +118,7 @@ def test_the_next_turns_of_a_chat_reuse_the_caches(case: str) -> None:
     lm, drafter, session, prompt = CausalLM(target), cascade(case, target, 2.0, 2), None, [1, 2, 3, 4]
     for turn in range(3):
         session = lm.open([prompt], previous=session, hidden=True)
-        held = [helper.sync([prompt])[0] for helper in drafter.sessions]
+        held = [helper.rollback([prompt])[0] for helper in drafter.sessions]
         found = decode(lm, [prompt], drafter, greedy(), length=12, gamma=64, session=session)
         fresh = decode(lm, [prompt], cascade(case, target, 2.0, 2), greedy(), length=12, gamma=64)
         assert [fate(step) for step in steps(found)] == [fate(step) for step in steps(fresh)]

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sampling.verify.distributions
 from sampling.drafters.cascade import cascade_of, chain_of
 from sampling.drafters.draft_model import ModelDrafter
-from sampling.drafters.fallback import TakeOverDrafter
+from sampling.drafters.fallback import FallbackDrafter
 from sampling.drafters.max_gram import MaxGramDrafter, SuffixMatches
 from sampling.drafters.tables.ngram import NgramDrafter, NgramStore
 from sampling.drafters.tables.prompt_lookup import MatchIndex, TablesDrafter
@@ -76,7 +76,7 @@ PLACES: dict[str, Callable[[Drafter], Drafter]] = {
     "chain": lambda drafter: chain_of([PointDrafter(V, lambda row: (row[-1] + 1) % V), drafter], [3, 3]),
     "cascade": lambda drafter: cascade_of([ModelDrafter(big(V)), drafter], [[1, 1], [0, 2]]),
     "take-over in a chain": lambda drafter: chain_of(
-        [PointDrafter(V, lambda row: row[-1] // 2), TakeOverDrafter(drafter, ModelDrafter(big(V)), sure=0.5)], [2, 3]
+        [PointDrafter(V, lambda row: row[-1] // 2), FallbackDrafter(drafter, ModelDrafter(big(V)), sure=0.5)], [2, 3]
     ),
 }
 

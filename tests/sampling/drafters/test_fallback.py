@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from sampling.drafters.draft_model import ModelDrafter
-from sampling.drafters.fallback import TakeOverDrafter
+from sampling.drafters.fallback import FallbackDrafter
 from sampling.events import Call, Step
-from sampling.gamma.goodput import GoodputPace
+from sampling.gamma.goodput import GoodputController
 from sampling.rows import ALONE
 from sampling.types import Budget, Draft, Sampler, Verdict
 from tests.support.runs import drafting, sampler
@@ -24,8 +24,8 @@ def first_row_only() -> PointDrafter:
     return PointDrafter(V, lambda row: 3 if row[0] == 0 else None)
 
 
-def started(rows: list[list[int]]) -> TakeOverDrafter:
-    drafter = TakeOverDrafter(first_row_only(), ModelDrafter(TableLM(V, seed=3)))
+def started(rows: list[list[int]]) -> FallbackDrafter:
+    drafter = FallbackDrafter(first_row_only(), ModelDrafter(TableLM(V, seed=3)))
     session = TableLM(V, seed=1).open(rows)
     drafter.start(rows, session, session)
     return drafter
@@ -81,8 +81,8 @@ def test_it_needs_hidden_states_where_one_of_its_drafters_does() -> None:
         traits = replace(PointDrafter.traits, needs_hidden=True)
 
     points = first_row_only()
-    assert not TakeOverDrafter(points, points).traits.needs_hidden
-    assert TakeOverDrafter(points, Reader(V, lambda row: None)).traits.needs_hidden
+    assert not FallbackDrafter(points, points).traits.needs_hidden
+    assert FallbackDrafter(points, Reader(V, lambda row: None)).traits.needs_hidden
 
 
 def test_both_hear_of_every_round_and_follow_the_rows() -> None:
@@ -95,7 +95,7 @@ def test_both_hear_of_every_round_and_follow_the_rows() -> None:
         def select(self, rows: torch.Tensor) -> None:
             heard.append("select")
 
-    ears = TakeOverDrafter(Ear(V, lambda row: None), Ear(V, lambda row: 1))
+    ears = FallbackDrafter(Ear(V, lambda row: None), Ear(V, lambda row: 1))
     nothing = torch.empty((1, 0), dtype=torch.long)
     ears.observe([[0]], Draft.empty(1), Verdict(nothing, torch.tensor([1]), torch.empty(1, 1, V), torch.empty(1, 1, V)))
     ears.select(torch.tensor([0]))
@@ -127,7 +127,7 @@ def test_a_chain_ends_behind_the_token_that_makes_it_unlikely() -> None:
     assert short.calls[0].passes == short.tokens.shape[1] == max(lengths)
 
 
-def rounds(pace: GoodputPace, count: int, calls: bool, accepted: int, seconds: float) -> None:
+def rounds(pace: GoodputController, count: int, calls: bool, accepted: int, seconds: float) -> None:
     """So many rounds of a drafter that ran its model or did not; a pass of the target takes a second."""
     for _ in range(count):
         gamma = pace.budget([0]).depth[0]
@@ -156,7 +156,7 @@ def rounds(pace: GoodputPace, count: int, calls: bool, accepted: int, seconds: f
 
 
 def test_the_cost_of_a_draft_is_that_of_the_rounds_which_ran_the_model() -> None:
-    pace = GoodputPace()
+    pace = GoodputController()
     pace.begin()
     rounds(pace, 12, calls=False, accepted=1, seconds=0.0)
     assert pace.costs.c < 0.01
@@ -170,7 +170,7 @@ def test_drafts_that_cost_nothing_are_not_charged_against_the_answer() -> None:
     """Free rounds among dear ones: they leave the account what dear ones would have used up."""
     spare = []
     for calls in (False, True):
-        pace = GoodputPace()
+        pace = GoodputController()
         pace.begin()
         rounds(pace, 6, calls=True, accepted=0, seconds=0.2)
         rounds(pace, 4, calls=calls, accepted=0, seconds=0.2)
@@ -205,7 +205,7 @@ class Timed(PointDrafter):
         return replace(super().propose(rows, budget, sampler), calls=(Call("timed", 1, self.seconds),))
 
 
-def play(drafter: TakeOverDrafter, text: int, count: int, clock: list[float], gamma: int = 2) -> list[int]:
+def play(drafter: FallbackDrafter, text: int, count: int, clock: list[float], gamma: int = 2) -> list[int]:
     """So many rounds of a text that is one token for ever, a pass of the target taking a second; who drafted."""
     row, who = [0], []
     drafter.start([row], ALONE, ALONE)
@@ -227,35 +227,35 @@ def test_the_second_drafts_where_the_first_is_unsure(clock: list[float]) -> None
     for chance, expected in ((0.2, 1), (0.5, -1)):
         first = Guess()
         first.chance = chance
-        assert play(TakeOverDrafter(first, Timed(2, 0.1), sure=0.35), 2, 4, clock) == [expected] * 4
+        assert play(FallbackDrafter(first, Timed(2, 0.1), sure=0.35), 2, 4, clock) == [expected] * 4
 
 
 def test_a_second_that_brings_nothing_is_only_asked_now_and_then(clock: list[float]) -> None:
     wrong = Timed(3, 0.1)
-    who = play(TakeOverDrafter(Guess(), wrong, sure=0.35, learn=True), 2, 120, clock)
+    who = play(FallbackDrafter(Guess(), wrong, sure=0.35, learn=True), 2, 120, clock)
     assert sum(one == 1 for one in who[40:]) <= 80 // 9 + 1
     assert wrong.asked >= 10, "it is asked again every so often"
 
 
 def test_a_second_that_is_right_and_cheap_is_asked_always(clock: list[float]) -> None:
-    who = play(TakeOverDrafter(Guess(), Timed(2, 0.1), sure=0.35, learn=True), 2, 60, clock)
+    who = play(FallbackDrafter(Guess(), Timed(2, 0.1), sure=0.35, learn=True), 2, 60, clock)
     assert who == [1] * 60
 
 
 def test_a_second_that_is_right_but_too_dear_is_not(clock: list[float]) -> None:
     """Two tokens more a round for three seconds, where a pass of a second brings one."""
-    who = play(TakeOverDrafter(Guess(), Timed(2, 3.0), sure=0.35, learn=True), 2, 120, clock)
+    who = play(FallbackDrafter(Guess(), Timed(2, 3.0), sure=0.35, learn=True), 2, 120, clock)
     assert sum(one == 1 for one in who[40:]) <= 80 // 9 + 1
 
 
 def test_a_first_that_is_right_though_unsure_keeps_its_drafts(clock: list[float]) -> None:
     """Both draft what comes, one of them for nothing."""
-    who = play(TakeOverDrafter(Guess(), Timed(1, 0.1), sure=0.35, learn=True), 1, 120, clock)
+    who = play(FallbackDrafter(Guess(), Timed(1, 0.1), sure=0.35, learn=True), 1, 120, clock)
     assert sum(one == 1 for one in who[60:]) <= 60 // 9 + 1
 
 
 def test_a_second_that_has_nothing_to_say_leaves_the_drafts_to_the_first(clock: list[float]) -> None:
     silent = PointDrafter(V, lambda row: None)
-    draft = TakeOverDrafter(Guess(), silent, sure=0.35)
+    draft = FallbackDrafter(Guess(), silent, sure=0.35)
     draft.start([[0]], ALONE, ALONE)
     assert draft.propose([[0]], Budget([2]), drafting(sampler(0.0, 7), [[0]])).tokens.tolist() == [[1, 1]]

@@ -20,7 +20,7 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Step
 from sampling.gamma.acceptance_estimate import Acceptance, expected_tokens
 from sampling.gamma.costs import Costs
-from sampling.gamma.goodput import COOLDOWN, GAMMA_MAX, GoodputPace, best, goodput
+from sampling.gamma.goodput import COOLDOWN, GAMMA_MAX, GoodputController, best, goodput
 from sampling.loop import generate
 from sampling.sampler import KeyedSampler
 from sampling.stats.theory import expected_speedup
@@ -94,7 +94,7 @@ def test_rows_of_a_batch_are_one_outcome_each_round() -> None:
 
 
 def test_one_slow_pass_moves_neither_c_nor_v_nor_the_choice() -> None:
-    pace = GoodputPace()
+    pace = GoodputController()
     simulate(pace, World(0.7, 0.05, packed, noise=0.0, slow=0.0), 200)
     c, v, chosen = pace.costs.c, pace.costs.v(12), pace.chosen
     (gamma,) = pace.budget([0]).depth
@@ -109,7 +109,7 @@ def test_one_slow_pass_moves_neither_c_nor_v_nor_the_choice() -> None:
 
 
 def test_costs_are_recovered_from_noisy_rounds() -> None:
-    pace = GoodputPace()
+    pace = GoodputController()
     simulate(pace, World(0.8, 0.08, packed, seed=3), 2000)
     assert pace.costs.c == pytest.approx(0.08, rel=0.15)
     assert pace.costs.v(8)[6] == pytest.approx(packed(7), rel=0.12)
@@ -141,7 +141,7 @@ def test_seeds_hold_until_measured_and_wrong_ones_are_refused() -> None:
 # -- no text and no law changes --------------------------------------------------------------------
 
 
-class Planted(GoodputPace):
+class Planted(GoodputController):
     """The real pace under a clock that depends on nothing but the widths, so that runs can be repeated."""
 
     def __init__(self, **more: Any) -> None:
@@ -160,7 +160,7 @@ class Planted(GoodputPace):
 
 
 def run_with(
-    pace: GoodputPace, lm: TableLM, drafter: Drafter, sampler: Any, length: int, rows: int = 1
+    pace: GoodputController, lm: TableLM, drafter: Drafter, sampler: Any, length: int, rows: int = 1
 ) -> list[list[int]]:
     events = list(
         generate(lm, [[0, 1, 0 + row % 2] for row in range(rows)], drafter, sampler, Limits(length), pace=pace)
@@ -242,7 +242,7 @@ def test_it_settles_within_one_of_the_optimum(v: Callable[[int], float], c: floa
     rates = planted_rates(alpha, c, v)
     found = []
     for seed in range(6):
-        run = simulate(GoodputPace(), World(alpha, c, v, seed=seed), 900)
+        run = simulate(GoodputController(), World(alpha, c, v, seed=seed), 900)
         found.append(median(run.gammas[len(run.gammas) // 3 :]))
     assert abs(fmean(found) - best(rates)) <= 1.0, found
 
@@ -251,7 +251,7 @@ def test_it_settles_within_one_of_the_optimum(v: Callable[[int], float], c: floa
 @pytest.mark.parametrize(("v", "c"), WORLDS)
 def test_it_reaches_nine_tenths_of_the_best_rate(v: Callable[[int], float], c: float, alpha: float) -> None:
     """What counts in the end: near alpha .9 the optimum is so flat that gamma itself says little."""
-    runs = [simulate(GoodputPace(), World(alpha, c, v, seed=seed), 900) for seed in range(4)]
+    runs = [simulate(GoodputController(), World(alpha, c, v, seed=seed), 900) for seed in range(4)]
     assert 1 / fmean(run.slowdown for run in runs) > 0.9 * max(planted_rates(alpha, c, v))
 
 
@@ -262,7 +262,7 @@ def test_the_worst_prompt_costs_at_most_3_percent_more_than_plain_decoding(
 ) -> None:
     """128 tokens, clocks that tell the truth: what is proved is the budget, not the clock."""
     for seed in range(8):
-        run = simulate(GoodputPace(), World(alpha, c, v, noise=0.0, slow=0.0, seed=seed), 128)
+        run = simulate(GoodputController(), World(alpha, c, v, noise=0.0, slow=0.0, seed=seed), 128)
         assert run.slowdown <= 1.03, (seed, run.slowdown, run.gammas)
 
 
@@ -284,7 +284,7 @@ def test_a_trained_drafter_that_is_always_wrong_costs_at_most_3_percent(
     `wake`: 64 tokens to catch up with cost most of a pass of the target.
     """
     for before in (0, 400):
-        pace = GoodputPace()
+        pace = GoodputController()
         if before:
             simulate(pace, World(0.9, 0.07, rising, noise=0.0, slow=0.0, wake=wake), before)
             pace.begin()
@@ -297,19 +297,19 @@ def test_a_trained_drafter_that_is_always_wrong_costs_at_most_3_percent(
 def test_a_trained_drafter_that_turns_wrong_costs_at_most_3_percent(right: int) -> None:
     """Always right up to some token, always wrong from there on."""
     world = World(lambda at: 1.0 if at < right else 0.0, 0.07, rising, noise=0.0, slow=0.0, wake=0.01)
-    run = simulate(GoodputPace(), world, 128)
+    run = simulate(GoodputController(), world, 128)
     assert run.slowdown <= 1.03, (run.slowdown, run.gammas)
 
 
 @pytest.mark.parametrize(("v", "c"), WORLDS)
 def test_with_a_noisy_clock_the_mean_stays_below_3_percent(v: Callable[[int], float], c: float) -> None:
-    runs = [simulate(GoodputPace(), World(0.0, c, v, seed=seed), 128) for seed in range(12)]
+    runs = [simulate(GoodputController(), World(0.0, c, v, seed=seed), 128) for seed in range(12)]
     assert fmean(run.slowdown for run in runs) <= 1.03
     assert max(run.slowdown for run in runs) <= 1.05
 
 
 def test_a_prompt_after_a_good_one_has_its_own_budget() -> None:
-    pace = GoodputPace()
+    pace = GoodputController()
     simulate(pace, World(0.95, 0.1, packed, noise=0.0, slow=0.0), 400)
     assert pace.chosen >= 5
     pace.begin()
@@ -325,7 +325,7 @@ def test_a_fixed_gamma_would_fail_that() -> None:
 
 
 def test_from_loops_to_nothing_it_stops_drafting_within_a_few_rounds() -> None:
-    pace = GoodputPace()
+    pace = GoodputController()
     world = World(lambda at: 0.99 if at < 300 else 0.0, 0.1, packed)
     before = simulate(pace, world, 300)
     assert fmean(before.gammas[-5:]) > 8
@@ -337,7 +337,7 @@ def test_from_loops_to_nothing_it_stops_drafting_within_a_few_rounds() -> None:
 
 
 def test_from_nothing_to_loops_a_probe_finds_out() -> None:
-    pace = GoodputPace()
+    pace = GoodputController()
     simulate(pace, World(0.0, 0.05, packed), 150)
     assert pace.chosen == 0
     run = simulate(pace, World(0.98, 0.05, packed), 400)
@@ -348,7 +348,7 @@ def test_from_nothing_to_loops_a_probe_finds_out() -> None:
 
 def test_a_gamma_is_kept_for_two_rounds_after_a_change() -> None:
     for seed in range(5):
-        pace = GoodputPace(costs=Costs(c=0.05, table=KNOWN))
+        pace = GoodputController(costs=Costs(c=0.05, table=KNOWN))
         changed: list[int] = []
         kept: list[int] = []
         world = World(0.6, 0.05, flat, seed=seed)
@@ -363,7 +363,7 @@ def test_a_gamma_is_kept_for_two_rounds_after_a_change() -> None:
 
 
 def test_probes_are_single_tokens_and_grow_rarer() -> None:
-    pace = GoodputPace(costs=Costs(c=0.3, table=KNOWN))
+    pace = GoodputController(costs=Costs(c=0.3, table=KNOWN))
     run = simulate(pace, World(0.0, 0.3, flat), 400)
     after = next(round for round in range(len(run.gammas)) if not any(run.gammas[round : round + 8]))
     probes = [round for round in range(after, 400) if run.gammas[round]]
@@ -376,7 +376,7 @@ def test_probes_are_single_tokens_and_grow_rarer() -> None:
 @pytest.mark.parametrize("reach", [0, 1, 2, 3])
 def test_a_silent_drafter_is_not_overrated(reach: int) -> None:
     """It drafts `reach` tokens and no more, always right: the positions behind count as refused."""
-    pace = GoodputPace(costs=Costs(c=0.05, table=KNOWN))
+    pace = GoodputController(costs=Costs(c=0.05, table=KNOWN))
     simulate(pace, World(1.0, 0.05, flat, reach=reach), 600)
     alphas = pace.acceptance.alphas
     assert all(alpha > 0.9 for alpha in alphas[:reach])
@@ -393,7 +393,7 @@ def test_what_a_woken_drafter_catches_up_is_not_its_c() -> None:
 
 
 def test_rows_of_a_batch_share_one_gamma_and_one_pass() -> None:
-    one, batch = GoodputPace(), GoodputPace()
+    one, batch = GoodputController(), GoodputController()
     for turn in range(60):
         gamma, gammas = one.budget([0]).depth[0], batch.budget([0, 1, 3]).depth
         assert gammas == [gamma] * 3, turn
@@ -405,23 +405,23 @@ def test_rows_of_a_batch_share_one_gamma_and_one_pass() -> None:
 
 
 def test_another_conversation_is_not_known_and_the_machine_is() -> None:
-    pace = GoodputPace()
+    pace = GoodputController()
     simulate(pace, World(0.2, 0.1, packed), 200)
     c = pace.costs.c
-    pace = GoodputPace(costs=pace.costs)
+    pace = GoodputController(costs=pace.costs)
     assert pace.acceptance.alphas == pytest.approx([0.85] * GAMMA_MAX)
     assert (pace.last, pace.rounds, pace.costs.c) == (None, 0, c)
     assert pace.budget([0]).depth[0] > 0  # no first looks again
 
 
 def test_the_summary_is_json() -> None:
-    pace = GoodputPace()
+    pace = GoodputController()
     simulate(pace, World(0.5, 0.1, packed), 100)
     told = json.loads(json.dumps(pace.summary()))
     assert told == pace.summary()
     assert (len(told["alpha"]), len(told["v"]), told["measured"]) == (16, 17, True)
     with pytest.raises(ValueError, match="gamma_max must be at least 1, got 0"):
-        GoodputPace(0)
+        GoodputController(0)
 
 
 # -- drafts that are not cut -----------------------------------------------------------------------
@@ -433,7 +433,7 @@ def test_the_summary_is_json() -> None:
 def test_nothing_between_all_and_none_is_ever_asked_for(
     v: Callable[[int], float], c: float, alpha: float, most: int
 ) -> None:
-    run = simulate(GoodputPace(whole=most), World(alpha, c, v), 300)
+    run = simulate(GoodputController(whole=most), World(alpha, c, v), 300)
     assert set(run.gammas) == {0, most}
 
 
@@ -441,7 +441,7 @@ def test_nothing_between_all_and_none_is_ever_asked_for(
 @pytest.mark.parametrize(("v", "c"), WHOLE_WORLDS)
 def test_it_comes_near_the_better_of_all_and_none(v: Callable[[int], float], c: float, alpha: float) -> None:
     rates = planted_rates(alpha, c, v, 12)
-    runs = [simulate(GoodputPace(whole=12), World(alpha, c, v, seed=seed), 1200) for seed in range(4)]
+    runs = [simulate(GoodputController(whole=12), World(alpha, c, v, seed=seed), 1200) for seed in range(4)]
     assert 1 / fmean(run.slowdown for run in runs) > 0.9 * max(rates[0], rates[12])
 
 
@@ -451,18 +451,18 @@ def test_an_answer_loses_at_most_two_drafts_and_the_margin(v: Callable[[int], fl
     """Every draft refused, clocks that tell the truth, counted in passes of the target; two drafts measure."""
     loss = most * c + v(most + 1) - 1
     for tokens in (1, 32, 128, 512):
-        run = simulate(GoodputPace(whole=most), World(0.0, c, v, noise=0.0, slow=0.0), tokens)
+        run = simulate(GoodputController(whole=most), World(0.0, c, v, noise=0.0, slow=0.0), tokens)
         assert run.cost <= 1.02 * tokens + max(2 * loss, 1.0), (tokens, run.gammas)
         assert tokens < 32 or most in run.gammas
 
 
 def test_a_drafter_that_says_less_than_it_may_is_priced_by_what_it_says() -> None:
     """29 may come, 6 do: what is never drafted costs no width."""
-    run = simulate(GoodputPace(whole=29), World(0.8, 0.05, rising, reach=6), 900)
+    run = simulate(GoodputController(whole=29), World(0.8, 0.05, rising, reach=6), 900)
     late = run.gammas[len(run.gammas) // 2 :]
     assert sum(map(bool, late)) / len(late) > 0.9
 
 
 def test_a_whole_draft_is_at_least_one_token() -> None:
     with pytest.raises(ValueError, match="gamma_max must be at least 1, got 0"):
-        GoodputPace(whole=0)
+        GoodputController(whole=0)

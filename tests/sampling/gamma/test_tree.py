@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sampling.drafters.tables.tree import may_grow, worthwhile
 from sampling.events import Step
 from sampling.gamma.acceptance_estimate import Ranks, chain_accepted, expected_tokens
-from sampling.gamma.tree import ExpandingPace, RankPace, Rescue
+from sampling.gamma.tree import BestFirstController, Rescue, SidewaysController
 from sampling.types import NodeCosts
 from tests.support.pacing import PLAIN, flat, make_step, packed, unpacked
 
@@ -68,9 +68,11 @@ def test_a_sibling_that_the_tree_goes_on_below_is_worth_more_than_a_leaf() -> No
     assert branch(2) > 2 * leaf(2)
 
 
-def grown(chances: list[float], v: V, promised: float = 1.0, rounds: int = 300) -> tuple[RankPace, list[int]]:
+def grown(
+    chances: list[float], v: V, promised: float = 1.0, rounds: int = 300
+) -> tuple[BestFirstController, list[int]]:
     """The nodes of rounds in which node r is accepted with chances[r]; the drafter promises `promised` times that."""
-    pace, noise, sizes = RankPace(len(chances)), random.Random(3), []
+    pace, noise, sizes = BestFirstController(len(chances)), random.Random(3), []
     for _ in range(rounds):
         budget = pace.budget([0])
         told = [promised * chance for chance in chances[: budget.depth[0]]]
@@ -103,7 +105,7 @@ def test_a_tree_that_never_holds_is_given_up_and_tried_again() -> None:
     def steep(n: int) -> float:
         return 1 + 0.1 * (n - 1)
 
-    pace, noise, sizes = RankPace(8), random.Random(1), []
+    pace, noise, sizes = BestFirstController(8), random.Random(1), []
     for turn in range(400):
         budget = pace.budget([0])
         told = [0.3, 0.2, 0.1][: budget.depth[0]]
@@ -155,7 +157,7 @@ def test_a_tree_stops_growing_by_hand() -> None:
 def expanded(v: V, taken: float, alpha: float = 0.3, c: float = 0.07, rounds: int = 300) -> list[tuple[int, int]]:
     """(depth, siblings) of rounds of a chain whose refusal a sibling mends with chance `taken`, if there are six."""
     noise, found = random.Random(5), []
-    pace = ExpandingPace(24)
+    pace = SidewaysController(24)
     for _ in range(rounds):
         budget = pace.budget([0])
         (depth,) = budget.depth

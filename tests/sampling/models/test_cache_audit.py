@@ -132,7 +132,7 @@ def test_the_logits_of_every_draft_node(name: str) -> None:
         for depth in range(6):
             assert torch.allclose(logits[0, depth], uncached(model, row + drafted[:depth]), atol=CLOSE)
         kept = turn % 6
-        session.keep(torch.tensor([[*range(kept), *[-1] * (5 - kept)]]))
+        session.commit(torch.tensor([[*range(kept), *[-1] * (5 - kept)]]))
         row = [*row, *drafted[:kept], turn + 2]
 
 
@@ -247,7 +247,7 @@ def test_ragged_rows_after_every_round(name: str, drafting: str) -> None:
 
 def audit_when_complete(session: Session, model: Any, rows: Rows) -> None:
     """Between two Steps of one round some rows are a round behind: their text is short, not wrong."""
-    held = session.fork().sync(rows)
+    held = session.fork().rollback(rows)
     assert all(length <= len(row) for length, row in zip(held, rows, strict=True))
     audit(session, model, rows)
 
@@ -288,8 +288,8 @@ def test_absent_nodes_in_a_batch(name: str) -> None:
         present = [token for token in chain if token >= 0]
         for depth in range(len(present) + 1):
             assert torch.allclose(found[depth], uncached(model, row + present[:depth]), atol=CLOSE)
-    session.keep(torch.tensor([[0, 1, -1], [0, -1, -1], [-1, -1, -1]]))
-    assert session.sync([rows[0] + [3, 4, 9], rows[1] + [6], rows[2] + [1]]) == [6, 10, 6]
+    session.commit(torch.tensor([[0, 1, -1], [0, -1, -1], [-1, -1, -1]]))
+    assert session.rollback([rows[0] + [3, 4, 9], rows[1] + [6], rows[2] + [1]]) == [6, 10, 6]
     audit(session, model, [rows[0] + [3, 4, 9], rows[1] + [6, 2], rows[2] + [1]])
 
 
@@ -304,7 +304,7 @@ def test_kv_is_what_the_model_itself_would_cache(name: str) -> None:
     session = CausalLM(model).open([row])
     session.score([row[:8]], Draft.empty(1))
     session.score([row[:10]], Draft(torch.tensor([[4, 5, 6]])))
-    session.keep(torch.tensor([[-1, -1, -1]]))
+    session.commit(torch.tensor([[-1, -1, -1]]))
     session.score([row], Draft.empty(1))
     past = transformers.DynamicCache()
     model(input_ids=torch.tensor([row]), past_key_values=past, use_cache=True)
@@ -323,7 +323,7 @@ def test_kv_of_ragged_rows(name: str) -> None:
     rows = [text(71, 4), text(72, 9)]
     session = CausalLM(model).open(rows)
     session.score(rows, Draft(torch.tensor([[3, 4], [5, 6]])))
-    session.keep(torch.tensor([[0, 1], [-1, -1]]))
+    session.commit(torch.tensor([[0, 1], [-1, -1]]))
     key, value, valid = session.kv(2)
     assert valid.tolist() == [6, 9]
     for place, row in enumerate([rows[0] + [3, 4], rows[1]]):
@@ -342,14 +342,14 @@ def test_hidden_states_of_committed_tokens(name: str) -> None:
     session = CausalLM(model).open([row], hidden=True)
     session.score([row[:3]], Draft.empty(1))
     session.score([row], Draft(torch.tensor([[3, 4, 5]])))
-    session.keep(torch.tensor([[0, 1, -1]]))
+    session.commit(torch.tensor([[0, 1, -1]]))
     states = session.hidden()
     expected = model(input_ids=torch.tensor([[*row, 3, 4]]), output_hidden_states=True).hidden_states[-1]
     assert states.shape == expected.shape == (1, 8, 32)
     assert torch.allclose(states, expected, atol=CLOSE)
     twin = session.fork()
     assert torch.allclose(twin.hidden(), expected, atol=CLOSE)
-    session.sync([row[:4]])
+    session.rollback([row[:4]])
     assert torch.allclose(session.hidden(), expected[:, :4], atol=CLOSE)
 
 

@@ -161,7 +161,7 @@ def test_ragged_prompts_rows_and_drafts_score_as_without_a_cache(target: Any) ->
         for depth in range(len([token for token in new if token >= 0]) + 1):
             wanted = Oracle(target, PROMPTS[place]).logits([row + new[:depth]])[0]
             torch.testing.assert_close(logits[place, depth], wanted, rtol=0, atol=1e-10)
-    session.keep(torch.tensor([[0, 1, -1], [0, -1, -1], [-1, -1, -1]]))
+    session.commit(torch.tensor([[0, 1, -1], [0, -1, -1], [-1, -1, -1]]))
     assert session.held() == [7, 2, 2]
     audit(target, session, [[0, 3, 4, 5, 6, 3, 4, 8], [0, 5, 9, 9], [0, 9, 4]])
     audit(target, session, [[0, 3], [0, 5, 9], [0, 1, 2, 3]])  # cropped back to what is shared
@@ -182,7 +182,7 @@ def test_a_tree_is_placed_by_depth(target: Any) -> None:
     logits = session.score([[0, 3]], Draft(torch.tensor([[4, 5, 6]]), parents=torch.tensor([-1, -1, 1])))[0]
     for node, row in enumerate([[0, 3], [0, 3, 4], [0, 3, 5], [0, 3, 5, 6]]):
         torch.testing.assert_close(logits[node], Oracle(target, PROMPTS[0]).logits([row])[0], rtol=0, atol=1e-10)
-    session.keep(torch.tensor([[1, 2]]))
+    session.commit(torch.tensor([[1, 2]]))
     audit(target, session, [[0, 3, 5, 6, 2]])
 
 

@@ -26,7 +26,7 @@ from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM, Featu
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_model import ModelDrafter
-from sampling.drafters.fallback import TakeOverDrafter
+from sampling.drafters.fallback import FallbackDrafter
 from sampling.drafters.tables.joint_tree import JointTreeDrafter
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.drafters.tables.tree import TableTreeDrafter
@@ -102,11 +102,11 @@ def grown(kind: str, model: Any) -> Drafter:
     if kind == "cape":
         return ModelDrafter(helper, expansion=Expansion(12))
     if kind == "tables":
-        return TableTreeDrafter(None, peek=True, recall=True)
+        return TableTreeDrafter(None, shared_noise=True, recall=True)
     if kind == "joint":
-        return JointTreeDrafter(helper, learn=False, peek=True)
+        return JointTreeDrafter(helper, learn=False, shared_noise=True)
     if kind == "cape where tables are silent":
-        return TakeOverDrafter(TablesDrafter(None), ModelDrafter(helper, expansion=Expansion(12)))
+        return FallbackDrafter(TablesDrafter(None), ModelDrafter(helper, expansion=Expansion(12)))
     student = make_student("feature", make_target(V, hidden_size=32, head_dim=8), seed=2)
     return FeatureTreeDrafter(FeatureLM(student, "feature"), expansion=Expansion(12))
 
@@ -231,7 +231,7 @@ def audit_target(session: Any, model: Any, row: list[int]) -> None:
     """All of the row but its last token is cached, as transformers itself would cache it."""
     twin, past = session.fork(), transformers.DynamicCache()
     out = model(input_ids=torch.tensor([row]), past_key_values=past, use_cache=True, output_hidden_states=True)
-    held = twin.sync([row])[0]
+    held = twin.rollback([row])[0]
     assert held == len(row) - 1, "something accepted is missing, or something refused was kept"
     for layer in range(len(past.layers)):
         key, value, valid = twin.kv(layer)
@@ -250,7 +250,7 @@ def audit_drafter(drafter: ModelDrafter, model: Any, row: list[int], least: int)
     twin = session.fork()
     fresh: Any = drafter.lm.open([row], target=fed(model, [row], [len(row) - 1], hidden=True))
     logits = fresh.score([row], NOTHING)
-    held = twin.sync([row])[0]
+    held = twin.rollback([row])[0]
     assert held >= least, "the drafter's cache was thrown away"
     for layer in range(twin.network.layers):
         for part, wanted in zip(twin.kv(layer)[:2], fresh.kv(layer)[:2], strict=True):
@@ -291,12 +291,12 @@ def test_the_cache_after_keep_equals_a_fresh_one(paths: tuple[list[int], list[in
     rows = [[5, 6, 7, 8], [9, 10, 11]]
     session = lm.open(rows)
     logits = session.score(rows, Draft(DRAFTS, parents=PARENTS))
-    session.keep(torch.tensor(paths))
+    session.commit(torch.tensor(paths))
     grown = [
         row + [int(drafts[node]) for node in path if node >= 0]
         for row, drafts, path in zip(rows, DRAFTS, paths, strict=True)
     ]
-    assert session.sync(grown) == [len(row) for row in grown]
+    assert session.rollback(grown) == [len(row) for row in grown]
     again = [[*row, 3] for row in grown]
     for place, row in enumerate(again):
         fresh = lm.open([row]).score([row], Draft.empty(1))[0]

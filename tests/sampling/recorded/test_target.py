@@ -123,11 +123,11 @@ def test_it_says_by_position_what_was_recorded_and_then_ends() -> None:
 
 def test_what_was_read_counts_as_cached() -> None:
     session = recorded().open([[1, 2], [6]])
-    assert session.sync([[1, 2], [6]]) == [0, 0]
+    assert session.rollback([[1, 2], [6]]) == [0, 0]
     session.score([[1, 2, 3], [6]], Draft.empty(2))
-    assert session.sync([[1, 2, 3, 4], [6, 0]]) == [3, 1]
-    assert session.sync([[1, 5], [0]]) == [1, 0]
-    assert session.sync([[1, 2, 3, 4], [6, 0]]) == [1, 0]
+    assert session.rollback([[1, 2, 3, 4], [6, 0]]) == [3, 1]
+    assert session.rollback([[1, 5], [0]]) == [1, 0]
+    assert session.rollback([[1, 2, 3, 4], [6, 0]]) == [1, 0]
 
 
 def test_rows_are_chosen_and_forks_go_their_own_way() -> None:
@@ -137,12 +137,12 @@ def test_rows_are_chosen_and_forks_go_their_own_way() -> None:
     session.select(torch.tensor([1, 0, 1]))
     assert session.initial == [[6], [1, 2], [6]]
     assert said(session, [[6], [1, 2, 3], [6, 0]], [[], [], []]) == [[0], [4], [END]]
-    assert twin.sync([[1, 2], [6]]) == [2, 1]
+    assert twin.rollback([[1, 2], [6]]) == [2, 1]
     assert said(twin, [[1, 2], [6]], [[0], [0]]) == [[3, 4], [0, END]]
     chosen = session.fork()
     chosen.select(torch.tensor([1]))
     assert said(chosen, [[1, 2]], [[]]) == [[3]]
-    assert session.sync([[6], [1, 2, 3], [6, 0]]) == [1, 3, 2]
+    assert session.rollback([[6], [1, 2, 3], [6, 0]]) == [1, 3, 2]
 
 
 def test_an_unknown_prompt_is_refused() -> None:

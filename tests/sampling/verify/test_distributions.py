@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Rows, Rule, Verdict
-from sampling.verify.distributions import LazyLaws, law_of
+from sampling.verify.distributions import LazyDistributions, distributions_of
 from sampling.verify.rules import verify
 from utils.logits_processors import LogitsProcessor
 
@@ -24,9 +24,9 @@ class Counting(KeyedSampler):
 
     made = 0
 
-    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
+    def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         self.made += logits.flatten(0, -2).shape[0]
-        return super().law(logits, prefixes)
+        return super().probs(logits, prefixes)
 
 
 def case(seed: int = 0) -> tuple[Tensor, Draft]:
@@ -49,8 +49,8 @@ def processors() -> list[LogitsProcessor]:
 def test_a_law_by_itself_is_that_of_all(processor: LogitsProcessor) -> None:
     logits, draft = case()
     sampler = KeyedSampler(processor)
-    expected = law_of(logits, draft, ROWS, sampler)
-    laws = LazyLaws(logits, draft, ROWS, sampler)
+    expected = distributions_of(logits, draft, ROWS, sampler)
+    laws = LazyDistributions(logits, draft, ROWS, sampler)
     for rows, nodes in (([1], [2]), ([0, 1], [-1, -1]), ([0, 1, 0, 0], [-1, 2, 4, 4]), ([1, 0], [2, 0])):
         where, at = torch.tensor(rows), torch.tensor(nodes)
         assert torch.equal(laws.at(where, at), expected[where, at + 1])
@@ -63,9 +63,9 @@ def test_the_laws_of_a_verdict_are_all_there(processor: LogitsProcessor) -> None
     logits, draft = case(1)
     sampler = KeyedSampler(processor)
     verdict = verify(logits, draft, ROWS, torch.tensor([[0, 4], [1, 3]]), sampler, Rule.POINT)
-    expected = law_of(logits, draft, ROWS, sampler)
+    expected = distributions_of(logits, draft, ROWS, sampler)
     assert torch.equal(verdict.probs, expected)
-    assert torch.equal(verdict.law(torch.tensor([1]), torch.tensor([-1])), expected[[1], [0]])
+    assert torch.equal(verdict.at(torch.tensor([1]), torch.tensor([-1])), expected[[1], [0]])
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -77,16 +77,16 @@ def test_only_where_a_row_stood_is_a_law_worked_out(seed: int) -> None:
     assert sampler.made == stood
     path = [node for node in verdict.path[0].tolist() if node >= 0]
     at = torch.tensor([-1, *path])
-    seen = verdict.law(torch.zeros_like(at), at)
+    seen = verdict.at(torch.zeros_like(at), at)
     assert sampler.made == stood  # known already
-    assert torch.equal(seen, law_of(logits, draft, ROWS, sampler)[0, at + 1])
+    assert torch.equal(seen, distributions_of(logits, draft, ROWS, sampler)[0, at + 1])
 
 
 def test_laws_given_as_a_tensor_are_looked_up() -> None:
     given = torch.rand(2, 3, V)
     verdict = Verdict(torch.zeros(2, 0), torch.zeros(2), given, given)
     assert verdict.probs is given
-    assert torch.equal(verdict.law(torch.tensor([1, 0]), torch.tensor([-1, 1])), given[[1, 0], [0, 2]])
+    assert torch.equal(verdict.at(torch.tensor([1, 0]), torch.tensor([-1, 1])), given[[1, 0], [0, 2]])
 
 
 @st.composite

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
-from sampling.drafters.fallback import TakeOverDrafter
+from sampling.drafters.fallback import FallbackDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.types import Drafter
 from tests.support.reference import NaiveLaw
@@ -56,9 +56,9 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     "always 2": lambda: PointDrafter(3, always(2)),
     "points, short": lambda: PointDrafter(3, lambda row: (row[-1] + 1) % 3 if len(row) % 2 else None),
     "model, stops behind an unlikely token": lambda: ModelDrafter(TableLM(3, seed=7), least=0.4),
-    "points, else a model": lambda: TakeOverDrafter(sometimes(0), ModelDrafter(TableLM(3, seed=7))),
-    "points, else ngrams": lambda: TakeOverDrafter(sometimes(1), NgramDrafter(3)),
-    "a sure law, else a model": lambda: TakeOverDrafter(
+    "points, else a model": lambda: FallbackDrafter(sometimes(0), ModelDrafter(TableLM(3, seed=7))),
+    "points, else ngrams": lambda: FallbackDrafter(sometimes(1), NgramDrafter(3)),
+    "a sure law, else a model": lambda: FallbackDrafter(
         LawDrafter(TableLM(3, seed=9), least_top=0.55), ModelDrafter(TableLM(3, seed=7))
     ),
     "certain 1": lambda: FixedLawDrafter([0.0, 1.0, 0.0]),

@@ -40,7 +40,7 @@ class NaiveVerify:
     """Token by token, row by row. Subclasses get one step wrong."""
 
     def __call__(self, logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampler: Sampler, rule: Rule) -> Verdict:
-        law = sampler.law(logits, [])
+        law = sampler.probs(logits, [])
         path = torch.full(draft.tokens.shape, -1, dtype=torch.long)
         token = torch.full((len(rows),), -1, dtype=torch.long)
         for row, chain in enumerate(draft.tokens.tolist()):
@@ -222,7 +222,7 @@ class ArgmaxDraws:
     needs_prefixes = False
 
     def __init__(self, sampler: Sampler) -> None:
-        self.law = sampler.law
+        self.probs = sampler.probs
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
         return probs.argmax(dim=-1)
@@ -242,7 +242,7 @@ class _TargetNoise:
     needs_prefixes = False
 
     def __init__(self, sampler: KeyedSampler) -> None:
-        self.law, self.draw = sampler.law, sampler.draw
+        self.probs, self.draw = sampler.probs, sampler.draw
 
 
 # -- enumeration ----------------------------------------------------------------------------------

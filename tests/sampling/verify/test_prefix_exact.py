@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
-from sampling.drafters.fallback import TakeOverDrafter
+from sampling.drafters.fallback import FallbackDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
@@ -51,7 +51,7 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     "ngram": lambda: NgramDrafter(3),
     "tables": lambda: TablesDrafter(None, least=0.0),
     "maxgram": MaxGramDrafter,
-    "points, else a model": lambda: TakeOverDrafter(
+    "points, else a model": lambda: FallbackDrafter(
         PointDrafter(3, lambda row: 0 if len(row) % 2 else None), ModelDrafter(TableLM(3, seed=7))
     ),
 }

@@ -25,7 +25,7 @@ class Fixed:
         self.tossed: list[float] = []
         self.drawn: list[list[float]] = []
 
-    def law(self, logits: Tensor, prefixes: Rows) -> Tensor:
+    def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         return logits.softmax(dim=-1)
 
     def coin(self, prob: Tensor, keys: Tensor) -> Tensor:
@@ -49,8 +49,8 @@ def reviewed(fixed: Any, draft: Draft, lenience: float, laws: list[list[float]] 
 
 
 def law_at(found: Review, depth: int) -> list[float]:
-    assert found.laws is not None
-    return list(found.laws[0, depth].tolist())
+    assert found.probs is not None
+    return list(found.probs[0, depth].tolist())
 
 
 def test_the_law_of_a_reviewed_point_mass() -> None:
@@ -92,11 +92,11 @@ def test_the_law_of_a_token_that_rounding_hid_is_not_zero() -> None:
     m = torch.tensor([[[0.5, 0.5 - tiny, tiny]]])
     q = torch.tensor([[[0.5, 0.5, 0.0]]])
     fixed = Fixed([False], [2])
-    fixed.law = lambda logits, prefixes: m.expand(1, 2, 3)  # type: ignore[method-assign]
+    fixed.probs = lambda logits, prefixes: m.expand(1, 2, 3)  # type: ignore[method-assign]
     found = reviewed(fixed, Draft(torch.tensor([[1]]), q), 1.0)
     assert found.verdict.token.tolist() == [2]
-    assert found.laws is not None
-    assert 0 < float(found.laws[0, 0, 2]) < 1e-6
+    assert found.probs is not None
+    assert 0 < float(found.probs[0, 0, 2]) < 1e-6
 
 
 def about(values: list[float]) -> Any:
@@ -128,7 +128,7 @@ def test_greedy_drafts_pass_as_far_as_the_lenience_goes(
     sampling = Best(make_processor(temperature), draft_sampling="greedy")
     draft = Draft(torch.tensor([[1]]), raw=None if raw is None else torch.tensor([[raw]]))
     found = reviewed(sampling, draft, lenience)
-    assert found.laws is None
+    assert found.probs is None
     assert found.verdict.path.tolist() == [[0 if passes else -1]]
     assert found.verdict.token.tolist() == [2 if passes else 0]
     best = reviewed(sampling, Draft(torch.tensor([[0]]), raw=torch.tensor([[1.0]])), lenience)

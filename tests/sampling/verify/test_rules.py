@@ -21,7 +21,7 @@ from sampling.drafters.cascade import CascadeDrafter, cascade_of, chain_of
 from sampling.drafters.combined import ChainDrafter
 from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM, FeatureTreeDrafter
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
-from sampling.drafters.fallback import TakeOverDrafter
+from sampling.drafters.fallback import FallbackDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.joint_tree import JointTreeDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
@@ -68,8 +68,8 @@ DRAFTERS: dict[str, tuple[type, Rule, Callable[[Any], Drafter]]] = {  # of a tar
     "ngram": (NgramDrafter, Rule.POINT, lambda target: NgramDrafter(V)),
     "maxgram": (MaxGramDrafter, Rule.POINT, lambda target: MaxGramDrafter()),
     "tables": (TablesDrafter, Rule.POINT, lambda target: TablesDrafter()),
-    "tree of tables": (TableTreeDrafter, Rule.POINT, lambda target: TableTreeDrafter(least=0.0, peek=True)),
-    "tree of both": (JointTreeDrafter, Rule.POINT, lambda target: JointTreeDrafter(model().lm, peek=True)),
+    "tree of tables": (TableTreeDrafter, Rule.POINT, lambda target: TableTreeDrafter(least=0.0, shared_noise=True)),
+    "tree of both": (JointTreeDrafter, Rule.POINT, lambda target: JointTreeDrafter(model().lm, shared_noise=True)),
     "model": (ModelDrafter, Rule.DRAWN, lambda target: model()),
     "model, its likeliest": (ModelDrafter, Rule.POINT, lambda target: model(rule=Rule.POINT)),
     "model, its likeliest with siblings": (
@@ -85,13 +85,13 @@ DRAFTERS: dict[str, tuple[type, Rule, Callable[[Any], Drafter]]] = {  # of a tar
         Rule.POINT,
         lambda target: FeatureTreeDrafter(FeatureLM(feature(target), "feature", None), expansion=Expansion(9)),
     ),
-    "points, else a model": (TakeOverDrafter, Rule.DRAWN, lambda target: TakeOverDrafter(points(), model())),
+    "points, else a model": (FallbackDrafter, Rule.DRAWN, lambda target: FallbackDrafter(points(), model())),
     "points, else blocks": (
-        TakeOverDrafter,
+        FallbackDrafter,
         Rule.BLOCK,
-        lambda target: TakeOverDrafter(points(), model(rule=Rule.BLOCK)),
+        lambda target: FallbackDrafter(points(), model(rule=Rule.BLOCK)),
     ),
-    "points, else points": (TakeOverDrafter, Rule.POINT, lambda target: TakeOverDrafter(points(), NgramDrafter(V))),
+    "points, else points": (FallbackDrafter, Rule.POINT, lambda target: FallbackDrafter(points(), NgramDrafter(V))),
     "chain of points": (ChainDrafter, Rule.POINT, lambda target: chain_of([NgramDrafter(V), points()], [2, 2])),
     "chain": (ChainDrafter, Rule.DRAWN, lambda target: chain_of([model(), points()], [2, 2])),
     "cascade": (CascadeDrafter, Rule.DRAWN, lambda target: CascadeDrafter(model().lm, points())),
@@ -212,8 +212,8 @@ def test_point_masses_beside_drawn_drafts_are_judged_by_the_same_rule(name: str,
         return ModelDrafter(TableLM(3, 7, name="drawn"), rule=rule)
 
     makers: dict[str, Callable[[], Drafter]] = {
-        "points, else blocks": lambda: TakeOverDrafter(some(), drawn()),
-        "points, else a model": lambda: TakeOverDrafter(some(), drawn(Rule.DRAWN)),
+        "points, else blocks": lambda: FallbackDrafter(some(), drawn()),
+        "points, else a model": lambda: FallbackDrafter(some(), drawn(Rule.DRAWN)),
         "blocks, chain": lambda: chain_of([drawn(), some()], [1, 1]),
         "blocks, cascade": lambda: cascade_of([drawn(), some()], [[2, 0], [0, 1]], 2.0),
     }
@@ -232,13 +232,13 @@ def test_drafters_that_cannot_go_together_are_refused_by_name() -> None:
     with pytest.raises(UserError, match=f"^{line}$"):
         model(rule=Rule.BLOCK, expansion=Expansion(3))
     with pytest.raises(UserError, match="block verification judges chains"):
-        TakeOverDrafter(model(rule=Rule.BLOCK), model(expansion=Expansion(3)))
-    with pytest.raises(UserError, match=r"^match, tables: peek must be False beside drafters that draw$"):
-        TakeOverDrafter(TableTreeDrafter(peek=True), model())
-    with pytest.raises(UserError, match="peek must be False"):
-        chain_of([model(), TableTreeDrafter(peek=True)], [1, 1])
+        FallbackDrafter(model(rule=Rule.BLOCK), model(expansion=Expansion(3)))
+    with pytest.raises(UserError, match=r"^match, tables: shared_noise must be False beside drafters that draw$"):
+        FallbackDrafter(TableTreeDrafter(shared_noise=True), model())
+    with pytest.raises(UserError, match="shared_noise must be False"):
+        chain_of([model(), TableTreeDrafter(shared_noise=True)], [1, 1])
     with pytest.raises(UserError, match=r"^sure must be 0 beside toy, whose drafts are drawn, got 0\.3$"):
-        TakeOverDrafter(model(), NgramDrafter(V), sure=0.3)
+        FallbackDrafter(model(), NgramDrafter(V), sure=0.3)
 
 
 @pytest.mark.parametrize("grown", ["cape", "dynamic"])
@@ -308,7 +308,7 @@ def test_blocks_of_a_tree_are_an_error() -> None:
 
 
 def test_a_law_of_one_token_is_all_on_it() -> None:
-    from sampling.verify.distributions import point_laws
+    from sampling.verify.distributions import one_hot
 
-    laws: Tensor = point_laws(torch.tensor([[2, 0]]), torch.zeros(1, 3))
+    laws: Tensor = one_hot(torch.tensor([[2, 0]]), torch.zeros(1, 3))
     assert laws.tolist() == [[[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]]

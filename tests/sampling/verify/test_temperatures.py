@@ -115,8 +115,8 @@ WAYS: dict[str, Any] = {
     "model": lambda: ModelDrafter(TableLM(4, 2)),
     "cape": lambda: ModelDrafter(TableLM(4, 2), expansion=Expansion(6)),
     "ngram": lambda: NgramDrafter(4),
-    "tables": lambda: TableTreeDrafter(None, peek=True, recall=True),
-    "joint": lambda: JointTreeDrafter(TableLM(4, 2), learn=False, peek=True),
+    "tables": lambda: TableTreeDrafter(None, shared_noise=True, recall=True),
+    "joint": lambda: JointTreeDrafter(TableLM(4, 2), learn=False, shared_noise=True),
 }
 
 

@@ -91,12 +91,12 @@ def steps(lm: Any) -> list[Tensor]:
     session = lm.open([[3, 4, 5, 6], [7, 8]], hidden=True)
     found = [session.score([[3, 4, 5, 6], [7, 8]], Draft(torch.tensor([[9, 10], [11, 12]])))]
     found += read(session, 2)
-    session.keep(torch.tensor([[0, 1], [0, -1]]))
+    session.commit(torch.tensor([[0, 1], [0, -1]]))
     found += [session.hidden()[0, :6].clone(), *read(session, 1)]
     rows = [[3, 4, 5, 6, 9, 10, 13], [7, 8, 11, 14]]
     tree = Draft(torch.tensor([[20, 21, 22], [23, 24, 25]]), parents=torch.tensor([-1, -1, 0]))
     found.append(session.score(rows, tree))
-    session.keep(torch.tensor([[0, 2], [1, -1]]))
+    session.commit(torch.tensor([[0, 2], [1, -1]]))
     found += read(session, 1)
     twin = session.fork()
     session.select(torch.tensor([1, 1, 0]))

@@ -187,7 +187,7 @@ def test_the_next_turns_of_a_chat_reuse_the_caches(kind: str) -> None:
     for turn in range(4):
         session = lm.open([prompt], previous=session, hidden=True)
         running = session.fork() if turn == 2 else session
-        held = [helper.sync([prompt])[0] for helper in drafter.sessions]
+        held = [helper.rollback([prompt])[0] for helper in drafter.sessions]
         found = decode(lm, [prompt], drafter, greedy(), length=12, gamma=3, session=running)
         fresh = decode(lm, [prompt], make_drafter(student), greedy(), length=12, gamma=3)
         same_rounds(found, fresh)
@@ -299,7 +299,7 @@ def test_a_draft_tells_its_calls_and_its_raw_probabilities(kind: str) -> None:
     for depth in range(4):
         logits = drafter.sessions[0].score([active], Draft.empty(1))[0, 0]
         token = int(draft.tokens[0, depth])
-        assert torch.allclose(draft.probs[0, depth], sampler.law(logits, []), atol=1e-6)
+        assert torch.allclose(draft.probs[0, depth], sampler.probs(logits, []), atol=1e-6)
         assert draft.raw is not None
         assert float(draft.raw[0, depth]) == pytest.approx(float(logits.softmax(-1)[token]), abs=1e-5)
         assert float(draft.probs[0, depth, 1]) == 0
@@ -338,10 +338,10 @@ class ById:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def law(self, logits: torch.Tensor, prefixes: Rows) -> torch.Tensor:
+    def probs(self, logits: torch.Tensor, prefixes: Rows) -> torch.Tensor:
         self.widths.add(logits.shape[-1])
         assert prefixes
-        return self.inner.law(logits, [])
+        return self.inner.probs(logits, [])
 
 
 def test_a_law_that_depends_on_the_prefix_sees_all_ids() -> None:

@@ -91,7 +91,7 @@ def test_a_reviewer_keeps_what_it_accepted(layers: int) -> None:
     held = fed(target, [ids], [11])
     session = lm.open([ids], target=held)
     session.score([ids], Draft(torch.tensor([[5, 6, 7]])))
-    session.keep(torch.tensor([[0, 1, -1]]))
+    session.commit(torch.tensor([[0, 1, -1]]))
     assert session.held() == [14]
     row = [*ids, 5, 6, 9]
     found = session.score([row], Draft(torch.tensor([[1, 2]])))
@@ -126,7 +126,7 @@ def test_a_session_beside_another_target_is_not_taken_over() -> None:
     again.score([ids[:-1]], NOTHING)
     assert lm.open([ids], previous=session, target=again) is session
     assert session.target is again
-    assert session.sync([ids]) == [6]
+    assert session.rollback([ids]) == [6]
 
 
 def test_a_target_without_a_cache_is_refused_by_name() -> None:

@@ -81,14 +81,14 @@ def test_chances_by_hand() -> None:
     made = started(thinking([math.log(p) for p in (0.1, 0.1, 0.1, 0.2, 0.5)]), [PROMPT])
     made._indices[0].follow(PROMPT)
     offered = list(made._offered(made._indices[0], PROMPT))
-    assert [(found.token, found.chance) for found in offered] == [(4, CHANCE[2])]
+    assert [(found.token, found.p) for found in offered] == [(4, CHANCE[2])]
     found = {one.token: one for one in made._first([PROMPT], offered, None)}
     ours = [weight(OWN * p) for p in (0.1, 0.1, 0.1, 0.2)]
     both = weight(OWN * 0.5, SHARES[MATCH] * CHANCE[2])
     total = NOBODY + sum(ours) + both + (V - 5) * weight()
-    assert found[4].chance == pytest.approx(both / total)
+    assert found[4].p == pytest.approx(both / total)
     assert made.traits.names[found[4].source] == ("trained" if SHARES[MATCH] * CHANCE[2] <= OWN * 0.5 else "match")
-    assert found[1].chance == pytest.approx(ours[1] / total)
+    assert found[1].p == pytest.approx(ours[1] / total)
     assert made.traits.names[found[1].source] == "trained"
 
 
@@ -101,8 +101,8 @@ def test_each_kind_of_offer_is_believed_in_its_own_way() -> None:
     total = NOBODY + sum(weight(one, sharpened=2.0) for one in said.values())
     assert {one.token: one.source for one in found} == {7: 3, MATCH: MATCH, TABLES: TABLES, RECALLED: RECALLED}
     for one in found:
-        assert one.chance == pytest.approx(weight(said[one.token], sharpened=2.0) / total)
-    assert sum(one.chance for one in found) == pytest.approx(1 - NOBODY / total)
+        assert one.p == pytest.approx(weight(said[one.token], sharpened=2.0) / total)
+    assert sum(one.p for one in found) == pytest.approx(1 - NOBODY / total)
 
 
 def test_a_drafter_that_agrees_oftener_is_believed_more() -> None:
@@ -115,9 +115,9 @@ def test_a_drafter_that_agrees_oftener_is_believed_more() -> None:
 
 def test_the_noise_is_weighed_with_the_drafters_law() -> None:
     drawing = sampler(1.0, seed=3)
-    made = started(thinking([math.log(0.5), math.log(0.5)]), [ROW], peek=True)
+    made = started(thinking([math.log(0.5), math.log(0.5)]), [ROW], shared_noise=True)
     noise = made._noise(len(ROW), drafting(drawing, [ROW]))
-    found = {one.token: one.chance for one in made._first([ROW], [], noise)}
+    found = {one.token: one.p for one in made._first([ROW], [], noise)}
     loud = [math.exp(WEAK.noise * one) for one in drawing.shared_noise(0, len(ROW), list(range(V)))]
     total = NOBODY + weight(OWN * 0.5) * sum(loud[:2]) + weight() * sum(loud[2:])
     for token in (0, 1):
@@ -129,7 +129,7 @@ def test_the_noise_is_weighed_with_the_drafters_law() -> None:
 def test_any_temperature_can_be_peeked_at(kind: type[TableTreeDrafter]) -> None:
     """Noise in a logit is as large as the temperature: e to the power of it is no number at some thousands."""
     given = () if kind is TableTreeDrafter else (thinking([0.0, 0.0]),)
-    made = kind(*given, least=0.0, peek=True)
+    made = kind(*given, least=0.0, shared_noise=True)
     alone = answers(TableLM(V), [PROMPT], NoDrafter(), sampler(1e5, 1), length=20)
     assert emitted(decode(TableLM(V), [PROMPT], made, sampler(1e5, 1), length=20, gamma=4)) == alone
 
@@ -213,7 +213,7 @@ def test_the_text_is_plain_decodings_with_that_seed(peek: bool, temperature: flo
     thought = 0
     for seed in range(20):
         alone = answers(TableLM(8, seed=4), [PROMPT], NoDrafter(), sampler(temperature, seed), length=24)
-        made = JointTreeDrafter(TableLM(8, seed=4, sharpness=1.0), least=0.0, peek=peek, recall=True)
+        made = JointTreeDrafter(TableLM(8, seed=4, sharpness=1.0), least=0.0, shared_noise=peek, recall=True)
         run = decode(TableLM(8, seed=4), [PROMPT], made, sampler(temperature, seed), length=24, gamma=5)
         assert emitted(run) == alone
         thought += sum(step.source[node] == len(made.traits.names) - 1 for step in steps(run) for node in step.path)
@@ -227,7 +227,7 @@ def test_every_kind_of_student_may_be_asked(kind: str, temperature: float) -> No
     target = make_target(8, seed=10, dtype=torch.float64)
     lm = make_drafter(make_student(kind, target, seed=2, dtype=torch.float64)).lm
     tables = tables_of(*(text(seed, 60, 8) for seed in range(4)))
-    made = JointTreeDrafter(lm, tables, least=0.0, learn=False, recall=True, peek=True)
+    made = JointTreeDrafter(lm, tables, least=0.0, learn=False, recall=True, shared_noise=True)
     asked = 0
     for prompt in (text(7, 9, 8), text(7, 9, 8) + text(8, 30, 8)):
         alone = answers(CausalLM(target), [prompt], None, sampler(temperature, 5), length=30)

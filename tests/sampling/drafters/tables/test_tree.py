@@ -192,7 +192,9 @@ def test_the_text_is_plain_decodings_with_that_seed(peek: bool, temperature: flo
     recalled = 0
     for seed in range(20):
         alone = answers(TableLM(8, seed=4), [AGAIN], NoDrafter(), sampler(temperature, seed), length=24)
-        run = decode(TableLM(8, seed=4), [AGAIN], recalling(peek=peek), sampler(temperature, seed), length=24, gamma=6)
+        run = decode(
+            TableLM(8, seed=4), [AGAIN], recalling(shared_noise=peek), sampler(temperature, seed), length=24, gamma=6
+        )
         assert emitted(run) == alone
         recalled += sum(step.source.count(RECALLED) for step in steps(run))
     assert (recalled > 100) == (temperature > 0)  # a greedy target's law says no more than its text
@@ -220,7 +222,7 @@ def test_the_default_pairs_tables_recall_and_matches_alone_do_not(default_pair: 
 
 
 def peeking(peek: bool) -> TableTreeDrafter:
-    return TableTreeDrafter(None, least=0.0, peek=peek)
+    return TableTreeDrafter(None, least=0.0, shared_noise=peek)
 
 
 def proposed(made: TableTreeDrafter, rows: Rows, drawing: KeyedSampler, nodes: int = 6) -> Any:
@@ -238,7 +240,7 @@ def test_logits_and_noise_together_say_what_is_drawn(temperature: float) -> None
     for position in range(60):
         logits = torch.randn(1, 40, generator=generator) * 2
         drawing = sampler(temperature, seed=position)
-        drawn = drawing.draw(drawing.law(logits, []), torch.tensor([[3, position]]))
+        drawn = drawing.draw(drawing.probs(logits, []), torch.tensor([[3, position]]))
         told = torch.tensor(drafting(drawing, [[1]]).shared_noise(3, position, ids))
         assert int(drawn) == int((logits[0].log_softmax(-1) + told).argmax())
 
