@@ -108,10 +108,10 @@ class _Offer(NamedTuple):
 class TableTreeDrafter(TablesDrafter):
     """As :class:`TablesDrafter`, but the budget's depth counts the nodes of a tree, and its costs say which pay.
 
-    No path is less likely than `least`. Rows of a batch share one shape: they
-    get chains, and so does a target that takes no trees. `peek`: the noise of the target's draw is looked at where the
-    sampler shows it. Not for a drafter beside which another one draws from distributions of its own: which of them
-    drafts must not depend on the noise. `recall`: what the target thought likely in this answer is offered too.
+    No path is less likely than `least`. Rows of a batch share one shape: they get chains, and so does a target that
+    takes no trees. `shared_noise`: the noise of the target's draw is looked at where the sampler shows it. Not for a
+    drafter beside which another one draws from distributions of its own: which of them drafts must not depend on the
+    noise. `recall`: what the target thought likely in this answer is offered too.
     """
 
     def __init__(
@@ -119,13 +119,13 @@ class TableTreeDrafter(TablesDrafter):
         tables: StaticTables | None = None,
         *,
         least: float = LEAST,
-        peek: bool = False,
+        shared_noise: bool = False,
         recall: bool = False,
         **how: int,
     ) -> None:
         super().__init__(tables, least=least, **how)
         names = (*TablesDrafter.traits.names, *(["recalled"] if recall else []))
-        self.traits = Traits(names, Rule.POINT, shared_noise=peek, tree=Tree.BEST_FIRST)
+        self.traits = Traits(names, Rule.POINT, shared_noise=shared_noise, tree=Tree.BEST_FIRST)
         self._recalled = Recalled() if recall else None
         self._trees = True  # whether the target takes them
         self._ids: list[int] = []  # the caller's numbers of the rows, which key the noise
