@@ -290,18 +290,23 @@ class Drafter(Protocol):
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         """Open an answer beside the outermost target and the immediate reviewer."""
+        return
 
     def confidence(self, rows: Rows) -> list[float]:
         """How likely the first token that it would draft for each row is, as far as it knows; 0: it has none."""
         return [1.0] * len(rows)
 
-    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft: ...  # may be empty
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        """A draft behind each row, within the budget; it may be empty."""
+        return Draft.empty(len(rows))
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         """A round is over; `rows` as they were before it."""
+        return
 
     def select(self, rows: Tensor) -> None:
         """[B'] expand, reorder or drop rows."""
+        return
 
 
 class GammaController(Protocol):

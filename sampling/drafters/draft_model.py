@@ -134,6 +134,3 @@ class NoDrafter(Drafter):
     """Proposes nothing."""
 
     traits = Traits(rule=Rule.POINT)
-
-    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        return Draft.empty(len(rows))
