@@ -231,7 +231,7 @@ def speculative_generate(
     draft_sampling: DraftSampling = "law",
     **more: Any,
 ) -> tuple[list[int], float]:
-    """Speculative decoding with a draft model: the target's own law, fewer target passes.
+    """Speculative decoding with a draft model: the target's own distribution, fewer target passes.
 
     Args as in :func:`autoregressive_generate`; `gamma` drafts a round. `drafter` is a model, or an object that drafts,
     such as ``MaxGramDrafter()``. Two models must share one tokenizer; of ids that only one of
@@ -416,7 +416,7 @@ def beam_search_generate(
         end_tokens_id: an id or several that end an answer (`eos_tokens_id` is the same). None: the model's own (and the
             tokenizer's, if given).
         pad_token_id: accepted for compatibility; nothing is padded.
-        logits_processor: log p is that of its law; None or a greedy one: the model's own.
+        logits_processor: log p is that of its distribution; None or a greedy one: the model's own.
         penalty_offset: m. With 0, α is transformers' `length_penalty`.
 
     Returns:

@@ -198,7 +198,8 @@ class _Run:
         """Go on with the rows at these places only."""
         if len(active) == len(self.rows):
             return
-        self.rows, self.ids, self.ends = ([part[at] for at in active] for part in (self.rows, self.ids, self.ends))
+        self.rows = [self.rows[at] for at in active]
+        self.ids, self.ends = ([part[at] for at in active] for part in (self.ids, self.ends))
         if active:
             index = torch.tensor(active)
             self.session.select(index)

@@ -113,7 +113,7 @@ class KeyedSampler(Sampler):
     """Processors, seed and coupling of one answer; satisfies :class:`sampling.types.Sampler`.
 
     Args:
-        processor: logits → law.
+        processor: logits → distribution.
         seed: any integer; the same seed gives the same answer.
         coupling: "rejection" draws drafts with noise of their own, "gumbel" with the target's.
         draft_sampling: "greedy" makes every draft of a model a point mass.
@@ -206,7 +206,7 @@ class SamplerView(Sampler):
 
 
 class DraftingSampler(SamplerView):
-    """The drafter's view of a :class:`KeyedSampler` in one round: the same law, other noise unless coupled.
+    """The drafter's view of a :class:`KeyedSampler` in one round: the same distribution, other noise unless coupled.
 
     `starts` [B, 2]: row and committed length where the round begins. A round of a cascade inside it is a view within
     this view (`outer`): lengths only grow while a round drafts, so no two of its nested rounds begin at the same one.

@@ -25,11 +25,12 @@ class Rule(IntEnum):
     before anything is drawn: a rule that depended on what was drawn would not be the one whose exactness was proved.
 
     Where a sampler's drafts are point masses (greedy, gumbel coupling) POINT judges every drafter. Of a drafter made of
-    several the highest of their rules judges all it drafts; its point masses are laws with all mass on one id then.
+    several the highest of their rules judges all it drafts; its point masses are distributions with all mass on one id
+    then.
     """
 
     POINT = 0  # point masses under every sampler
-    DRAWN = 1  # drawn from laws that travel with them; judged in turn
+    DRAWN = 1  # drawn from distributions that travel with them; judged in turn
     BLOCK = 2  # chains so drawn; judged as a whole
 
 
@@ -77,7 +78,7 @@ class Draft:
     """What a drafter proposes for one round. -1 marks an absent node; an empty draft has N = 0."""
 
     tokens: Tensor  # [B, N] long
-    probs: Tensor | None = None  # [B, N, V] float: the law each node was really drawn from; None = point masses
+    probs: Tensor | None = None  # [B, N, V] float: what each node was really drawn from; None = point masses
     raw: Tensor | None = None  # [B, N] the drafter's temperature-1 probability of each node
     parents: Tensor | None = None  # [N] long, -1 = root; None = a chain
     source: Tensor | None = None  # [N] or [B, N] index into the drafter's `traits.names`
@@ -91,8 +92,9 @@ class Draft:
         return Draft(torch.empty((rows, 0), dtype=torch.long))
 
 
-class Laws(Protocol):
-    """A verifier's processed laws at the root and after each node of a draft, worked out where they are asked for."""
+class Distributions(Protocol):
+    """A verifier's processed distributions at the root and after each node of a draft, worked out where they are asked
+    for."""
 
     def at(self, rows: Tensor, nodes: Tensor) -> Tensor: ...  # [M] places, [M] nodes (-1: the root) → [M, V]
     def all(self) -> Tensor: ...  # [B, N+1, V]
@@ -104,18 +106,19 @@ class Verdict:
 
     path: Tensor  # [B, A] long: accepted nodes from the root, -1 padded
     token: Tensor  # [B] long: the verifier's own token (correction or bonus)
-    laws: Tensor | Laws  # [B, N+1, V]
+    distributions: Tensor | Distributions  # [B, N+1, V]
     logits: Tensor  # [B, N+1, V] raw
 
     @property
     def probs(self) -> Tensor:
-        """[B, N+1, V] the verifier's processed law at the root and after each node: all that were looked at and the
-        many that were not. See :meth:`law`."""
-        return self.laws if isinstance(self.laws, Tensor) else self.laws.all()
+        """[B, N+1, V] the verifier's processed distribution at the root and after each node: all that were looked at
+        and the many that were not. See :meth:`at`."""
+        return self.distributions if isinstance(self.distributions, Tensor) else self.distributions.all()
 
-    def law(self, rows: Tensor, nodes: Tensor) -> Tensor:
-        """[M, V] the laws of the rows at these places [M] behind these nodes [M] (-1: the root)."""
-        return self.laws[rows, nodes + 1] if isinstance(self.laws, Tensor) else self.laws.at(rows, nodes)
+    def at(self, rows: Tensor, nodes: Tensor) -> Tensor:
+        """[M, V] the distributions of the rows at these places [M] behind these nodes [M] (-1: the root)."""
+        known = self.distributions
+        return known[rows, nodes + 1] if isinstance(known, Tensor) else known.at(rows, nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,8 @@ class Session(Protocol):
     """One LM, its KV cache and the tokens the cache holds.
 
     `vocab_size` is V: of a session beside a target's the target's, so that both speak of the same ids. What the model
-    has no id for gets -inf, what the target has no id for is left out: any law that drafts are drawn from is exact.
+    has no id for gets -inf, what the target has no id for is left out: any distribution that drafts are drawn from is
+    exact.
     """
 
     vocab_size: int
@@ -228,14 +232,14 @@ class Sampler(Protocol):
     """The only source of randomness: all noise is a function of its seed and its key, and nothing is counted."""
 
     @property
-    def needs_prefixes(self) -> bool: ...  # the law depends on the tokens before, or on which id a logit is of
+    def needs_prefixes(self) -> bool: ...  # the distribution depends on the tokens before, or on which id a logit is of
     @property
     def point_mass(self) -> bool: ...  # drafts are point masses (greedy drafts, gumbel coupling)
 
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """[..., V] logits → [..., V] float32 processed probabilities.
 
-        `prefixes` holds one prefix for each law (flattened over the leading dimensions), or is
+        `prefixes` holds one prefix for each distribution (flattened over the leading dimensions), or is
         empty when `needs_prefixes` is False.
         """
         ...
@@ -288,18 +292,23 @@ class Drafter(Protocol):
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         """Open an answer beside the outermost target and the immediate reviewer."""
+        return
 
     def confidence(self, rows: Rows) -> list[float]:
         """How likely the first token that it would draft for each row is, as far as it knows; 0: it has none."""
         return [1.0] * len(rows)
 
-    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft: ...  # may be empty
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        """A draft behind each row, within the budget; it may be empty."""
+        return Draft.empty(len(rows))
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         """A round is over; `rows` as they were before it."""
+        return
 
     def select(self, rows: Tensor) -> None:
         """[B'] expand, reorder or drop rows."""
+        return
 
 
 class GammaController(Protocol):

@@ -41,8 +41,9 @@ def beam_generate(
         prompt: one row of ids, at least one.
         limits: new tokens, stop ids, context. A beam that meets a limit finishes there.
         plan: how to search.
-        processor: log p is that of its law (temperature, top-k …; what it cuts off is never tried). Without one, or
-            with a greedy one, that of the model's own law at temperature 1 (behind its rules of repetition).
+        processor: log p is that of its distribution (temperature, top-k …; what it cuts off is never tried). Without
+            one, or with a greedy one, that of the model's own distribution at temperature 1 (behind its rules of
+            repetition).
         session: an open session of `lm` for this prompt (one row), whose cache is reused by common prefix. It has one
             row again when the generator ends or is closed: that with most of the answer.
         interrupt: polled between steps and prefill pieces, never inside a forward pass.
@@ -135,7 +136,7 @@ class _Search:
     def _log_probs(self, logits: Tensor) -> Tensor:
         """[B, V] logits → [B, V] log p; -inf for stop ids before `min_length`.
 
-        The model's own law is not renormalised for them, a processor's is: it sees what may be chosen only.
+        The model's own distribution is not renormalised for them, a processor's is: it sees what may be chosen only.
         """
         scores = logits if logits.dtype == torch.float64 else logits.float()
         early = self.stop if self.length < self.plan.min_length else ()

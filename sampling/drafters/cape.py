@@ -3,9 +3,9 @@ section 3.2). At every position of the chain the drafter's next best tokens stan
 more of them the less sure it is.
 
 Where drafts are point masses the siblings are the most likely other tokens; where they are drawn, siblings are drawn
-too, each from what those before it leave of the law (no token twice), and that law travels with it. How many there are
-is settled by laws and by the chain, before a sibling is drawn. Knows no models; sampling/drafters/draft_model.py
-drafts.
+too, each from what those before it leave of the distribution (no token twice), and that distribution travels with it.
+How many there are is settled by distributions and by the chain, before a sibling is drawn. Knows no models;
+sampling/drafters/draft_model.py drafts.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _joined(chain: Draft, leaves: dict[int, Leaves], drawing: Drawing) -> Draft:
     parents += [depth - 1 for depth, found in leaves.items() for _ in range(found.tokens.shape[1])]
     probs = chain.probs
     if probs is not None:
-        laws = torch.cat([found.probs for found in leaves.values() if found.probs is not None], dim=1)
-        probs = torch.cat([probs, spread(laws, drawing.short_list, drawing.vocab_size, 0.0)], dim=1)
+        beside = torch.cat([found.probs for found in leaves.values() if found.probs is not None], dim=1)
+        probs = torch.cat([probs, spread(beside, drawing.short_list, drawing.vocab_size, 0.0)], dim=1)
     assert chain.raw is not None
     return replace(
         chain,

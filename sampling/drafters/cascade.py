@@ -48,7 +48,7 @@ class Reviewer(ModelMember):
     def review(
         self, rows: Rows, draft: Draft, keys: Tensor, going: list[int], sampler: Sampler, lenience: float
     ) -> tuple[Review, RoundMetrics, Tensor | None]:
-        """The review of the rows `going`, its metrics, and the ids that its laws cover (None: all).
+        """The review of the rows `going`, its metrics, and the ids that its distributions cover (None: all).
 
         `keys` are those of all rows. The others draw nothing: it would be drawn again where they go on.
         """
@@ -84,7 +84,8 @@ class CascadeDrafter(Composite):
         """At most budget.depth[b] tokens, at least one where that is not 0: the inner drafts that pass, then the
         reviewer's own token.
 
-        Laws, where drafts have laws, are those that the tokens really have. `trace` holds the review, a Step a row.
+        Distributions, where drafts have distributions, are those that the tokens really have. `trace` holds the review,
+        a Step a row.
         """
         reviewer, share = self.reviewer, len(rows)
         depth = reviewer.fitting(rows, budget.depth)
@@ -151,15 +152,15 @@ def _emitted(found: Review, draft: Draft, ids: Tensor | None, numbers: list[int]
     tokens = torch.where(places < accepted, drafted, torch.where(places == accepted, own[:, None], -1))
     source = torch.zeros_like(draft.tokens) if draft.source is None else draft.source.expand_as(draft.tokens)
     source = torch.where(places < accepted, torch.tensor([*numbers, 0])[F.pad(source, (0, 1))], 0)
-    laws = found.probs
-    if laws is not None and ids is not None:
-        laws = spread(laws[..., :-1], ids, vocab_size, 0.0)
+    probs = found.probs
+    if probs is not None and ids is not None:
+        probs = spread(probs[..., :-1], ids, vocab_size, 0.0)
     logits = verdict.logits.float()
     at = tokens.to(logits.device).clamp(min=0)
     if ids is not None:
         at = torch.searchsorted(ids, at).clamp(max=len(ids) - 1)
     raw = (logits.gather(2, at[..., None])[..., 0] - logits.logsumexp(dim=-1)).exp().cpu()
-    return Draft(tokens, laws, raw, source=source)
+    return Draft(tokens, probs, raw, source=source)
 
 
 def cascade_of(drafters: Sequence[Drafter], matrix: Any, lenience: float = 1.0) -> ChainDrafter:

@@ -25,7 +25,7 @@ from utils.errors import UserError
 
 def joint_traits(parts: Sequence[Drafter]) -> Traits:
     """What drafters are together. The rule that judges all is the highest of theirs, so that point masses beside drawn
-    drafts are laws.
+    drafts are distributions.
 
     UserError, by name, for blocks beside an expansion, and for a part that looks at the target's noise beside drawn
     drafts: a refusal is answered by a draw with that noise, which must not have chosen what was refused.
@@ -125,7 +125,8 @@ class Growing:
         return gained
 
     def draft(self) -> Draft:
-        """What has grown; laws and point masses together become laws, [B, N, V]. Calls of one model are added up."""
+        """What has grown; distributions and point masses together become distributions, [B, N, V]. Calls of one model
+        are added up."""
         spent: dict[str, Call] = {}
         for call in self.calls:
             _, passes, seconds = spent.get(call.model, Call(call.model, 0, 0.0))

@@ -81,7 +81,7 @@ class ModelMember(Drafter):
 class ModelDrafter(ModelMember):
     """Draft chains from `lm` (Leviathan et al., arXiv 2211.17192).
 
-    Drafts are drawn from the processed law, which travels with them; they are point masses when
+    Drafts are drawn from the processed distribution, which travels with them; they are point masses when
     the sampler says so (greedy, gumbel coupling). A row that would outgrow `lm.context` gets no draft.
 
     `least`: a chain ends *behind* the token with which the product of its tokens' own probabilities (temperature 1)

@@ -1,6 +1,6 @@
-"""Drawing drafts: logits of one position of all rows → one token for each row that goes on, and its law.
+"""Drawing drafts: logits of one position of all rows → one token for each row that goes on, and its distribution.
 
-Logits may cover a short list of ids only: the law is then made of those alone (the processors see the same
+Logits may cover a short list of ids only: the distribution is then made of those alone (the processors see the same
 numbers as in the full vocabulary, where all others are -inf), which is cheaper, and is laid out in full only
 where somebody needs it. The sampler stays the only source of randomness and of processors. Knows no models.
 
@@ -24,33 +24,35 @@ from sampling.vocabulary import spread
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One drafted position of all rows: tokens [B] (-1 = none), the law over the ids covered [B, n], raw [B], the
-    logits [B, n] that all came from and the logarithm of the sum of their exponentials [B]."""
+    """One drafted position of all rows: tokens [B] (-1 = none), the distribution over the ids covered [B, n], raw [B],
+    the logits [B, n] that all came from and the logarithm of the sum of their exponentials [B]."""
 
     tokens: Tensor
-    law: Tensor
+    probs: Tensor
     raw: Tensor
     logits: Tensor
     whole: Tensor
 
 
 class Other(NamedTuple):
-    """A token that was not drawn and its probability: at temperature 1 beside point masses, else in the law."""
+    """A token that was not drawn and its probability: at temperature 1 beside point masses, else in the
+    distribution."""
 
     token: int
     p: float
 
 
 class Leaves(NamedTuple):
-    """C further tokens of one position: tokens [B, C] (-1 = none), raw [B, C], laws [B, C, n] unless point masses."""
+    """C further tokens of one position: tokens [B, C] (-1 = none), raw [B, C], distributions [B, C, n] unless point
+    masses."""
 
     tokens: Tensor
     raw: Tensor
-    laws: Tensor | None
+    probs: Tensor | None
 
 
 class ReducedSampler(SamplerView):
-    """A sampler for laws over a few ids [n], with one more column for all others if the laws have n + 1.
+    """A sampler for distributions over a few ids [n], with one more column for all others if there are n + 1.
 
     A draw with noise of its own may be made among the ids covered. A point mass is drawn with noise that
     belongs to the ids (the target's under gumbel coupling), hence over the full vocabulary, unless nothing
@@ -62,7 +64,7 @@ class ReducedSampler(SamplerView):
         self._ids, self._vocab_size = ids, vocab_size
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
-        """One index into the ids covered for each law [M, n or n + 1]."""
+        """One index into the ids covered for each distribution [M, n or n + 1]."""
         if not self.point_mass:
             return self._sampler.draw(probs, keys)
         top, index = probs.max(dim=-1)
@@ -100,16 +102,16 @@ class Drawing:
         sampler = self.sampler
         if self.short_list is not None:
             sampler = ReducedSampler(sampler, self.short_list, self.vocab_size)
-        law = sampler.probs(logits, rows if sampler.needs_prefixes else [])
+        probs = sampler.probs(logits, rows if sampler.needs_prefixes else [])
         places = [place for place, goes in enumerate(going) if goes]
         keys = torch.tensor([[self.numbers[place], len(rows[place])] for place in places])
-        where = torch.tensor(places, device=law.device)
-        chosen = law if all(going) else law[where]
+        where = torch.tensor(places, device=probs.device)
+        chosen = probs if all(going) else probs[where]
         drawn = chosen.argmax(dim=-1) if self.likeliest and not sampler.point_mass else sampler.draw(chosen, keys)
         at = torch.zeros(len(rows), dtype=torch.long, device=drawn.device).index_copy_(0, where, drawn)
         tokens = torch.full_like(at, -1).index_copy_(0, where, self._ids(drawn))
         whole = logits.float().logsumexp(dim=-1)
-        return Column(tokens.cpu(), law, _raw(logits, at, whole).cpu(), logits, whole)
+        return Column(tokens.cpu(), probs, _raw(logits, at, whole).cpu(), logits, whole)
 
     def _ids(self, at: Tensor) -> Tensor:
         """The ids at these places [M] among those covered."""
@@ -120,15 +122,15 @@ class Drawing:
 
         Fewer where fewer have any mass.
         """
-        laws = [(one.logits.float() - one.whole[:, None]).exp() if self.point_mass else one.law for one in columns]
-        law = torch.stack(laws)
-        least = law.topk(min(count + 1, law.shape[-1]), dim=-1).values[..., -1:]
-        where = ((law >= least) & (law > 0)).nonzero(as_tuple=True)  # `topk` orders equals as it likes
+        each = [(one.logits.float() - one.whole[:, None]).exp() if self.point_mass else one.probs for one in columns]
+        probs = torch.stack(each)
+        least = probs.topk(min(count + 1, probs.shape[-1]), dim=-1).values[..., -1:]
+        where = ((probs >= least) & (probs > 0)).nonzero(as_tuple=True)  # `topk` orders equals as it likes
         depths, places, at = where
         ids = at if self.short_list is None else self.short_list[at]
         drawn = [column.tokens.tolist() for column in columns]
         found: list[list[list[Other]]] = [[[] for _ in row] for row in drawn]
-        listed = (part.tolist() for part in (depths, places, ids, law[where]))
+        listed = (part.tolist() for part in (depths, places, ids, probs[where]))
         for depth, place, token, p in zip(*listed, strict=True):
             if token != drawn[depth][place]:
                 found[depth][place].append(Other(token, p))
@@ -139,8 +141,8 @@ class Drawing:
     ) -> Leaves | None:
         """counts[b] further tokens of the same position of row b, None if there are none at all.
 
-        Point masses: the first of `others`. Else each is drawn from what those before it leave of the law. `rows` [B]
-        are the committed tokens, `depth` drafts behind them.
+        Point masses: the first of `others`. Else each is drawn from what those before it leave of the distribution.
+        `rows` [B] are the committed tokens, `depth` drafts behind them.
         """
         if not max(counts):
             return None
@@ -152,28 +154,29 @@ class Drawing:
 
     def _drawn_beside(self, column: Column, rows: Rows, depth: int, counts: list[int]) -> Leaves:
         """max(counts) ≥ 1 tokens of each row, counts[b] of them present; no token twice."""
-        tokens, raw, laws = [], [], []
-        left, first = column.law, column.tokens.clamp(min=0)
+        tokens, raw, probs = [], [], []
+        left, first = column.probs, column.tokens.clamp(min=0)
         at = (first if self.short_list is None else torch.searchsorted(self.short_list.cpu(), first)).to(left.device)
         places = [[name, len(row) + depth, 0] for name, row in zip(self.numbers, rows, strict=True)]
         keys = torch.tensor(places)  # turn 0 is the chain's own draw
         for turn in range(max(counts)):
             left = left.scatter(1, at[:, None], 0.0)
             mass = left.sum(dim=-1, keepdim=True)
-            left = torch.where(mass > 0, left / mass.clamp(min=torch.finfo(left.dtype).tiny), column.law)
+            left = torch.where(mass > 0, left / mass.clamp(min=torch.finfo(left.dtype).tiny), column.probs)
             at = self.sampler.draw(left, keys + torch.tensor([0, 0, turn + 1]))
             goes = torch.tensor([count > turn for count in counts], device=at.device) & (mass[:, 0] > 0)
             tokens.append(torch.where(goes, self._ids(at), -1).cpu())
             raw.append(_raw(column.logits, at, column.whole).cpu())
-            laws.append(left)
-        return Leaves(torch.stack(tokens, dim=1), torch.stack(raw, dim=1), torch.stack(laws, dim=1))
+            probs.append(left)
+        return Leaves(torch.stack(tokens, dim=1), torch.stack(raw, dim=1), torch.stack(probs, dim=1))
 
     def draft(self, columns: list[Column], call: Call) -> Draft:
-        """The draft made of `columns`, N ≥ 1: its laws [B, N, V] travel with it unless they are point masses."""
+        """The draft made of `columns`, N ≥ 1: its distributions [B, N, V] travel with it unless they are point
+        masses."""
         probs = None
         if not self.point_mass:
-            law = torch.stack([column.law for column in columns], dim=1)
-            probs = spread(law, self.short_list, self.vocab_size, 0.0)
+            reduced = torch.stack([column.probs for column in columns], dim=1)
+            probs = spread(reduced, self.short_list, self.vocab_size, 0.0)
         tokens = torch.stack([column.tokens for column in columns], dim=1)
         return Draft(tokens, probs, torch.stack([column.raw for column in columns], dim=1), calls=(call,))
 

@@ -5,8 +5,8 @@ drafted for by the second: a match that costs nothing is followed, a trained dra
 `learn` the second is only asked while it brings more tokens than its time is worth, by what both have brought in past
 rounds (the first's guesses are compared with the text even where they were not drafted). Knows neither of the two.
 
-Who drafts is settled before the round's first draw, from past rounds alone, so the text stays lossless; with laws
-(`coupling rejection`) and `learn`, clocks decide which draw of the distribution comes.
+Who drafts is settled before the round's first draw, from past rounds alone, so the text stays lossless; with
+distributions (`coupling rejection`) and `learn`, clocks decide which draw of the distribution comes.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ def _raw(draft: Draft) -> Tensor:
 
 
 def _merged(one: Draft, other: Draft, firsts: Tensor) -> Draft:
-    """Rows of `one` where `firsts` [B, 1], else of `other`; point masses become one-hot laws beside laws.
+    """Rows of `one` where `firsts` [B, 1], else of `other`; point masses become one-hot distributions beside
+    distributions.
 
     Beside a tree the rows of `one` follow its first chain, as far as that goes.
     """
@@ -183,10 +184,10 @@ def _merged(one: Draft, other: Draft, firsts: Tensor) -> Draft:
 
     tokens = chosen(one.tokens, other.tokens, -1)
     source, raw = chosen(_sources(one), _sources(other), 0), chosen(_raw(one), _raw(other), 1.0)
-    laws, known = None, one.probs if one.probs is not None else other.probs
+    probs, known = None, one.probs if one.probs is not None else other.probs
     if known is not None:
         masses = F.one_hot(tokens.clamp(min=0), known.shape[-1]).to(known)
         each = (None if one.probs is None else one.probs[:, :count], other.probs)
-        ours, theirs = (masses if law is None else F.pad(law, (0, 0, 0, width - law.shape[1])) for law in each)
-        laws = torch.where(firsts[..., None].to(known.device), ours, theirs)
-    return Draft(tokens, laws, raw, other.parents, source=source, calls=other.calls)
+        ours, theirs = (masses if one is None else F.pad(one, (0, 0, 0, width - one.shape[1])) for one in each)
+        probs = torch.where(firsts[..., None].to(known.device), ours, theirs)
+    return Draft(tokens, probs, raw, other.parents, source=source, calls=other.calls)

@@ -9,10 +9,10 @@ drafter, no tokens and no clock.
 
 **Why the text stays lossless.** Gamma for a round is settled before its first draft is drawn, from
 rounds whose tokens are all committed: a function of the prefix and of clocks. Given the prefix a round
-with any gamma emits the target's law (`sampling/verify/rules.py`), hence so does a mixture of gammas that
+with any gamma emits the target's distribution (`sampling/verify/rules.py`), hence so does a mixture of gammas that
 the prefix chose. What would break it is to stop or go on because of the very token being tested; no
 draft or verdict of the running round is seen here. With point-mass drafts and gumbel coupling the
-text is plain decoding's for every gamma. With drafts drawn from a law (`coupling rejection`) the
+text is plain decoding's for every gamma. With drafts drawn from a distribution (`coupling rejection`) the
 *distribution* is unchanged, but clocks choose gamma, so that one seed may give another draw next time.
 """
 

@@ -1,8 +1,8 @@
-"""A verifier's laws behind the nodes of a draft, the prefixes that they stand on, and what refusals leave of a law.
-Knows drafts; judges nothing.
+"""A verifier's distributions behind the nodes of a draft, the prefixes that they stand on, and what refusals leave of a
+distribution. Knows drafts; judges nothing.
 
-A tree has many more nodes than a row comes to stand at, and the law of a large vocabulary costs a processor as much as
-drafting does.
+A tree has many more nodes than a row comes to stand at, and the distribution of a large vocabulary costs a processor as
+much as drafting does.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ TINY = 1e-12  # a residual with less mass than this is rounding: draw from p
 
 
 class LazyDistributions:
-    """See :class:`sampling.types.Laws`: each is worked out when it is first asked for; on an accelerator, where
-    starting the work is what costs, all are at once.
+    """See :class:`sampling.types.Distributions`: each is worked out when it is first asked for; on an accelerator,
+    where starting the work is what costs, all are at once.
     """
 
     def __init__(self, logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> None:
@@ -29,13 +29,13 @@ class LazyDistributions:
 
     def all(self) -> Tensor:
         if self._all is None:
-            self._all = law_of(self._logits, self._draft, self._rows, self._sampler)
+            self._all = distributions_of(self._logits, self._draft, self._rows, self._sampler)
         return self._all
 
     def at(self, rows: Tensor, nodes: Tensor) -> Tensor:
         if self._all is not None or self._logits.device.type != "cpu":
-            laws = self.all()
-            return laws[rows.to(laws.device), nodes.to(laws.device) + 1]
+            distributions = self.all()
+            return distributions[rows.to(distributions.device), nodes.to(distributions.device) + 1]
         places = list(zip(rows.tolist(), nodes.tolist(), strict=True))
         new = [place for place in dict.fromkeys(places) if place not in self._known]
         if new:
@@ -54,8 +54,8 @@ class LazyDistributions:
         return self._sampler.probs(self._logits[rows, nodes + 1], prefixes)
 
 
-def law_of(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> Tensor:
-    """The verifier's law [B, N+1, V] at the root and after each node."""
+def distributions_of(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> Tensor:
+    """The verifier's distribution [B, N+1, V] at the root and after each node."""
     return sampler.probs(logits, prefixes_of(rows, draft) if sampler.needs_prefixes else [])
 
 
@@ -94,6 +94,6 @@ def check_ratio(ratio: Tensor) -> None:
 
 
 def one_hot(tokens: Tensor, like: Tensor) -> Tensor:
-    """The laws [..., V] with all mass on the tokens [...]; of absent ones (-1) any."""
-    laws = like.new_zeros(*tokens.shape, like.shape[-1])
-    return laws.scatter_(-1, tokens.clamp(min=0)[..., None].to(like.device), 1.0)
+    """The distributions [..., V] with all mass on the tokens [...]; of absent ones (-1) any."""
+    distributions = like.new_zeros(*tokens.shape, like.shape[-1])
+    return distributions.scatter_(-1, tokens.clamp(min=0)[..., None].to(like.device), 1.0)

@@ -1,5 +1,6 @@
-"""The review by a model between drafter and target: it may be lenient, so that what it lets out has another law than
-its own, and it says which (Chen et al., arXiv 2312.11462). Judges chains; knows laws and drafts, no models and no text.
+"""The review by a model between drafter and target: it may be lenient, so that what it lets out has another
+distribution than its own, and it says which (Chen et al., arXiv 2312.11462). Judges chains; knows distributions and
+drafts, no models and no text.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import torch
 from torch import Tensor
 
 from sampling.types import Draft, Rows, Sampler, Verdict
-from sampling.verify.distributions import TINY, law_of, one_hot, residual
+from sampling.verify.distributions import TINY, distributions_of, one_hot, residual
 from sampling.verify.rules import descend, examine_drawn, examine_points
 
 
 class Review(NamedTuple):
-    """A reviewer's verdict, and the laws that its tokens really have.
+    """A reviewer's verdict, and the distributions that its tokens really have.
 
-    `laws` [B, N+1, V] hold at each depth the law of the token emitted there, accepted or the reviewer's own; None
-    where its tokens are to be taken as point masses.
+    `probs` [B, N+1, V] hold at each depth the distribution of the token emitted there, accepted or the
+    reviewer's own; None where its tokens are to be taken as point masses.
     """
 
     verdict: Verdict
-    laws: Tensor | None
+    probs: Tensor | None
 
 
 def review(
@@ -38,23 +39,23 @@ def review(
 
     Arguments as for :func:`sampling.verify.rules.verify`; `sampler` is the drafters', `going` [M] the rows to examine
     (None: all; the others' own token is -1). Drawn drafts: x ~ q is accepted with
-    probability min(1, λ·m(x)/q(x)), else the token is drawn from r = norm((m − q)⁺); what is emitted has the law
-    q̃ = min(q, λm) + (1 − Σ min(q, λm))·r, a point mass d being q = 1[d]. Where the sampler's drafts are point masses
-    (greedy, gumbel coupling) x is accepted if it is the reviewer's own token, or, for λ > 1, if m(x) > q(x)/λ at
-    temperature 1. Raises ValueError for a tree.
+    probability min(1, λ·m(x)/q(x)), else the token is drawn from r = norm((m − q)⁺); what is emitted has the
+    distribution q̃ = min(q, λm) + (1 − Σ min(q, λm))·r, a point mass d being q = 1[d]. Where the sampler's drafts are
+    point masses (greedy, gumbel coupling) x is accepted if it is the reviewer's own token, or, for λ > 1, if m(x) >
+    q(x)/λ at temperature 1. Raises ValueError for a tree.
     """
     if draft.parents is not None:
         raise ValueError("a review examines chains; the draft is a tree")
-    law, tokens = law_of(logits, draft, rows, sampler), draft.tokens.to(logits.device)
+    probs, tokens = distributions_of(logits, draft, rows, sampler), draft.tokens.to(logits.device)
     own = sampler.point_mass
-    emitted = None if own else law.clone()
+    emitted = None if own else probs.clone()
     passes = _lenient(logits, draft, tokens, lenience) if own else None
     count = tokens.shape[1]
 
     def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         depth = int(here[0]) + 1  # all rows stand equally deep
-        where = active.to(law.device)
-        p = law[where, depth]
+        where = active.to(probs.device)
+        p = probs[where, depth]
         x = tokens[where, depth] if depth < count else torch.full_like(where, -1)
         if emitted is None:
             also = passes[active, depth] if passes is not None and depth < count else None
@@ -64,12 +65,12 @@ def review(
             q = draft.probs[where, depth].to(p.dtype) if drawn else one_hot(x, p)  # type: ignore[index]
             kept = torch.minimum(q, lenience * p)
             rest = residual(p, q)
-            rejected = (1 - kept.sum(dim=-1, keepdim=True)).clamp(min=TINY)  # what can be drawn has a law above 0
+            rejected = (1 - kept.sum(dim=-1, keepdim=True)).clamp(min=TINY)  # what can be drawn has some probability
             emitted[where, depth] = torch.where((x >= 0)[:, None], kept + rejected * rest, p)
             chosen, token = examine_drawn(p, [q], x[:, None], at, sampler, rest, lenience)
         return torch.where(chosen >= 0, depth, -1), token
 
-    return Review(Verdict(*descend(draft, keys, examine, going), law, logits), emitted)
+    return Review(Verdict(*descend(draft, keys, examine, going), probs, logits), emitted)
 
 
 def _lenient(logits: Tensor, draft: Draft, tokens: Tensor, lenience: float) -> Tensor | None:

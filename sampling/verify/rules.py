@@ -27,15 +27,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sampling.rows import padded
-from sampling.types import Draft, Drafter, Laws, Rows, Rule, Sampler, Verdict, above, depths_of
+from sampling.types import Distributions, Draft, Drafter, Rows, Rule, Sampler, Verdict, above, depths_of
 from sampling.verify.distributions import TINY, LazyDistributions, check_ratio, normal, one_hot, residual
 
 # the nodes at which rows stand [M] (-1: the root), the rows [M], their keys [M, 3] (row, position, the round's start) →
 # the child of each that is accepted [M] (-1: none) on the host, the verifier's tokens for those that end
 Examine = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
-# the draft, keys [B, 2], the verifier's laws and the sampler → path [B, depth] and token [B], on the host
-Verify = Callable[[Draft, Tensor, Laws, Sampler], tuple[Tensor, Tensor]]
+# the draft, keys [B, 2], the verifier's distributions and the sampler → path [B, depth] and token [B], on the host
+Verify = Callable[[Draft, Tensor, Distributions, Sampler], tuple[Tensor, Tensor]]
 
 
 def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampler: Sampler, rule: Rule) -> Verdict:
@@ -46,14 +46,14 @@ def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Tensor, sampler: Samp
         draft: N nodes; those of a tree come behind their parents. -1 nodes are absent, and so is what follows them.
         rows: the committed tokens, B of them.
         keys: [B, 2] long on the host: row id and position of the first new token, which is the round's start.
-        sampler: law, draws and coins.
+        sampler: distribution, draws and coins.
         rule: the drafter's (:func:`rule_of`), not one that this draft suggests.
 
     Returns:
         The accepted nodes of each row and the verifier's own token behind them.
     """
-    laws = LazyDistributions(logits, draft, rows, sampler)
-    return Verdict(*_RULES[rule](draft, keys, laws, sampler), laws, logits)
+    distributions = LazyDistributions(logits, draft, rows, sampler)
+    return Verdict(*_RULES[rule](draft, keys, distributions, sampler), distributions, logits)
 
 
 def rule_of(drafter: Drafter, sampler: Sampler) -> Rule:
@@ -61,42 +61,44 @@ def rule_of(drafter: Drafter, sampler: Sampler) -> Rule:
     return Rule.POINT if sampler.point_mass else drafter.traits.rule
 
 
-def verify_points(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tuple[Tensor, Tensor]:
+def verify_points(draft: Draft, keys: Tensor, distributions: Distributions, sampler: Sampler) -> tuple[Tensor, Tensor]:
     """Point masses: down to the child that is drawn."""
     if len(keys) == 1:
-        return verify_points_of_one_row(draft, keys, laws, sampler)
+        return verify_points_of_one_row(draft, keys, distributions, sampler)
     tokens, table = F.pad(draft.tokens.cpu(), (0, 1), value=-1), children(draft.parents, draft.tokens.shape[1])
 
     def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        kids, p = table[here + 1], laws.at(active, here)
+        kids, p = table[here + 1], distributions.at(active, here)
         chosen, token = examine_points(p, tokens[active[:, None], kids].to(p.device), at, sampler)
         return kids[torch.arange(len(kids)), chosen], token
 
     return descend(draft, keys, examine)
 
 
-def verify_drawn(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tuple[Tensor, Tensor]:
-    """Drawn children, each in its turn; point masses among them are laws with all mass on one id."""
+def verify_drawn(draft: Draft, keys: Tensor, distributions: Distributions, sampler: Sampler) -> tuple[Tensor, Tensor]:
+    """Drawn children, each in its turn; point masses among them are distributions with all mass on one id."""
     tokens, table = F.pad(draft.tokens.cpu(), (0, 1), value=-1), children(draft.parents, draft.tokens.shape[1])
 
-    def law_of(active: Tensor, nodes: Tensor, x: Tensor, p: Tensor) -> Tensor:
+    def drawn_from(active: Tensor, nodes: Tensor, x: Tensor, p: Tensor) -> Tensor:
         if draft.probs is None:
             return one_hot(x, p)
         where = draft.probs.device
         return draft.probs[active.to(where), nodes.clamp(min=0).to(where)].to(p)
 
     def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        kids, p = table[here + 1], laws.at(active, here)
+        kids, p = table[here + 1], distributions.at(active, here)
         x = tokens[active[:, None], kids].to(p.device)
         turns = range(kids.shape[1] - 1 if bool((x >= 0).any()) else 0)
-        ways = [law_of(active, kids[:, turn], x[:, turn], p) for turn in turns]
+        ways = [drawn_from(active, kids[:, turn], x[:, turn], p) for turn in turns]
         chosen, token = examine_drawn(p, ways, x, at, sampler)
         return kids[torch.arange(len(kids)), chosen], token
 
     return descend(draft, keys, examine)
 
 
-def verify_points_of_one_row(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tuple[Tensor, Tensor]:
+def verify_points_of_one_row(
+    draft: Draft, keys: Tensor, distributions: Distributions, sampler: Sampler
+) -> tuple[Tensor, Tensor]:
     """:func:`verify_points` for one row, without tensors of one element: down to the child that is drawn until there is
     none. Path [1, depth] and token [1].
     """
@@ -107,7 +109,8 @@ def verify_points_of_one_row(draft: Draft, keys: Tensor, laws: Laws, sampler: Sa
             kids.setdefault((parent, token), node)
     place, path = torch.zeros(1, dtype=torch.long), [-1]  # the root, then accepted nodes
     while True:
-        token = int(sampler.draw(laws.at(place, torch.tensor(path[-1:])), keys + torch.tensor([0, len(path) - 1])))
+        probs = distributions.at(place, torch.tensor(path[-1:]))
+        token = int(sampler.draw(probs, keys + torch.tensor([0, len(path) - 1])))
         if (path[-1], token) not in kids:
             break
         path.append(kids[path[-1], token])
@@ -167,18 +170,19 @@ def examine_points(
 
 def examine_drawn(
     p: Tensor,
-    laws: Sequence[Tensor],
+    distributions: Sequence[Tensor],
     x: Tensor,
     keys: Tensor,
     sampler: Sampler,
     rest: Tensor | None = None,
     lenience: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Children x [M, C] drawn from `laws`, C of [M, V]: each in its turn accepted with probability min(1, λ·p(x)/q(x)),
-    p being norm((p − q)⁺) from then on. Of one child that may be given as `rest`. → as :func:`examine_points`.
+    """Children x [M, C] drawn from `distributions`, C of [M, V]: each in its turn accepted with probability min(1,
+    λ·p(x)/q(x)), p being norm((p − q)⁺) from then on. Of one child that may be given as `rest`. → as
+    :func:`examine_points`.
     """
     chosen = torch.full(x.shape[:1], -1, device=x.device)
-    for turn, q in enumerate(laws):
+    for turn, q in enumerate(distributions):
         open_ = (chosen < 0) & (x[:, turn] >= 0)
         if not bool(open_.any()):
             continue
@@ -198,27 +202,27 @@ def examine_drawn(
     return chosen, sampler.draw(p[ended], keys[chosen < 0, :2]).cpu()
 
 
-def verify_block(draft: Draft, keys: Tensor, laws: Laws, sampler: Sampler) -> tuple[Tensor, Tensor]:
-    """Path [B, N] and token [B] on the host; `laws` are the target's. ValueError for a tree."""
+def verify_block(draft: Draft, keys: Tensor, distributions: Distributions, sampler: Sampler) -> tuple[Tensor, Tensor]:
+    """Path [B, N] and token [B] on the host; `distributions` are the target's. ValueError for a tree."""
     if draft.parents is not None:
         raise ValueError("block verification judges chains; the draft is a tree")
-    law = laws.all()
+    probs = distributions.all()
     rows, count = draft.tokens.shape
     if not count:
-        return draft.tokens, sampler.draw(law[:, 0], keys).cpu()
-    tokens = draft.tokens.to(law.device)
-    q = one_hot(tokens, law) if draft.probs is None else draft.probs.to(law)
+        return draft.tokens, sampler.draw(probs[:, 0], keys).cpu()
+    tokens = draft.tokens.to(probs.device)
+    q = one_hot(tokens, probs) if draft.probs is None else draft.probs.to(probs)
     present = (tokens >= 0).cumprod(dim=1).bool()
     lengths = present.sum(dim=1)
-    r = _carried(law, q, tokens, present)  # [B, N+1]
-    left = (r[:, :-1, None] * law[:, :-1] - q).clamp_(min=0)  # what stands behind i drafts if the next is rejected
+    r = _carried(probs, q, tokens, present)  # [B, N+1]
+    left = (r[:, :-1, None] * probs[:, :-1] - q).clamp_(min=0)  # what stands behind i drafts if the next is rejected
     h = _acceptance(r, left.sum(dim=-1), lengths)
     fell = torch.zeros_like(present)
     open_ = present & (h > 0)
     if bool(open_.any()):
         fell[open_] = sampler.coin(h[open_], _coin_keys(keys, count)[open_.cpu()])
-    n = (fell * torch.arange(1, count + 1, device=law.device)).amax(dim=1)
-    behind = law[torch.arange(rows, device=law.device), n]
+    n = (fell * torch.arange(1, count + 1, device=probs.device)).amax(dim=1)
+    behind = probs[torch.arange(rows, device=probs.device), n]
     short = n < lengths
     if bool(short.any()):
         behind[short] = normal(left[short, n[short]], behind[short])
@@ -234,12 +238,12 @@ def _coin_keys(keys: Tensor, count: int) -> Tensor:
     return each
 
 
-def _carried(law: Tensor, q: Tensor, tokens: Tensor, present: Tensor) -> Tensor:
+def _carried(probs: Tensor, q: Tensor, tokens: Tensor, present: Tensor) -> Tensor:
     """rᵢ [B, N+1]; behind a chain's end it stays."""
     at = tokens.clamp(min=0)[..., None]
-    ratio = (law[:, :-1].gather(2, at) / q.gather(2, at))[..., 0]
+    ratio = (probs[:, :-1].gather(2, at) / q.gather(2, at))[..., 0]
     check_ratio(ratio[present])
-    found = [torch.ones_like(law[:, 0, 0])]
+    found = [torch.ones_like(probs[:, 0, 0])]
     for depth in range(tokens.shape[1]):
         found.append(torch.where(present[:, depth], (found[-1] * ratio[:, depth]).clamp(max=1), found[-1]))
     return torch.stack(found, dim=1)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from sampling.drafters.draft_model import opened, scoring
-from sampling.drafters.fallback import PROBE_EVERY, Gain, Price, FallbackDrafter
+from sampling.drafters.fallback import PROBE_EVERY, FallbackDrafter, Gain, Price
 from sampling.drafters.registry import DraftRequest, Parts, parts
 from sampling.drafters.tables.prompt_lookup import Found
 from sampling.drafters.tables.table_file import StaticTables
@@ -36,8 +36,9 @@ HOPED = 0.25  # tokens a pass of the drafter is thought to bring before it has b
 
 
 class Beliefs(NamedTuple):
-    """How far the probability that a match, a table, a recalled law (`shares`) and a trained drafter (`own`) give a
-    token is believed beside those of the others; the power their sum is raised to; how much of the noise is believed.
+    """How far the probability that a match, a table, a recalled distribution (`shares`) and a trained drafter (`own`)
+    give a token is believed beside those of the others; the power their sum is raised to; how much of the noise is
+    believed.
     """
 
     shares: tuple[float, float, float]

@@ -151,9 +151,8 @@ class NgramDrafter(Drafter):
 
     def select(self, rows: Tensor) -> None:
         """Repeated rows share a store: whatever it proposes stays lossless."""
-        self._stores, self._seen, self._leads = (
-            [part[row] for row in rows.tolist()] for part in (self._stores, self._seen, self._leads)
-        )
+        self._stores = [self._stores[row] for row in rows.tolist()]
+        self._seen, self._leads = ([part[row] for row in rows.tolist()] for part in (self._seen, self._leads))
 
 
 def build(pair: Parts, asked: DraftRequest) -> NgramDrafter:

@@ -73,10 +73,11 @@ class Recalled:
     def __init__(self) -> None:
         self._behind: dict[tuple[int, ...], list[tuple[int, float]]] = {}
 
-    def learn(self, row: list[int], laws: Tensor) -> None:
-        """The laws [M, V] behind the last M tokens of `row`. One that leaves no choice says no more than the text."""
-        values, ids = best(laws, _MOST)
-        first = len(row) - len(laws) + 1
+    def learn(self, row: list[int], probs: Tensor) -> None:
+        """The distributions [M, V] behind the last M tokens of `row`. One that leaves no choice says no more than the
+        text."""
+        values, ids = best(probs, _MOST)
+        first = len(row) - len(probs) + 1
         for end, chances, following in zip(range(first, len(row) + 1), values.tolist(), ids.tolist(), strict=True):
             if chances[0] == 1:
                 continue
@@ -108,10 +109,10 @@ class _Offer(NamedTuple):
 class TableTreeDrafter(TablesDrafter):
     """As :class:`TablesDrafter`, but the budget's depth counts the nodes of a tree, and its costs say which pay.
 
-    No path is less likely than `least`. Rows of a batch share one shape: they
-    get chains, and so does a target that takes no trees. `peek`: the noise of the target's draw is looked at where the
-    sampler shows it. Not for a drafter beside which another one draws from laws of its own: which of them drafts must
-    not depend on the noise. `recall`: what the target thought likely in this answer is offered too.
+    No path is less likely than `least`. Rows of a batch share one shape: they get chains, and so does a target that
+    takes no trees. `shared_noise`: the noise of the target's draw is looked at where the sampler shows it. Not for a
+    drafter beside which another one draws from distributions of its own: which of them drafts must not depend on the
+    noise. `recall`: what the target thought likely in this answer is offered too.
     """
 
     def __init__(
@@ -119,13 +120,13 @@ class TableTreeDrafter(TablesDrafter):
         tables: StaticTables | None = None,
         *,
         least: float = LEAST,
-        peek: bool = False,
+        shared_noise: bool = False,
         recall: bool = False,
         **how: int,
     ) -> None:
         super().__init__(tables, least=least, **how)
         names = (*TablesDrafter.traits.names, *(["recalled"] if recall else []))
-        self.traits = Traits(names, Rule.POINT, shared_noise=peek, tree=Tree.BEST_FIRST)
+        self.traits = Traits(names, Rule.POINT, shared_noise=shared_noise, tree=Tree.BEST_FIRST)
         self._recalled = Recalled() if recall else None
         self._trees = True  # whether the target takes them
         self._ids: list[int] = []  # the caller's numbers of the rows, which key the noise
@@ -140,7 +141,7 @@ class TableTreeDrafter(TablesDrafter):
         self._ids = [self._ids[row] for row in rows.tolist()]
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
-        """Keep the laws at which the row stood."""
+        """Keep the distributions at which the row stood."""
         if self._recalled is None or len(rows) != 1:
             return
         path = [node for node in verdict.path[0].tolist() if node >= 0]

@@ -18,9 +18,8 @@ from sampling.drafters.drawing import Column, Drawing
 from sampling.drafters.fallback import FallbackDrafter
 from sampling.events import Call
 from sampling.models.causal import CausalLM
-from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
-from sampling.types import Budget, Draft, Rows
+from sampling.types import Budget, Draft, Rows, Tree
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.branching import softmax
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, same_or_tied, transformers_greedy
@@ -45,7 +44,7 @@ def test_the_papers_bins(confidence: float, count: int) -> None:
 
 def proposed(lm: Any, rows: Rows, gamma: int, nodes: int, temperature: float = 0.0) -> Draft:
     drafter = ModelDrafter(lm, expansion=Expansion(nodes))
-    drafter.start(rows, ALONE, ALONE)
+    drafter.start(rows, lm.open(rows), lm.open(rows))
     sampler = KeyedSampler(make_processor(temperature, 0, 1.0, 0.0))
     return drafter.propose(rows, Budget([gamma] * len(rows)), drafting(sampler, rows))
 
@@ -139,8 +138,8 @@ def test_rows_of_a_batch_that_follow_a_match_stand_in_the_trees_first_chain() ->
     first = PointDrafter(4, lambda row: 3 if row[0] == 3 else None)
     drafter = FallbackDrafter(first, ModelDrafter(SCRIPT, expansion=Expansion(5)))
     rows = [[3], [0]]
-    drafter.start(rows, ALONE, ALONE)
-    assert drafter.expansion is not None
+    drafter.start(rows, SCRIPT.open(rows), SCRIPT.open(rows))
+    assert drafter.traits.tree is Tree.SIDEWAYS
     draft = drafter.propose(rows, Budget([3, 2]), drafting(KeyedSampler(make_processor(0.0)), rows))
     assert draft.parents is not None
     assert draft.parents.tolist() == [-1, 0, -1, -1, -1]
@@ -230,7 +229,7 @@ def test_one_look_finds_the_siblings_that_one_by_one_finds(
         drawing.column(logits_of(noise, rows, kind, 10), texts, [length > depth for length in lengths])
         for depth in range(max(lengths))
     ]
-    draft = Expansion(nodes).grow(drawing, columns, texts, Call("drafter", 1, 0.0))
+    draft = Expansion().grow(drawing, columns, texts, Call("drafter", 1, 0.0), nodes)
     found, wanted = fast(draft, len(columns)), slow(columns, lengths, nodes, ids)
     assert [leaf[:3] for leaf in found] == [leaf[:3] for leaf in wanted]
     assert [leaf[3] for leaf in found] == pytest.approx([leaf[3] for leaf in wanted], abs=1e-6)
@@ -241,5 +240,5 @@ def test_ties_go_to_the_lower_id_wherever_they_are_cut() -> None:
     logits = torch.zeros(1, 5_000)
     drawing: Any = Drawing(drafting(KeyedSampler(make_processor(0.0)), [[1]]), [0], 5_000)
     column = drawing.column(logits, [[1]], [True])
-    draft = Expansion().grow(drawing, [column], [[1]], Call("drafter", 1, 0.0))
+    draft = Expansion().grow(drawing, [column], [[1]], Call("drafter", 1, 0.0), 1 << 20)
     assert draft.tokens.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]

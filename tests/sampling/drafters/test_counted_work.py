@@ -24,6 +24,7 @@ from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.events import Step
 from sampling.loop import generate
 from sampling.models.cache import GROW, Buffer
+from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Rule, Verdict, depths_of
 from sampling.verify.rules import verify
@@ -174,7 +175,7 @@ def naive_stores(rows: Rows, draft: Draft, verdict: Verdict, filler: int) -> lis
 
 def looked(drafter: NgramDrafter, rows: Rows, draft: Draft, verdict: Verdict) -> int:
     """Positions whose likeliest ids were looked for."""
-    drafter.start(rows, NOTHING, NOTHING)
+    drafter.start(rows, ALONE, ALONE)
     with Operations() as spy:
         drafter.observe(rows, draft, verdict)
     return spy.elements["topk"] // drafter.top_k_filler

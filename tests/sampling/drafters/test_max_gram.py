@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sampling.drafters.max_gram import BIGRAM, MAXGRAM, MaxGramDrafter, SuffixMatches
 from sampling.drafters.tables.table_file import StaticTables
+from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget
 from tests.sampling.drafters.tables.test_prompt_lookup import tables_of
@@ -42,7 +43,7 @@ def proposed(drafter: MaxGramDrafter, rows: list[list[int]], want: list[int]) ->
 def drafted(prompt: list[int], generated: list[int], want: int = 1, tables: StaticTables | None = None) -> list[int]:
     """The chain behind prompt ++ generated; all of it copied."""
     drafter = MaxGramDrafter(tables)
-    drafter.start([prompt], NOTHING, NOTHING)
+    drafter.start([prompt], ALONE, ALONE)
     [chain] = proposed(drafter, [prompt + generated], [want])
     assert {source for _, source in chain} <= {MAXGRAM}
     return [token for token, _ in chain]
@@ -82,13 +83,13 @@ def test_a_match_may_reach_from_the_prompt_into_the_answer() -> None:
 def test_nothing_is_matched_before_something_is_generated() -> None:
     assert drafted([4, 5, 4], [], 3) == []
     drafter = MaxGramDrafter(tables_of([4, 9, 8]))
-    drafter.start([[4, 5, 4]], NOTHING, NOTHING)
+    drafter.start([[4, 5, 4]], ALONE, ALONE)
     assert proposed(drafter, [[4, 5, 4]], [3]) == [[(9, BIGRAM), (8, BIGRAM)]]
 
 
 def test_nothing_wanted_is_nothing_drafted() -> None:
     drafter = MaxGramDrafter()
-    drafter.start([[1], [1]], NOTHING, NOTHING)
+    drafter.start([[1], [1]], ALONE, ALONE)
     assert proposed(drafter, [[1, 1, 1], [1, 1, 1]], [0, 1]) == [[], [(1, MAXGRAM)]]
     assert drafter.propose([[1, 1, 1], [1, 1, 1]], Budget([0, -2]), NOTHING).tokens.shape == (2, 0)
 
@@ -117,7 +118,7 @@ def test_the_copied_tokens_count_as_generated_in_the_second_search() -> None:
 def test_a_copy_longer_than_what_is_remembered_leaves_no_trace() -> None:
     """Going on behind 200 copied tokens, and going back from them."""
     prompt, drafter = list(range(200)), MaxGramDrafter()
-    drafter.start([prompt], NOTHING, NOTHING)
+    drafter.start([prompt], ALONE, ALONE)
     copied = [*range(1, 200), 0]
     for _ in range(2):
         [chain] = proposed(drafter, [[*prompt, 0]], [500])
@@ -130,7 +131,7 @@ def test_bigrams_fill_the_rest_and_an_id_that_none_knows_ends_the_chain() -> Non
     tables = tables_of([2, 30, 31], [31, 32])
     drafter = MaxGramDrafter(tables)
     assert drafter.traits.names == ("maxgram", "bigram")
-    drafter.start([[1, 2], [1, 2], [1, 2]], NOTHING, NOTHING)
+    drafter.start([[1, 2], [1, 2], [1, 2]], ALONE, ALONE)
     copied, tail = [(2, MAXGRAM), (1, MAXGRAM)] * 2, [(2, BIGRAM)]
     rows = [[1, 2, 1], [1, 2, 9, 2], [1, 2, 9]]
     assert proposed(drafter, rows, [9, 9, 9]) == [
@@ -139,21 +140,21 @@ def test_bigrams_fill_the_rest_and_an_id_that_none_knows_ends_the_chain() -> Non
         [],  # 9 never stood before, and no bigram knows it
     ]
     known = MaxGramDrafter(tables_of([1, 2]))
-    known.start([[1, 2]], NOTHING, NOTHING)
+    known.start([[1, 2]], ALONE, ALONE)
     assert proposed(known, [[1, 2, 1]], [5]) == [copied + tail]
 
 
 def test_only_contexts_of_one_token_are_bigrams() -> None:
     """The tables know 8 2 → 40 too, which is no bigram."""
     drafter = MaxGramDrafter(tables_of([8, 2, 40], *[[7, 2, 41]] * 2))
-    drafter.start([[1]], NOTHING, NOTHING)
+    drafter.start([[1]], ALONE, ALONE)
     assert proposed(drafter, [[1, 8, 2]], [1]) == [[(41, BIGRAM)]]
 
 
 def test_ids_beyond_the_targets_are_nobodys_bigram() -> None:
     drafter = MaxGramDrafter(tables_of([2, 30, 31, 32]))
     for vocab_size, tail in ((31, [30]), (30, []), (33, [30, 31, 32])):
-        drafter.start([[1]], TableLM(vocab_size).open([[1]]), NOTHING)
+        drafter.start([[1]], TableLM(vocab_size).open([[1]]), ALONE)
         assert proposed(drafter, [[1, 2]], [4]) == [[(token, BIGRAM) for token in tail]]
 
 
@@ -161,7 +162,7 @@ def test_a_published_bigram_list_is_read(tmp_path: Path) -> None:
     file = tmp_path / "bigrams.json"
     file.write_text(json.dumps([3, -1, None, 1]), encoding="utf-8")
     drafter = MaxGramDrafter(StaticTables.open(file, vocab_size=4))
-    drafter.start([[2]] * 3, NOTHING, NOTHING)
+    drafter.start([[2]] * 3, ALONE, ALONE)
     rows = [[2, 0], [2, 1], [2, 2]]
     found = [[(3, BIGRAM), (1, BIGRAM)], [], [(2, MAXGRAM), (2, MAXGRAM)]]
     assert proposed(drafter, rows, [4, 4, 4]) == found
@@ -209,7 +210,7 @@ def test_rows_that_grow_and_go_back_are_drafted_as_the_rules_say(
 ) -> None:
     """A cascade shows speculative rows: each time some tokens are taken back and others added."""
     drafter, generated = with_bigrams(bigrams), list[int]()
-    drafter.start([prompt], NOTHING, NOTHING)
+    drafter.start([prompt], ALONE, ALONE)
     for back, more, want in moves:
         generated = generated[: max(0, len(generated) - back)] + more
         assert proposed(drafter, [prompt + generated], [want]) == [naive(prompt, generated, want, bigrams)]
@@ -221,11 +222,11 @@ def test_rows_that_go_back_far_are_drafted_as_fresh_ones(seed: int) -> None:
     noise = random.Random(seed)
     prompt, text = ([noise.randrange(2) for _ in range(count)] for count in (5, 180))
     drafter = MaxGramDrafter()
-    drafter.start([prompt], NOTHING, NOTHING)
+    drafter.start([prompt], ALONE, ALONE)
     for end in (140, 136, 2, 0, 70, 9, 180, 10):
         row = prompt + text[:end]
         fresh = MaxGramDrafter()
-        fresh.start([prompt], NOTHING, NOTHING)
+        fresh.start([prompt], ALONE, ALONE)
         assert proposed(drafter, [row], [12]) == proposed(fresh, [row], [12])
     assert proposed(drafter, [prompt + text[:30]], [9]) == [naive(prompt, text[:30], 9, {})]
 
@@ -237,7 +238,7 @@ def test_rows_that_go_back_far_are_drafted_as_fresh_ones(seed: int) -> None:
 )
 def test_chosen_and_repeated_rows_part_ways(prompts: list[list[int]], rounds: list[tuple[list[int], TEXT]]) -> None:
     drafter = MaxGramDrafter()
-    drafter.start(prompts, NOTHING, NOTHING)
+    drafter.start(prompts, ALONE, ALONE)
     rows = [(prompt, list[int]()) for prompt in prompts]
     for chosen, tokens in rounds:
         chosen = [row % len(rows) for row in chosen]
@@ -251,9 +252,9 @@ def test_chosen_and_repeated_rows_part_ways(prompts: list[list[int]], rounds: li
 def test_every_answer_begins_without_a_match() -> None:
     """The next turn's prompt holds the last answer, which is then no longer generated."""
     drafter = MaxGramDrafter()
-    drafter.start([[8, 1, 9, 8]], NOTHING, NOTHING)
+    drafter.start([[8, 1, 9, 8]], ALONE, ALONE)
     assert proposed(drafter, [[8, 1, 9, 8, 1]], [1]) == [[(9, MAXGRAM)]]
-    drafter.start([[2, 1, 7, 8, 1, 9, 8]], NOTHING, NOTHING)
+    drafter.start([[2, 1, 7, 8, 1, 9, 8]], ALONE, ALONE)
     assert proposed(drafter, [[2, 1, 7, 8, 1, 9, 8, 1]], [1]) == [[(7, MAXGRAM)]]
 
 
@@ -295,7 +296,7 @@ def test_each_new_token_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(SuffixMatches, "_append", counting)
     drafter, row = MaxGramDrafter(), list(range(50))
-    drafter.start([row], NOTHING, NOTHING)
+    drafter.start([row], ALONE, ALONE)
     for turn in range(100):
         counted.clear()
         kept, new = len(row) - min(turn, 5), [100 + turn, 60, 61, 0, 1]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sampling.drafters.tables.tree import may_grow, worthwhile
 from sampling.events import Step
 from sampling.gamma.acceptance_estimate import Ranks, chain_accepted, expected_tokens
-from sampling.gamma.tree import SidewaysController, BestFirstController, Rescue
+from sampling.gamma.tree import BestFirstController, Rescue, SidewaysController
 from sampling.types import NodeCosts
 from tests.support.pacing import PLAIN, flat, make_step, packed, unpacked
 

@@ -81,14 +81,14 @@ def test_chances_by_hand() -> None:
     made = started(thinking([math.log(p) for p in (0.1, 0.1, 0.1, 0.2, 0.5)]), [PROMPT])
     made._indices[0].follow(PROMPT)
     offered = list(made._offered(made._indices[0], PROMPT))
-    assert [(found.token, found.chance) for found in offered] == [(4, CHANCE[2])]
+    assert [(found.token, found.p) for found in offered] == [(4, CHANCE[2])]
     found = {one.token: one for one in made._first([PROMPT], offered, None)}
     ours = [weight(OWN * p) for p in (0.1, 0.1, 0.1, 0.2)]
     both = weight(OWN * 0.5, SHARES[MATCH] * CHANCE[2])
     total = NOBODY + sum(ours) + both + (V - 5) * weight()
-    assert found[4].chance == pytest.approx(both / total)
+    assert found[4].p == pytest.approx(both / total)
     assert made.traits.names[found[4].source] == ("trained" if SHARES[MATCH] * CHANCE[2] <= OWN * 0.5 else "match")
-    assert found[1].chance == pytest.approx(ours[1] / total)
+    assert found[1].p == pytest.approx(ours[1] / total)
     assert made.traits.names[found[1].source] == "trained"
 
 
@@ -101,8 +101,8 @@ def test_each_kind_of_offer_is_believed_in_its_own_way() -> None:
     total = NOBODY + sum(weight(one, sharpened=2.0) for one in said.values())
     assert {one.token: one.source for one in found} == {7: 3, MATCH: MATCH, TABLES: TABLES, RECALLED: RECALLED}
     for one in found:
-        assert one.chance == pytest.approx(weight(said[one.token], sharpened=2.0) / total)
-    assert sum(one.chance for one in found) == pytest.approx(1 - NOBODY / total)
+        assert one.p == pytest.approx(weight(said[one.token], sharpened=2.0) / total)
+    assert sum(one.p for one in found) == pytest.approx(1 - NOBODY / total)
 
 
 def test_a_drafter_that_agrees_oftener_is_believed_more() -> None:
@@ -117,7 +117,7 @@ def test_the_noise_is_weighed_with_the_drafters_law() -> None:
     drawing = sampler(1.0, seed=3)
     made = started(thinking([math.log(0.5), math.log(0.5)]), [ROW], shared_noise=True)
     noise = made._noise(len(ROW), drafting(drawing, [ROW]))
-    found = {one.token: one.chance for one in made._first([ROW], [], noise)}
+    found = {one.token: one.p for one in made._first([ROW], [], noise)}
     loud = [math.exp(WEAK.noise * one) for one in drawing.shared_noise(0, len(ROW), list(range(V)))]
     total = NOBODY + weight(OWN * 0.5) * sum(loud[:2]) + weight() * sum(loud[2:])
     for token in (0, 1):

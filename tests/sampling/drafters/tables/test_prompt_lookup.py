@@ -36,7 +36,7 @@ def tables_of(*passages: list[int], max_n: int = 5) -> StaticTables:
 
 def drafted(drafter: TablesDrafter, row: list[int], want: int = 4) -> list[tuple[int, int]]:
     """(token, source) of one row's chain."""
-    drafter.start([row], NOTHING, NOTHING)
+    drafter.start([row], ALONE, ALONE)
     draft = drafter.propose([row], Budget([want]), NOTHING)
     assert draft.probs is None
     assert draft.source is not None
@@ -159,7 +159,7 @@ def test_the_growing_index_equals_a_rescan(pieces: list[list[int]], ahead: list[
 def test_ragged_rows_are_drafted_each_on_its_own() -> None:
     rows = [[1, 2, 3, 1, 2], [9], [5, 6, 5, 6, 5]]
     drafter = TablesDrafter(tables_of([9, 8]), least=0)
-    drafter.start(rows, NOTHING, NOTHING)
+    drafter.start(rows, ALONE, ALONE)
     draft = drafter.propose(rows, Budget([2, 4, 0]), NOTHING)
     assert draft.tokens.tolist() == [[3, 1], [8, -1], [-1, -1]]
     assert draft.source is not None
@@ -169,7 +169,7 @@ def test_ragged_rows_are_drafted_each_on_its_own() -> None:
 
 def test_selected_rows_keep_their_index_and_repeated_ones_part_ways() -> None:
     drafter = TablesDrafter(None, least=0)
-    drafter.start([[1, 2, 1], [3, 4, 3]], NOTHING, NOTHING)
+    drafter.start([[1, 2, 1], [3, 4, 3]], ALONE, ALONE)
     drafter.select(torch.tensor([1, 1, 0]))
     rows = [[3, 4, 3, 5, 3], [3, 4, 3, 6, 3], [1, 2, 1]]
     for _ in range(2):
@@ -191,7 +191,7 @@ def test_a_proposal_behind_4000_tokens_costs_little() -> None:
     tables = tables_of(random.integers(0, 2000, 50_000).tolist())
     row = random.integers(0, 2000, 4000).tolist()
     drafter = TablesDrafter(tables, least=0)
-    drafter.start([row], NOTHING, NOTHING)
+    drafter.start([row], ALONE, ALONE)
     laps = []
     for token in random.integers(0, 2000, 200).tolist():
         row = [*row, token]

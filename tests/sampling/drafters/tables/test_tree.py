@@ -217,8 +217,8 @@ def test_the_default_pairs_tables_recall_and_matches_alone_do_not(default_pair: 
     made: PairDrafters = Engine(default_pair).drafters
     found = {kind: made.make(kind, Settings(gamma="auto")) for kind in ("tables", "match", "static")}
     assert all(isinstance(one, TableTreeDrafter) for one in found.values())
-    assert found["tables"].names == ("match", "tables", "recalled")
-    assert found["match"].names == found["static"].names == ("match", "tables")
+    assert found["tables"].traits.names == ("match", "tables", "recalled")
+    assert found["match"].traits.names == found["static"].traits.names == ("match", "tables")
 
 
 def peeking(peek: bool) -> TableTreeDrafter:
@@ -273,7 +273,7 @@ def test_chances_are_weighed_by_half_of_the_noise() -> None:
     (noise,) = drawing.shared_noise(0, len(AGAIN), [4])
     seen, index = made._noise(len(AGAIN), drafting(drawing, [AGAIN])), made._indices[0]
     offered = made._first([AGAIN], list(made._offered(index, AGAIN)), seen)
-    first = made._grown(index, AGAIN, 1, seen, offered)[0]
+    first = made._grown(index, AGAIN, Budget([1]), seen, offered)[0]
     assert first.found.token == 4
     assert first.path == pytest.approx(min(SURE, CHANCE[2] * math.exp(BELIEVED * noise)))
 
