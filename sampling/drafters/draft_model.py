@@ -172,5 +172,5 @@ def expansion_of(asked: DraftRequest) -> Expansion | None:
 
 
 def rule_of(asked: DraftRequest) -> Rule:
-    """By which what a model drafts is judged."""
+    """The rule that accepts what a model drafts."""
     return Rule.BLOCK if asked.settings.verify == "block" else Rule.DRAWN
