@@ -77,9 +77,8 @@ class PairDrafters:
             if (target := self._loaded.target).encodes:
                 told = f"{target.name} is an encoder-decoder model, which has no trained drafters"
                 raise UsageError(f"lane {kind}: {told}")
-            self._heads[kind] = make(
-                self._load(kind)
-            )  # its dense weights go: what decodes has packed weights of its own
+            # Its dense weights are let go here: what decodes has packed ones of its own.
+            self._heads[kind] = make(self._load(kind))
         return self._heads[kind]
 
     def agreement(self, kind: str) -> float:

@@ -73,8 +73,8 @@ class Lane:
 
     @property
     def law_drafts(self) -> bool:
-        """Whether its drafts may be drawn from a model's distribution, so that sampled text may rightly be another draw of the
-        same distribution."""
+        """Whether its drafts may be drawn from a model's distribution: sampled text may rightly be another draw of the
+        target's then."""
         return self.drafter.rule is not Rule.POINT
 
     @property
