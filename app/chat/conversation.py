@@ -211,7 +211,8 @@ class Conversation:
     def text(self, ids: tuple[int, ...] | list[int]) -> str:
         """The answer's text: without the stop token that closed it."""
         end = -1 if ids and ids[-1] in self.stop_ids else None
-        return self.tokenizer.decode(list(ids[:end]), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(list(ids[:end]), **how))
 
     def _encode(self, text: str, special: bool = False) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])

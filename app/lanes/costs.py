@@ -79,7 +79,7 @@ def models_of(engine: Engine, names: Sequence[str]) -> dict[str, Model]:
 
 
 def stored_parameters(folder: Path) -> int | None:
-    """How many numbers the trained drafter's own tensors hold, by the head of its file; None if that cannot be read.
+    """How many numbers the draft head's own tensors hold, by the head of its file; None if that cannot be read.
 
     What it shares with its target is not stored, and not counted.
     """

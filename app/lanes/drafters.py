@@ -77,7 +77,8 @@ class PairDrafters:
             if (target := self._loaded.target).encodes:
                 told = f"{target.name} is an encoder-decoder model, which has no trained drafters"
                 raise UsageError(f"lane {kind}: {told}")
-            self._heads[kind] = make(self._load(kind))  # the student goes: what decodes has packed weights of its own
+            # Its dense weights are let go here: what decodes has packed ones of its own.
+            self._heads[kind] = make(self._load(kind))
         return self._heads[kind]
 
     def agreement(self, kind: str) -> float:
@@ -153,14 +154,14 @@ class PairDrafters:
 
     def _load(self, kind: str) -> Student:
         loaded, place = self._loaded, self.folder(kind)
-        student = load_student(place, loaded.target.model, fingerprint(loaded.tokenizer))
-        if student.config.kind != kind:
-            raise UserError(f"the drafter {place} is a {student.config.kind} drafter, not a {kind} one")
+        head = load_student(place, loaded.target.model, fingerprint(loaded.tokenizer))
+        if head.config.kind != kind:
+            raise UserError(f"the drafter {place} is a {head.config.kind} drafter, not a {kind} one")
         network = self.target.network
-        student.rounded = True
+        head.rounded = True
         if network.device.type == "cpu":
-            return student  # float32, which is what can be packed
-        return moved(student, network.device, network.dtype, loaded.target.model)
+            return head  # float32, which is what can be packed
+        return moved(head, network.device, network.dtype, loaded.target.model)
 
     def _member(self, lane: str, name: str, settings: Settings) -> Drafter:
         """One drafter of a cascade, its own instance; how much it drafts is the matrix's affair."""
@@ -190,15 +191,15 @@ class UnusableDrafterError(UserError):
         super().__init__(f"{why[:-1]}, {WITHOUT})" if why.endswith(")") else f"{why} ({WITHOUT})")
 
 
-def moved(student: Student, device: torch.device, dtype: torch.dtype, target: Any) -> Student:
-    """The student's parameters on `device` in `dtype`, its angles in float32, a shared embedding the target's own."""
-    student = student.to(device)
-    for parameter in student.parameters():
+def moved(head: Student, device: torch.device, dtype: torch.dtype, target: Any) -> Student:
+    """The head's parameters on `device` in `dtype`, its angles in float32, a shared embedding the target's own."""
+    head = head.to(device)
+    for parameter in head.parameters():
         parameter.data = parameter.data.to(dtype)
     embedding = target.get_input_embeddings().weight
-    if student.config.shared_embedding and embedding.dtype == dtype:
-        student.model.embed_tokens.weight = embedding
-    return student
+    if head.config.shared_embedding and embedding.dtype == dtype:
+        head.model.embed_tokens.weight = embedding
+    return head
 
 
 def described(kind: str, folder: Path) -> str:

@@ -71,8 +71,8 @@ class Lane:
 
     @property
     def law_drafts(self) -> bool:
-        """Whether its drafts may be drawn from a model's law, so that sampled text may rightly be another draw of the
-        same distribution."""
+        """Whether its drafts may be drawn from a model's distribution: sampled text may rightly be another draw of the
+        target's then."""
         return self.drafter.traits.rule is not Rule.POINT
 
     @property
@@ -165,7 +165,7 @@ class _Kept:
 class Engine:
     """A loaded pair, ready to decode: its models as LMs and the drafters that outlive an answer.
 
-    Raises UnusableDrafterError if the pair's own tables or trained drafter are damaged or made for another target.
+    Raises UnusableDrafterError if the pair's own tables or draft head are damaged or made for another target.
     """
 
     def __init__(self, loaded: LoadedPair) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CATALOGUE = Path(__file__).resolve().parents[2] / "models.yaml"
 
 
-_PRESET_TYPES = {
+_PRESET_TYPES: dict[Any, Any] = {
     int | str: int | Literal["auto"],
     tuple[str, ...]: str | list[str],
     tuple[tuple[int, ...], ...]: str | list[list[int]],

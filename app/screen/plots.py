@@ -2,8 +2,8 @@
 
 :class:`Bars` is drawing alone. What is drawn comes from the answers' own rounds: a lane that ran under `gamma auto`
 has learned α, c and v(n); of any other lane its recorded rounds are shown to a fresh
-:class:`sampling.gamma.goodput.GoodputController`, so that both say what `gamma auto` would take. Knows no commands and no
-models.
+:class:`sampling.gamma.goodput.GoodputController`, so that both say what `gamma auto` would take. Knows no commands and
+no models.
 """
 
 from __future__ import annotations

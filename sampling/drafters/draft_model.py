@@ -136,9 +136,6 @@ class NoDrafter(Drafter):
 
     traits = Traits(rule=Rule.POINT)
 
-    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        return Draft.empty(len(rows))
-
 
 LEAST = 0.12
 """Under `gamma auto` a draft head's chain ends where it has become less likely than this (docs/notes.md)."""
@@ -170,5 +167,5 @@ def expansion_of(asked: DraftRequest) -> Expansion | None:
 
 
 def rule_of(asked: DraftRequest) -> Rule:
-    """By which what a model drafts is judged."""
+    """The rule that accepts what a model drafts."""
     return Rule.BLOCK if asked.settings.verify == "block" else Rule.DRAWN

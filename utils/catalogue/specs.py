@@ -223,7 +223,11 @@ def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
             yield Problem(("cascade", place), told)
     if pair.k_matrix is not None and pair.cascade is None:
         yield Problem(("k_matrix",), "k_matrix needs a cascade: [DRAFTER, …] beside it")
-    checks = {"k_matrix": _matrix_of(members), "lenience": check_lenience, "template": check_template}
+    checks: dict[str, Callable[[Any], object]] = {
+        "k_matrix": _matrix_of(members),
+        "lenience": check_lenience,
+        "template": check_template,
+    }
     for key, check in checks.items():
         try:
             if getattr(pair, key) is not None:
