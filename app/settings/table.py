@@ -254,7 +254,6 @@ class Settings(_Record):
 MODEL_FIELDS: Mapping[str, Field] = ModelOptions.fields()
 SETTING_FIELDS: Mapping[str, Field] = Settings.fields()
 FIELDS: Mapping[str, Field] = {**MODEL_FIELDS, **SETTING_FIELDS}
-ANSWERING = tuple(one.name for one in SETTING_FIELDS.values() if one.group != OUTPUT)  # what an answer depends on
 
 
 _PATH = Text(metavar="FILE", allowed="a file", optional=True)
