@@ -51,7 +51,7 @@ class Field:
     """
 
     name: str
-    kind: Kind
+    kind: Kind | Any  # or what reads, shows and names its values like one
     default: Any
     help: str
     group: str
