@@ -93,8 +93,7 @@ class Command:
     It may raise UserError: that is shown, and nothing has changed.
     """
 
-    name: str
-    usage: str
+    usage: str  # the name, and what may stand behind it
     help: str
     group: str
     handler: Callable[[ConsoleState, Any], None]
@@ -105,3 +104,7 @@ class Command:
     more: Callable[[ConsoleState], list[str]] = lambda state: []  # what /help says besides
     many: bool = False  # takes several words: each is completed by itself
     spaces: bool = False  # takes one argument that may hold spaces, such as a path
+
+    @property
+    def name(self) -> str:
+        return self.usage.partition(" ")[0]

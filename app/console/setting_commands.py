@@ -62,7 +62,7 @@ def value(word: str, group: str, name: str = "", after: Callable[[ConsoleState],
 
     argument = known.kind.metavar if len(known.kind.metavar) <= 12 else "NAME"
     usage, offer = f"/{word} [{argument}]", values_of(known.name)
-    return Command(f"/{word}", usage, known.help, group, handler, text, offer, setting=known.name)
+    return Command(usage, known.help, group, handler, text, offer, setting=known.name)
 
 
 def gamma_learned(state: ConsoleState) -> str:
@@ -90,7 +90,6 @@ def lane(name: str, word: str, group: str) -> Command:
         say_values(state, ["compare"])
 
     return Command(
-        f"/{word}",
         f"/{word} [on|off]",
         f"lane {name}: {LANE_HELP[name]}",
         group,

@@ -1,7 +1,7 @@
 """The table of the console's commands. What a typed line means, /help, completion and the README are made from it.
 
 A command is one row: usage, help, group, its handler and how its argument is read (app/console/command.py). Handlers
-are in app/console/setting_commands.py and app/console/chat_commands.py. Knows no screen, no models and no torch.
+are in app/console/setting_commands.py and app/console/chat_commands.py. No torch.
 """
 
 from __future__ import annotations
@@ -40,26 +40,24 @@ def command_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]
 
 
 TABLE: tuple[Command, ...] = (
-    Command("/clear", "/clear", "forget the conversation", CHAT, chat.clear),
-    Command("/undo", "/undo", "take the last exchange back", CHAT, chat.undo),
-    Command("/regen", "/regen", "answer the last message again", CHAT, chat.regen),
-    Command("/continue", "/continue", "go on with a cut answer", CHAT, chat.go_on),
-    Command("/edit", "/edit [TEXT]", "change your last message", CHAT, chat.edit, text),
-    Command("/copy", "/copy", "copy the last answer", CHAT, chat.copy),
+    Command("/clear", "forget the conversation", CHAT, chat.clear),
+    Command("/undo", "take the last exchange back", CHAT, chat.undo),
+    Command("/regen", "answer the last message again", CHAT, chat.regen),
+    Command("/continue", "go on with a cut answer", CHAT, chat.go_on),
+    Command("/edit [TEXT]", "change your last message", CHAT, chat.edit, text),
+    Command("/copy", "copy the last answer", CHAT, chat.copy),
     Command(
-        "/save", "/save FILE", "write the chat: .json .txt .md .html .svg", CHAT, chat.save, file(SAVED), files(SAVED),
+        "/save FILE", "write the chat: .json .txt .md .html .svg", CHAT, chat.save, file(SAVED), files(SAVED),
         spaces=True,
     ),
     Command(
-        "/load", "/load FILE", "go on with a chat that /save wrote", CHAT, chat.load, file(LOADED), files(LOADED),
+        "/load FILE", "go on with a chat that /save wrote", CHAT, chat.load, file(LOADED), files(LOADED),
         spaces=True,
     ),
-    Command(
-        "/system", "/system [TEXT|clear]", "system prompt", CHAT, chat.system, text, words("clear"), setting="system"
-    ),
+    Command("/system [TEXT|clear]", "system prompt", CHAT, chat.system, text, words("clear"), setting="system"),
     value("chat", CHAT),
     value("template", CHAT),
-    Command("/exit", "/exit", "leave (also Ctrl-D)", CHAT, chat.leave, aliases=("/quit", "/bye")),
+    Command("/exit", "leave (also Ctrl-D)", CHAT, chat.leave, aliases=("/quit", "/bye")),
     value("gamma", DECODING, after=change.gamma_learned),
     value("temperature", DECODING),
     value("top_p", DECODING),
@@ -70,7 +68,7 @@ TABLE: tuple[Command, ...] = (
     value("length", DECODING, name="max_new_tokens"),
     value("seed", DECODING),
     Command(
-        "/processor", "/processor [NAME ARGS]", "sampling, e.g. nucleus T P", DECODING, change.processor, text,
+        "/processor [NAME ARGS]", "sampling, e.g. nucleus T P", DECODING, change.processor, text,
         change.processors, more=change.processor_help,
     ),
     value("verify", DECODING),
@@ -87,41 +85,36 @@ TABLE: tuple[Command, ...] = (
     lane("draft", "draft", LANE),
     lane("ngram", "ngram", LANE),
     lane("tables", "tables", LANE),
-    Command("/pair", "/pair [NAME]", "load another pair", MODEL, chat.pair, text, chat.pair_names),
+    Command("/pair [NAME]", "load another pair", MODEL, chat.pair, text, chat.pair_names),
+    Command("/drafter [NAME]", "take another drafter", MODEL, chat.drafter, unquoted, chat.drafters, spaces=True),
+    Command("/info", "the models: size, memory, device", MODEL, chat.info),
     Command(
-        "/drafter", "/drafter [NAME]", "take another drafter", MODEL, chat.drafter, unquoted, chat.drafters,
-        spaces=True,
-    ),
-    Command("/info", "/info", "the models: size, memory, device", MODEL, chat.info),
-    Command(
-        "/prompts", "/prompts FILE|NAME", "ask a file's prompts, one by one", LOOK, chat.prompts, unquoted,
+        "/prompts FILE|NAME", "ask a file's prompts, one by one", LOOK, chat.prompts, unquoted,
         chat.prompt_sets, spaces=True,
     ),
     Command(
-        "/bench", "/bench [GAMMAS]", "time the lanes over a few prompts", LOOK, chat.bench,
+        "/bench [GAMMAS]", "time the lanes over a few prompts", LOOK, chat.bench,
         one(BENCH_FIELDS["gammas"].kind, ()),
     ),
     Command(
-        "/stats", "/stats [WHICH]", "figures: last, session or json", LOOK, chat.stats, one(Choice(STATS), "last"),
+        "/stats [WHICH]", "figures: last, session or json", LOOK, chat.stats, one(Choice(STATS), "last"),
         words(*STATS),
     ),
-    Command("/trace", "/trace [N]", "the last answer round by round", LOOK, chat.trace, one(Whole(1, 1_000_000), None)),
+    Command("/trace [N]", "the last answer round by round", LOOK, chat.trace, one(Whole(1, 1_000_000), None)),
     Command(
-        "/plot", "/plot gamma|positions", "expected speed-up, acceptance", LOOK, chat.plot, one(Choice(PLOTS)),
+        "/plot gamma|positions", "expected speed-up, acceptance", LOOK, chat.plot, one(Choice(PLOTS)),
         words(*PLOTS),
     ),
     value("view", LOOK),
     value("palette", LOOK),
     value("debug", LOOK),
-    Command("/settings", "/settings", "every setting", SETTING, change.show_settings, nothing),
+    Command("/settings", "every setting", SETTING, change.show_settings, nothing),
     Command(
-        "/set", "/set NAME=VALUE …", "change settings, all or none", SETTING, change.set_values, text,
+        "/set NAME=VALUE …", "change settings, all or none", SETTING, change.set_values, text,
         change.assignments, many=True,
     ),
-    Command(
-        "/reset", "/reset [NAME]", "back to the defaults", SETTING, change.reset, text, change.setting_names, many=True
-    ),
-    Command("/help", "/help [CMD]", "this page, or one command", SETTING, show_help, text, command_names),
+    Command("/reset [NAME]", "back to the defaults", SETTING, change.reset, text, change.setting_names, many=True),
+    Command("/help [CMD]", "this page, or one command", SETTING, show_help, text, command_names),
 )  # fmt: skip
 COMMANDS: Mapping[str, Command] = {name: command for command in TABLE for name in (command.name, *command.aliases)}
 

@@ -51,7 +51,7 @@ class Field:
     """
 
     name: str
-    kind: Kind
+    kind: Kind | Any  # or what reads, shows and names its values like one
     default: Any
     help: str
     group: str
@@ -259,7 +259,6 @@ class Settings(_Record):
 MODEL_FIELDS: Mapping[str, Field] = ModelOptions.fields()
 SETTING_FIELDS: Mapping[str, Field] = Settings.fields()
 FIELDS: Mapping[str, Field] = {**MODEL_FIELDS, **SETTING_FIELDS}
-ANSWERING = tuple(one.name for one in SETTING_FIELDS.values() if one.group != OUTPUT)  # what an answer depends on
 
 
 def arguments(fields: Mapping[str, Field], given: Mapping[str, Any], **more: Any) -> Namespace:
