@@ -16,6 +16,7 @@ at least `repeats`·p tokens in which every token but the first p equals the one
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -180,10 +181,6 @@ class Timed:
         """How many answers differ from ar's in this way (:class:`app.lanes.answers.Parting`)."""
         return [one.kind for pair in self.compared if (one := parting(*pair)) is not None].count(kind)
 
-    def within(self, counts: Callable[[Item], bool]) -> Timed:
-        """The same over some of the prompts."""
-        return replace(self, items=[item for item in self.items if counts(item)])
-
 
 def _median(values: Sequence[float]) -> float | None:
     return median(values) if values else None
@@ -220,8 +217,10 @@ def _rate(timed: Timed) -> dict[str, Any]:
 
 
 def _categories(timed: Timed) -> dict[str, Any]:
-    names = {item.question.category for item in timed.items}
-    found = {name: timed.within(lambda item, name=name: item.question.category == name) for name in names if name}
+    grouped: dict[str | None, list[Item]] = defaultdict(list)
+    for item in timed.items:
+        grouped[item.question.category].append(item)
+    found = {name: replace(timed, items=items) for name, items in grouped.items() if name is not None}
     return {
         name: {"prompts": one.prompts, "predicted_per_second": _mean(one.rates), "speedup": _rounded(one.speedup)}
         for name, one in sorted(found.items())
@@ -399,7 +398,7 @@ class SummaryRow(TimedVariant, frozen=True):
     speedup_without_loops: Annotated[
         Value,
         Column(
-            lambda of: of.within(lambda item: not _loops(item, of.judge)).speedup,
+            lambda of: replace(of, items=[one for one in of.items if not _loops(one, of.judge)]).speedup,
             TIMES,
             speedups="no loops",
             report="no loops",
