@@ -35,7 +35,7 @@ class Item:
     answers: list[dict[Variant, Answer]] = field(default_factory=list)
 
 
-class Turn(NamedTuple):
+class BenchTurn(NamedTuple):
     """What is asked next: the number of its question, where its answers go, the prompt's ids."""
 
     number: int
@@ -122,7 +122,7 @@ class Measurement:
             changes["temperature"] = variant.temperature
         return self.settings.changed(**changes)
 
-    def turns(self, number: int) -> Iterator[Turn]:
+    def turns(self, number: int) -> Iterator[BenchTurn]:
         """The prompts of a question; the next one is planned when the last has been answered."""
         chat, question = conversation(self.engine, self.settings), self.questions[number]
         for turn, text in enumerate(question.turns):
@@ -133,6 +133,6 @@ class Measurement:
                 self.skipped.append(f"prompt {question.line or question.question_id}, turn {turn + 1} skipped: {error}")
                 return
             item = Item(question, turn, text, len(plan.prompt))
-            yield Turn(number, item, plan.prompt)
+            yield BenchTurn(number, item, plan.prompt)
             answer = item.answers[0][self.reference]
             chat.commit(plan, list(answer.ids), answer.stats.stop_reason or "length")

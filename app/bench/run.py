@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from app.bench.against import rivals_of
 from app.bench.journal import Slot, open_journal
 from app.bench.options import BenchArgs
-from app.bench.plan import Measurement, Turn
+from app.bench.plan import BenchTurn, Measurement
 from app.bench.results import facts, prompt_rows
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import Variant, may_differ, order
@@ -141,7 +141,7 @@ class Bench(Measurement):
                 self.answer(variant, turn.prompt, max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
         bar.unpause()  # the time until here is no answer's
 
-    def _measure(self, together: Sequence[Turn], bar: Any) -> bool:
+    def _measure(self, together: Sequence[BenchTurn], bar: Any) -> bool:
         """All repeats of one batch of prompts; False after an interrupt, whose unfinished answers are dropped."""
         for repeat in range(self.args.repeat):
             for turn in together:
@@ -157,7 +157,7 @@ class Bench(Measurement):
             self.journal.sync()
         return True
 
-    def _answered(self, variant: Variant, together: Sequence[Turn], repeat: int, bar: Any) -> list[Answer]:
+    def _answered(self, variant: Variant, together: Sequence[BenchTurn], repeat: int, bar: Any) -> list[Answer]:
         """The journal's answers; where it lacks one all are answered anew, and those that it has stay."""
         journal = self.journal
         places = [Slot(turn.number, turn.item.turn, repeat, variant) for turn in together]
@@ -178,7 +178,7 @@ class Bench(Measurement):
                     journal.add(place, answer)
         return [before or answer for before, answer in zip(known, answers, strict=True)]
 
-    def _asked(self, variant: Variant, together: Sequence[Turn]) -> list[Answer]:
+    def _asked(self, variant: Variant, together: Sequence[BenchTurn]) -> list[Answer]:
         """New answers, from nothing."""
         if self.args.batch_size == 1:
             return [self.answer(variant, turn.prompt, turn.item.prompt) for turn in together]

@@ -16,6 +16,7 @@ at least `repeats`·p tokens in which every token but the first p equals the one
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -180,10 +181,6 @@ class Timed:
         """How many answers differ from ar's in this way (:class:`app.lanes.answers.Parting`)."""
         return [one.kind for pair in self.compared if (one := parting(*pair)) is not None].count(kind)
 
-    def within(self, counts: Callable[[Item], bool]) -> Timed:
-        """The same over some of the prompts."""
-        return replace(self, items=[item for item in self.items if counts(item)])
-
 
 def _median(values: Sequence[float]) -> float | None:
     return median(values) if values else None
@@ -220,8 +217,10 @@ def _rate(timed: Timed) -> dict[str, Any]:
 
 
 def _categories(timed: Timed) -> dict[str, Any]:
-    names = {item.question.category for item in timed.items}
-    found = {name: timed.within(lambda item, name=name: item.question.category == name) for name in names if name}
+    grouped: dict[str | None, list[Item]] = defaultdict(list)
+    for item in timed.items:
+        grouped[item.question.category].append(item)
+    found = {name: replace(timed, items=items) for name, items in grouped.items() if name is not None}
     return {
         name: {"prompts": one.prompts, "predicted_per_second": _mean(one.rates), "speedup": _rounded(one.speedup)}
         for name, one in sorted(found.items())
@@ -309,7 +308,7 @@ def _over_rival_cell(row: Row) -> str:
 
 
 @dataclass(frozen=True)
-class Column:
+class BenchColumn:
     """How a figure is worked out, how it is written (a format, or its cell made of the row), and its heads.
 
     A table in which it has no head does not show it; the report shows what the table of methods does, and more. A
@@ -375,20 +374,20 @@ Named = dict[str, Amount | None]
 class SummaryRow(TimedVariant, frozen=True):
     """One row of `summary`. What a file lacks, since it is older, is what stands behind the `=`."""
 
-    mean_gamma: Annotated[Value, Column(_mean_gamma)] = None
-    prompts: Annotated[Count, Column(lambda of: of.prompts)] = 0
-    answers: Annotated[Count, Column(lambda of: len(of.answers))] = 0
-    batch_size: Annotated[Count, Column(lambda of: max((one.rows for one in of.answers), default=1))] = 1
-    predicted_n: Annotated[Count, Column(lambda of: of.total.predicted_n)] = 0
-    predicted_per_second: Annotated[Rate, Column(_rate, _rate_cell, methods="tok/s")] = Rate()
-    speedup: Annotated[Value, Column(lambda of: of.speedup, TIMES, methods="speed-up", speedups="median")] = None
+    mean_gamma: Annotated[Value, BenchColumn(_mean_gamma)] = None
+    prompts: Annotated[Count, BenchColumn(lambda of: of.prompts)] = 0
+    answers: Annotated[Count, BenchColumn(lambda of: len(of.answers))] = 0
+    batch_size: Annotated[Count, BenchColumn(lambda of: max((one.rows for one in of.answers), default=1))] = 1
+    predicted_n: Annotated[Count, BenchColumn(lambda of: of.total.predicted_n)] = 0
+    predicted_per_second: Annotated[Rate, BenchColumn(_rate, _rate_cell, methods="tok/s")] = Rate()
+    speedup: Annotated[Value, BenchColumn(lambda of: of.speedup, TIMES, methods="speed-up", speedups="median")] = None
     speedup_per_repeat: Annotated[
         list[Amount],
-        Column(lambda of: of.speedups(of.plain), _range_cell, speedups="range", report="range", leaves=2),
+        BenchColumn(lambda of: of.speedups(of.plain), _range_cell, speedups="range", report="range", leaves=2),
     ] = []
     expected_speedup: Annotated[
         Value,
-        Column(
+        BenchColumn(
             lambda of: expected(of.total, of.beside, of.variant.gamma),
             TIMES,
             speedups="expected",
@@ -398,8 +397,8 @@ class SummaryRow(TimedVariant, frozen=True):
     ] = None
     speedup_without_loops: Annotated[
         Value,
-        Column(
-            lambda of: of.within(lambda item: not _loops(item, of.judge)).speedup,
+        BenchColumn(
+            lambda of: replace(of, items=[one for one in of.items if not _loops(one, of.judge)]).speedup,
             TIMES,
             speedups="no loops",
             report="no loops",
@@ -407,16 +406,16 @@ class SummaryRow(TimedVariant, frozen=True):
         ),
     ] = None
     tokens_per_pass: Annotated[
-        Value, Column(lambda of: of.total.tokens_per_pass, "{:.2f}", methods="tok/pass", leaves=6)
+        Value, BenchColumn(lambda of: of.total.tokens_per_pass, "{:.2f}", methods="tok/pass", leaves=6)
     ] = None
     acceptance_rate: Annotated[
-        Value, Column(lambda of: of.total.acceptance_rate, "{:.0%}", methods="accepted", leaves=5)
+        Value, BenchColumn(lambda of: of.total.acceptance_rate, "{:.0%}", methods="accepted", leaves=5)
     ] = None
-    alpha: Annotated[Value, Column(lambda of: of.total.alpha, "{:.2f}", methods="alpha", leaves=4)] = None
-    alpha_per_position: Annotated[Values, Column(lambda of: of.total.alpha_per_position)] = []
+    alpha: Annotated[Value, BenchColumn(lambda of: of.total.alpha, "{:.2f}", methods="alpha", leaves=4)] = None
+    alpha_per_position: Annotated[Values, BenchColumn(lambda of: of.total.alpha_per_position)] = []
     c: Annotated[
         Value,
-        Column(
+        BenchColumn(
             lambda of: cost_ratio(of.total, of.beside) if of.variant.gamma or of.planned else None,
             "{:.3f}",
             methods="c",
@@ -425,47 +424,49 @@ class SummaryRow(TimedVariant, frozen=True):
     ] = None
     v: Annotated[
         Value,
-        Column(lambda of: verify_ratio(of.total, of.beside) if of.planned else None, "{:.2f}", methods="v", leaves=1),
+        BenchColumn(
+            lambda of: verify_ratio(of.total, of.beside) if of.planned else None, "{:.2f}", methods="v", leaves=1
+        ),
     ] = None
     ttft_ms: Annotated[
         Value,
-        Column(
+        BenchColumn(
             lambda of: _mean(_known(answer.stats.ttft_ms for answer in of.answers)),
             "{:.0f} ms",
             methods="TTFT",
             leaves=3,
         ),
     ] = None
-    compared: Annotated[Count, Column(lambda of: len(of.agreeing))] = 0
+    compared: Annotated[Count, BenchColumn(lambda of: len(of.agreeing))] = 0
     differs: Annotated[
         Count | None,
-        Column(lambda of: of.agreeing.count(False) if of.agreeing else None, _differs_cell, methods="differs"),
+        BenchColumn(lambda of: of.agreeing.count(False) if of.agreeing else None, _differs_cell, methods="differs"),
     ] = None
-    near_ties: Annotated[Count, Column(lambda of: of.parted("near tie"))] = 0
-    beyond_ties: Annotated[Count, Column(lambda of: of.parted("beyond"))] = 0
-    other_draws: Annotated[Count, Column(lambda of: of.parted("other draw"))] = 0
-    other_texts: Annotated[Count, Column(lambda of: of.parted("other text"))] = 0
-    may_differ: Annotated[Count, Column(lambda of: len(of.compared) - len(of.agreeing))] = 0
-    categories: Annotated[dict[str, Category], Column(_categories)] = {}
-    worst_category: Annotated[Any, Column(_worst, _worst_cell, speedups="worst category", leaves=4)] = None
-    over_rivals: Annotated[Any, Column(_over_rival, _over_rival_cell, speedups="over {}")] = None
-    calls_per_pass: Annotated[Named, Column(_calls_per_pass)] = {}
-    ms_per_call: Annotated[Named, Column(_per_call)] = {}
-    reviews: Annotated[dict[str, Reviewed], Column(lambda of: of.total.to_json().get("reviews", {}))] = {}
-    swi: Annotated[Named | None, Column(lambda of: swi_of(of.total, of.answers[0].terms) if of.answers else None)] = (
-        None
-    )
+    near_ties: Annotated[Count, BenchColumn(lambda of: of.parted("near tie"))] = 0
+    beyond_ties: Annotated[Count, BenchColumn(lambda of: of.parted("beyond"))] = 0
+    other_draws: Annotated[Count, BenchColumn(lambda of: of.parted("other draw"))] = 0
+    other_texts: Annotated[Count, BenchColumn(lambda of: of.parted("other text"))] = 0
+    may_differ: Annotated[Count, BenchColumn(lambda of: len(of.compared) - len(of.agreeing))] = 0
+    categories: Annotated[dict[str, Category], BenchColumn(_categories)] = {}
+    worst_category: Annotated[Any, BenchColumn(_worst, _worst_cell, speedups="worst category", leaves=4)] = None
+    over_rivals: Annotated[Any, BenchColumn(_over_rival, _over_rival_cell, speedups="over {}")] = None
+    calls_per_pass: Annotated[Named, BenchColumn(_calls_per_pass)] = {}
+    ms_per_call: Annotated[Named, BenchColumn(_per_call)] = {}
+    reviews: Annotated[dict[str, Reviewed], BenchColumn(lambda of: of.total.to_json().get("reviews", {}))] = {}
+    swi: Annotated[
+        Named | None, BenchColumn(lambda of: swi_of(of.total, of.answers[0].terms) if of.answers else None)
+    ] = None
 
 
-COLUMNS: Mapping[str, Column] = {
+COLUMNS: Mapping[str, BenchColumn] = {
     key: column
     for key, field in SummaryRow.model_fields.items()
     for column in field.metadata
-    if isinstance(column, Column)
+    if isinstance(column, BenchColumn)
 }
 
 
-def shown(view: str) -> dict[str, Column]:
+def shown(view: str) -> dict[str, BenchColumn]:
     """The columns of a table, by key."""
     return {key: column for key, column in COLUMNS.items() if column.head(view)}
 

@@ -6,7 +6,7 @@ models.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -49,7 +49,7 @@ def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console
         console.print(f"\n{loops_line(one, settings.ascii)}", markup=False)
 
 
-def _figures(rows: Rows, view: str, settings: Settings, console: Console, absent: set[str] = frozenset()) -> Table:
+def _figures(rows: Rows, view: str, settings: Settings, console: Console, absent: Collection[str] = ()) -> Table:
     """The columns of a table, as many as fit."""
     columns = {key: column for key, column in shown(view).items() if key not in absent}
     rival = next((row["over_rivals"]["rival"] for row in rows if row["over_rivals"]), "")

@@ -54,11 +54,6 @@ class PaneData:
     beams: tuple[BeamLine, ...] = ()
 
     @property
-    def heading(self) -> str:
-        """The title in words."""
-        return TITLES.get(self.title, self.title)
-
-    @property
     def label(self) -> str:
         """The short name in front of the figures."""
         return LABELS.get(self.title, self.title)
@@ -91,17 +86,8 @@ class PaneData:
         if self.state == "running":
             tokens = f"{self.tokens} of {self.limit} tok" if self.limit else f"{self.tokens} tok"
             return tokens if self.gamma is None else f"{tokens}, gamma {self.gamma}"
-        if self.state == "stopped":
-            return f"stopped, {self.tokens} tok"
-        cut = self.stats is not None and self.stats.stop_reason == "length"
-        return f"cut at {self.tokens} tok" if cut else f"done, {self.tokens} tok"
-
-    @property
-    def fraction(self) -> float:
-        """How much of the lane is done, 0…1."""
-        if self.state == "done":
-            return 1.0
-        return min(1.0, self.tokens / self.limit) if self.limit else 0.0
+        cut = self.state == "done" and self.stats is not None and self.stats.stop_reason == "length"
+        return f"cut at {self.tokens} tok" if cut else f"{self.state}, {self.tokens} tok"
 
 
 def note(pane: PaneData) -> str:
@@ -160,7 +146,8 @@ def _outcome(pane: PaneData, look: Look) -> list[str]:
 
 
 def _bar(pane: PaneData, width: int, look: Look) -> tuple[Piece, ...]:
-    full = round(pane.fraction * width)
+    done = 1.0 if pane.state == "done" else min(1.0, pane.tokens / pane.limit) if pane.limit else 0.0
+    full = round(done * width)
     role = "accent" if pane.drafting else "plain"
     return ((look.glyph("bar") * full, role), (look.glyph("rest") * (width - full), "faint"))
 

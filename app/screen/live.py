@@ -91,11 +91,12 @@ class Track:
     @property
     def reason(self) -> Reason:
         """Why the lane ended; "interrupted" if it has not."""
-        return self.events[-1].reason if self._ended else "interrupted"  # type: ignore[union-attr]
+        return self._finished.reason if self._finished else "interrupted"
 
     @property
-    def _ended(self) -> bool:
-        return bool(self.events) and isinstance(self.events[-1], Finished)
+    def _finished(self) -> Finished | None:
+        last = self.events[-1] if self.events else None
+        return last if isinstance(last, Finished) else None
 
     def pane(self) -> PaneData:
         """The lane as it stands, for the screen."""
@@ -120,7 +121,7 @@ class Track:
     def answer(self) -> Answer:
         """The lane's result with its figures."""
         ids, differs = tuple(self.meter.ids), may_differ(self.lane, self.lane.settings)
-        text = self.decode(list(ids)) if self._ended else self.text
+        text = self.decode(list(ids)) if self._finished else self.text
         return Answer(self.lane.name, ids, text, self.meter.stats, differs, terms=self.terms)
 
     @property

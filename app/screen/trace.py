@@ -58,7 +58,7 @@ def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> TracedRound:
     """
     texts = _texts(step, window, ahead)
     examined = [*step.path, *step.rejected]
-    figures = {node: pair for node, *pair in zip(examined, step.draft_p, step.target_p, strict=False)}
+    draft_p, target_p = (dict(zip(examined, probs, strict=False)) for probs in (step.draft_p, step.target_p))
     fates = dict.fromkeys(step.path, "accepted") | dict.fromkeys(step.rejected, "rejected")
     sources, depths = dict(enumerate(step.source)), step.depths if step.is_tree else [0] * len(texts)
     drafts = [
@@ -66,7 +66,8 @@ def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> TracedRound:
             node + 1,
             texts[node],
             sources.get(node),
-            *figures.get(node, (None, None)),
+            draft_p.get(node),
+            target_p.get(node),
             fates.get(node, "discarded"),
             depths[node],
         )

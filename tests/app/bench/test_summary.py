@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.bench.plan import Item, references
-from app.bench.summary import COLUMNS, Column, looping_share, looping_tokens, loops, summarise
+from app.bench.summary import COLUMNS, BenchColumn, looping_share, looping_tokens, loops, summarise
 from app.bench.table import show_tables
 from app.lanes.answers import Answer
 from app.lanes.comparison import Variant
@@ -235,7 +235,7 @@ def test_a_column_is_one_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> No
     """The file and the tables follow: nobody else lists the columns."""
     monkeypatch.delenv("COLUMNS", raising=False)
     assert list(summarise(ITEMS, [PLAIN, FOUR])[0]) == ["method", "gamma", "temperature", *COLUMNS]
-    monkeypatch.setitem(COLUMNS, "lucky", Column(lambda of: len(of.answers) / 3, "{:.1f}!", methods="luck"))
+    monkeypatch.setitem(COLUMNS, "lucky", BenchColumn(lambda of: len(of.answers) / 3, "{:.1f}!", methods="luck"))
     assert [row["lucky"] for row in summarise(ITEMS, [PLAIN, FOUR])] == [2, 2]
     head, _, first = shown(ITEMS, [PLAIN, FOUR], ascii=True)[1:4]
     assert [line.split("|")[-1].strip() for line in (head, first)] == ["luck", "2.0!"]
