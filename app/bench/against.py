@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from app.lanes.answers import Answer
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.stats.summary import Stats
 from utils.errors import UsageError
 

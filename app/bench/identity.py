@@ -20,7 +20,7 @@ from app.bench.results import facts
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import NEAR_TIE, Variant, difference, gap_between, may_differ
 from app.prompts.questions import conversation, fitting
-from app.settings.layers import ModelOptions
+from app.settings.table import ModelOptions
 from utils.errors import UsageError
 from utils.files import write_json
 from utils.progress import INTERRUPTED

@@ -25,8 +25,7 @@ from app.bench.options import BenchArgs
 from app.lanes.answers import Answer, shown_settings
 from app.lanes.comparison import Variant
 from app.prompts.questions import Question
-from app.settings.layers import ModelOptions, Settings
-from app.settings.table import MODEL_FIELDS
+from app.settings.table import MODEL_FIELDS, ModelOptions, Settings
 from utils.errors import UsageError, UserError
 from utils.files import beside
 

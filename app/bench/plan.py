@@ -16,7 +16,7 @@ from app.lanes.answers import Answer
 from app.lanes.comparison import Variant
 from app.lanes.costs import ignores_gamma
 from app.prompts.questions import Question, conversation, fitting
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from utils.errors import UsageError
 from utils.machine import machine
 

@@ -18,7 +18,7 @@ from app.bench.summary import Row, named, shown, times
 from app.bench.table import calls_cell, loops_line, modelled, reviews_cell, swi_tables
 from app.lanes.costs import BY
 from app.screen.rows import visible
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from utils.files import writable, write_text
 
 _PAGE = Path(__file__).with_name("report.html")

@@ -31,7 +31,7 @@ from app.prompts.questions import chosen, cut, stratified
 from app.replay.log_writer import Asked, Recorder, recorder_of, take_of
 from app.screen.output import answer_bar, load_engine, screen
 from app.screen.terminal import Interrupts
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.stats.metrics import Meter
 from utils.errors import UsageError
 from utils.files import writable, write_json

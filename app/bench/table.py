@@ -15,7 +15,7 @@ from app.bench.summary import ALARM, MARKS, Row, named, shown, times
 from app.lanes.costs import BY, applying
 from app.screen.output import fitted, print_table, small_table, table_width
 from app.screen.palette import Look
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.stats.summary import TARGET
 
 Rows = Sequence[Row]

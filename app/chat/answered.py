@@ -12,7 +12,7 @@ from typing import Any
 from app.chat.conversation import Turn
 from app.lanes.answers import Answer, compared, results, shown_settings
 from app.screen.live import Track
-from app.settings.layers import Settings
+from app.settings.table import Settings
 
 
 @dataclass(frozen=True)

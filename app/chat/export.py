@@ -20,7 +20,7 @@ from app.chat.conversation import Turn
 from app.screen.live import look_of, panes
 from app.screen.rows import visible
 from app.screen.view import heading, question
-from app.settings.layers import Settings
+from app.settings.table import Settings
 
 WIDTH = 100
 EXPORTS = (".md", ".html", ".svg")

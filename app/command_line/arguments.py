@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, NoReturn
 
 from app.command_line.subcommands import COMMANDS, OWN_FIELDS
-from app.settings.layers import ModelOptions, model_options
-from app.settings.table import FIELDS, MODELS, Field
+from app.settings.layers import model_options
+from app.settings.table import FIELDS, MODELS, Field, ModelOptions
 from app.settings.types import Switch, did_you_mean, got, named
 from utils.errors import UsageError
 from utils.machine import version

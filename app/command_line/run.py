@@ -23,7 +23,7 @@ from app.screen.terminal import Interrupts
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
-    from app.settings.layers import ModelOptions, Settings
+    from app.settings.table import ModelOptions, Settings
     from sampling.events import Event
 
 

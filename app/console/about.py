@@ -17,7 +17,7 @@ from app.lanes.costs import Terms, cost_lines
 from app.screen.figures import PaneData, StatsLines
 from app.screen.live import look_of
 from app.screen.view import Summary, drafter_name, dtype_name, heading, models_of
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.stats.ratios import speedup
 from sampling.stats.summary import Stats, merge
 from utils.loading.loaded import NO_LIMIT, limit_text

@@ -18,7 +18,7 @@ from app.lanes.race import Race
 from app.replay.log_writer import Asked
 from app.screen.live import Track, play, show, streaming
 from app.screen.view import models_of
-from app.settings.layers import Settings
+from app.settings.table import Settings
 
 if TYPE_CHECKING:
     from app.console.state import ConsoleState

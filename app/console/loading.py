@@ -21,7 +21,7 @@ from utils.errors import UserError
 
 if TYPE_CHECKING:
     from app.lanes.lane import Engine
-    from app.settings.layers import ModelOptions
+    from app.settings.table import ModelOptions
     from utils.catalogue.specs import PairSpec
 
 
@@ -101,7 +101,7 @@ def load_another_drafter(
 
 def warm(engine: Engine, progress: Progress) -> Engine:
     """Run two small passes, and a trained drafter's: the first ones of a process are slower than any after them."""
-    from app.settings.layers import Settings
+    from app.settings.table import Settings
     from sampling.types import Draft
 
     progress("warming up", None)

@@ -24,7 +24,8 @@ from app.lanes.pairing import choose_pair
 from app.lanes.processes import TERMINATED, broken, died, leave_at_once, tell_launcher
 from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
 from app.screen.view import toolbar
-from app.settings.layers import Layers, ModelOptions, Settings
+from app.settings.layers import Layers
+from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
 from utils.progress import INTERRUPTED
 

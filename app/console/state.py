@@ -19,7 +19,8 @@ from app.console.loading import Loader, Pairs, watch
 from app.lanes.pairing import catalogue
 from app.replay.log_writer import recorder_of
 from app.screen.terminal import SECOND_WITHIN, Interrupts
-from app.settings.layers import Layers, ModelOptions, Settings
+from app.settings.layers import Layers
+from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
 
 if TYPE_CHECKING:

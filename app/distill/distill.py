@@ -24,7 +24,7 @@ from app.distill.texts import split_texts, texts_for
 from app.lanes.lane import Engine
 from app.screen.output import load_engine
 from app.screen.terminal import Interrupts
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import load_student
 from training.draft_heads.features import extract, load_shard
 from training.draft_heads.report import expected, write_report

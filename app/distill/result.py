@@ -15,7 +15,7 @@ from typing import Any
 
 from app.lanes.lane import Engine, Lane
 from app.lanes.pass_times import measure_costs
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.drafters.draft_heads.checkpoint import read_config
 from sampling.events import Step
 from training.draft_heads.report import GAMMAS, Report, best_expected

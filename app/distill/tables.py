@@ -17,7 +17,7 @@ from app.distill.texts import let_write
 from app.lanes.pairing import choose_pair
 from app.screen.output import load_engine, target_tokenizer
 from app.screen.terminal import Interrupts
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from training.tables.build import Passage, build, read_passages
 from training.text.dialogues import OwnChats
 from training.text.self_text import passages

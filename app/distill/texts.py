@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from app.lanes.lane import Engine
 from app.prompts.questions import read_questions
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from training.text.dialogues import GivenPrompts, OwnChats, Source
 from training.text.self_text import ENDLESS, TextIds, read_texts, split, write_self, written
 from training.text.synthesize import TextWriter

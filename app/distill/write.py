@@ -15,7 +15,7 @@ from app.distill.texts import let_write
 from app.prompts.datasets import questions_of
 from app.screen.output import load_engine
 from app.screen.terminal import Interrupts
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from app.settings.types import plain
 from training.text.dialogues import GivenPrompts, OwnChats, Source
 from training.text.self_text import begin

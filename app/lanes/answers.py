@@ -18,7 +18,7 @@ from sampling.stats.summary import Stats
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane
-    from app.settings.layers import Settings
+    from app.settings.table import Settings
     from sampling.events import Event
 
 

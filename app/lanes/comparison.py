@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from app.settings.types import plain
 
 if TYPE_CHECKING:
-    from app.settings.layers import Settings
+    from app.settings.table import Settings
     from sampling.stats.summary import Stats
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.drafters import registry
 from sampling.drafters.draft_heads.checkpoint import load_student, read_config
 from sampling.drafters.draft_heads.modules import Student

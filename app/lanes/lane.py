@@ -31,7 +31,7 @@ from utils.errors import UsageError
 from utils.logits_processors import make_processor
 
 if TYPE_CHECKING:
-    from app.settings.layers import Settings
+    from app.settings.table import Settings
     from utils.loading.loaded import LoadedPair
 
 

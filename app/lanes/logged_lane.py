@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from app.lanes.costs import Terms
-from app.settings.layers import Settings
-from app.settings.table import SETTING_FIELDS
+from app.settings.table import SETTING_FIELDS, Settings
 from sampling.beam.plan import BeamPlan
 
 

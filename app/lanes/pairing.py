@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.drafters.registry import DRAFTERS, MEMBERS, REVIEWERS
 from utils.catalogue.specs import KnownNames, PairSpec, named_tables, spec_from_argument, trained_kind
 from utils.distributed.world import World

@@ -21,7 +21,7 @@ from utils.errors import UsageError
 from utils.files import write_json
 
 if TYPE_CHECKING:
-    from app.settings.layers import ModelOptions
+    from app.settings.table import ModelOptions
     from utils.catalogue.specs import PairSpec
     from utils.distributed.process_group import Team
     from utils.loading.loaded import LoadedPair, LoadOptions

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.lanes.pairing import catalogue, choose_pair, load_options
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
 from utils.loading.loaded import limit_text
 

@@ -21,7 +21,7 @@ from app.lanes.lane import Engine
 from app.lanes.pass_times import passes, timed
 from app.screen.output import load_engine, print_table, screen, small_table
 from app.screen.terminal import Interrupts
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.gamma.costs import pass_times
 from sampling.models.causal import CausalLM

@@ -21,7 +21,7 @@ from app.lanes.pass_times import passes, timed
 from app.measure.speed import drafting_lane, proposals
 from app.screen.output import load_engine, screen, small_table
 from app.screen.terminal import Interrupts
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.gamma.costs import pass_times
 from sampling.stats.theory import best_gamma, break_even, expected_speedup, roofline
 

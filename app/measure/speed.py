@@ -19,7 +19,7 @@ from rich.text import Text
 
 from app.lanes.lane import Engine, Lane, make_sampler
 from app.lanes.pass_times import COUNTS, Pass, passes, random_tokens, timed
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.events import Step
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import is_encoder_decoder

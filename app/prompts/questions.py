@@ -19,7 +19,7 @@ from utils.errors import UsageError
 
 if TYPE_CHECKING:
     from app.lanes.lane import Engine
-    from app.settings.layers import Settings
+    from app.settings.table import Settings
 
 
 _NO_LIMIT = 1 << 60

@@ -32,7 +32,7 @@ from utils.machine import version
 
 if TYPE_CHECKING:
     from app.lanes.lane import Engine, Lane
-    from app.settings.layers import Settings
+    from app.settings.table import Settings
 
 try:
     import fcntl

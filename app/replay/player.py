@@ -21,7 +21,7 @@ from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.replay.options import ReplayArgs
-    from app.settings.layers import ModelOptions, Settings
+    from app.settings.table import ModelOptions, Settings
     from sampling.events import Event
 
 

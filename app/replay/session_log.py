@@ -23,7 +23,7 @@ from app.replay.texts import Entry, ReplayingDecoder
 from app.screen.beams import grown_by
 from app.screen.live import Track
 from app.screen.trace import Rounds
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.events import KINDS, BeamStep, BeamTree, Event, Reason, Step
 from utils.errors import UserError
 

@@ -27,7 +27,7 @@ from app.screen.spans import Spanner, committed_text
 from app.screen.terminal import InPlace, Interrupts
 from app.screen.trace import Trace
 from app.screen.view import Frame
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.events import BeamStep, Event, Finished, Prefill, Reason, Step, to_json
 from sampling.stats.metrics import Meter
 

@@ -17,7 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from app.screen.palette import want_color
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
 
 if TYPE_CHECKING:

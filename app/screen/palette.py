@@ -14,7 +14,7 @@ from typing import TextIO
 
 from rich.style import Style
 
-from app.settings.layers import Settings
+from app.settings.table import Settings
 
 TINTS = ("accepted", "accepted 2", "accepted 3", "accepted 4")
 """The roles of accepted text by the drafter that proposed it, in the order of its lane's names."""

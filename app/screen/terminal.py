@@ -22,7 +22,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from app.settings.layers import Settings
+from app.settings.table import Settings
 
 _CTRL_C = b"\x03"
 

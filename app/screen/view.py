@@ -24,7 +24,7 @@ from app.screen.palette import Look
 from app.screen.panes import Layout, SideBySide
 from app.screen.rows import Chunk, Chunks, Drawn, Row, chunk, flow, visible
 from app.screen.terminal import Interrupts
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from utils.catalogue.specs import CASCADES, trained_kind
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any
 from rich.table import Table
 
 from app.screen.output import screen, small_table
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.events import Step
 from sampling.stats.summary import Stats, merge, ratio
 

@@ -20,7 +20,7 @@ from app.lanes.drafters import PairDrafters
 from app.lanes.pairing import choose_pair, load_options
 from app.prompts.questions import read_questions
 from app.screen.output import LoadProgress, load_engine, target_tokenizer
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import decoder_start_id
 from sampling.recorded.answers import Arch, Recording, read_recording

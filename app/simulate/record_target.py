@@ -23,7 +23,7 @@ from app.prompts.datasets import questions_of
 from app.prompts.questions import Question, chosen, conversation, cut, fitting, stratified
 from app.screen.output import answer_bar, load_engine
 from app.screen.terminal import Interrupts
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_model import NoDrafter
 from sampling.recorded.answers import read_recording
 from sampling.types import Draft, Rows, Verdict

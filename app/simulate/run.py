@@ -21,7 +21,7 @@ from app.lanes.lane import Lane
 from app.lanes.pass_times import measure_costs
 from app.screen.output import answer_bar
 from app.screen.terminal import Interrupts
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from app.simulate.figures import Played, RoundSeconds, figures, print_simulation
 from app.simulate.loading import Stage, load_stage
 from app.simulate.record_target import WIDTHS

@@ -18,7 +18,7 @@ import torch
 from app.bench.run import run_rows
 from app.lanes.comparison import NEAR_TIE
 from app.lanes.lane import Engine
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.drafters.tables.prompt_lookup import TablesDrafter

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from app.console.repl import run_console
 from app.console.state import ConsoleState
-from app.settings.layers import Layers, ModelOptions, Settings
+from app.settings.layers import Layers
+from app.settings.table import ModelOptions, Settings
 from tests.support.tiny import TinyPair
 from utils.errors import UserError
 

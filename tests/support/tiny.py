@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from app.settings.layers import ModelOptions
+from app.settings.table import ModelOptions
 
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 WORDS = [" the", " and", " is", "ing", "tion", " of", " to", " in", "er ", "ed "]

@@ -18,7 +18,7 @@ from app.bench.run import run_bench
 from app.lanes.answers import run_lane
 from app.lanes.lane import Engine
 from app.screen.output import load_engine
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import save_student
 from sampling.drafters.draft_heads.config import StudentConfig
 from sampling.drafters.draft_heads.modules import Student

@@ -15,7 +15,7 @@ from app.bench.run import run_bench, run_rows
 from app.lanes.lane import Engine
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.events import Finished, Prefill, Step
 from sampling.loop import never
 from sampling.stats.metrics import Meter

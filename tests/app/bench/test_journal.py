@@ -27,8 +27,7 @@ from app.lanes.comparison import Variant
 from app.lanes.costs import Terms
 from app.lanes.pairing import choose_pair
 from app.screen.output import load_engine
-from app.settings.layers import Settings
-from app.settings.table import MODEL_FIELDS, SETTING_FIELDS
+from app.settings.table import MODEL_FIELDS, SETTING_FIELDS, Settings
 from sampling.loop import never
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model

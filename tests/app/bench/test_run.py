@@ -28,7 +28,7 @@ from app.lanes.comparison import Variant, order
 from app.lanes.comparison import difference as first_difference
 from app.lanes.costs import Terms
 from app.prompts.questions import BUILT_IN, Question, chosen, cut, read_questions, stratified
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.events import Step
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model

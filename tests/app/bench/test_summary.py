@@ -21,7 +21,7 @@ from app.lanes.comparison import Variant
 from app.lanes.costs import Terms
 from app.prompts.questions import Question
 from app.screen.output import screen
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
 

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 from app.chat.conversation import Turn
 from app.chat.export import Shown, draw, drawing, fenced, html, markdown, svg
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
 

@@ -22,8 +22,8 @@ from app.command_line.arguments import build_parser, read_request
 from app.command_line.main import main
 from app.command_line.subcommands import COMMANDS
 from app.screen.palette import want_color
-from app.settings.layers import Layers, ModelOptions, Settings
-from app.settings.table import FIELDS
+from app.settings.layers import Layers
+from app.settings.table import FIELDS, ModelOptions, Settings
 from utils.errors import UsageError, UserError
 
 ROOT = Path(__file__).resolve().parents[3]

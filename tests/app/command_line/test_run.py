@@ -18,7 +18,7 @@ from app.command_line.run import AnswerWriter, run_once
 from app.lanes.answers import Answer, compared
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.loop import never
 from sampling.stats.summary import Stats
 from tests.app.lanes.test_lanes import countdown

@@ -21,7 +21,8 @@ from app.lanes.pairing import catalogue_in
 from app.prompts.questions import Question, prompt_ids
 from app.screen.output import load_engine
 from app.screen.view import toolbar
-from app.settings.layers import Layers, Settings
+from app.settings.layers import Layers
+from app.settings.table import Settings
 from sampling.events import Step
 from sampling.gamma.goodput import GoodputController
 from sampling.loop import never

@@ -15,8 +15,8 @@ from app.console.command import Command
 from app.console.loading import load_engine
 from app.console.slash_commands import COMMANDS, TABLE, completions, dispatch, help_page, parse
 from app.console.state import ConsoleState
-from app.settings.layers import Layers, ModelOptions
-from app.settings.table import SETTING_FIELDS
+from app.settings.layers import Layers
+from app.settings.table import SETTING_FIELDS, ModelOptions
 from app.settings.types import LANES
 from utils.errors import UsageError
 

@@ -25,7 +25,7 @@ from app.command_line.main import main
 from app.distill.draft_head import draft_head_for
 from app.distill.options import distill_args
 from app.screen.output import load_engine
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import read_config
 from sampling.loop import never
 from sampling.stats.theory import efficiency, expected_speedup

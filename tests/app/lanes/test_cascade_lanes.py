@@ -15,7 +15,8 @@ from app.lanes.lane import Engine, Lane
 from app.lanes.pairing import catalogue_in, with_drafter
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
-from app.settings.layers import Layers, ModelOptions, Settings
+from app.settings.layers import Layers
+from app.settings.table import ModelOptions, Settings
 from sampling.drafters.fallback import FallbackDrafter
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.events import Step

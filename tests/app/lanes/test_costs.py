@@ -18,7 +18,7 @@ from app.console.about import last_stats, session_stats, stats_json
 from app.lanes.answers import Answer, results
 from app.lanes.costs import Terms, applying, cost_lines, models_of, stored_parameters, swi_of
 from app.screen.figures import PaneData
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.stats.metrics import measure
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model

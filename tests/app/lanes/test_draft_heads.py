@@ -27,7 +27,7 @@ from app.measure.speed import GAMMA, drafting_lane, measure_rounds
 from app.prompts.questions import prompt_ids
 from app.screen.live import Track
 from app.screen.output import load_engine
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import is_student, save_student
 from sampling.drafters.draft_heads.config import KINDS, StudentConfig
 from sampling.drafters.draft_heads.eagle import FeatureTreeDrafter

@@ -17,7 +17,7 @@ from app.command_line.run import run_once
 from app.lanes.lane import Engine, make_sampler
 from app.lanes.pairing import catalogue_in, with_drafter
 from app.measure.speed import speed_table
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling import beam_search_generate
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.loop import never

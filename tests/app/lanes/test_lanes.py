@@ -19,7 +19,7 @@ from app.lanes.costs import terms_of
 from app.lanes.lane import Engine
 from app.prompts.questions import conversation, prompt_ids
 from app.screen.output import load_engine
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.registry import ROWS
 from sampling.drafters.tables.ngram import NgramDrafter

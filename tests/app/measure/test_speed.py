@@ -14,7 +14,7 @@ from rich.console import Console
 from app.lanes import pass_times
 from app.lanes.lane import Engine
 from app.measure import speed
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaNetwork
 from sampling.types import Draft

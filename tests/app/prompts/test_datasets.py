@@ -16,7 +16,7 @@ from app.bench.run import run_bench
 from app.command_line.arguments import read_request
 from app.prompts.datasets import DATASETS, NAMED, PROMPT_FIELDS, questions_of
 from app.prompts.questions import Question, chosen, stratified
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from tests.support.tiny import write_prompts
 from utils.errors import UsageError, UserError
 

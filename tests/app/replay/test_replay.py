@@ -26,7 +26,7 @@ from app.replay.texts import LoggingDecoder, ReplayingDecoder, UnloggedError
 from app.screen.live import Track, frame, panes, traced
 from app.screen.palette import Look
 from app.screen.view import Canvas
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.events import Finished, Prefill, Step, from_json
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts

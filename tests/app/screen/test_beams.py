@@ -25,7 +25,7 @@ from app.screen.palette import Look
 from app.screen.panes import Pane
 from app.screen.spans import REPLACEMENT, Span
 from app.screen.view import Frame
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.beam.plan import BeamPlan
 from sampling.events import Beam, BeamStep, BeamTree, Call, Finished, Prefill, Step
 from sampling.loop import never

@@ -16,7 +16,7 @@ from syrupy.assertion import SnapshotAssertion
 from app.screen.live import Track
 from app.screen.palette import Look
 from app.screen.plots import Bar, Bars, gamma_bars, position_bars
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.events import Finished, Step
 from sampling.gamma.goodput import GoodputController, best
 from sampling.stats.theory import expected_speedup

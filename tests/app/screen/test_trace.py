@@ -22,7 +22,7 @@ from app.screen.live import Track, panes, traced
 from app.screen.palette import Look
 from app.screen.spans import REPLACEMENT, Window
 from app.screen.trace import Trace, read, starts
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.drafters.cascade import cascade_of
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.events import Call, Finished, Step

@@ -23,7 +23,7 @@ from app.screen.panes import Pane, SideBySide, pieces_of
 from app.screen.rows import Chunks, Drawn, Row, shared
 from app.screen.spans import NO_TEXT, Span
 from app.screen.view import Frame, heading
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.stats.summary import Stats
 
 WIDTHS = [30, 39, 40, 60, 79, 80, 100, 140]

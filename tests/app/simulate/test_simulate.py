@@ -17,7 +17,7 @@ from app.bench.options import BenchArgs
 from app.bench.run import run_bench
 from app.command_line.main import main
 from app.lanes.answers import run_lane
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from tests.support.numbers import PAD, number_pair, question
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from app.console.completion import LANE_HELP, drafters, lane_list
 
 from app.command_line.arguments import build_parser
-from app.console.completion import LANE_HELP, drafters, lane_list
 from app.lanes.pairing import catalogue_in
 from app.screen.figures import TITLES
-from app.settings.layers import Settings
-from app.settings.table import FIELDS
+from app.settings.table import FIELDS, Settings
 from app.settings.types import LANES, METHODS
 from sampling.drafters import registry
 from sampling.drafters.registry import DRAFTERS, HEADS, MEMBERS, NEEDS, REVIEWERS, ROWS

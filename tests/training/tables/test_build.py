@@ -21,7 +21,7 @@ from app.lanes.lane import Engine
 from app.lanes.pairing import catalogue_in, choose_pair
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
-from app.settings.layers import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.drafters.tables.table_file import MAGIC, StaticTables
 from sampling.drafters.tables.tree import TableTreeDrafter

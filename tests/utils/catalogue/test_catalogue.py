@@ -114,7 +114,7 @@ def test_a_pair_outranks_the_file_in_its_defaults(write):
 
 
 def test_every_setting_of_the_program_may_be_preset_and_no_other(write):
-    from app.settings.layers import Settings
+    from app.settings.table import Settings
 
     preset = json.loads(json.dumps(Settings().model_dump()))
     file = write(GOOD.replace("{temperature: 1, gamma: 2}", json.dumps(preset)))

@@ -8,7 +8,7 @@ import pytest
 
 from app.chat.conversation import Conversation
 from app.lanes.pairing import catalogue_in
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from tests.support.tiny import END, tiny_tokenizer
 from utils.catalogue.templates import NAMES, TEMPLATES, carries_template, check_template, end_ids, render
 from utils.errors import UsageError

@@ -24,7 +24,7 @@ from app.command_line.main import main
 from app.command_line.subcommands import COMMANDS
 from app.lanes.processes import check_world
 from app.screen.terminal import FarKeys, Interrupts, is_far
-from app.settings.layers import ModelOptions
+from app.settings.table import ModelOptions
 from sampling.drafters.draft_heads.checkpoint import save_student
 from sampling.models.causal import CausalLM
 from sampling.models.network import TransformersNetwork

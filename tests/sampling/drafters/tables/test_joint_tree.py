@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from app.lanes.drafters import PairDrafters
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.fallback import PROBE_EVERY
 from sampling.drafters.tables.joint_tree import (

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from app.lanes.drafters import PairDrafters
-from app.settings.layers import Settings
+from app.settings.table import Settings
 from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.tables.prompt_lookup import CHANCE, TablesDrafter
 from sampling.drafters.tables.table_file import StaticTables
