@@ -126,7 +126,10 @@ def draw(console: Console, turns: Iterable[Shown], settings: Settings) -> None:
 def _headings(shown: Shown, console: Console, settings: Settings) -> list[Text]:
     look = look_of(console, settings)
     rows = [heading(one.models, one.settings, look).rows() for one in shown.answered[:1]]
-    return [Text("\n").join(Text.assemble(*((s.text, s.style) for s in row)) for row in lines) for lines in rows]
+    return [
+        Text("\n").join(Text.assemble(*((part.text, part.style or "") for part in row)) for row in lines)
+        for lines in rows
+    ]
 
 
 def _parts(shown: Shown, console: Console, settings: Settings) -> list[RenderableType]:

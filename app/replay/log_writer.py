@@ -181,8 +181,8 @@ def opened(path: Path) -> IO[bytes]:
     """The file, new or to be gone on with behind its last whole line. UsageError for any other file."""
     try:
         if path.is_file() and path.stat().st_size:
-            with open(path, "rb") as file:
-                check_head(file.readline(_LONGEST_HEAD))
+            with open(path, "rb") as before:
+                check_head(before.readline(_LONGEST_HEAD))
         file = open(path, "ab", buffering=0)  # noqa: SIM115
     except UserError as error:
         raise UsageError(f"cannot record to {path}: {error} (the file is unchanged, name another)") from None
