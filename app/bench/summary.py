@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from app.bench.plan import Item, references
-from app.lanes.answers import Answer, agrees, parting
+from app.lanes.answers import Answer, PartingKind, agrees, parting
 from app.lanes.comparison import NEAR_TIE, Variant
 from app.lanes.costs import swi_of
 from sampling.stats.ratios import cost_ratio, expected, speedup, verify_ratio
@@ -177,7 +177,7 @@ class Timed:
     def speedup(self) -> float | None:
         return _median(self.speedups(self.plain))
 
-    def parted(self, kind: str) -> int:
+    def parted(self, kind: PartingKind) -> int:
         """How many answers differ from ar's in this way (:class:`app.lanes.answers.Parting`)."""
         return [one.kind for pair in self.compared if (one := parting(*pair)) is not None].count(kind)
 

@@ -49,10 +49,9 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
         answers: list[Answer] = []
         for index, lane in enumerate(lanes):
             show = writer.feed if writer is not None and lane is lanes[-1] else None
-            if take is not None:
-                show = take.listening(index, show)
+            heard = show if take is None else take.listening(index, show)
             terms = terms_of(lane, engine)
-            answers.append(run_lane(lane, list(asked.ids), chat.text, interrupt=interrupt, show=show, terms=terms))
+            answers.append(run_lane(lane, list(asked.ids), chat.text, interrupt=interrupt, show=heard, terms=terms))
             if answers[-1].interrupted:
                 break
         if take is not None and (problem := take.end()):

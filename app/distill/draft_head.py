@@ -7,8 +7,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from app.lanes.lane import Engine
 from sampling.drafters.draft_heads.checkpoint import load_student, target_rotary
 from sampling.drafters.draft_heads.config import StudentConfig
@@ -71,7 +69,7 @@ def draft_head_for(engine: Engine, args: Namespace, learned: Sequence[TextIds], 
 
     UsageError if that is of another shape than the flags say.
     """
-    model, device = engine.loaded.target.model, torch.device(engine.target.device)
+    model, device = engine.loaded.target.model, engine.loaded.target.device
     seen = max(len(text.ids) for text in learned)  # what it never saw it cannot use
     if args.start is None:
         listed: list[int] = []

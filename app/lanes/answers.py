@@ -95,6 +95,9 @@ def agrees(plain: Answer, other: Answer) -> bool | None:
     return at is None
 
 
+PartingKind = Literal["near tie", "beyond", "other draw", "other text"]
+
+
 class Parting(NamedTuple):
     """Where an answer leaves plain decoding's (from 0), and the target's top-2 gap there (None: not recorded).
 
@@ -102,7 +105,7 @@ class Parting(NamedTuple):
     draw of the same distribution, or another text (of another model, or of a search).
     """
 
-    kind: Literal["near tie", "beyond", "other draw", "other text"]
+    kind: PartingKind
     position: int
     gap: float | None
 

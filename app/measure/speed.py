@@ -194,7 +194,7 @@ def measure_rounds(lane: Lane, prompt: list[int], rounds: int = ROUNDS) -> Round
     found: list[tuple[float, float, float, float]] = []
     drafted: list[float] = []
     events = _opened(lane, prompt)
-    watch = Stopwatch(getattr(lane.lm, "device", None))
+    watch = Stopwatch(lane.lm.device)
     for event in events:
         whole = watch.lap()
         if isinstance(event, Step):
@@ -204,5 +204,5 @@ def measure_rounds(lane: Lane, prompt: list[int], rounds: int = ROUNDS) -> Round
         if len(found) >= rounds:
             break
     events.close()
-    medians = (statistics.median(part) for part in zip(*found, strict=True))
-    return RoundParts(*medians, drafted=statistics.median(drafted) if drafted else None, rounds=len(found))
+    verify, draft, sample, rest = (statistics.median(part) for part in zip(*found, strict=True))
+    return RoundParts(verify, draft, sample, rest, statistics.median(drafted) if drafted else None, len(found))

@@ -135,7 +135,7 @@ class BeamTrace(Drawn):
         return rows
 
     def _step(self, number: int, step: BeamStep, tree: BeamTree) -> list[Row]:
-        count = Counter(beam.fate for beam in step.beams)
+        count: Counter[str] = Counter(beam.fate for beam in step.beams)
         fates = ", ".join(f"{count[fate]} {fate}" for fate in _ROLES if count[fate])
         faint = [chunk(text, "faint") for text in (fates, f"{step.seconds * 1000:.1f} ms")]
         rows = flow([chunk(f"step {number}", "strong"), *faint], self.look, 2)
