@@ -19,7 +19,7 @@ from sampling.api import Seed, check_drafters, drafter_of, prompt_ids, sampler_o
 from sampling.drafters.draft_heads.checkpoint import load_student
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_heads.glide import GlideLM
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.events import Step
@@ -254,7 +254,7 @@ class Engine:
         return prompt_ids(prompt, f"prompt {place}")
 
     def _made(self, drafter: Any) -> Drafter:
-        if not isinstance(drafter, Student):
+        if not isinstance(drafter, DraftHead):
             return drafter_of(drafter)
         if drafter.config.kind == "plain":
             return ModelDrafter(CausalLM(StudentNetwork(drafter), "plain"))
@@ -265,7 +265,7 @@ class Engine:
         if isinstance(drafter, GlideLM):
             return ModelDrafter(drafter)
         student = load_student(drafter, self.model) if isinstance(drafter, str | Path) else drafter
-        if not isinstance(student, Student):
+        if not isinstance(student, DraftHead):
             raise UserError(f"a GLIDE drafter is a student or its folder, got {shown(drafter)}")
         if not isinstance(self._lm, CausalLM):
             raise UserError(f"a GLIDE drafter reads keys and values, and {self._lm.name} has none")

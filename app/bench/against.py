@@ -26,7 +26,7 @@ from sampling.stats.summary import Stats
 from utils.errors import UsageError
 
 if TYPE_CHECKING:
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
     from utils.loading.loaded import LoadedPair
 
 
@@ -147,7 +147,7 @@ def sampling_of(settings: Settings) -> dict[str, Any]:
     }
 
 
-def make_rivals(engine: Engine, options: ModelOptions, against: str) -> tuple[dict[str, Rival], list[str]]:
+def make_rivals(engine: PairEngine, options: ModelOptions, against: str) -> tuple[dict[str, Rival], list[str]]:
     """The ways of `--against`, by name, and lines about what is left out.
 
     `against` is `transformers`, or `transformers:DRAFTER` with the drafter (a plain draft head or a transformers model)
@@ -173,7 +173,7 @@ def make_rivals(engine: Engine, options: ModelOptions, against: str) -> tuple[di
 
 
 def rivals_of(
-    engine: Engine, settings: Settings, options: ModelOptions, against: str
+    engine: PairEngine, settings: Settings, options: ModelOptions, against: str
 ) -> tuple[Mapping[str, Rival], Sequence[str]]:
     """What --against names, and notes on what is left out of it, which are said at once."""
     rivals, notes = make_rivals(engine, options, against)
@@ -198,7 +198,7 @@ def bare_config(stop_ids: frozenset[int], start_id: int | None) -> Any:
     return GenerationConfig(**ends, decoder_start_token_id=start_id)  # type: ignore[no-untyped-call]
 
 
-def _other(engine: Engine, options: ModelOptions, drafter: str) -> LoadedPair:
+def _other(engine: PairEngine, options: ModelOptions, drafter: str) -> LoadedPair:
     """The pair with this drafter. UsageError if `generate` can use none of its kind."""
     from app.lanes.pairing import load_options, with_drafter
     from utils.loading.loading import load_drafter
@@ -212,7 +212,7 @@ def _other(engine: Engine, options: ModelOptions, drafter: str) -> LoadedPair:
     return pair
 
 
-def _assistant(pair: LoadedPair, engine: Engine) -> Any:
+def _assistant(pair: LoadedPair, engine: PairEngine) -> Any:
     """The drafter of `pair` (else its plain draft head) as a transformers model, or why `generate` can have none."""
     from utils.kernels.packed_linear import unpacked_copy
 
@@ -224,7 +224,7 @@ def _assistant(pair: LoadedPair, engine: Engine) -> Any:
     folder = pair.student if pair.drafter_kind == "plain" else None
     if folder is None:
         try:
-            folder = pair.spec.student("plain")
+            folder = pair.spec.head_folder("plain")
         except UsageError:
             named = f"--against {TRANSFORMERS}:DRAFTER names a model or a plain one"
             return f"transformers has no {pair.drafter_kind} drafter ({named})"

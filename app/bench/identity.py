@@ -26,7 +26,7 @@ from utils.files import write_json
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
 
 
 TOLERATED = 50  # one prompt in so many may meet a near tie
@@ -159,7 +159,7 @@ def _answer(bench: Measurement, variant: Variant, prompt: list[int]) -> Answer:
     return run_lane(bench.lane(variant), prompt, bench.decode, interrupt=bench.interrupt)
 
 
-def transformers_reference(engine: Engine, options: ModelOptions) -> Reference:
+def transformers_reference(engine: PairEngine, options: ModelOptions) -> Reference:
     """`generate(do_sample=False)` of a plain transformers model with the target's weights, in float32."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM

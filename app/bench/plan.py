@@ -21,7 +21,7 @@ from utils.errors import UsageError
 from utils.machine import machine
 
 if TYPE_CHECKING:
-    from app.lanes.lane import Engine, Lane
+    from app.lanes.lane import Lane, PairEngine
 
 
 @dataclass
@@ -43,7 +43,7 @@ class BenchTurn(NamedTuple):
     prompt: list[int]
 
 
-def variants_of(engine: Engine, settings: Settings, args: BenchArgs, rivals: Iterable[str] = ()) -> list[Variant]:
+def variants_of(engine: PairEngine, settings: Settings, args: BenchArgs, rivals: Iterable[str] = ()) -> list[Variant]:
     """At every temperature methods × gammas, then the rivals; a method that drafts nothing appears once.
 
     One that ignores gamma appears once for all numbers (its gamma is None) and once for auto.
@@ -75,7 +75,7 @@ class Measurement:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: PairEngine,
         settings: Settings,
         args: BenchArgs,
         questions: Sequence[Question],

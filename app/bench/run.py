@@ -28,7 +28,7 @@ from app.lanes.comparison import Variant, may_differ, order
 from app.lanes.costs import Terms, terms_of
 from app.prompts.datasets import questions_of
 from app.prompts.questions import chosen, cut, stratified
-from app.replay.log_writer import Asked, Recorder, recorder_of, take_of
+from app.replay.log_writer import Asked, SessionLogWriter, answer_log_of, log_writer_of
 from app.screen.output import answer_bar, load_engine, screen
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
@@ -60,7 +60,7 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
         writable(args.report, "--report")
     journal = open_journal(settings, options, args, questions)
     try:
-        with Interrupts() as interrupt, recorder_of(settings) or nullcontext() as recorder:
+        with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as recorder:
             engine = load_engine(settings, options, interrupt)
             rivals, notes = rivals_of(engine, settings, options, args.against) if args.against else ({}, [])
             bench = Bench(engine, settings, args, questions, interrupt, rivals, notes, journal)
@@ -92,7 +92,7 @@ def check_batches(args: BenchArgs, methods: Sequence[str], record: str | None = 
 class Bench(Measurement):
     """A measurement that is made: `run()` fills `items`, `show()` prints and writes them."""
 
-    recorder: Recorder | None = None
+    recorder: SessionLogWriter | None = None
 
     def answer(self, variant: Variant, prompt: list[int], text: str | None = None, **changes: Any) -> Answer:
         """One answer of a lane or a rival, from nothing. A lane's is recorded if the prompt's text is `text`."""
@@ -101,11 +101,11 @@ class Bench(Measurement):
             return rival.answer(prompt, self.settings_of(variant, **changes), self.decode, self.interrupt)
         lane = self.lane(variant, **changes)
         recorder = None if text is None else self.recorder
-        take = take_of(recorder, self.engine, [lane], Asked(text or "", prompt), lane.settings, self.decode)
-        show: dict[str, Any] = {} if take is None else {"show": take.listening(0, None)}
+        answer_log = answer_log_of(recorder, self.engine, [lane], Asked(text or "", prompt), lane.settings, self.decode)
+        show: dict[str, Any] = {} if answer_log is None else {"show": answer_log.listening(0, None)}
         terms = terms_of(lane, self.engine)
         answer = run_lane(lane, prompt, self.decode, interrupt=self.interrupt, terms=terms, **show)
-        if take is not None and (problem := take.end()):
+        if answer_log is not None and (problem := answer_log.end()):
             sys.stderr.write(f"{problem}\n")
         return answer
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import IO, TYPE_CHECKING
 
-from app.lanes.answers import Answer, compared, judged, results, run_lane, shown_settings
+from app.lanes.answers import Answer, compared, comparison_of, results, run_lane, shown_settings
 from app.lanes.costs import terms_of
 from app.prompts.questions import conversation, fitting, given_prompt
-from app.replay.log_writer import Asked, recorder_of, take_of
+from app.replay.log_writer import Asked, answer_log_of, log_writer_of
 from app.screen.output import load_engine
 from app.screen.rows import visible
 from app.screen.terminal import Interrupts
@@ -38,23 +38,23 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
     context, or a lane that cannot run.
     """
     text = given_prompt(prompt, sys.stdin)
-    with Interrupts() as interrupt, recorder_of(settings) or nullcontext() as log:
+    with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as log:
         engine = load_engine(settings, options, interrupt)
         lanes, chat = engine.lanes(settings), conversation(engine, settings)
         if settings.chat and not (chat.templated or chat.single or settings.quiet):
             sys.stderr.write(f"{engine.loaded.target.name} has no chat template: the text is simply continued\n")
         asked = Asked(text, fitting(chat.plan(text).prompt, min(lane.context for lane in lanes)))
-        take = take_of(log, engine, lanes, asked, settings, chat.text)
+        answer_log = answer_log_of(log, engine, lanes, asked, settings, chat.text)
         writer = None if as_json else AnswerWriter(sys.stdout, chat.text)
         answers: list[Answer] = []
         for index, lane in enumerate(lanes):
             show = writer.feed if writer is not None and lane is lanes[-1] else None
-            heard = show if take is None else take.listening(index, show)
+            heard = show if answer_log is None else answer_log.listening(index, show)
             terms = terms_of(lane, engine)
             answers.append(run_lane(lane, list(asked.ids), chat.text, interrupt=interrupt, show=heard, terms=terms))
             if answers[-1].interrupted:
                 break
-        if take is not None and (problem := take.end()):
+        if answer_log is not None and (problem := answer_log.end()):
             sys.stderr.write(f"{problem}\n")
         if writer is None:
             head = {"pair": engine.loaded.spec.name, "prompt": text, "settings": shown_settings(settings)}
@@ -124,7 +124,7 @@ def report(answers: list[Answer], settings: Settings) -> None:
         for answer, end in zip(answers, ends, strict=True)
     ]
     console.print(StatsLines(panes, look), end="")
-    if (found := judged(answers)) is not None:
+    if (found := comparison_of(answers)) is not None:
         console.print(found.text, style=look.style(found.style) or "", markup=False)
     if cut := note(panes[-1]).removesuffix(", /continue"):
         console.print(cut, markup=False)

@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from app.chat.answered import Answered
-from app.lanes.answers import Answer, judged, plain_answer
+from app.lanes.answers import Answer, comparison_of, plain_answer
 from app.lanes.comparison import promise
 from app.lanes.costs import Terms, cost_lines
 from app.screen.figures import PaneData, StatsLines
@@ -24,7 +24,7 @@ from utils.loading.loaded import NO_LIMIT, limit_text
 
 if TYPE_CHECKING:
     from app.chat.conversation import Conversation
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
     from utils.loading.loaded import LoadedModel
 
 
@@ -32,7 +32,7 @@ _POSITIONS, _WIDTHS = 6, (2, 4, 8, 16)  # what /gamma shows of alpha and v(n)
 _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
-def header(engine: Engine, settings: Settings, console: Console) -> RenderableType:
+def header(engine: PairEngine, settings: Settings, console: Console) -> RenderableType:
     """The line over everything: models, place and settings."""
     look = look_of(console, settings)
     return heading(models_of(engine), settings, look, engine.last_gamma(settings))
@@ -50,7 +50,7 @@ def _model(model: LoadedModel) -> str:
     )
 
 
-def info(engine: Engine, chat: Conversation) -> str:
+def info(engine: PairEngine, chat: Conversation) -> str:
     """/info: pair, models, context."""
     loaded = engine.loaded
     used = len(chat.ids)
@@ -80,7 +80,7 @@ def _context(used: int, context: int) -> str:
     return f"context  {used:,} of {context:,} tokens used, {context - used:,} left"
 
 
-def learned_gamma(engine: Engine, settings: Settings) -> str:
+def learned_gamma(engine: PairEngine, settings: Settings) -> str:
     """/gamma under `auto`: of each lane that has one, the state of its choice; "" before any round."""
     found = {name: engine.pace(name) for name in settings.compare}
     return "\n".join(_learned(name, pace.summary()) for name, pace in found.items() if pace is not None and pace.rounds)
@@ -107,7 +107,7 @@ def last_stats(answered: Answered, console: Console, settings: Settings) -> Rend
         panes.append(pane)
         lines += [f"{pane.label}: {_times(answer.stats)}"]
         lines += [f"{' ' * len(pane.label)}  {line}" for line in cost_lines(answer.stats, answer.terms)]
-    return Group(Summary(panes, look, judged(answers), legend=False), Text("\n".join(lines), style="dim"))
+    return Group(Summary(panes, look, comparison_of(answers), legend=False), Text("\n".join(lines), style="dim"))
 
 
 def _times(stats: Stats) -> str:

@@ -47,11 +47,11 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
         state.hint("temperature 0: the same answer again" if same else f"seed {settings.seed}")
     race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun)
     asked = Asked(plan.user, plan.prompt, plan.answer, bool(plan.begun))
-    take = state.log and state.log.take(engine, asked, settings, made, chat.text)
+    answer_log = state.log.open_answer(engine, asked, settings, made, chat.text) if state.log is not None else None
     live = state.live and not settings.quiet
     with streaming(tracks, state.out, settings, state.stop) if live else nullcontext(lambda: None) as draw:
-        play(take.tee(race) if take else race, tracks, draw)
-    if take is not None and (problem := take.end()):
+        play(answer_log.tee(race) if answer_log else race, tracks, draw)
+    if answer_log is not None and (problem := answer_log.end()):
         state.say(Text(problem, style="bold yellow"))
     state.session = race.session
     state.note_stop()

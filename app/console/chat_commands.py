@@ -216,7 +216,7 @@ def _tokenizer(state: ConsoleState) -> str:
     from utils.loading.fit import fingerprint
 
     assert state.chat is not None
-    return fingerprint(state.chat.tokenizer) + (" encoder" if state.chat.single else "")  # type: ignore[arg-type]
+    return fingerprint(state.chat.tokenizer) + (" encoder" if state.chat.single else "")
 
 
 def _answered(state: ConsoleState, turn: Turn) -> list[Answered]:

@@ -20,15 +20,15 @@ from app.screen.terminal import InPlace, Interrupts
 from utils.errors import UserError
 
 if TYPE_CHECKING:
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
     from app.settings.table import ModelOptions
     from utils.catalogue.specs import PairSpec
 
 
 Progress = Callable[[str, float | None], None]
 Cancelled = Callable[[], bool]
-Work = Callable[[Progress, Cancelled], "Engine"]
-Loader = Callable[["PairSpec", "ModelOptions", Progress, Cancelled], "Engine"]
+Work = Callable[[Progress, Cancelled], "PairEngine"]
+Loader = Callable[["PairSpec", "ModelOptions", Progress, Cancelled], "PairEngine"]
 
 
 class Loading(threading.Thread):
@@ -42,7 +42,7 @@ class Loading(threading.Thread):
         super().__init__(name="loading", daemon=True)
         self._work, self._changed, self.cancelled = work, changed, threading.Event()
         self.status = "starting"
-        self.engine: futures.Future[Engine] = futures.Future()
+        self.engine: futures.Future[PairEngine] = futures.Future()
         self.start()
 
     def run(self) -> None:
@@ -64,7 +64,7 @@ class Loading(threading.Thread):
         return bool(futures.wait([self.engine], seconds).done)
 
 
-def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cancelled: Cancelled) -> Engine:
+def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cancelled: Cancelled) -> PairEngine:
     """Load a pair and make it ready to decode: one pass is run, so that the first answer's figures are fair.
 
     Where the pair's tables or trained drafter cannot be used, n-grams of the conversation draft instead and a
@@ -72,7 +72,7 @@ def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cance
     """
     progress("starting", None)
     from app.lanes.drafters import UnusableDrafterError
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
     from app.lanes.pairing import load_options, with_drafter
     from app.lanes.processes import load_pair
     from utils.loading.loading import load_drafter
@@ -80,26 +80,26 @@ def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cance
     given = load_options(options)
     loaded = load_pair(spec, given, progress, cancelled)
     try:
-        engine = Engine(loaded)
+        engine = PairEngine(loaded)
     except UnusableDrafterError as error:
         note = f"{error.why}: drafting by n-gram instead"
-        engine = Engine(replace(load_drafter(loaded, with_drafter(spec, "ngram"), given), notes=(note,)))
+        engine = PairEngine(replace(load_drafter(loaded, with_drafter(spec, "ngram"), given), notes=(note,)))
     return warm(engine, progress)
 
 
 def load_another_drafter(
-    engine: Engine, name: str, options: ModelOptions, progress: Progress, cancelled: Cancelled
-) -> Engine:
+    engine: PairEngine, name: str, options: ModelOptions, progress: Progress, cancelled: Cancelled
+) -> PairEngine:
     """The same target with another drafter."""
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
     from app.lanes.pairing import load_options, with_drafter
     from utils.loading.loading import load_drafter
 
     spec = with_drafter(engine.loaded.spec, name)
-    return warm(Engine(load_drafter(engine.loaded, spec, load_options(options), progress, cancelled)), progress)
+    return warm(PairEngine(load_drafter(engine.loaded, spec, load_options(options), progress, cancelled)), progress)
 
 
-def warm(engine: Engine, progress: Progress) -> Engine:
+def warm(engine: PairEngine, progress: Progress) -> PairEngine:
     """Run two small passes, and a trained drafter's: the first ones of a process are slower than any after them."""
     from app.settings.table import Settings
     from sampling.types import Draft
@@ -143,7 +143,7 @@ class Pairs:
 
     def __init__(self, options: ModelOptions, loader: Loader, changed: Callable[[], None]) -> None:
         self.options, self.loader, self._changed = options, loader, changed
-        self.engine: Engine | None = None
+        self.engine: PairEngine | None = None
         self.spec: PairSpec | None = None  # of the engine, or of the first load
         self.job: Loading | None = None
         self._started: list[Loading] = []
@@ -161,7 +161,7 @@ class Pairs:
     def name(self) -> str:
         return self.spec.name if self.spec else "no pair"
 
-    def collect(self) -> Engine | None:
+    def collect(self) -> PairEngine | None:
         """The first pair's engine when it has just become ready, once; raises what loading raised, once."""
         job = self.job
         if job is None or not job.engine.done():
@@ -176,7 +176,7 @@ class Pairs:
         self.spec = self.engine.loaded.spec  # another drafter may have taken the place of one that cannot be used
         return self.engine
 
-    def switch(self, label: str, work: Work, console: Console, stop: Interrupts, *, live: bool) -> Engine:
+    def switch(self, label: str, work: Work, console: Console, stop: Interrupts, *, live: bool) -> PairEngine:
         """Load in the foreground. Raises UserError if it fails or Ctrl-C calls it off; the old engine stays."""
         if self.job is not None:
             self.job.cancelled.set()

@@ -36,7 +36,7 @@ from prompt_toolkit.output import ColorDepth, create_output
 from prompt_toolkit.styles import Style
 from rich.cells import cell_len, set_cell_size
 
-from app.screen.terminal import FAR, usual_keys
+from app.screen.terminal import REMOTE, usual_keys
 from utils.errors import UserError
 
 _C1 = "\x80-\x9f\udc80-\udc9f"  # 8-bit controls; bytes that are no UTF-8 come as surrogates
@@ -317,7 +317,7 @@ class PromptReader:
         """
         self._hint = ""
         if not self._plain:
-            type_ahead(self.session.app.input, FAR.taken())
+            type_ahead(self.session.app.input, REMOTE.taken())
         while not self._plain:
             begun = time.monotonic()
             try:
@@ -397,7 +397,7 @@ class PromptReader:
 
     def _line(self, default: str) -> str:
         """A plain line; an empty one stands for `default`, which is shown before."""
-        default += FAR.taken()
+        default += REMOTE.taken()
         if default:
             sys.stdout.write(f"Enter alone sends: {without_escapes(default)}\n")
         sys.stdout.write(str(self.session.message))

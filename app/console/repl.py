@@ -63,7 +63,7 @@ def run_console(
 
     unexpected: Exception | None = None
     with ChatRescue(lambda: saved(state), leave) as rescue, contextlib.ExitStack() as last:
-        last.callback(lambda: state.log and state.log.close())
+        last.callback(lambda: state.log.close() if state.log is not None else None)
         try:
             with quiet_keys():  # what is typed while something is printed waits for the next prompt
                 code = loop(state, reader)

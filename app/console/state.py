@@ -17,7 +17,7 @@ from app.chat.conversation import Conversation, Plan
 from app.console.about import header
 from app.console.loading import Loader, Pairs, watch
 from app.lanes.pairing import catalogue
-from app.replay.log_writer import recorder_of
+from app.replay.log_writer import log_writer_of
 from app.screen.terminal import SECOND_WITHIN, Interrupts
 from app.settings.layers import Layers
 from app.settings.table import ModelOptions, Settings
@@ -25,7 +25,7 @@ from utils.errors import UserError
 
 if TYPE_CHECKING:
     from app.chat.answered import Answered
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
     from app.prompts.questions import Question
     from sampling.types import Session
 
@@ -52,7 +52,7 @@ class ConsoleState:
         self.leaving = False
         self.reading = False  # the prompt is waiting for keys
         self.stop = Interrupts()  # of the command that is running
-        self.log = recorder_of(layers.settings)
+        self.log = log_writer_of(layers.settings)
         self._stopped_at = -SECOND_WITHIN  # when Ctrl-C last stopped an answer
         self.refresh: Callable[[], None] = lambda: None
         self._collecting = threading.Lock()
@@ -70,7 +70,7 @@ class ConsoleState:
     def take(self, layers: Layers) -> None:
         """Take settings over, after everything that could refuse them has had its say."""
         settings, before = layers.settings, self.settings
-        log = self.log if settings.record == before.record else recorder_of(settings)
+        log = self.log if settings.record == before.record else log_writer_of(settings)
         if self.pairs.engine is not None and settings.compare != before.compare:
             self.pairs.engine.lanes(settings)
         if self.chat is not None:
@@ -117,13 +117,14 @@ class ConsoleState:
             except UserError as error:
                 self.fail(str(error))
 
-    def adopt(self, engine: Engine) -> None:
+    def adopt(self, engine: PairEngine) -> None:
         """Go on with these models; the conversation goes with them. UserError if it cannot."""
-        models, settings = (engine.tokenizer, engine.stop_ids, engine.context), self.settings
+        models, settings, single = (engine.tokenizer, engine.stop_ids, engine.context), self.settings, engine.encodes
         if self.chat is None:
-            named = {"chat": settings.chat, "single": engine.encodes, "template": settings.template}
-            self.chat = Conversation(*models, system=settings.system, **named)
-        elif self.chat.adopt(*models, engine.encodes, settings.template):
+            self.chat = Conversation(
+                *models, system=settings.system, chat=settings.chat, single=single, template=settings.template
+            )
+        elif self.chat.adopt(*models, single, settings.template):
             self.hint("another tokenizer: the conversation goes on from its texts")
         self.session = None
         if not settings.quiet:
@@ -141,7 +142,7 @@ class ConsoleState:
     def pair_names(self) -> list[str]:
         return list(catalogue(self.options).pairs)
 
-    def engine(self) -> Engine:
+    def engine(self) -> PairEngine:
         """The loaded pair; waits for it and shows how far it is. NotSentError if there is none in the end."""
         self.collect()
         job = self.pairs.job

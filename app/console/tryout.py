@@ -22,7 +22,7 @@ from app.screen.rows import visible
 from utils.errors import UserError
 
 if TYPE_CHECKING:
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
 
 SMALL = 16  # prompts that /bench takes at most
 _SHOWN = 400  # characters of a prompt
@@ -79,7 +79,7 @@ def time_lanes(state: ConsoleState, gammas: Sequence[int | str]) -> None:
     """Time the lanes of /compare at these gammas (without any: the setting's) over a small set of prompts."""
     from app.bench.run import Bench
     from app.bench.table import show_tables
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
 
     settings = state.settings
     loaded = _loaded(state, f"/bench {','.join(map(str, gammas))}".strip()).loaded
@@ -88,7 +88,7 @@ def time_lanes(state: ConsoleState, gammas: Sequence[int | str]) -> None:
     args = BenchArgs(methods=settings.compare, gammas=tuple(gammas) or (settings.gamma,), repeat=1)
     count = f"{len(questions)} of {len(known)} prompts" if len(known) > len(questions) else f"{len(known)} prompts"
     # An engine of its own: what the conversation's drafters have learned stays.
-    bench = Bench(Engine(loaded), settings, args, questions, state.stop)
+    bench = Bench(PairEngine(loaded), settings, args, questions, state.stop)
     state.hint(f"{count} × {', '.join(variant.label for variant in bench.variants)}; Ctrl-C keeps what was measured")
     bench.run()
     for line in bench.skipped:
@@ -99,7 +99,7 @@ def time_lanes(state: ConsoleState, gammas: Sequence[int | str]) -> None:
         state.hint(f"stopped after {bench.measured} answers")
 
 
-def _loaded(state: ConsoleState, line: str) -> Engine:
+def _loaded(state: ConsoleState, line: str) -> PairEngine:
     """The loaded pair; where there is none yet the command goes back into the input line."""
     try:
         return state.engine()

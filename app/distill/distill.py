@@ -21,7 +21,7 @@ from app.distill.draft_head import check_target, draft_head_for
 from app.distill.options import DATA_NAMES, TRAINING_NAMES, matters, shown
 from app.distill.result import cpu_name, described, in_lines, licence_of, measured
 from app.distill.texts import split_texts, texts_for
-from app.lanes.lane import Engine
+from app.lanes.lane import PairEngine
 from app.screen.output import load_engine
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
@@ -116,7 +116,7 @@ def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
 
 
 def _make(
-    engine: Engine, settings: Settings, options: ModelOptions, args: Namespace, interrupt: Callable[[], bool]
+    engine: PairEngine, settings: Settings, options: ModelOptions, args: Namespace, interrupt: Callable[[], bool]
 ) -> str:
     """TurnPart after part; each leaves what it has made in the folder. What is kept, where it was interrupted."""
     out, model = args.out, engine.loaded.target.model

@@ -7,10 +7,10 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
-from app.lanes.lane import Engine
+from app.lanes.lane import PairEngine
 from sampling.drafters.draft_heads.checkpoint import load_student, target_rotary
-from sampling.drafters.draft_heads.config import StudentConfig
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.config import DraftHeadConfig
+from sampling.drafters.draft_heads.modules import DraftHead
 from training.draft_heads.build import new_draft_head, shape_for, taken_up
 from training.text.self_text import TextIds, short_list
 from utils.errors import UsageError, UserError
@@ -20,7 +20,7 @@ from utils.loading.fit import fingerprint
 _SHAPE = ("kind", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "short_list")
 
 
-def check_target(engine: Engine, args: Namespace) -> None:
+def check_target(engine: PairEngine, args: Namespace) -> None:
     """Refuse, before any work, a target that no draft head of this kind can be made for, or a shape that is none."""
     model, name = engine.loaded.target.model, engine.loaded.target.name
     if engine.encodes:
@@ -38,7 +38,7 @@ def check_target(engine: Engine, args: Namespace) -> None:
         raise UsageError(f"--init-layers needs the target's width {width}, the student's is {own}")
 
 
-def config_for(engine: Engine, args: Namespace, listed: int) -> StudentConfig:
+def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadConfig:
     """The shape, with `listed` ids in its reduced vocabulary. UsageError for numbers that do not go together."""
     model = engine.loaded.target.model
     plain = shape_for(model, args.student)
@@ -64,7 +64,7 @@ def config_for(engine: Engine, args: Namespace, listed: int) -> StudentConfig:
     )
 
 
-def draft_head_for(engine: Engine, args: Namespace, learned: Sequence[TextIds], seed: int) -> Student:
+def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[TextIds], seed: int) -> DraftHead:
     """A new draft head, whose layers and head may start as the target's; with --start a trained one to train further.
 
     UsageError if that is of another shape than the flags say.

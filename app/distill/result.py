@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.lanes.lane import Engine, Lane
+from app.lanes.lane import Lane, PairEngine
 from app.lanes.pass_times import measure_costs
 from app.settings.table import Settings
 from sampling.drafters.draft_heads.checkpoint import read_config
@@ -39,7 +39,7 @@ def described(folder: Path) -> dict[str, Any]:
 
 
 def measured(
-    engine: Engine, folder: Path, kind: str, texts: Sequence[TextIds], interrupt: Callable[[], bool]
+    engine: PairEngine, folder: Path, kind: str, texts: Sequence[TextIds], interrupt: Callable[[], bool]
 ) -> dict[str, Any]:
     """`c`, `v` (n → cost of a pass over n tokens, in one-token passes) and `plain_ms`, measured here.
 
@@ -47,7 +47,7 @@ def measured(
     """
     prompts = [list(text.ids[: max(1, text.start or 16)]) for text in texts]
     prompts = [ids for ids in prompts if len(ids) + _TOKENS < engine.context][:_PROMPTS]
-    other = Engine(replace(engine.loaded, drafter_kind=kind, student=folder))
+    other = PairEngine(replace(engine.loaded, drafter_kind=kind, student=folder))
     settings = Settings(max_new_tokens=_TOKENS, gamma=_GAMMA, quiet=True)
     alone, lane = other.lane("ar", settings), other.lane("spec", settings)
     plain: list[float] = []

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from app.lanes.lane import Engine
+from app.lanes.lane import PairEngine
 from app.prompts.questions import read_questions
 from app.settings.table import Settings
 from training.text.dialogues import GivenPrompts, OwnChats, Source
@@ -46,7 +46,7 @@ class Wrote(NamedTuple):
 
 
 def let_write(
-    engine: Engine,
+    engine: PairEngine,
     source: Source,
     file: Path,
     tokens: int | None,
@@ -73,7 +73,7 @@ def let_write(
 
 
 def texts_for(
-    engine: Engine, settings: Settings, args: Namespace, file: Path, interrupt: Callable[[], bool]
+    engine: PairEngine, settings: Settings, args: Namespace, file: Path, interrupt: Callable[[], bool]
 ) -> Texts | None:
     """The texts to learn from; what is written goes to `file`. None if interrupted."""
     room = min(args.longest, engine.context)

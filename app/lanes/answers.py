@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from app.lanes.comparison import Verdict, difference, gap_between, gap_text, may_differ, near_tie, speed_of
+from app.lanes.comparison import Comparison, difference, gap_between, gap_text, may_differ, near_tie, speed_of
 from app.lanes.costs import Terms, swi_of
 from sampling.stats.metrics import Meter
 from sampling.stats.ratios import expected, speedup
@@ -130,16 +130,16 @@ def plain_answer(answers: Sequence[Answer]) -> Answer | None:
     return next((answer for answer in answers if answer.method == "ar"), None)
 
 
-def judged(answers: Sequence[Answer]) -> Verdict | None:
+def comparison_of(answers: Sequence[Answer]) -> Comparison | None:
     """The last lane compared with plain decoding, where both ran; it is named where there are more than two."""
     plain, last = plain_answer(answers), answers[-1]
-    found = None if plain is None or plain is last else verdict(plain, last)
+    found = None if plain is None or plain is last else compare(plain, last)
     if found is None or len(answers) <= 2:
         return found
-    return Verdict(f"{last.method}: {found.text}", found.style)
+    return Comparison(f"{last.method}: {found.text}", found.style)
 
 
-def verdict(plain: Answer, last: Answer) -> Verdict | None:
+def compare(plain: Answer, last: Answer) -> Comparison | None:
     """How an answer compares with plain decoding's; None without two answers that have tokens.
 
     A difference is an alarm where none may be and rounding does not explain it. A beam search looks for a better text
@@ -157,13 +157,13 @@ def verdict(plain: Answer, last: Answer) -> Verdict | None:
         gap = gap_between(plain.stats, last.stats, at)
         parts = [f"differs at token {at + 1}{gap_text(gap, precision)}{ending}", speed]
         rounded = precision != "float32" and gap is not None and gap < near_tie(precision)
-        return Verdict("; ".join(filter(None, parts)), "plain" if rounded else "alarm")
+        return Comparison("; ".join(filter(None, parts)), "plain" if rounded else "alarm")
     elif last.stats.beams:
         same = "another text, as beam search may find"
     else:
         up_to = "" if precision == "float32" else f" up to {precision} rounding"
         same = f"same distribution{up_to}, different draw"
-    return Verdict(", ".join(filter(None, (speed, same))) + ending, style)
+    return Comparison(", ".join(filter(None, (speed, same))) + ending, style)
 
 
 def compared(answers: Sequence[Answer]) -> dict[str, Any]:

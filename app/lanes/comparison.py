@@ -77,7 +77,7 @@ def reviews(rule: Rule, lenience: float | None, letter: str = "lambda") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Comparison:
     """`text` in plain ASCII ("2.11x faster, same output") and the style it deserves."""
 
     text: str

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from sampling.stats.summary import TARGET, Stats
 from sampling.stats.swi import MEASURED, Model, every_swi
-from utils.catalogue.specs import STUDENTS
+from utils.catalogue.specs import HEAD_KINDS
 from utils.errors import UserError
 
 if TYPE_CHECKING:
-    from app.lanes.lane import Engine, Lane
+    from app.lanes.lane import Lane, PairEngine
 
 
 Swi = Mapping[str, float | None]
@@ -47,7 +47,7 @@ class Terms:
     precision: str = "float32"
 
 
-def terms_of(lane: Lane, engine: Engine) -> Terms:
+def terms_of(lane: Lane, engine: PairEngine) -> Terms:
     """The terms of one of the engine's lanes as it is set now."""
     precision = engine.loaded.target.precision
     if not lane.drafts:
@@ -63,7 +63,7 @@ def ignores_gamma(lane: Lane) -> bool:
     return lane.drafts and not lane.takes_gamma
 
 
-def models_of(engine: Engine, names: Sequence[str]) -> dict[str, Model]:
+def models_of(engine: PairEngine, names: Sequence[str]) -> dict[str, Model]:
     """What these names of calls stand for; a drafter without a model is left out."""
     loaded = engine.loaded
     known: dict[str, Any] = {TARGET: loaded.target, "drafter": loaded.drafter, **loaded.cascade_models}
@@ -71,7 +71,7 @@ def models_of(engine: Engine, names: Sequence[str]) -> dict[str, Model]:
     for name in names:
         if (model := known.get(name)) is not None:
             found[name] = Model(model.name, model.parameters)
-        elif name in STUDENTS:
+        elif name in HEAD_KINDS:
             found[name] = Model(name, None)
             with suppress(UserError):
                 found[name] = Model(name, stored_parameters(engine.drafters.folder(name)))

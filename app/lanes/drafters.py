@@ -15,7 +15,7 @@ import torch
 from app.settings.table import Settings
 from sampling.drafters import registry
 from sampling.drafters.draft_heads.checkpoint import load_student, read_config
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_model import ModelDrafter, rule_of
 from sampling.drafters.registry import MEMBERS, ROWS, TREE, DraftRequest
 from sampling.drafters.tables.table_file import StaticTables
@@ -23,7 +23,7 @@ from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import lm_of
 from sampling.types import LM, Drafter
 from utils.catalogue.k_matrix import Matrix
-from utils.catalogue.specs import trained_kind
+from utils.catalogue.specs import head_kind_of
 from utils.errors import UsageError, UserError
 from utils.loading.fit import fingerprint
 
@@ -71,7 +71,7 @@ class PairDrafters:
             self._tables = StaticTables.open(file, vocab_size=self._loaded.target.vocab_size, fingerprint=mark)
         return self._tables
 
-    def head(self, kind: str, make: Callable[[Student], ModelDrafter]) -> ModelDrafter:
+    def head(self, kind: str, make: Callable[[DraftHead], ModelDrafter]) -> ModelDrafter:
         """What `make` made of the draft head when first asked for; UserError names a file that cannot be used."""
         if kind not in self._heads:
             if (target := self._loaded.target).encodes:
@@ -146,13 +146,13 @@ class PairDrafters:
         UsageError if the pair has none or its folder is not there.
         """
         own = self._loaded.student
-        if trained_kind(self._loaded.drafter_kind) == kind and own is not None and own.is_dir():
+        if head_kind_of(self._loaded.drafter_kind) == kind and own is not None and own.is_dir():
             return own
-        return self._loaded.spec.student(kind)
+        return self._loaded.spec.head_folder(kind)
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _load(self, kind: str) -> Student:
+    def _load(self, kind: str) -> DraftHead:
         loaded, place = self._loaded, self.folder(kind)
         head = load_student(place, loaded.target.model, fingerprint(loaded.tokenizer))
         if head.config.kind != kind:
@@ -191,7 +191,7 @@ class UnusableDrafterError(UserError):
         super().__init__(f"{why[:-1]}, {WITHOUT})" if why.endswith(")") else f"{why} ({WITHOUT})")
 
 
-def moved(head: Student, device: torch.device, dtype: torch.dtype, target: Any) -> Student:
+def moved(head: DraftHead, device: torch.device, dtype: torch.dtype, target: Any) -> DraftHead:
     """The head's parameters on `device` in `dtype`, its angles in float32, a shared embedding the target's own."""
     head = head.to(device)
     for parameter in head.parameters():

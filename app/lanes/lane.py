@@ -2,8 +2,8 @@
 
 A :class:`Lane` is one way of answering a prompt. `ar` is the target alone, `spec` the target with the pair's drafter,
 `draft` the drafter model alone, `beam` the target searching; the others are the target with the drafter of that
-word (sampling/drafters/registry.py). An :class:`Engine` keeps drafters from answer to answer and makes them anew when
-their settings change. Knows no text, no screen.
+word (sampling/drafters/registry.py). A :class:`PairEngine` keeps drafters from answer to answer and makes them anew when their
+settings change. Knows no text, no screen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sampling.loop import generate, never
 from sampling.models.encoder_decoder import go_on, lm_of
 from sampling.sampler import KeyedSampler
 from sampling.types import LM, Drafter, FixedPace, Limits, Rows, Rule, Session
-from utils.catalogue.specs import trained_kind
+from utils.catalogue.specs import head_kind_of
 from utils.catalogue.templates import end_ids
 from utils.errors import UsageError
 from utils.logits_processors import make_processor
@@ -95,7 +95,7 @@ class Lane:
     ) -> Iterator[Event]:
         """Decode one prompt. `session` is an open session of the target; without one the lane reads the prompt.
 
-        `begun`: see :meth:`Engine.open`; a session that is given has it already.
+        `begun`: see :meth:`PairEngine.open`; a session that is given has it already.
         """
         if session is None and self.reopen is not None:
             session = self.reopen(prompt, begun)
@@ -162,7 +162,7 @@ class _Kept:
     pace: GoodputController | None = None
 
 
-class Engine:
+class PairEngine:
     """A loaded pair, ready to decode: its models as LMs and the drafters that outlive an answer.
 
     Raises UnusableDrafterError if the pair's own tables or draft head are damaged or made for another target.
@@ -211,7 +211,7 @@ class Engine:
         if name == "draft":
             if self.drafter is None:
                 kind = self.loaded.drafter_kind
-                if trained_kind(kind) is not None:
+                if head_kind_of(kind) is not None:
                     raise UsageError(f"lane draft: a {kind} drafter reads the target's states and cannot run alone")
                 raise UsageError(f"lane draft needs a drafter model, got drafter {kind} (--drafter sets one)")
             return Lane(name, self.drafter, NoDrafter(), settings, limits, shares_target=False, reopen=self._reopen)

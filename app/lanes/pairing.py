@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.registry import DRAFTERS, MEMBERS, REVIEWERS
-from utils.catalogue.specs import KnownNames, PairSpec, named_tables, spec_from_argument, trained_kind
+from utils.catalogue.specs import KnownNames, PairSpec, head_kind_of, named_tables, spec_from_argument
 from utils.distributed.world import World
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
     elif drafter == pair.method:
         return pair
     pair = pair if drafter is None else with_drafter(pair, drafter)
-    if (options.target or drafter) and (kind := trained_kind(pair.drafter)) is not None:
-        pair.student(kind)  # UsageError where it has none
+    if (options.target or drafter) and (kind := head_kind_of(pair.drafter)) is not None:
+        pair.head_folder(kind)  # UsageError where it has none
     return pair
 
 

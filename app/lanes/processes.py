@@ -23,7 +23,7 @@ from utils.files import write_json
 if TYPE_CHECKING:
     from app.settings.table import ModelOptions
     from utils.catalogue.specs import PairSpec
-    from utils.distributed.process_group import Team
+    from utils.distributed.process_group import ProcessGroup
     from utils.loading.loaded import LoadedPair, LoadOptions
     from utils.progress import Progress
 
@@ -76,9 +76,9 @@ def serve(options: ModelOptions, world: World, word: IO[str]) -> int:
         obey(team, load)
     except LostError as error:
         met = known()
-        if met is not None and met.witness.left:
+        if met is not None and met.failure.left:
             return 0
-        if met is not None and not met.witness.speaks():
+        if met is not None and not met.failure.speaks():
             return 1
         time.sleep(0.3)  # where all are being ended, so is this one, without a word
         word.write(f"error: {error}\n")
@@ -129,7 +129,7 @@ def died() -> str:
     if _seen:
         return _seen[0]
     team = _team()
-    return team.witness.lost() if team is not None else ""
+    return team.failure.lost() if team is not None else ""
 
 
 def load_pair(spec: PairSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]) -> LoadedPair:
@@ -181,7 +181,7 @@ def leave_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _team() -> Team | None:
+def _team() -> ProcessGroup | None:
     """The team, if it has been joined; torch is not imported for the question."""
     if "utils.distributed.process_group" not in sys.modules:
         return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sampling.events import Event, Finished
 
 if TYPE_CHECKING:
-    from app.lanes.lane import Engine, Lane
+    from app.lanes.lane import Lane, PairEngine
     from sampling.types import Session
 
 
@@ -33,7 +33,7 @@ class Race:
     def __init__(
         self,
         lanes: Sequence[Lane],
-        engine: Engine,
+        engine: PairEngine,
         prompt: list[int],
         previous: Session | None = None,
         interrupt: Callable[[], bool] = lambda: False,

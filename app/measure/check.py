@@ -21,7 +21,7 @@ from utils.errors import UserError
 from utils.loading.loaded import limit_text
 
 if TYPE_CHECKING:
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
     from utils.catalogue.specs import PairSpec
     from utils.loading.loaded import LoadedModel, LoadedPair
 
@@ -49,7 +49,7 @@ def check_pair(name: str | None, settings: Settings, options: ModelOptions, spee
     UserError (exit code 1) with the reason where the pair cannot be loaded or does not fit, its own tables or
     draft head included; others that the pair names have a line each.
     """
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
     from app.screen.output import LoadProgress
     from app.screen.terminal import Interrupts
     from utils.loading.loading import load_pair
@@ -57,7 +57,7 @@ def check_pair(name: str | None, settings: Settings, options: ModelOptions, spee
     spec = choose_pair(options, name)
     with closing(LoadProgress(sys.stderr, quiet=settings.quiet)) as progress, Interrupts() as interrupted:
         loaded = load_pair(spec, load_options(options), progress, interrupted)
-    engine = Engine(loaded)
+    engine = PairEngine(loaded)
     console = _console(settings.color)
     console.print(_models(loaded))
     for line in [*_shared(loaded), *_draft_heads(engine), *(f"note: {note}" for note in loaded.notes)]:
@@ -96,7 +96,7 @@ def _drafting(pair: PairSpec) -> str:
 
 def _state(pair: PairSpec) -> str:
     """Whether the pair can be loaded now, or after fetching, or what is missing. Asks no network."""
-    from utils.catalogue.specs import CASCADES, trained_kind
+    from utils.catalogue.specs import CASCADES, head_kind_of
     from utils.loading.sources import is_here
 
     models: list[Any] = [pair.target]
@@ -105,7 +105,7 @@ def _state(pair: PairSpec) -> str:
         models, kinds = [*models, *pair.cascade_models], pair.cascade_names
     elif not isinstance(pair.drafter, str):
         models.append(pair.drafter)
-    for kind in filter(None, map(trained_kind, kinds)):
+    for kind in filter(None, map(head_kind_of, kinds)):
         folder = getattr(pair.students, kind)
         if not Path(folder).is_dir():
             return f"needs {folder}"
@@ -166,14 +166,14 @@ def _shared(loaded: LoadedPair) -> list[str]:
     ]
 
 
-def _draft_heads(engine: Engine) -> list[str]:
+def _draft_heads(engine: PairEngine) -> list[str]:
     """A line for each draft head: the pair's own first, then those it names beside, built to see that they fit."""
     from app.lanes.drafters import described
-    from utils.catalogue.specs import STUDENTS, trained_kind
+    from utils.catalogue.specs import HEAD_KINDS, head_kind_of
 
     loaded, lines = engine.loaded, []
-    own = trained_kind(loaded.drafter_kind)
-    named = [kind for kind in STUDENTS if kind != own and getattr(loaded.spec.students, kind) is not None]
+    own = head_kind_of(loaded.drafter_kind)
+    named = [kind for kind in HEAD_KINDS if kind != own and getattr(loaded.spec.students, kind) is not None]
     for kind in filter(None, [own, *named]):
         try:
             folder = engine.drafters.folder(kind)

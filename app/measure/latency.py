@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from app.lanes.lane import Engine
+from app.lanes.lane import PairEngine
 from app.lanes.pass_times import passes, timed
 from app.screen.output import load_engine, print_table, screen, small_table
 from app.screen.terminal import Interrupts
@@ -96,7 +96,7 @@ def run_latency(settings: Settings, options: ModelOptions, args: Namespace) -> i
     return 0
 
 
-def measure(engine: Engine, shapes: Sequence[Shape], repeats: int) -> tuple[list[float], dict[int, float]]:
+def measure(engine: PairEngine, shapes: Sequence[Shape], repeats: int) -> tuple[list[float], dict[int, float]]:
     """Seconds of a drafted token of each shape and of target passes by tokens: medians, all measured in turns."""
     place = engine.loaded.target
     drafts = {("shape", at): drafting(shape, place.device, place.dtype) for at, shape in enumerate(shapes)}

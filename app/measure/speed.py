@@ -17,7 +17,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from app.lanes.lane import Engine, Lane, make_sampler
+from app.lanes.lane import Lane, PairEngine, make_sampler
 from app.lanes.pass_times import COUNTS, Pass, passes, random_tokens, timed
 from app.settings.table import Settings
 from sampling.events import Step
@@ -57,7 +57,7 @@ def plain_pass(model: Any, context: int) -> Pass:
 
 
 def speed_table(
-    engine: Engine, settings: Settings | None = None, context: int = 256, repeats: int = 15, rounds: int = ROUNDS
+    engine: PairEngine, settings: Settings | None = None, context: int = 256, repeats: int = 15, rounds: int = ROUNDS
 ) -> RenderableType:
     """Measure a pair and lay it out: milliseconds and v(n) = T(n) / T(1), what drafting costs, a round's parts.
 
@@ -150,7 +150,7 @@ class RoundParts:
 
 
 def drafting_lane(
-    engine: Engine, settings: Settings, context: int, rounds: int = ROUNDS, method: str = "spec"
+    engine: PairEngine, settings: Settings, context: int, rounds: int = ROUNDS, method: str = "spec"
 ) -> tuple[Lane, list[int]]:
     """A drafting lane at gamma 4 (the pair's own, if no method is named), with room for so many rounds and no stop,
     and a prompt for it."""

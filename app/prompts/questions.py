@@ -18,7 +18,7 @@ from app.prompts.built_in import PROMPTS
 from utils.errors import UsageError
 
 if TYPE_CHECKING:
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
     from app.settings.table import Settings
 
 
@@ -38,7 +38,7 @@ class Question:
 BUILT_IN = tuple(Question(turns, category, number) for number, (category, turns) in enumerate(PROMPTS, start=1))
 
 
-def conversation(engine: Engine, settings: Settings) -> Conversation:
+def conversation(engine: PairEngine, settings: Settings) -> Conversation:
     """An empty chat under these settings. It sets no limit of its own: see :func:`fitting`."""
     return Conversation(
         engine.tokenizer,
@@ -60,7 +60,7 @@ def fitting(ids: list[int], context: int) -> list[int]:
     return ids
 
 
-def prompt_ids(engine: Engine, text: str, settings: Settings) -> list[int]:
+def prompt_ids(engine: PairEngine, text: str, settings: Settings) -> list[int]:
     """A message as the model reads it: in the chat template unless settings say otherwise. UsageError if too long."""
     return fitting(conversation(engine, settings).plan(text).prompt, engine.context)
 

@@ -31,7 +31,7 @@ from utils.files import append, drop_half_line
 from utils.machine import version
 
 if TYPE_CHECKING:
-    from app.lanes.lane import Engine, Lane
+    from app.lanes.lane import Lane, PairEngine
     from app.settings.table import Settings
 
 try:
@@ -56,7 +56,7 @@ class Asked:
     begun: bool = False
 
 
-class Recorder(AbstractContextManager["Recorder"]):
+class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
     """A session log that is being written. `problem` is why nothing is written any more, until it has been told."""
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +64,9 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._file: IO[bytes] | None = opened(path)
         self._head: dict[str, Any] = {}
 
-    def take(self, engine: Engine, asked: Asked, settings: Settings, make: MakeTracks, decode: Decode) -> AnswerLog:
+    def open_answer(
+        self, engine: PairEngine, asked: Asked, settings: Settings, make: MakeTracks, decode: Decode
+    ) -> AnswerLog:
         """Open an answer; `make` gives its lanes' tracks with another `decode`."""
         head = _head(engine)
         if head != self._head:
@@ -103,7 +105,7 @@ class AnswerLog:
     """One answer that is being logged: opened at once, ended by :meth:`end`."""
 
     def __init__(
-        self, writer: Recorder, asked: Asked, settings: Settings, make: MakeTracks, decode: LoggingDecoder
+        self, writer: SessionLogWriter, asked: Asked, settings: Settings, make: MakeTracks, decode: LoggingDecoder
     ) -> None:
         self._writer, self._asked, self._decode = writer, asked, decode
         self._lanes = [LaneViews(track) for track in make(decode)]
@@ -158,8 +160,13 @@ class AnswerLog:
         return self._writer.complaint()
 
 
-def take_of(
-    writer: Recorder | None, engine: Engine, lanes: Sequence[Lane], asked: Asked, settings: Settings, decode: Decode
+def answer_log_of(
+    writer: SessionLogWriter | None,
+    engine: PairEngine,
+    lanes: Sequence[Lane],
+    asked: Asked,
+    settings: Settings,
+    decode: Decode,
 ) -> AnswerLog | None:
     """The log of an answer by these lanes, if there is to be one."""
     if writer is None:
@@ -169,12 +176,12 @@ def take_of(
         size, most = len(asked.ids), settings.max_new_tokens
         return [Track(lane, decode, size, most, terms=terms_of(lane, engine)) for lane in lanes]
 
-    return writer.take(engine, asked, settings, made, decode)
+    return writer.open_answer(engine, asked, settings, made, decode)
 
 
-def recorder_of(settings: Settings) -> Recorder | None:
+def log_writer_of(settings: Settings) -> SessionLogWriter | None:
     """What `--record` asks for; UsageError if that file cannot be recorded to."""
-    return Recorder(Path(os.path.expanduser(settings.record))) if settings.record else None
+    return SessionLogWriter(Path(os.path.expanduser(settings.record))) if settings.record else None
 
 
 def opened(path: Path) -> IO[bytes]:
@@ -200,7 +207,7 @@ def opened(path: Path) -> IO[bytes]:
     return file
 
 
-def _head(engine: Engine) -> dict[str, Any]:
+def _head(engine: PairEngine) -> dict[str, Any]:
     """What is known of a pair where it is not loaded."""
     end = getattr(engine.tokenizer, "eos_token_id", None)
     end = end if end in engine.stop_ids else min(engine.stop_ids, default=None)

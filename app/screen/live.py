@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from app.lanes.answers import Answer, judged, plain_answer
+from app.lanes.answers import Answer, comparison_of, plain_answer
 from app.lanes.comparison import may_differ, rule_of
 from app.lanes.costs import Terms
 from app.lanes.logged_lane import known, lenience_of
@@ -205,7 +205,7 @@ def panes(tracks: Sequence[Track], console: Console, settings: Settings) -> Rend
     if plain is not None:
         for track, found in zip(tracks, answers, strict=True):
             track.expected = found.expected(plain)
-    return frame(tracks, look, settings.view, comparison=judged(answers), show_discarded=settings.debug)
+    return frame(tracks, look, settings.view, comparison=comparison_of(answers), show_discarded=settings.debug)
 
 
 def traced(tracks: Sequence[Track], console: Console, settings: Settings, rounds: int | None) -> RenderableType:

@@ -21,7 +21,7 @@ from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
 
 if TYPE_CHECKING:
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
 
 
 _WIDTH = 100  # columns of a table that goes to no terminal
@@ -42,16 +42,16 @@ def answer_bar(total: int, settings: Settings, known: int = 0) -> Any:
     )
 
 
-def load_engine(settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]) -> Engine:
+def load_engine(settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]) -> PairEngine:
     """Load the pair that the options name, with its progress on standard error."""
     from app.lanes.pairing import choose_pair, load_options
 
     spec = choose_pair(options)  # what is wrong with the pair is said before torch is loaded
     with LoadProgress(sys.stderr, quiet=settings.quiet) as progress:
-        from app.lanes.lane import Engine
+        from app.lanes.lane import PairEngine
         from app.lanes.processes import load_pair
 
-        engine = Engine(load_pair(spec, load_options(options), progress, cancelled))
+        engine = PairEngine(load_pair(spec, load_options(options), progress, cancelled))
     if not settings.quiet:
         for note in engine.notes:
             sys.stderr.write(f"{note}\n")

@@ -39,7 +39,7 @@ _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # one update, shown at once where the terminal knows how
 
 
-def is_far(descriptor: int) -> bool:
+def is_remote(descriptor: int) -> bool:
     """Whether this is a terminal, and not the one that this process gets its signals from."""
     if not os.isatty(descriptor):
         return False
@@ -50,7 +50,7 @@ def is_far(descriptor: int) -> bool:
     return False
 
 
-class FarKeys:
+class RemoteKeys:
     """The keys of a far terminal; of any other :meth:`look` leaves them alone."""
 
     def __init__(self, descriptor: int) -> None:
@@ -73,7 +73,7 @@ class FarKeys:
         return typed.decode("utf-8", "replace")
 
 
-FAR = FarKeys(0)
+REMOTE = RemoteKeys(0)
 
 
 @contextmanager
@@ -87,17 +87,17 @@ def _keys(echo: bool) -> Iterator[None]:
     except (OSError, ValueError, AttributeError):  # no terminal, or no standard input at all
         yield
         return
-    now, watched, lines = termios.tcgetattr(descriptor), FAR.watching, termios.ECHO | termios.ICANON
+    now, watched, lines = termios.tcgetattr(descriptor), REMOTE.watching, termios.ECHO | termios.ICANON
     now[0] = now[0] | termios.ICRNL if echo else now[0] & ~(termios.ICRNL | termios.INLCR)
     now[3] = now[3] | lines if echo else now[3] & ~lines
-    FAR.watching = not echo and is_far(descriptor)
-    if FAR.watching:  # the signal would end torchrun, and with it all of this
+    REMOTE.watching = not echo and is_remote(descriptor)
+    if REMOTE.watching:  # the signal would end torchrun, and with it all of this
         now[3] &= ~termios.ISIG
     termios.tcsetattr(descriptor, termios.TCSANOW, now)
     try:
         yield
     finally:
-        FAR.watching = watched
+        REMOTE.watching = watched
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
@@ -131,7 +131,7 @@ class Interrupts:
         self._wakeup = -1
 
     def __call__(self) -> bool:
-        FAR.look()
+        REMOTE.look()
         return self.stopped
 
     def __enter__(self) -> Interrupts:

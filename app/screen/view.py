@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from app.lanes.comparison import Verdict
+from app.lanes.comparison import Comparison
 from app.screen.figures import RATES_NOTE, PaneData, StatsLines, details, note, positions
 from app.screen.legend import meanings
 from app.screen.palette import Look
@@ -25,17 +25,17 @@ from app.screen.panes import Layout, SideBySide
 from app.screen.rows import Chunk, Chunks, Drawn, Row, chunk, flow, visible
 from app.screen.terminal import Interrupts
 from app.settings.table import Settings
-from utils.catalogue.specs import CASCADES, trained_kind
+from utils.catalogue.specs import CASCADES, head_kind_of
 
 if TYPE_CHECKING:
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
     from utils.loading.loaded import LoadedModel
 
 
 Models = Mapping[str, str]  # pair, target, drafter, where
 
 
-def models_of(engine: Engine) -> dict[str, str]:
+def models_of(engine: PairEngine) -> dict[str, str]:
     """The names of what is loaded, and where it runs."""
     target = engine.loaded.target
     return {
@@ -68,7 +68,7 @@ def heading(models: Models, settings: Settings, look: Look, last_gamma: int | No
     return Chunks([*names, *(chunk(text, "faint", "   ") for text in texts if text)], look, 2)
 
 
-def drafter_name(engine: Engine) -> str:
+def drafter_name(engine: PairEngine) -> str:
     """How the pair drafts, in a word or two."""
     loaded = engine.loaded
     if loaded.drafter is not None:
@@ -76,7 +76,7 @@ def drafter_name(engine: Engine) -> str:
     names = {"ngram": "n-gram drafter", "tables": "n-gram tables", "maxgram": "max-gram drafter", "none": "no drafter"}
     names |= {word: f"{word} of {', '.join(loaded.spec.cascade_names)}" for word in CASCADES}
     kind = loaded.drafter_kind
-    named = f"n-gram tables and {trained_kind(kind)} drafter" if "+" in kind else f"{kind} drafter"
+    named = f"n-gram tables and {head_kind_of(kind)} drafter" if "+" in kind else f"{kind} drafter"
     return names.get(kind, named)
 
 
@@ -116,7 +116,7 @@ class Summary(Drawn):
         self,
         panes: Sequence[PaneData],
         look: Look,
-        comparison: Verdict | None = None,
+        comparison: Comparison | None = None,
         *,
         legend: bool = True,
         show_discarded: bool = False,
@@ -174,7 +174,7 @@ class Frame(Drawn):
         look: Look,
         *,
         layout: Layout = "auto",
-        comparison: Verdict | None = None,
+        comparison: Comparison | None = None,
         show_discarded: bool = False,
     ) -> None:
         self.look = look

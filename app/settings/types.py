@@ -136,7 +136,7 @@ class Whole(Kind):
             super().__init__(number, words, "N")
 
 
-WholeOr = Whole
+Whole = Whole
 
 
 class Seed(Kind):

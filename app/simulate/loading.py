@@ -23,10 +23,10 @@ from app.screen.output import LoadProgress, load_engine, target_tokenizer
 from app.settings.table import ModelOptions, Settings
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import decoder_start_id
-from sampling.recorded.answers import Arch, Recording, read_recording
+from sampling.recorded.answers import Arch, RecordedAnswers, read_answers
 from sampling.recorded.target import RecordedLM
-from utils.catalogue.catalogue import student_kind
-from utils.catalogue.specs import CASCADES, ModelSpec, PairSpec, trained_kind
+from utils.catalogue.catalogue import head_kind
+from utils.catalogue.specs import CASCADES, ModelSpec, PairSpec, head_kind_of
 from utils.errors import UsageError, UserError
 from utils.loading.fit import fingerprint
 from utils.loading.loaded import LoadedModel, LoadedPair
@@ -38,11 +38,11 @@ _READS = {"glide": "keys and values", "feature": "hidden states"}
 
 
 @dataclass(frozen=True)
-class Stage:
+class RecordedPair:
     """The recorded target with what drafts for it. `network`: the real target, where it was loaded."""
 
     lm: RecordedLM
-    recorded: Recording
+    recorded: RecordedAnswers
     stop: frozenset[int]
     loaded: LoadedPair
     drafters: PairDrafters
@@ -53,29 +53,33 @@ class Stage:
         return self.loaded.drafter_kind if method == "spec" else method
 
 
-def load_stage(settings: Settings, options: ModelOptions, args: Namespace, cancelled: Callable[[], bool]) -> Stage:
+def load_recorded_pair(
+    settings: Settings, options: ModelOptions, args: Namespace, cancelled: Callable[[], bool]
+) -> RecordedPair:
     """Read the recorded answers and load what drafts. UserError, in one line, for what cannot draft for them."""
     named = options.pair is not None or options.target is not None
-    if not named and trained_kind(options.drafter or "") == "plain":
+    if not named and head_kind_of(options.drafter or "") == "plain":
         raise UsageError(_SHARES)
     spec = choose_pair(options if named else options.changed(target="recorded"))
     kinds = _kinds(spec, settings, args)
     for kind in kinds:
-        trained = trained_kind(kind)
+        trained = head_kind_of(kind)
         if trained in _READS:
             raise UsageError(
                 f"drafter {kind} reads its target's {_READS[trained]}, and a recording has none (plain reads neither)"
             )
     file = _File(args, _starts(settings, options, args, cancelled))
     recorded = file.read(None if args.arch == "auto" else args.arch)
-    shares = any(trained_kind(kind) == "plain" for kind in kinds)
+    shares = any(head_kind_of(kind) == "plain" for kind in kinds)
     if shares and not named:
         raise UsageError(_SHARES)
     if shares or (named and not args.t_verify and not recorded.pass_seconds):
         engine = load_engine(settings, options, cancelled)
         recorded = file.fitting(recorded, engine.loaded.target, engine.tokenizer)
         lm = RecordedLM.of(recorded, args.end_id or 0, engine.target.vocab_size)
-        return Stage(lm, recorded, file.stop(recorded, engine.tokenizer), engine.loaded, engine.drafters, engine.target)
+        return RecordedPair(
+            lm, recorded, file.stop(recorded, engine.tokenizer), engine.loaded, engine.drafters, engine.target
+        )
     return _alone(spec, settings, options, file, recorded, cancelled)
 
 
@@ -85,7 +89,7 @@ def _kinds(spec: PairSpec, settings: Settings, args: Namespace) -> list[str]:
     for method in args.methods:
         kind: Any = spec.drafter if method == "spec" else method
         if not isinstance(kind, str):
-            kind = (student_kind(kind.path) if kind.path is not None else None) or "model"
+            kind = (head_kind(kind.path) if kind.path is not None else None) or "model"
         found += [*(settings.cascade or spec.cascade_names)] if kind in CASCADES else [kind]
     return found
 
@@ -118,13 +122,13 @@ class _File:
     args: Namespace
     starts: list[list[list[int]]] | None
 
-    def read(self, arch: Arch | None, start_id: int | None = None) -> Recording:
-        found = read_recording(self.args.file, self.starts, self.args.prompt_tokens, arch, start_id)
+    def read(self, arch: Arch | None, start_id: int | None = None) -> RecordedAnswers:
+        found = read_answers(self.args.file, self.starts, self.args.prompt_tokens, arch, start_id)
         if not found.answers:
             raise UserError(f"{self.args.file} holds no recorded answer")
         return replace(found, answers=found.answers[: self.args.limit])
 
-    def fitting(self, recorded: Recording, model: LoadedModel, tokenizer: Any) -> Recording:
+    def fitting(self, recorded: RecordedAnswers, model: LoadedModel, tokenizer: Any) -> RecordedAnswers:
         """What it holds as one of the model's kind; UserError where its ids are not the model's."""
         begins = decoder_start_id(model.model) if model.encodes else None
         if begins is not None and "start_id" not in recorded.header and self.args.arch == "auto":
@@ -142,7 +146,7 @@ class _File:
             raise UserError(f"{unfit}its decoder starts from id {begins}, the recording from {start}")
         return recorded
 
-    def stop(self, recorded: Recording, tokenizer: Any) -> frozenset[int]:
+    def stop(self, recorded: RecordedAnswers, tokenizer: Any) -> frozenset[int]:
         """Ids that end an answer: --end-id, else what the file tells, else the tokenizer's."""
         if self.args.end_id is not None:
             return frozenset([self.args.end_id])
@@ -158,9 +162,9 @@ def _alone(
     settings: Settings,
     options: ModelOptions,
     file: _File,
-    recorded: Recording,
+    recorded: RecordedAnswers,
     cancelled: Callable[[], bool],
-) -> Stage:
+) -> RecordedPair:
     """Without the target, which has a name and a vocabulary and no model: its drafter, or the models of its cascade,
     each by itself."""
     kind, wanted = ("model", [spec.drafter]) if isinstance(spec.drafter, ModelSpec) else (spec.drafter, [])
@@ -188,7 +192,7 @@ def _alone(
         cascade_models=models if kind in CASCADES else {},
     )
     drafters = PairDrafters(loaded, lm, recorded.header.get("tokenizer"))  # type: ignore[arg-type]  # its size is all that counts
-    return Stage(lm, recorded, file.stop(recorded, tokenizer), loaded, drafters)
+    return RecordedPair(lm, recorded, file.stop(recorded, tokenizer), loaded, drafters)
 
 
 def _model(

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.lanes.answers import run_lane, shown_settings
-from app.lanes.lane import Engine
+from app.lanes.lane import PairEngine
 from app.lanes.pass_times import measure_costs
 from app.prompts.datasets import questions_of
 from app.prompts.questions import Question, chosen, conversation, cut, fitting, stratified
@@ -25,7 +25,7 @@ from app.screen.output import answer_bar, load_engine
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_model import NoDrafter
-from sampling.recorded.answers import read_recording
+from sampling.recorded.answers import read_answers
 from sampling.types import Draft, Rows, Verdict
 from utils.errors import UsageError
 from utils.files import append, drop_half_line, writable
@@ -76,7 +76,7 @@ def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> in
     return 0
 
 
-def _header(engine: Engine, settings: Settings) -> dict[str, Any]:
+def _header(engine: PairEngine, settings: Settings) -> dict[str, Any]:
     """What the answers depend on, and what whoever plays them needs to know."""
     stop, end = engine.limits(settings).stop, engine.tokenizer.eos_token_id
     return {
@@ -107,7 +107,7 @@ class TargetRecorder:
     another run's or none of ours. `answers` are all that it holds, by prompt, as ids.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, args: Namespace, interrupt: Interrupts) -> None:
+    def __init__(self, engine: PairEngine, settings: Settings, args: Namespace, interrupt: Interrupts) -> None:
         self.engine, self.settings, self.args, self.interrupt = engine, settings, args, interrupt
         self.answers: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.has_costs = False
@@ -124,7 +124,7 @@ class TargetRecorder:
 
     def _take_up(self, header: Mapping[str, Any]) -> None:
         """What is there already; an unfinished last line goes."""
-        found = read_recording(self.args.out)
+        found = read_answers(self.args.out)
         if "recording" not in found.header:
             raise UsageError(f"--out {self.args.out} holds something else: name a new file")
         before = _facts(found.header)

@@ -23,12 +23,12 @@ from app.screen.output import answer_bar
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from app.simulate.figures import Played, RoundSeconds, figures, print_simulation
-from app.simulate.loading import Stage, load_stage
+from app.simulate.loading import RecordedPair, load_recorded_pair
 from app.simulate.record_target import WIDTHS
 from sampling.drafters.draft_model import NoDrafter
 from sampling.events import Event, Step
 from sampling.gamma.costs import pass_times
-from sampling.recorded.answers import Recorded, Recording
+from sampling.recorded.answers import RecordedAnswer, RecordedAnswers
 from sampling.types import Limits
 from utils.files import writable, write_json
 from utils.progress import INTERRUPTED
@@ -49,7 +49,7 @@ def run_simulate(settings: Settings, options: ModelOptions, args: Namespace) -> 
     if args.out is not None:
         writable(args.out)
     with Interrupts() as interrupt:
-        simulation = Simulation(load_stage(settings, options, args, interrupt), settings, args, interrupt)
+        simulation = Simulation(load_recorded_pair(settings, options, args, interrupt), settings, args, interrupt)
         complete = simulation.run()
         rows = simulation.rows()
     if not rows:
@@ -81,7 +81,7 @@ class Simulation:
     "measured"; None: nowhere.
     """
 
-    def __init__(self, stage: Stage, settings: Settings, args: Namespace, interrupt: Callable[[], bool]) -> None:
+    def __init__(self, stage: RecordedPair, settings: Settings, args: Namespace, interrupt: Callable[[], bool]) -> None:
         self.stage, self.recorded, self.args, self.interrupt = stage, stage.recorded, args, interrupt
         self.settings = settings.changed(temperature=0, ngram_filler=min(settings.ngram_filler, self.recorded.best))
         self.variants = [variant for method in args.methods for variant in self._of(method)]
@@ -117,7 +117,7 @@ class Simulation:
             most = max(known, end + 1)
         return Limits(most, self.stage.stop, self.stage.lm.context)
 
-    def _play(self, variant: Variant, one: Recorded, most: int | None = None) -> Played | None:
+    def _play(self, variant: Variant, one: RecordedAnswer, most: int | None = None) -> Played | None:
         """The answer under a drafter; None if it was interrupted."""
         limits = self._limits(one.answer)
         lane = self._lane(variant, limits if most is None else replace(limits, max_new_tokens=most))
@@ -187,7 +187,7 @@ class Simulation:
         return notes
 
 
-def _reading(recorded: Recording) -> list[str]:
+def _reading(recorded: RecordedAnswers) -> list[str]:
     """What the values of a file were taken for, where it does not say so itself, and what was left out."""
     start, firsts = recorded.header.get("start_id"), {one.answer[0] for one in recorded.answers}
     notes = [_READ_AS[recorded.reading].format(start=start)]

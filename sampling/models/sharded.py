@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sampling.models.cache import Buffer, SlotCache
 from sampling.models.network import TransformersNetwork
 from sampling.types import KVCache
-from utils.distributed.process_group import LEAVE, Team
+from utils.distributed.process_group import LEAVE, ProcessGroup
 from utils.errors import UserError
 
 Note = tuple[str, int, tuple[Any, ...]]
@@ -37,7 +37,7 @@ class ShardedNetwork(TransformersNetwork):
         team: all ranks, each of which has loaded its part under `number`.
     """
 
-    def __init__(self, model: Any, team: Team, number: int) -> None:
+    def __init__(self, model: Any, team: ProcessGroup, number: int) -> None:
         super().__init__(model)
         self.team, self.number = team, number
         self.generation_config = model.generation_config
@@ -202,7 +202,7 @@ class _Shards:
 
 
 @torch.inference_mode()
-def serve(team: Team, load: Callable[..., Any]) -> None:
+def serve(team: ProcessGroup, load: Callable[..., Any]) -> None:
     """Do what rank 0 orders until it tells to leave. `load` makes this rank's part of a model from the order's details.
 
     Raises LostError when rank 0, or what it relies on, has gone.

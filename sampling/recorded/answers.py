@@ -7,8 +7,8 @@ one or several a tensor) whose rows begin with their prompt; a JSON map from a p
 
 In the maps that the experiments of Cascade Speculative Drafting cached their targets in (arXiv 2312.11462), a value is
 all that the decoder's row holds: of a decoder-only model the prompt's ids and then the answer's, of an encoder-decoder
-model the decoder start id and then the answer's. All values together show which; `Recording.reading` says what they
-were taken for. What is wrong is named by file and line. Knows no text and no models.
+model the decoder start id and then the answer's. All values together show which; `RecordedAnswers.reading` says what
+they were taken for. What is wrong is named by file and line. Knows no text and no models.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def refuse(file: Path, text: str, place: int, why: str) -> NoReturn:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedAnswer:
     """One recorded answer. `best` holds the model's likeliest ids at each of its places, likeliest first, where they
     were recorded."""
 
@@ -123,7 +123,7 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedAnswers:
     """The answers of a file, one a prompt (the last, where a prompt has several), and its header.
 
     `header` may have `vocab_size`, `end_id`, `stop_ids`, `start_id`, `context`, `tokenizer` (its fingerprint),
@@ -131,7 +131,7 @@ class Recording:
     for every file that is read as an encoder-decoder model's. `unanswered` prompts were left out: nothing follows them.
     """
 
-    answers: tuple[Recorded, ...]
+    answers: tuple[RecordedAnswer, ...]
     header: Mapping[str, Any] = field(default_factory=dict)
     reading: Reading = "told"
     unanswered: int = 0
@@ -164,13 +164,13 @@ class Recording:
         return max(1, min(min(each, default=1) for each in known))
 
 
-def read_recording(
+def read_answers(
     path: str | Path,
     starts: Starts | None = None,
     prompt_tokens: int | None = None,
     arch: Arch | None = None,
     start_id: int | None = None,
-) -> Recording:
+) -> RecordedAnswers:
     """The recording in a file.
 
     Args:
@@ -209,15 +209,17 @@ def read_recording(
     return _recording(entries, "answers alone") if prompt_tokens == 0 else _behind_prompts(file, entries)
 
 
-def _recording(rows: Iterable[tuple[Ids, Ids]], reading: Reading = "told", start_id: int | None = None) -> Recording:
+def _recording(
+    rows: Iterable[tuple[Ids, Ids]], reading: Reading = "told", start_id: int | None = None
+) -> RecordedAnswers:
     """Prompts with their answers; those without one are counted."""
-    found = [Recorded(prompt, answer) for prompt, answer in rows]
+    found = [RecordedAnswer(prompt, answer) for prompt, answer in rows]
     answers = tuple(one for one in found if one.answer)
     header = {} if start_id is None else {"start_id": start_id}
-    return Recording(answers, header, reading, len(found) - len(answers))
+    return RecordedAnswers(answers, header, reading, len(found) - len(answers))
 
 
-def _behind_prompts(file: Path, entries: list[tuple[Ids, Ids]]) -> Recording:
+def _behind_prompts(file: Path, entries: list[tuple[Ids, Ids]]) -> RecordedAnswers:
     """Values that all begin with their prompts' ids hold the answers behind them; others are answers.
 
     UserError where most values begin with their prompts and some do not: neither reading would be right.
@@ -247,7 +249,7 @@ def _begins(value: Ids, prompt: Ids) -> bool:
     return value[: len(prompt)] == prompt
 
 
-def _behind_start(file: Path, rows: list[tuple[Ids, Ids]], start_id: int | None) -> Recording:
+def _behind_start(file: Path, rows: list[tuple[Ids, Ids]], start_id: int | None) -> RecordedAnswers:
     """Values that all begin with the decoder start id hold the answers behind it; with a known one, those of which none
     does are answers. UserError for any others."""
     firsts = sorted({value[0] for _, value in rows})
@@ -283,10 +285,10 @@ def _short(key: str) -> str:
     return key if len(key) <= 30 else key[:29] + "…"
 
 
-def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> Recording:
+def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> RecordedAnswers:
     """JSON lines. A last one without its newline was being written when the writer was stopped: it is left out."""
     header: dict[str, Any] = {}
-    found: dict[Ids, Recorded] = {}
+    found: dict[Ids, RecordedAnswer] = {}
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -310,15 +312,15 @@ def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> Re
     if arch is not None and (arch == "seq2seq") != ("start_id" in header):
         named = f"start_id {header['start_id']}" if "start_id" in header else "no start_id"
         raise UserError(f"{file}: its header tells {named}, arch must be {'seq2seq' if arch == 'causal' else 'causal'}")
-    return Recording(tuple(found.values()), header)
+    return RecordedAnswers(tuple(found.values()), header)
 
 
-def _answer(file: Path, number: int, entry: dict[str, Any]) -> Recorded:
+def _answer(file: Path, number: int, entry: dict[str, Any]) -> RecordedAnswer:
     prompt, answer = (checked(file, number, name, entry[name]) for name in ("prompt_ids", "answer_ids"))
     best = entry.get("best_ids", [])
     if not isinstance(best, list):
         raise UserError(f"{file}:{number}: best_ids must be a list of lists of ids")
-    return Recorded(prompt, answer, tuple(checked(file, number, "an entry of best_ids", ids) for ids in best))
+    return RecordedAnswer(prompt, answer, tuple(checked(file, number, "an entry of best_ids", ids) for ids in best))
 
 
 def _header(file: Path, number: int, entry: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.recorded.answers import Ids, Recording, read_recording
+from sampling.recorded.answers import Ids, RecordedAnswers, read_answers
 from sampling.rows import common_prefix
 from sampling.types import LM, Draft, Rows, Session, depths_of
 from utils.errors import UserError
@@ -79,12 +79,12 @@ class RecordedLM(LM):
         `end_id` and `start_id` stand for what the file does not tell; a `start_id` says that it is an encoder-decoder
         model's.
         """
-        found = read_recording(path, arch=None if start_id is None else "seq2seq", start_id=start_id)
+        found = read_answers(path, arch=None if start_id is None else "seq2seq", start_id=start_id)
         return RecordedLM.of(found, end_id, vocab_size, name)
 
     @staticmethod
     def of(
-        recording: Recording,
+        recording: RecordedAnswers,
         end_id: int = 0,
         vocab_size: int | None = None,
         name: str = "target",

@@ -17,7 +17,7 @@ import torch
 
 from app.bench.run import run_rows
 from app.lanes.comparison import NEAR_TIE
-from app.lanes.lane import Engine
+from app.lanes.lane import PairEngine
 from app.settings.table import Settings
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
@@ -245,7 +245,7 @@ def test_a_batch_of_the_default_pairs_lanes_says_what_its_prompts_say_alone(
     default_pair: Any, prompts: Rows, references: list[GreedyRun]
 ) -> None:
     """Drafters as the console makes them, trained ones included, on four ragged rows."""
-    engine, settings = Engine(default_pair), Settings(max_new_tokens=12, gamma=3)
+    engine, settings = PairEngine(default_pair), Settings(max_new_tokens=12, gamma=3)
     chosen = [1, 2, 3, 5]  # the first stops early
     for name in ("plain", "glide", "feature", "maxgram", "tables"):
         answers = run_rows(engine.lane(name, settings), [prompts[row] for row in chosen], str, interrupt=never)

@@ -58,7 +58,7 @@ def apart(found: Sequence[tuple[Tensor, Tensor]]) -> Apart:
 
 
 def main(dtypes: Sequence[str]) -> None:
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
     from app.lanes.pairing import catalogue_in
     from tests.sampling.test_identity_real import PROMPTS
     from utils.loading.loaded import LoadOptions
@@ -66,7 +66,7 @@ def main(dtypes: Sequence[str]) -> None:
 
     spec = catalogue_in("models.yaml").pair().model_copy(update={"drafter": "none"})
     for dtype in dtypes:
-        engine = Engine(load_pair(spec, LoadOptions(device="cpu", dtype=dtype)))
+        engine = PairEngine(load_pair(spec, LoadOptions(device="cpu", dtype=dtype)))
         prompts = [
             list(
                 engine.tokenizer.apply_chat_template(

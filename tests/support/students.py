@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sampling.drafters.draft_heads.checkpoint import target_rotary
-from sampling.drafters.draft_heads.config import StudentConfig
+from sampling.drafters.draft_heads.config import DraftHeadConfig
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_heads.glide import GlideLM
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM, CausalSession
@@ -61,7 +61,7 @@ def make_student(
     seed: int = 5,
     dtype: torch.dtype = torch.float32,
     **changes: Any,
-) -> Student:
+) -> DraftHead:
     """A random student of `target`; `short` are the ids of its head."""
     large = target.config
     sizes: dict[str, Any] = {
@@ -81,13 +81,13 @@ def make_student(
     }
     ids = None if short is None else torch.tensor(short)
     with torch.random.fork_rng():
-        student = Student(StudentConfig(**(sizes | changes)), ids)
+        student = DraftHead(DraftHeadConfig(**(sizes | changes)), ids)
     enliven(student, seed)
     student.adopt(ids, target_rotary(target))
     return student.to(dtype).eval().requires_grad_(False)
 
 
-def make_drafter(student: Student, target_layers: int = 3) -> ModelDrafter:
+def make_drafter(student: DraftHead, target_layers: int = 3) -> ModelDrafter:
     """The drafter of a student, whatever its kind."""
     if student.config.kind == "glide":
         return ModelDrafter(GlideLM(student, target_layers))
@@ -128,7 +128,7 @@ def fed(target: LlamaForCausalLM, rows: Rows, held: list[int], hidden: bool = Fa
 
 
 @torch.no_grad()
-def spread_logits(student: Student, states: Tensor) -> Tensor:
+def spread_logits(student: DraftHead, states: Tensor) -> Tensor:
     """What the head makes of states [..., H]: [..., V], -inf outside the short list. Written naively."""
     short = states @ student.lm_head.weight.T
     ids = student.short_list

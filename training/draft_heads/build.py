@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from sampling.drafters.draft_heads.checkpoint import target_rotary
-from sampling.drafters.draft_heads.config import StudentConfig
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.config import DraftHeadConfig
+from sampling.drafters.draft_heads.modules import DraftHead
 from utils.errors import UsageError, UserError
 
 
-def shape_for(target: nn.Module, kind: str, **changes: Any) -> StudentConfig:
+def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
     """A draft head's shape: the target's own width and heads, one layer, what is not given in `changes`.
 
     Raises UserError for a target whose shape cannot be read, UsageError for numbers that do not go together.
@@ -48,12 +48,12 @@ def shape_for(target: nn.Module, kind: str, **changes: Any) -> StudentConfig:
     values["shared_embedding"] = values["hidden_size"] == width
     if values.get("shared_head") and not values["shared_embedding"]:
         raise UsageError(f"a student of width {values['hidden_size']} cannot share what has the target's width {width}")
-    return StudentConfig(**values)
+    return DraftHeadConfig(**values)
 
 
 def new_draft_head(
-    config: StudentConfig, target: Any, short_list: list[int], init_layers: Sequence[int], seed: int
-) -> Student:
+    config: DraftHeadConfig, target: Any, short_list: list[int], init_layers: Sequence[int], seed: int
+) -> DraftHead:
     """A draft head with fresh weights; what has the target's width starts as the target's own.
 
     Embedding and head rows are the target's where the widths agree; layer i starts as the target's layer
@@ -63,7 +63,7 @@ def new_draft_head(
         UsageError: a layer of another shape than the target's.
     """
     torch.manual_seed(seed)
-    made = Student(config, torch.tensor(short_list, dtype=torch.long))
+    made = DraftHead(config, torch.tensor(short_list, dtype=torch.long))
     made.adopt(made.ids, target_rotary(target))
     for module in made.modules():
         if isinstance(module, nn.Linear):
@@ -105,21 +105,21 @@ def _start_layer(own: nn.Module, target: nn.Module, index: int) -> None:
         parameter.copy_(theirs[name].detach().float())
 
 
-def _trainable(made: Student) -> Student:
+def _trainable(made: DraftHead) -> DraftHead:
     """Everything learns but what is the target's own."""
     made.model.embed_tokens.weight.requires_grad_(not made.config.shared_embedding)
     made.lm_head.weight.requires_grad_(not made.config.shared_head)
     return made
 
 
-def taken_up(old: Student, config: StudentConfig, device: torch.device) -> Student:
+def taken_up(old: DraftHead, config: DraftHeadConfig, device: torch.device) -> DraftHead:
     """A draft head with the weights of `old`, to be trained further; it shares none but the embedding.
 
     `config` may differ in window, block size and recency; recency that `old` has not begins with slopes of 0, i.e. as
     if it were not there.
     """
     with torch.device("meta"):  # no memory for parameters that are replaced
-        made = Student(config, old.ids)
+        made = DraftHead(config, old.ids)
     slopes = {name: torch.zeros(config.large_num_attention_heads) for name in made.state_dict() if "recency" in name}
     weights = {name: value.detach().clone() for name, value in old.state_dict().items() if "embed_tokens" not in name}
     weights["model.embed_tokens.weight"] = old.model.embed_tokens.weight.detach()

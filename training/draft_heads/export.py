@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from sampling.drafters.draft_heads.checkpoint import is_student
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.checkpoint import is_draft_head
+from sampling.drafters.draft_heads.modules import DraftHead
 from utils.errors import UserError
 from utils.files import WriteError, put
 
@@ -45,7 +45,7 @@ class ShortHead(nn.Module):
         return logits.index_copy_(-1, self.ids, known)  # type: ignore[arg-type]
 
 
-def llama_of(draft_head: Student) -> LlamaForCausalLM:
+def llama_of(draft_head: DraftHead) -> LlamaForCausalLM:
     """The same network in transformers' own code, float32; tensors are shared with the draft head where they can be.
 
     Raises UserError for one that is not plain.
@@ -81,7 +81,7 @@ def llama_of(draft_head: Student) -> LlamaForCausalLM:
     return found
 
 
-def export_plain(draft_head: Student, folder: str | Path, tokenizer: Any = None) -> int:
+def export_plain(draft_head: DraftHead, folder: str | Path, tokenizer: Any = None) -> int:
     """Write a draft head as an ordinary transformers folder (bfloat16 safetensors); the bytes of its weights.
 
     `tokenizer`, the target's, is saved beside it where given. Each file appears whole or not at all.
@@ -97,7 +97,7 @@ def export_plain(draft_head: Student, folder: str | Path, tokenizer: Any = None)
             f"cannot export: the drafter's head covers {config.short_list:,} of {config.vocab_size:,} ids and no "
             "transformers configuration describes that (distil one with a head over all ids)"
         )
-    if is_student(place):
+    if is_draft_head(place):
         raise UserError(f"cannot export to {place}: it holds a student that would be overwritten (name another folder)")
     model: Any = llama_of(draft_head)
     model.to(torch.bfloat16).config.dtype = torch.bfloat16

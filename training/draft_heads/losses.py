@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.modules import DraftHead
 from training.draft_heads.batches import Batch
 
 Law = Literal["full", "hard"] | int
@@ -48,7 +48,15 @@ class Teacher:
 
 
 def loss(
-    draft_head: Student, teacher: Teacher, batch: Batch, *, law: Law, hard: float, steps: int, decay: float, offset: int
+    draft_head: DraftHead,
+    teacher: Teacher,
+    batch: Batch,
+    *,
+    law: Law,
+    hard: float,
+    steps: int,
+    decay: float,
+    offset: int,
 ) -> tuple[Tensor, float]:
     """(loss, cross-entropy of the first step in nats), means over the tokens that count.
 
@@ -89,7 +97,7 @@ class Held:
 
 
 @torch.no_grad()
-def held_out(draft_head: Student, teacher: Teacher, batches: Sequence[Batch], depth: int) -> Held:
+def held_out(draft_head: DraftHead, teacher: Teacher, batches: Sequence[Batch], depth: int) -> Held:
     """Measure a draft head on batches that it has not learned from; `depth` drafted positions."""
     hits, seen = [0.0] * depth, [0.0] * depth
     overlap = entropy = count = 0.0
@@ -109,7 +117,7 @@ def held_out(draft_head: Student, teacher: Teacher, batches: Sequence[Batch], de
     return Held(alpha, overlap / max(count, 1.0), entropy / max(count, 1.0))
 
 
-def drafted_states(draft_head: Student, batch: Batch, depth: int) -> list[Tensor]:
+def drafted_states(draft_head: DraftHead, batch: Batch, depth: int) -> list[Tensor]:
     """The states of drafted positions 1 … depth, as in a round whose earlier drafts were right."""
     kind = draft_head.config.kind
     if kind == "feature":
@@ -119,7 +127,7 @@ def drafted_states(draft_head: Student, batch: Batch, depth: int) -> list[Tensor
     return [draft_head.states(batch.ids, kv=batch.kv, lag=step)[0] for step in range(depth)]
 
 
-def _first(draft_head: Student, teacher: Teacher, hidden: Tensor, states: Tensor) -> tuple[float, float]:
+def _first(draft_head: DraftHead, teacher: Teacher, hidden: Tensor, states: Tensor) -> tuple[float, float]:
     """Of the first drafts, sums over the tokens that count: Σ min(p, q) and cross-entropy, over the head's ids."""
     shared = nats = 0.0
     for target, own in zip(torch.split(hidden, CHUNK), torch.split(states, CHUNK), strict=True):

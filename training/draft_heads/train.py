@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from sampling.drafters.draft_heads.checkpoint import save_student
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.loop import never
 from training.draft_heads.batches import Batch, grouped, make_batch
 from training.draft_heads.features import Example
@@ -89,7 +89,7 @@ class Training:
 
     def __init__(
         self,
-        draft_head: Student,
+        draft_head: DraftHead,
         teacher: Teacher,
         examples: Sequence[Example],
         held: Sequence[Example],
@@ -252,7 +252,7 @@ def fast_half(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_bf16_supported()
 
 
-def teacher_for(target: Any, draft_head: Student) -> Teacher:
+def teacher_for(target: Any, draft_head: DraftHead) -> Teacher:
     """The target's head for a draft head, in 16 bit where that is fast."""
     place = draft_head.lm_head.weight.device
     kind = torch.bfloat16 if fast_half(place) else torch.float32

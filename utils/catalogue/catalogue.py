@@ -19,8 +19,8 @@ from pydantic_core import ErrorDetails
 
 from utils.catalogue.specs import (
     FROZEN,
+    HEAD_KINDS,
     OWN_METHODS,
-    STUDENTS,
     HeadFolders,
     KnownNames,
     ModelSpec,
@@ -30,7 +30,7 @@ from utils.catalogue.specs import (
     source_of,
     unknown_member,
 )
-from utils.catalogue.yaml_lines import Tree, YamlError, place, read_yaml
+from utils.catalogue.yaml_lines import YamlError, YamlTree, place, read_yaml
 from utils.errors import UsageError
 
 FORMAT = "speculative-console student"
@@ -84,7 +84,7 @@ class _Reader:
 
     _TOP = ("default", "defaults", "pairs")
 
-    def __init__(self, file: Path, tree: Tree, known: KnownNames) -> None:
+    def __init__(self, file: Path, tree: YamlTree, known: KnownNames) -> None:
         self.file, self.tree, self.known = file, tree, known
         types = {name: (kind | None, None) for name, kind in known.settings.items()}
         self.presets: type[BaseModel] = create_model("PresetSettings", __config__=FROZEN, **types)  # type: ignore[call-overload]
@@ -184,7 +184,7 @@ class _Reader:
         return UsageError(f"{self.file}:{self.tree.line(path)}: {_printable(text)}")
 
 
-_FOLDERS = f"students must map {', '.join(STUDENTS)} to folders"
+_FOLDERS = f"students must map {', '.join(HEAD_KINDS)} to folders"
 _MODEL = "a model (id, folder, file or mapping)"
 _KINDS = {
     "model_type": _MODEL,
@@ -229,7 +229,7 @@ def _meant(key: str, names: Any) -> str:
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 
-def student_kind(folder: str | Path) -> str | None:
+def head_kind(folder: str | Path) -> str | None:
     """ "plain", "glide" or "feature" if a draft head lies in `folder`; None for anything else."""
     try:
         config: Any = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
@@ -238,4 +238,4 @@ def student_kind(folder: str | Path) -> str | None:
     if not isinstance(config, dict) or not (config.get("student") == FORMAT or _GLIDE in config):
         return None
     kind = config.get("kind", "glide" if _GLIDE in config else "plain")
-    return kind if kind in STUDENTS else None
+    return kind if kind in HEAD_KINDS else None

@@ -105,7 +105,7 @@ class HeadFolders(BaseModel):
     feature: str | None = None
 
 
-STUDENTS = tuple(HeadFolders.model_fields)  # the kinds of draft head: words for those in the pair's `students`
+HEAD_KINDS = tuple(HeadFolders.model_fields)  # the kinds of draft head: words for those in the pair's `students`
 
 
 class PairSpec(BaseModel):
@@ -141,7 +141,7 @@ class PairSpec(BaseModel):
         """The models that the cascade brings along."""
         return tuple(member for member in self.cascade or () if not isinstance(member, str))
 
-    def student(self, kind: str) -> Path:
+    def head_folder(self, kind: str) -> Path:
         """The folder of the trained draft head of this kind; UsageError if the pair has none."""
         folder: str | None = getattr(self.students, kind)
         if folder is not None and os.path.isdir(folder):
@@ -156,10 +156,10 @@ class PairSpec(BaseModel):
         return {name: value for name, value in {**found, "template": self.template}.items() if value}
 
 
-def trained_kind(drafter: object) -> str | None:
+def head_kind_of(drafter: object) -> str | None:
     """The kind of draft head that a drafter's word asks for, alone or behind a `+`; None for the others."""
     kind = drafter.rpartition("+")[2] if isinstance(drafter, str) else ""
-    return kind if kind in STUDENTS else None
+    return kind if kind in HEAD_KINDS else None
 
 
 def named_tables(text: str) -> str | None:
@@ -204,7 +204,7 @@ class Problem(NamedTuple):
 
 def problems(pair: PairSpec, known: KnownNames) -> Iterator[Problem]:
     """What is wrong with how the pair's keys go together, in the order in which it is told."""
-    drafter, kind, members = pair.drafter, trained_kind(pair.drafter), pair.cascade_names
+    drafter, kind, members = pair.drafter, head_kind_of(pair.drafter), pair.cascade_names
     if kind is not None and getattr(pair.students, kind) is None:
         yield Problem(("drafter",), f"drafter {drafter} needs its folder in students, as {kind}: DIR")
     if pair.method in TRAINED_METHODS and isinstance(drafter, str) and kind != pair.method:
@@ -255,9 +255,9 @@ def _member_problem(pair: PairSpec, place: int, name: str, known: KnownNames, me
     if not isinstance((pair.cascade or [])[place], str):  # figures tell models by their names
         taken = "," in name or name in (*known.members, "target")
         return f"cascade: the model {name} needs another name (name: …)" if taken else None
-    if name == "model" and isinstance(pair.drafter, str) and trained_kind(pair.drafter) != "plain":
+    if name == "model" and isinstance(pair.drafter, str) and head_kind_of(pair.drafter) != "plain":
         return f"cascade: model is the pair's drafter model, and the drafter is {pair.drafter_name}"
-    if name in STUDENTS and getattr(pair.students, name) is None:
+    if name in HEAD_KINDS and getattr(pair.students, name) is None:
         return f"cascade: {name} needs its folder in students, as {name}: DIR"
     if method == "cascade" and place < len(names) - 1 and name not in known.reviewers:
         return f"cascade: {name} cannot review, so it must come last"

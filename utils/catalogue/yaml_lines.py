@@ -22,7 +22,7 @@ class YamlError(Exception):
 
 
 @dataclass
-class Tree:
+class YamlTree:
     """`data` as yaml.safe_load gives it; `lines[path]` the line on which the key at that path stands."""
 
     data: Any = None
@@ -33,9 +33,9 @@ class Tree:
         return next((self.lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.lines), 1)
 
 
-def read_yaml(text: str) -> Tree:
+def read_yaml(text: str) -> YamlTree:
     """Parse `text`; raises YamlError for broken syntax, duplicate keys and keys that are no text."""
-    tree = Tree()
+    tree = YamlTree()
     try:
         loader = yaml.SafeLoader(text)
     except yaml.reader.ReaderError as error:

@@ -38,7 +38,7 @@ class LostError(UserError):
     """The processes are no longer in step: nothing can be done but to end."""
 
 
-class Team:
+class ProcessGroup:
     """This process and the others. Make it with :func:`joined`."""
 
     def __init__(self, world: World, store: Any) -> None:
@@ -47,8 +47,8 @@ class Team:
         self._lock = threading.RLock()
         self.broken = ""  # what ended the run
         self.number = itertools.count(1).__next__  # one that was not given before
-        self.witness = FailureReport(world, store, self.gather((socket.gethostname(), os.getpid())))
-        watch(self.witness.missed)
+        self.failure = FailureReport(world, store, self.gather((socket.gethostname(), os.getpid())))
+        watch(self.failure.missed)
 
     # -- orders -------------------------------------------------------------------------------
 
@@ -77,9 +77,9 @@ class Team:
         except UserError:
             raise
         except Exception as error:
-            self.broken = self.witness.why(error)
+            self.broken = self.failure.why(error)
             if self.world.rank == 0:
-                self.witness.publish("told", self.broken)
+                self.failure.publish("told", self.broken)
             raise LostError(self.broken) from error
         except BaseException:
             self.broken = "stopped"
@@ -121,10 +121,10 @@ class Team:
     def leave(self) -> None:
         """Rank 0: the others may go; if they are out of step, they are left to notice."""
         if self.broken in ("", "stopped"):
-            self.witness.publish("left", "yes")
+            self.failure.publish("left", "yes")
         if self._lock.acquire(timeout=GRACE):
             try:
-                if not self.broken and not self.witness.lost():
+                if not self.broken and not self.failure.lost():
                     with contextlib.suppress(LostError), self.order(LEAVE):
                         pass
                     self.broken = "left"
@@ -132,11 +132,11 @@ class Team:
                 self._lock.release()
 
 
-_joined: list[Team] = []
+_joined: list[ProcessGroup] = []
 _joining = threading.Lock()
 
 
-def joined(world: World, device: str = "auto") -> Team:
+def joined(world: World, device: str = "auto") -> ProcessGroup:
     """The team, once all its processes have come; the same one every time."""
     if not _joining.acquire(timeout=_JOINING):
         raise LostError("the other processes do not come")
@@ -148,12 +148,12 @@ def joined(world: World, device: str = "auto") -> Team:
         _joining.release()
 
 
-def known() -> Team | None:
+def known() -> ProcessGroup | None:
     """The team, if it has been joined."""
     return _joined[0] if _joined else None
 
 
-def _join(world: World, device: str) -> Team:
+def _join(world: World, device: str) -> ProcessGroup:
     cuda = device != "cpu" and torch.cuda.is_available()
     place = torch.device("cuda", world.local_rank) if cuda else None
     if cuda:
@@ -168,6 +168,6 @@ def _join(world: World, device: str) -> Team:
             timeout=WITHIN_A_PASS,
             device_id=place,
         )
-        return Team(world, PrefixStore("team", store))
+        return ProcessGroup(world, PrefixStore("team", store))
     except RuntimeError as error:
         raise LostError(f"the processes of this run do not find each other: {line_of(error)[:160]}") from error

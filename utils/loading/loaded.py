@@ -77,7 +77,7 @@ def limit_text(context: int) -> str:
 class LoadedPair:
     """A target, what drafts for it, and what they share. `notes` are lines worth showing once.
 
-    Of a trained drafter (see STUDENTS) only the folder is known here: what decodes builds it.
+    Of a trained drafter (see HEAD_KINDS) only the folder is known here: what decodes builds it.
     """
 
     spec: PairSpec

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from utils.catalogue.catalogue import student_kind
+from utils.catalogue.catalogue import head_kind
 from utils.catalogue.specs import (
     CASCADES,
     TRAINED_METHODS,
     ModelSpec,
     PairSpec,
-    trained_kind,
+    head_kind_of,
 )
 from utils.distributed.world import World
 from utils.errors import UsageError, UserError
@@ -108,15 +108,15 @@ def _with_drafter(
 ) -> LoadedPair:
     pair = replace(pair, spec=pair.spec.model_copy(update={"drafter": drafter}))
     if isinstance(drafter, str):
-        if (kind := trained_kind(drafter)) is not None:
+        if (kind := head_kind_of(drafter)) is not None:
             folder = getattr(pair.spec.students, kind)
-            return _with_student(pair, drafter, Path(folder) if folder else pair.spec.student(kind), options)
+            return _with_student(pair, drafter, Path(folder) if folder else pair.spec.head_folder(kind), options)
         if drafter in CASCADES:
             return _with_cascade(pair, drafter, options, progress, cancelled)
         return _beside(pair, drafter, notes=(NO_TABLES,) if drafter == "tables" and pair.spec.tables is None else ())
     options = options.for_drafters
     folder = model_folder(drafter, options, progress, cancelled)
-    kind, method = student_kind(folder), pair.spec.method
+    kind, method = head_kind(folder), pair.spec.method
     if method in TRAINED_METHODS and kind != method:
         raise UserError(f"{drafter.name} is no {method} drafter: {folder / 'config.json'} does not describe one")
     if kind is not None:
@@ -134,7 +134,7 @@ def _with_cascade(
     notes: list[str] = []
     for spec in pair.spec.cascade_models:
         folder = model_folder(spec, options, progress, cancelled)
-        if (kind := student_kind(folder)) is not None:
+        if (kind := head_kind(folder)) is not None:
             raise UserError(
                 f"{spec.name} is a trained {kind} drafter: name its folder in the pair's students, and {kind} in the "
                 "cascade"

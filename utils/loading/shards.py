@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from utils.catalogue.specs import ModelSpec
-from utils.distributed.process_group import Team
+from utils.distributed.process_group import ProcessGroup
 from utils.errors import UsageError
 from utils.loading.build import load_model, load_tokenizer
 from utils.loading.loaded import LoadedModel, LoadOptions
@@ -24,7 +24,7 @@ from utils.progress import Progress
 
 
 def load_shard(
-    team: Team, spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
+    team: ProcessGroup, spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
 ) -> tuple[LoadedModel, Any | None]:
     """This rank's part of a target, and its tokenizer; every rank calls it. What fails on one is raised on all."""
 

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from sampling.drafters.draft_heads.config import StudentConfig
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.config import DraftHeadConfig
+from sampling.drafters.draft_heads.modules import DraftHead
 from utils.errors import UserError
 from utils.files import write_together
 
@@ -29,7 +29,7 @@ IDS = "lm_head.ids"  # of the reduced vocabulary
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def is_student(folder: str | Path) -> bool:
+def is_draft_head(folder: str | Path) -> bool:
     """Whether `folder` holds a draft head (or a published GLIDE drafter), by its configuration alone."""
     try:
         config = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
@@ -38,7 +38,7 @@ def is_student(folder: str | Path) -> bool:
     return isinstance(config, dict) and (config.get("student") == FORMAT or "large_num_attention_heads" in config)
 
 
-def save_student(folder: str | Path, student: Student, about: dict[str, Any] | None = None) -> int:
+def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] | None = None) -> int:
     """Write the folder and return the bytes of its weights; each file appears whole or not at all.
 
     `about` joins the configuration: `tokenizer` (a fingerprint), `target`, figures … Raises OSError (a full disk)
@@ -68,7 +68,7 @@ def save_student(folder: str | Path, student: Student, about: dict[str, Any] | N
     return len(data)
 
 
-def load_student(folder: str | Path, target: nn.Module | None = None, fingerprint: str | None = None) -> Student:
+def load_student(folder: str | Path, target: nn.Module | None = None, fingerprint: str | None = None) -> DraftHead:
     """The draft head in `folder`, float32, its shared parts taken from `target` (a transformers causal model).
 
     Reads the published GLIDE format as well (a Llama configuration with `large_…` keys). `fingerprint` is that of the
@@ -88,7 +88,7 @@ def load_student(folder: str | Path, target: nn.Module | None = None, fingerprin
     tensors = _tensors(place, stored)
     ids = _ids(tensors.pop(IDS, None), config, place)
     with torch.device("meta"):  # no memory for parameters that are replaced
-        student = Student(config, ids)
+        student = DraftHead(config, ids)
     student.adopt(ids, target_rotary(target))
     # Older Llama checkpoints store the rotary frequencies as well; they follow from the configuration.
     tensors = {name: value for name, value in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
@@ -118,9 +118,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return stored
 
 
-def _config(stored: dict[str, Any], place: Path) -> StudentConfig:
+def _config(stored: dict[str, Any], place: Path) -> DraftHeadConfig:
     """From our own keys, or from a Llama configuration as the published GLIDE checkpoints have it."""
-    known = {field.name for field in fields(StudentConfig)}
+    known = {field.name for field in fields(DraftHeadConfig)}
     values = {name: value for name, value in stored.items() if name in known and value is not None}
     values.setdefault("kind", "glide" if "large_num_attention_heads" in stored else "plain")
     for prefix in ("", "large_"):
@@ -132,14 +132,14 @@ def _config(stored: dict[str, Any], place: Path) -> StudentConfig:
     rope = stored.get("rope_parameters")
     if isinstance(rope, dict) and rope.get("rope_theta") is not None:
         values.setdefault("rope_theta", rope["rope_theta"])
-    for field in fields(StudentConfig):
+    for field in fields(DraftHeadConfig):
         value = values.get(field.name, field.default)
         wrong = field.type == "int" and not _whole(value, 0 if field.default == 0 else 1)
         wrong |= field.type == "float" and not (isinstance(value, int | float) and value > 0)
         if wrong and value is not MISSING:
             raise UserError(f"the drafter's {place / CONFIG} is damaged: {field.name} is {value!r}")
     try:
-        return StudentConfig(**values)
+        return DraftHeadConfig(**values)
     except TypeError as error:
         raise UserError(
             f"the drafter's {place / CONFIG} is incomplete: {str(error).split('missing')[-1].strip()}"
@@ -152,7 +152,7 @@ def _whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _ids(ids: Tensor | None, config: StudentConfig, place: Path) -> Tensor | None:
+def _ids(ids: Tensor | None, config: DraftHeadConfig, place: Path) -> Tensor | None:
     """The reduced vocabulary as stored, if it is one: ascending ids of the vocabulary, as many as the head has rows."""
     unfit, count = f"the drafter {place / WEIGHTS} does not fit its config.json", 0 if ids is None else ids.numel()
     if count != config.short_list:
@@ -165,7 +165,7 @@ def _ids(ids: Tensor | None, config: StudentConfig, place: Path) -> Tensor | Non
     return ids
 
 
-def check_target(config: StudentConfig, target: nn.Module, place: str | Path) -> None:
+def check_target(config: DraftHeadConfig, target: nn.Module, place: str | Path) -> None:
     """UserError, with both numbers, if a draft head of this shape cannot draft for `target`."""
     large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
     size = getattr(large, "head_dim", None) or large.hidden_size // large.num_attention_heads
@@ -216,7 +216,7 @@ def _pytorch(place: Path) -> dict[str, Tensor]:
         raise UserError(f"the drafter's weights {file} are damaged: {' '.join(str(error).split())[:100]}") from None
 
 
-def _shared(config: StudentConfig, student: Student, target: nn.Module | None, place: Path) -> dict[str, Tensor]:
+def _shared(config: DraftHeadConfig, student: DraftHead, target: nn.Module | None, place: Path) -> dict[str, Tensor]:
     """The target's tensors that the draft head uses as its own."""
     model: Any = target
     found: dict[str, Tensor] = {}

@@ -12,7 +12,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
-class StudentConfig:
+class DraftHeadConfig:
     """The shape of a draft head and what it must know of its target (`large_…`)."""
 
     kind: Kind

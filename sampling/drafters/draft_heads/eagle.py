@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.cape import Expansion
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import ModelDrafter, chain_of_head, expansion_of, least_of
 from sampling.drafters.registry import DraftRequest, Parts
@@ -46,7 +46,7 @@ class FeatureDrafter(ModelDrafter):
     so many ids.
     """
 
-    def __init__(self, student: Student, name: str = "feature", vocab_size: int | None = None) -> None:
+    def __init__(self, student: DraftHead, name: str = "feature", vocab_size: int | None = None) -> None:
         super().__init__(FeatureLM(student, name, vocab_size))
 
 
@@ -242,7 +242,7 @@ def _place(fed: list[int], node: int) -> int:
 def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
     """The pair's EAGLE head: chains, or dynamic trees."""
 
-    def made(student: Student) -> ModelDrafter:
+    def made(student: DraftHead) -> ModelDrafter:
         return FeatureDrafter(student, vocab_size=pair.target.vocab_size)
 
     fresh = pair.head("feature", made)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import Seen, fed_columns
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import ModelDrafter, chain_of_head
@@ -43,7 +43,7 @@ class GlideLM(FollowingLM):
 
     def __init__(
         self,
-        student: Student,
+        student: DraftHead,
         target_layers: int,
         name: str = "glide",
         offset: int = 0,
@@ -100,7 +100,7 @@ class GlideSession(FollowingSession):
 def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
     """The pair's GLIDE head."""
 
-    def made(student: Student) -> ModelDrafter:
+    def made(student: DraftHead) -> ModelDrafter:
         target = pair.target
         return ModelDrafter(GlideLM(student, target.network.layers, vocab_size=target.vocab_size))
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sampling.drafters.draft_heads.config import StudentConfig
+from sampling.drafters.draft_heads.config import DraftHeadConfig
 from utils.errors import UserError
 
 
@@ -58,7 +58,7 @@ def turned(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    def __init__(self, config: StudentConfig) -> None:
+    def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__()
         size, heads, shared = config.head_dim, config.num_attention_heads, config.num_key_value_heads
         self.head_dim, self.num_key_value_groups, self.scaling = size, heads // shared, size**-0.5
@@ -84,7 +84,7 @@ class SelfAttention(nn.Module):
 class CrossAttention(nn.Module):
     """Attention over the target's cached keys and values: its q is rotated as the target's."""
 
-    def __init__(self, config: StudentConfig) -> None:
+    def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__()
         self.head_dim, self.heads = config.large_head_dim, config.large_num_attention_heads
         self.scaling = self.head_dim**-0.5
@@ -116,7 +116,7 @@ def lateness(slopes: Tensor, positions: Tensor, slots: int) -> Tensor:
 class Gated(nn.Module):
     """The SwiGLU block."""
 
-    def __init__(self, config: StudentConfig) -> None:
+    def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
@@ -156,7 +156,7 @@ def lag_mask(length: int, lag: int, device: torch.device) -> Tensor:
 
 
 class Layer(nn.Module):
-    def __init__(self, config: StudentConfig) -> None:
+    def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = SelfAttention(config)
@@ -167,7 +167,7 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
-    def __init__(self, config: StudentConfig) -> None:
+    def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.kind == "feature":
@@ -183,14 +183,14 @@ class Trunk(nn.Module):
             self.project = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
 
-class Student(nn.Module):
+class DraftHead(nn.Module):
     """A draft head's parameters and its pass over whole sequences.
 
     `short_list` [N] long holds the ids of the head's rows, ascending; empty = all ids. `rounded`: while drafting its
     products may be taken in bfloat16 (its weights come from 16 bit); drafts need no more, the target judges them.
     """
 
-    def __init__(self, config: StudentConfig, short_list: Tensor | None = None) -> None:
+    def __init__(self, config: DraftHeadConfig, short_list: Tensor | None = None) -> None:
         super().__init__()
         self.config, self.rounded = config, False
         listed = 0 if short_list is None else len(short_list)

@@ -1,10 +1,10 @@
 """The fast pass of a draft head: new tokens and a cache in, logits of its reduced vocabulary out.
 
-The same arithmetic as `Student.states` and the output layer behind it, step by step: packed weights on the CPU
+The same arithmetic as `DraftHead.states` and the output layer behind it, step by step: packed weights on the CPU
 in float32, q/k/v and gate/up each as one product, a preallocated cache, only the rows of the output layer that
 exist. For a plain draft head it is a :class:`sampling.types.Network`; what GLIDE and EAGLE heads
 read of their target is handed in by their sessions. Knows no sessions, no distributions and no
-gradients, and holds nothing of the `Student` it was made from but its embedding and small parts.
+gradients, and holds nothing of the `DraftHead` it was made from but its embedding and small parts.
 
 Shapes: B rows, T new tokens, S slots, H the draft head's width, G the target's, n ids in the reduced vocabulary.
 """
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sampling.drafters.draft_heads.modules import Rotary, Student, lateness
+from sampling.drafters.draft_heads.modules import DraftHead, Rotary, lateness
 from sampling.drafters.draft_model import ModelDrafter, chain_of_head
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.cache import SlotCache
@@ -104,7 +104,7 @@ class StudentNetwork:
     copied: it may be the target's.
     """
 
-    def __init__(self, student: Student, pack: bool = True) -> None:
+    def __init__(self, student: DraftHead, pack: bool = True) -> None:
         config, trunk = student.config, cast(Any, student.model)
         take = as_it_is
         if pack and available() and packable(student.lm_head):
@@ -241,7 +241,7 @@ def _halved(linear: Any) -> nn.Module:
 def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
     """The pair's plain draft head: a small model of its own."""
 
-    def made(student: Student) -> ModelDrafter:
+    def made(student: DraftHead) -> ModelDrafter:
         return ModelDrafter(CausalLM(StudentNetwork(student), "plain", pair.target.vocab_size))
 
     return chain_of_head(pair.head("plain", made), asked)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.types import Rows, Session
@@ -58,7 +58,7 @@ class FollowingLM(CausalLM):
     kind = ""
     network: StudentNetwork
 
-    def __init__(self, student: Student, name: str, vocab_size: int | None = None) -> None:
+    def __init__(self, student: DraftHead, name: str, vocab_size: int | None = None) -> None:
         if student.config.kind != self.kind:
             raise UserError(f"{name} needs a {self.kind} draft head, got a {student.config.kind} one")
         super().__init__(StudentNetwork(student), name, vocab_size)

@@ -16,12 +16,12 @@ from app.bench.against import ASSISTED, LOOKUP, PLAIN, Arrivals, Rival, as_bough
 from app.bench.options import BenchArgs
 from app.bench.run import run_bench
 from app.lanes.answers import run_lane
-from app.lanes.lane import Engine
+from app.lanes.lane import PairEngine
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import save_student
-from sampling.drafters.draft_heads.config import StudentConfig
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.config import DraftHeadConfig
+from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.loop import never
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer, write_prompts
 from utils.catalogue.specs import HeadFolders
@@ -48,7 +48,7 @@ def options(pair: TinyPair) -> ModelOptions:
 
 
 @pytest.fixture
-def engine(options: ModelOptions) -> Engine:
+def engine(options: ModelOptions) -> PairEngine:
     return load_engine(SETTINGS, options, never)
 
 
@@ -56,7 +56,9 @@ def decode(ids: list[int]) -> str:
     return " ".join(map(str, ids))
 
 
-def answers(engine: Engine, options: ModelOptions, settings: Settings, against: str = "transformers") -> dict[str, Any]:
+def answers(
+    engine: PairEngine, options: ModelOptions, settings: Settings, against: str = "transformers"
+) -> dict[str, Any]:
     rivals, _ = make_rivals(engine, options, against)
     return {name: rival.answer(PROMPT, settings, decode, never) for name, rival in rivals.items()}
 
@@ -64,7 +66,7 @@ def answers(engine: Engine, options: ModelOptions, settings: Settings, against: 
 # -- texts --------------------------------------------------------------------------------------
 
 
-def test_greedy_texts_are_those_of_plain_decoding(engine: Engine, options: ModelOptions) -> None:
+def test_greedy_texts_are_those_of_plain_decoding(engine: PairEngine, options: ModelOptions) -> None:
     settings = SETTINGS.changed(max_new_tokens=40)
     ours = run_lane(engine.lane("ar", settings), PROMPT, decode, interrupt=never)
     found = answers(engine, options, settings)
@@ -77,7 +79,7 @@ def test_greedy_texts_are_those_of_plain_decoding(engine: Engine, options: Model
     assert found[ASSISTED].stats.tokens_per_pass > 1.2  # its drafts are looked at
 
 
-def test_the_rivals_run_on_a_plain_copy_and_ours_stays_as_it_is(engine: Engine, options: ModelOptions) -> None:
+def test_the_rivals_run_on_a_plain_copy_and_ours_stays_as_it_is(engine: PairEngine, options: ModelOptions) -> None:
     target, drafter = engine.loaded.target.model, engine.loaded.drafter.model
     before, kept = packed(target), target.generation_config.to_dict()
     assert before > 0
@@ -99,7 +101,7 @@ def test_a_models_own_preferences_do_not_count() -> None:
     assert twin.lm_head is model.lm_head
 
 
-def test_a_stop_token_ends_the_answer(engine: Engine, options: ModelOptions) -> None:
+def test_a_stop_token_ends_the_answer(engine: PairEngine, options: ModelOptions) -> None:
     whole = answers(engine, options, SETTINGS)[PLAIN].ids
     place = next(index for index, token in enumerate(whole) if index > 2 and token not in whole[:index])
     engine.stop_ids = frozenset({whole[place]})
@@ -108,13 +110,13 @@ def test_a_stop_token_ends_the_answer(engine: Engine, options: ModelOptions) -> 
         assert answer.stats.stop_reason == "eos"
 
 
-def test_the_context_limits_the_answer(engine: Engine, options: ModelOptions) -> None:
+def test_the_context_limits_the_answer(engine: PairEngine, options: ModelOptions) -> None:
     rivals, _ = make_rivals(engine, options, "transformers")
     rival = replace(rivals[PLAIN], context=len(PROMPT) + 5)
     assert len(rival.answer(PROMPT, SETTINGS, decode, never).ids) == 5
 
 
-def test_rows_of_the_head_that_are_no_tokens_are_never_chosen(engine: Engine, options: ModelOptions) -> None:
+def test_rows_of_the_head_that_are_no_tokens_are_never_chosen(engine: PairEngine, options: ModelOptions) -> None:
     rivals, _ = make_rivals(engine, options, "transformers")
     whole = rivals[PLAIN].answer(PROMPT, SETTINGS, decode, never).ids
     limit = max(whole)
@@ -156,7 +158,7 @@ def test_the_law_is_ours(changes: dict[str, Any]) -> None:
 
 
 def test_sampled_answers_repeat_with_the_seed(
-    engine: Engine, options: ModelOptions, untouched_global_noise: None
+    engine: PairEngine, options: ModelOptions, untouched_global_noise: None
 ) -> None:
     settings = SETTINGS.changed(temperature=1.5, seed=5)
     first, again = answers(engine, options, settings), answers(engine, options, settings)
@@ -216,7 +218,7 @@ def after(calls: int) -> Callable[[], bool]:
     return lambda: next(left, True)
 
 
-def test_an_interrupt_ends_it_between_two_passes(engine: Engine, options: ModelOptions) -> None:
+def test_an_interrupt_ends_it_between_two_passes(engine: PairEngine, options: ModelOptions) -> None:
     rivals, _ = make_rivals(engine, options, "transformers")
     for rival in rivals.values():
         whole = rival.answer(PROMPT, SETTINGS, decode, never)
@@ -231,14 +233,14 @@ def test_an_interrupt_ends_it_between_two_passes(engine: Engine, options: ModelO
 # -- drafters -----------------------------------------------------------------------------------
 
 
-def copied(engine: Engine, short_list: list[int], **changes: Any) -> Student:
+def copied(engine: PairEngine, short_list: list[int], **changes: Any) -> DraftHead:
     """A student that is the target itself, but for what its short list leaves out."""
     large = engine.loaded.target.model.config
     shape = {
         name: getattr(large, name)
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     }
-    config = StudentConfig(
+    config = DraftHeadConfig(
         kind="plain",
         **shape,
         num_key_value_heads=large.num_key_value_heads,
@@ -248,7 +250,7 @@ def copied(engine: Engine, short_list: list[int], **changes: Any) -> Student:
         short_list=len(short_list),
         **{"project": True, "shared_embedding": True, **changes},
     )
-    student = Student(config, torch.tensor(short_list, dtype=torch.long))
+    student = DraftHead(config, torch.tensor(short_list, dtype=torch.long))
     tensors = dict(engine.loaded.target.model.state_dict())
     if short_list:
         tensors["lm_head.weight"] = tensors["lm_head.weight"][short_list]
@@ -259,7 +261,7 @@ def copied(engine: Engine, short_list: list[int], **changes: Any) -> Student:
 
 
 @pytest.mark.parametrize("short", [False, True])
-def test_a_plain_student_assists(engine: Engine, options: ModelOptions, tmp_path: Path, short: bool) -> None:
+def test_a_plain_student_assists(engine: PairEngine, options: ModelOptions, tmp_path: Path, short: bool) -> None:
     settings = SETTINGS.changed(max_new_tokens=40)
     plain = answers(engine, options, settings)[PLAIN]
     save_student(tmp_path, copied(engine, sorted({*plain.ids, 5, 6}) if short else []))
@@ -271,7 +273,7 @@ def test_a_plain_student_assists(engine: Engine, options: ModelOptions, tmp_path
 
 
 def test_a_pair_with_another_drafter_has_its_plain_student_assist(
-    engine: Engine, options: ModelOptions, tmp_path: Path
+    engine: PairEngine, options: ModelOptions, tmp_path: Path
 ) -> None:
     save_student(tmp_path, copied(engine, []))
     spec = engine.loaded.spec.model_copy(update={"students": HeadFolders(plain=str(tmp_path))})
@@ -286,7 +288,7 @@ def test_a_pair_with_another_drafter_has_its_plain_student_assist(
 
 
 def test_a_short_list_that_lacks_the_answer_assists_nobody(
-    engine: Engine, options: ModelOptions, tmp_path: Path
+    engine: PairEngine, options: ModelOptions, tmp_path: Path
 ) -> None:
     plain = answers(engine, options, SETTINGS)[PLAIN]
     save_student(tmp_path, copied(engine, sorted({*range(300)} - {*plain.ids})))
@@ -303,7 +305,7 @@ def test_a_pair_without_such_a_drafter_goes_without(pair: TinyPair) -> None:
     assert "\n" not in note
 
 
-def test_a_drafter_with_other_logits_goes_without(engine: Engine, options: ModelOptions) -> None:
+def test_a_drafter_with_other_logits_goes_without(engine: PairEngine, options: ModelOptions) -> None:
     assert engine.loaded.drafter is not None
     engine.loaded = replace(engine.loaded, drafter=replace(engine.loaded.drafter, vocab_size=320))
     rivals, notes = make_rivals(engine, options, "transformers")
@@ -313,7 +315,9 @@ def test_a_drafter_with_other_logits_goes_without(engine: Engine, options: Model
     ]
 
 
-def test_a_named_drafter_that_cannot_assist_is_an_error(engine: Engine, options: ModelOptions, tmp_path: Path) -> None:
+def test_a_named_drafter_that_cannot_assist_is_an_error(
+    engine: PairEngine, options: ModelOptions, tmp_path: Path
+) -> None:
     for drafter in ("ngram", "none"):
         with pytest.raises(UsageError, match=f"transformers has no {drafter} drafter, name a model or a plain one"):
             make_rivals(engine, options, f"transformers:{drafter}")
@@ -321,7 +325,7 @@ def test_a_named_drafter_that_cannot_assist_is_an_error(engine: Engine, options:
         make_rivals(engine, options, f"transformers:{tmp_path / 'no'}")
 
 
-def test_a_named_model_assists(engine: Engine, pair: TinyPair) -> None:
+def test_a_named_model_assists(engine: PairEngine, pair: TinyPair) -> None:
     options = pair.options("ngram")
     rivals, notes = make_rivals(engine, options, f"transformers:{pair.target}")
     assert notes == []

@@ -12,7 +12,7 @@ import pytest
 import app.bench.run
 from app.bench.options import BenchArgs, bench_args
 from app.bench.run import run_bench, run_rows
-from app.lanes.lane import Engine
+from app.lanes.lane import PairEngine
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
@@ -44,7 +44,7 @@ def options(pair: TinyPair) -> ModelOptions:
 
 
 @pytest.fixture(scope="module")
-def engine(options: ModelOptions) -> Engine:
+def engine(options: ModelOptions) -> PairEngine:
     return load_engine(SETTINGS, options, never)
 
 
@@ -89,7 +89,7 @@ def test_batches_say_what_single_prompts_say(
     assert told[3]["summary"][1]["tokens_per_pass"] == told[1]["summary"][1]["tokens_per_pass"] > 1
 
 
-def test_the_rows_seconds_are_the_batchs(engine: Engine) -> None:
+def test_the_rows_seconds_are_the_batchs(engine: PairEngine) -> None:
     """Rows that end at different times: what each cost adds up to what the lane took; the first token waits for all."""
     rows = [prompt_ids(engine, question, SETTINGS) for question in ("hello", "x" * 120, "what is it")]
     lane, events = engine.lane("spec", SETTINGS), []
@@ -143,7 +143,7 @@ def test_what_takes_one_prompt_at_a_time_is_refused_before_anything_is_loaded(mo
         run_bench(SETTINGS, ModelOptions(target="/nowhere"), replace(BenchArgs(batch_size=4), **more))
 
 
-def test_the_lane_of_beams_refuses_rows(engine: Engine) -> None:
+def test_the_lane_of_beams_refuses_rows(engine: PairEngine) -> None:
     with pytest.raises(UsageError, match="lane beam searches for one prompt at a time, got 2"):
         engine.lane("beam", SETTINGS).run_rows([[3], [4]])
 

@@ -24,8 +24,8 @@ from app.command_line.subcommands import COMMANDS, OWN_FIELDS
 from app.console.prompt import _history, history_path
 from app.console.slash_commands import TABLE
 from app.settings.table import FIELDS, Field
-from sampling.drafters.draft_heads.config import StudentConfig
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.config import DraftHeadConfig
+from sampling.drafters.draft_heads.modules import DraftHead
 from tests.support.places import Device, largest_file, modes_count, read_only
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
@@ -377,7 +377,7 @@ def test_a_full_disk_while_a_drafter_is_made_is_one_line(
 
 
 def test_a_full_disk_leaves_the_export_before(tmp_path: Path) -> None:
-    config = StudentConfig(
+    config = DraftHeadConfig(
         kind="plain",
         vocab_size=300,
         hidden_size=32,
@@ -388,13 +388,13 @@ def test_a_full_disk_leaves_the_export_before(tmp_path: Path) -> None:
         head_dim=8,
     )
     with torch.random.fork_rng():
-        export_plain(Student(config), tmp_path)
+        export_plain(DraftHead(config), tmp_path)
         before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
         (tmp_path / "model.safetensors").chmod(0o640)
         with largest_file(20_000), pytest.raises(UserError, match=r"^cannot export to .*|^cannot write .*"):
-            export_plain(Student(config), tmp_path)
+            export_plain(DraftHead(config), tmp_path)
         assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-        export_plain(Student(config), tmp_path)
+        export_plain(DraftHead(config), tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() != before["model.safetensors"]
     assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640
 

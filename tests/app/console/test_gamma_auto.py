@@ -16,7 +16,7 @@ from app.bench.summary import summarise
 from app.command_line.main import main
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import Variant
-from app.lanes.lane import Engine
+from app.lanes.lane import PairEngine
 from app.lanes.pairing import catalogue_in
 from app.prompts.questions import Question, prompt_ids
 from app.screen.output import load_engine
@@ -40,12 +40,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
 
 
 @pytest.fixture(scope="module")
-def engine(pair: TinyPair) -> Engine:
+def engine(pair: TinyPair) -> PairEngine:
     options = pair.options()
     return load_engine(Settings(quiet=True), options, never)
 
 
-def ids_of(engine: Engine, name: str, settings: Settings) -> tuple[int, ...]:
+def ids_of(engine: PairEngine, name: str, settings: Settings) -> tuple[int, ...]:
     lane = engine.lane(name, settings)
     return run_lane(lane, prompt_ids(engine, "tell me", settings), engine.tokenizer.decode, interrupt=never).ids
 
@@ -77,7 +77,7 @@ def test_the_toolbar_shows_the_gamma_of_the_last_round() -> None:
 
 @pytest.mark.parametrize(("name", "more"), [("spec", {}), ("ngram", {}), ("ngram", {"temperature": 0.8}),
                                             ("spec", {"temperature": 0.8, "coupling": "gumbel"})])  # fmt: skip
-def test_auto_lanes_give_plain_decodings_text(engine: Engine, name: str, more: dict[str, Any]) -> None:
+def test_auto_lanes_give_plain_decodings_text(engine: PairEngine, name: str, more: dict[str, Any]) -> None:
     settings = Settings(**AUTO, **more)
     for _ in range(2):  # the second answer goes on with what the first has learned
         assert ids_of(engine, name, settings) == ids_of(engine, "ar", settings)
@@ -86,7 +86,7 @@ def test_auto_lanes_give_plain_decodings_text(engine: Engine, name: str, more: d
     assert pace.rounds > 10
 
 
-def test_a_pace_lives_as_long_as_its_drafter(engine: Engine) -> None:
+def test_a_pace_lives_as_long_as_its_drafter(engine: PairEngine) -> None:
     settings = Settings(**AUTO)
     engine.forget()
     assert (engine.pace("spec"), engine.last_gamma(settings)) == (None, None)

@@ -11,7 +11,7 @@ import pytest
 from app.command_line.main import main
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import may_differ
-from app.lanes.lane import Engine, Lane
+from app.lanes.lane import Lane, PairEngine
 from app.lanes.pairing import catalogue_in, with_drafter
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
@@ -97,11 +97,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engines(folder: Path) -> Callable[[str], Engine]:
+def engines(folder: Path) -> Callable[[str], PairEngine]:
     """The engine of a pair, loaded once."""
-    found: dict[str, Engine] = {}
+    found: dict[str, PairEngine] = {}
 
-    def engine(name: str) -> Engine:
+    def engine(name: str) -> PairEngine:
         if name not in found:
             options = ModelOptions(models=str(folder / "models.yaml"), pair=name, device="cpu")
             found[name] = load_engine(Settings(quiet=True), options, never)
@@ -110,12 +110,12 @@ def engines(folder: Path) -> Callable[[str], Engine]:
     return engine
 
 
-def answer(engine: Engine, lane: Lane, settings: Settings, text: str = "tell me", **watching: Any) -> Answer:
+def answer(engine: PairEngine, lane: Lane, settings: Settings, text: str = "tell me", **watching: Any) -> Answer:
     prompt = prompt_ids(engine, text, settings)
     return run_lane(lane, prompt, engine.tokenizer.decode, interrupt=never, **watching)
 
 
-def steps_of(engine: Engine, lane: Lane, settings: Settings) -> list[Step]:
+def steps_of(engine: PairEngine, lane: Lane, settings: Settings) -> list[Step]:
     events: list[Any] = []
     answer(engine, lane, settings, show=events.append)
     return [event for event in events if isinstance(event, Step)]
@@ -185,7 +185,7 @@ def test_pairs_and_check_list_every_model(folder: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("gamma", [1, "auto"])
 @pytest.mark.parametrize("name", ["spec", "cascade", "chain", "maxgram", "match"])
 def test_lanes_of_a_two_model_cascade_give_plain_decodings_text(
-    engines: Callable[[str], Engine], name: str, gamma: int | str, more: dict[str, Any]
+    engines: Callable[[str], PairEngine], name: str, gamma: int | str, more: dict[str, Any]
 ) -> None:
     engine, settings = engines("two"), Settings(gamma=gamma, **SHORT, **more)
     lane = engine.lane(name, settings)
@@ -199,7 +199,7 @@ def test_lanes_of_a_two_model_cascade_give_plain_decodings_text(
 )
 @pytest.mark.parametrize("changes", [{}, {"cascade": "model,glide,feature", "k_matrix": K_TWO, "lenience": 3}])
 def test_every_new_lane_is_exact_with_tables_and_trained_drafters(
-    engines: Callable[[str], Engine], name: str, changes: dict[str, Any]
+    engines: Callable[[str], PairEngine], name: str, changes: dict[str, Any]
 ) -> None:
     engine, settings = engines("beside"), Settings(**SHORT, **changes)
     lane = engine.lane(name, settings)
@@ -210,7 +210,7 @@ def test_every_new_lane_is_exact_with_tables_and_trained_drafters(
     assert tuple(token for step in events if isinstance(step, Step) for token in step.emitted) == plain
 
 
-def test_the_pairs_own_cascade_reviews_and_ignores_gamma(engines: Callable[[str], Engine]) -> None:
+def test_the_pairs_own_cascade_reviews_and_ignores_gamma(engines: Callable[[str], PairEngine]) -> None:
     engine = engines("two")
     told = [engine.lane("spec", Settings(gamma=gamma, **SHORT)) for gamma in (1, 9)]
     for lane in told:
@@ -225,12 +225,12 @@ def test_the_pairs_own_cascade_reviews_and_ignores_gamma(engines: Callable[[str]
     assert all(len(step.drafted) <= 5 and not step.inner for step in steps_of(engines("chained"), chain, Settings()))
 
 
-def test_other_lanes_take_gamma_and_plain_decoding_has_none(engines: Callable[[str], Engine]) -> None:
+def test_other_lanes_take_gamma_and_plain_decoding_has_none(engines: Callable[[str], PairEngine]) -> None:
     told = {name: engines("beside").lane(name, Settings()).takes_gamma for name in ("ar", "spec", "maxgram", "static")}
     assert told == {"ar": False, "spec": True, "maxgram": True, "static": True}
 
 
-def test_under_auto_a_cascade_drafts_whole_or_not_at_all(engines: Callable[[str], Engine]) -> None:
+def test_under_auto_a_cascade_drafts_whole_or_not_at_all(engines: Callable[[str], PairEngine]) -> None:
     engine, settings = engines("two"), Settings(gamma="auto", max_new_tokens=80, quiet=True)
     lane = engine.lane("cascade", settings)
     steps = steps_of(engine, lane, settings)
@@ -239,7 +239,7 @@ def test_under_auto_a_cascade_drafts_whole_or_not_at_all(engines: Callable[[str]
     assert engine.lane("cascade", settings).pace is lane.pace
 
 
-def test_only_drafts_that_a_model_may_have_drawn_may_differ(engines: Callable[[str], Engine]) -> None:
+def test_only_drafts_that_a_model_may_have_drawn_may_differ(engines: Callable[[str], PairEngine]) -> None:
     engine, sampled = engines("beside"), Settings(temperature=0.8, expand="none")
     names = ("maxgram", "static", "match", "match+glide", "cascade", "chain")
     assert {name: may_differ(engine.lane(name, sampled), sampled) for name in names} == {
@@ -251,7 +251,7 @@ def test_only_drafts_that_a_model_may_have_drawn_may_differ(engines: Callable[[s
     assert not may_differ(engine.lane("chain", looked_up), looked_up)
 
 
-def test_hidden_states_are_kept_where_a_member_reads_them(engines: Callable[[str], Engine]) -> None:
+def test_hidden_states_are_kept_where_a_member_reads_them(engines: Callable[[str], PairEngine]) -> None:
     engine = engines("beside")
     assert not engine.lane("cascade", Settings()).needs_hidden
     assert engine.lane("cascade", Settings(cascade="glide,feature")).needs_hidden
@@ -259,7 +259,7 @@ def test_hidden_states_are_kept_where_a_member_reads_them(engines: Callable[[str
 
 
 def test_a_cascade_has_trained_drafters_of_its_own_and_is_made_anew_when_it_changes(
-    engines: Callable[[str], Engine],
+    engines: Callable[[str], PairEngine],
 ) -> None:
     engine, settings = engines("beside"), Settings()
     names = ("glide", "match+glide", "cascade", "chain")
@@ -278,7 +278,7 @@ def test_a_cascade_has_trained_drafters_of_its_own_and_is_made_anew_when_it_chan
         first = engine.lane("cascade", settings).drafter
 
 
-def test_static_tables_and_matches_are_halves_of_the_tables_drafter(engines: Callable[[str], Engine]) -> None:
+def test_static_tables_and_matches_are_halves_of_the_tables_drafter(engines: Callable[[str], PairEngine]) -> None:
     engine = engines("beside")
     chains = Settings(expand="none")
     static, match, taking = (engine.lane(name, chains).drafter for name in ("static", "match", "match+plain"))
@@ -332,21 +332,21 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "lane", "changes", "told"), REFUSED)
 def test_what_the_pair_cannot_run_is_one_line(
-    engines: Callable[[str], Engine], name: str, lane: str, changes: dict[str, Any], told: str
+    engines: Callable[[str], PairEngine], name: str, lane: str, changes: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(UsageError) as raised:
         engines(name).lane(lane, Settings(**changes))
     assert str(raised.value) == told
 
 
-def test_a_drafter_that_cannot_review_is_refused_by_name(engines: Callable[[str], Engine]) -> None:
+def test_a_drafter_that_cannot_review_is_refused_by_name(engines: Callable[[str], PairEngine]) -> None:
     for names in ("maxgram,glide", "feature,maxgram"):
         with pytest.raises(UsageError, match=rf"^lane cascade: {names.partition(',')[0]} "):
             engines("beside").lane("cascade", Settings(cascade=names))
         assert engines("beside").lane("chain", Settings(cascade=names)).drafts
 
 
-def test_the_setting_outranks_the_pair_and_empty_means_the_pairs(engines: Callable[[str], Engine]) -> None:
+def test_the_setting_outranks_the_pair_and_empty_means_the_pairs(engines: Callable[[str], PairEngine]) -> None:
     engine = engines("beside")
     assert engine.lane("chain", Settings()).source_names == ("glide", "maxgram", "bigram")
     own = Settings(cascade="model,plain,ngram", k_matrix=K_TWO)
@@ -371,7 +371,7 @@ def test_cascade_and_matrix_change_one_after_the_other_in_the_console(folder: Pa
     assert "error" not in ran.after("hello there") + ran.after("hello again")
 
 
-def test_info_lists_the_models_of_a_cascade(engines: Callable[[str], Engine]) -> None:
+def test_info_lists_the_models_of_a_cascade(engines: Callable[[str], PairEngine]) -> None:
     from app.console.about import info
     from app.prompts.questions import conversation
 

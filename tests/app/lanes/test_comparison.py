@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.lanes.answers import Answer, judged
-from app.lanes.comparison import ROUNDING, Verdict, difference, promise
+from app.lanes.answers import Answer, comparison_of
+from app.lanes.comparison import ROUNDING, Comparison, difference, promise
 from app.lanes.costs import Terms
 from sampling.stats.summary import Stats
 
@@ -33,7 +33,7 @@ def verdict(
     may_differ: bool,
     label: str = "",
     precision: str = "float32",
-) -> Verdict | None:
+) -> Comparison | None:
     """The comparison of `ar` with the last lane, of three where that has a label."""
     lanes = (("ar", plain, one), ("ngram" if label else "", None, []), (label or "spec", last, two))
     answers = [
@@ -41,10 +41,12 @@ def verdict(
         for name, stats, ids in lanes
         if name
     ]
-    return judged(answers)
+    return comparison_of(answers)
 
 
-def judge(plain: Stats, last: Stats, one: list[int] = IDS, two: list[int] = IDS, may_differ: bool = False) -> Verdict:
+def judge(
+    plain: Stats, last: Stats, one: list[int] = IDS, two: list[int] = IDS, may_differ: bool = False
+) -> Comparison:
     result = verdict(plain, last, one, two, may_differ=may_differ)
     assert result is not None
     return result
@@ -66,12 +68,12 @@ def changed(position: int) -> list[int]:
     ],
 )
 def test_speed_in_words(rate: float | None, text: str, style: str) -> None:
-    assert judge(stats(20.0), stats(rate)) == Verdict(text, style)  # type: ignore[arg-type]
+    assert judge(stats(20.0), stats(rate)) == Comparison(text, style)  # type: ignore[arg-type]
 
 
 def test_a_difference_that_must_not_be_is_an_alarm_with_position_and_gap() -> None:
     plain = stats(gaps={56: 0.004})
-    assert judge(plain, stats(40.0), two=changed(56)) == Verdict(
+    assert judge(plain, stats(40.0), two=changed(56)) == Comparison(
         "differs at token 57, top-2 gap 0.004; 2.00x faster", "alarm"
     )
 
@@ -97,7 +99,7 @@ def test_the_gap_comes_from_the_other_lane_where_plain_decoding_has_none() -> No
 
 def test_sampled_drafts_may_draw_another_text() -> None:
     result = judge(stats(), stats(40.0), two=changed(3), may_differ=True)
-    assert result == Verdict("2.00x faster, same distribution, different draw", "good")
+    assert result == Comparison("2.00x faster, same distribution, different draw", "good")
     assert judge(stats(), stats(40.0), may_differ=True).text == "2.00x faster, same output"
     assert judge(stats(), stats(10.0), two=IDS[:-1], may_differ=True).text.startswith("2.00x slower")
 
@@ -120,9 +122,9 @@ def test_a_difference_is_told_by_the_rounding_of_its_number_format(
 ) -> None:
     plain = stats() if gap is None else stats(gaps={3: gap})
     found = verdict(plain, stats(40.0), IDS, changed(3), may_differ=False, precision=precision)
-    assert found == Verdict(text, style)  # type: ignore[arg-type]
+    assert found == Comparison(text, style)  # type: ignore[arg-type]
     same = verdict(plain, stats(40.0), IDS, IDS, may_differ=False, precision=precision)
-    assert same == Verdict("2.00x faster, same output", "good")
+    assert same == Comparison("2.00x faster, same output", "good")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_a_difference_is_told_by_the_rounding_of_its_number_format(
 )
 def test_another_draw_is_of_the_same_distribution_up_to_rounding(precision: str, words: str) -> None:
     found = verdict(stats(), stats(40.0), IDS, changed(3), may_differ=True, precision=precision)
-    assert found == Verdict(f"2.00x faster, {words}, different draw", "good")
+    assert found == Comparison(f"2.00x faster, {words}, different draw", "good")
 
 
 README = Path(__file__).parents[3] / "README.md"

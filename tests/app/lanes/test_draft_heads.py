@@ -21,23 +21,23 @@ from app.command_line.main import main
 from app.lanes.answers import run_lane
 from app.lanes.comparison import may_differ
 from app.lanes.drafters import UnusableDrafterError
-from app.lanes.lane import Engine
+from app.lanes.lane import PairEngine
 from app.lanes.race import Race
 from app.measure.speed import GAMMA, drafting_lane, measure_rounds
 from app.prompts.questions import prompt_ids
 from app.screen.live import Track
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
-from sampling.drafters.draft_heads.checkpoint import is_student, save_student
-from sampling.drafters.draft_heads.config import KINDS, StudentConfig
+from sampling.drafters.draft_heads.checkpoint import is_draft_head, save_student
+from sampling.drafters.draft_heads.config import KINDS, DraftHeadConfig
 from sampling.drafters.draft_heads.eagle import FeatureTreeDrafter
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.events import Step
 from sampling.loop import never
 from sampling.types import Budget
 from tests.support.scripted import run_lines
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer, write_prompts
-from utils.catalogue.catalogue import student_kind
+from utils.catalogue.catalogue import head_kind
 from utils.errors import UsageError, UserError
 from utils.loading.fit import fingerprint
 
@@ -45,10 +45,10 @@ SHORT: dict[str, Any] = {"max_new_tokens": 24, "quiet": True}
 SHORT_LIST = torch.arange(0, 300, 3)
 
 
-def make_student(kind: str, target: Any, *, large: int = 32) -> Student:
+def make_student(kind: str, target: Any, *, large: int = 32) -> DraftHead:
     """A random student of the tiny target; the plain one has the target's own weights."""
     own = kind == "plain"
-    config = StudentConfig(
+    config = DraftHeadConfig(
         kind=kind,  # type: ignore[arg-type]
         vocab_size=300,
         hidden_size=32,
@@ -67,7 +67,7 @@ def make_student(kind: str, target: Any, *, large: int = 32) -> Student:
     )
     with torch.random.fork_rng():
         torch.manual_seed(len(kind))
-        student = Student(config, None if own else SHORT_LIST)
+        student = DraftHead(config, None if own else SHORT_LIST)
     if own:
         student.load_state_dict(target.state_dict())
     return student
@@ -102,17 +102,17 @@ def catalogue(folder: Path, pair: TinyPair, students: Path, drafter: str, more: 
     return file
 
 
-def engine_of(folder: Path, pair: TinyPair, students: Path, drafter: str = "feature") -> Engine:
+def engine_of(folder: Path, pair: TinyPair, students: Path, drafter: str = "feature") -> PairEngine:
     options = ModelOptions(models=str(catalogue(folder, pair, students, drafter)), device="cpu")
     return load_engine(Settings(quiet=True), options, never)
 
 
 @pytest.fixture(scope="module")
-def engine(pair: TinyPair, students: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+def engine(pair: TinyPair, students: Path, tmp_path_factory: pytest.TempPathFactory) -> PairEngine:
     return engine_of(tmp_path_factory.mktemp("catalogue"), pair, students)
 
 
-def answer(engine: Engine, name: str, settings: Settings, text: str = "tell me") -> Any:
+def answer(engine: PairEngine, name: str, settings: Settings, text: str = "tell me") -> Any:
     lane = engine.lane(name, settings)
     return run_lane(lane, prompt_ids(engine, text, settings), engine.tokenizer.decode, interrupt=never)
 
@@ -127,7 +127,7 @@ def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", [*KINDS, "spec"])
-def test_greedy_text_is_plain_decodings_with_every_trained_drafter(engine: Engine, name: str) -> None:
+def test_greedy_text_is_plain_decodings_with_every_trained_drafter(engine: PairEngine, name: str) -> None:
     settings = Settings(**SHORT)
     for _ in range(2):  # again, on the caches that were kept
         made = answer(engine, name, settings)
@@ -137,7 +137,7 @@ def test_greedy_text_is_plain_decodings_with_every_trained_drafter(engine: Engin
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_sampled_drafts_may_change_the_text_and_coupled_ones_do_not(engine: Engine, name: str) -> None:
+def test_sampled_drafts_may_change_the_text_and_coupled_ones_do_not(engine: PairEngine, name: str) -> None:
     sampled = Settings(**SHORT, temperature=0.8)
     lane = engine.lane(name, sampled)
     assert lane.law_drafts
@@ -148,7 +148,7 @@ def test_sampled_drafts_may_change_the_text_and_coupled_ones_do_not(engine: Engi
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_drafts_are_told_by_the_name_of_what_proposed_them(engine: Engine, name: str) -> None:
+def test_drafts_are_told_by_the_name_of_what_proposed_them(engine: PairEngine, name: str) -> None:
     settings = Settings(**SHORT)
     lane = engine.lane(name, settings)
     assert lane.source_names == (name,)
@@ -157,7 +157,9 @@ def test_drafts_are_told_by_the_name_of_what_proposed_them(engine: Engine, name:
 
 
 @pytest.mark.parametrize("gamma", [3, "auto"])
-def test_a_dynamic_tree_is_the_feature_drafters_and_never_changes_the_text(engine: Engine, gamma: int | str) -> None:
+def test_a_dynamic_tree_is_the_feature_drafters_and_never_changes_the_text(
+    engine: PairEngine, gamma: int | str
+) -> None:
     """Greedy drafts in every mode: a sampled text is plain decoding's with the same seed."""
     for name in ("feature", "match+feature"):
         settings = Settings(**SHORT, gamma=gamma, expand="dynamic", nodes=7, temperature=0.8)
@@ -172,7 +174,7 @@ def test_a_dynamic_tree_is_the_feature_drafters_and_never_changes_the_text(engin
     assert not isinstance(engine.lane("glide", settings).drafter, FeatureTreeDrafter)
 
 
-def test_the_lanes_of_a_race_share_the_target_and_keep_its_cache(engine: Engine) -> None:
+def test_the_lanes_of_a_race_share_the_target_and_keep_its_cache(engine: PairEngine) -> None:
     settings = Settings(**SHORT, compare=("feature", "ar", "glide", "plain", "spec"))
     alone = answer(engine, "ar", settings).ids
     prompt, session = prompt_ids(engine, "tell me", settings), None
@@ -226,7 +228,9 @@ def test_a_lane_without_weights_says_what_makes_them(tmp_path: Path, pair: TinyP
 
 
 @pytest.mark.parametrize("name", ["plain", "feature"])
-def test_auto_learns_what_a_trained_drafter_costs(engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_auto_learns_what_a_trained_drafter_costs(
+    engine: PairEngine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """By a clock that a pass of the target moves by 1 s and a draft by 0.07 s a token."""
     settings = Settings(max_new_tokens=60, quiet=True, gamma="auto")
     plain = answer(engine, "ar", settings).ids
@@ -321,15 +325,15 @@ def test_a_folder_with_a_student_is_known_for_one(
     tmp_path: Path, pair: TinyPair, students: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for kind in KINDS:
-        assert is_student(students / kind)
-        assert student_kind(students / kind) == kind
+        assert is_draft_head(students / kind)
+        assert head_kind(students / kind) == kind
         flags = ["--target", str(pair.target), "--drafter", str(students / kind), "--device", "cpu"]
         assert main(["run", "hi", "--json", "--max-new-tokens", "8", *flags]) == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["same_output"], kind in told["results"][1]["calls"]) == (True, True)
     for other in (pair.target, tmp_path):
-        assert not is_student(other)
-        assert student_kind(other) is None
+        assert not is_draft_head(other)
+        assert head_kind(other) is None
     catalogue(tmp_path, pair, students, "ngram")
     ran = run_lines(tmp_path / "models.yaml", f"/drafter {students / 'glide'}", "hello", "/info")
     assert "drafter  glide drafter" in ran.after("/info")
@@ -530,7 +534,7 @@ def test_check_speed_prints_c_and_where_a_round_goes(
     assert (" drafter ms" in out) == (drafter == "plain")
 
 
-def test_the_parts_of_a_round_are_those_of_the_loop(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_a_round_are_those_of_the_loop(engine: PairEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that each part moves by its own amount: nothing is counted twice or lost."""
     now = [0.0]
     monkeypatch.setattr("utils.timing.time.perf_counter", lambda: now[0])
@@ -569,7 +573,7 @@ def test_a_missing_file_of_a_drafter_given_by_folder_is_a_user_error(
         load_engine(Settings(quiet=True), pair.options(str(folder)), never)
 
 
-def test_a_running_lane_shows_the_gamma_of_its_round_under_auto(engine: Engine) -> None:
+def test_a_running_lane_shows_the_gamma_of_its_round_under_auto(engine: PairEngine) -> None:
     for gamma in ("auto", 3):
         settings = Settings(max_new_tokens=30, quiet=True, gamma=gamma)
         engine.forget()

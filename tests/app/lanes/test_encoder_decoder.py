@@ -14,7 +14,7 @@ from transformers import T5ForConditionalGeneration
 
 from app.bench.against import make_rivals
 from app.command_line.run import run_once
-from app.lanes.lane import Engine, make_sampler
+from app.lanes.lane import PairEngine, make_sampler
 from app.lanes.pairing import catalogue_in, with_drafter
 from app.measure.speed import speed_table
 from app.settings.table import ModelOptions, Settings
@@ -43,8 +43,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> NumberPair:
 
 
 @pytest.fixture(scope="module")
-def engines(pair: NumberPair) -> dict[str, Engine]:
-    return {name: Engine(load_pair(spec, CPU)) for name, spec in catalogue_in(pair.catalogue).pairs.items()}
+def engines(pair: NumberPair) -> dict[str, PairEngine]:
+    return {name: PairEngine(load_pair(spec, CPU)) for name, spec in catalogue_in(pair.catalogue).pairs.items()}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ LANES = ("ar", "spec", "draft", "ngram", "match", "maxgram", "tables")
 
 @pytest.mark.parametrize("name", [*LANES, "cascade", "chain"])
 def test_every_lane_says_what_transformers_says(
-    engines: dict[str, Engine], pair: NumberPair, texts: dict[int, list[int]], name: str
+    engines: dict[str, PairEngine], pair: NumberPair, texts: dict[int, list[int]], name: str
 ) -> None:
     engine = engines["cascaded" if name in ("cascade", "chain") else "numbers"]
     for number in ASKED if name != "draft" else ASKED[:5]:
@@ -81,7 +81,7 @@ def test_every_lane_says_what_transformers_says(
         assert emitted(lane.run(question(number))) == [wanted], number
 
 
-def test_a_ragged_batch_says_the_same(engines: dict[str, Engine], texts: dict[int, list[int]]) -> None:
+def test_a_ragged_batch_says_the_same(engines: dict[str, PairEngine], texts: dict[int, list[int]]) -> None:
     engine, sampler = engines["numbers"], make_sampler(Settings())
     prompts = [question(number) for number in ASKED]
     drafter = ModelDrafter(engine.drafter)
@@ -89,7 +89,7 @@ def test_a_ragged_batch_says_the_same(engines: dict[str, Engine], texts: dict[in
     assert found == [texts[number] for number in ASKED]
 
 
-def test_sampled_answers_have_the_targets_law(engines: dict[str, Engine], pair: NumberPair) -> None:
+def test_sampled_answers_have_the_targets_law(engines: dict[str, PairEngine], pair: NumberPair) -> None:
     engine, law = engines["numbers"], NaiveLaw(temperature=2.5, top_k=3)
     settings = Settings(temperature=2.5, top_k=3)
     exact = exact_law(Oracle(pair.target, question(412)), [0], law, 4, [END])
@@ -143,7 +143,7 @@ def test_an_answer_that_was_cut_goes_on(pair: NumberPair) -> None:
     assert len(second.answer) == 4
 
 
-def test_two_lanes_share_one_pass_of_the_encoder(engines: dict[str, Engine]) -> None:
+def test_two_lanes_share_one_pass_of_the_encoder(engines: dict[str, PairEngine]) -> None:
     from app.lanes.race import Race
 
     engine = engines["numbers"]
@@ -158,7 +158,7 @@ def test_two_lanes_share_one_pass_of_the_encoder(engines: dict[str, Engine]) -> 
     assert (passes.count, theirs.count) == (1, 1)  # the same message again: nothing is encoded anew
 
 
-def test_lanes_that_need_another_kind_of_target_say_so(engines: dict[str, Engine], pair: NumberPair) -> None:
+def test_lanes_that_need_another_kind_of_target_say_so(engines: dict[str, PairEngine], pair: NumberPair) -> None:
     for kind in ("glide", "feature", "plain"):
         with pytest.raises(
             UsageError, match=f"^lane {kind}: target is an encoder-decoder model, which has no trained dr"
@@ -247,7 +247,7 @@ def test_the_identity_check_compares_with_transformers(pair: NumberPair, tmp_pat
     assert "transformers not compared" not in done.stdout
 
 
-def test_transformers_own_ways_run_beside(engines: dict[str, Engine], texts: dict[int, list[int]]) -> None:
+def test_transformers_own_ways_run_beside(engines: dict[str, PairEngine], texts: dict[int, list[int]]) -> None:
     engine = engines["numbers"]
     rivals, _ = make_rivals(engine, ModelOptions(device="cpu"), "transformers")
     for rival in rivals.values():
@@ -255,14 +255,14 @@ def test_transformers_own_ways_run_beside(engines: dict[str, Engine], texts: dic
         assert list(found.ids) == texts[412], rival.name
 
 
-def test_speed_is_measured(engines: dict[str, Engine]) -> None:
+def test_speed_is_measured(engines: dict[str, PairEngine]) -> None:
     out = Console(file=io.StringIO(), width=100)
     out.print(speed_table(engines["numbers"], context=16, repeats=1, rounds=3))
     assert "plain transformers'" in out.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("beams", [2, 4])
-def test_beams_are_those_of_transformers(pair: NumberPair, engines: dict[str, Engine], beams: int) -> None:
+def test_beams_are_those_of_transformers(pair: NumberPair, engines: dict[str, PairEngine], beams: int) -> None:
     for number in ASKED[:8]:
         made = pair.target.generate(
             torch.tensor([question(number)]), do_sample=False, num_beams=beams, length_penalty=0.0, max_new_tokens=12
@@ -272,7 +272,7 @@ def test_beams_are_those_of_transformers(pair: NumberPair, engines: dict[str, En
         assert beam_search_generate(question(number), pair.target, **options) == wanted, number
 
 
-def test_the_lane_beam_reads_the_prompt_with_the_encoder(pair: NumberPair, engines: dict[str, Engine]) -> None:
+def test_the_lane_beam_reads_the_prompt_with_the_encoder(pair: NumberPair, engines: dict[str, PairEngine]) -> None:
     from sampling.events import BeamStep, BeamTree
 
     lane = engines["numbers"].lane("beam", Settings(max_new_tokens=12, num_beams=3))

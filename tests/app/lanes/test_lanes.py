@@ -13,10 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from app.console.about import info
-from app.lanes.answers import judged, parting, run_lane
+from app.lanes.answers import comparison_of, parting, run_lane
 from app.lanes.comparison import may_differ, promise
 from app.lanes.costs import terms_of
-from app.lanes.lane import Engine
+from app.lanes.lane import PairEngine
 from app.prompts.questions import conversation, prompt_ids
 from app.screen.output import load_engine
 from app.settings.table import Settings
@@ -38,17 +38,17 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
     return tiny_pair(tmp_path_factory.mktemp("lanes"), stop=False)
 
 
-def engine_of(pair: TinyPair, drafter: str | None = None) -> Engine:
+def engine_of(pair: TinyPair, drafter: str | None = None) -> PairEngine:
     options = pair.options(drafter)
     return load_engine(Settings(quiet=True), options, never)
 
 
 @pytest.fixture(scope="module")
-def engine(pair: TinyPair) -> Engine:
+def engine(pair: TinyPair) -> PairEngine:
     return engine_of(pair)
 
 
-def ids_of(engine: Engine, name: str, settings: Settings, text: str = "tell me about it") -> tuple[int, ...]:
+def ids_of(engine: PairEngine, name: str, settings: Settings, text: str = "tell me about it") -> tuple[int, ...]:
     lane = engine.lane(name, settings)
     return run_lane(lane, prompt_ids(engine, text, settings), engine.tokenizer.decode, interrupt=never).ids
 
@@ -74,7 +74,7 @@ def test_what_holds_is_said_for_the_dtype_in_use(pair: TinyPair, dtype: str, gap
         answers.append(replace(made, stats=slow))
     plain, other = answers
     other = replace(other, ids=(*plain.ids[:2], plain.ids[2] + 1, *plain.ids[3:]))
-    found, parted = judged([plain, other]), parting(plain, other)
+    found, parted = comparison_of([plain, other]), parting(plain, other)
     assert found is not None
     assert parted is not None
     assert found.text == words
@@ -86,7 +86,7 @@ def test_what_holds_is_said_for_the_dtype_in_use(pair: TinyPair, dtype: str, gap
 
 @pytest.mark.parametrize("gamma", [1, 4, 8])
 @pytest.mark.parametrize("name", ["spec", "ngram"])
-def test_greedy_lanes_give_plain_decodings_text(engine: Engine, name: str, gamma: int) -> None:
+def test_greedy_lanes_give_plain_decodings_text(engine: PairEngine, name: str, gamma: int) -> None:
     settings = Settings(gamma=gamma, **SHORT)
     assert not may_differ(engine.lane(name, settings), settings)
     assert ids_of(engine, name, settings) == ids_of(engine, "ar", settings)
@@ -94,7 +94,7 @@ def test_greedy_lanes_give_plain_decodings_text(engine: Engine, name: str, gamma
 
 @pytest.mark.parametrize("gamma", [6, "auto"])
 @pytest.mark.parametrize(("name", "expand"), [("spec", "cape"), ("match", "dynamic")])
-def test_trees_give_plain_decodings_text(engine: Engine, name: str, expand: str, gamma: int | str) -> None:
+def test_trees_give_plain_decodings_text(engine: PairEngine, name: str, expand: str, gamma: int | str) -> None:
     settings = Settings(gamma=gamma, expand=expand, nodes=9, max_new_tokens=60, quiet=True)
     lane = engine.lane(name, settings)
     prompt = prompt_ids(engine, "one two three one two four two three one two", settings)
@@ -105,14 +105,14 @@ def test_trees_give_plain_decodings_text(engine: Engine, name: str, expand: str,
     assert tuple(token for step in steps for token in step.emitted) == plain
 
 
-def test_another_shape_is_another_drafter(engine: Engine) -> None:
+def test_another_shape_is_another_drafter(engine: PairEngine) -> None:
     lanes = [engine.lane("match", Settings(expand=expand)) for expand in ("none", "dynamic", "dynamic")]
     assert lanes[0].drafter is not lanes[1].drafter
     assert lanes[1].drafter is lanes[2].drafter
 
 
 @pytest.mark.parametrize("name", ["spec", "ngram", "maxgram", "tables"])
-def test_rules_about_the_prefix_hold_in_every_lane(engine: Engine, name: str) -> None:
+def test_rules_about_the_prefix_hold_in_every_lane(engine: PairEngine, name: str) -> None:
     settings = Settings(repetition_penalty=1.5, no_repeat_ngram=2, **SHORT)
     ruled = ids_of(engine, "ar", settings)
     assert ids_of(engine, name, settings) == ruled != ids_of(engine, "ar", Settings(**SHORT))
@@ -120,7 +120,7 @@ def test_rules_about_the_prefix_hold_in_every_lane(engine: Engine, name: str) ->
     assert len(set(pairs)) == len(pairs)
 
 
-def test_a_named_template_says_how_prompts_begin_and_what_ends_answers(engine: Engine) -> None:
+def test_a_named_template_says_how_prompts_begin_and_what_ends_answers(engine: PairEngine) -> None:
     named = Settings(template="llama-2", **SHORT)
     assert engine.tokenizer.decode(prompt_ids(engine, "Hi", named)) == "[INST] Hi [/INST]"
     assert engine.limits(named).stop == engine.stop_ids
@@ -133,7 +133,7 @@ def test_a_named_template_says_how_prompts_begin_and_what_ends_answers(engine: E
     [("ngram", {}), ("spec", {"coupling": "gumbel"}), ("spec", {"draft_sampling": "greedy"})],
 )
 def test_point_mass_lanes_keep_the_text_of_the_seed_when_sampling(
-    engine: Engine, name: str, changes: dict[str, str]
+    engine: PairEngine, name: str, changes: dict[str, str]
 ) -> None:
     settings = Settings(temperature=0.8, seed=7, **SHORT, **changes)
     assert not may_differ(engine.lane(name, settings), settings)
@@ -142,7 +142,7 @@ def test_point_mass_lanes_keep_the_text_of_the_seed_when_sampling(
     assert ids_of(engine, "ar", settings.changed(seed=8)) != plain
 
 
-def test_only_drafts_drawn_from_a_law_may_differ(engine: Engine) -> None:
+def test_only_drafts_drawn_from_a_law_may_differ(engine: PairEngine) -> None:
     sampled = Settings(temperature=0.8)
     told = {name: may_differ(engine.lane(name, sampled), sampled) for name in ("ar", "spec", "ngram", "draft")}
     assert told == {"ar": False, "spec": True, "ngram": False, "draft": True}
@@ -151,7 +151,7 @@ def test_only_drafts_drawn_from_a_law_may_differ(engine: Engine) -> None:
     assert told == {"ar": False, "spec": False, "ngram": False, "draft": True}
 
 
-def test_acceptance_of_the_noisy_drafter_is_neither_none_nor_all(engine: Engine) -> None:
+def test_acceptance_of_the_noisy_drafter_is_neither_none_nor_all(engine: PairEngine) -> None:
     settings = Settings(**{**SHORT, "max_new_tokens": 60})
     lane = engine.lane("spec", settings)
     stats = run_lane(lane, prompt_ids(engine, "go on", settings), engine.tokenizer.decode, interrupt=never).stats
@@ -160,7 +160,7 @@ def test_acceptance_of_the_noisy_drafter_is_neither_none_nor_all(engine: Engine)
     assert stats.calls == {"drafter": stats.draft_n, "target": stats.target_passes}
 
 
-def test_the_draft_lane_is_the_drafter_alone(engine: Engine, pair: TinyPair) -> None:
+def test_the_draft_lane_is_the_drafter_alone(engine: PairEngine, pair: TinyPair) -> None:
     settings = Settings(**SHORT)
     lane = engine.lane("draft", settings)
     assert (lane.shares_target, lane.drafts) == (False, False)
@@ -171,13 +171,13 @@ def test_the_draft_lane_is_the_drafter_alone(engine: Engine, pair: TinyPair) -> 
     assert list(ids_of(engine, "draft", settings)) == wanted  # again, on the cache it has kept
 
 
-def test_lanes_come_in_the_order_of_compare(engine: Engine) -> None:
+def test_lanes_come_in_the_order_of_compare(engine: PairEngine) -> None:
     lanes = engine.lanes(Settings(compare=("spec", "draft", "ar", "ngram")))
     assert [lane.name for lane in lanes] == ["spec", "draft", "ar", "ngram"]
     assert [lane.source_names for lane in lanes] == [("drafter",), (), (), ("ngram",)]
 
 
-def test_drafters_stay_until_their_own_settings_change(engine: Engine) -> None:
+def test_drafters_stay_until_their_own_settings_change(engine: PairEngine) -> None:
     first = engine.lane("ngram", Settings()).drafter
     assert engine.lane("ngram", Settings(gamma=8, temperature=0.5, seed=1)).drafter is first
     other = engine.lane("ngram", Settings(ngram_n=4)).drafter
@@ -200,7 +200,7 @@ def test_spec_drafts_as_the_pair_says(pair: TinyPair, drafter: str, kind: type) 
         engine.lanes(Settings(compare=("ar", "draft")))
 
 
-def test_the_ngram_settings_reach_the_drafter(engine: Engine) -> None:
+def test_the_ngram_settings_reach_the_drafter(engine: PairEngine) -> None:
     changes = {"ngram_n": 5, "ngram_multi_level": False, "ngram_stop_if_unknown": False, "ngram_reset": False}
     for filler, stored in ((6, 6), (1, 1)):
         drafter = engine.lane("ngram", Settings(ngram_filler=filler, **changes)).drafter
@@ -209,14 +209,14 @@ def test_the_ngram_settings_reach_the_drafter(engine: Engine) -> None:
         assert (drafter.n, drafter.multi_level, drafter.stop_if_unknown, drafter.reset) == (5, False, False, False)
 
 
-def test_the_model_drafter_is_what_spec_uses(engine: Engine) -> None:
+def test_the_model_drafter_is_what_spec_uses(engine: PairEngine) -> None:
     lane = engine.lane("spec", Settings())
     assert isinstance(lane.drafter, ModelDrafter)
     assert lane.drafts
     assert not engine.lane("ar", Settings()).drafts
 
 
-def test_a_lane_goes_on_from_a_session_of_the_target(engine: Engine) -> None:
+def test_a_lane_goes_on_from_a_session_of_the_target(engine: PairEngine) -> None:
     settings = Settings(**SHORT)
     prompt = prompt_ids(engine, "a prompt that is read once", settings)
     session = engine.open(prompt)
@@ -234,7 +234,7 @@ def _empty() -> object:
 
 
 @pytest.mark.parametrize("polls", [0, 1, 5])
-def test_an_interrupt_ends_a_lane_between_rounds(engine: Engine, polls: int) -> None:
+def test_an_interrupt_ends_a_lane_between_rounds(engine: PairEngine, polls: int) -> None:
     settings = Settings(**SHORT)
     lane, stop = engine.lane("spec", settings), countdown(polls)
     events = list(lane.run(prompt_ids(engine, "hi", settings), interrupt=stop))
@@ -251,12 +251,12 @@ def countdown(polls: int) -> Callable[[], bool]:
 
 
 @pytest.fixture
-def fresh(pair: TinyPair) -> Engine:
+def fresh(pair: TinyPair) -> PairEngine:
     """An engine whose drafters have seen nothing yet."""
     return engine_of(pair)
 
 
-def test_tables_grow_under_gamma_auto_alone(fresh: Engine) -> None:
+def test_tables_grow_under_gamma_auto_alone(fresh: PairEngine) -> None:
     for settings, grows in (
         (Settings(gamma="auto"), True),
         (Settings(gamma=4), False),
@@ -271,7 +271,7 @@ def test_tables_grow_under_gamma_auto_alone(fresh: Engine) -> None:
     assert model.expansion is None
 
 
-def test_the_default_lane_drafts_trees_and_paces_their_nodes(fresh: Engine) -> None:
+def test_the_default_lane_drafts_trees_and_paces_their_nodes(fresh: PairEngine) -> None:
     settings = Settings(gamma="auto", max_new_tokens=60, quiet=True)
     lane = fresh.lane("match", settings)
     assert isinstance(lane.pace, BestFirstController)
@@ -282,7 +282,7 @@ def test_the_default_lane_drafts_trees_and_paces_their_nodes(fresh: Engine) -> N
     assert lane.pace.budget([0]).costs  # what passes cost here is told to the drafter
 
 
-def test_a_target_that_takes_no_mask_gets_chains(fresh: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_takes_no_mask_gets_chains(fresh: PairEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fresh.drafters.target.network.takes_trees
     monkeypatch.setattr(type(fresh.drafters.target.network), "takes_trees", False)
     assert not isinstance(fresh.drafters.make("match", Settings(gamma="auto")), TableTreeDrafter)

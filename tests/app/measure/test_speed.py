@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from app.lanes import pass_times
-from app.lanes.lane import Engine
+from app.lanes.lane import PairEngine
 from app.measure import speed
 from app.settings.table import Settings
 from sampling.models.causal import CausalLM
@@ -39,7 +39,7 @@ class Slow:
         return self.inner.forward(ids, positions, mask, cache, keep, hidden)
 
 
-def engine(model: Any, kind: str = "none", drafter: Any = None) -> Engine:
+def engine(model: Any, kind: str = "none", drafter: Any = None) -> PairEngine:
     def entry(inner: Any) -> Any:
         return SimpleNamespace(model=inner, bytes=1e6, device=torch.device("cpu"))
 
@@ -53,10 +53,10 @@ def engine(model: Any, kind: str = "none", drafter: Any = None) -> Engine:
         context=512,
         vocab_size=VOCAB,
     )
-    return Engine(loaded)  # type: ignore[arg-type]
+    return PairEngine(loaded)  # type: ignore[arg-type]
 
 
-def table(given: Engine) -> str:
+def table(given: PairEngine) -> str:
     return shown(speed.speed_table(given, context=16, repeats=1, rounds=3))
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from app.chat.answered import Answered
 from app.command_line.main import main
-from app.replay.log_writer import Recorder, opened
+from app.replay.log_writer import SessionLogWriter, opened
 from app.replay.player import Player, paced, timed
 from app.replay.session_log import LoggedAnswer, read_log
 from app.replay.texts import LoggingDecoder, ReplayingDecoder, UnloggedError
@@ -339,7 +339,7 @@ def test_what_is_no_recording_is_left_alone(pair: TinyPair, tmp_path: Path, caps
 
 
 def test_two_runs_do_not_record_to_one_file(tmp_path: Path) -> None:
-    first = Recorder(tmp_path / "a.jsonl")
+    first = SessionLogWriter(tmp_path / "a.jsonl")
     with pytest.raises(UsageError, match="another run is recording to it"):
         opened(tmp_path / "a.jsonl")
     first.close()

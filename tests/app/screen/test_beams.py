@@ -12,9 +12,9 @@ from syrupy.assertion import SnapshotAssertion
 from app.bench.options import BenchArgs
 from app.bench.run import run_bench
 from app.command_line.run import run_once
-from app.lanes.answers import Answer, compared, judged, results, run_lane
-from app.lanes.comparison import Verdict, may_differ
-from app.lanes.lane import Engine, make_plan
+from app.lanes.answers import Answer, compared, comparison_of, results, run_lane
+from app.lanes.comparison import Comparison, may_differ
+from app.lanes.lane import PairEngine, make_plan
 from app.lanes.race import Race
 from app.prompts.questions import prompt_ids
 from app.screen.beams import BeamLine, BeamReader, BeamTrace, below, search_of
@@ -46,7 +46,7 @@ BEAMS = (
     BeamLine("The capital of France is called Paris.", -11.02, True),
 )
 SEARCH = Stats(ttft_ms=101, predicted_n=14, predicted_ms=1790, target_passes=13, openings=1, beams=4)
-SLOWER = Verdict("3.2x slower, another text, as beam search may find", "bad")
+SLOWER = Comparison("3.2x slower, another text, as beam search may find", "bad")
 
 
 def beam_step(*beams: tuple[int, int, float, float, str], num_beams: int = 2, seconds: float = 0.01) -> BeamStep:
@@ -250,7 +250,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
 
 
 @pytest.fixture(scope="module")
-def engine(pair: TinyPair) -> Engine:
+def engine(pair: TinyPair) -> PairEngine:
     return engine_of(pair)
 
 
@@ -259,7 +259,7 @@ def options(pair: TinyPair) -> ModelOptions:
     return pair.options()
 
 
-def test_the_lane_searches_as_the_settings_say(engine: Engine) -> None:
+def test_the_lane_searches_as_the_settings_say(engine: PairEngine) -> None:
     settings = Settings(num_beams=3, beam_top_k=2, min_length=5, length_penalty=0.5)
     lane = engine.lane("beam", settings)
     assert lane.beams == make_plan(settings) == BeamPlan(3, 2, 5, 0.5)
@@ -269,13 +269,13 @@ def test_the_lane_searches_as_the_settings_say(engine: Engine) -> None:
     assert engine.lane("ar", settings).beams is None
 
 
-def answer_of(engine: Engine, **changes: Any) -> Answer:
+def answer_of(engine: PairEngine, **changes: Any) -> Answer:
     settings = Settings(**{"max_new_tokens": 8, "quiet": True, **changes})
     prompt = prompt_ids(engine, "tell me", settings)
     return run_lane(engine.lane("beam", settings), prompt, engine.tokenizer.decode, interrupt=never)
 
 
-def test_one_beam_is_the_ar_lane(engine: Engine) -> None:
+def test_one_beam_is_the_ar_lane(engine: PairEngine) -> None:
     settings = Settings(max_new_tokens=8, quiet=True)
     prompt = prompt_ids(engine, "tell me", settings)
     plain = run_lane(engine.lane("ar", settings), prompt, engine.tokenizer.decode, interrupt=never)
@@ -283,14 +283,14 @@ def test_one_beam_is_the_ar_lane(engine: Engine) -> None:
     assert answer_of(engine, num_beams=8).ids != plain.ids
 
 
-def test_the_samplers_law_decides_where_a_temperature_is_set(engine: Engine) -> None:
+def test_the_samplers_law_decides_where_a_temperature_is_set(engine: PairEngine) -> None:
     hot = answer_of(engine, temperature=1.0, top_k=1)
     assert hot.ids == answer_of(engine, num_beams=1).ids  # one token is left to choose everywhere
     assert answer_of(engine, temperature=1.0).ids == answer_of(engine).ids
     assert answer_of(engine, temperature=1.0, seed=1).ids == answer_of(engine, temperature=1.0, seed=2).ids
 
 
-def test_lanes_race_over_one_reading_of_the_prompt(engine: Engine) -> None:
+def test_lanes_race_over_one_reading_of_the_prompt(engine: PairEngine) -> None:
     settings = Settings(max_new_tokens=10, compare=("ar", "beam"))
     prompt = prompt_ids(engine, "x" * 300, settings)
     lanes = engine.lanes(settings)
@@ -310,12 +310,12 @@ def test_lanes_race_over_one_reading_of_the_prompt(engine: Engine) -> None:
     assert held[0] >= len(prompt) + 5  # the next turn goes on from here
 
 
-def test_another_text_is_no_alarm_and_no_other_draw(engine: Engine) -> None:
+def test_another_text_is_no_alarm_and_no_other_draw(engine: PairEngine) -> None:
     settings = Settings(max_new_tokens=8)
     prompt = prompt_ids(engine, "tell me", settings)
     lanes = [engine.lane(name, settings.changed(num_beams=8)) for name in ("ar", "beam")]
     answers = [run_lane(lane, prompt, engine.tokenizer.decode, interrupt=never) for lane in lanes]
-    found = judged(answers)
+    found = comparison_of(answers)
     assert found is not None
     assert found.text.endswith(", another text, as beam search may find")
     assert found.style != "alarm"

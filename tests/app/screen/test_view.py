@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
-from app.lanes.comparison import Verdict
+from app.lanes.comparison import Comparison
 from app.screen.figures import PaneData, StatsLines, note, positions
 from app.screen.legend import meanings
 from app.screen.palette import PALETTES, Look
@@ -57,7 +57,7 @@ SPANS = [
     Span(".", "target"),
 ]
 TEXT = "A river is a natural stream of water that flows toward the sea, a lake or\n\n    另一条河流 😀."
-FASTER = Verdict("2.11x faster, same output", "good")
+FASTER = Comparison("2.11x faster, same output", "good")
 
 
 def shown(drawn: Drawn, color: bool = False) -> str:

@@ -19,7 +19,7 @@ from app.settings.table import FIELDS, Settings
 from app.settings.types import LANES, METHODS
 from sampling.drafters import registry
 from sampling.drafters.registry import DRAFTERS, HEADS, MEMBERS, NEEDS, REVIEWERS, ROWS
-from utils.catalogue.specs import STUDENTS
+from utils.catalogue.specs import HEAD_KINDS
 
 ROOT = Path(__file__).parents[3]
 PAGES = [page for page in map(ROOT.joinpath, ("README.md", "docs/drafters.md", "docs/reference.md")) if page.exists()]
@@ -67,7 +67,7 @@ def test_the_documents_tables_have_every_word_of_a_drafter_and_no_other() -> Non
 
 
 def test_the_kinds_of_draft_head_are_those_of_the_catalogue() -> None:
-    assert HEADS == STUDENTS
+    assert HEADS == HEAD_KINDS
     assert {row.needs for row in ROWS.values()} == set(NEEDS)
 
 

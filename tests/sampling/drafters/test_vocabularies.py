@@ -17,7 +17,7 @@ from torch import Tensor
 
 import sampling.api
 import sampling.models.cache
-from app.lanes.lane import Engine as Lanes
+from app.lanes.lane import PairEngine as Lanes
 from app.settings.table import Settings
 from sampling import autoregressive_generate, cascade_generate, speculative_generate
 from sampling.drafters.cape import Expansion

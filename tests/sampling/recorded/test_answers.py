@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling.recorded.answers import read_recording
+from sampling.recorded.answers import read_answers
 from sampling.recorded.target import PEAK, RecordedLM
 from sampling.types import Draft
 from utils.errors import UserError
@@ -31,18 +31,18 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_the_sample_of_the_demo_format_is_read(tmp_path: Path) -> None:
-    (one,) = read_recording(written(tmp_path, SAMPLE), prompt_tokens=4).answers
+    (one,) = read_answers(written(tmp_path, SAMPLE), prompt_tokens=4).answers
     assert (one.prompt, one.answer) == (ROW[:4], ROW[4:])
 
 
 def test_rows_and_tensors_follow_each_other(tmp_path: Path) -> None:
     text = "tensor([[1, 2, 3],\n        [4, 5,\n 6]])\n\ntensor([7, 8, 9], device='cuda:0', dtype=torch.int32)\n"
-    found = read_recording(written(tmp_path, text), prompt_tokens=2).answers
+    found = read_answers(written(tmp_path, text), prompt_tokens=2).answers
     assert [(one.prompt, one.answer) for one in found] == [((1, 2), (3,)), ((4, 5), (6,)), ((7, 8), (9,))]
     starts = [[[9], [1]], [[4, 5]], [[7, 8]]]
-    found = read_recording(written(tmp_path, text), starts).answers
+    found = read_answers(written(tmp_path, text), starts).answers
     assert [(one.prompt, one.answer) for one in found] == [((1,), (2, 3)), ((4, 5), (6,)), ((7, 8), (9,))]
-    alone = read_recording(written(tmp_path, text), starts, 0).answers
+    alone = read_answers(written(tmp_path, text), starts, 0).answers
     assert [(one.prompt, one.answer) for one in alone] == [((9,), (1, 2, 3)), ((4, 5), (4, 5, 6)), ((7, 8), (7, 8, 9))]
 
 
@@ -59,14 +59,14 @@ def test_any_ids_wrapped_at_any_width_are_read_back(
     whole = [f"tensor([{','.join(bodies)}])"] if together else [f"tensor([{body}])" for body in bodies]
     wrapped = "\n".join("\n".join(textwrap.wrap(one, width, break_long_words=False)) for one in whole)
     file = written(tmp_path_factory.mktemp("any"), wrapped + "\n")
-    found = read_recording(file, [[row[:count]] for row, count in zip(ids, counts, strict=True)]).answers
+    found = read_answers(file, [[row[:count]] for row, count in zip(ids, counts, strict=True)]).answers
     assert [[*one.prompt, *one.answer] for one in found] == ids
     assert [len(one.prompt) for one in found] == counts
 
 
 def test_what_torch_prints_is_read(tmp_path: Path) -> None:
     tensor = torch.randint(0, 49_152, (3, 90), generator=torch.Generator().manual_seed(0))
-    found = read_recording(written(tmp_path, f"{tensor}\n{tensor[0]}\n"), prompt_tokens=1).answers
+    found = read_answers(written(tmp_path, f"{tensor}\n{tensor[0]}\n"), prompt_tokens=1).answers
     assert [[*one.prompt, *one.answer] for one in found] == [*tensor.tolist(), tensor[0].tolist()]
 
 
@@ -98,7 +98,7 @@ def test_what_torch_prints_is_read(tmp_path: Path) -> None:
 def test_what_is_broken_is_named_by_file_and_line(tmp_path: Path, text: str, line: int, why: str) -> None:
     file = written(tmp_path, text)
     with pytest.raises(UserError, match=rf"^{re.escape(str(file))}:{line}: {re.escape(why)}") as caught:
-        read_recording(file, prompt_tokens=1)
+        read_answers(file, prompt_tokens=1)
     assert "\n" not in str(caught.value)
 
 
@@ -111,17 +111,17 @@ def test_rows_that_do_not_begin_with_their_prompts_are_told(tmp_path: Path) -> N
         ([[[1]], [[4, 5, 6]]], ":2: row 2 of 3 tokens has no answer behind its prompt"),
     ):
         with pytest.raises(UserError) as caught:
-            read_recording(file, starts)
+            read_answers(file, starts)
         assert str(caught.value) == f"{file}{why}"
     with pytest.raises(UserError, match=r"hold prompts and answers together: tell the prompts, or their tokens$"):
-        read_recording(file)
+        read_answers(file)
     with pytest.raises(UserError, match=r"prompt_tokens must be 0 beside them, got 3$"):
-        read_recording(file, [[[1]], [[4]]], 3)
+        read_answers(file, [[[1]], [[4]]], 3)
 
 
 def map_of(folder: Path, entries: dict[str, str], **told: Any) -> tuple[Any, ...]:
     """How the values of a map were taken, the prompts with their answers, the start id, and how many have none."""
-    found = read_recording(written(folder, json.dumps(entries)), **told)
+    found = read_answers(written(folder, json.dumps(entries)), **told)
     rows = [(one.prompt, one.answer) for one in found.answers]
     return found.reading, rows, found.header.get("start_id"), found.unanswered
 
@@ -182,22 +182,22 @@ def test_an_encoder_decoder_models_values_begin_with_its_start_id(tmp_path: Path
             map_of(tmp_path, entries, arch="seq2seq", start_id=start)
     lm = RecordedLM.read(written(tmp_path, json.dumps(told)), end_id=1, start_id=0)
     assert (lm.start_id, lm.answers) == (0, {(5, 6, 1): [7, 1], (5, 1): [5, 1]})
-    printed = read_recording(written(tmp_path, "tensor([[0, 7, 1]])"), [[[5, 1]]], 0, "seq2seq")
+    printed = read_answers(written(tmp_path, "tensor([[0, 7, 1]])"), [[[5, 1]]], 0, "seq2seq")
     assert [(one.prompt, one.answer) for one in printed.answers] == [((5, 1), (7, 1))]
 
 
 def test_json_lines_say_themselves_of_what_kind_they_are(tmp_path: Path) -> None:
     one = {"prompt_ids": [5, 1], "answer_ids": [0, 1]}
     causal, seq2seq = lines({"vocab_size": 9}, one), lines({"vocab_size": 9, "start_id": 0}, one)
-    assert read_recording(written(tmp_path, causal), arch="causal").answers[0].answer == (0, 1)
-    assert read_recording(written(tmp_path, seq2seq), arch="seq2seq").answers[0].answer == (0, 1)
-    assert read_recording(written(tmp_path, causal), arch="seq2seq", start_id=3).header["start_id"] == 3
+    assert read_answers(written(tmp_path, causal), arch="causal").answers[0].answer == (0, 1)
+    assert read_answers(written(tmp_path, seq2seq), arch="seq2seq").answers[0].answer == (0, 1)
+    assert read_answers(written(tmp_path, causal), arch="seq2seq", start_id=3).header["start_id"] == 3
     for text, arch, why in (
         (causal, "seq2seq", "no start_id, arch must be causal"),
         (seq2seq, "causal", "start_id 0, arch must be seq2seq"),
     ):
         with pytest.raises(UserError, match=rf"^.*recording: its header tells {why}$"):
-            read_recording(written(tmp_path, text), arch=arch)  # type: ignore[arg-type]
+            read_answers(written(tmp_path, text), arch=arch)  # type: ignore[arg-type]
 
 
 HEADER = {"vocab_size": 50, "end_id": 2, "stop_ids": [2, 7], "pass_seconds": {"1": 0.5, "4": 0.6}, "tokenizer": "abc"}
@@ -216,12 +216,12 @@ def test_json_lines_with_events_between_them_are_read(tmp_path: Path) -> None:
         {"prompt_ids": [8], "answer_ids": [3], "best_ids": [[3, 4]]},
         {"prompt_ids": [4, 5], "answer_ids": [6, 7], "best_ids": [[6, 1, 0], [7, 9, 8]]},
     )
-    found = read_recording(written(tmp_path, text + '{"prompt_ids": [1], "answ'))  # stopped while it was written
+    found = read_answers(written(tmp_path, text + '{"prompt_ids": [1], "answ'))  # stopped while it was written
     assert [(one.prompt, one.answer) for one in found.answers] == [((4, 5), (6, 7)), ((8,), (3,))]
     assert (found.vocab_size, found.stop_ids, found.best, found.highest) == (50, {2, 7}, 2, 8)
     assert found.pass_seconds == {1: 0.5, 4: 0.6}
     assert found.header["tokenizer"] == "abc"
-    only = read_recording(written(tmp_path, lines({"prompt_ids": [1], "answer_ids": [2]})))
+    only = read_answers(written(tmp_path, lines({"prompt_ids": [1], "answer_ids": [2]})))
     assert (only.answers[0].answer, only.vocab_size, only.stop_ids, only.best) == ((2,), None, frozenset(), 1)
 
 

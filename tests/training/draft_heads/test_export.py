@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from sampling.drafters.draft_heads.checkpoint import save_student
-from sampling.drafters.draft_heads.config import StudentConfig
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.config import DraftHeadConfig
+from sampling.drafters.draft_heads.modules import DraftHead
 from tests.sampling.drafters.draft_heads.test_network import target_kv
 from tests.support.students import KINDS, make_student, make_target, text
 from tests.support.tiny import tiny_tokenizer
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 SHORT = [1, 2, 3, 8, 13, 21, 34, 39]
 
 
-def student(short_list: list[int] | None = None, **changes: Any) -> Student:
+def student(short_list: list[int] | None = None, **changes: Any) -> DraftHead:
     """A random student whose head dim is not hidden size / heads, so that nothing is right by accident."""
     shape: dict[str, Any] = {
         "kind": "plain",
@@ -48,13 +48,13 @@ def student(short_list: list[int] | None = None, **changes: Any) -> Student:
     ids = None if short_list is None else torch.tensor(short_list)
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        made = Student(StudentConfig(**{**shape, **changes}), ids).eval().requires_grad_(False)
+        made = DraftHead(DraftHeadConfig(**{**shape, **changes}), ids).eval().requires_grad_(False)
         for name, weight in made.named_parameters():
             weight.normal_(1.0 if "norm" in name else 0.0, 0.3)
     return made
 
 
-def logits(made: Student, ids: torch.Tensor) -> torch.Tensor:
+def logits(made: DraftHead, ids: torch.Tensor) -> torch.Tensor:
     """[B, T, rows of the head]."""
     with torch.no_grad():
         return made.lm_head(made.states(ids)[0])

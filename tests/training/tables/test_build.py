@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from app.command_line.main import main
 from app.lanes.answers import run_lane
 from app.lanes.comparison import may_differ
-from app.lanes.lane import Engine
+from app.lanes.lane import PairEngine
 from app.lanes.pairing import catalogue_in, choose_pair
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
@@ -205,7 +205,7 @@ def built(pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def engine_of(pair: TinyPair, drafter: str) -> Engine:
+def engine_of(pair: TinyPair, drafter: str) -> PairEngine:
     return load_engine(Settings(quiet=True), pair.options(drafter), never)
 
 

@@ -135,13 +135,13 @@ def test_trained_drafters_are_folders_beside_the_catalogue_chosen_by_their_kind(
     assert (pair.drafter, pair.students.feature) == ("glide", None)
     assert (pair.students.glide, pair.students.plain) == (str(file.parent / "w/g"), str(Path("~/p").expanduser()))
     with pytest.raises(UsageError, match=rf"^no glide drafter: pair 'b' names {file.parent}/w/g, which is not there"):
-        pair.student("glide")
+        pair.head_folder("glide")
     with pytest.raises(
         UsageError, match=r"^no feature drafter: pair 'b' names none \(infer.py distill --student feature makes one\)$"
     ):
-        pair.student("feature")
+        pair.head_folder("feature")
     (file.parent / "w" / "g").mkdir(parents=True)
-    assert pair.student("glide") == file.parent / "w" / "g"
+    assert pair.head_folder("glide") == file.parent / "w" / "g"
 
 
 MISTAKES = """\

@@ -23,7 +23,7 @@ from torch import Tensor
 from app.command_line.main import main
 from app.command_line.subcommands import COMMANDS
 from app.lanes.processes import check_world
-from app.screen.terminal import FarKeys, Interrupts, is_far
+from app.screen.terminal import Interrupts, RemoteKeys, is_remote
 from app.settings.table import ModelOptions
 from sampling.drafters.draft_heads.checkpoint import save_student
 from sampling.models.causal import CausalLM
@@ -338,9 +338,9 @@ def test_three_machines_of_one_process_each_answer_as_one_machine(catalogue: Pat
 def test_ctrl_c_on_a_terminal_whose_signals_go_elsewhere_is_heeded_between_rounds() -> None:
     keys, terminal = pty.openpty()
     try:
-        assert is_far(terminal)
+        assert is_remote(terminal)
         tty.setraw(terminal)
-        far = FarKeys(terminal)
+        far = RemoteKeys(terminal)
         os.write(keys, b"next \x03line")
         far.look()
         assert far.taken() == ""  # nobody asked it to watch

@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sampling.drafters.draft_heads.checkpoint import CONFIG, WEIGHTS, is_student, load_student, save_student
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.checkpoint import CONFIG, WEIGHTS, is_draft_head, load_student, save_student
+from sampling.drafters.draft_heads.modules import DraftHead
 from tests.support.students import KINDS, fed, make_student, make_target, text
 from utils.errors import UserError
 
 SHORT = [1, 2, 3, 8, 13, 21, 34, 39]
 
 
-def states(student: Student, target: Any) -> Tensor:
+def states(student: DraftHead, target: Any) -> Tensor:
     """What the student makes of a text, its target's cache included."""
     ids = text(1, 12)
     session = fed(target, [ids], [12], hidden=True)
@@ -29,7 +29,7 @@ def states(student: Student, target: Any) -> Tensor:
     return student.lm_head(student.states(torch.tensor([ids]), hidden=hidden, kv=kv)[0])
 
 
-def rounded(student: Student) -> Student:
+def rounded(student: DraftHead) -> DraftHead:
     """The student as sixteen bits keep it."""
     for parameter in student.parameters():
         parameter.data = parameter.data.bfloat16().float()
@@ -42,7 +42,7 @@ def test_what_was_saved_is_what_is_loaded(tmp_path: Path, kind: str) -> None:
     student = rounded(make_student(kind, target, short=SHORT, project=True, num_hidden_layers=2))
     size = save_student(tmp_path / "it", student, {"tokenizer": "abc", "target": "tiny"})
     assert (tmp_path / "it" / WEIGHTS).stat().st_size == size
-    assert is_student(tmp_path / "it")
+    assert is_draft_head(tmp_path / "it")
     loaded = load_student(tmp_path / "it", target, "abc")
     assert loaded.config == student.config
     assert loaded.short_list.tolist() == SHORT
@@ -114,7 +114,7 @@ def published(folder: Path, target: Any, container: str, **changes: Any) -> dict
 def test_a_published_glide_checkpoint_loads_and_is_written_with_the_same_names(tmp_path: Path, container: str) -> None:
     target = make_target(hidden_size=32)
     tensors = published(tmp_path / "theirs", target, container)
-    assert is_student(tmp_path / "theirs")
+    assert is_draft_head(tmp_path / "theirs")
     student = load_student(tmp_path / "theirs", target)
     config = student.config
     assert (config.kind, config.num_key_value_heads, config.head_dim, config.large_head_dim) == ("glide", 4, 4, 8)
@@ -210,7 +210,7 @@ def test_damaged_configurations_are_named(saved: Path) -> None:
     for text_of_it, told in (("{", "no JSON"), ("[1]", "no object"), ("\0\0", "no JSON")):
         (saved / CONFIG).write_text(text_of_it, encoding="utf-8")
         assert told in refused(saved)
-        assert not is_student(saved)
+        assert not is_draft_head(saved)
     for changes, told in (
         ({"hidden_size": "gone"}, "hidden_size"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
@@ -226,7 +226,7 @@ def test_damaged_configurations_are_named(saved: Path) -> None:
     (saved / CONFIG).unlink()
     assert "no readable config.json" in refused(saved)
     refused(saved / "nowhere")
-    assert not is_student(saved)
+    assert not is_draft_head(saved)
 
 
 def test_students_of_other_targets_are_refused_with_both_numbers(saved: Path) -> None:

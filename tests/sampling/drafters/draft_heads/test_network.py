@@ -1,4 +1,4 @@
-"""The fast pass of a student, token by token with a cache, equals `Student.states` over the whole sequence.
+"""The fast pass of a student, token by token with a cache, equals `DraftHead.states` over the whole sequence.
 
 This is what lets training and drafting agree: the oracle is the very code that students are trained with.
 """
@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampling.drafters.draft_heads.config import StudentConfig
+from sampling.drafters.draft_heads.config import DraftHeadConfig
 from sampling.drafters.draft_heads.eagle import FeatureLM
 from sampling.drafters.draft_heads.glide import GlideLM
-from sampling.drafters.draft_heads.modules import Student
+from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.models.causal import CausalLM
 from sampling.types import Draft
@@ -37,7 +37,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 NOTHING = Draft.empty(1)
 
 
-def some(kind: str, shape: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Student]:
+def some(kind: str, shape: str, dtype: torch.dtype = torch.float32) -> tuple[Any, DraftHead]:
     target = make_target(dtype=dtype)
     return target, make_student(kind, target, dtype=dtype, **SHAPES[shape])
 
@@ -110,7 +110,7 @@ def test_hidden_states_are_those_the_head_is_applied_to() -> None:
 
 
 @torch.no_grad()
-def beside(student: Student, target: Any, ids: list[int], valid: int) -> Tensor:
+def beside(student: DraftHead, target: Any, ids: list[int], valid: int) -> Tensor:
     """[T, V]: the whole sequence at once, position p seeing target keys j < min(p, valid), position 0 key 0."""
     kv = [target_kv(target, ids, layer) for layer in student.target_layers(3)]
     count = len(ids)
@@ -381,7 +381,7 @@ def test_a_window_hides_what_lies_before_it(kind: str) -> None:
         assert (near - far).abs().max() > 1e-4
 
 
-def glided(config: StudentConfig, student: Student, ids: list[int], beside: Any, target: Any) -> Tensor:
+def glided(config: DraftHeadConfig, student: DraftHead, ids: list[int], beside: Any, target: Any) -> Tensor:
     """The logits of the last token behind the others, with another configuration."""
     student.config = config
     session = GlideLM(student, target.config.num_hidden_layers).open([ids], target=beside)

@@ -249,9 +249,9 @@ def test_more_is_accepted_than_of_what_was_said_alone() -> None:
 
 
 def test_the_default_pair_drafts_from_both(default_pair: Any) -> None:
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
 
-    engine = Engine(default_pair)
+    engine = PairEngine(default_pair)
     made: PairDrafters = engine.drafters
     for settings in (Settings(gamma="auto"), Settings(gamma=4)):
         found = made.make("tables+feature", settings)

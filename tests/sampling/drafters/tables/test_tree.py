@@ -212,9 +212,9 @@ def test_more_is_accepted() -> None:
 
 
 def test_the_default_pairs_tables_recall_and_matches_alone_do_not(default_pair: Any) -> None:
-    from app.lanes.lane import Engine
+    from app.lanes.lane import PairEngine
 
-    made: PairDrafters = Engine(default_pair).drafters
+    made: PairDrafters = PairEngine(default_pair).drafters
     found = {kind: made.make(kind, Settings(gamma="auto")) for kind in ("tables", "match", "static")}
     assert all(isinstance(one, TableTreeDrafter) for one in found.values())
     assert found["tables"].traits.names == ("match", "tables", "recalled")
