@@ -10,9 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from app.console.completion import LANE_HELP, drafters, lane_list
 
 from app.command_line.arguments import build_parser
+from app.console.chat_commands import drafters
+from app.console.setting_commands import LANE_HELP, values_of
 from app.lanes.pairing import catalogue_in
 from app.screen.figures import TITLES
 from app.settings.table import FIELDS, Settings
@@ -46,7 +47,7 @@ def test_help_completion_titles_and_lanes_follow_from_the_rows() -> None:
     assert ("ar", "spec", "draft", *registry.LANES, "beam") == LANES
     assert ("spec", *registry.LANES) == METHODS
     assert set(LANES) <= set(TITLES)
-    assert lane_list(console, "") == [(lane, LANE_HELP[lane]) for lane in LANES]  # type: ignore[arg-type]
+    assert values_of("compare")(console, "") == [(lane, LANE_HELP[lane]) for lane in LANES]  # type: ignore[arg-type]
     assert drafters(console, "") == [(word, ROWS[word].help) for word in DRAFTERS]  # type: ignore[arg-type]
     assert FIELDS["drafter"].kind.choices == DRAFTERS
     shown = " ".join(build_parser().format_help().split())
