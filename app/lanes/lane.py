@@ -2,8 +2,8 @@
 
 A :class:`Lane` is one way of answering a prompt. `ar` is the target alone, `spec` the target with the pair's drafter,
 `draft` the drafter model alone, `beam` the target searching; the others are the target with the drafter of that
-word (sampling/drafters/registry.py). A :class:`PairEngine` keeps drafters from answer to answer and makes them anew when
-their settings change. Knows no text, no screen.
+word (sampling/drafters/registry.py). A :class:`PairEngine` keeps drafters from answer to answer and makes them anew
+when their settings change. Knows no text, no screen.
 """
 
 from __future__ import annotations
