@@ -212,7 +212,7 @@ class Text(Kind):
     ) -> None:
         pattern = pattern or (r"(?s:.*\S.*)" if optional else r"(?s:.*)")
         kind = Annotated[str, StringConstraints(strict=True, pattern=f"^(?:{pattern})$")]
-        super().__init__(kind | None if optional else kind, allowed, metavar, choices, lambda value: value or NONE)
+        super().__init__(kind | None if optional else kind, allowed, metavar, choices, lambda value: str(value or NONE))
 
 
 def _parts(value: Any) -> Any:

@@ -84,7 +84,7 @@ def test_drawing_from_the_full_law_after_a_refused_sibling_is_caught(
     widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever the siblings stand. The chains in these trees are judged rightly: only what has siblings is wrong."""
-    right = sampling.verify.rules.examine_laws
+    right = sampling.verify.rules.examine_drawn
 
     def judged(p: Tensor, laws: list[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
         with monkeypatch.context() as wrong:
@@ -92,7 +92,7 @@ def test_drawing_from_the_full_law_after_a_refused_sibling_is_caught(
                 wrong.setattr(sampling.verify.rules, "residual", lambda p, q: p)
             return right(p, laws, *rest)
 
-    monkeypatch.setattr(sampling.verify.rules, "examine_laws", judged)
+    monkeypatch.setattr(sampling.verify.rules, "examine_drawn", judged)
     law = NaiveLaw(top_k=2) if len(widths) > 1 else softmax
     make = lambda: TreeDrafter(DRAFTER, widths)  # noqa: E731
     assert error_of(make, len(widths), length=len(widths) + 2, law=law) > CAUGHT

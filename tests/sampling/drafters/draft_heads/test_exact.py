@@ -237,7 +237,7 @@ def test_a_long_prompt_is_read_in_pieces_that_an_interrupt_cuts(kind: str) -> No
     student = make_student(kind, target, num_hidden_layers=2, seed=2, max_position_embeddings=1024)
     drafter, flag = make_drafter(student), after(4)  # the target's three pieces, then one of the drafter's
     decode(lm, [prompt], drafter, greedy(), length=4, interrupt=lambda: next(flag))
-    assert 0 < drafter.sessions[0].sync([prompt])[0] < 600
+    assert 0 < drafter.sessions[0].rollback([prompt])[0] < 600
     alone = tokens_of(lm, prompt, None, length=10)
     assert tokens_of(lm, prompt, drafter, length=10) == alone
 
