@@ -1,0 +1,156 @@
+"""Layers over packed blocks: against a naive twin in numpy, and the promise that a row's result is the row's alone."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.utils.kernels.test_blocks import bytes_of
+from utils.kernels.blocks import GROUP, TYPES, Codes, read_blocks
+from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedLinear
+
+pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kept_code() -> None:
+    """Compiled once for all test processes of this machine's user."""
+    from utils.kernels.compiler import keep_in
+    from utils.loading.cache import cache_folder
+
+    keep_in(cache_folder() / "compiled")
+
+
+def twin(x: np.ndarray, weight: Codes) -> np.ndarray:
+    """x Wᵀ said plainly: each group's codes of x, exact integer sums, then real numbers group after group."""
+    parts = weight.layout.scales
+    out = np.zeros((len(x), len(weight.codes)), np.float32)
+    for row, values in enumerate(x.reshape(len(x), -1, GROUP).astype(np.float32)):
+        for group, part in enumerate(values):
+            most = np.abs(part).max()
+            scale = np.float32(most / np.float32(32512)) if most > 1e-30 else np.float32(0)
+            codes = np.rint(part * np.float32(np.float32(32512) / most)).astype(np.int64) if most > 1e-30 else 0 * part
+            there = weight.codes[:, GROUP * group : GROUP * (group + 1)].astype(np.int64)
+            width = GROUP // parts
+            for one in range(parts):
+                inside = slice(one * width, (one + 1) * width)
+                exact = there[:, inside] @ codes[inside].astype(np.int64)
+                by = weight.scales[:, group * parts + one].astype(np.float64)
+                out[row] = (exact.astype(np.float32) * scale).astype(np.float64) * by + out[row]
+            if weight.minimums is not None:
+                total = np.float32(np.float32(codes.sum()) * scale)
+                out[row] = weight.minimums[:, group].astype(np.float64) * np.float64(total) + out[row]
+    return out
+
+
+def weight_of(kind: str, count: int, groups: int = 16) -> Codes:
+    return read_blocks(kind, bytes_of(kind, count, groups))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("count", [16, 37])
+def test_a_product_is_its_naive_twin_bit_for_bit(kind: str, count: int) -> None:
+    weight = weight_of(kind, count)
+    layer = QuantizedLinear(PackedWeight.of(weight))
+    x = torch.randn(9, 16 * GROUP, generator=torch.Generator().manual_seed(1))
+    x[2, :GROUP], x[3] = 0.0, 0.0
+    x[4] *= 1e-25
+    got = layer(x).numpy()
+    assert np.array_equal(got, twin(x.numpy(), weight))
+    exact = x.double().numpy() @ weight.dequantised().astype(np.float64).T
+    assert np.abs(got - exact)[[0, 1, 2, 5]].max() < 1e-4 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_row_does_not_depend_on_its_neighbours_nor_on_the_threads(kind: str) -> None:
+    layer = QuantizedLinear(PackedWeight.of(weight_of(kind, 48)), torch.randn(48))
+    x = torch.randn(70, 16 * GROUP, generator=torch.Generator().manual_seed(2))
+    alone = torch.cat([layer(row[None]) for row in x])
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            for rows in (*range(1, 18), 33, 70):
+                assert torch.equal(layer(x[:rows]), alone[:rows]), (rows, threads)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_that_is_no_number_spoils_itself_alone(wrong: float) -> None:
+    layer = QuantizedLinear(PackedWeight.of(weight_of("Q4_1", 16)))
+    x = torch.randn(5, 16 * GROUP)
+    good = layer(x)
+    x[2, 77] = wrong
+    got = layer(x)
+    assert got[2].isnan().all()
+    assert torch.equal(got[[0, 1, 3, 4]], good[[0, 1, 3, 4]])
+
+
+def test_any_shape_and_stride_of_the_input_is_read_right() -> None:
+    layer = QuantizedLinear(PackedWeight.of(weight_of("Q8_0", 20)), torch.randn(20))
+    x = torch.randn(16 * GROUP, 3, 2)
+    got = layer(x.permute(2, 1, 0))
+    assert got.shape == (2, 3, 20)
+    assert torch.equal(got[1, 2], layer(x[:, 2, 1].contiguous()))
+    assert layer(torch.empty(0, 16 * GROUP)).shape == (0, 20)
+
+
+def test_other_types_and_gradients_go_torchs_way() -> None:
+    layer = QuantizedLinear(PackedWeight.of(weight_of("Q4_0", 20)), torch.randn(20))
+    x = torch.randn(3, 16 * GROUP)
+    assert layer(x.double()).dtype == torch.float64
+    x.requires_grad_()
+    layer(x).sum().backward()
+    assert x.grad is not None
+    plain = layer.unpacked()
+    assert torch.allclose(plain(x), layer(x), atol=1e-3)
+    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+    assert torch.equal(layer.state_dict()["weight"], plain.weight)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_an_embedding_gives_the_rows_that_the_file_means(kind: str) -> None:
+    weight = weight_of(kind, 40)
+    layer = QuantizedEmbedding(PackedWeight.of(weight))
+    ids = torch.tensor([[0, 39, 17], [16, 15, 0]])
+    assert np.array_equal(layer(ids).numpy(), weight.dequantised()[ids.numpy()])
+    with pytest.raises(IndexError):
+        layer(torch.tensor([40]))
+
+
+def test_threads_of_the_interpreter_may_ask_at_the_same_time() -> None:
+    layer = QuantizedLinear(PackedWeight.of(weight_of("Q4_1", 64)))
+    x = torch.randn(8, 16 * GROUP)
+    want, found = layer(x), []
+
+    def ask() -> None:
+        found.append(all(torch.equal(layer(x), want) for _ in range(50)))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [True] * 4
+
+
+def test_a_forked_process_goes_on_alone(tmp_path: Path) -> None:
+    layer = QuantizedLinear(PackedWeight.of(weight_of("Q4_1", 64)))
+    x = torch.randn(8, 16 * GROUP)
+    want = layer(x).numpy().tobytes()
+    child = os.fork()
+    if child == 0:
+        try:
+            (tmp_path / "told").write_bytes(layer(x).numpy().tobytes())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert (tmp_path / "told").read_bytes() == want

@@ -1,0 +1,74 @@
+"""Python functions into machine code, once a machine: what numba compiled is kept on disk and mapped at later starts.
+
+A compiled function here takes the address of one record and is run by a team of threads (utils/kernels/team.py). What
+is kept is found by the text of its sources and the versions of the compilers, so that nothing stale is ever run.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from utils.kernels.instruction_sets import instruction_set
+
+_HERE = Path(__file__).parent
+_one_at_a_time = threading.Lock()
+_folder: Path | None = None
+
+
+def keep_in(folder: Path) -> None:
+    """Compiled code is kept in this folder of the user's own. Without one everything is compiled at every start."""
+    global _folder
+    _folder = folder
+
+
+@functools.cache
+def _version(source: Path) -> str:
+    """What compiled code depends on: the kernels' sources, the function's own, the compilers, the instructions."""
+    texts = [file.read_bytes() for file in (*sorted(_HERE.glob("*.py")), source)]
+    versions = [importlib.metadata.version(name) for name in ("numba", "llvmlite", "numpy")]
+    return hashlib.sha256(b"\0".join([*texts, repr((versions, instruction_set())).encode()])).hexdigest()[:16]
+
+
+class Entry:
+    """A function of one record's address, compiled when its own address is first asked for."""
+
+    def __init__(self, function: Callable[[int], None]) -> None:
+        self._function = function
+        self._made: Any = None
+
+    @property
+    def address(self) -> int:
+        """Where the machine code lies. The first time takes seconds, or a tenth of one where it is on disk."""
+        if self._made is None:
+            with _one_at_a_time:
+                self._made = self._made or self._compile()
+        address: int = self._made.address
+        return address
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the first use will be quick."""
+        return self._made is not None or (_folder is not None and any(self._place().rglob("*.nbc")))
+
+    def _place(self) -> Path:
+        assert _folder is not None
+        return _folder / _version(Path(self._function.__code__.co_filename))
+
+    def _compile(self) -> Any:
+        import numba
+        from numba import cfunc, types
+
+        if _folder is None:
+            return cfunc(types.void(types.int64), error_model="numpy")(self._function)
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = str(self._place())
+        try:
+            return cfunc(types.void(types.int64), error_model="numpy", cache=True)(self._function)
+        finally:
+            numba.config.CACHE_DIR = before

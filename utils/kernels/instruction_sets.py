@@ -1,0 +1,66 @@
+"""Which instructions the compiled kernels are written for here: one table, and who computes where no row of it fits.
+
+numba is only a compiler here and may be missing; then, and on processors and systems without a row, torch's own
+operators compute as ever. Imports neither numba nor torch before it is asked.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+import sys
+from dataclasses import dataclass
+
+OFF = (
+    "SPEC_KERNELS"  # set to "torch": nothing is compiled; to a name of the table: that row, where the processor has it
+)
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """What a kernel must know of a processor. Results do not depend on the row: only the speed does."""
+
+    name: str
+    needs: tuple[str, ...]  # features, as LLVM calls them
+    lanes: int  # 32-bit integers of a register
+    rows: int  # of activations that share one reading of a weight's registers
+    dot: str  # the instruction: pairs of 16-bit integers, multiplied and added into 32 bits
+
+
+INSTRUCTION_SETS = (  # the first that fits is taken
+    InstructionSet("avx512", ("avx512f", "avx512bw", "avx512vl", "fma", "f16c"), 16, 8, "llvm.x86.avx512.pmaddw.d.512"),
+    InstructionSet("avx2", ("avx2", "fma", "f16c"), 8, 4, "llvm.x86.avx2.pmadd.wd"),
+)
+
+
+@functools.cache
+def instruction_set() -> InstructionSet | None:
+    """The table's row for this process; None: torch's own operators compute, and :func:`why_not` says why."""
+    return None if why_not() else _fitting()[0]
+
+
+@functools.cache
+def why_not() -> str:
+    """Why nothing is compiled here, in a few words; empty where it is."""
+    if os.environ.get(OFF) == "torch":
+        return f"{OFF}=torch"
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"no kernels for {sys.platform} on {platform.machine()}"
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed"
+    if not _fitting():
+        return "the processor has no AVX2"
+    from utils.kernels.team import openmp
+
+    return "" if openmp() is not None else "torch runs without libgomp"
+
+
+def _fitting() -> list[InstructionSet]:
+    import llvmlite.binding as llvm
+
+    features = llvm.get_host_cpu_features()
+    wanted = os.environ.get(OFF)
+    fitting = [row for row in INSTRUCTION_SETS if all(features.get(need) for need in row.needs)]
+    return [row for row in fitting if row.name == wanted] or fitting

@@ -1,0 +1,215 @@
+"""Products of a few rows of activations with packed weights (utils/kernels/blocks.py), compiled.
+
+An activation is 16-bit integers, x ≈ scale · code, a group of 32 at a time: what two planes of 8 bits hold, the upper
+being the codes over 256 (|code| ≤ 127 · 256). Integer sums are exact, and each row's additions of real numbers run
+group after group whatever the number of rows: **a row's result depends on the row alone**, bit for bit. A group with
+infinity or NaN gets the scale NaN, and so does its row's result.
+
+Activations lie in tiles of `ROWS` rows: [tile][K / 32] groups, each: `ROWS` times 32 codes, `ROWS` scales, `ROWS`
+times scale · sum of codes. The codes' order is that of the pairs which the weights' shifts yield. Imports numba.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import float32, int64, types
+
+from utils.kernels.blocks import COLUMNS, GROUP, LAYOUTS, Layout
+from utils.kernels.vectors import (
+    F16,
+    F32,
+    I16,
+    I32,
+    LANES,
+    SET,
+    WHOLES,
+    Body,
+    call,
+    compiled,
+    count,
+    fetch,
+    float_of_bits,
+    get8,
+    get_float,
+    get_half,
+    greatest_bits,
+    inlined,
+    loop,
+    moved,
+    mul,
+    nearest,
+    number,
+    one_of,
+    operation,
+    put_float,
+    read,
+    splat,
+    spread,
+    times_plus,
+    whole,
+    write,
+)
+
+ROWS = SET.rows  # of a tile
+UNIT = ROWS * (2 * GROUP + 4 + 4)  # bytes of a tile's group
+SCALES, SUMS = ROWS * 2 * GROUP, ROWS * (2 * GROUP + 4)
+TOP = 32512.0  # the largest code
+AHEAD = 2560  # bytes that weights are fetched ahead of their use
+TINY = int(np.float32(1e-30).view(np.int32))  # a group of no larger number counts as zeros
+INFINITE = int(np.float32(np.inf).view(np.int32))
+
+# The codes of a group in the order that they lie in: pair after pair, as nibbles and bytes of a word are taken apart.
+ORDER = [16 * half + 4 * word + odd + 2 * at for word in range(4) for half in (0, 1) for odd in (0, 1) for at in (0, 1)]
+
+PAIRS, WORDS = ir.VectorType(I16, 2 * LANES), ir.VectorType(I32, LANES)
+COLUMN = ir.VectorType(F32, LANES)
+
+
+# -- activations --------------------------------------------------------------------------------------------
+
+
+@operation(types.void, int64, WHOLES, WHOLES)
+def put_codes(builder: Any, address: Any, low: Any, high: Any) -> None:
+    """The 32 codes of a group, 16 and 16, as 16-bit integers in their order."""
+    order = ir.Constant(ir.VectorType(I32, GROUP), ORDER)
+    write(builder, builder.trunc(builder.shuffle_vector(low, high, order), ir.VectorType(I16, GROUP)), address)
+
+
+@inlined
+def quantise(low: Any, high: Any, base: int, row: int, group: int, groups: int) -> None:
+    """One group of a row's 32 values into the activations at `base`."""
+    place = base + (row // ROWS * groups + group) * UNIT
+    at = row % ROWS
+    most = greatest_bits(low, high)
+    scale, inverse = float32(0.0), float32(0.0)
+    if most >= INFINITE:
+        scale = float32(np.nan)
+    elif most > TINY:
+        scale, inverse = float_of_bits(most) / float32(TOP), float32(TOP) / float_of_bits(most)
+    by = splat(inverse)
+    first, second = whole(nearest(mul(low, by))), whole(nearest(mul(high, by)))
+    put_codes(place + 2 * GROUP * at, first, second)
+    put_float(place + SCALES + 4 * at, scale)
+    put_float(place + SUMS + 4 * at, float32(count(first, second)) * scale)
+
+
+def room(rows: int, width: int) -> int:
+    """Bytes that the activations of `rows` rows of `width` values take."""
+    return -(-rows // ROWS) * (width // GROUP) * UNIT
+
+
+# -- tiles ---------------------------------------------------------------------------------------------------
+
+
+def tile(layout: Layout, rows: int) -> Body:
+    """The function (weights of a block, activations of a tile, result, groups, bytes between the result's rows), as
+    LLVM has it: 16 columns of so many rows, `LANES` columns at a time."""
+    line = COLUMNS * np.dtype(layout.real).itemsize
+    lanes_of_line = LANES * np.dtype(layout.real).itemsize
+
+    def body(builder: Any, w: Any, x: Any, y: Any, groups: Any, stride: Any) -> None:
+        for part in range(COLUMNS // LANES):
+
+            def step(group: Any, sums: list[Any], part: int = part) -> list[Any]:
+                place = moved(builder, w, group, layout.size)
+                if part == 0:
+                    for ahead in range(AHEAD, AHEAD + layout.size, 64):
+                        fetch(builder, builder.add(place, number(ahead)))
+                header = builder.add(place, number(part * lanes_of_line))
+                words = builder.add(place, number(layout.header + 4 * LANES * part))
+                return group_sums(builder, layout, header, words, moved(builder, x, group, UNIT), sums)
+
+            totals = loop(builder, groups, [ir.Constant(COLUMN, None)] * rows, step)
+            place = builder.add(y, number(4 * LANES * part))
+            for total in totals:
+                write(builder, total, place)
+                place = builder.add(place, stride)
+
+    def group_sums(builder: Any, layout: Layout, header: Any, words: Any, x: Any, sums: list[Any]) -> list[Any]:
+        """The rows' running sums with one group of LANES columns added."""
+        real = ir.VectorType(F16 if layout.real is np.float16 else F32, LANES)
+
+        def column(place: int) -> Any:
+            value = read(builder, header, real, place * line)
+            return value if layout.real is np.float32 else builder.fpext(value, COLUMN)
+
+        def of_row(row: int, at: int) -> Any:
+            return spread(builder, read(builder, x, F32, at + 4 * row), LANES)
+
+        share = GROUP * layout.bits // 8 // 4 // layout.scales  # words that one scale speaks for
+        for scale in range(layout.scales):
+            whole = [ir.Constant(WORDS, None)] * rows
+            for word in range(scale * share, (scale + 1) * share):
+                for pair, value in pairs_of(builder, layout, words, word):
+                    for row in range(rows):
+                        codes = spread(builder, read(builder, x, I32, 2 * GROUP * row + 4 * pair), LANES)
+                        product = call(builder, SET.dot, WORDS, value, builder.bitcast(codes, PAIRS))
+                        whole[row] = builder.add(whole[row], product)
+            by = column(scale)
+            for row in range(rows):
+                exact = builder.fmul(builder.sitofp(whole[row], COLUMN), of_row(row, SCALES))
+                sums = [*sums[:row], times_plus(builder, exact, by, sums[row]), *sums[row + 1 :]]
+        if layout.minimum:
+            least = column(layout.scales)
+            sums = [times_plus(builder, least, of_row(row, SUMS), one) for row, one in enumerate(sums)]
+        return sums
+
+    return body
+
+
+def pairs_of(builder: Any, layout: Layout, words: Any, word: int) -> list[tuple[int, Any]]:
+    """Word `word` of LANES columns taken apart: pairs of 16-bit integers, and which pair of the activation meets each."""
+
+    def shifted(value: Any, how: str, by: int) -> Any:
+        return getattr(builder, how)(value, ir.Constant(PAIRS, [by] * 2 * LANES)) if by else value
+
+    raw = builder.bitcast(read(builder, words, WORDS, 4 * COLUMNS * word), PAIRS)
+    if layout.bits == 8:
+        first = word % 4 * 4 + word // 4 * 2
+        return [(first, shifted(shifted(raw, "shl", 8), "ashr", 8)), (first + 1, shifted(raw, "ashr", 8))]
+    low = ir.Constant(PAIRS, [15] * 2 * LANES)
+    parts = [builder.and_(shifted(raw, "lshr", by), low) for by in (0, 8, 4)] + [shifted(raw, "lshr", 12)]
+    return [(4 * word + part, value) for part, value in enumerate(parts)]
+
+
+_tile = one_of("tile", [tile(layout, rows) for layout in LAYOUTS for rows in range(1, ROWS + 1)], 5)
+
+
+@compiled
+def columns(layout: int, w: int, x: int, y: int, groups: int, stride: int, rows: int) -> None:
+    """16 columns of all rows: `w` the block's weights, `x` the activations, `y` the first result."""
+    for first in range(0, rows, ROWS):
+        now = min(ROWS, rows - first)
+        _tile(layout * ROWS + now - 1, w, x + first // ROWS * groups * UNIT, y + 4 * first * stride, groups, 4 * stride)
+
+
+# -- rows of a packed table -------------------------------------------------------------------------------------
+
+
+SIZES = tuple(layout.size for layout in LAYOUTS)
+HEADERS = tuple(layout.header for layout in LAYOUTS)
+
+
+@compiled
+def look_up(layout: int, table: int, index: int, y: int, groups: int) -> None:
+    """Row `index` of a packed weight, dequantised into `y`: an embedding."""
+    nibbles, wide = layout < 2, layout % 2 == 1
+    size, header = SIZES[layout], HEADERS[layout]
+    lane = index % COLUMNS
+    for group in range(groups):
+        place = table + (index // COLUMNS * groups + group) * size
+        least = float32(0.0)
+        if nibbles:
+            least = get_float(place + 4 * (COLUMNS + lane)) if wide else get_half(place + 2 * (COLUMNS + lane))
+        for code in range(GROUP):
+            if nibbles:
+                octet = get8(place + header + 4 * (COLUMNS * (code % 16 // 4) + lane) + code % 4)
+                value = (octet >> (code // 16 * 4)) & 15
+            else:
+                value = get8(place + header + 4 * (COLUMNS * (code // 4) + lane) + code % 4)
+            scale = code // 16 if layout == 3 else 0
+            by = get_float(place + 4 * (COLUMNS * scale + lane)) if wide else get_half(place + 2 * lane)
+            put_float(y + 4 * (GROUP * group + code), by * float32(value) + least)

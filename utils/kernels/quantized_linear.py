@@ -1,0 +1,174 @@
+"""Layers whose weights stay the few bits that their file has: linear maps and embeddings over packed blocks.
+
+Same interface as `nn.Linear` and `nn.Embedding` for float32 on the CPU without gradients; for anything else a layer
+dequantises its weight and works as torch does. A row's result depends on that row alone, bit for bit: neither on the
+other rows nor on the number of threads. Knows no models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from utils.kernels.blocks import COLUMNS, GROUP, LAYOUTS, Codes, Layout, dequantised, pack
+from utils.kernels.team import introduce, run
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """A weight [out, in] in the kernels' layout; `data` may be mapped from a file."""
+
+    data: np.ndarray  # uint8 [out / 16 rounded up, in / 32, bytes of a group]
+    layout: Layout
+    out_features: int
+
+    @staticmethod
+    def of(weight: Codes) -> PackedWeight:
+        return PackedWeight(pack(weight), weight.layout, len(weight.codes))
+
+    @property
+    def in_features(self) -> int:
+        return self.data.shape[1] * GROUP
+
+    @property
+    def number(self) -> int:
+        """The layout's, as compiled code calls it."""
+        return LAYOUTS.index(self.layout)
+
+    @property
+    def address(self) -> int:
+        address: int = self.data.ctypes.data
+        return address
+
+    def dense(self) -> Tensor:
+        """float32 [out, in], made anew."""
+        return torch.from_numpy(dequantised(self.data, self.layout, self.out_features))
+
+    def product(self, x: Tensor) -> Tensor:
+        """x Wᵀ for contiguous float32 x [rows, in]; a view of [rows, out rounded up]."""
+        from utils.kernels.compiled_product import PRODUCT, product
+        from utils.kernels.products import room
+
+        blocks = len(self.data)
+        result = torch.empty(len(x), blocks * COLUMNS)
+        if len(x):
+            activations = torch.empty(room(len(x), self.in_features), dtype=torch.uint8)
+            _run(
+                product.address,
+                PRODUCT,
+                rows=len(x),
+                groups=self.data.shape[1],
+                blocks=blocks,
+                layout=self.number,
+                weights=self.address,
+                x=x.data_ptr(),
+                activations=activations.data_ptr(),
+                result=result.data_ptr(),
+            )
+        return result[:, : self.out_features]
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows ids [n] of the weight, dequantised [n, in]. IndexError for one that it has not."""
+        from utils.kernels.compiled_product import LOOK_UP, looked_up
+
+        ids = ids.to(torch.int64).contiguous()
+        result = torch.empty(len(ids), self.in_features)
+        if len(ids):
+            if int(ids.min()) < 0 or int(ids.max()) >= self.out_features:
+                raise IndexError(f"ids must lie in 0 … {self.out_features - 1}")
+            _run(
+                looked_up.address,
+                LOOK_UP,
+                rows=len(ids),
+                groups=self.data.shape[1],
+                layout=self.number,
+                weights=self.address,
+                ids=ids.data_ptr(),
+                result=result.data_ptr(),
+            )
+        return result
+
+
+def _run(function: int, kind: np.dtype, /, **values: int) -> None:
+    record, meeting = np.zeros(1, kind), np.zeros(16, np.int64)
+    introduce(record)
+    for name, value in values.items():
+        record[name] = value
+    record["meeting"] = meeting.ctypes.data
+    run(function, record, torch.get_num_threads())
+
+
+class _Quantized(nn.Module):
+    """What both layers share: a packed weight that shows itself dense."""
+
+    def __init__(self, packed: PackedWeight) -> None:
+        super().__init__()
+        self.packed = packed
+
+    @property
+    def weight(self) -> Tensor:
+        """A dense copy of the weight, made anew at every access."""
+        return self.packed.dense()
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.weight
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Quantized:
+        twin = self.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+
+class QuantizedLinear(_Quantized):
+    """y = x Wᵀ + b with W [out, in] packed; x [..., in] → y [..., out]."""
+
+    def __init__(self, packed: PackedWeight, bias: Tensor | None = None) -> None:
+        super().__init__(packed)
+        self.out_features, self.in_features = packed.out_features, packed.in_features
+        self.register_buffer("bias", bias)
+        self.bias: Tensor | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x Wᵀ + b."""
+        if x.dtype != torch.float32 or x.device.type != "cpu" or (torch.is_grad_enabled() and x.requires_grad):
+            return F.linear(x, self.weight.to(x), None if self.bias is None else self.bias.to(x))
+        y = self.packed.product(x.reshape(-1, self.in_features).contiguous())
+        y = y if self.bias is None else y + self.bias
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    def unpacked(self) -> nn.Linear:
+        """The plain layer with the same numbers."""
+        with torch.device("meta"):
+            linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
+        linear.weight = nn.Parameter(self.weight, requires_grad=False)
+        if self.bias is not None:
+            linear.bias = nn.Parameter(self.bias, requires_grad=False)
+        return linear.train(self.training)
+
+    def extra_repr(self) -> str:
+        layout = self.packed.layout.name
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, {layout}, bias={self.bias is not None}"
+        )
+
+
+class QuantizedEmbedding(_Quantized):
+    """Rows of a packed table [count, size]; ids [...] → [..., size]."""
+
+    def __init__(self, packed: PackedWeight) -> None:
+        super().__init__(packed)
+        self.num_embeddings, self.embedding_dim = packed.out_features, packed.in_features
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.packed.rows(ids.reshape(-1)).view(*ids.shape, self.embedding_dim)
+
+    def unpacked(self) -> nn.Embedding:
+        """The plain layer with the same numbers."""
+        return nn.Embedding.from_pretrained(self.weight)
