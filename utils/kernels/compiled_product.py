@@ -10,7 +10,7 @@ from utils.kernels.products import SIZES, columns, look_up, quantise
 from utils.kernels.team import TEAM
 from utils.kernels.vectors import asked, compiled, get64, load, meet, record_at, share
 
-_FIELDS = ("rows", "groups", "blocks", "layout", "weights", "x", "activations", "result")
+_FIELDS = ("rows", "groups", "blocks", "layout", "weights", "x", "activations", "result", "columns")
 PRODUCT = np.dtype([*TEAM, *((name, np.int64) for name in _FIELDS)])
 LOOK_UP = np.dtype([*TEAM, *((name, np.int64) for name in ("rows", "groups", "layout", "weights", "ids", "result"))])
 
@@ -36,7 +36,7 @@ def _product(record: int) -> None:
     block = p.groups * SIZES[p.layout]
     for at in range(first, last):
         y = p.result + 4 * COLUMNS * at
-        columns(p.layout, p.weights + at * block, p.activations, y, p.groups, COLUMNS * p.blocks, p.rows)
+        columns(p.columns, p.layout, p.weights + at * block, p.activations, y, p.groups, COLUMNS * p.blocks, p.rows)
 
 
 def _look_up(record: int) -> None:

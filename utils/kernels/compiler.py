@@ -36,10 +36,14 @@ def _version(source: Path) -> str:
 
 
 class Entry:
-    """A function of one record's address, compiled when its own address is first asked for."""
+    """A function of so many 64-bit integers, compiled when its address is first asked for.
 
-    def __init__(self, function: Callable[[int], None]) -> None:
-        self._function = function
+    What several functions call is an entry of its own, called by its address: numba would otherwise work through it
+    again for each of them.
+    """
+
+    def __init__(self, function: Callable[..., None], arguments: int = 1) -> None:
+        self._function, self._arguments = function, arguments
         self._made: Any = None
 
     @property
@@ -64,11 +68,12 @@ class Entry:
         import numba
         from numba import cfunc, types
 
+        signature = types.void(*[types.int64] * self._arguments)
         if _folder is None:
-            return cfunc(types.void(types.int64), error_model="numpy")(self._function)
+            return cfunc(signature, error_model="numpy")(self._function)
         before = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(self._place())
         try:
-            return cfunc(types.void(types.int64), error_model="numpy", cache=True)(self._function)
+            return cfunc(signature, error_model="numpy", cache=True)(self._function)
         finally:
             numba.config.CACHE_DIR = before

@@ -18,6 +18,7 @@ from llvmlite import ir
 from numba import float32, int64, types
 
 from utils.kernels.blocks import COLUMNS, GROUP, LAYOUTS, Layout
+from utils.kernels.compiler import Entry
 from utils.kernels.vectors import (
     F16,
     F32,
@@ -28,6 +29,7 @@ from utils.kernels.vectors import (
     WHOLES,
     Body,
     call,
+    calling,
     compiled,
     count,
     fetch,
@@ -36,7 +38,6 @@ from utils.kernels.vectors import (
     get_float,
     get_half,
     greatest_bits,
-    inlined,
     loop,
     moved,
     mul,
@@ -78,7 +79,7 @@ def put_codes(builder: Any, address: Any, low: Any, high: Any) -> None:
     write(builder, builder.trunc(builder.shuffle_vector(low, high, order), ir.VectorType(I16, GROUP)), address)
 
 
-@inlined
+@compiled
 def quantise(low: Any, high: Any, base: int, row: int, group: int, groups: int) -> None:
     """One group of a row's 32 values into the activations at `base`."""
     place = base + (row // ROWS * groups + group) * UNIT
@@ -161,7 +162,7 @@ def tile(layout: Layout, rows: int) -> Body:
 
 
 def pairs_of(builder: Any, layout: Layout, words: Any, word: int) -> list[tuple[int, Any]]:
-    """Word `word` of LANES columns taken apart: pairs of 16-bit integers, and which pair of the activation meets each."""
+    """Word `word` of LANES columns as pairs of 16-bit integers, and which pair of the activation meets each."""
 
     def shifted(value: Any, how: str, by: int) -> Any:
         return getattr(builder, how)(value, ir.Constant(PAIRS, [by] * 2 * LANES)) if by else value
@@ -178,12 +179,17 @@ def pairs_of(builder: Any, layout: Layout, words: Any, word: int) -> list[tuple[
 _tile = one_of("tile", [tile(layout, rows) for layout in LAYOUTS for rows in range(1, ROWS + 1)], 5)
 
 
-@compiled
-def columns(layout: int, w: int, x: int, y: int, groups: int, stride: int, rows: int) -> None:
-    """16 columns of all rows: `w` the block's weights, `x` the activations, `y` the first result."""
+def _columns(layout: int, w: int, x: int, y: int, groups: int, stride: int, rows: int) -> None:
     for first in range(0, rows, ROWS):
         now = min(ROWS, rows - first)
-        _tile(layout * ROWS + now - 1, w, x + first // ROWS * groups * UNIT, y + 4 * first * stride, groups, 4 * stride)
+        at = x + first // ROWS * groups * UNIT
+        _tile(layout * ROWS + now - 1, w, at, y + 4 * first * stride, groups, 4 * stride)
+
+
+columns_entry = Entry(_columns, 7)
+columns = calling(7)
+"""(address of `columns_entry`, layout, w, x, y, groups, floats between the result's rows, rows): 16 columns of all
+rows, `w` the block's weights, `x` the activations, `y` the first result."""
 
 
 # -- rows of a packed table -------------------------------------------------------------------------------------

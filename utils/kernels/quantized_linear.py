@@ -7,6 +7,7 @@ other rows nor on the number of threads. Knows no models.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,7 @@ class PackedWeight:
     def product(self, x: Tensor) -> Tensor:
         """x Wᵀ for contiguous float32 x [rows, in]; a view of [rows, out rounded up]."""
         from utils.kernels.compiled_product import PRODUCT, product
-        from utils.kernels.products import room
+        from utils.kernels.products import columns_entry, room
 
         blocks = len(self.data)
         result = torch.empty(len(x), blocks * COLUMNS)
@@ -69,6 +70,7 @@ class PackedWeight:
                 x=x.data_ptr(),
                 activations=activations.data_ptr(),
                 result=result.data_ptr(),
+                columns=columns_entry.address,
             )
         return result[:, : self.out_features]
 
@@ -172,3 +174,18 @@ class QuantizedEmbedding(_Quantized):
     def unpacked(self) -> nn.Embedding:
         """The plain layer with the same numbers."""
         return nn.Embedding.from_pretrained(self.weight)
+
+
+def put_weights(model: nn.Module, weights: Mapping[str, PackedWeight]) -> None:
+    """Replace those linear maps and embeddings of `model` that are named by layers over these weights, in place. Biases
+    stay as they are."""
+    for name, packed in weights.items():
+        parent_name, _, own = name.rpartition(".")
+        parent = model.get_submodule(parent_name)
+        old = getattr(parent, own)
+        layer: nn.Module
+        if isinstance(old, nn.Embedding):
+            layer = QuantizedEmbedding(packed)
+        else:
+            layer = QuantizedLinear(packed, None if old.bias is None else old.bias.detach())
+        setattr(parent, own, layer.train(old.training))

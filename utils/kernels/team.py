@@ -1,7 +1,8 @@
 """Compiled functions on torch's own team of threads: libgomp's, so that no second pool competes for the cores.
 
 A compiled function is a C function of one pointer; every thread of the team runs it, finds its number through the
-addresses in :data:`TEAM` and meets the others at barriers (utils/kernels/vectors.py). Knows nothing of what they compute.
+addresses in :data:`TEAM` and meets the others at barriers (utils/kernels/vectors.py). Knows nothing of what
+they compute.
 """
 
 from __future__ import annotations

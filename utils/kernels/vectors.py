@@ -51,7 +51,6 @@ class VectorModel(models.PrimitiveModel):
 
 
 REALS, WHOLES = Vector("16 reals", F), Vector("16 wholes", I)
-inlined = njit(error_model="numpy", inline="always")
 compiled = njit(error_model="numpy")
 
 
@@ -79,7 +78,7 @@ Body = Callable[..., None]  # (builder, 64-bit arguments): writes a function wit
 
 
 def one_of(name: str, bodies: list[Body], arguments: int) -> Any:
-    """(n, arguments…): runs the n-th of these functions, each of so many 64-bit integers, kept apart as it is written."""
+    """(n, arguments…): runs the n-th of these functions, each of so many 64-bit integers, and stays one."""
 
     def build(builder: Any, chosen: Any, *values: Any) -> None:
         kind = ir.FunctionType(ir.VoidType(), [I64] * arguments)
@@ -326,7 +325,7 @@ def float_of_bits(builder: Any, bits: Any) -> Any:
     return builder.bitcast(builder.trunc(bits, I32), F32)
 
 
-@inlined
+@compiled
 def exponential(x: Any) -> Any:
     """e to the power of 16 values, within two units of the last place, for -87 to 88; clamped beyond; NaN stays."""
     x = smaller(larger(x, splat(float32(-87.0))), splat(float32(88.0)))
@@ -353,6 +352,16 @@ def asked(builder: Any, function: Any) -> Any:
     """What the C function of no arguments at this address answers."""
     kind = ir.FunctionType(I32, [])
     return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), []), I64)
+
+
+def calling(arguments: int) -> Any:
+    """(function, arguments…): calls the entry (utils/kernels/compiler.py) at this address."""
+    kind = ir.FunctionType(ir.VoidType(), [I64] * arguments)
+
+    def build(builder: Any, function: Any, *values: Any) -> None:
+        builder.call(builder.inttoptr(function, kind.as_pointer()), values)
+
+    return operation(types.void, *[int64] * (1 + arguments))(build)
 
 
 @operation(types.void, int64, int64)
@@ -395,7 +404,7 @@ def meet(counter: int, team: int, turn: int, sleep: int) -> int:
     return turn + 1
 
 
-@inlined
+@compiled
 def share(count: int, thread: int, team: int) -> tuple[int, int]:
     """Which of `count` units this thread of the team does: from, to."""
     return count * thread // team, count * (thread + 1) // team

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.quantized import keep_code
 from tests.utils.kernels.test_blocks import bytes_of
 from utils.kernels.blocks import GROUP, TYPES, Codes, read_blocks
 from utils.kernels.instruction_sets import instruction_set, why_not
@@ -19,13 +20,7 @@ from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, Qua
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _kept_code() -> None:
-    """Compiled once for all test processes of this machine's user."""
-    from utils.kernels.compiler import keep_in
-    from utils.loading.cache import cache_folder
-
-    keep_in(cache_folder() / "compiled")
+keep_code()
 
 
 def twin(x: np.ndarray, weight: Codes) -> np.ndarray:
