@@ -11,7 +11,7 @@ product. Knows no tokens' meaning and keeps no state between passes. Its parts s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -49,14 +49,14 @@ def _one_token(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, sca
     return (scores.softmax(dim=-1) @ values).view(q.shape)
 
 
-def supports(model: object) -> bool:
+def supports(model: object, families: Collection[str] = FAMILIES) -> bool:
     """Whether `LlamaNetwork` computes exactly what `model` does.
 
     True for the families above on one device, with SiLU, full attention in every layer and
     rotary frequencies that do not depend on the length.
     """
     config: Any = getattr(model, "config", None)
-    if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers."):
+    if type(model).__name__ not in families or not type(model).__module__.startswith("transformers."):
         return False
     rope = getattr(config, "rope_parameters", None) or {}
     windowed = type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None
