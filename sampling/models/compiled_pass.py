@@ -1,0 +1,496 @@
+"""The whole pass of a Llama-like model as one compiled function, run by every thread of a team; barriers part its
+stages.
+
+The stages of a layer: norm | q, k, v | rotary, keys and values into the cache | attention | o, added to x | norm |
+gate, up, SwiGLU | down, added to x. Each ends in quantised activations where a product follows. What is computed for a
+row never depends on the other rows, the threads or the slots that its tokens lie in, but on the row's tokens in their
+order: sums over what it sees run in that order. Imports numba; sampling/models/fused.py calls it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import float32
+
+from utils.kernels.blocks import COLUMNS, GROUP
+from utils.kernels.compiler import Entry
+from utils.kernels.products import ROWS, SIZES, UNIT, columns, look_up, quantise
+from utils.kernels.team import TEAM
+from utils.kernels.vectors import (
+    F16,
+    F32,
+    WIDTH,
+    Body,
+    F,
+    add,
+    asked,
+    calling,
+    compiled,
+    div,
+    exponential,
+    fma,
+    get64,
+    get_float,
+    larger,
+    largest,
+    load,
+    loop,
+    meet,
+    moved,
+    mul,
+    number,
+    one_of,
+    put_float,
+    put_half,
+    read,
+    record_at,
+    share,
+    splat,
+    spread,
+    store,
+    store_half,
+    sub,
+    times_plus,
+    total,
+    write,
+)
+
+
+def _record(fields: str, first: list[tuple[str, type]] | None = None) -> np.dtype:
+    return np.dtype([*(first or []), *((name, np.int64) for name in fields.split())])
+
+
+# Sizes, then addresses. Of a weight: its address and the number of its layout.
+PASS = _record(
+    "rows kept fed layers hidden inner heads shared size vocab_blocks "  # fed: rows of one sequence; kept: with logits
+    "batch slots half wide "  # of the cache, wide: bytes of one of its numbers
+    "row table embed embed_layout head head_layout norm turns keys values "
+    "x qkv normed mixed gated buffer buffer_size scores scores_size scores_row logits states "
+    "epsilon scale columns score mix",
+    TEAM,
+)
+LAYER = _record(
+    "before after q q_layout k k_layout v v_layout o o_layout gate gate_layout up up_layout down down_layout "
+    "q_bias k_bias v_bias q_norm k_norm"
+)
+ROW = _record("id position sequence slot seen more count")  # sees the first `seen` slots, then those in the list `more`
+
+_pass_at, _layer_at, _row_at = record_at(PASS), record_at(LAYER), record_at(ROW)
+_LAYER_SIZE, _ROW_SIZE = LAYER.itemsize, ROW.itemsize
+
+HEADS = 4  # queries that share one reading of a key
+CHUNK = 4  # blocks of 16 slots that stay in the first cache for all rows of a tile
+LOWEST = -1e30  # the score of what is not there
+
+
+# -- attention's inner loops --------------------------------------------------------------------------------
+
+
+def scores_of(heads: int, half: bool) -> Body:
+    """(keys, queries, scores, blocks, bytes between two queries' scores, size): query · key for 16 slots a block.
+
+    Keys lie [block][size][16 slots], queries one after another. The sums over even and odd dimensions run apart.
+    """
+    size_of = 2 if half else 4
+    line = ir.VectorType(F16 if half else F32, WIDTH)
+    chains = 2 if heads <= 2 else 1
+
+    def body(builder: Any, keys: Any, queries: Any, scores: Any, blocks: Any, between: Any, size: Any) -> None:
+        def block(index: Any, _: list[Any]) -> list[Any]:
+            first = builder.add(keys, builder.mul(index, builder.mul(size, number(WIDTH * size_of))))
+
+            def dimensions(pair: Any, sums: list[Any]) -> list[Any]:
+                place, query = moved(builder, first, pair, 2 * WIDTH * size_of), moved(builder, queries, pair, 8)
+                for odd in (0, 1):
+                    key = read(builder, place, line, odd * WIDTH * size_of)
+                    key = builder.fpext(key, F) if half else key
+                    at = query
+                    for head in range(heads):
+                        by = spread(builder, read(builder, at, F32, 4 * odd))
+                        chain = head * chains + odd % chains
+                        sums = [*sums[:chain], times_plus(builder, key, by, sums[chain]), *sums[chain + 1 :]]
+                        at = builder.add(at, builder.mul(size, number(4)))
+                return sums
+
+            sums = loop(builder, builder.lshr(size, number(1)), [ir.Constant(F, None)] * heads * chains, dimensions)
+            out = moved(builder, scores, index, 4 * WIDTH)
+            for head in range(heads):
+                parts = sums[head * chains : (head + 1) * chains]
+                write(builder, parts[0] if chains == 1 else builder.fadd(*parts), out)
+                out = builder.add(out, between)
+            return []
+
+        loop(builder, blocks, [], block)
+
+    return body
+
+
+def mixture_of(heads: int, half: bool) -> Body:
+    """(values, weights, sums, slots, bytes between queries' weights, size): sums += weight · value, slot after slot.
+
+    Values lie [slot][size], sums [query][size].
+    """
+    size_of = 2 if half else 4
+    line = ir.VectorType(F16 if half else F32, WIDTH)
+
+    def body(builder: Any, values: Any, weights: Any, sums: Any, slots: Any, between: Any, size: Any) -> None:
+        row = builder.mul(size, number(size_of))
+
+        def part(index: Any, _: list[Any]) -> list[Any]:
+            first = moved(builder, values, index, WIDTH * size_of)
+            place = [moved(builder, sums, index, 4 * WIDTH)]
+            for _head in range(heads - 1):
+                place.append(builder.add(place[-1], builder.mul(size, number(4))))
+
+            def one(slot: Any, held: list[Any]) -> list[Any]:
+                value = read(builder, builder.add(first, builder.mul(slot, row)), line)
+                value = builder.fpext(value, F) if half else value
+                at, new = moved(builder, weights, slot, 4), []
+                for head in range(heads):
+                    new.append(times_plus(builder, spread(builder, read(builder, at, F32)), value, held[head]))
+                    at = builder.add(at, between)
+                return new
+
+            for where, value in zip(
+                place, loop(builder, slots, [read(builder, at, F) for at in place], one), strict=True
+            ):
+                write(builder, value, where)
+            return []
+
+        loop(builder, builder.lshr(size, number(4)), [], part)
+
+    return body
+
+
+_KINDS = [(heads, half) for half in (False, True) for heads in range(1, HEADS + 1)]
+_scores = one_of("scores", [scores_of(heads, half) for heads, half in _KINDS], 6)
+_mixture = one_of("mixture", [mixture_of(heads, half) for heads, half in _KINDS], 6)
+
+
+def _score(kind: int, keys: int, queries: int, scores: int, blocks: int, between: int, size: int) -> None:
+    _scores(kind, keys, queries, scores, blocks, between, size)
+
+
+def _mix(kind: int, values: int, weights: int, sums: int, slots: int, between: int, size: int) -> None:
+    _mixture(kind, values, weights, sums, slots, between, size)
+
+
+score_entry, mix_entry, _call = Entry(_score, 7), Entry(_mix, 7), calling(7)
+
+
+@compiled
+def score(p: Any, keys: int, queries: int, scores: int, blocks: int) -> None:
+    """Scores of all queries that share these keys, for the slots of so many blocks."""
+    group = p.heads // p.shared
+    for first in range(0, group, HEADS):
+        kind = p.half * HEADS + min(HEADS, group - first) - 1
+        out = scores + first * p.scores_row
+        _call(p.score, kind, keys, queries + 4 * first * p.size, out, blocks, p.scores_row, p.size)
+
+
+@compiled
+def mix(p: Any, values: int, weights: int, sums: int, slots: int) -> None:
+    """Adds so many slots' values, weighted, to the sums of all queries that share them."""
+    group = p.heads // p.shared
+    for first in range(0, group, HEADS):
+        kind = p.half * HEADS + min(HEADS, group - first) - 1
+        at, out = weights + first * p.scores_row, sums + 4 * first * p.size
+        _call(p.mix, kind, values, at, out, slots, p.scores_row, p.size)
+
+
+# -- the stages -------------------------------------------------------------------------------------------------
+
+
+@compiled
+def embed(p: Any, thread: int, team: int) -> None:
+    first, last = share(p.rows, thread, team)
+    for row in range(first, last):
+        token = _row_at(p.row + row * _ROW_SIZE).id
+        look_up(p.embed_layout, p.embed, token, p.x + 4 * row * p.hidden, p.hidden // GROUP)
+
+
+@compiled
+def inverse_rms(x: int, size: int, epsilon: float) -> Any:
+    squares = splat(float32(0.0))
+    for at in range(0, 4 * size, 4 * WIDTH):
+        part = load(x + at)
+        squares = fma(part, part, squares)
+    return splat(float32(1.0) / math.sqrt(total(squares) / float32(size) + epsilon))
+
+
+@compiled
+def norm(p: Any, weight: int, thread: int, team: int) -> None:
+    """x / rms(x) · weight of every row, quantised."""
+    first, last = share(p.rows, thread, team)
+    groups = p.hidden // GROUP
+    for row in range(first, last):
+        x = p.x + 4 * row * p.hidden
+        by = inverse_rms(x, p.hidden, get_float(p.epsilon))
+        for group in range(groups):
+            at = 4 * GROUP * group
+            low = mul(mul(load(x + at), by), load(weight + at))
+            high = mul(mul(load(x + at + 64), by), load(weight + at + 64))
+            quantise(low, high, p.normed, row, group, groups)
+
+
+@compiled
+def last_norm(p: Any, thread: int, team: int) -> None:
+    """The same of the rows that get logits; of all rows where their states are asked for."""
+    first, last = share(p.rows, thread, team)
+    groups = p.hidden // GROUP
+    for row in range(first, last):
+        sequence, place = row // p.fed, row % p.fed - (p.fed - p.kept)
+        if place < 0 and p.states == 0:
+            continue
+        x = p.x + 4 * row * p.hidden
+        by = inverse_rms(x, p.hidden, get_float(p.epsilon))
+        for group in range(groups):
+            at = 4 * GROUP * group
+            low = mul(mul(load(x + at), by), load(p.norm + at))
+            high = mul(mul(load(x + at + 64), by), load(p.norm + at + 64))
+            if place >= 0:
+                quantise(low, high, p.normed, sequence * p.kept + place, group, groups)
+            if p.states:
+                store(p.states + 4 * row * p.hidden + at, low)
+                store(p.states + 4 * row * p.hidden + at + 64, high)
+
+
+@compiled
+def query_key_value(p: Any, layer: Any, thread: int, team: int) -> None:
+    """Three products side by side; units of 16 columns."""
+    groups = p.hidden // GROUP
+    of_query, of_key = p.heads * p.size // COLUMNS, p.shared * p.size // COLUMNS
+    width = COLUMNS * (of_query + 2 * of_key)
+    first, last = share(of_query + 2 * of_key, thread, team)
+    for unit in range(first, last):
+        weight, layout, place = layer.q, layer.q_layout, unit
+        if unit >= of_query + of_key:
+            weight, layout, place = layer.v, layer.v_layout, unit - of_query - of_key
+        elif unit >= of_query:
+            weight, layout, place = layer.k, layer.k_layout, unit - of_query
+        block = weight + place * groups * SIZES[layout]
+        columns(p.columns, layout, block, p.normed, p.qkv + 4 * COLUMNS * unit, groups, width, p.rows)
+
+
+@compiled
+def add_bias(x: int, bias: int, size: int) -> None:
+    if bias:
+        for at in range(0, 4 * size, 4 * WIDTH):
+            store(x + at, add(load(x + at), load(bias + at)))
+
+
+@compiled
+def turn(p: Any, x: int, weight: int, position: int, scale: float) -> None:
+    """One head of a query or key, in place: its norm where the model has one, rotary embedding, the scale."""
+    half, by = 2 * p.size, splat(scale)  # half: bytes of half a head
+    if weight:
+        inverse = inverse_rms(x, p.size, get_float(p.epsilon))
+        for at in range(0, 2 * half, 4 * WIDTH):
+            store(x + at, mul(mul(load(x + at), inverse), load(weight + at)))
+    turns = p.turns + 2 * half * position
+    for at in range(0, half, 4 * WIDTH):
+        a, b, cos, sin = load(x + at), load(x + half + at), load(turns + at), load(turns + half + at)
+        store(x + at, mul(sub(mul(a, cos), mul(b, sin)), by))
+        store(x + half + at, mul(add(mul(b, cos), mul(a, sin)), by))
+
+
+@compiled
+def cached(p: Any, index: int, sequence: int, head: int) -> int:
+    """Where the slots of a layer, sequence and head begin, counted in bytes from the cache's first."""
+    return ((index * p.batch + sequence) * p.shared + head) * p.slots * p.size * p.wide
+
+
+@compiled
+def place_heads(p: Any, layer: Any, index: int, thread: int, team: int) -> None:
+    """Queries and keys turned to their positions, keys and values written to their slots; units are (row, head)."""
+    every = p.heads + 2 * p.shared
+    first, last = share(p.rows * every, thread, team)
+    for unit in range(first, last):
+        row, head = _row_at(p.row + unit // every * _ROW_SIZE), unit % every
+        x = p.qkv + 4 * unit * p.size
+        if head < p.heads:
+            add_bias(x, layer.q_bias + 4 * head * p.size if layer.q_bias else 0, p.size)
+            turn(p, x, layer.q_norm, row.position, get_float(p.scale))
+        elif head < p.heads + p.shared:
+            own = head - p.heads
+            add_bias(x, layer.k_bias + 4 * own * p.size if layer.k_bias else 0, p.size)
+            turn(p, x, layer.k_norm, row.position, float32(1.0))
+            block, lane = row.slot // WIDTH, row.slot % WIDTH
+            key = p.keys + cached(p, index, row.sequence, own) + p.wide * (block * WIDTH * p.size + lane)
+            for at in range(p.size):
+                if p.half:
+                    put_half(key + 2 * WIDTH * at, get_float(x + 4 * at))
+                else:
+                    put_float(key + 4 * WIDTH * at, get_float(x + 4 * at))
+        else:
+            own = head - p.heads - p.shared
+            add_bias(x, layer.v_bias + 4 * own * p.size if layer.v_bias else 0, p.size)
+            value = p.values + cached(p, index, row.sequence, own) + p.wide * row.slot * p.size
+            for at in range(0, p.size, WIDTH):
+                if p.half:
+                    store_half(value + 2 * at, load(x + 4 * at))
+                else:
+                    store(value + 4 * at, load(x + 4 * at))
+
+
+@compiled
+def softmax(scores: int, count: int) -> float:
+    """e to the power of each score less the largest, in place; 1 / their sum."""
+    for place in range(count, (count + WIDTH - 1) // WIDTH * WIDTH):
+        put_float(scores + 4 * place, float32(LOWEST))
+    top = load(scores)
+    for place in range(WIDTH, count, WIDTH):
+        top = larger(top, load(scores + 4 * place))
+    most, sums = splat(largest(top)), splat(float32(0.0))
+    for place in range(0, count, WIDTH):
+        part = exponential(sub(load(scores + 4 * place), most))
+        store(scores + 4 * place, part)
+        sums = add(sums, part)
+    return float32(1.0) / total(sums)
+
+
+@compiled
+def attention(p: Any, index: int, thread: int, team: int) -> None:
+    """Softmax(query · keys) · values, quantised; units are (head of keys, row), rows of one sequence in tiles."""
+    group, every, chunk = p.heads // p.shared, p.heads + 2 * p.shared, CHUNK * WIDTH
+    groups = p.heads * p.size // GROUP
+    sums, memory = p.buffer + thread * p.buffer_size, p.scores + thread * p.scores_size
+    of_row, one = group * p.scores_row, 4 * group * p.size  # bytes of a row's scores, of its sums
+    first, last = share(p.shared * p.rows, thread, team)
+    unit = first
+    while unit < last:
+        head, start = unit // p.rows, unit % p.rows
+        tile = min(ROWS, p.rows - start, last - unit, p.fed - start % p.fed)
+        unit += tile
+        at = cached(p, index, start // p.fed, head)
+        keys, values = p.keys + at, p.values + at
+        most = 0
+        for row in range(tile):
+            most = max(most, _row_at(p.row + (start + row) * _ROW_SIZE).seen)
+        for block in range(0, (most + WIDTH - 1) // WIDTH, CHUNK):
+            for row in range(tile):
+                seen = _row_at(p.row + (start + row) * _ROW_SIZE).seen
+                blocks = min(CHUNK, (seen + WIDTH - 1) // WIDTH - block)
+                if blocks > 0:
+                    query = p.qkv + 4 * ((start + row) * every + head * group) * p.size
+                    place = memory + row * of_row + 4 * WIDTH * block
+                    score(p, keys + p.wide * block * WIDTH * p.size, query, place, blocks)
+        for row in range(tile):
+            of = _row_at(p.row + (start + row) * _ROW_SIZE)
+            query, scores = p.qkv + 4 * ((start + row) * every + head * group) * p.size, memory + row * of_row
+            spare = memory + ROWS * of_row  # the scores of a block, of which one slot is seen
+            for more in range(of.count):
+                slot = get64(of.more + 8 * more)
+                score(p, keys + p.wide * (slot // WIDTH) * WIDTH * p.size, query, spare, 1)
+                for other in range(group):
+                    at = other * p.scores_row
+                    put_float(scores + at + 4 * (of.seen + more), get_float(spare + at + 4 * (slot % WIDTH)))
+            for other in range(group):
+                by = softmax(scores + other * p.scores_row, of.seen + of.count)
+                put_float(sums + ROWS * one + 64 + 4 * (row * group + other), by)
+            for place in range(0, one, 4 * WIDTH):
+                store(sums + row * one + place, splat(float32(0.0)))
+        for slot in range(0, most, chunk):
+            for row in range(tile):
+                slots = min(chunk, _row_at(p.row + (start + row) * _ROW_SIZE).seen - slot)
+                if slots > 0:
+                    mix(p, values + p.wide * slot * p.size, memory + row * of_row + 4 * slot, sums + row * one, slots)
+        for row in range(tile):
+            of = _row_at(p.row + (start + row) * _ROW_SIZE)
+            for more in range(of.count):
+                value = values + p.wide * get64(of.more + 8 * more) * p.size
+                mix(p, value, memory + row * of_row + 4 * (of.seen + more), sums + row * one, 1)
+            for other in range(group):
+                by = splat(get_float(sums + ROWS * one + 64 + 4 * (row * group + other)))
+                for part in range(p.size // GROUP):
+                    x = sums + row * one + 4 * (other * p.size + GROUP * part)
+                    place = (head * group + other) * p.size // GROUP + part
+                    quantise(mul(load(x), by), mul(load(x + 64), by), p.mixed, start + row, place, groups)
+
+
+@compiled
+def added(p: Any, weight: int, layout: int, activations: int, groups: int, thread: int, team: int) -> None:
+    """x += the product; units of 16 columns."""
+    buffer = p.buffer + thread * p.buffer_size
+    first, last = share(p.hidden // COLUMNS, thread, team)
+    for unit in range(first, last):
+        block = weight + unit * groups * SIZES[layout]
+        for start in range(0, p.rows, ROWS):
+            rows = min(ROWS, p.rows - start)
+            columns(
+                p.columns, layout, block, activations + start // ROWS * groups * UNIT, buffer, groups, COLUMNS, rows
+            )
+            for row in range(rows):
+                x = p.x + 4 * ((start + row) * p.hidden + COLUMNS * unit)
+                store(x, add(load(x), load(buffer + 4 * COLUMNS * row)))
+
+
+@compiled
+def swiglu(gate: Any, up: Any) -> Any:
+    return mul(div(gate, add(splat(float32(1.0)), exponential(sub(splat(float32(0.0)), gate)))), up)
+
+
+@compiled
+def gate_up(p: Any, layer: Any, thread: int, team: int) -> None:
+    """SwiGLU of two products, quantised; units of 32 columns of each: one group of activations."""
+    groups, buffer = p.hidden // GROUP, p.buffer + thread * p.buffer_size
+    first, last = share(p.inner // GROUP, thread, team)
+    for unit in range(first, last):
+        gate = layer.gate + 2 * unit * groups * SIZES[layer.gate_layout]
+        up = layer.up + 2 * unit * groups * SIZES[layer.up_layout]
+        for start in range(0, p.rows, ROWS):
+            rows, x = min(ROWS, p.rows - start), p.normed + start // ROWS * groups * UNIT
+            for half in range(2):
+                block = half * groups * SIZES[layer.gate_layout]
+                columns(p.columns, layer.gate_layout, gate + block, x, buffer + 64 * half, groups, 64, rows)
+                block = half * groups * SIZES[layer.up_layout]
+                columns(p.columns, layer.up_layout, up + block, x, buffer + 128 + 64 * half, groups, 64, rows)
+            for row in range(rows):
+                y = buffer + 256 * row
+                low, high = swiglu(load(y), load(y + 128)), swiglu(load(y + 64), load(y + 192))
+                quantise(low, high, p.gated, start + row, unit, p.inner // GROUP)
+
+
+@compiled
+def head(p: Any, thread: int, team: int) -> None:
+    groups, rows = p.hidden // GROUP, p.kept * (p.rows // p.fed)
+    first, last = share(p.vocab_blocks, thread, team)
+    for unit in range(first, last):
+        block = p.head + unit * groups * SIZES[p.head_layout]
+        y = p.logits + 4 * COLUMNS * unit
+        columns(p.columns, p.head_layout, block, p.normed, y, groups, COLUMNS * p.vocab_blocks, rows)
+
+
+def _pass(record: int) -> None:
+    p = _pass_at(record)
+    thread, team, at = asked(p.thread_number), asked(p.team_size), 0
+    embed(p, thread, team)
+    at = meet(p.meeting, team, at, p.sleep)
+    for index in range(p.layers):
+        layer = _layer_at(p.table + index * _LAYER_SIZE)
+        norm(p, layer.before, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+        query_key_value(p, layer, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+        place_heads(p, layer, index, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+        attention(p, index, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+        added(p, layer.o, layer.o_layout, p.mixed, p.heads * p.size // GROUP, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+        norm(p, layer.after, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+        gate_up(p, layer, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+        added(p, layer.down, layer.down_layout, p.gated, p.inner // GROUP, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+    last_norm(p, thread, team)
+    at = meet(p.meeting, team, at, p.sleep)
+    head(p, thread, team)
+
+
+whole_pass = Entry(_pass)

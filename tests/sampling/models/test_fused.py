@@ -1,0 +1,211 @@
+"""The compiled pass: against transformers over the same numbers, and its contract, row invariance, bit for bit."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sampling.api import autoregressive_generate, speculative_generate
+from sampling.models.causal import CausalLM
+from sampling.models.fused import CACHE_DTYPES, FusedCache, FusedNetwork, supports
+from sampling.models.masks import additive, places
+from sampling.models.network import TransformersNetwork
+from sampling.types import Draft
+from tests.support.quantized import SHAPES, dense_copy, keep_code, quantized_model
+from utils.kernels.instruction_sets import instruction_set, why_not
+
+pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+
+keep_code()
+
+VOCAB = 203
+WIDTHS = (*range(1, 17), 64, 256)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return quantized_model("llama, three queries a key")
+
+
+def feed(network: Any, cache: Any, ids: list[int], keep: int | None = None, width: int | None = None) -> Tensor:
+    """Logits [len(ids), V] of a chain fed in pieces of `width`."""
+    found = []
+    for at in range(0, len(ids), width or len(ids)):
+        piece = torch.tensor([ids[at : at + (width or len(ids))]])
+        positions = torch.arange(cache.length, cache.length + piece.shape[1])[None]
+        found.append(network.forward(piece, positions, None, cache, keep or piece.shape[1])[0][0])
+    return torch.cat(found)
+
+
+def tree(network: Any, cache: Any, ids: list[int], parents: list[int], length: int) -> Tensor:
+    """Logits [N, V] of the nodes of a tree behind `length` cached tokens."""
+    positions, seen = places([length], [[]], torch.tensor(parents), length, 0, len(ids))
+    mask = additive(seen, network)
+    logits: Tensor = network.forward(torch.tensor([ids]), positions, mask, cache, len(ids))[0][0]
+    return logits
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB), k=count)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_it_computes_what_transformers_computes(shape: str, tied: bool) -> None:
+    model = quantized_model(shape, tied=tied)
+    assert supports(model)
+    network, plain = FusedNetwork(model), TransformersNetwork(dense_copy(model))
+    ids = torch.tensor([tokens(40, 1), tokens(40, 2)])
+    positions = torch.arange(40).expand(2, -1)
+    cache, other = network.new_cache(2), plain.new_cache(2)
+    logits, states = network.forward(ids, positions, None, cache, 7, hidden=True)
+    expected, plain_states = plain.forward(ids, positions, None, other, 7, hidden=True)
+    assert logits.shape == expected.shape
+    assert divergence(expected, logits) < 1e-5
+    assert states is not None
+    assert plain_states is not None
+    assert torch.allclose(states, plain_states, atol=0.02)
+    for mine, theirs in zip(cache.layer(1), other.layer(1), strict=True):
+        assert torch.allclose(mine, theirs, atol=0.02)
+
+
+def divergence(p: Tensor, q: Tensor) -> float:
+    """Mean KL(p ‖ q) of logits."""
+    p, q = p.log_softmax(-1), q.log_softmax(-1)
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+@pytest.mark.parametrize("cached", [0, 5, 47, 300])
+def test_a_row_is_the_same_in_a_pass_of_any_width(model: Any, dtype: torch.dtype, cached: int) -> None:
+    network = FusedNetwork(model, dtype)
+    text = tokens(cached + 256)
+    alone, begun = network.new_cache(1), network.new_cache(1)
+    if cached:
+        assert torch.equal(feed(network, alone, text[:cached], width=1)[-1], feed(network, begun, text[:cached])[-1])
+    one_by_one = feed(network, alone, text[cached:], width=1)
+    for width in WIDTHS:
+        cache = begun.fork()
+        assert torch.equal(feed(network, cache, text[cached:], width=width), one_by_one), width
+        for layer in range(network.layers):
+            for got, expected in zip(cache.layer(layer), alone.layer(layer), strict=True):
+                assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+@pytest.mark.parametrize("cached", [1, 15, 130])
+def test_a_node_of_a_tree_is_the_same_as_in_its_own_text(model: Any, dtype: torch.dtype, cached: int) -> None:
+    network, chance = FusedNetwork(model, dtype), random.Random(cached)
+    text, ids = tokens(cached, cached), tokens(24, cached + 1)
+    parents = [chance.randrange(-1, node) for node in range(len(ids))]
+    cache = network.new_cache(1)
+    feed(network, cache, text)
+    bare = cache.fork()
+    logits = tree(network, cache, ids, parents, cached)
+    for node in range(len(ids)):
+        path = [node]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        plain = feed(network, bare.fork(), [ids[one] for one in path], width=1)[-1]
+        assert torch.equal(logits[node], plain)
+    after = torch.tensor([[0, cached + one, cached + place] for place, one in enumerate(path)]).T
+    cache.shift(after, cached + len(path))
+    feed(network, bare, [ids[one] for one in path])
+    assert torch.equal(feed(network, cache, [3]), feed(network, bare, [3]))
+
+
+def test_the_number_of_threads_changes_nothing(model: Any) -> None:
+    before, text, found = torch.get_num_threads(), tokens(90), []
+    network = FusedNetwork(model)
+    try:
+        for threads in (1, 2, 3, 2):
+            torch.set_num_threads(threads)
+            found.append(feed(network, network.new_cache(1), text, width=13))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_rows_beside_each_other_are_as_if_each_were_alone(model: Any) -> None:
+    network = FusedNetwork(model)
+    texts = [tokens(20, 1), tokens(11, 2), tokens(17, 3)]
+    session = CausalLM(network).open(texts)
+    together = session.score(texts, Draft(torch.tensor([[4, 5], [6, 7], [8, -1]])))
+    for row, text in enumerate(texts):
+        own = CausalLM(network).open([text]).score([text], Draft(torch.tensor([[[4, 5], [6, 7], [8, 9]][row]])))
+        count = 2 if row == 2 else 3
+        assert torch.equal(together[row, :count], own[0, :count])
+
+
+def test_text_with_drafts_is_the_text_without(model: Any) -> None:
+    network, prompt = FusedNetwork(model), tokens(30)
+    other = FusedNetwork(quantized_model("llama, three queries a key", kinds=("Q8_0",)))
+    plain = autoregressive_generate(prompt, network, max_gen_len=40)
+    assert len(plain) == 40
+    for gamma in (1, 3, 7):
+        text, rate = speculative_generate(prompt, other, network, gamma=gamma, max_gen_len=40)
+        assert text == plain
+        assert 0 < rate < 1
+
+
+def test_what_cannot_be_said_to_a_kernel_is_refused(model: Any) -> None:
+    network = FusedNetwork(model)
+    with pytest.raises(IndexError):
+        feed(network, network.new_cache(1), [VOCAB])
+    with pytest.raises(ValueError, match="no compiled pass"):
+        FusedNetwork(dense_copy(model))
+    with pytest.raises(ValueError, match="empty"):
+        network.new_cache(1).layer(0)
+
+
+def test_a_text_that_spoils_the_numbers_spoils_itself_alone(model: Any) -> None:
+    broken = quantized_model("llama, three queries a key")
+    broken.model.norm.weight[3] = float("inf")
+    logits = feed(FusedNetwork(broken), FusedNetwork(broken).new_cache(1), tokens(5))
+    assert logits.isnan().all()
+    good = FusedNetwork(model)
+    assert feed(good, good.new_cache(1), tokens(5)).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+def test_a_cache_moves_selects_and_copies_what_it_holds(dtype: torch.dtype) -> None:
+    cache = FusedCache(2, 3, 32, dtype)
+    cache.reserve(2, 40)
+    cache.keys.copy_(torch.randn(cache.keys.shape))
+    cache.values.copy_(torch.randn(cache.values.shape))
+    cache.length = 40
+    before = [[part.clone() for part in cache.layer(layer)] for layer in range(2)]
+    twin = cache.fork()
+    cache.shift(torch.tensor([[0, 1, 1], [30, 20, 37], [5, 6, 20]]), 21)
+    for layer in range(2):
+        for now, then in zip(cache.layer(layer), before[layer], strict=True):
+            assert now.shape == (2, 3, 21, 32)
+            assert torch.equal(now[0, :, 5], then[0, :, 30])
+            assert torch.equal(now[1, :, 6], then[1, :, 20])
+            assert torch.equal(now[1, :, 20], then[1, :, 37])
+            assert torch.equal(now[1, :, 7:20], then[1, :, 7:20])
+    twin.reserve(2, 1000)
+    twin.select(torch.tensor([1, 1, 0]))
+    assert torch.equal(twin.layer(1)[0][[0, 2]], before[1][0][[1, 0]])
+    twin.crop(3)
+    assert twin.layer(0)[1].shape[2] == 3
+
+
+def test_two_threads_of_the_interpreter_take_turns(model: Any) -> None:
+    network, text = FusedNetwork(model), tokens(30)
+    want, found = feed(network, network.new_cache(1), text), []
+
+    def ask() -> None:
+        found.append(all(torch.equal(feed(network, network.new_cache(1), text), want) for _ in range(20)))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert found == [True] * 3
