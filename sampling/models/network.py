@@ -129,6 +129,8 @@ def network_of(model: Any) -> Network:
     """The fastest Network for `model`: itself if it is one, a hand-written pass where there is one."""
     if hasattr(model, "new_cache") and hasattr(model, "forward"):
         return cast(Network, model)
-    from sampling.models import llama
+    from sampling.models import fused, llama
 
+    if fused.supports(model):
+        return fused.FusedNetwork(model)
     return llama.LlamaNetwork(model) if llama.supports(model) else TransformersNetwork(model)

@@ -212,12 +212,12 @@ def ready(*parts: object) -> None:
 
 
 def unpacked_copy(model: nn.Module) -> nn.Module:
-    """A plain model to compare a packed one with: its `PackedLinear`s are `nn.Linear`s again.
+    """A plain model to compare a packed one with: layers that can be unpacked are plain ones again.
 
     Everything else (embeddings, norms, buffers) is shared with `model`, so only the linear weights take
     memory a second time. Returns `model` itself if nothing in it is packed.
     """
-    packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    packed: list[Any] = [module for module in model.modules() if hasattr(module, "unpacked")]
     if not packed:
         return model
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
