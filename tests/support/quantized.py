@@ -11,7 +11,7 @@ import transformers
 from gguf import GGMLQuantizationType, quants
 from torch import nn
 
-from utils.kernels.blocks import TYPES, read_blocks
+from utils.kernels.blocks import read_blocks
 from utils.kernels.compiler import keep_in
 from utils.kernels.quantized_linear import PackedWeight, put_weights
 from utils.loading.cache import cache_folder
@@ -64,7 +64,7 @@ def quantized_model(shape: str, kinds: tuple[str, ...] = KINDS, tied: bool = Tru
 
 def quantised(weight: np.ndarray, kind: str) -> np.ndarray:
     """Bytes [N, …] of float32 [N, K] as the gguf package rounds it."""
-    assert kind in TYPES
+
     return quants.quantize(weight, GGMLQuantizationType[kind])
 
 

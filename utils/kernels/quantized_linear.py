@@ -113,9 +113,9 @@ class _Quantized(nn.Module):
         self.packed = packed
 
     @property
-    def weight(self) -> Tensor:
-        """A dense copy of the weight, made anew at every access."""
-        return self.packed.dense()
+    def weight(self) -> nn.Parameter:
+        """A dense copy of the weight, made anew at every access: writing to it changes nothing."""
+        return nn.Parameter(self.packed.dense(), requires_grad=False)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -149,7 +149,7 @@ class QuantizedLinear(_Quantized):
         """The plain layer with the same numbers."""
         with torch.device("meta"):
             linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
-        linear.weight = nn.Parameter(self.weight, requires_grad=False)
+        linear.weight = self.weight
         if self.bias is not None:
             linear.bias = nn.Parameter(self.bias, requires_grad=False)
         return linear.train(self.training)

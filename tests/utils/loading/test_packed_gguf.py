@@ -1,0 +1,167 @@
+"""A GGUF file loaded as it is: the same weights as its conversion to float32, mapped from the cache, or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from sampling.api import autoregressive_generate, ngram_assisted_speculative_generate, speculative_generate
+from sampling.models.causal import CausalLM
+from sampling.models.fused import FusedNetwork
+from tests.support.quantized import keep_code, quantised
+from utils.catalogue.catalogue import load_catalogue
+from utils.catalogue.specs import spec_from_argument
+from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.kernels.packed_linear import unpacked_copy
+from utils.kernels.quantized_linear import QuantizedLinear
+from utils.loading.build import load_model
+from utils.loading.cache import cache_folder
+from utils.loading.loaded import LoadedModel, LoadOptions
+from utils.loading.packed_gguf import UnfitError, halves_apart, module_name, packed_entry
+from utils.loading.sources import model_folder
+from utils.progress import never, silent
+
+pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+keep_code()
+
+CATALOGUE = Path(__file__).parents[3] / "models.yaml"
+
+
+def loaded(quantization: str) -> LoadedModel:
+    spec, options = load_catalogue(CATALOGUE).pair("smollm2").target, LoadOptions(device="cpu")
+    folder = model_folder(spec, options, silent, never)
+    return load_model(spec, folder, options, "cpu", quantization, silent, never)
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    return loaded("auto")
+
+
+@pytest.fixture(scope="module")
+def plain() -> LoadedModel:
+    return loaded("none")
+
+
+def test_the_default_model_keeps_its_four_bits(target: LoadedModel, plain: LoadedModel) -> None:
+    assert (target.quantization, target.dtype) == ("Q4_1", torch.float32)
+    assert (target.parameters, target.context, target.vocab_size) == (plain.parameters, plain.context, plain.vocab_size)
+    assert target.bytes < 100e6 < plain.bytes
+    assert plain.quantization == "none"
+    linears = [part for part in target.model.modules() if isinstance(part, QuantizedLinear)]
+    assert len(linears) == 7 * 30 + 1
+    assert isinstance(linears[0].packed.data.base, np.memmap | np.ndarray)
+
+
+def test_its_weights_are_those_of_the_conversion(target: LoadedModel, plain: LoadedModel) -> None:
+    converted = plain.model.state_dict()
+    assert all(torch.equal(value, converted[name]) for name, value in target.model.state_dict().items())
+
+
+def test_its_laws_are_those_of_float32(target: LoadedModel, plain: LoadedModel) -> None:
+    ids = torch.tensor([list(range(500, 628))])
+    positions, found = torch.arange(ids.shape[1])[None], []
+    for model in (plain.model, target.model):
+        network = CausalLM(model).network
+        found.append(network.forward(ids, positions, None, network.new_cache(1), ids.shape[1])[0][0].log_softmax(-1))
+    assert isinstance(network, FusedNetwork)
+    assert float((found[0].exp() * (found[0] - found[1])).sum(-1).mean()) < 1e-5
+    assert torch.equal(found[0].argmax(-1), found[1].argmax(-1))
+
+
+def test_its_own_forward_computes_with_the_same_layers(target: LoadedModel) -> None:
+    ids = torch.tensor([[5, 600, 7000, 80]])
+    with torch.no_grad():
+        logits, expected = target.model(ids).logits, unpacked_copy(target.model)(ids).logits
+    assert torch.allclose(logits, expected, atol=0.1)
+
+
+def test_text_with_drafts_is_plain_decoding(target: LoadedModel, plain: LoadedModel) -> None:
+    network = FusedNetwork(target.model)
+    prompt = list(range(1000, 1040)) * 2
+    text = autoregressive_generate(prompt, network, max_gen_len=48)
+    assert speculative_generate(prompt, plain.model, network, gamma=4, max_gen_len=48)[0] == text
+    assert ngram_assisted_speculative_generate(prompt, None, network, gamma=6, max_gen_len=48)[0] == text
+
+
+def test_a_second_load_maps_what_the_first_has_written(target: LoadedModel) -> None:
+    digest = str(load_catalogue(CATALOGUE).pair("smollm2").target.sha256)
+
+    def never_asked() -> Path:
+        raise AssertionError("the file is read again")
+
+    entry = packed_entry(never_asked, digest, silent, never)
+    assert entry == cache_folder() / "packed" / digest[:16]
+    assert json.loads((entry / "index.json").read_text())["type"] == "Q4_1"
+
+
+# -- files of other kinds --------------------------------------------------------------------------------
+
+
+def written(path: Path, kinds: dict[str, str], architecture: str = "llama") -> Path:
+    """A GGUF file of two heads and one layer; `kinds`: the type of a tensor, Q8_0 where none is said."""
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    rng = np.random.default_rng(0)
+    shapes = {"token_embd": (48, 64), "blk.0.attn_q": (64, 64), "blk.0.attn_output": (64, 64)}
+    for name, shape in shapes.items():
+        kind = kinds.get(name, "Q8_0")
+        values = rng.normal(size=shape).astype(np.float32)
+        if kind == "F32":
+            writer.add_tensor(f"{name}.weight", values)
+        else:
+            writer.add_tensor(f"{name}.weight", quantised(values, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.add_tensor("output_norm.weight", np.ones(64, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def entry_of(path: Path, digest: str) -> Any:
+    return packed_entry(lambda: path, digest, silent, never)
+
+
+def test_a_file_with_a_type_that_no_kernel_knows_is_left_to_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path))
+    good = entry_of(written(tmp_path / "good.gguf", {"blk.0.attn_q": "Q5_0"}), "a" * 64)
+    assert set(json.loads((good / "index.json").read_text())["weights"]) == {
+        "model.embed_tokens",
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.0.self_attn.o_proj",
+    }
+    assert entry_of(written(tmp_path / "type.gguf", {"blk.0.attn_q": "Q5_1"}), "b" * 64) is None
+    assert entry_of(written(tmp_path / "wide.gguf", {"token_embd": "F32"}), "c" * 64) is None
+    assert entry_of(written(tmp_path / "kind.gguf", {}, "gemma"), "d" * 64) is None
+    assert not list((tmp_path / "packed").glob("*.partial-*"))
+
+
+def test_names_that_have_no_place_are_unfit() -> None:
+    assert module_name("blk.11.ffn_gate.weight") == ("model.layers.11.mlp.gate_proj", "weight")
+    assert module_name("blk.3.attn_q.bias") == ("model.layers.3.self_attn.q_proj", "bias")
+    for name in ("blk.0.ffn_gate_exps.weight", "token_types.weight", "output.scale"):
+        with pytest.raises(UnfitError):
+            module_name(name)
+
+
+def test_rows_of_a_head_go_from_pairs_to_halves() -> None:
+    assert halves_apart(np.arange(8)[:, None], 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_what_is_no_gguf_file_loads_as_ever(tmp_path: Path) -> None:
+    from tests.support.tiny import tiny_pair
+
+    spec = spec_from_argument(str(tiny_pair(tmp_path, hidden=64).target))
+    options = LoadOptions(device="cpu")
+    model = load_model(spec, model_folder(spec, options, silent, never), options, "cpu", "auto", silent, never)
+    assert model.quantization == "none"
