@@ -134,7 +134,7 @@ class _Record(pydantic.BaseModel):
 
 
 _MANY = 1_000_000
-_QUANTIZATION = Choice(("none", "int8", "nf4", "fp4"))
+_QUANTIZATION = Choice(("auto", "none", "int8", "nf4", "fp4"))
 _DEVICE = r"auto|cpu|mps|cuda(:[0-9]{1,3})?"
 
 

@@ -15,7 +15,8 @@ from utils.catalogue.specs import ModelSpec
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import PackedLinear, lean, pack
 from utils.loading.loaded import NO_LIMIT, LoadedModel, LoadOptions
-from utils.loading.quantization import held_bytes, parameter_count, quantization_config
+from utils.loading.packed_gguf import load_packed, weight_bytes, weight_count
+from utils.loading.quantization import UNSAID, held_bytes, parameter_count, quantization_config
 from utils.loading.quiet import quiet_warnings
 from utils.progress import Progress, check
 
@@ -42,7 +43,7 @@ def load_model(
 
     started = time.perf_counter()
     place = pick_device(device)
-    kind = quantization if quantization != "none" else spec.quantization
+    kind = spec.quantization if quantization in UNSAID else quantization
     wanted = options.dtype if options.dtype != "auto" else spec.dtype
     progress(f"loading {spec.name}", None)
     with quiet_warnings(), _in_one_line(spec.name, folder, place):
@@ -51,6 +52,13 @@ def load_model(
         dtype = pick_dtype(wanted, place, config.dtype)
         quantized = quantization_config(kind, place, dtype)
         plain = quantized is None and options.tp_size == 1
+        in_float32 = plain and place.type == "cpu" and dtype == torch.float32
+        as_is = quantization == "auto" and not (options.attn_implementation or spec.attn_implementation)
+        if as_is and in_float32 and not encodes:
+            with _ONE_AT_A_TIME:
+                found = load_packed(spec, config, folder, options, progress, cancelled)
+            if found is not None:
+                return _loaded(spec.name, found[0], config, place, dtype, found[1], started)
         if plain and place.type == "cpu":
             _check_memory(spec.name, folder, dtype, config.dtype)
         given = {
@@ -75,24 +83,38 @@ def load_model(
         if plain:
             model = model.to(place)
         parameters = parameter_count(model)
-        if plain and place.type == "cpu" and dtype == torch.float32:
+        if in_float32:
             progress(f"packing {spec.name}", None)
             check(cancelled)
             pack(model)
             lean(model)
+    return _loaded(spec.name, model, config, place, dtype, kind, started, parameters)
+
+
+def _loaded(
+    name: str,
+    model: Any,
+    config: Any,
+    place: torch.device,
+    dtype: torch.dtype,
+    kind: str,
+    started: float,
+    parameters: int | None = None,
+) -> LoadedModel:
+    """What is known of a model once it lies in memory; `parameters` unless they can be counted now."""
     text = config.get_text_config()
     return LoadedModel(
         model=model,
-        name=spec.name,
-        parameters=parameters,
-        bytes=held_bytes(model) + packed_bytes(model),
+        name=name,
+        parameters=parameter_count(model) + weight_count(model) if parameters is None else parameters,
+        bytes=held_bytes(model) + packed_bytes(model) + weight_bytes(model),
         device=place,
         dtype=dtype,
         quantization=kind,
         context=getattr(text, "max_position_embeddings", None) or NO_LIMIT,
         vocab_size=text.vocab_size,
         seconds=time.perf_counter() - started,
-        encodes=encodes,
+        encodes=bool(config.is_encoder_decoder),
     )
 
 

@@ -24,6 +24,7 @@ from utils.distributed.world import World
 from utils.errors import UsageError, UserError
 from utils.loading.fit import check_fit, fit_notes, spoken_ids
 from utils.loading.loaded import LoadedModel, LoadedPair, LoadOptions
+from utils.loading.quantization import UNSAID
 from utils.loading.quiet import quiet_environment, quiet_libraries
 from utils.loading.sources import mended_folder, model_folder
 from utils.progress import Cancelled, Progress, check, never, silent
@@ -192,7 +193,7 @@ def _with_student(pair: LoadedPair, kind: str, folder: Path, options: LoadOption
     device, quantization = options.drafter_device, options.drafter_quantization
     where = f"a trained drafter runs where its target does: --drafter-device {device} is unused"
     how = f"a trained drafter is not quantized: --drafter-quantization {quantization} is unused"
-    unused = {where: device not in (None, options.device), how: quantization != "none"}
+    unused = {where: device not in (None, options.device), how: quantization not in UNSAID}
     return _beside(pair, kind, student=folder, notes=[note for note, given in unused.items() if given])
 
 
