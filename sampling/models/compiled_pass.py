@@ -284,7 +284,7 @@ def add_bias(x: int, bias: int, size: int) -> None:
 
 
 @compiled
-def turn(p: Any, x: int, weight: int, position: int, scale: float) -> None:
+def turn(p: Any, x: int, weight: int, position: int, scale: Any) -> None:
     """One head of a query or key, in place: its norm where the model has one, rotary embedding, the scale."""
     half, by = 2 * p.size, splat(scale)  # half: bytes of half a head
     if weight:
@@ -299,7 +299,7 @@ def turn(p: Any, x: int, weight: int, position: int, scale: float) -> None:
 
 
 @compiled
-def cached(p: Any, index: int, sequence: int, head: int) -> int:
+def cached(p: Any, index: int, sequence: int, head: int) -> Any:
     """Where the slots of a layer, sequence and head begin, counted in bytes from the cache's first."""
     return ((index * p.batch + sequence) * p.shared + head) * p.slots * p.size * p.wide
 
@@ -338,7 +338,7 @@ def place_heads(p: Any, layer: Any, index: int, thread: int, team: int) -> None:
 
 
 @compiled
-def softmax(scores: int, count: int) -> float:
+def softmax(scores: int, count: int) -> Any:
     """e to the power of each score less the largest, in place; 1 / their sum."""
     for place in range(count, (count + WIDTH - 1) // WIDTH * WIDTH):
         put_float(scores + 4 * place, float32(LOWEST))

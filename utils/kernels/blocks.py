@@ -155,7 +155,7 @@ def pack(weight: Codes) -> np.ndarray:
     reals = [aside(part) for part in (weight.scales, weight.minimums) if part is not None]
     header = np.ascontiguousarray(np.concatenate(reals, axis=2).astype(layout.real))
     out[..., : layout.header] = header.view(np.uint8).reshape(blocks, groups, -1)
-    codes = weight.codes.view(np.uint8).reshape(count, groups, GROUP)
+    codes: np.ndarray = weight.codes.view(np.uint8).reshape(count, groups, GROUP)
     if layout.bits == 4:
         codes = codes[..., : GROUP // 2] | codes[..., GROUP // 2 :] << 4
     words = np.ascontiguousarray(codes).reshape(count, -1).view(np.uint32)

@@ -65,15 +65,16 @@ class Entry:
         return _folder / _version(Path(self._function.__code__.co_filename))
 
     def _compile(self) -> Any:
-        import numba
-        from numba import cfunc, types
+        from numba import cfunc, config, types
+
+        settings: Any = config
 
         signature = types.void(*[types.int64] * self._arguments)
         if _folder is None:
             return cfunc(signature, error_model="numpy")(self._function)
-        before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = str(self._place())
+        before = settings.CACHE_DIR
+        settings.CACHE_DIR = str(self._place())
         try:
             return cfunc(signature, error_model="numpy", cache=True)(self._function)
         finally:
-            numba.config.CACHE_DIR = before
+            settings.CACHE_DIR = before

@@ -34,7 +34,7 @@ class PackedWeight:
 
     @property
     def in_features(self) -> int:
-        return self.data.shape[1] * GROUP
+        return int(self.data.shape[1]) * GROUP
 
     @property
     def number(self) -> int:
@@ -43,8 +43,7 @@ class PackedWeight:
 
     @property
     def address(self) -> int:
-        address: int = self.data.ctypes.data
-        return address
+        return int(self.data.ctypes.data)
 
     def dense(self) -> Tensor:
         """float32 [out, in], made anew."""
@@ -173,7 +172,8 @@ class QuantizedEmbedding(_Quantized):
 
     def unpacked(self) -> nn.Embedding:
         """The plain layer with the same numbers."""
-        return nn.Embedding.from_pretrained(self.weight)
+        table: nn.Embedding = nn.Embedding.from_pretrained(self.weight)
+        return table
 
 
 def put_weights(model: nn.Module, weights: Mapping[str, PackedWeight]) -> None:

@@ -16,7 +16,12 @@ from typing import Any
 import numpy as np
 
 # What a record of every compiled function begins with: where threads ask for their number and meet.
-TEAM = [("thread_number", np.int64), ("team_size", np.int64), ("sleep", np.int64), ("meeting", np.int64)]
+TEAM: list[tuple[str, type]] = [
+    ("thread_number", np.int64),
+    ("team_size", np.int64),
+    ("sleep", np.int64),
+    ("meeting", np.int64),
+]
 
 _alone = False  # in a process that was forked: libgomp's threads stayed behind, and it would wait for them
 
