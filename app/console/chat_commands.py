@@ -27,7 +27,6 @@ from app.console.tryout import ask_all, time_lanes
 from app.lanes.pairing import choose_pair
 from app.prompts.datasets import NAMED
 from app.screen.live import look_of, traced
-from app.screen.plots import gamma_bars, position_bars
 from app.screen.terminal import usual_keys
 from app.settings.types import did_you_mean, got
 from sampling.drafters.registry import DRAFTERS, ROWS
@@ -282,6 +281,8 @@ def trace(state: ConsoleState, rounds: int | None) -> None:
 
 
 def plot(state: ConsoleState, which: str) -> None:
+    from app.screen.plots import gamma_bars, position_bars  # these import torch
+
     last = _last(state)
     if which == "gamma" and not state.answers:
         raise UserError("/plot gamma needs an answer of this run: the last one was loaded")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from app.lanes.comparison import Comparison, difference, gap_between, gap_text, may_differ, near_tie, speed_of
 from app.lanes.costs import Terms, swi_of
+from app.settings.table import OUTPUT, SETTING_FIELDS
 from sampling.stats.metrics import Meter
 from sampling.stats.ratios import expected, speedup
 from sampling.stats.summary import Stats
@@ -20,16 +21,6 @@ if TYPE_CHECKING:
     from app.lanes.lane import Lane
     from app.settings.table import Settings
     from sampling.events import Event
-
-
-_SHOWN = (
-    *("gamma", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed"),
-    *("repetition_penalty", "no_repeat_ngram"),
-    *("coupling", "draft_sampling", "verify", "expand", "nodes", "system", "chat", "template"),
-    *("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset"),
-    *("cascade", "k_matrix", "lenience"),
-    *("num_beams", "beam_top_k", "min_length", "length_penalty"),
-)
 
 
 @dataclass(frozen=True)
@@ -189,5 +180,5 @@ def results(answers: Sequence[Answer], plain: Answer | None = None) -> list[dict
 
 
 def shown_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that an answer depends on."""
-    return {name: getattr(settings, name) for name in _SHOWN}
+    """The settings that an answer depends on: all but how it is shown."""
+    return {name: getattr(settings, name) for name, field in SETTING_FIELDS.items() if field.group != OUTPUT}

@@ -52,8 +52,8 @@ def lenience_of(lane: Any) -> float | None:
     """That of the reviews inside the lane's cascade; None if it has none."""
     if isinstance(lane, LoggedLane):
         return lane.lenience
-    links = getattr(getattr(lane, "drafter", None), "links", ())
-    return next((link.drafter.lenience for link in links if hasattr(link.drafter, "lenience")), None)
+    stages = getattr(getattr(lane, "drafter", None), "stages", ())
+    return next((stage.drafter.lenience for stage in stages if hasattr(stage.drafter, "lenience")), None)
 
 
 def settings_of(told: Mapping[str, Any]) -> Settings:

@@ -493,7 +493,7 @@ OPENED = {
     "app/lanes/processes.py",
     "utils/loading/gguf.py",
 }
-SCRATCH = {"app/console/actions.py"}  # the text in the editor, in a folder of its own
+SCRATCH = {"app/console/chat_commands.py"}  # the text in the editor, in a folder of its own
 
 
 def writers(source: str) -> Iterator[str]:

@@ -153,9 +153,9 @@ def test_a_drafter_that_calls_its_chains_trees_decodes_as_it_does_with_chains(dr
 
 def test_children_depths_and_prefixes_by_hand() -> None:
     parents = torch.tensor([-1, 0, -1, 0, 1])
-    assert children(parents, 5).tolist() == [[0, 2], [1, 3], [4, -1], [-1, -1], [-1, -1], [-1, -1]]
+    assert children(parents, 5).tolist() == [[0, 2, -1], [1, 3, -1], [4, -1, -1], *[[-1, -1, -1]] * 3]
     assert depth_of(parents, 5) == 3
-    assert children(None, 2).tolist() == [[0], [1], [-1]]
+    assert children(None, 2).tolist() == [[0, -1], [1, -1], [-1, -1]]
     assert depth_of(None, 2) == 2
     draft = Draft(torch.tensor([[10, 11, 12, 13, 14]]), parents=parents)
     assert prefixes_of([[5]], draft) == [[5], [5, 10], [5, 10, 11], [5, 12], [5, 10, 13], [5, 10, 11, 14]]
