@@ -125,6 +125,7 @@ class FusedNetwork:
     """
 
     takes_trees = True
+    short_list: Tensor | None = None  # logits of all ids
     device = torch.device("cpu")
     dtype = torch.float32
 
