@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from app.lanes.pairing import catalogue_in
 from sampling.api import autoregressive_generate, ngram_assisted_speculative_generate, speculative_generate
 from sampling.models.causal import CausalLM
 from sampling.models.fused import FusedNetwork
 from tests.support.quantized import keep_code, quantised
-from utils.catalogue.catalogue import load_catalogue
 from utils.catalogue.specs import spec_from_argument
 from utils.kernels.instruction_sets import instruction_set, why_not
 from utils.kernels.packed_linear import unpacked_copy
@@ -34,7 +34,7 @@ CATALOGUE = Path(__file__).parents[3] / "models.yaml"
 
 
 def loaded(quantization: str) -> LoadedModel:
-    spec, options = load_catalogue(CATALOGUE).pair("smollm2").target, LoadOptions(device="cpu")
+    spec, options = catalogue_in(CATALOGUE).pair("smollm2").target, LoadOptions(device="cpu")
     folder = model_folder(spec, options, silent, never)
     return load_model(spec, folder, options, "cpu", quantization, silent, never)
 
@@ -91,7 +91,7 @@ def test_text_with_drafts_is_plain_decoding(target: LoadedModel, plain: LoadedMo
 
 
 def test_a_second_load_maps_what_the_first_has_written(target: LoadedModel) -> None:
-    digest = str(load_catalogue(CATALOGUE).pair("smollm2").target.sha256)
+    digest = str(catalogue_in(CATALOGUE).pair("smollm2").target.sha256)
 
     def never_asked() -> Path:
         raise AssertionError("the file is read again")
