@@ -14,9 +14,9 @@ import torch
 from utils.catalogue.specs import ModelSpec
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import PackedLinear, lean, pack
-from utils.loading.loaded import NO_LIMIT, LoadedModel, LoadOptions
+from utils.loading.loaded import NO_LIMIT, UNSAID, LoadedModel, LoadOptions
 from utils.loading.packed_gguf import load_packed, weight_bytes, weight_count
-from utils.loading.quantization import UNSAID, held_bytes, parameter_count, quantization_config
+from utils.loading.quantization import held_bytes, parameter_count, quantization_config
 from utils.loading.quiet import quiet_warnings
 from utils.progress import Progress, check
 

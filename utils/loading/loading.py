@@ -23,8 +23,7 @@ from utils.catalogue.specs import (
 from utils.distributed.world import World
 from utils.errors import UsageError, UserError
 from utils.loading.fit import check_fit, fit_notes, spoken_ids
-from utils.loading.loaded import LoadedModel, LoadedPair, LoadOptions
-from utils.loading.quantization import UNSAID
+from utils.loading.loaded import UNSAID, LoadedModel, LoadedPair, LoadOptions
 from utils.loading.quiet import quiet_environment, quiet_libraries
 from utils.loading.sources import mended_folder, model_folder
 from utils.progress import Cancelled, Progress, check, never, silent

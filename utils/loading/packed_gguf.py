@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from utils.files import replacing, write_text
 from utils.kernels.blocks import LAYOUTS, TYPES, lossless, pack, read_blocks
 from utils.kernels.compiler import keep_in
 from utils.kernels.instruction_sets import instruction_set
@@ -140,7 +141,7 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
     weights: dict[str, Any] = {}
     vectors: dict[str, Any] = {}
     types: Counter[str] = Counter()
-    with (folder / "weights.bin").open("wb") as out:
+    with replacing(folder / "weights.bin") as out:
 
         def put(data: np.ndarray) -> int:
             out.write(b"\0" * (-out.tell() % _ALIGNED))
@@ -173,7 +174,7 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
         out.write(b"\0" * _PAST)
     most = types.most_common(1)[0][0]
     text = json.dumps({"architecture": architecture, "type": most, "weights": weights, "vectors": vectors})
-    (folder / "index.json").write_text(text, encoding="utf-8")
+    write_text(folder / "index.json", text)
 
 
 def packed_model(config: Any, entry: Path, folder: Path) -> tuple[Any, str] | None:

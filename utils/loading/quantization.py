@@ -15,10 +15,6 @@ from torch import Tensor, nn
 from utils.errors import UsageError, UserError
 
 QUANTIZATIONS = ("none", "int8", "nf4", "fp4")
-UNSAID = (
-    "auto",
-    "none",
-)  # what leaves a model's weights as its pair says: "auto" also lets a GGUF file's stay as they are
 
 
 def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> Any | None:

@@ -18,8 +18,7 @@ from utils.catalogue.specs import ModelSpec
 from utils.distributed.process_group import ProcessGroup
 from utils.errors import UsageError
 from utils.loading.build import load_model, load_tokenizer
-from utils.loading.loaded import LoadedModel, LoadOptions
-from utils.loading.quantization import UNSAID
+from utils.loading.loaded import UNSAID, LoadedModel, LoadOptions
 from utils.loading.sources import model_folder
 from utils.progress import Progress
 
