@@ -6,7 +6,7 @@ They need no loaded pair. No torch.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from app.console.about import learned_gamma
@@ -15,20 +15,12 @@ from app.settings.table import SETTING_FIELDS, Field, Settings
 from app.settings.types import Switch, did_you_mean, got
 from sampling.drafters.registry import ROWS
 from utils.errors import UsageError
+from utils.logits_processors import PROCESSORS
 
 if TYPE_CHECKING:
     from app.console.state import ConsoleState
 
-PROCESSORS: Mapping[str, tuple[str, ...]] = {
-    "greedy": (),
-    "multinomial": ("temperature",),
-    "top_k": ("temperature", "top_k"),
-    "nucleus": ("temperature", "top_p"),
-    "top_k_nucleus": ("temperature", "top_k", "top_p"),
-    "min_p": ("temperature", "min_p"),
-}
 _NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-_LETTERS = {"temperature": "T", "top_k": "K", "top_p": "P", "min_p": "P"}
 # A lane that a toggle adds comes before those right of it here, so that the lane that carries the chat on stays last.
 _TOGGLE_ORDER = ("ar", "draft", "ngram", "tables", "spec")
 
@@ -150,33 +142,28 @@ def processor_text(settings: Settings) -> str:
     on = {name for name, off in _NEUTRAL.items() if getattr(settings, name) != off}
     if "temperature" not in on:
         return "greedy"
-    for name, parts in PROCESSORS.items():
-        if set(parts) == on:
-            return " ".join([name, *map(settings.show, parts)])
+    for name, known in PROCESSORS.items():
+        if set(known.takes) == on:
+            return " ".join([name, *map(settings.show, known.takes)])
     return ", ".join(f"{name} {settings.show(name)}" for name in _NEUTRAL if name in on)
-
-
-def processor_usage(name: str) -> str:
-    """For example "top_k_nucleus T K P"."""
-    return " ".join([name, *(_LETTERS[part] for part in PROCESSORS[name])])
 
 
 def processor(state: ConsoleState, rest: str) -> None:
     if rest:
         name, *values = rest.split()
         if name not in PROCESSORS:
-            usages = ", ".join(map(processor_usage, PROCESSORS))
+            usages = ", ".join(known.usage(one) for one, known in PROCESSORS.items())
             raise UsageError(f"/processor takes one of {usages}; got {got(name)}{did_you_mean(name, PROCESSORS)}")
-        parts = PROCESSORS[name]
+        parts = PROCESSORS[name].takes
         if len(values) != len(parts):
             still, count = processor_text(state.settings), f"takes {len(parts)} values, got {len(values)}"
-            raise UsageError(f"/processor {processor_usage(name)} {count} (still {still})")
+            raise UsageError(f"/processor {PROCESSORS[name].usage(name)} {count} (still {still})")
         state.change(**{**_NEUTRAL, **dict(zip(parts, values, strict=True))})
     state.say(f"processor = {processor_text(state.settings)}")
 
 
 def processor_help(state: ConsoleState) -> list[str]:
-    usages = (f"  {processor_usage(name)}" for name in PROCESSORS)
+    usages = (f"  {known.usage(name)}" for name, known in PROCESSORS.items())
     return ["NAME ARGS is one of", *usages, f"now {processor_text(state.settings)}"]
 
 
@@ -212,4 +199,4 @@ def setting_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]
 
 def processors(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
     """The named processors, with what they take."""
-    return [(name, processor_usage(name)) for name in PROCESSORS]
+    return [(name, known.usage(name)) for name, known in PROCESSORS.items()]

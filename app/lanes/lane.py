@@ -28,7 +28,7 @@ from sampling.types import LM, Drafter, FixedPace, Limits, Rows, Rule, Session
 from utils.catalogue.specs import head_kind_of
 from utils.catalogue.templates import end_ids
 from utils.errors import UsageError
-from utils.logits_processors import make_processor
+from utils.logits_processors import ARGUMENTS, LogitsProcessor
 
 if TYPE_CHECKING:
     from app.settings.table import Settings
@@ -132,16 +132,8 @@ class Lane:
 
 def make_sampler(settings: Settings) -> KeyedSampler:
     """The sampler of one answer."""
-    processor = make_processor(
-        settings.temperature,
-        settings.top_k,
-        settings.top_p,
-        settings.min_p,
-        repetition_penalty=settings.repetition_penalty,
-        no_repeat_ngram=settings.no_repeat_ngram,
-    )
     return KeyedSampler(
-        processor,
+        LogitsProcessor(**{name: getattr(settings, name) for name in ARGUMENTS}),
         settings.seed,
         coupling=settings.coupling,  # type: ignore[arg-type]
         draft_sampling=settings.draft_sampling,  # type: ignore[arg-type]
