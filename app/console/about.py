@@ -16,7 +16,7 @@ from app.lanes.comparison import promise
 from app.lanes.costs import Terms, cost_lines
 from app.screen.figures import PaneData, StatsLines
 from app.screen.live import look_of
-from app.screen.view import Summary, drafter_name, dtype_name, heading, models_of
+from app.screen.view import Summary, drafter_name, dtype_name, heading, kernels_of, models_of
 from app.settings.table import Settings
 from sampling.stats.ratios import speedup
 from sampling.stats.summary import Stats, merge
@@ -62,7 +62,8 @@ def info(engine: PairEngine, chat: Conversation) -> str:
             *(f"  {name}  {_model(model)}" for name, model in loaded.cascade_models.items()),
             f"vocabulary {engine.target.vocab_size:,} ids, stop ids {', '.join(map(str, sorted(engine.stop_ids)))}",
             f"prompts  {_prompts(chat)}",
-            f"output   {promise(loaded.target.precision)}",
+            f"kernels  {kernels_of(loaded.target)}{', the whole pass as one' if engine.invariant else ''}",
+            f"output   {promise(loaded.target.precision, engine.invariant)}",
             _context(used, engine.context),
         ]
     )

@@ -28,6 +28,7 @@ from app.lanes.pairing import choose_pair
 from app.prompts.datasets import NAMED
 from app.screen.live import look_of, traced
 from app.screen.terminal import usual_keys
+from app.screen.view import models_of
 from app.settings.types import did_you_mean, got
 from sampling.drafters.registry import DRAFTERS, ROWS
 from utils.errors import UsageError, UserError
@@ -61,6 +62,18 @@ def drafter(state: ConsoleState, name: str) -> None:
         return state.say(f"drafter = {spec.drafter_name if spec else 'none is loaded'}")
     engine = state.engine()
     return _switch(state, name, lambda *job: load_another_drafter(engine, name, state.options, *job))
+
+
+def quantization(state: ConsoleState, kind: str) -> None:
+    """The same pair with its target's weights in other bits; the conversation goes with it."""
+    pairs = state.pairs
+    if not kind:
+        now = f" ({pairs.engine.loaded.target.quantization})" if pairs.engine is not None else ""
+        return state.say(f"quantization = {state.options.quantization}{now}")
+    options, spec = state.options.changed(quantization=kind), state.engine().loaded.spec
+    _switch(state, spec.name, lambda *job: pairs.loader(spec, options, *job), spec=spec)
+    state.options = options
+    return None
 
 
 def _switch(state: ConsoleState, label: str, work: Any, *, spec: Any = None, layers: Any = None) -> None:
@@ -240,6 +253,8 @@ def load(state: ConsoleState, path: Path) -> None:
         state.hint("made with another tokenizer: the conversation goes on from its texts, without figures and traces")
     elif state.latest is None:
         state.hint("the file has no figures of its last answer: no /stats and /trace of it")
+    elif (there := state.latest.models.get("where")) != (here := models_of(engine)["where"]):
+        state.hint(f"it was computed as {there}, here {here}: nearly tied tokens may fall otherwise")
 
 
 # -- many prompts -----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from app.console import chat_commands as chat
 from app.console import setting_commands as change
 from app.console.command import Command, file, files, nothing, one, text, unquoted, words
 from app.console.setting_commands import lane, value
-from app.settings.table import SETTING_FIELDS
+from app.settings.table import MODEL_FIELDS, SETTING_FIELDS
 from app.settings.types import Choice, Whole, did_you_mean, got, named
 from utils.errors import UsageError, UserError
 
@@ -87,6 +87,10 @@ TABLE: tuple[Command, ...] = (
     lane("tables", "tables", LANE),
     Command("/pair [NAME]", "load another pair", MODEL, chat.pair, text, chat.pair_names),
     Command("/drafter [NAME]", "take another drafter", MODEL, chat.drafter, unquoted, chat.drafters, spaces=True),
+    Command(
+        "/quantization [KIND]", "bits of the target's weights", MODEL, chat.quantization, text,
+        words(*MODEL_FIELDS["quantization"].kind.choices),
+    ),
     Command("/info", "the models: size, memory, device", MODEL, chat.info),
     Command(
         "/prompts FILE|NAME", "ask a file's prompts, one by one", LOOK, chat.prompts, unquoted,

@@ -20,9 +20,8 @@ from tqdm import tqdm
 from app.distill.draft_head import check_target, draft_head_for
 from app.distill.options import DATA_NAMES, TRAINING_NAMES, matters, shown
 from app.distill.result import cpu_name, described, in_lines, licence_of, measured
-from app.distill.texts import split_texts, texts_for
+from app.distill.texts import load_target, split_texts, texts_for
 from app.lanes.lane import PairEngine
-from app.screen.output import load_engine
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import load_student
@@ -97,7 +96,7 @@ def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
         if folder is not None:
             writable_folder(folder, flag)
     with Interrupts() as interrupt:
-        engine = load_engine(settings, options.changed(drafter="none"), interrupt)
+        engine = load_target(settings, options, interrupt)
         check_target(engine, args)
         if args.writes and args.prompts is None:
             Talk(engine.tokenizer).opening()  # refused now rather than after loading more

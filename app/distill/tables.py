@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from app.distill.options import SELF
-from app.distill.texts import let_write
+from app.distill.texts import let_write, load_target
 from app.lanes.pairing import choose_pair
-from app.screen.output import load_engine, target_tokenizer
+from app.screen.output import target_tokenizer
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from training.tables.build import Passage, build, read_passages
@@ -38,7 +38,7 @@ def build_tables(settings: Settings, options: ModelOptions, args: Namespace) -> 
                 raise UsageError(
                     f"--out {args.out}: --from self keeps its text beside it, where no file can be: name another"
                 )
-            engine = load_engine(settings, options.changed(drafter="none"), interrupt)
+            engine = load_target(settings, options, interrupt)
             source = OwnChats(engine.tokenizer, engine.stop_ids)
             if let_write(engine, source, written, args.tokens, settings, interrupt).tokens < args.tokens:
                 sys.stderr.write(f"interrupted: {written} is kept, the same command goes on from there\n")

@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 from app.lanes.lane import PairEngine
 from app.prompts.questions import read_questions
-from app.settings.table import Settings
+from app.screen.output import load_engine
+from app.settings.table import ModelOptions, Settings
 from training.text.dialogues import GivenPrompts, OwnChats, Source
 from training.text.self_text import ENDLESS, TextIds, read_texts, split, write_self, written
 from training.text.synthesize import TextWriter
@@ -43,6 +44,12 @@ class Wrote(NamedTuple):
     tokens: int
     new: int
     seconds: float
+
+
+def load_target(settings: Settings, options: ModelOptions, interrupt: Callable[[], bool]) -> PairEngine:
+    """The target alone. Here `auto` means none: what is written and learned stays what it was on any processor."""
+    quantization = "none" if options.quantization == "auto" else options.quantization
+    return load_engine(settings, options.changed(drafter="none", quantization=quantization), interrupt)
 
 
 def let_write(

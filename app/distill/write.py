@@ -11,9 +11,8 @@ import json
 import sys
 from argparse import Namespace
 
-from app.distill.texts import let_write
+from app.distill.texts import let_write, load_target
 from app.prompts.datasets import questions_of
-from app.screen.output import load_engine
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from app.settings.types import plain
@@ -35,7 +34,7 @@ def write(settings: Settings, options: ModelOptions, args: Namespace) -> int:
         found = questions_of(args.prompts, settings.data_dir, offline=options.offline)
         turns = [list(question.turns) for question in found]
     with Interrupts() as interrupt:
-        engine = load_engine(settings, options.changed(drafter="none"), interrupt)
+        engine = load_target(settings, options, interrupt)
         target, tokenizer = engine.loaded.target, engine.tokenizer
         if engine.encodes:
             raise UserError(f"{target.name} is an encoder-decoder: write takes decoder-only targets")

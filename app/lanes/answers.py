@@ -10,7 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from app.lanes.comparison import Comparison, difference, gap_between, gap_text, may_differ, near_tie, speed_of
+from app.lanes.comparison import (
+    Comparison,
+    difference,
+    gap_between,
+    gap_text,
+    may_differ,
+    near_tie,
+    same_text,
+    speed_of,
+)
 from app.lanes.costs import Terms, swi_of
 from app.settings.table import OUTPUT, SETTING_FIELDS
 from sampling.stats.metrics import Meter
@@ -139,20 +148,21 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
     if not plain.ids or not last.ids:
         return None
     stopped, precision = plain.interrupted or last.interrupted, plain.terms.precision
+    invariant = plain.terms.invariant and last.terms.invariant
     speed, style = speed_of(plain.stats, last.stats)
     ending = ", stopped" if stopped else ""
     at = difference(plain.ids, last.ids, prefix=stopped)
     if at is None:
-        same = "same output so far" if stopped else "same output"
+        same = same_text(invariant and not last.may_differ, so_far=stopped)
     elif not last.may_differ:
         gap = gap_between(plain.stats, last.stats, at)
-        parts = [f"differs at token {at + 1}{gap_text(gap, precision)}{ending}", speed]
+        parts = [f"differs at token {at + 1}{gap_text(gap, precision, invariant)}{ending}", speed]
         rounded = precision != "float32" and gap is not None and gap < near_tie(precision)
         return Comparison("; ".join(filter(None, parts)), "plain" if rounded else "alarm")
     elif last.stats.beams:
         same = "another text, as beam search may find"
     else:
-        up_to = "" if precision == "float32" else f" up to {precision} rounding"
+        up_to = "" if precision == "float32" or invariant else f" up to {precision} rounding"
         same = f"same distribution{up_to}, different draw"
     return Comparison(", ".join(filter(None, (speed, same))) + ending, style)
 

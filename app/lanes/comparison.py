@@ -34,6 +34,8 @@ ROUNDING = {"float32": (8e-5, NEAR_TIE), "float16": (0.11, 0.1), "bfloat16": (1.
 tokens may change places, as measured on the default target (docs/notes.md, "The same token in passes of different
 width")."""
 
+BY_CONSTRUCTION = "identical by construction"
+
 Style = Literal["good", "bad", "alarm", "plain"]
 
 
@@ -85,12 +87,18 @@ class Comparison:
 
 
 def near_tie(precision: str) -> float:
-    """The logit gap under which rounding may let two tokens change places; 0 where that is not measured."""
+    """The logit gap under which rounding may let two tokens change places; 0 where none may, or none is measured."""
     return ROUNDING.get(precision, (0.0, 0.0))[1]
 
 
-def promise(precision: str) -> str:
-    """What holds of the output: `precision` is the dtype that the target computes in, or its quantization."""
+def promise(precision: str, invariant: bool = False) -> str:
+    """What holds of the output: `precision` is the dtype that the target computes in, or its quantization; `invariant`
+    says that its pass gives each row what it would give that row alone."""
+    if invariant:
+        return (
+            f"the target's own, {BY_CONSTRUCTION}: the compiled pass over {precision} weights gives a token the same "
+            "logits, bit for bit, whatever else is in the pass"
+        )
     if precision not in ROUNDING:
         return f"the target's own up to {precision} rounding, which is not measured: tokens may change places"
     moved, tie = ROUNDING[precision]
@@ -127,8 +135,16 @@ def gap_between(plain: Stats, other: Stats, position: int) -> float | None:
     return next((gap for gap in gaps if gap is not None), None)
 
 
-def gap_text(gap: float | None, precision: str) -> str:
+def same_text(no_other: bool, *, so_far: bool) -> str:
+    """What is said of equal texts: more where no other was possible."""
+    return BY_CONSTRUCTION if no_other else "same output so far" if so_far else "same output"
+
+
+def gap_text(gap: float | None, precision: str, invariant: bool = False) -> str:
     """What a top-2 gap says of a difference, by the target's number format."""
+    if invariant:
+        shown = "" if gap is None else f", top-2 gap {gap:.3g}"
+        return f"{shown} (impossible in the compiled pass)"
     if gap is None:
         return "" if precision == "float32" else f" ({precision})"
     if precision not in ROUNDING:

@@ -36,8 +36,8 @@ class Terms:
     """What a lane's figures cannot tell by themselves.
 
     `drafts`: it has a drafter. `gamma`: its number, "auto", or None where the drafter ignores gamma (or there is none).
-    `models`: what the calls' names stand for. `sources`: the drafter's names. `precision`: the target's, as
-    :func:`app.lanes.comparison.promise` takes it.
+    `models`: what the calls' names stand for. `sources`: the drafter's names. `precision` and `invariant`: the
+    target's, as :func:`app.lanes.comparison.promise` takes them.
     """
 
     drafts: bool = False
@@ -45,17 +45,18 @@ class Terms:
     models: Mapping[str, Model] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
     precision: str = "float32"
+    invariant: bool = False
 
 
 def terms_of(lane: Lane, engine: PairEngine) -> Terms:
     """The terms of one of the engine's lanes as it is set now."""
-    precision = engine.loaded.target.precision
+    rounding = {"precision": engine.loaded.target.precision, "invariant": engine.invariant}
     if not lane.drafts:
-        return Terms(models=models_of(engine, (lane.lm.name,)), precision=precision)
+        return Terms(models=models_of(engine, (lane.lm.name,)), **rounding)
     gamma = None if ignores_gamma(lane) else lane.settings.gamma
     names = tuple(lane.source_names)
     models = models_of(engine, (lane.lm.name, *names))
-    return Terms(True, "auto" if lane.pace is not None else gamma, models, names, precision)
+    return Terms(True, "auto" if lane.pace is not None else gamma, models, names, **rounding)
 
 
 def ignores_gamma(lane: Lane) -> bool:

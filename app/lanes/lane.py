@@ -23,6 +23,7 @@ from sampling.gamma.goodput import GoodputController
 from sampling.gamma.tree import controller_of
 from sampling.loop import generate, never
 from sampling.models.encoder_decoder import go_on, lm_of
+from sampling.models.fused import FusedNetwork
 from sampling.sampler import KeyedSampler
 from sampling.types import LM, Drafter, FixedPace, Limits, Rows, Rule, Session
 from utils.catalogue.specs import head_kind_of
@@ -182,6 +183,11 @@ class PairEngine:
     def encodes(self) -> bool:
         """Whether the target reads its prompt with an encoder."""
         return self.loaded.target.encodes
+
+    @property
+    def invariant(self) -> bool:
+        """Whether each row of a pass of the target gets what it would get alone, bit for bit."""
+        return isinstance(self.target.network, FusedNetwork)
 
     @property
     def start_id(self) -> int | None:

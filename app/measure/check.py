@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.lanes.pairing import catalogue, choose_pair, load_options
+from app.screen.view import kernels_of
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
 from utils.loading.loaded import limit_text
@@ -135,6 +136,7 @@ def _properties(model: LoadedModel, spec: Any) -> list[tuple[str, str]]:
         ("memory", f"{model.bytes / 1e6:,.0f} MB"),
         ("dtype", model.dtype_text),
         ("quantization", model.quantization),
+        ("kernels", kernels_of(model)),
         ("device", str(model.device)),
         ("context", limit_text(model.context)),
         ("vocabulary", f"{model.vocab_size:,} ids"),

@@ -26,6 +26,7 @@ from app.screen.rows import Chunk, Chunks, Drawn, Row, chunk, flow, visible
 from app.screen.terminal import Interrupts
 from app.settings.table import Settings
 from utils.catalogue.specs import CASCADES, head_kind_of
+from utils.kernels.instruction_sets import instruction_set, why_not
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -84,6 +85,15 @@ def dtype_name(model: LoadedModel) -> str:
     """The number format of a model's weights."""
     name = model.dtype_text
     return name if model.quantization == "none" else f"{model.quantization} ({name})"
+
+
+def kernels_of(model: LoadedModel) -> str:
+    """What computes its products, and why it is torch where nothing is compiled."""
+    from utils.loading.packed_gguf import weight_count
+
+    if model.shard is None and (row := instruction_set()) is not None and weight_count(model.model):
+        return f"compiled for {row.name}"
+    return f"torch ({why_not()})" if why_not() else "torch"
 
 
 def gamma_text(settings: Settings, last: int | None) -> str:

@@ -182,8 +182,8 @@ class ModelOptions(_Record):
     drafter_device: str | None = row(None, _device(True), "where the drafter runs (default: with the target)", MODELS)
     tp_size: int | str = row("auto", Whole(2, 1024, "auto"), "processes that share the target (torchrun)", MODELS)
     dtype: str = row("auto", Choice(("auto", "float32", "float16", "bfloat16")), "number format of the weights", MODELS)
-    quantization: str = row("none", _QUANTIZATION, "fewer bits for the target's weights", MODELS)
-    drafter_quantization: str = row("none", _QUANTIZATION, "fewer bits for the drafter's weights", MODELS)
+    quantization: str = row("auto", _QUANTIZATION, "bits of the target's weights; auto: what its file has", MODELS)
+    drafter_quantization: str = row("auto", _QUANTIZATION, "bits of the drafter's weights", MODELS)
     attn_implementation: str | None = row(
         None, _name("X", "a name"), "attention code of transformers (sdpa, eager …)", MODELS
     )

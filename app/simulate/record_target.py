@@ -97,7 +97,8 @@ def _header(engine: PairEngine, settings: Settings) -> dict[str, Any]:
 def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same for a run to go on."""
     settings = header.get("settings", {})
-    return {name: header.get(name) for name in _SAME} | {name: settings.get(name) for name in _SETTINGS}
+    found = {name: header.get(name) for name in _SAME} | {name: settings.get(name) for name in _SETTINGS}
+    return {**found, "quantization": header.get("machine", {}).get("quantization")}
 
 
 class TargetRecorder:

@@ -65,7 +65,25 @@ def load_pair(
         vocab_size=spoken_ids(target, tokenizer),
         context=target.context,
     )
-    return _with_drafter(pair, spec.drafter, options, progress, cancelled)
+    found = _with_drafter(pair, spec.drafter, options, progress, cancelled)
+    return replace(found, notes=(*_expanded(spec.target, options, target), *found.notes))
+
+
+def _expanded(spec: ModelSpec, options: LoadOptions, target: LoadedModel) -> list[str]:
+    """Why `auto` did not leave a GGUF file's bits as they are, in a line; nothing where it did or was not asked to."""
+    from utils.kernels.instruction_sets import why_not
+
+    if options.quantization != "auto" or target.quantization != "none" or not spec.source.endswith(".gguf"):
+        return []
+    reasons = {
+        f"{options.tp_size} processes share them": options.tp_size > 1,
+        f"there are no kernels for {target.device.type}": target.device.type != "cpu",
+        f"the kernels compute in float32, not in {target.dtype_text}": target.dtype_text != "float32",
+        "--attn-implementation asks for transformers' own pass": options.attn_implementation is not None,
+        why_not(): bool(why_not()),
+    }
+    why = next((reason for reason, holds in reasons.items() if holds), "they have types that no kernel knows")
+    return [f"the weights of {target.name} are expanded to {target.dtype_text} ({why})"]
 
 
 def _share(

@@ -162,12 +162,12 @@ def test_pairs_and_check(handed: Handed) -> None:
         (["--load-in-4bit"], "nf4"),
         (["--quantization", "fp4"], "fp4"),
         (["--quantization", "nf4", "--load-in-4bit"], "nf4"),
-        ([], "none"),
+        ([], "auto"),
     ],
 )
 def test_the_short_forms_of_quantization(argv: list[str], quantization: str) -> None:
     options = read_request(argv, {}).options
-    assert (options.quantization, options.drafter_quantization) == (quantization, "none")
+    assert (options.quantization, options.drafter_quantization) == (quantization, "auto")
 
 
 def test_both_forms_of_a_switch_are_known_so_that_a_flag_can_undo_a_variable() -> None:

@@ -33,11 +33,12 @@ def verdict(
     may_differ: bool,
     label: str = "",
     precision: str = "float32",
+    invariant: bool = False,
 ) -> Comparison | None:
     """The comparison of `ar` with the last lane, of three where that has a label."""
     lanes = (("ar", plain, one), ("ngram" if label else "", None, []), (label or "spec", last, two))
     answers = [
-        Answer(name, tuple(ids), "", stats or Stats(), may_differ, Terms(precision=precision))
+        Answer(name, tuple(ids), "", stats or Stats(), may_differ, Terms(precision=precision, invariant=invariant))
         for name, stats, ids in lanes
         if name
     ]
@@ -140,6 +141,25 @@ def test_another_draw_is_of_the_same_distribution_up_to_rounding(precision: str,
     assert found == Comparison(f"2.00x faster, {words}, different draw", "good")
 
 
+def test_the_compiled_pass_leaves_no_room_for_another_text() -> None:
+    """Where no draft can change a token that is said, and any difference is an alarm, at a near tie as well."""
+
+    def judged(two: list[int], may_differ: bool = False, reason: str = "eos") -> Comparison | None:
+        plain, last = stats(gaps={3: 0.0009}), stats(40.0, reason=reason)
+        return verdict(plain, last, IDS, two, may_differ=may_differ, precision="Q4_1", invariant=True)
+
+    assert judged(IDS) == Comparison("2.00x faster, identical by construction", "good")
+    assert judged(IDS[:30], reason="interrupted") == Comparison(
+        "2.00x faster, identical by construction, stopped", "good"
+    )
+    assert judged(changed(3)) == Comparison(
+        "differs at token 4, top-2 gap 0.0009 (impossible in the compiled pass); 2.00x faster", "alarm"
+    )
+    assert judged(IDS, may_differ=True) == Comparison("2.00x faster, same output", "good")
+    drawn = judged(changed(3), may_differ=True)
+    assert drawn == Comparison("2.00x faster, same distribution, different draw", "good")
+
+
 README = Path(__file__).parents[3] / "README.md"
 
 
@@ -148,6 +168,7 @@ def test_the_readme_promises_what_the_program_does() -> None:
     text = " ".join(README.read_text(encoding="utf-8").split())
     for precision in (*ROUNDING, "int8"):
         assert promise(precision) in text
+    assert promise("Q4_1", invariant=True) in text
     assert "provably" not in text
 
 
