@@ -3,7 +3,8 @@
 Every lane's ids are compared with plain decoding's and, at temperature 0, with what transformers'
 own `generate` makes of the same weights, loaded a second time and left as they are. The rule: equal,
 or first different where the target's two best logits lie closer than 0.001 (float32 cannot tell them
-apart), at most 1 prompt in 50. Knows no figures of speed.
+apart), at most 1 prompt in 50. Over packed weights: equal to plain decoding without exception, and where transformers
+computes with the same weights in float32 different only below 0.01, at most 3 prompts in 50. Knows no figures of speed.
 """
 
 from __future__ import annotations
@@ -18,36 +19,35 @@ from app.bench.against import bare_config
 from app.bench.plan import Measurement
 from app.bench.results import facts
 from app.lanes.answers import Answer, run_lane
-from app.lanes.comparison import NEAR_TIE, Variant, difference, gap_between, may_differ
+from app.lanes.comparison import NEAR_TIE, PACKED_TIE, Variant, difference, gap_between, may_differ
 from app.prompts.questions import conversation, fitting
 from app.settings.table import ModelOptions
 from utils.errors import UsageError
 from utils.files import write_json
-from utils.loading.quantization import QUANTIZATIONS
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
 
 
-TOLERATED = 50  # one prompt in so many may meet a near tie
-
 Reference = Callable[[list[int], int], list[int]]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where an answer leaves the one it must equal. `gap`: of the target's two best logits there."""
+    """Where an answer leaves the one it must equal. `gap`: of the target's two best logits there; below `tie` the two
+    may change places."""
 
     prompt: int
     label: str
     against: str
     position: int
     gap: float | None
+    tie: float = NEAR_TIE
 
     @property
     def near_tie(self) -> bool:
-        return self.gap is not None and self.gap < NEAR_TIE
+        return self.gap is not None and self.gap < self.tie
 
     def __str__(self) -> str:
         gap = "unknown" if self.gap is None else f"{self.gap:.2g}"
@@ -58,18 +58,20 @@ class Difference:
 
 @dataclass
 class Report:
-    """What was compared so far. `lanes` counts methods × gammas, plain decoding included if it was compared."""
+    """What was compared so far. `lanes` counts methods × gammas, plain decoding included if it was compared;
+    `tolerated` prompts in 50 may meet a near tie."""
 
     lanes: int
     tokens: int
+    tolerated: int = 1
     prompts: int = 0
     differences: list[Difference] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """The rule: near ties only, and in at most one prompt of 50 (one, where there are fewer)."""
+        """The rule: near ties only, and in few prompts of 50 (as many, where there are fewer)."""
         prompts = {difference.prompt for difference in self.differences}
-        allowed = max(1, self.prompts // TOLERATED)
+        allowed = max(1, self.prompts // 50) * self.tolerated
         return all(difference.near_tie for difference in self.differences) and len(prompts) <= allowed
 
     def to_json(self) -> dict[str, Any]:
@@ -93,7 +95,8 @@ def check_identity(bench: Measurement, options: ModelOptions) -> int:
     greedy = bench.settings.temperature == 0
     variants = comparable(bench, greedy)
     reference = transformers_reference(bench.engine, options) if greedy else None
-    report = Report(lanes=len(variants) + (reference is not None), tokens=bench.settings.max_new_tokens)
+    lanes, tolerated = len(variants) + (reference is not None), 3 if bench.engine.invariant else 1
+    report = Report(lanes, bench.settings.max_new_tokens, tolerated)
     settings = bench.settings
     with tqdm(bench.questions, unit="prompt", disable=settings.quiet, file=sys.stderr, leave=False) as bar:
         for number, question in enumerate(bar, start=1):
@@ -123,9 +126,9 @@ def check_identity(bench: Measurement, options: ModelOptions) -> int:
 def comparable(bench: Measurement, greedy: bool) -> list[Variant]:
     """The variants that must equal plain decoding, apart from itself. UsageError if there are none."""
     loaded = bench.engine.loaded
-    if loaded.target.dtype_text != "float32" or loaded.target.quantization in QUANTIZATIONS[1:]:
+    if not bench.engine.invariant and loaded.target.precision != "float32":
         kind = f"{loaded.target.dtype_text}, {loaded.target.quantization}"
-        raise UsageError(f"--check-identity needs the target in float32 and not quantized, got {kind}")
+        raise UsageError(f"--check-identity needs the target in float32 or as one compiled pass, got {kind}")
     found = [
         variant
         for variant in bench.variants
@@ -148,8 +151,9 @@ def compare(
     if reference is not None:
         room = min(bench.settings.max_new_tokens, bench.engine.context - len(prompt))
         expected.append(("transformers", reference(prompt, room)))
+    ties = {"ar": 0.0, "transformers": PACKED_TIE} if bench.engine.invariant else {}
     return [
-        Difference(number, label, against, at, gap_between(plain.stats, answer.stats, at))
+        Difference(number, label, against, at, gap_between(plain.stats, answer.stats, at), ties.get(against, NEAR_TIE))
         for against, ids in expected
         for label, answer in [("ar", plain), *answers]
         if label != against and (at := difference(ids, answer.ids)) is not None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from app.lanes.comparison import (
+    PACKED_TIE,
     Comparison,
     difference,
     gap_between,
@@ -121,7 +122,8 @@ def parting(plain: Answer, other: Answer) -> Parting | None:
     gap = gap_between(plain.stats, other.stats, at)
     if other.may_differ:
         return Parting("other text" if other.method == "draft" or other.stats.beams else "other draw", at, gap)
-    tied = gap is not None and gap < near_tie(plain.terms.precision)
+    other_arithmetic = plain.terms.invariant and not other.terms.invariant  # another program's, in float32
+    tied = gap is not None and gap < (PACKED_TIE if other_arithmetic else near_tie(plain.terms.precision))
     return Parting("near tie" if tied else "beyond", at, gap)
 
 

@@ -43,7 +43,7 @@ def load_model(
 
     started = time.perf_counter()
     place = pick_device(device)
-    kind = spec.quantization if quantization in UNSAID else quantization
+    kind = spec.quantization if quantization == "auto" else quantization
     wanted = options.dtype if options.dtype != "auto" else spec.dtype
     progress(f"loading {spec.name}", None)
     with quiet_warnings(), _in_one_line(spec.name, folder, place):
@@ -53,7 +53,9 @@ def load_model(
         quantized = quantization_config(kind, place, dtype)
         plain = quantized is None and options.tp_size == 1
         in_float32 = plain and place.type == "cpu" and dtype == torch.float32
-        as_is = quantization == "auto" and not (options.attn_implementation or spec.attn_implementation)
+        as_is = (
+            quantization == "auto" and kind in UNSAID and not (options.attn_implementation or spec.attn_implementation)
+        )
         if as_is and in_float32 and not encodes:
             with _ONE_AT_A_TIME:
                 found = load_packed(spec, config, folder, options, progress, cancelled)

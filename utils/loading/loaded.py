@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 NO_LIMIT = 1 << 30  # the context of a model that states none
-UNSAID = ("auto", "none")  # what leaves weights as the pair says; "auto" also leaves a GGUF file's bits as they are
+UNSAID = ("auto", "none")  # what asks for no bits of our own: as the pair and its file have them, or all of them
 
 
 @dataclass(frozen=True)

@@ -66,10 +66,10 @@ def load_pair(
         context=target.context,
     )
     found = _with_drafter(pair, spec.drafter, options, progress, cancelled)
-    return replace(found, notes=(*_expanded(spec.target, options, target), *found.notes))
+    return replace(found, notes=(*expanded(spec.target, options, target), *found.notes))
 
 
-def _expanded(spec: ModelSpec, options: LoadOptions, target: LoadedModel) -> list[str]:
+def expanded(spec: ModelSpec, options: LoadOptions, target: LoadedModel) -> list[str]:
     """Why `auto` did not leave a GGUF file's bits as they are, in a line; nothing where it did or was not asked to."""
     from utils.kernels.instruction_sets import why_not
 

@@ -18,7 +18,7 @@ from utils.catalogue.specs import ModelSpec
 from utils.distributed.process_group import ProcessGroup
 from utils.errors import UsageError
 from utils.loading.build import load_model, load_tokenizer
-from utils.loading.loaded import UNSAID, LoadedModel, LoadOptions
+from utils.loading.loaded import LoadedModel, LoadOptions
 from utils.loading.sources import model_folder
 from utils.progress import Progress
 
@@ -43,7 +43,7 @@ def load_shard(
 def check_shards(spec: ModelSpec, folder: Path, options: LoadOptions, local_size: int) -> None:
     """UsageError, with the reason, if `options.tp_size` processes cannot share the target."""
     count, name = options.tp_size, spec.name
-    if (kind := spec.quantization if options.quantization in UNSAID else options.quantization) != "none":
+    if (kind := spec.quantization if options.quantization == "auto" else options.quantization) != "none":
         raise UsageError(f"{name}: quantization {kind} goes with one process, {count} share the target: use none")
     _check_device(options.device, local_size)
     from transformers import AutoConfig

@@ -393,6 +393,33 @@ def test_a_pair_that_fails_leaves_the_old_one(catalogue: Path) -> None:
     assert [turn.user for turn in ran.state.chat.turns] == ["one", "two"]
 
 
+def test_quantization_loads_the_pair_anew_and_the_conversation_goes_on(catalogue: Path) -> None:
+    asked: list[str] = []
+
+    def loader(spec: Any, options: Any, progress: Any, cancelled: Any) -> Any:
+        asked.append(options.quantization)
+        if options.quantization == "nf4":
+            raise UserError("needs the package bitsandbytes")
+        return load_engine(spec, options, progress, cancelled)
+
+    lines = (
+        "one",
+        "/quantization",
+        "/quantization none",
+        "/quantization nf4",
+        "/quantization q",
+        "/quantization",
+        "two",
+    )
+    ran = run_lines(catalogue, *lines, loader=loader)
+    assert asked == ["auto", "none", "nf4"]
+    assert ran.text.count("quantization = auto (none)") == 1
+    assert "needs the package bitsandbytes (still tiny)" in ran.after("/quantization nf4")
+    assert "quantization must be auto, none" in ran.after("/quantization q")
+    assert ran.text.count("quantization = none (none)") == 1
+    assert len(ran.actions.chat.turns) == 2
+
+
 def test_a_failing_first_load_is_one_line_and_another_pair_can_be_loaded(catalogue: Path) -> None:
     def loader(spec: Any, options: Any, progress: Any, cancelled: Any) -> Any:
         return failing() if spec.name == "tiny" else load_engine(spec, options, progress, cancelled)

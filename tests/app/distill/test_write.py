@@ -15,10 +15,13 @@ import pytest
 
 from app.command_line.arguments import build_parser, read_request
 from app.command_line.main import main
+from app.distill.texts import load_target
+from app.settings.table import ModelOptions, Settings
 from tests.support.numbers import number_model, number_tokenizer
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 from training.text.dialogues import KINDS
 from training.text.self_text import written
+from utils.progress import never
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -98,6 +101,15 @@ def test_help_names_its_own_flags() -> None:
 
 
 # -- the run --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("asked", "given"), [("auto", "none"), ("none", "none"), ("int8", "int8")])
+def test_what_is_written_and_learned_comes_from_expanded_weights(
+    asked: str, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.distill.texts.load_engine", lambda settings, options, stop: options)
+    found: Any = load_target(Settings(), ModelOptions(quantization=asked), never)
+    assert (found.quantization, found.drafter) == (given, "none")
 
 
 def test_it_writes_goes_on_and_says_when_it_is_finished(

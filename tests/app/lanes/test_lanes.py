@@ -7,19 +7,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from app.console.about import info
-from app.lanes.answers import comparison_of, parting, run_lane
-from app.lanes.comparison import may_differ, promise
+from app.lanes.answers import compare, comparison_of, parting, run_lane
+from app.lanes.comparison import BY_CONSTRUCTION, may_differ, promise
 from app.lanes.costs import terms_of
 from app.lanes.lane import PairEngine
 from app.prompts.questions import conversation, prompt_ids
 from app.screen.output import load_engine
-from app.settings.table import Settings
+from app.settings.table import ModelOptions, Settings
+from app.settings.types import LANES
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.registry import ROWS
 from sampling.drafters.tables.ngram import NgramDrafter
@@ -28,7 +31,11 @@ from sampling.events import Finished, Prefill, Step
 from sampling.gamma.tree import BestFirstController
 from sampling.loop import never
 from tests.support.tiny import TinyPair, tiny_pair
+from utils.catalogue.specs import spec_from_argument
 from utils.errors import UsageError
+from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.loading.loaded import LoadOptions
+from utils.loading.loading import expanded
 
 SHORT = {"max_new_tokens": 24, "quiet": True}
 
@@ -286,3 +293,79 @@ def test_a_target_that_takes_no_mask_gets_chains(fresh: PairEngine, monkeypatch:
     assert fresh.drafters.target.network.takes_trees
     monkeypatch.setattr(type(fresh.drafters.target.network), "takes_trees", False)
     assert not isinstance(fresh.drafters.make("match", Settings(gamma="auto")), TableTreeDrafter)
+
+
+# -- the default pair, its weights as the file has them -----------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def packed() -> PairEngine:
+    return load_engine(Settings(quiet=True), ModelOptions(device="cpu"), never)
+
+
+@pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"temperature": 0.8, "coupling": "gumbel"}, {"gamma": 3, "expand": "cape"}],
+    ids=["greedy", "gumbel", "cape"],
+)
+def test_the_default_pair_is_identical_by_construction_in_every_lane(
+    packed: PairEngine, changes: dict[str, Any]
+) -> None:
+    settings = Settings(**{"gamma": "auto", "max_new_tokens": 24, "quiet": True, **changes})
+    chat = conversation(packed, settings)
+    prompt = chat.plan("Name three rivers.").prompt
+    lanes = [packed.lane(name, settings) for name in LANES if name not in ("draft", "beam")]
+    answers = [
+        run_lane(lane, prompt, packed.tokenizer.decode, interrupt=never, terms=terms_of(lane, packed)) for lane in lanes
+    ]
+    assert {answer.ids for answer in answers} == {answers[0].ids}
+    assert all(str(getattr(compare(answers[0], answer), "text", "")).endswith(BY_CONSTRUCTION) for answer in answers)
+    row = instruction_set()
+    assert row is not None
+    assert f"\nkernels  compiled for {row.name}, the whole pass as one\n" in info(packed, chat)
+    assert f"\noutput   {promise('Q4_1', invariant=True)}\n" in info(packed, chat)
+
+
+def test_where_nothing_is_compiled_the_default_is_float32_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("utils.loading.packed_gguf.instruction_set", "app.screen.view.instruction_set"):
+        monkeypatch.setattr(module, lambda: None)
+    for module in ("utils.kernels.instruction_sets.why_not", "app.screen.view.why_not"):
+        monkeypatch.setattr(module, lambda: "numba is not installed")
+    engine = load_engine(Settings(quiet=True), ModelOptions(device="cpu", drafter="none"), never)
+    assert (engine.loaded.target.precision, engine.invariant) == ("float32", False)
+    assert engine.notes == ("the weights of SmolLM2-135M-Instruct are expanded to float32 (numba is not installed)",)
+    told = info(engine, conversation(engine, Settings()))
+    assert "\nkernels  torch (numba is not installed)\n" in told
+    assert f"\noutput   {promise('float32')}\n" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "told", "why"),
+    [
+        (LoadOptions(quantization="none"), {}, ""),
+        (LoadOptions(quantization="auto"), {"quantization": "Q4_1"}, ""),
+        (LoadOptions(quantization="auto"), {"spec": "org/model"}, ""),
+        (LoadOptions(quantization="auto", tp_size=3), {}, "3 processes share them"),
+        (LoadOptions(quantization="auto"), {"device": "cuda", "dtype": "bfloat16"}, "there are no kernels for cuda"),
+        (LoadOptions(quantization="auto"), {"dtype": "bfloat16"}, "the kernels compute in float32, not in bfloat16"),
+        (
+            LoadOptions(quantization="auto", attn_implementation="eager"),
+            {},
+            "--attn-implementation asks for transformers' own pass",
+        ),
+        (LoadOptions(quantization="auto"), {}, "they have types that no kernel knows"),
+    ],
+)
+def test_why_a_files_bits_are_not_left_as_they_are(
+    options: LoadOptions, told: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("utils.kernels.instruction_sets.why_not", lambda: "")
+    target = SimpleNamespace(
+        name="m",
+        quantization=told.get("quantization", "none"),
+        device=torch.device(told.get("device", "cpu")),
+        dtype_text=told.get("dtype", "float32"),
+    )
+    said = expanded(spec_from_argument(told.get("spec", "./m.gguf")), options, target)  # type: ignore[arg-type]
+    assert said == ([f"the weights of m are expanded to {target.dtype_text} ({why})"] if why else [])

@@ -293,6 +293,10 @@ def test_another_recording_is_not_gone_on_with(
     before = recording.read_text()
     assert record(recording, "--temperature", "0.5") == 2
     assert "holds a recording with temperature 0.0, now 0.5: give the same flags" in capsys.readouterr().err
+    recording.write_text(before.replace('"quantization": "none"', '"quantization": "Q4_1"'))
+    assert record(recording) == 2
+    assert "holds a recording with quantization Q4_1, now none: give the same flags" in capsys.readouterr().err
+    recording.write_text(before)
     assert recording.read_text() == before
     other = tmp_path / "notes.json"
     other.write_text('{"1": "2"}\n')

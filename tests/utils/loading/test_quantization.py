@@ -56,6 +56,13 @@ def test_target_and_drafter_are_quantized_separately(tiny):
     assert (pair.target.quantization, pair.drafter.quantization) == ("int8", "none")
 
 
+def test_none_takes_back_what_the_pair_says_and_auto_leaves_it(tiny):
+    target = spec_from_argument(str(tiny.target)).model_copy(update={"quantization": "int8"})
+    spec = PairSpec(name="tiny", target=target)
+    found = {q: load_pair(spec, LoadOptions(device="cpu", quantization=q)).target for q in ("none", "auto")}
+    assert {asked: target.quantization for asked, target in found.items()} == {"none": "none", "auto": "int8"}
+
+
 def test_shared_weights_are_counted_once():
     tied = tiny_model()
     apart_count, apart_bytes = parameter_count(tied), held_bytes(tied)
