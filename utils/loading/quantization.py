@@ -63,7 +63,7 @@ def _key(tensor: Tensor) -> tuple[Any, ...]:
 def _states(module: nn.Module) -> list[Tensor]:
     """The tensors bitsandbytes keeps beside a layer's weight."""
     found: list[Tensor] = []
-    weight = getattr(module, "weight", None)
+    weight = module._parameters.get("weight")  # not the attribute: a packed layer would unpack its weight to show it
     queue: list[Any] = [getattr(weight, "quant_state", None), getattr(weight, "SCB", None)]
     state = getattr(module, "state", None)
     queue += [getattr(state, name, None) for name in ("SCB", "CB")]
