@@ -19,7 +19,8 @@ from app.screen.beams import below
 from app.screen.figures import TITLES, PaneData, rate
 from app.screen.palette import Look, tint
 from app.screen.rows import Drawn, Line, Piece, Row, fit, row_of, shared, width_of, wrap
-from app.screen.spans import NO_TEXT, Span
+from app.screen.spans import Span
+from utils.growing_text import NO_TEXT
 
 Layout = Literal["auto", "side", "stack", "trace"]
 

@@ -17,8 +17,8 @@ from rich.segment import Segment
 from app.lanes.comparison import RULES, Rule, chance, ratio, reviews
 from app.screen.palette import Look, tint
 from app.screen.rows import Chunk, Drawn, Row, chunk, flow, quoted, share
-from app.screen.spans import Decode, Window
 from sampling.events import Step
+from utils.growing_text import Decode, Window
 
 _WIDE = 60  # columns from which a draft's row has its columns spelled out
 _FATES = 40  # columns from which fates are whole words

@@ -20,7 +20,6 @@ from app.lanes.comparison import RULES, Rule, rule_of
 from app.lanes.costs import Terms
 from app.screen.live import Track, panes, traced
 from app.screen.palette import Look
-from app.screen.spans import REPLACEMENT, Window
 from app.screen.trace import Trace, read, starts
 from app.settings.table import Settings
 from sampling.drafters.cascade import cascade_of
@@ -32,6 +31,7 @@ from sampling.stats.ratios import expected
 from sampling.types import FixedPace, Limits
 from tests.support.toy_drafters import PointDrafter
 from tests.support.toys import TableLM
+from utils.growing_text import REPLACEMENT, Window
 from utils.logits_processors import GreedyProcessor
 
 WORDS = {

@@ -21,10 +21,11 @@ from app.screen.legend import meanings
 from app.screen.palette import PALETTES, Look
 from app.screen.panes import Pane, SideBySide, pieces_of
 from app.screen.rows import Chunks, Drawn, Row, shared
-from app.screen.spans import NO_TEXT, Span
+from app.screen.spans import Span
 from app.screen.view import Frame, heading
 from app.settings.table import Settings
 from sampling.stats.summary import Stats
+from utils.growing_text import NO_TEXT
 
 WIDTHS = [30, 39, 40, 60, 79, 80, 100, 140]
 
