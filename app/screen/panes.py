@@ -202,12 +202,12 @@ class SideBySide(Drawn):
             columns = [pane.rows() for pane in group]
             if len(columns) == 2:
                 width = group[0].look.width + 1
-                rows += [_beside(left, right, width) for left, right in zip(*columns, strict=True)]
+                rows += [beside(left, right, width) for left, right in zip(*columns, strict=True)]
             else:
                 rows += columns[0]
         return rows
 
 
-def _beside(left: Row, right: Row, width: int) -> Row:
+def beside(left: Row, right: Row, width: int) -> Row:
     """Two rows, the right one beginning at column `width`."""
     return [*left, Segment(" " * (width - Segment.get_line_length(left))), *right]
