@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         ngram_assisted_speculative_generate,
         speculative_generate,
         speculative_generate_encoder_decoder,
+        speculative_stream,
     )
     from sampling.beam.plan import BeamPlan
     from sampling.beam.search import beam_generate
@@ -43,6 +44,7 @@ _HOMES = {
     "ngram_assisted_speculative_generate": "sampling.api",
     "speculative_generate": "sampling.api",
     "speculative_generate_encoder_decoder": "sampling.api",
+    "speculative_stream": "sampling.api",
 }
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "ngram_assisted_speculative_generate",
     "speculative_generate",
     "speculative_generate_encoder_decoder",
+    "speculative_stream",
 ]
 
 

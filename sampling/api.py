@@ -3,14 +3,14 @@ new ids out.
 
 What cannot be used is refused in one line that says what to do. Those for encoder-decoder models (T5 and the like) are
 the same ones under names that say so; beam search drains :func:`sampling.beam.beam_generate`. Knows no text; a
-tokenizer, where one is taken, is asked for its stop ids and its size only.
+tokenizer, where one is taken, is asked for its stop ids and its size, and for the texts of a stream.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from numbers import Integral
 from typing import Any
@@ -22,12 +22,13 @@ from sampling.beam.search import beam_generate
 from sampling.drafters.cascade import cascade_of
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
-from sampling.events import BeamStep, BeamTree, Step
-from sampling.loop import generate
+from sampling.events import BeamStep, BeamTree, Event, Step
+from sampling.loop import generate, never
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import check_same_kind, is_encoder_decoder, lm_of
 from sampling.sampler import Coupling, DraftSampling, KeyedSampler
-from sampling.types import LM, Drafter, FixedPace, Limits, Sampler, Traits
+from sampling.stream import Piece, decode_of, pieces
+from sampling.types import LM, Drafter, FixedPace, Limits, Rows, Sampler, Traits
 from utils.errors import UserError, shown, whole
 from utils.logits_processors import GreedyProcessor, LogitsProcessor
 
@@ -91,6 +92,12 @@ def prompt_ids(given: Any, name: str = "input_ids") -> list[int]:
     if wrong is not None:
         raise UserError(f"{name} must be whole numbers, got {shown(wrong)}")
     return [int(token) for token in rows]
+
+
+def prompts_ids(given: Any) -> Rows:
+    """One prompt, or several: a list of prompts."""
+    several = isinstance(given, Sequence) and len(given) > 1 and not isinstance(given[0], Integral | str)
+    return [prompt_ids(one, f"prompt {n}") for n, one in enumerate(given, 1)] if several else [prompt_ids(given)]
 
 
 def sampler_of(
@@ -249,6 +256,49 @@ def speculative_generate(
     return _drain(lm, input_ids, way, sampler, max_gen_len, stop, gamma, debug)
 
 
+def speculative_stream(
+    input_ids: Ids | Sequence[Ids],
+    drafter: Any,
+    target: Any,
+    tokenizer: Any = None,
+    *,
+    logits_processor: LogitsProcessor | None = None,
+    gamma: int = 4,
+    max_gen_len: int = 100,
+    end_tokens_id: Stop = None,
+    eos_tokens_id: Stop = None,
+    pad_token_id: int | None = None,
+    seed: Seed = 0,
+    coupling: Coupling = "rejection",
+    draft_sampling: DraftSampling = "law",
+    interrupt: Callable[[], bool] = never,
+    **more: Any,
+) -> Iterator[Piece]:
+    """:func:`speculative_generate` as it goes: a record for what each round added.
+
+    Args as there, and:
+        input_ids: also a list of prompts, which are decoded as one batch.
+        drafter: None decodes plainly. A drafter that says itself how many tokens a round drafts needs no `gamma`.
+        tokenizer: makes the texts of the pieces; without one they are "".
+        interrupt: looked at between rounds; once it says True every row ends.
+
+    Yields:
+        Pieces in the order in which they were decoded; of a row the last has no ids and says why it ended. Whoever
+        stops reading early leaves nothing behind.
+
+    Raises:
+        UserError, TypeError: an argument that cannot be used, at the call.
+    """
+    debug = take_more(speculative_stream, more)
+    lm, way = target_of(target), NoDrafter() if drafter is None else drafter_of(drafter)
+    check_drafters(lm, [way], tokenizer)
+    stop = stop_ids_of(end_tokens_id, eos_tokens_id, target, tokenizer)
+    sampler, rows = sampler_of(logits_processor, seed, coupling, draft_sampling), prompts_ids(input_ids)
+    gamma = gamma if way.traits.most is None else way.traits.most
+    events = _events(lm, rows, way, sampler, max_gen_len, stop, gamma, debug, interrupt)
+    return pieces(events, None if tokenizer is None else decode_of(tokenizer))
+
+
 def ngram_assisted_speculative_generate(
     input_ids: Ids,
     ngram: NgramDrafter | None,
@@ -332,20 +382,42 @@ def _drain(
     debug: bool,
 ) -> tuple[list[int], float]:
     """The new ids, and accepted / drafted."""
-    pace = FixedPace(whole("gamma", gamma, 0, "a whole number, at least 0"))
-    limits = Limits(whole("max_gen_len", max_gen_len, 1, "a whole number, at least 1"), stop, lm.context)
     ids: list[int] = []
-    rounds = drafted = accepted = 0
-    for event in generate(lm, [prompt_ids(input_ids)], drafter, sampler, limits, pace=pace):
+    drafted = accepted = 0
+    for event in _events(lm, [prompt_ids(input_ids)], drafter, sampler, max_gen_len, stop, gamma, debug):
         if isinstance(event, Step):
             ids.extend(event.emitted)
             drafted += len(event.drafted)
             accepted += len(event.path)
-            if debug:
-                kept = [event.drafted[node] for node in event.path]
-                _log.info("round %d: drafted %s, accepted %s, then %s", rounds, list(event.drafted), kept, event.token)
-            rounds += 1
     return ids, accepted / drafted if drafted else 0.0
+
+
+def _events(
+    lm: LM,
+    rows: Rows,
+    drafter: Drafter,
+    sampler: Sampler,
+    max_gen_len: int,
+    stop: frozenset[int],
+    gamma: int,
+    debug: bool,
+    interrupt: Callable[[], bool] = never,
+) -> Iterator[Event]:
+    """The event stream of a call; its numbers are checked before the first event is asked for."""
+    pace = FixedPace(whole("gamma", gamma, 0, "a whole number, at least 0"))
+    limits = Limits(whole("max_gen_len", max_gen_len, 1, "a whole number, at least 1"), stop, lm.context)
+    events = generate(lm, rows, drafter, sampler, limits, pace=pace, interrupt=interrupt)
+    return _logged(events) if debug else events
+
+
+def _logged(events: Iterator[Event]) -> Iterator[Event]:
+    rounds = 0
+    for event in events:
+        if isinstance(event, Step):
+            kept = [event.drafted[node] for node in event.path]
+            _log.info("round %d: drafted %s, accepted %s, then %s", rounds, list(event.drafted), kept, event.token)
+            rounds += 1
+        yield event
 
 
 def autoregressive_generate_encoder_decoder(input_ids: Ids, target: Any, **arguments: Any) -> list[int]:

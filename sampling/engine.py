@@ -9,7 +9,7 @@ utils/catalogue/templates.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,10 +22,11 @@ from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
-from sampling.events import Step
-from sampling.loop import generate
+from sampling.events import Event, Step
+from sampling.loop import generate, never
 from sampling.models.causal import CausalLM
-from sampling.types import Drafter, FixedPace, Limits
+from sampling.stream import Piece, decode_of, pieces
+from sampling.types import Drafter, FixedPace, Limits, Rows
 from utils.catalogue.templates import carries_template, check_template, end_ids, render
 from utils.errors import UserError, shown, whole
 from utils.logits_processors import LogitsProcessor, make_processor
@@ -123,12 +124,19 @@ def _processor(values: dict[str, Any], sampled: bool) -> LogitsProcessor:
 
 @dataclass(frozen=True)
 class Figures:
-    """What the last `generate` took: tokens drafted and accepted, target passes (openings included), new tokens."""
+    """What the last `generate` took, or a `stream` so far: tokens drafted and accepted, target passes (openings
+    included), new tokens.
+    """
 
     drafted: int = 0
     accepted: int = 0
     passes: int = 0
     tokens: int = 0
+
+    def and_of(self, step: Step) -> Figures:
+        """These and a round's."""
+        drafted, accepted = self.drafted + len(step.drafted), self.accepted + len(step.path)
+        return Figures(drafted, accepted, self.passes + 1, self.tokens + len(step.emitted))
 
     @property
     def acceptance_rate(self) -> float:
@@ -155,6 +163,7 @@ class Engine:
         self._drafter: Drafter | None = None
         self._n_spec_tokens = self.max_n_spec_tokens
         self._enabled = False
+        self._calls = 0  # of generate and stream
 
     @property
     def spec_dec_enabled(self) -> bool:
@@ -213,31 +222,61 @@ class Engine:
         Returns:
             A text for each prompt; with `return_token_ids` the texts and the lists of new ids. `last` has the figures.
         """
-        config = read_config(self.model if generation_config is None else generation_config)
-        given = [prompts] if isinstance(prompts, str) else list(prompts)
-        if not given:
-            raise UserError("prompts holds no prompt: give at least one")
-        rows = [self._ids(prompt, place) for place, prompt in enumerate(given, 1)]
-        stop = stop_ids_of(config.stop, None, self.model, self.tokenizer) | end_ids(self.tokenizer, self.template)
-        limits = Limits(config.new_tokens(max(map(len, rows))), stop, self._lm.context)
-        sampler = sampler_of(config.processor, seed)
-        drafter: Drafter = self._drafter if self._enabled and self._drafter is not None else NoDrafter()
-        most = drafter.traits.most
-        gamma = self._n_spec_tokens if most is None else most
+        rows, events = self._begin(prompts, generation_config, seed)
         found: list[list[int]] = [[] for _ in rows]
-        steps: list[Step] = []
-        for event in generate(self._lm, rows, drafter, sampler, limits, pace=FixedPace(gamma)):
+        for event in events:
             if isinstance(event, Step):
                 found[event.row].extend(event.emitted)
-                steps.append(event)
-        self.last = Figures(
-            sum(len(step.drafted) for step in steps),
-            sum(len(step.path) for step in steps),
-            len(steps),
-            sum(map(len, found)),
-        )
-        texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in found]
+        texts = list(map(decode_of(self.tokenizer), found))
         return (texts, found) if return_token_ids else texts
+
+    def stream(
+        self,
+        prompts: str | Sequence[Any],
+        generation_config: Any = None,
+        *,
+        seed: Seed = 0,
+        interrupt: Callable[[], bool] = never,
+    ) -> Iterator[Piece]:
+        """The same answers as they come: a record for what each round added to a prompt's answer.
+
+        Args as in :meth:`generate`, and `interrupt`, which is looked at between rounds: once it says True all rows end.
+
+        Yields:
+            Pieces (:class:`sampling.stream.Piece`), whose `row` is the prompt's place. `last` has the figures so far.
+            Whoever stops reading early leaves the engine as it was.
+
+        Raises:
+            UserError: at the call, as :meth:`generate`; and where a stream is read on after another call has begun.
+        """
+        return pieces(self._begin(prompts, generation_config, seed, interrupt)[1], decode_of(self.tokenizer))
+
+    def _begin(
+        self, prompts: str | Sequence[Any], given: Any, seed: Seed, interrupt: Callable[[], bool] = never
+    ) -> tuple[Rows, Iterator[Event]]:
+        """The prompts' ids, and the events of decoding them."""
+        config = read_config(self.model if given is None else given)
+        several = [prompts] if isinstance(prompts, str) else list(prompts)
+        if not several:
+            raise UserError("prompts holds no prompt: give at least one")
+        rows = [self._ids(prompt, place) for place, prompt in enumerate(several, 1)]
+        stop = stop_ids_of(config.stop, None, self.model, self.tokenizer) | end_ids(self.tokenizer, self.template)
+        limits = Limits(config.new_tokens(max(map(len, rows))), stop, self._lm.context)
+        drafter: Drafter = self._drafter if self._enabled and self._drafter is not None else NoDrafter()
+        gamma, sampler = drafter.traits.most, sampler_of(config.processor, seed)
+        pace = FixedPace(self._n_spec_tokens if gamma is None else gamma)
+        return rows, self._counted(generate(self._lm, rows, drafter, sampler, limits, pace=pace, interrupt=interrupt))
+
+    def _counted(self, events: Iterator[Event]) -> Iterator[Event]:
+        """The events with `last` kept; UserError once another call has taken the drafter."""
+        self._calls += 1
+        self.last, mine = Figures(), self._calls
+        for event in events:
+            if isinstance(event, Step):
+                self.last = self.last.and_of(event)
+            yield event
+            if self._calls != mine:
+                raise UserError("the engine has begun another answer: one stream at a time")
 
     def _ids(self, prompt: Any, place: int) -> list[int]:
         """The ids of one prompt: a text (a user's message where there is a template), messages, or ids."""

@@ -133,7 +133,8 @@ def _headings(shown: Shown, console: Console, settings: Settings) -> list[Text]:
 
 
 def _parts(shown: Shown, console: Console, settings: Settings) -> list[RenderableType]:
-    drawn: list[RenderableType] = [panes(answered.tracks, console, settings) for answered in shown.answered]
+    kept = settings.changed(drafts="all")  # a page keeps what the screen may leave out
+    drawn: list[RenderableType] = [panes(answered.tracks, console, kept) for answered in shown.answered]
     return drawn or [Text("the drafts and figures of this answer are not there", style="dim")]
 
 

@@ -22,9 +22,9 @@ from app.chat.answered import Answered
 from app.chat.conversation import Turn
 from app.lanes.logged_lane import LoggedLane, settings_of
 from app.screen.live import Track
-from app.screen.spans import Decode
 from sampling.events import Reason, from_json
 from utils.errors import UserError
+from utils.growing_text import Decode
 
 VERSION = 1
 _KEYS = {

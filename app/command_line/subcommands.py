@@ -175,7 +175,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         REPLAY_FIELDS,
         replay_args,
         "looks",
-        ("view", "palette", "debug"),
+        ("view", "drafts", "palette", "debug"),
         word=Word("file", "?", "FILE", "what --log has written"),
     ),
     "pairs": SubCommand("pairs [options]", "list the catalogue", level="catalogue"),

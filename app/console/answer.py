@@ -14,7 +14,7 @@ from app.chat.answered import Answered
 from app.chat.conversation import Plan
 from app.lanes.answers import shown_settings
 from app.lanes.costs import terms_of
-from app.lanes.race import Race
+from app.lanes.race import Race, slowed
 from app.replay.log_writer import Asked
 from app.screen.live import Track, play, show, streaming
 from app.screen.view import models_of
@@ -22,7 +22,7 @@ from app.settings.table import Settings
 
 if TYPE_CHECKING:
     from app.console.state import ConsoleState
-    from app.screen.spans import Decode
+    from utils.growing_text import Decode
 
 
 UNANSWERED = "stopped before the first token: the conversation is unchanged"
@@ -50,7 +50,10 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     answer_log = state.log.open_answer(engine, asked, settings, made, chat.text) if state.log is not None else None
     live = state.live and not settings.quiet
     with streaming(tracks, state.out, settings, state.stop) if live else nullcontext(lambda: None) as draw:
-        play(answer_log.tee(race) if answer_log else race, tracks, draw)
+        events = answer_log.tee(race) if answer_log else race
+        if live and settings.slow > 1:
+            events = slowed(events, settings.slow, state.stop, idle=draw)
+        play(events, tracks, draw)
     if answer_log is not None and (problem := answer_log.end()):
         state.say(Text(problem, style="bold yellow"))
     state.session = race.session

@@ -110,6 +110,8 @@ TABLE: tuple[Command, ...] = (
         words(*PLOTS),
     ),
     value("view", LOOK),
+    value("drafts", LOOK),
+    value("slow", LOOK),
     value("palette", LOOK),
     value("debug", LOOK),
     Command("/settings", "every setting", SETTING, change.show_settings, nothing),

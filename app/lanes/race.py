@@ -2,19 +2,23 @@
 
 Each lane's clock counts only its own compute, so the lanes advance at their true relative speed
 although one process runs them all. The prompt is read once and its cost put on every clock. Knows
-no text and no screen; the time its consumer takes is on no clock.
+no text and no screen; the time its consumer takes is on no clock. By the same clocks a race that is over can be shown
+at any speed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from sampling.events import Event, Finished
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
     from sampling.types import Session
+
+_NAP = 0.05  # seconds after which a waiting show looks for Ctrl-C
 
 
 def seconds(event: Event) -> float:
@@ -94,3 +98,49 @@ class Race:
     def _count(self, index: int, event: Event) -> tuple[int, Event]:
         self.clocks[index] += seconds(event)
         return index, event
+
+
+def timed(events: Iterable[tuple[int, Event]]) -> list[tuple[float, int, Event]]:
+    """The events with the time at which each has happened by its lane's own clock, in that order."""
+    clocks: dict[int, float] = {}
+    found = []
+    for lane, event in events:
+        clocks[lane] = clocks.get(lane, 0.0) + seconds(event)
+        found.append((clocks[lane], lane, event))
+    return sorted(found, key=lambda one: one[0])
+
+
+def paced(
+    events: Iterable[tuple[int, Event]],
+    speed: float,
+    stop: Callable[[], bool],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    idle: Callable[[], None] = lambda: None,
+) -> Iterator[tuple[int, Event]]:
+    """The events, each when it is due at `speed` (above 0) times its own; ends early when stopped. `idle` is called
+    before a wait.
+    """
+    begun = clock()
+    for at, lane, event in timed(events):
+        waited = False
+        while not stop() and (left := at / speed - (clock() - begun)) > 0:
+            if not waited:
+                idle()
+            waited = True
+            sleep(min(left, _NAP))
+        if stop():
+            return
+        yield lane, event
+
+
+def slowed(race: Iterable[tuple[int, Event]], times: float, *how: Any, **more: Any) -> Iterator[tuple[int, Event]]:
+    """A race at 1 / `times` of its speed: it is run first, so that no pause is on a clock or cools a cache, and then
+    shown. `how` are the further arguments of :func:`paced`; what is left when that is stopped comes at once.
+    """
+    run = [(lane, event) for _, lane, event in timed(race)]
+    left = iter(run)
+    for one in paced(run, 1 / times, *how, **more):
+        next(left)
+        yield one
+    yield from left

@@ -23,11 +23,11 @@ from app.lanes.logged_lane import known
 from app.replay.session_log import VERSION, LaneViews, check_head
 from app.replay.texts import LoggingDecoder
 from app.screen.live import Track
-from app.screen.spans import Decode
 from app.screen.view import models_of
 from sampling.events import Event, to_json
 from utils.errors import UsageError, UserError
 from utils.files import append, drop_half_line
+from utils.growing_text import Decode
 from utils.machine import version
 
 if TYPE_CHECKING:

@@ -7,11 +7,9 @@ printed. Knows no format (app/replay/session_log.py) and draws nothing itself.
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from app.lanes.race import seconds
+from app.lanes.race import paced
 from app.replay.session_log import LoggedAnswer, read_log
 from app.screen.live import look_of, play, show, streaming
 from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
@@ -22,10 +20,6 @@ from utils.progress import INTERRUPTED
 if TYPE_CHECKING:
     from app.replay.options import ReplayArgs
     from app.settings.table import ModelOptions, Settings
-    from sampling.events import Event
-
-
-_NAP = 0.05  # seconds after which a waiting replay looks for Ctrl-C
 
 
 def replay(settings: Settings, options: ModelOptions, args: ReplayArgs) -> int:
@@ -62,9 +56,8 @@ class Player:
         if not place.settings.quiet:
             self._head(answer)
         if place.live:
-            events = paced(answer.events, self.speed, place.stop)
             with streaming(tracks, place.out, place.settings, place.stop) as draw:
-                play(events, tracks, draw)
+                play(paced(answer.events, self.speed, place.stop, idle=draw), tracks, draw)
         else:
             play(answer.events, tracks)
         if not place.stop():
@@ -80,30 +73,3 @@ class Player:
             self.place.say(line)
         self._shown = told
         self.place.say(question(answer.opening.prompt, look))
-
-
-def timed(events: Sequence[tuple[int, Event]]) -> list[tuple[float, int, Event]]:
-    """The events with the time at which each has happened by its lane's own clock, in that order."""
-    clocks: dict[int, float] = {}
-    found = []
-    for lane, event in events:
-        clocks[lane] = clocks.get(lane, 0.0) + seconds(event)
-        found.append((clocks[lane], lane, event))
-    return sorted(found, key=lambda one: one[0])
-
-
-def paced(
-    events: Sequence[tuple[int, Event]],
-    speed: float,
-    stop: Callable[[], bool],
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[tuple[int, Event]]:
-    """The events, each when it is due at `speed` (above 0) times its own; ends early when stopped."""
-    begun = clock()
-    for at, lane, event in timed(events):
-        while not stop() and (left := at / speed - (clock() - begun)) > 0:
-            sleep(min(left, _NAP))
-        if stop():
-            return
-        yield lane, event

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from app.screen.spans import Decode, common
+from app.screen.spans import common
+from utils.growing_text import Decode
 
 Entry = tuple[int, tuple[int, ...], int, str]
 

@@ -17,8 +17,9 @@ from rich.cells import cell_len
 
 from app.screen.palette import Look
 from app.screen.rows import Chunk, Drawn, Line, Row, chunk, fit, flow, one_line, quoted, share
-from app.screen.spans import NO_TEXT, REPLACEMENT, Decode, Span, Window, common
+from app.screen.spans import Span, common
 from sampling.events import Beam, BeamStep, BeamTree, Event, Finished, Hypothesis
+from utils.growing_text import NO_TEXT, REPLACEMENT, Decode, Window
 
 LIST_FROM = 36  # columns of text from which the beams are listed; below that they are counted
 _LEFT = 4  # lines of text that the list must leave to the answer

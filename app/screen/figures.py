@@ -7,7 +7,7 @@ and no token ids; figures that are undefined are not shown.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from app.screen.beams import BeamLine
@@ -39,7 +39,8 @@ class PaneData:
     `progress` is shown while waiting or reading the prompt ("reading prompt 256 of 3000"); `limit`
     is the most tokens the answer may have; `expected` the expected speed-up, if it is known; `gamma` that of
     the last round, where it changes from round to round; `names` who may have proposed a span, by its source; `beams`
-    those of a beam search, best first.
+    those of a beam search, best first; `slow` how many times slower than it was it is shown; `recent` the first
+    span of the last rounds.
     """
 
     title: str
@@ -52,6 +53,21 @@ class PaneData:
     gamma: int | None = None
     names: tuple[str, ...] = ()
     beams: tuple[BeamLine, ...] = ()
+    slow: float = 1.0
+    recent: int = 0
+    hidden: int = 0
+
+    def with_drafts(self, drafts: str) -> PaneData:
+        """The lane with "all" rejected and discarded drafts in its text, with "none", or while it runs ("fade") with
+        those of its last rounds; `hidden` counts the rejected ones that are left out.
+        """
+        if drafts == "all":
+            return self
+        fading = drafts == "fade" and self.state not in ("done", "stopped")
+        first = self.recent if fading else len(self.spans)
+        spans = tuple(span for place, span in enumerate(self.spans) if span.committed or place >= first)
+        before, left = (sum(one.kind == "rejected" for one in some) for some in (self.spans, spans))
+        return replace(self, spans=spans, hidden=before - left)
 
     @property
     def label(self) -> str:
@@ -83,6 +99,8 @@ class PaneData:
         """Where the lane is, in a few words."""
         if self.state in ("waiting", "prefill"):
             return self.progress or ("waiting" if self.state == "waiting" else "reading prompt")
+        if self.state == "running" and self.slow > 1:
+            return f"{self.tokens}/{self.limit or '?'} tok, slow {self.slow:g}"
         if self.state == "running":
             tokens = f"{self.tokens} of {self.limit} tok" if self.limit else f"{self.tokens} tok"
             return tokens if self.gamma is None else f"{tokens}, gamma {self.gamma}"

@@ -56,4 +56,9 @@ def meanings(look: Look, panes: Sequence[PaneData] = (), *, show_discarded: bool
     words = {"rejected": "[-x-] rejected", "discarded": "[~x~] discarded", "target": "{+x+} from target"}
     if look.color:
         words = {"rejected": "rejected", "discarded": "discarded", "target": "from the target"}
-    return first + [chunk(text, role) for role, text in words.items() if role != "discarded" or show_discarded]
+    hidden = sum(pane.hidden for pane in panes)
+    gone = {"discarded"} if not show_discarded else set()
+    if hidden and not any(span.kind == "rejected" for pane in panes for span in pane.spans):
+        gone |= {"rejected", "discarded"}
+    left_out = [chunk(f"{hidden} rejected not shown", "faint")] if hidden else []
+    return first + [chunk(text, role) for role, text in words.items() if role not in gone] + left_out

@@ -25,7 +25,7 @@ from app.screen.panes import Layout
 from app.screen.rows import visible
 from app.screen.spans import Spanner, committed_text
 from app.screen.terminal import InPlace, Interrupts
-from app.screen.trace import Trace
+from app.screen.trace import THIRD_FROM, RoundPane, Rounds, Trace, TracedRound
 from app.screen.view import Frame
 from app.settings.table import Settings
 from sampling.events import BeamStep, Event, Finished, Prefill, Reason, Step, to_json
@@ -64,6 +64,7 @@ class Track:
         self.beams = BeamReader(decode, before) if getattr(lane, "beams", None) is not None else None
         self.spanner = self.beams or Spanner(decode, bool(getattr(lane, "drafts", False)), context=before)
         self.decode = decode
+        self._rounds, self._read = Rounds(decode), 0
         self._state: State = "waiting"
         self._progress = ""
         self.expected: float | None = None  # the speed-up that the figures measured let expect
@@ -83,6 +84,13 @@ class Track:
     @property
     def steps(self) -> list[Step]:
         return [event for event in self.events if isinstance(event, Step)]
+
+    def current_round(self) -> TracedRound:
+        """The last round with its texts; those before it are read once."""
+        for step in self.steps[self._read : -1]:
+            self._rounds.skip(step)
+        self._read = max(self._read, len(self.steps) - 1)
+        return self._rounds.look(self.steps[-1])
 
     @property
     def beam_steps(self) -> list[BeamStep]:
@@ -111,6 +119,8 @@ class Track:
             gamma=self._gamma(),
             names=tuple(getattr(self.lane, "source_names", ())),
             beams=() if self.beams is None else self.beams.beams,
+            recent=getattr(self.spanner, "recent", 0),
+            slow=getattr(getattr(self.lane, "settings", None), "slow", 1.0),
         )
 
     def _gamma(self) -> int | None:
@@ -135,10 +145,11 @@ class Track:
         return {**self.answer().to_json(), "lane": lane, "events": events}
 
 
-def frame(tracks: Sequence[Track], look: Look, layout: str, **more: Any) -> Frame:
+def frame(tracks: Sequence[Track], look: Look, settings: Settings, **more: Any) -> Frame:
     """The lanes as they stand."""
-    kind: Layout = layout  # type: ignore[assignment]
-    return Frame([track.pane() for track in tracks], look, layout=kind, **more)
+    kind: Layout = settings.view  # type: ignore[assignment]
+    lanes = [track.pane().with_drafts(settings.drafts) for track in tracks]
+    return Frame(lanes, look, layout=kind, show_discarded=settings.debug, **more)
 
 
 def play(
@@ -166,7 +177,8 @@ def streaming(
 
         def draw() -> None:
             with interrupts.whole():
-                place.draw(frame(tracks, look_of(console, settings), settings.view, show_discarded=settings.debug))
+                look = look_of(console, settings)
+                place.draw(frame(tracks, look, settings, aside=current_round(tracks, look)))
 
         yield draw
 
@@ -205,7 +217,17 @@ def panes(tracks: Sequence[Track], console: Console, settings: Settings) -> Rend
     if plain is not None:
         for track, found in zip(tracks, answers, strict=True):
             track.expected = found.expected(plain)
-    return frame(tracks, look, settings.view, comparison=comparison_of(answers), show_discarded=settings.debug)
+    return frame(tracks, look, settings, comparison=comparison_of(answers))
+
+
+def current_round(tracks: Sequence[Track], look: Look) -> RoundPane | None:
+    """The last round of the last lane that drafts, where the screen has room for a third pane."""
+    drafting = [track for track in tracks if track.pane().drafting] if look.width >= THIRD_FROM else []
+    if not drafting:
+        return None
+    track = drafting[-1]
+    most = max(len(step.drafted) for step in track.steps)
+    return RoundPane(track.current_round(), len(track.steps) - 1, look, track.lane.source_names, most)
 
 
 def traced(tracks: Sequence[Track], console: Console, settings: Settings, rounds: int | None) -> RenderableType:

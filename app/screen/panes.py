@@ -19,7 +19,8 @@ from app.screen.beams import below
 from app.screen.figures import TITLES, PaneData, rate
 from app.screen.palette import Look, tint
 from app.screen.rows import Drawn, Line, Piece, Row, fit, row_of, shared, width_of, wrap
-from app.screen.spans import NO_TEXT, Span
+from app.screen.spans import Span
+from utils.growing_text import NO_TEXT
 
 Layout = Literal["auto", "side", "stack", "trace"]
 
@@ -201,12 +202,12 @@ class SideBySide(Drawn):
             columns = [pane.rows() for pane in group]
             if len(columns) == 2:
                 width = group[0].look.width + 1
-                rows += [_beside(left, right, width) for left, right in zip(*columns, strict=True)]
+                rows += [beside(left, right, width) for left, right in zip(*columns, strict=True)]
             else:
                 rows += columns[0]
         return rows
 
 
-def _beside(left: Row, right: Row, width: int) -> Row:
+def beside(left: Row, right: Row, width: int) -> Row:
     """Two rows, the right one beginning at column `width`."""
     return [*left, Segment(" " * (width - Segment.get_line_length(left))), *right]

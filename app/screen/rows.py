@@ -21,7 +21,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 
 from app.screen.palette import Look
-from app.screen.spans import NO_TEXT
+from utils.growing_text import NO_TEXT
 
 Piece = tuple[str, str]
 Line = tuple[Piece, ...]

@@ -246,6 +246,13 @@ class Settings(_Record):
     length_penalty: float = row(1.2, Number(0, 10), "0: none; more: longer answers win", BEAM)
     compare: tuple[str, ...] = row(("ar", "spec"), Names(LANES), "lanes; the last carries the chat", OUTPUT)
     view: str = row("auto", Choice(("auto", "side", "stack", "trace")), "how the lanes are laid out", OUTPUT)
+    drafts: str = row(
+        "all",
+        Choice(("all", "fade", "none")),
+        "rejected drafts in the text: all, those of the last rounds, none",
+        OUTPUT,
+    )
+    slow: float = row(1.0, Number(1, 1000), "show the race this many times slower; 1: as it runs", OUTPUT)
     color: str = row("auto", Choice(("auto", "always", "never")), "when to use colour", OUTPUT)
     palette: str = row("default", Choice(("default", "cb")), "colours; cb: for colour-blind eyes", OUTPUT)
     ascii: bool = row(False, Switch(), "draw with plain ASCII", OUTPUT)

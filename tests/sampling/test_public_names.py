@@ -54,6 +54,12 @@ CALLS = {
         "draft_sampling='law', **more"
     ),
     "speculative_generate_encoder_decoder": "input_ids, drafter, target, tokenizer=None, **arguments",
+    "speculative_stream": (
+        "input_ids, drafter, target, tokenizer=None, *, logits_processor=None, gamma=4, max_gen_len=100, "
+        "end_tokens_id=None, eos_tokens_id=None, pad_token_id=None, seed=0, coupling='rejection', "
+        "draft_sampling='law', interrupt=never, **more"
+    ),
+    "Engine.stream": "prompts, generation_config=None, *, seed=0, interrupt=never",
     "Engine.generate": "prompts, generation_config=None, *, return_token_ids=False, seed=0",
     "Engine.enable_spec_dec": "drafter=None, n_spec_tokens=None, use_glide_drafter=False",
     "Engine.disable_spec_dec": "",

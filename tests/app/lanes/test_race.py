@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.lanes.race import Race
+from app.lanes.race import Race, slowed
 from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Event, Finished, Prefill, Step
@@ -176,3 +176,33 @@ def test_a_lane_of_another_model_reads_the_prompt_itself() -> None:
     assert sorted(done) == [(0, 256), (0, 512), (0, 599), (1, 256), (1, 512), (1, 599)]
     assert target.fed < 2 * len(PROMPT)
     assert ids(events, 0) == ids(list(Race([Own(drafter)], Engine(target), PROMPT)), 0)
+
+
+def test_a_slowed_race_is_run_first_and_then_shown_at_one_speed_for_all() -> None:
+    """No pause falls between two passes, so the figures are those of a race that nobody slowed."""
+    one = step(5, 1.0)
+    events = [(0, Prefill(3, 3, 2.0)), (1, Prefill(3, 3, 0.5)), (1, one), (0, one), (1, Finished(0, "eos"))]
+    now: list[float] = [0.0]
+    decoded: list[float] = []
+    idle: list[float] = []
+    naps: list[float] = []
+
+    def race() -> Iterator[tuple[int, Event]]:
+        for one in events:
+            decoded.append(now[0])
+            yield one
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        now[0] += seconds
+
+    shown = [
+        (round(now[0], 6), lane)
+        for lane, _ in slowed(race(), 8, lambda: False, lambda: now[0], sleep, idle=lambda: idle.append(now[0]))
+    ]
+    assert decoded == [0.0] * 5
+    assert shown == [(4.0, 1), (12.0, 1), (12.0, 1), (16.0, 0), (24.0, 0)]
+    assert len(idle) == 4  # what is new is drawn before each wait
+    stopped = [len(naps)]
+    rest = slowed(iter(events), 1000, lambda: len(naps) > stopped[0] + 2, sleep=sleep)
+    assert sorted(lane for lane, _ in rest) == [0, 0, 1, 1, 1]

@@ -19,8 +19,9 @@ from rich.console import Console
 
 from app.chat.answered import Answered
 from app.command_line.main import main
+from app.lanes.race import paced, timed
 from app.replay.log_writer import SessionLogWriter, opened
-from app.replay.player import Player, paced, timed
+from app.replay.player import Player
 from app.replay.session_log import LoggedAnswer, read_log
 from app.replay.texts import LoggingDecoder, ReplayingDecoder, UnloggedError
 from app.screen.live import Track, frame, panes, traced
@@ -84,7 +85,7 @@ def test_every_frame_is_the_live_one_at_every_event(session: tuple[Path, Ran]) -
             if number % 7:
                 continue
             look = LOOKS[number % len(LOOKS)]
-            one, other = (drawn(frame(tracks, look, "auto", show_discarded=True), look) for tracks in (live, again))
+            one, other = (drawn(frame(tracks, look, Settings(debug=True)), look) for tracks in (live, again))
             assert one == other
         assert [track.events for track in again] == [track.events for track in answered.tracks]
 

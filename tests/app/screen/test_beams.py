@@ -23,7 +23,7 @@ from app.screen.live import Track, play
 from app.screen.output import load_engine
 from app.screen.palette import Look
 from app.screen.panes import Pane
-from app.screen.spans import REPLACEMENT, Span
+from app.screen.spans import Span
 from app.screen.view import Frame
 from app.settings.table import ModelOptions, Settings
 from sampling.beam.plan import BeamPlan
@@ -38,6 +38,7 @@ from tests.app.screen.test_trace import decode
 from tests.app.screen.test_view import AR, shown
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+from utils.growing_text import REPLACEMENT
 
 BEAMS = (
     BeamLine("The capital of France is Paris, which lies on the river Seine.", -0.71, False),

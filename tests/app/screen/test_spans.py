@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.screen.spans import NO_TEXT, REPLACEMENT, Span, Spanner
+from app.screen.spans import Span, Spanner
 from sampling.events import Finished, Prefill, Step
+from utils.growing_text import NO_TEXT, REPLACEMENT
 
 Decode = Callable[[list[int]], str]
 

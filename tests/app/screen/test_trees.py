@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from app.screen.palette import Look
-from app.screen.spans import Spanner, Window
+from app.screen.spans import Spanner
 from app.screen.trace import Trace, read
 from sampling.events import Call, Step
 from sampling.stats.metrics import measure
+from utils.growing_text import Window
 
 WORDS = {1: " the", 2: " cat", 3: " dog", 4: " sat", 5: " ran", 6: " bird", 7: " flew", 8: " on"}
 OPENING = Step(0, 0, (), (), (), (), 1, (), (), 2.0, (Call("target", 1, 0.01),), 0.0, 0.01, 0.0)

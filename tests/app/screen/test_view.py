@@ -21,10 +21,11 @@ from app.screen.legend import meanings
 from app.screen.palette import PALETTES, Look
 from app.screen.panes import Pane, SideBySide, pieces_of
 from app.screen.rows import Chunks, Drawn, Row, shared
-from app.screen.spans import NO_TEXT, Span
+from app.screen.spans import Span
 from app.screen.view import Frame, heading
 from app.settings.table import Settings
 from sampling.stats.summary import Stats
+from utils.growing_text import NO_TEXT
 
 WIDTHS = [30, 39, 40, 60, 79, 80, 100, 140]
 
@@ -427,3 +428,28 @@ def test_stats_lines_align_over_lanes() -> None:
     assert text == (
         "AR     128 tok  12.00 s  10.6 tok/s  TTFT 1088 ms\nngram   33 tok   1.67 s  19.2 tok/s  TTFT   88 ms\n"
     )
+
+
+# ---------------------------------------------------------------- what is drawn of rejected drafts
+
+
+@pytest.mark.parametrize("color", [True, False])
+@pytest.mark.parametrize("drafts", ["all", "fade", "none"])
+def test_rejected_drafts_stay_fade_or_are_left_out(drafts: str, color: bool, snapshot: SnapshotAssertion) -> None:
+    screens = []
+    for state, recent in (("running", 8), ("running", 3), ("done", 3)):
+        pane = PaneData("spec", SPANS, SPEC, state, limit=64, recent=recent)  # type: ignore[arg-type]
+        shown_pane = pane.with_drafts(drafts)
+        assert "".join(span.text for span in shown_pane.spans if span.committed) == TEXT
+        kinds = [span.kind for span in shown_pane.spans]
+        left = {"all": 2, "none": 0, "fade": {("running", 8): 1, ("running", 3): 2}.get((state, recent), 0)}[drafts]
+        assert (kinds.count("rejected"), shown_pane.hidden) == (left, 2 - left)
+        screens.append(shown(Frame([shown_pane], Look(60, None, color=color)), color))
+    assert "\n".join(screens) == snapshot
+
+
+def test_a_slowed_race_says_so_on_every_width() -> None:
+    for width in (40, 60, 80, 140):
+        panes = [PaneData(name, SPANS, SPEC, "running", limit=128, slow=8) for name in ("ar", "spec")]
+        top, *_ = shown(Frame(panes, Look(width, None, color=False))).split("\n")
+        assert "33/128 tok, slow 8" in top
