@@ -18,6 +18,8 @@ import torch
 
 SLOWEST_FIRST = (
     "sampling/test_identity_real.py",
+    "app/console/test_survival.py",
+    "sampling/drafters/test_vocabularies.py",
     "utils/loading/test_model_files.py",
     "sampling/drafters/test_cascade_exact.py",
     "sampling/drafters/draft_heads/test_exact.py",
@@ -28,6 +30,7 @@ SLOWEST_FIRST = (
     "utils/distributed/test_shards.py",
     "app/lanes/test_encoder_decoder.py",
     "sampling/verify/test_prefix_exact.py",
+    "sampling/models/test_trees.py",
     "sampling/test_docs_library.py",
     "sampling/verify/test_negative_controls.py",
     "sampling/models/test_encoder_decoder.py",
@@ -53,6 +56,7 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: no collection of garbage needs to look at it again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)  # batches of thousands of rows are lists by the million, and few of them cycles
 
 
 @pytest.fixture(autouse=True)

@@ -198,11 +198,9 @@ def test_plain_decoding_equals_transformers(plain: Rows, references: list[Greedy
 
 ALONE = [("ngram", 4), ("shallow", 4)]
 NAMED = 3  # prompts that a drafter with a model of its own runs alone: long, early stop, repetitive
-BATCHED = [
-    *(("always wrong", 1), ("always wrong", 4), ("always wrong", 8), ("shallow", 1), ("shallow", 8)),
-    *(("ngram", 1), ("ngram", 8)),
-    *(("tables", 1), ("tables", 4), ("tables", 8)),
-    *(("stranger", 1), ("stranger", 4), ("stranger", 8), ("ngram, one level", 4), ("ngram, random fill", 8)),
+BATCHED = [  # every kind at its widest passes, the narrowest and the middle ones once or twice each
+    *(("always wrong", 1), ("always wrong", 8), ("shallow", 1), ("shallow", 8), ("ngram", 1), ("ngram", 8)),
+    *(("tables", 4), ("tables", 8), ("stranger", 4), ("ngram, one level", 4), ("ngram, random fill", 8)),
 ]
 
 
@@ -264,7 +262,7 @@ def plain_sampled(lm: CausalLM, prompts: Rows, stop: frozenset[int], batch: Any)
 
 
 @pytest.mark.parametrize(
-    ("name", "gamma"), [("ngram", 1), ("ngram", 4), ("ngram", 8), ("gumbel", 4), ("greedy drafts", 4)]
+    ("name", "gamma"), [("ngram", 1), ("ngram", 8), ("gumbel", 4), ("greedy drafts", 4)]
 )
 def test_at_temperature_0_8_the_text_is_plain_decodings(
     name: str,

@@ -76,20 +76,21 @@ def cascade(case: str, target: Any, lenience: float = 1.0, layers: int = 1) -> C
 @pytest.mark.parametrize(("lenience", "layers"), [(1.0, 2), (3.0, 1)])
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_text_is_plain_decodings(case: str, lenience: float, layers: int) -> None:
-    """For every limit: a smaller gamma cuts the drafts, nothing else."""
+    """For every limit: a smaller gamma cuts the drafts, nothing else. Prompts alone, and as the rows of one batch."""
     target = make_target(V, seed=10)
     lm, drafter = CausalLM(target), cascade(case, target, lenience, layers)
     fates = Counter[tuple[str, bool]]()
-    for prompt in PROMPTS:
-        alone = answers(lm, [prompt], None, greedy(), length=14)[0]
-        for gamma in (1, 2, 3, 5, drafter.traits.most):
-            run = decode(lm, [prompt], drafter, greedy(), length=14, gamma=gamma)
-            assert emitted(run)[0] == alone, (prompt, gamma)
-            for step in steps(run):
-                assert len(step.drafted) <= gamma
-                fates.update(
-                    (drafter.traits.names[step.source[node]], node in step.path) for node in range(len(step.drafted))
-                )
+    plain = [answers(lm, [prompt], None, greedy(), length=14)[0] for prompt in PROMPTS]
+    batched = [(gamma, PROMPTS, plain) for gamma in (1, 2, 3, 5)]
+    most = drafter.traits.most
+    for gamma, rows, wanted in [*batched, *((most, [row], [said]) for row, said in zip(PROMPTS, plain, strict=True))]:
+        run = decode(lm, rows, drafter, greedy(), length=14, gamma=gamma)
+        assert emitted(run, len(rows)) == wanted, (rows, gamma)
+        for step in (step for row in range(len(rows)) for step in steps(run, row)):
+            assert len(step.drafted) <= gamma
+            fates.update(
+                (drafter.traits.names[step.source[node]], node in step.path) for node in range(len(step.drafted))
+            )
     reviewer, last = drafter.traits.names[0], CASES[case][0][-1]
     assert {(reviewer, True), (reviewer, False), (last, True), (last, False)} <= set(fates)
 

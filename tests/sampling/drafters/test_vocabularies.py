@@ -115,7 +115,7 @@ TABLED: dict[str, Callable[[int], Drafter]] = {
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", TABLED)
 def test_the_target_keeps_its_law(name: str, size: int, drafts: str) -> None:
-    shape = {"prompt": PROMPT, "gamma": 2, "drafts": drafts}
+    shape = {"prompt": PROMPT, "gamma": 2, "drafts": drafts, "together": 128}
     wide, narrow = (4, 2) if name == "cape" else (0, 3)  # siblings fork the most
     for length, most in ((3, wide), (4, narrow)):
         law = NaiveLaw(top_k=most)
@@ -124,7 +124,7 @@ def test_the_target_keeps_its_law(name: str, size: int, drafts: str) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_blocks_too(size: int) -> None:
-    shape = {"prompt": PROMPT, "gamma": 2, "length": 4, "law": NaiveLaw(top_k=3)}
+    shape = {"prompt": PROMPT, "gamma": 2, "length": 4, "law": NaiveLaw(top_k=3), "together": 128}
     assert enumeration_error(target(True), lambda: ModelDrafter(model(size), rule=Rule.BLOCK), **shape) < EXACT
 
 

@@ -112,7 +112,6 @@ V = 8
 COUNTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # sampler options, law
     "rejection": ({}, {}),
     "rejection, shaped": ({}, {"temperature": 0.7, "top_p": 0.9}),
-    "gumbel": ({"coupling": "gumbel"}, {}),
     "gumbel, shaped": ({"coupling": "gumbel"}, {"temperature": 0.7, "top_p": 0.9}),
 }
 
