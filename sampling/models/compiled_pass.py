@@ -23,6 +23,7 @@ from utils.kernels.team import TEAM
 from utils.kernels.vectors import (
     F16,
     F32,
+    LANES,
     WIDTH,
     Body,
     F,
@@ -83,6 +84,8 @@ _pass_at, _layer_at, _row_at = record_at(PASS), record_at(LAYER), record_at(ROW)
 _LAYER_SIZE, _ROW_SIZE = LAYER.itemsize, ROW.itemsize
 
 HEADS = 4  # queries that share one reading of a key
+STEP = 16  # dimensions of a head taken in one turn of a loop
+PARTS = LANES // 8  # vectors of a head's values whose sums run beside each other
 CHUNK = 4  # blocks of 16 slots that stay in the first cache for all rows of a tile
 LOWEST = -1e30  # the score of what is not there
 
@@ -97,30 +100,27 @@ def scores_of(heads: int, half: bool) -> Body:
     """
     size_of = 2 if half else 4
     line = ir.VectorType(F16 if half else F32, WIDTH)
-    chains = 2 if heads <= 2 else 1
 
     def body(builder: Any, keys: Any, queries: Any, scores: Any, blocks: Any, between: Any, size: Any) -> None:
         def block(index: Any, _: list[Any]) -> list[Any]:
             first = builder.add(keys, builder.mul(index, builder.mul(size, number(WIDTH * size_of))))
 
-            def dimensions(pair: Any, sums: list[Any]) -> list[Any]:
-                place, query = moved(builder, first, pair, 2 * WIDTH * size_of), moved(builder, queries, pair, 8)
-                for odd in (0, 1):
-                    key = read(builder, place, line, odd * WIDTH * size_of)
+            def dimensions(step: Any, sums: list[Any]) -> list[Any]:
+                place = moved(builder, first, step, STEP * WIDTH * size_of)
+                query, new = moved(builder, queries, step, 4 * STEP), list(sums)
+                for at in range(STEP):
+                    key = read(builder, place, line, at * WIDTH * size_of)
                     key = builder.fpext(key, F) if half else key
-                    at = query
                     for head in range(heads):
-                        by = spread(builder, read(builder, at, F32, 4 * odd))
-                        chain = head * chains + odd % chains
-                        sums = [*sums[:chain], times_plus(builder, key, by, sums[chain]), *sums[chain + 1 :]]
-                        at = builder.add(at, builder.mul(size, number(4)))
-                return sums
+                        by = spread(builder, read(builder, moved(builder, query, size, 4 * head), F32, 4 * at))
+                        chain = 2 * head + at % 2
+                        new[chain] = times_plus(builder, key, by, new[chain])
+                return new
 
-            sums = loop(builder, builder.lshr(size, number(1)), [ir.Constant(F, None)] * heads * chains, dimensions)
+            sums = loop(builder, builder.udiv(size, number(STEP)), [ir.Constant(F, None)] * heads * 2, dimensions)
             out = moved(builder, scores, index, 4 * WIDTH)
             for head in range(heads):
-                parts = sums[head * chains : (head + 1) * chains]
-                write(builder, parts[0] if chains == 1 else builder.fadd(*parts), out)
+                write(builder, builder.fadd(*sums[2 * head : 2 * head + 2]), out)
                 out = builder.add(out, between)
             return []
 
@@ -141,27 +141,30 @@ def mixture_of(heads: int, half: bool) -> Body:
         row = builder.mul(size, number(size_of))
 
         def part(index: Any, _: list[Any]) -> list[Any]:
-            first = moved(builder, values, index, WIDTH * size_of)
-            place = [moved(builder, sums, index, 4 * WIDTH)]
-            for _head in range(heads - 1):
-                place.append(builder.add(place[-1], builder.mul(size, number(4))))
+            first, start = (
+                moved(builder, values, index, PARTS * WIDTH * size_of),
+                moved(builder, sums, index, 64 * PARTS),
+            )
+            place = [moved(builder, start, size, 4 * head) for head in range(heads)]
 
             def one(slot: Any, held: list[Any]) -> list[Any]:
-                value = read(builder, builder.add(first, builder.mul(slot, row)), line)
-                value = builder.fpext(value, F) if half else value
                 at, new = moved(builder, weights, slot, 4), []
+                row = builder.add(first, builder.mul(slot, builder.mul(size, number(size_of))))
+                found = [read(builder, row, line, part * WIDTH * size_of) for part in range(PARTS)]
+                found = [builder.fpext(value, F) for value in found] if half else found
                 for head in range(heads):
-                    new.append(times_plus(builder, spread(builder, read(builder, at, F32)), value, held[head]))
-                    at = builder.add(at, between)
+                    by = spread(builder, read(builder, builder.add(at, builder.mul(between, number(head))), F32))
+                    new += [times_plus(builder, by, value, held[len(new) + part]) for part, value in enumerate(found)]
                 return new
 
-            for where, value in zip(
-                place, loop(builder, slots, [read(builder, at, F) for at in place], one), strict=True
-            ):
-                write(builder, value, where)
+            begun = [read(builder, at, F, 64 * part) for at in place for part in range(PARTS)]
+            done = loop(builder, slots, begun, one)
+            for head, at in enumerate(place):
+                for part in range(PARTS):
+                    write(builder, done[head * PARTS + part], at, 64 * part)
             return []
 
-        loop(builder, builder.lshr(size, number(4)), [], part)
+        loop(builder, builder.udiv(size, number(WIDTH * PARTS)), [], part)
 
     return body
 

@@ -8,7 +8,9 @@ is sampling/models/compiled_pass.py. Knows neither sessions nor sampling.
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -118,6 +120,18 @@ class FusedCache:
         return found[0], found[1]
 
 
+_networks: weakref.WeakSet[FusedNetwork] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """The threads that held locks stayed behind."""
+    for network in _networks:
+        network._one_at_a_time = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class FusedNetwork:
     """A model that :func:`supports` takes. One pass runs at a time; other threads of the interpreter wait for it.
 
@@ -146,12 +160,14 @@ class FusedNetwork:
         self._hidden, self._inner = int(config.hidden_size), trunk.layers[0].mlp.gate_proj.out_features
         self._rotary = trunk.rotary_emb
         self._one_at_a_time = threading.Lock()
+        _networks.add(self)
         self._held: list[Any] = []  # what the addresses below point to
         self._scratch: dict[str, Tensor] = {}
         self._turns = torch.empty(0, self._size)
         self._function = whole_pass.address
         self._record = np.zeros(1, PASS)
-        self._meeting = np.zeros(16, np.int64)
+        self._values, self._places = self._record.view(np.int64), {name: at for at, name in enumerate(PASS.names or ())}
+        self._prepared: tuple[int, ...] = ()
         introduce(self._record)
         head, embed = model.lm_head.packed, trunk.embed_tokens.packed
         table = np.zeros(self.layers, LAYER)
@@ -175,7 +191,6 @@ class FusedNetwork:
             head=head.address,
             head_layout=head.number,
             norm=self._address(trunk.norm.weight),
-            meeting=self._meeting.ctypes.data,
             epsilon=constants.ctypes.data,
             scale=constants.ctypes.data + 4,
             columns=columns_entry.address,
@@ -205,7 +220,7 @@ class FusedNetwork:
 
     def _set(self, **values: int) -> None:
         for name, value in values.items():
-            self._record[name] = value
+            self._values[self._places[name]] = value
 
     def new_cache(self, rows: int) -> FusedCache:
         """An empty cache; it takes the number of rows from what is first fed."""
@@ -218,16 +233,16 @@ class FusedNetwork:
         assert isinstance(cache, FusedCache)
         assert cache.dtype == self.cache_dtype
         count, fed = ids.shape
-        if int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size:
+        tokens, depths = ids.numpy().reshape(-1), positions.numpy().reshape(-1)
+        if tokens.min() < 0 or tokens.max() >= self.vocab_size:
             raise IndexError(f"ids must lie in 0 … {self.vocab_size - 1}")
         with self._one_at_a_time:
             cache.reserve(count, cache.length + fed)
-            rows, seen = self._rows(ids, positions, mask, cache.length)
-            width = int(self._record["vocab_blocks"][0]) * COLUMNS
+            rows, seen = self._rows(tokens, depths, fed, mask, cache.length)
+            width = int(self._values[self._places["vocab_blocks"]]) * COLUMNS
             logits = torch.empty(count, keep, width)
             states = torch.empty(count, fed, self._hidden) if hidden else None
-            self._prepare(count * fed, count * keep, int(positions.max()) + 1, seen)
-            self._meeting[0] = 0
+            self._prepare(count * fed, count * keep, int(depths.max()) + 1, seen)
             self._set(
                 rows=count * fed,
                 kept=keep,
@@ -244,17 +259,20 @@ class FusedNetwork:
             cache.length += fed
         return logits[..., : self.vocab_size], states
 
-    def _rows(self, ids: Tensor, positions: Tensor, mask: Tensor | None, start: int) -> tuple[np.ndarray, int]:
-        """What the pass must know of each row, and the most slots that one of them sees."""
+    def _rows(
+        self, ids: np.ndarray, positions: np.ndarray, fed: int, mask: Tensor | None, start: int
+    ) -> tuple[np.ndarray, int]:
+        """What the pass must know of each row, `fed` of each sequence, and the most slots that one of them sees."""
         from sampling.models.compiled_pass import ROW
 
-        count, fed = ids.shape
-        rows = np.zeros(count * fed, ROW)
-        rows["id"], rows["position"] = ids.numpy().reshape(-1), positions.reshape(-1).numpy()
-        rows["sequence"] = np.repeat(np.arange(count), fed)
-        rows["slot"] = np.tile(np.arange(start, start + fed), count)
+        count = len(ids) // fed
+        rows = np.zeros(len(ids), ROW)
+        by_sequence = rows.reshape(count, fed)
+        rows["id"], rows["position"] = ids, positions
+        by_sequence["sequence"] = np.arange(count)[:, None]
+        by_sequence["slot"] = np.arange(start, start + fed)
         if mask is None:
-            rows["seen"] = rows["slot"] + 1
+            by_sequence["seen"] = np.arange(start + 1, start + fed + 1)
             return rows, start + fed
         open_ = (mask > torch.finfo(mask.dtype).min / 2).expand(count, 1, fed, -1).reshape(count * fed, -1).numpy()
         first = np.where(open_.all(axis=1), open_.shape[1], open_.argmin(axis=1))
@@ -268,10 +286,19 @@ class FusedNetwork:
 
     def _prepare(self, rows: int, kept: int, positions: int, seen: int) -> None:
         """Memory for a pass of so many rows, at these positions, of which one sees so many slots."""
+        threads, line = torch.get_num_threads(), 4 * (-(-seen // BLOCK) + 1) * BLOCK
+        if self._prepared != (rows, kept, threads, line):
+            self._prepared = rows, kept, threads, line
+            self._take_memory(rows, kept, threads, line)
+        if positions > len(self._turns):
+            self._turns = torch.cat([self._turns, *self._angles(len(self._turns), positions)])
+        self._set(turns=self._turns.data_ptr())
+
+    def _take_memory(self, rows: int, kept: int, threads: int, line: int) -> None:
+        """The same, where a query's scores take `line` bytes."""
         from utils.kernels.products import ROWS, room
 
-        group, threads = self._heads // self._shared, torch.get_num_threads()
-        line = 4 * (-(-seen // BLOCK) + 1) * BLOCK
+        group = self._heads // self._shared
         scores = (ROWS + 1) * group * line
         buffer = -(-(4 * ROWS * group * (self._size + 1) + 256 * ROWS) // 64) * 64
         self._set(scores_row=line, scores_size=scores, buffer_size=buffer)
@@ -288,9 +315,6 @@ class FusedNetwork:
             if name not in self._scratch or self._scratch[name].numel() < size:
                 self._scratch[name] = torch.zeros(size + size // 4, dtype=torch.uint8)
             self._set(**{name: self._scratch[name].data_ptr()})
-        if positions > len(self._turns):
-            self._turns = torch.cat([self._turns, *self._angles(len(self._turns), positions)])
-        self._set(turns=self._turns.data_ptr())
 
     def _angles(self, first: int, last: int) -> list[Tensor]:
         """cos and sin [n, D], halves side by side, in whole blocks of positions: their bits must depend on a position

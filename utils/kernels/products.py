@@ -41,7 +41,6 @@ from utils.kernels.vectors import (
     loop,
     moved,
     mul,
-    nearest,
     number,
     one_of,
     operation,
@@ -91,7 +90,7 @@ def quantise(low: Any, high: Any, base: int, row: int, group: int, groups: int) 
     elif most > TINY:
         scale, inverse = float_of_bits(most) / float32(TOP), float32(TOP) / float_of_bits(most)
     by = splat(inverse)
-    first, second = whole(nearest(mul(low, by))), whole(nearest(mul(high, by)))
+    first, second = whole(mul(low, by)), whole(mul(high, by))
     put_codes(place + 2 * GROUP * at, first, second)
     put_float(place + SCALES + 4 * at, scale)
     put_float(place + SUMS + 4 * at, float32(count(first, second)) * scale)

@@ -96,11 +96,10 @@ class PackedWeight:
 
 
 def _run(function: int, kind: np.dtype, /, **values: int) -> None:
-    record, meeting = np.zeros(1, kind), np.zeros(16, np.int64)
+    record = np.zeros(1, kind)
     introduce(record)
     for name, value in values.items():
         record[name] = value
-    record["meeting"] = meeting.ctypes.data
     run(function, record, torch.get_num_threads())
 
 

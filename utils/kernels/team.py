@@ -1,8 +1,9 @@
 """Compiled functions on torch's own team of threads: libgomp's, so that no second pool competes for the cores.
 
 A compiled function is a C function of one pointer; every thread of the team runs it, finds its number through the
-addresses in :data:`TEAM` and meets the others at barriers (utils/kernels/vectors.py). Knows nothing of what
-they compute.
+addresses in :data:`TEAM` and meets the others at barriers (utils/kernels/vectors.py). Threads that wait for each other
+collapse as soon as another process wants a core, so a team gives way to one thread for a while (:class:`Pace`): results
+do not depend on their number. Knows nothing of what they compute.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,11 @@ TEAM: list[tuple[str, type]] = [
     ("sleep", np.int64),
     ("meeting", np.int64),
 ]
+
+NAP = 70e-6  # seconds that a sleep at a barrier takes, as measured
+HELD_UP = 1 / 3  # of a run's time spent asleep: threads were taken off their cores
+SHORTEST, LONGEST = 0.25, 4.0  # seconds with one thread before the team is tried again
+CALM = 4  # runs without trouble after which trouble counts as new
 
 _alone = False  # in a process that was forked: libgomp's threads stayed behind, and it would wait for them
 
@@ -43,9 +50,36 @@ def openmp() -> Any | None:
     return None
 
 
+class Pace:
+    """How many threads the next run takes. It is told of every run of a team how often a thread slept at a barrier, which
+    on a quiet machine never happens: two runs in a row that were held up bring one thread for a while, longer each time
+    that trying the team again fails.
+    """
+
+    def __init__(self) -> None:
+        self.trouble, self.pause, self.until = 0, SHORTEST, 0.0
+
+    def threads(self, team: int, now: float) -> int:
+        """Of a run that begins `now`, in seconds."""
+        return 1 if now < self.until else team
+
+    def ran(self, naps: int, seconds: float, now: float) -> None:
+        """A team's run of so many seconds has ended, its threads have slept so often."""
+        if naps * NAP < HELD_UP * seconds:
+            self.trouble -= 1
+            if self.trouble <= -CALM:
+                self.trouble, self.pause = -CALM, SHORTEST
+            return
+        self.trouble = max(0, self.trouble) + 1
+        if self.trouble > 1:
+            self.trouble, self.until, self.pause = 1, now + self.pause, min(2 * self.pause, LONGEST)
+
+
+_pace = Pace()
+
+
 def introduce(record: np.ndarray) -> None:
-    """Fill a record's TEAM fields. `meeting` is memory of its own, a cache line, kept as long as the record's owner
-    keeps what :func:`meeting_place` gave."""
+    """Fill a record's TEAM fields, but for `meeting`, which every run makes anew."""
     library = openmp()
     libc = ctypes.CDLL(None)
     record["thread_number"] = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p).value  # type: ignore[union-attr]
@@ -58,10 +92,15 @@ def run(function: int, record: np.ndarray, threads: int) -> None:
 
     The interpreter's lock is given back meanwhile. One run at a time of one record: that is its owner's affair.
     """
-    if threads <= 1 or _alone:
+    meeting = np.zeros(16, np.int64)  # who has come, naps taken: cache lines of their own
+    record["meeting"] = meeting.ctypes.data
+    began = time.perf_counter()
+    if _alone or _pace.threads(threads, began) == 1:
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(record.ctypes.data)
         return
     openmp().GOMP_parallel(function, record.ctypes.data, threads, 0)  # type: ignore[union-attr]
+    ended = time.perf_counter()
+    _pace.ran(int(meeting[8]), ended - began, ended)
 
 
 def _forked() -> None:

@@ -273,8 +273,17 @@ def smaller(builder: Any, a: Any, b: Any) -> Any:
 
 @operation(WHOLES, REALS)
 def whole(builder: Any, a: Any) -> Any:
-    """To integers. What is none becomes any number: the caller's result must not depend on it."""
-    return call(builder, "llvm.fptosi.sat.v16i32.v16f32", I, a)
+    """The nearest integers, ties to even; of what has none, the least. LLVM's own conversions leave that open, or
+    take the numbers one by one."""
+    if LANES == WIDTH:
+        keep = [ir.Constant(I, None), ir.Constant(I16, -1), ir.Constant(I32, 4)]  # 4: as the processor is set to round
+        return call(builder, "llvm.x86.avx512.mask.cvtps2dq.512", I, a, *keep)
+    narrow, halves = ir.VectorType(I32, LANES), []
+    for first in (0, LANES):
+        places = ir.Constant(narrow, [first + lane for lane in range(LANES)])
+        half = builder.shuffle_vector(a, a, places)
+        halves.append(call(builder, "llvm.x86.avx.cvt.ps2dq.256", narrow, half))
+    return builder.shuffle_vector(*halves, ir.Constant(I, list(range(WIDTH))))
 
 
 @operation(REALS, WHOLES)
@@ -371,10 +380,10 @@ def nap(builder: Any, function: Any, microseconds: Any) -> None:
     builder.call(builder.inttoptr(function, kind.as_pointer()), [builder.trunc(microseconds, I32)])
 
 
-@operation(int64, int64)
-def arrive(builder: Any, address: Any) -> Any:
-    """Adds one to the counter; what it was."""
-    return builder.atomic_rmw("add", pointer(builder, address, I64), ir.Constant(I64, 1), "acq_rel")
+@operation(types.void, int64)
+def arrive(builder: Any, address: Any) -> None:
+    """Adds one to the counter."""
+    builder.atomic_rmw("add", pointer(builder, address, I64), ir.Constant(I64, 1), "acq_rel")
 
 
 @operation(int64, int64)
@@ -391,7 +400,8 @@ def pause(builder: Any) -> None:
 def meet(counter: int, team: int, turn: int, sleep: int) -> int:
     """Wait until all threads of the team are here for the `turn`-th time; the next turn.
 
-    A wait far longer than any stage means that a thread was taken off its core: sleeping frees this core for it.
+    A wait far longer than any stage means that a thread was taken off its core: sleeping frees this core for it. Sleeps
+    are counted behind the counter, in a cache line of their own.
     """
     all_here = (turn + 1) * team
     arrive(counter)
@@ -401,6 +411,7 @@ def meet(counter: int, team: int, turn: int, sleep: int) -> int:
         looks += 1
         if looks > PATIENCE:
             nap(sleep, NAP)
+            arrive(counter + 64)
     return turn + 1
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -209,3 +213,65 @@ def test_two_threads_of_the_interpreter_take_turns(model: Any) -> None:
     for thread in threads:
         thread.join(120)
     assert found == [True] * 3
+
+
+def passes_beside_trouble(passes: int) -> None:
+    """So many passes beside two busy processes, by one to three threads, with forks, Ctrl-C and a second thread that
+    asks at the same time. AssertionError if a result is another."""
+    network, text = FusedNetwork(quantized_model("llama, three queries a key", layers=1)), tokens(4)
+    want = feed(network, network.new_cache(1), text)
+    stop, may, main = threading.Event(), [False], threading.get_ident()
+
+    def ask(count: int) -> None:
+        cache = network.new_cache(1)
+        for _ in range(count):
+            cache.crop(0)
+            assert torch.equal(feed(network, cache, text), want)
+
+    def disturb() -> None:
+        while not stop.is_set():
+            ask(10)
+            signal.pthread_kill(main, signal.SIGINT)
+
+    def interrupt(*_: Any) -> None:
+        if may[0]:
+            may[0] = False
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    other, children, interrupts = threading.Thread(target=disturb), [], 0
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        other.start()
+        for done in range(0, passes, 10):
+            try:
+                torch.set_num_threads(1 + done // 10 % 3)
+                may[0] = True
+                ask(10)
+                may[0] = False
+            except KeyboardInterrupt:
+                interrupts += 1
+            if done % 300 == 0:
+                children.append(os.fork())
+                if children[-1] == 0:
+                    try:
+                        ask(2)
+                        os._exit(0)
+                    finally:
+                        os._exit(1)
+    finally:
+        stop.set()
+        for one in busy:
+            one.kill()
+            one.wait()
+    other.join()
+    assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+    assert interrupts > passes // 100
+
+
+def test_no_pass_hangs_whatever_happens_beside_it() -> None:
+    """SPEC_TEST_PASSES=100000 tries as many; the suite a few."""
+    passes = int(os.environ.get("SPEC_TEST_PASSES", "600"))
+    code = f"from tests.sampling.models.test_fused import passes_beside_trouble as run; run({passes})"
+    done = subprocess.run([sys.executable, "-c", code], timeout=60 + passes / 50, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
