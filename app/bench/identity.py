@@ -23,7 +23,7 @@ from app.prompts.questions import conversation, fitting
 from app.settings.table import ModelOptions
 from utils.errors import UsageError
 from utils.files import write_json
-from utils.loading.quantization import QUANTIZATIONS
+from utils.loading.quantization import BITSANDBYTES
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def check_identity(bench: Measurement, options: ModelOptions) -> int:
 def comparable(bench: Measurement, greedy: bool) -> list[Variant]:
     """The variants that must equal plain decoding, apart from itself. UsageError if there are none."""
     loaded = bench.engine.loaded
-    if loaded.target.dtype_text != "float32" or loaded.target.quantization in QUANTIZATIONS[1:]:
+    if loaded.target.dtype_text != "float32" or loaded.target.quantization in BITSANDBYTES:
         kind = f"{loaded.target.dtype_text}, {loaded.target.quantization}"
         raise UsageError(f"--check-identity needs the target in float32 and not quantized, got {kind}")
     found = [

@@ -6,9 +6,11 @@ is kept is found by the text of its sources and the versions of the compilers, s
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import importlib.metadata
+import mmap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +35,19 @@ def _version(source: Path) -> str:
     texts = [file.read_bytes() for file in (*sorted(_HERE.glob("*.py")), source)]
     versions = [importlib.metadata.version(name) for name in ("numba", "llvmlite", "numpy")]
     return hashlib.sha256(b"\0".join([*texts, repr((versions, instruction_set())).encode()])).hexdigest()[:16]
+
+
+def put_away() -> None:
+    """Give back memory that nothing needs once everything is compiled: what the heap holds unused, and the pages of the
+    compiler's own code, which come back from its file if it is asked again."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc
+        libc.malloc_trim(0)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        where, rights, *_, name = line.split(maxsplit=5)
+        if "libllvmlite" in name and "w" not in rights:
+            first, last = (int(end, 16) for end in where.split("-"))
+            libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 
 class Entry:
