@@ -25,7 +25,7 @@ from utils.kernels.team import introduce, run
 
 FAMILIES = (*llama.FAMILIES, "Qwen3ForCausalLM")
 BLOCK = 16  # slots whose keys lie side by side
-GROW = 256  # slots added at least, whenever the cache is full; positions whose angles are worked out at once
+GROW = 128  # slots added at least, whenever the cache is full; positions whose angles are worked out at once
 CACHE_DTYPES = (torch.float16, torch.float32)  # the first unless a model says otherwise
 _PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib.metadata
 import mmap
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -39,15 +40,15 @@ def _version(source: Path) -> str:
 
 def put_away() -> None:
     """Give back memory that nothing needs once everything is compiled: what the heap holds unused, and the pages of the
-    compiler's own code, which come back from its file if it is asked again."""
+    compiler's own code, which come back from its file if it is asked again. Pages that were written to stay."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc
         libc.malloc_trim(0)
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        where, rights, *_, name = line.split(maxsplit=5)
-        if "libllvmlite" in name and "w" not in rights:
-            first, last = (int(end, 16) for end in where.split("-"))
-            libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
+    for place in re.split(r"\n(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text()):
+        first, last, name = re.match(r"(\w+)-(\w+) .*? *(\S*)\n", place).groups()  # type: ignore[union-attr]
+        if "libllvmlite" in name and re.search(r"\nAnonymous: +0 .*\n(.*\n)*Swap: +0 ", place):
+            size = int(last, 16) - int(first, 16)
+            libc.madvise(ctypes.c_void_p(int(first, 16)), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
 class Entry:

@@ -32,7 +32,8 @@ def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> 
         return None
     if kind in KINDS:
         if device.type != "cpu" or dtype != torch.float32:
-            raise UsageError(f"quantization {kind} computes in float32 on the cpu, got {dtype} on {device.type}")
+            got = f"{str(dtype).removeprefix('torch.')} on {device.type}"
+            raise UsageError(f"quantization {kind} computes in float32 on the cpu, got {got}")
         if why := why_not():
             raise UserError(f"quantization {kind} has no kernels here ({why}): use --quantization none")
         return None
