@@ -5,6 +5,7 @@ Prints tables to stdout. Knows no decoding; the catalogue is listed without torc
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -20,6 +21,7 @@ from app.screen.view import kernels_of
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
 from utils.loading.loaded import limit_text
+from utils.loading.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _WIDE = 200  # columns for a table that goes into a file or a pipe
+_CACHED = 512  # tokens behind which the process's memory is read
 
 
 def list_pairs(options: ModelOptions) -> int:
@@ -48,20 +51,25 @@ def check_pair(name: str | None, settings: Settings, options: ModelOptions, spee
 
     With `speed` also the time of passes over 1 … 16 tokens, the cost of drafting and the parts of a round. Raises
     UserError (exit code 1) with the reason where the pair cannot be loaded or does not fit, its own tables or
-    draft head included; others that the pair names have a line each.
+    draft head included; others that the pair names have a line each. What weights rounded at load cost is measured
+    beside the float weights.
     """
     from app.lanes.lane import PairEngine
+    from app.measure.rounding import rounding_lines
     from app.screen.output import LoadProgress
     from app.screen.terminal import Interrupts
     from utils.loading.loading import load_pair
 
-    spec = choose_pair(options, name)
+    spec, given = choose_pair(options, name), load_options(options)
+    before = _resident()
     with closing(LoadProgress(sys.stderr, quiet=settings.quiet)) as progress, Interrupts() as interrupted:
-        loaded = load_pair(spec, load_options(options), progress, interrupted)
-    engine = PairEngine(loaded)
+        loaded = load_pair(spec, given, progress, interrupted)
+        engine = PairEngine(loaded)
+        found = [*_shared(loaded), *_memory(engine, before)]
+        found += rounding_lines(engine, given, progress, interrupted)
     console = _console(settings.color)
     console.print(_models(loaded))
-    for line in [*_shared(loaded), *_draft_heads(engine), *(f"note: {note}" for note in loaded.notes)]:
+    for line in [*found, *_draft_heads(engine), *(f"note: {note}" for note in loaded.notes)]:
         console.print(Text(line), soft_wrap=True)
     if speed:
         from app.measure.speed import speed_table
@@ -166,6 +174,29 @@ def _shared(loaded: LoadedPair) -> list[str]:
         f"context of the pair: {limit_text(loaded.context)}",
         f"the pair fits: {fits}",
     ]
+
+
+def _resident() -> int:
+    """Bytes of memory that this process holds; torch and transformers' model classes are among them."""
+    import psutil
+
+    quiet_libraries()
+    importlib.import_module("transformers.modeling_utils")
+    return int(psutil.Process().memory_info().rss)
+
+
+def _memory(engine: PairEngine, before: int) -> list[str]:
+    """What the process holds with some tokens in the target's cache, beyond what it held before."""
+    from app.lanes.pass_times import passes
+
+    if engine.encodes:
+        return []
+    network = engine.target.network
+    count = min(_CACHED, network.context - 1)
+    passes(network, (1,), count)[1]()
+    kind = str(getattr(network, "cache_dtype", network.dtype)).removeprefix("torch.")
+    held = (_resident() - before) / 1e6
+    return [f"resident memory: {held:,.0f} MB beyond torch and transformers, {count} tokens cached in {kind}"]
 
 
 def _draft_heads(engine: PairEngine) -> list[str]:

@@ -134,7 +134,7 @@ class _Record(pydantic.BaseModel):
 
 
 _MANY = 1_000_000
-_QUANTIZATION = Choice(("auto", "none", "int8", "nf4", "fp4"))
+_QUANTIZATION = Choice(("auto", "none", "q4", "q8", "int8", "nf4", "fp4"))
 _DEVICE = r"auto|cpu|mps|cuda(:[0-9]{1,3})?"
 
 
@@ -184,6 +184,12 @@ class ModelOptions(_Record):
     dtype: str = row("auto", Choice(("auto", "float32", "float16", "bfloat16")), "number format of the weights", MODELS)
     quantization: str = row("auto", _QUANTIZATION, "bits of the target's weights; auto: what its file has", MODELS)
     drafter_quantization: str = row("auto", _QUANTIZATION, "bits of the drafter's weights", MODELS)
+    kv_dtype: str = row(
+        "auto",
+        Choice(("auto", "float32", "float16")),
+        "number format of cached keys and values in the compiled pass; auto: float16",
+        MODELS,
+    )
     attn_implementation: str | None = row(
         None, _name("X", "a name"), "attention code of transformers (sdpa, eager …)", MODELS
     )

@@ -20,14 +20,15 @@ from torch import Tensor
 from sampling.models import llama
 from sampling.types import KVCache
 from utils.kernels.blocks import COLUMNS, GROUP
+from utils.kernels.compiler import put_away
 from utils.kernels.instruction_sets import instruction_set
 from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedLinear
 from utils.kernels.team import introduce, run
 
 FAMILIES = (*llama.FAMILIES, "Qwen3ForCausalLM")
 BLOCK = 16  # slots whose keys lie side by side
-GROW = 256  # slots added at least, whenever the cache is full; positions whose angles are worked out at once
-CACHE_DTYPES = (torch.float32, torch.float16)
+GROW = 128  # slots added at least, whenever the cache is full; positions whose angles are worked out at once
+CACHE_DTYPES = (torch.float16, torch.float32)  # the first unless a model says otherwise
 _PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
@@ -135,7 +136,8 @@ os.register_at_fork(after_in_child=_forked)
 class FusedNetwork:
     """A model that :func:`supports` takes. One pass runs at a time; other threads of the interpreter wait for it.
 
-    The model's packed weights are used where they lie. ValueError for a model that cannot be computed so.
+    The model's packed weights are used where they lie. Its cache is in `cache_dtype`, else in the dtype that its loader
+    left as `kv_dtype` on the model, else in float16. ValueError for a model that cannot be computed so.
     """
 
     takes_trees = True
@@ -143,13 +145,14 @@ class FusedNetwork:
     device = torch.device("cpu")
     dtype = torch.float32
 
-    def __init__(self, model: Any, cache_dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: Any, cache_dtype: torch.dtype | None = None) -> None:
         if not supports(model):
             raise ValueError(f"{type(model).__name__} has no compiled pass: its weights or its shape do not fit")
         from sampling.models.compiled_pass import LAYER, PASS, mix_entry, score_entry, whole_pass
         from utils.kernels.products import columns_entry
 
         config, trunk = model.config, model.model
+        cache_dtype = cache_dtype or getattr(model, "kv_dtype", None) or CACHE_DTYPES[0]
         self.model, self.cache_dtype = model, cache_dtype
         self.layers, self.vocab_size = len(trunk.layers), int(model.lm_head.out_features)
         self.context = int(config.max_position_embeddings)
@@ -197,6 +200,7 @@ class FusedNetwork:
             score=score_entry.address,
             mix=mix_entry.address,
         )
+        put_away()
 
     def _describe(self, entry: Any, layer: Any) -> None:
         attention = layer.self_attn

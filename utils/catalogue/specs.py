@@ -19,7 +19,7 @@ from utils.catalogue.k_matrix import check_lenience, check_shape
 from utils.catalogue.templates import check_template
 from utils.errors import UsageError, UserError
 
-Quantization = Literal["none", "int8", "nf4", "fp4"]
+Quantization = Literal["none", "q4", "q8", "int8", "nf4", "fp4"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Method = Literal["spec", "glide", "feature", "cascade", "chain", "tables", "maxgram"]
 

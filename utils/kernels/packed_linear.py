@@ -8,8 +8,8 @@ second copy is kept for those; otherwise the packed weight is the only one. Same
 rounding. Knows no models beyond "a module with `nn.Linear` children", and no gradients: where a
 gradient, another dtype or another device is asked for, it unpacks its weight and works as `F.linear`.
 
-T5's feed-forward layers compare their last weight's type with their input's, for which a packed layer would unpack it
-at every pass: :class:`LeanDense` does without that look, for in a packed model both are float32.
+T5's feed-forward layers compare their last weight's type with their input's, for which a packed layer, or a quantised
+one, would unpack it at every pass: :class:`LeanDense` does without that look, for in such a model both are float32.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def lean(model: nn.Module) -> int:
         for name, child in list(parent._modules.items()):
             kind = type(child)
             known = kind.__module__.startswith("transformers.") and kind.__name__.endswith((_PLAIN, _GATED))
-            if known and child is not None and isinstance(getattr(child, "wo", None), PackedLinear):
+            if known and child is not None and hasattr(getattr(child, "wo", None), "unpacked"):
                 setattr(parent, name, LeanDense(child).train(child.training))
                 count += 1
     return count

@@ -7,9 +7,10 @@ other rows nor on the number of threads. Knows no models.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,7 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.kernels.blocks import COLUMNS, GROUP, LAYOUTS, Codes, Layout, dequantised, pack
+from utils.kernels.packed_linear import packable
 from utils.kernels.team import introduce, run
+
+KINDS = ("q4", "q8")  # what float weights are rounded to here, in groups of 32; "q4" leaves the table and head 8 bits
+_PIECE = 4096  # rows of a weight that are rounded at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +36,16 @@ class PackedWeight:
     @staticmethod
     def of(weight: Codes) -> PackedWeight:
         return PackedWeight(pack(weight), weight.layout, len(weight.codes))
+
+    @staticmethod
+    def rounded(weight: Tensor, kind: str) -> PackedWeight:
+        """Float weights [out, in] in the few bits of `kind`: each code is the nearest under the 16-bit scale (and
+        minimum) of its group. ValueError for weights that are no numbers, or too large for 16 bits."""
+        layout, count = LAYOUTS[0 if kind == "q4" else 2], -(-len(weight) // COLUMNS)
+        data = torch.empty((count, weight.shape[1] // GROUP, layout.size), dtype=torch.uint8).numpy()  # 64-byte aligned
+        for at in range(0, len(weight), _PIECE):
+            data[at // COLUMNS : (at + _PIECE) // COLUMNS] = pack(_rounded(weight[at : at + _PIECE], layout))
+        return PackedWeight(data, layout, len(weight))
 
     @property
     def in_features(self) -> int:
@@ -93,6 +108,21 @@ class PackedWeight:
                 result=result.data_ptr(),
             )
         return result
+
+
+def _rounded(weight: Tensor, layout: Layout) -> Codes:
+    groups = weight.detach().to(torch.float32).reshape(len(weight), -1, GROUP)
+    least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    if layout.minimum:
+        low, scale, bounds = least.half(), ((most - least) / 15).half(), (0, 15)
+    else:
+        low, scale, bounds = torch.zeros_like(least).half(), (torch.maximum(most, -least) / 127).half(), (-127, 127)
+    if not (low.isfinite() & scale.isfinite()).all():
+        raise ValueError("a weight is no number, or too large for 16 bits")
+    steps = (groups - low.float()) / scale.float().where(scale != 0, 1.0)
+    codes = steps.round().clamp(*bounds).to(torch.int8).reshape(len(weight), -1)
+    minimums = low.float().squeeze(-1).numpy() if layout.minimum else None
+    return Codes(layout, codes.numpy(), scale.float().squeeze(-1).numpy(), minimums)
 
 
 def _run(function: int, kind: np.dtype, /, **values: int) -> None:
@@ -188,3 +218,23 @@ def put_weights(model: nn.Module, weights: Mapping[str, PackedWeight]) -> None:
         else:
             layer = QuantizedLinear(packed, None if old.bias is None else old.bias.detach())
         setattr(parent, own, layer.train(old.training))
+
+
+def quantize(model: Any, kind: str, tables: bool) -> None:
+    """Round the weights of a float32 model's plain linear maps to `kind`, one after another and in place; with `tables`
+    those of its embeddings too. What has no whole groups of 32 stays as it is. ValueError: `PackedWeight.rounded`."""
+
+    def fits(part: nn.Module) -> bool:
+        if type(part) is nn.Embedding:
+            return tables and part.weight.dtype == torch.float32 and part.embedding_dim % GROUP == 0
+        return packable(part) and cast(nn.Linear, part).in_features % GROUP == 0
+
+    names = [name for name, part in model.named_modules(remove_duplicate=False) if fits(part)]
+    made: dict[int, PackedWeight] = {}
+    for name in names:
+        part = model.get_submodule(name)
+        outside = isinstance(part, nn.Embedding) or part is model.get_output_embeddings()
+        weight = part.weight
+        if id(weight) not in made:
+            made[id(weight)] = PackedWeight.rounded(weight, "q8" if outside else kind)
+        put_weights(model, {name: made[id(weight)]})

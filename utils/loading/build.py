@@ -14,8 +14,9 @@ import torch
 from utils.catalogue.specs import ModelSpec
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import PackedLinear, lean, pack
+from utils.kernels.quantized_linear import KINDS, quantize
 from utils.loading.loaded import NO_LIMIT, UNSAID, LoadedModel, LoadOptions
-from utils.loading.packed_gguf import load_packed, weight_bytes, weight_count
+from utils.loading.packed_gguf import load_packed, make_kernels, runs_as_one, weight_bytes, weight_count
 from utils.loading.quantization import held_bytes, parameter_count, quantization_config
 from utils.loading.quiet import quiet_warnings
 from utils.progress import Progress, check
@@ -53,18 +54,17 @@ def load_model(
         quantized = quantization_config(kind, place, dtype)
         plain = quantized is None and options.tp_size == 1
         in_float32 = plain and place.type == "cpu" and dtype == torch.float32
-        as_is = (
-            quantization == "auto" and kind in UNSAID and not (options.attn_implementation or spec.attn_implementation)
-        )
+        attention = options.attn_implementation or spec.attn_implementation
+        as_is = quantization == "auto" and kind in UNSAID and not attention
         if as_is and in_float32 and not encodes:
             with _ONE_AT_A_TIME:
                 found = load_packed(spec, config, folder, options, progress, cancelled)
             if found is not None:
-                return _loaded(spec.name, found[0], config, place, dtype, found[1], started)
+                return _loaded(spec.name, found[0], config, place, dtype, found[1], started, None, options.kv_dtype)
         if plain and place.type == "cpu":
             _check_memory(spec.name, folder, dtype, config.dtype)
         given = {
-            "attn_implementation": options.attn_implementation or spec.attn_implementation,
+            "attn_implementation": attention,
             "quantization_config": quantized,
             "device_map": None if quantized is None else {"": str(place)},
             **sharing(options.tp_size),
@@ -85,12 +85,16 @@ def load_model(
         if plain:
             model = model.to(place)
         parameters = parameter_count(model)
+        if kind in KINDS:
+            progress(f"rounding {spec.name} to {kind}", None)
+            make_kernels(progress)
+            quantize(model, kind, tables=runs_as_one(config))
         if in_float32:
             progress(f"packing {spec.name}", None)
             check(cancelled)
             pack(model)
             lean(model)
-    return _loaded(spec.name, model, config, place, dtype, kind, started, parameters)
+    return _loaded(spec.name, model, config, place, dtype, kind, started, parameters, options.kv_dtype)
 
 
 def _loaded(
@@ -101,9 +105,12 @@ def _loaded(
     dtype: torch.dtype,
     kind: str,
     started: float,
-    parameters: int | None = None,
+    parameters: int | None,
+    kv_dtype: str,
 ) -> LoadedModel:
-    """What is known of a model once it lies in memory; `parameters` unless they can be counted now."""
+    """What is known of a model once it lies in memory; `parameters` unless they can be counted now. The model itself
+    carries the `kv_dtype` that was asked for to what makes its cache."""
+    model.kv_dtype = _DTYPES.get(kv_dtype)
     text = config.get_text_config()
     return LoadedModel(
         model=model,

@@ -29,6 +29,7 @@ class LoadOptions:
     dtype: str = "auto"
     quantization: str = "none"
     drafter_quantization: str = "none"
+    kv_dtype: str = "auto"  # of the cache, where a model runs as one compiled pass
     attn_implementation: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False

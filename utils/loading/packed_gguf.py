@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from utils.files import replacing, write_text
-from utils.kernels.blocks import LAYOUTS, TYPES, lossless, pack, read_blocks
+from utils.kernels.blocks import GROUP, LAYOUTS, TYPES, lossless, pack, read_blocks
 from utils.kernels.compiler import keep_in
 from utils.kernels.instruction_sets import instruction_set
 from utils.kernels.quantized_linear import PackedWeight, put_weights
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # raised whenever the same file would be packed differently
 FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}  # the file's word for an architecture, transformers'
+_OF_ONE_PASS = {*(f"{name}Config" for name in FAMILIES.values()), "MistralConfig"}
 _ALIGNED, _PAST = 64, 8192  # where a weight may begin; what lies behind the last one may be fetched ahead of its use
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
@@ -62,7 +63,7 @@ def load_packed(
 
     `folder` holds the converted model, whose `config` it is. Raises UserError or Cancelled.
     """
-    if instruction_set() is None:
+    if instruction_set() is None or not runs_as_one(config):
         return None
     if spec.package is not None and spec.file is not None and spec.sha256 is not None:
         package, file, digest = spec.package, spec.file, spec.sha256
@@ -78,12 +79,33 @@ def load_packed(
         return None
     found = None if entry is None else packed_model(config, entry, folder)
     if found is not None:
-        from utils.kernels.products import columns_entry
-
-        if not columns_entry.is_kept:
-            progress("compiling the kernels, once on this machine", None)
-        _ = columns_entry.address
+        make_kernels(progress)
     return found
+
+
+def make_kernels(progress: Progress) -> None:
+    """Compile what every product needs, behind a line of progress, unless this machine's user has it already."""
+    keep_in(cache_folder() / "compiled")
+    from utils.kernels.products import columns_entry
+
+    if not columns_entry.is_kept:
+        progress("compiling the kernels, once on this machine", None)
+    _ = columns_entry.address
+
+
+def runs_as_one(config: Any) -> bool:
+    """Whether a model of `config`, its weights packed, runs as one compiled pass (sampling/models/fused.py). Where it
+    would not, its many small products cost more than float32 saves, so its file is converted as ever."""
+    heads = getattr(config, "num_attention_heads", 1)
+    size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
+    return (
+        type(config).__name__ in _OF_ONE_PASS
+        and not any(width % GROUP for width in (size, config.hidden_size, config.intermediate_size))
+        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
+        and not any(getattr(config, name, None) for name in ("sliding_window", "attention_bias", "mlp_bias"))
+        and config.hidden_act in ("silu", "swish")
+        and (getattr(config, "rope_parameters", None) or {}).get("rope_type") not in ("dynamic", "longrope")
+    )
 
 
 def packed_entry(
@@ -185,7 +207,6 @@ def packed_model(config: Any, entry: Path, folder: Path) -> tuple[Any, str] | No
     index = json.loads((entry / "index.json").read_text(encoding="utf-8"))
     if type(config).__name__ != f"{FAMILIES[index['architecture']]}Config":
         return None
-    keep_in(cache_folder() / "compiled")
     data = np.memmap(entry / "weights.bin", np.uint8, mode="r")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -1,4 +1,5 @@
-"""4 and 8 bit weights through bitsandbytes, on CPU and CUDA; the only file that knows it.
+"""4 and 8 bit weights: q4 and q8 by our kernels on the CPU; the others through bitsandbytes, on CPU and CUDA, which
+this file alone knows.
 
 Also counts what a model really holds, since packed 4-bit weights hide their true number.
 """
@@ -13,18 +14,28 @@ import torch
 from torch import Tensor, nn
 
 from utils.errors import UsageError, UserError
+from utils.kernels.instruction_sets import why_not
+from utils.kernels.quantized_linear import KINDS
 
-QUANTIZATIONS = ("none", "int8", "nf4", "fp4")
+BITSANDBYTES = ("int8", "nf4", "fp4")
+QUANTIZATIONS = ("none", *KINDS, *BITSANDBYTES)
 
 
 def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> Any | None:
-    """The transformers configuration for `kind`; None for "none". 4 bit computes in `dtype`.
+    """The transformers configuration for `kind`; None for "none" and what our kernels do. 4 bit computes in `dtype`.
 
     Raises UsageError for a kind or device that cannot be, UserError without bitsandbytes.
     """
     if kind not in QUANTIZATIONS:
         raise UsageError(f"quantization must be one of {', '.join(QUANTIZATIONS)}, got '{kind}'")
     if kind == "none":
+        return None
+    if kind in KINDS:
+        if device.type != "cpu" or dtype != torch.float32:
+            got = f"{str(dtype).removeprefix('torch.')} on {device.type}"
+            raise UsageError(f"quantization {kind} computes in float32 on the cpu, got {got}")
+        if why := why_not():
+            raise UserError(f"quantization {kind} has no kernels here ({why}): use --quantization none")
         return None
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"quantization {kind} runs on cpu and cuda, not on {device.type}: use --quantization none")

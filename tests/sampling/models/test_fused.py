@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from sampling.models.masks import additive, places
 from sampling.models.network import TransformersNetwork
 from sampling.types import Draft
 from tests.support.quantized import SHAPES, dense_copy, keep_code, quantized_model
-from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.kernels.instruction_sets import INSTRUCTION_SETS, instruction_set, why_not
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
 
@@ -63,7 +65,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 def test_it_computes_what_transformers_computes(shape: str, tied: bool) -> None:
     model = quantized_model(shape, tied=tied)
     assert supports(model)
-    network, plain = FusedNetwork(model), TransformersNetwork(dense_copy(model))
+    network, plain = FusedNetwork(model, torch.float32), TransformersNetwork(dense_copy(model))
     ids = torch.tensor([tokens(40, 1), tokens(40, 2)])
     positions = torch.arange(40).expand(2, -1)
     cache, other = network.new_cache(2), plain.new_cache(2)
@@ -85,7 +87,7 @@ def divergence(p: Tensor, q: Tensor) -> float:
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
-@pytest.mark.parametrize("cached", [0, 5, 47, 300])
+@pytest.mark.parametrize("cached", [0, 5, 47, 300, 4000])
 def test_a_row_is_the_same_in_a_pass_of_any_width(model: Any, dtype: torch.dtype, cached: int) -> None:
     network = FusedNetwork(model, dtype)
     text = tokens(cached + 256)
@@ -102,7 +104,7 @@ def test_a_row_is_the_same_in_a_pass_of_any_width(model: Any, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
-@pytest.mark.parametrize("cached", [1, 15, 130])
+@pytest.mark.parametrize("cached", [1, 15, 130, 4000])
 def test_a_node_of_a_tree_is_the_same_as_in_its_own_text(model: Any, dtype: torch.dtype, cached: int) -> None:
     network, chance = FusedNetwork(model, dtype), random.Random(cached)
     text, ids = tokens(cached, cached), tokens(24, cached + 1)
@@ -121,6 +123,79 @@ def test_a_node_of_a_tree_is_the_same_as_in_its_own_text(model: Any, dtype: torc
     cache.shift(after, cached + len(path))
     feed(network, bare, [ids[one] for one in path])
     assert torch.equal(feed(network, cache, [3]), feed(network, bare, [3]))
+
+
+def digests() -> list[str]:
+    """Of every width and both dtypes of the cache: the bits of a chain's logits behind 70 tokens, and of a tree's."""
+    model, found = quantized_model("llama, three queries a key"), []
+    for dtype in CACHE_DTYPES:
+        network = FusedNetwork(model, dtype)
+        begun = network.new_cache(1)
+        feed(network, begun, tokens(70))
+        parents = [random.Random(7).randrange(-1, node) for node in range(20)]
+        kinds = [feed(network, begun.fork(), tokens(256, 4), width=width) for width in WIDTHS]
+        kinds.append(tree(network, begun.fork(), tokens(20, 5), parents, 70))
+        found += [hashlib.sha256(logits.contiguous().numpy().tobytes()).hexdigest() for logits in kinds]
+    return found
+
+
+def test_every_instruction_set_gives_the_same_bits() -> None:
+    mine, per_dtype = digests(), len(WIDTHS) + 1
+    assert len(mine) == 2 * per_dtype
+    assert len(set(mine)) == 4  # a chain and a tree for each dtype
+    used = instruction_set()
+    assert used is not None
+    for other in INSTRUCTION_SETS[INSTRUCTION_SETS.index(used) + 1 :]:  # the wider one's processors have the narrower
+        code = (
+            "from utils.kernels.instruction_sets import instruction_set; from tests.sampling.models import test_fused;"
+            "print(instruction_set().name, *test_fused.digests())"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "SPEC_KERNELS": other.name},
+            cwd=Path(__file__).parents[3],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.stdout.split() == [other.name, *mine], done.stderr
+
+
+def test_the_cache_is_in_what_was_asked_for_else_in_sixteen_bits(model: Any) -> None:
+    assert FusedNetwork(model).new_cache(1).dtype == torch.float16
+    assert FusedNetwork(model, torch.float32).new_cache(1).dtype == torch.float32
+    asked = quantized_model("llama, three queries a key", layers=1)
+    asked.kv_dtype = torch.float32
+    network = FusedNetwork(asked)
+    cache = network.new_cache(1)
+    assert (network.cache_dtype, cache.keys.dtype) == (torch.float32, torch.float32)
+    halved = FusedNetwork(asked, torch.float16)
+    other = halved.new_cache(1)
+    logits, rounded = feed(network, cache, tokens(200)), feed(halved, other, tokens(200))
+    assert 0 < divergence(logits, rounded) < 1e-5
+    for exact, read in zip(cache.layer(0), other.layer(0), strict=True):
+        assert read.dtype == torch.float32
+        assert torch.equal(exact.half().float(), read)
+
+
+def test_memory_of_the_compiler_is_given_back_and_comes_again_when_it_compiles() -> None:
+    code = """
+import psutil, numba
+from utils.kernels.compiler import put_away
+from utils.kernels.instruction_sets import instruction_set
+instruction_set()
+compiled = numba.njit(lambda x: 2 * x)
+assert compiled(4) == 8
+before = psutil.Process().memory_info().rss
+put_away()
+print(before - psutil.Process().memory_info().rss)
+assert numba.njit(lambda x: 3 * x)(5) == 15
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr  # nothing that was written is lost either: the process ends well
+    assert int(done.stdout) > 10e6
 
 
 def test_the_number_of_threads_changes_nothing(model: Any) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from tests.support.quantized import keep_code
 from tests.utils.kernels.test_blocks import bytes_of
 from utils.kernels.blocks import GROUP, TYPES, Codes, read_blocks
 from utils.kernels.instruction_sets import instruction_set, why_not
-from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedLinear
+from utils.kernels.quantized_linear import KINDS, PackedWeight, QuantizedEmbedding, QuantizedLinear, quantize
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
 
@@ -149,3 +150,76 @@ def test_a_forked_process_goes_on_alone(tmp_path: Path) -> None:
             os._exit(0)
     os.waitpid(child, 0)
     assert (tmp_path / "told").read_bytes() == want
+
+
+# -- float weights rounded here --------------------------------------------------------------------------
+
+
+def rounded_twin(weight: np.ndarray, kind: str) -> np.ndarray:
+    """The rounding said plainly, one group after another: float32 [out, in] as it is after it."""
+    out = np.empty_like(weight)
+    for row in range(len(weight)):
+        for at in range(0, weight.shape[1], GROUP):
+            group = weight[row, at : at + GROUP]
+            low = np.float32(np.float16(group.min())) if kind == "q4" else np.float32(0)
+            span = (
+                (group.max() - group.min()) / np.float32(15) if kind == "q4" else np.abs(group).max() / np.float32(127)
+            )
+            scale = np.float32(np.float16(span))
+            codes = np.rint((group - low) / (scale if scale else np.float32(1)))
+            out[row, at : at + GROUP] = np.clip(codes, *((0, 15) if kind == "q4" else (-127, 127))) * scale + low
+    return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [1, 16, 37, 4099])
+def test_rounded_weights_are_those_of_the_naive_twin(kind: str, count: int) -> None:
+    weight = torch.randn(count, 96, generator=torch.Generator().manual_seed(count))
+    weight[0, :32], weight[0, 32:64] = 0.0, 3.0  # a group without span
+    weight[-1, 64:] *= 1e-6  # scales with few bits left
+    packed = PackedWeight.rounded(weight, kind)
+    dense = packed.dense().numpy()
+    assert (packed.out_features, packed.in_features, packed.layout.bits) == (count, 96, int(kind[1]))
+    assert np.array_equal(dense, rounded_twin(weight.numpy(), kind))
+    step = 6 / 15 if kind == "q4" else 4 / 127
+    assert np.abs(dense - weight.numpy()).max() < 0.6 * step
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e9])
+def test_weights_that_cannot_be_rounded_are_refused(kind: str, bad: float) -> None:
+    weight = torch.zeros(3, 64)
+    weight[1, 40] = bad
+    with pytest.raises(ValueError, match="no number, or too large"):
+        PackedWeight.rounded(weight, kind)
+
+
+def test_a_model_of_another_kind_keeps_its_forward_with_our_layers_in_it() -> None:
+    """Linear maps with whole groups are rounded, tables and the rest are not; a row is the same in any pass."""
+    torch.manual_seed(3)
+    shape = {"vocab_size": 67, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2}
+    config = transformers.GemmaConfig(**shape, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+    plain = transformers.GemmaForCausalLM(config).float().eval().requires_grad_(False)
+    model = copy.deepcopy(plain)
+    quantize(model, "q8", tables=False)
+    layer = model.model.layers[0]
+    assert isinstance(layer.mlp.up_proj, QuantizedLinear)
+    assert type(layer.mlp.down_proj) is torch.nn.Linear  # 80 is no whole number of groups
+    assert type(model.model.embed_tokens) is torch.nn.Embedding
+    assert isinstance(model.lm_head, QuantizedLinear)  # tied to the table, which stays
+    ids = torch.randint(0, 67, (1, 20))
+    with torch.inference_mode():
+        logits, expected = model(ids).logits, plain(ids).logits
+    assert torch.allclose(logits, expected, atol=0.02 * float(expected.abs().max()))
+    assert not torch.equal(logits, expected)
+
+
+def test_tied_weights_are_rounded_once() -> None:
+    shape = {"vocab_size": 67, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**shape, num_attention_heads=2, tie_word_embeddings=True)
+    model = transformers.LlamaForCausalLM(config).float()
+    quantize(model, "q4", tables=True)
+    assert model.lm_head.packed is model.model.embed_tokens.packed
+    assert model.lm_head.packed.layout.bits == 8
+    assert model.model.layers[0].mlp.up_proj.packed.layout.bits == 4
+    assert model.model.layers[0].mlp.up_proj.packed.address % 64 == 0

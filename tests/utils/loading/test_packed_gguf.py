@@ -10,20 +10,21 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from app.lanes.pairing import catalogue_in
 from sampling.api import autoregressive_generate, ngram_assisted_speculative_generate, speculative_generate
 from sampling.models.causal import CausalLM
-from sampling.models.fused import FusedNetwork
+from sampling.models.fused import FusedNetwork, supports
 from tests.support.quantized import keep_code, quantised
 from utils.catalogue.specs import spec_from_argument
 from utils.kernels.instruction_sets import instruction_set, why_not
 from utils.kernels.packed_linear import unpacked_copy
-from utils.kernels.quantized_linear import QuantizedLinear
+from utils.kernels.quantized_linear import QuantizedLinear, quantize
 from utils.loading.build import load_model
 from utils.loading.cache import cache_folder
 from utils.loading.loaded import LoadedModel, LoadOptions
-from utils.loading.packed_gguf import UnfitError, halves_apart, module_name, packed_entry
+from utils.loading.packed_gguf import UnfitError, halves_apart, load_packed, module_name, packed_entry, runs_as_one
 from utils.loading.sources import model_folder
 from utils.progress import never, silent
 
@@ -144,6 +145,38 @@ def test_a_file_with_a_type_that_no_kernel_knows_is_left_to_float32(
     assert entry_of(written(tmp_path / "wide.gguf", {"token_embd": "F32"}), "c" * 64) is None
     assert entry_of(written(tmp_path / "kind.gguf", {}, "gemma"), "d" * 64) is None
     assert not list((tmp_path / "packed").glob("*.partial-*"))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "fits"),
+    [
+        ("Llama", {}, True),
+        ("Llama", {"head_dim": 80}, False),
+        ("Llama", {"hidden_size": 144, "head_dim": 32}, False),
+        ("Llama", {"intermediate_size": 168}, False),
+        ("Llama", {"attention_bias": True}, False),
+        ("Llama", {"mlp_bias": True}, False),
+        ("Llama", {"hidden_act": "gelu"}, False),
+        ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, False),
+        ("Qwen2", {}, True),
+        ("Qwen2", {"use_sliding_window": True, "max_window_layers": 0}, False),
+        ("Qwen3", {"head_dim": 128}, True),
+        ("Mistral", {"sliding_window": None}, True),
+        ("Mistral", {}, False),
+        ("Gemma", {}, False),
+    ],
+)
+def test_only_what_the_compiled_pass_takes_stays_packed(family: str, changes: dict[str, Any], fits: bool) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 1, "vocab_size": 60}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{family}Config")(**sizes | heads | changes)
+    assert runs_as_one(config) == fits
+    model = getattr(transformers, f"{family}ForCausalLM")(config).float()
+    quantize(model, "q8", tables=True)
+    assert supports(model) == fits
+    spec = spec_from_argument("no.gguf")
+    if not fits:  # its file is not even looked for
+        assert load_packed(spec, config, Path("."), LoadOptions(), silent, never) is None
 
 
 def test_names_that_have_no_place_are_unfit() -> None:

@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from app.lanes.lane import PairEngine
 from app.lanes.pairing import catalogue_in
+from app.settings.table import Settings
+from sampling.models.fused import FusedNetwork
 from tests.support.tiny import tiny_model, tiny_pair
 from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.errors import UsageError
+from utils.kernels.instruction_sets import instruction_set, why_not
 from utils.kernels.packed_linear import PackedLinear, pack
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
@@ -88,3 +92,39 @@ def test_a_device_without_quantization_is_a_usage_error():
     with pytest.raises(UsageError, match=r"quantization nf4 runs on cpu and cuda, not on mps: use --quantization none"):
         quantization_config("nf4", torch.device("mps"), torch.float16)
     assert quantization_config("none", torch.device("mps"), torch.float16) is None
+
+
+compiled = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+
+
+@compiled
+def test_our_own_kinds_are_made_at_load_and_run_as_one_pass(tmp_path):
+    folders = tiny_pair(tmp_path, hidden=128)
+    spec = PairSpec(
+        name="tiny", target=spec_from_argument(str(folders.target)), drafter=spec_from_argument(str(folders.drafter))
+    )
+    options = LoadOptions(device="cpu", quantization="q4", drafter_quantization="q8", kv_dtype="float32")
+    pair, plain = load_pair(spec, options), load_pair(spec, LoadOptions(device="cpu"))
+    assert pair.drafter is not None
+    assert plain.drafter is not None
+    assert (pair.target.quantization, pair.drafter.quantization) == ("q4", "q8")
+    assert (pair.target.parameters, pair.drafter.parameters) == (plain.target.parameters, plain.drafter.parameters)
+    assert pair.target.bytes < pair.drafter.bytes < plain.drafter.bytes / 3
+    engine = PairEngine(pair)
+    assert isinstance(engine.target.network, FusedNetwork)
+    assert isinstance(engine.drafter.network, FusedNetwork)
+    assert engine.target.network.cache_dtype == torch.float32
+    settings = Settings(compare=("ar", "spec"), max_new_tokens=40)
+    texts = [
+        [id for step in engine.lane(name, settings).run([5, 9, 40, 7]) for id in getattr(step, "ids", [])]
+        for name in ("ar", "spec")
+    ]
+    assert texts[0] == texts[1]
+
+
+@compiled
+def test_our_own_kinds_say_where_they_do_not_run():
+    with pytest.raises(UsageError, match="q4 computes in float32 on the cpu, got bfloat16 on cpu"):
+        quantization_config("q4", torch.device("cpu"), torch.bfloat16)
+    with pytest.raises(UsageError, match="q8 computes in float32 on the cpu, got float32 on cuda"):
+        quantization_config("q8", torch.device("cuda"), torch.float32)
