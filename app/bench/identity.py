@@ -236,7 +236,7 @@ def agreements(bench: Measurement, asked: Sequence[BenchTurn], options: ModelOpt
                     0, :, : bench.engine.target.vocab_size
                 ]
                 chosen[ids] = logits.argmax(-1).tolist()
-                cache.crop(len(turn.prompt) - 1)
+                cache.crop(-len(ids))
         for variant in greedy:
             ids = answers[variant].ids
             agreed[variant] += sum(map(eq, ids, chosen.get(ids, ())))
