@@ -21,18 +21,22 @@ import importlib
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from app.lanes.answers import Answer
 from app.settings.table import Settings
 from sampling.stats.summary import Stats
 from utils.errors import UsageError, UserError
+from utils.progress import Cancelled
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -63,7 +67,7 @@ class Arrivals:
         self.runs: list[int] = []
         self.times: list[float] = []
         self.started = 0.0
-        self._interrupt = interrupt
+        self.interrupted = interrupt
 
     def begin(self) -> None:
         """The clock starts: from here on the prompt is read."""
@@ -77,8 +81,12 @@ class Arrivals:
             self.runs[-1] += len(ids)
         else:
             self.runs.append(len(ids))
-        if self._interrupt():
+        if self.interrupted():
             raise StoppedError
+
+    def heard(self) -> dict[str, Any]:
+        """What was noted, to be told to another process."""
+        return {name: value for name, value in vars(self).items() if name != "interrupted"}
 
     def stats(self, prompt_n: int, reason: Any) -> Stats:
         """The figures of an answer; tokens of the first run are in no rate."""
@@ -197,6 +205,92 @@ class _Counted:
         return self._lookup(input_ids, **more)
 
 
+@dataclass
+class Apart(Rival):
+    """:class:`LlamaCpp` in a process of its own, which times itself and tells all in the end.
+
+    In ours it would run on torch's OpenMP threads, which spin shorter than llama.cpp is used to (infer.py), and lose a
+    third of its speed. An interrupt ends the process; the next answer starts another.
+    """
+
+    file: Path
+    threads: int
+    lookup: bool = False
+    _child: subprocess.Popen[str] | None = field(default=None, init=False, repr=False)
+
+    def say(self, prompt: list[int], settings: Settings, limit: int, arrivals: Arrivals) -> None:
+        chances = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
+        if self._child is None:
+            self.about(arrivals.interrupted)
+        told = self._asked({"prompt": prompt, "limit": limit, "settings": chances}, arrivals.interrupted)
+        vars(arrivals).update(told)
+
+    def about(self, interrupted: Callable[[], bool]) -> str:
+        """Start the process; version, and what it was built with."""
+        root = str(Path(__file__).resolve().parents[2])
+        env = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "app.bench.rivals"],
+            env={**env, "PYTHONPATH": os.pathsep.join([root, env.get("PYTHONPATH", "")])},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        facts = {"stop_ids": [*self.stop_ids], "context": self.context, "file": str(self.file)}
+        return str(self._asked({**facts, "threads": self.threads, "lookup": self.lookup}, interrupted))
+
+    def _asked(self, what: dict[str, Any], interrupted: Callable[[], bool]) -> Any:
+        """What the process answers to a line. UserError if it has ended, StoppedError after an interrupt."""
+        child = self._child
+        assert child is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with ThreadPoolExecutor(1) as reader:
+            try:
+                child.stdin.write(json.dumps(what) + "\n")
+                child.stdin.flush()
+                line = reader.submit(child.stdout.readline)
+                while not line.done():
+                    wait([line], 0.1)
+                    if interrupted() and not line.done():
+                        raise StoppedError
+                return json.loads(line.result())
+            except (OSError, ValueError):
+                self._child = None
+                raise UserError(
+                    f"llama.cpp ended while it read {self.file.name}: is the file one that it knows?"
+                ) from None
+            except StoppedError:
+                child.kill()
+                child.wait()
+                self._child = None
+                raise
+
+
+def main() -> None:
+    """The process: a line of facts, then a line for each prompt; what is heard of it is a line, too."""
+    reports = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a library prints is no report
+    facts = json.loads(sys.stdin.readline())
+    rival = LlamaCpp(
+        LLAMA_CPP,
+        frozenset(facts["stop_ids"]),
+        facts["context"],
+        Path(facts["file"]),
+        facts["threads"],
+        facts["lookup"],
+    )
+    package = importlib.import_module("llama_cpp")
+    built = " ".join(str(package.llama_print_system_info().decode()).split())
+    reports.write(json.dumps(f"llama-cpp-python {package.__version__}, {rival.file.name}; built with {built}") + "\n")
+    for line in sys.stdin:
+        asked, arrivals = json.loads(line), Arrivals(lambda: False)
+        rival.say(asked["prompt"], SimpleNamespace(**asked["settings"]), asked["limit"], arrivals)  # type: ignore[arg-type]
+        reports.write(json.dumps(arrivals.heard()) + "\n")
+
+
 def llama_rivals(
     engine: PairEngine, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
 ) -> tuple[list[Rival], str]:
@@ -209,14 +303,13 @@ def llama_rivals(
     file = gguf_file(spec, options, progress, cancelled)
     if file is None:
         raise UsageError(f"--against {LLAMA_CPP} needs a target in a GGUF file, {spec.name} is none")
-    threads = torch.get_num_threads()
-    package = importlib.import_module("llama_cpp")
-    found: list[Rival] = [
-        LlamaCpp(name, engine.stop_ids, engine.context, file, threads, lookup)
-        for name, lookup in (("llama-plain", False), ("llama-lookup", True))
-    ]
-    built = " ".join(str(package.llama_print_system_info().decode()).split())
-    return found, f"llama-plain, llama-lookup: llama-cpp-python {package.__version__}, {file.name}; built with {built}"
+    facts = (engine.stop_ids, engine.context, file, torch.get_num_threads())
+    found = [Apart("llama-plain", *facts), Apart("llama-lookup", *facts, lookup=True)]
+    try:
+        about = found[0].about(cancelled)
+    except StoppedError:
+        raise Cancelled("interrupted") from None
+    return [*found], f"llama-plain, llama-lookup: {about}"
 
 
 # -- onnxruntime-genai --------------------------------------------------------------------------------
@@ -313,3 +406,7 @@ def onnx_folder(folder: Path, precision: str, version: str, progress: Progress, 
                 raise UserError(f"onnxruntime-genai's builder cannot make a model of {folder}: {last[0][:200]}")
             publish(made, entry, made_from)
     return entry
+
+
+if __name__ == "__main__":
+    main()

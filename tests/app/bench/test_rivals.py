@@ -21,7 +21,7 @@ import torch
 import app.bench.rivals
 from app.bench.against import Generate, Streamer, named, rivals_of
 from app.bench.options import BenchArgs
-from app.bench.rivals import LLAMA_CPP, ONNXRUNTIME, LlamaCpp, OnnxRuntime, Rival, onnx_folder, onnx_rivals
+from app.bench.rivals import LLAMA_CPP, ONNXRUNTIME, Apart, LlamaCpp, OnnxRuntime, Rival, onnx_folder, onnx_rivals
 from app.bench.run import run_bench
 from app.lanes.answers import parting, run_lane
 from app.lanes.lane import PairEngine
@@ -250,6 +250,13 @@ def onnx(drafts: bool = False, context: int = 4096, stop: int = 2) -> OnnxRuntim
 BOTH = pytest.mark.parametrize("make", [llama, onnx])
 
 
+class Here(LlamaCpp):
+    """As `Apart`, in this process."""
+
+    def about(self, cancelled: Callable[[], bool]) -> str:
+        return "llama-cpp-python 0.3"
+
+
 def said(count: int) -> tuple[int, ...]:
     ids = list(PROMPT)
     for _ in range(count):
@@ -438,6 +445,56 @@ def test_onnxruntime_has_as_many_threads_as_torch(
     assert "onnxruntime-genai 0.18, made from the float32 weights" in note
 
 
+# -- a process of its own -----------------------------------------------------------------------
+
+PACKAGE = """
+import os, sys, time
+__version__ = "0.3"
+print("a library's own words")
+
+def llama_print_system_info():
+    return ("spin " + os.environ.get("GOMP_SPINCOUNT", "its own")).encode()
+
+class Llama:
+    draft_model = None
+    def __init__(self, path, **given):
+        self.given = given
+    def n_ctx(self):
+        return self.given["n_ctx"]
+    def reset(self):
+        pass
+    def set_seed(self, seed):
+        self.seed = seed
+    def generate(self, prompt, temp, top_k, top_p, min_p):
+        for token in prompt:
+            if token == 13:
+                sys.exit(1)
+            time.sleep(60 if token == 60 else 0.002)
+            yield token + self.seed + int(10 * temp)
+"""
+
+
+def test_llama_cpp_times_itself_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees no spin count of ours, its prints are no answers, and an interrupt or its end leaves nothing behind."""
+    (tmp_path / "llama_cpp.py").write_text(PACKAGE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
+    rival = Apart("llama-x", frozenset({9}), 100, tmp_path / "model.gguf", 2)
+    assert rival.about(never) == "llama-cpp-python 0.3, model.gguf; built with spin its own"
+    settings = SETTINGS.changed(seed=1, temperature=0.5)
+    answer = rival.answer([1, 2, 3, 4], settings, decode, never)
+    assert (answer.ids, answer.stats.stop_reason, answer.stats.target_passes) == ((7, 8, 9), "eos", 2)
+    assert 0 < (answer.stats.ttft_ms or 0) < 1000
+    assert 4 <= answer.stats.predicted_ms < 1000
+    [child] = [vars(rival)["_child"]]
+    assert rival.answer([60, 1], settings, decode, after(3)).interrupted
+    assert child.poll() is not None
+    assert rival.answer([1, 2], settings, decode, never).ids == (7, 8)
+    with pytest.raises(UserError, match=r"^llama.cpp ended while it read model.gguf: is the file one that it knows\?$"):
+        rival.answer([13], settings, decode, never)
+    assert rival.answer([1, 2], settings, decode, never).ids == (7, 8)
+
+
 # -- the whole benchmark ------------------------------------------------------------------------
 
 
@@ -462,6 +519,7 @@ def test_their_figures_stand_beside_ours_with_their_agreement(
     monkeypatch.setattr(Llama, "say", staticmethod(wrong))
     monkeypatch.setattr(Generator, "say", staticmethod(right))
     monkeypatch.setattr("utils.loading.sources.gguf_file", lambda *_: tmp_path / "tiny.gguf")
+    monkeypatch.setattr(app.bench.rivals, "Apart", Here)
     monkeypatch.setattr(app.bench.rivals, "onnx_folder", lambda folder, precision, *_: Path(precision))
     asked = write_prompts(tmp_path / "p.jsonl", [{"prompt": "x"}, {"prompt": "yz"}])
     out = tmp_path / "out.json"
