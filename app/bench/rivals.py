@@ -143,7 +143,10 @@ def check_installed(program: str, settings: Settings) -> None:
     modules, package = PACKAGES.get(program, ((), ""))
     if any(name not in sys.modules and importlib.util.find_spec(name) is None for name in modules):
         raise UsageError(f"--against {program} needs a package that is not here: pip install {package}")
-    rules = {"repetition_penalty": settings.repetition_penalty != 1, "no_repeat_ngram": settings.no_repeat_ngram}
+    rules: dict[str, Any] = {
+        "repetition_penalty": settings.repetition_penalty != 1,
+        "no_repeat_ngram": settings.no_repeat_ngram,
+    }
     rules |= {"min_p": settings.temperature and settings.min_p} if program == ONNXRUNTIME else {}
     for name in (name for name, given in rules.items() if given and modules):
         raise UsageError(f"--against {program} has no rule like our --{name.replace('_', '-')}: leave one of them out")
@@ -386,7 +389,8 @@ def onnx_folder(folder: Path, precision: str, version: str, progress: Progress, 
     ]
     how = [str(folder.resolve()), weights, precision, version, BLOCK, ACCURACY]
     digest = hashlib.sha256(json.dumps(how).encode()).hexdigest()
-    entry, made_from = cache_folder() / "onnx" / f"{precision}-{digest[:16]}", {"sha256": digest}
+    entry = cache_folder() / "onnx" / f"{precision}-{digest[:16]}"
+    made_from: dict[str, object] = {"sha256": digest}
     with locked(entry, progress, cancelled):
         if is_whole(entry, made_from):
             return entry
