@@ -29,11 +29,11 @@ def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console
     if (together := max(row["batch_size"] for row in summary)) > 1:
         counted += f", {together} at a time"
     unknown = {"agreement"} if all(row["agreement"] is None for row in summary) else set()
-    if not unknown:
-        counted += "; float32: share of tokens that float32 chooses"
     print_table(
         console, f"{counted}; rates leave prefill out", _figures(summary, "methods", settings, console, unknown)
     )
+    if not unknown:
+        console.print("float32: the share of greedy tokens that the target in float32 would choose", markup=False)
     alarm = Look(palette=settings.palette).style("alarm line")
     for line in _differences(summary):
         console.print(line, style=alarm if line.startswith(ALARM) else None, markup=False)

@@ -544,7 +544,7 @@ def test_their_figures_stand_beside_ours_with_their_agreement(
         "ort-int8, ort-int8-ngram, ort-int4, ort-int4-ngram",
     ]
     shown = capsys.readouterr().out
-    assert "float32: share of tokens that float32 chooses" in shown
+    assert "float32: the share of greedy tokens" in shown
     assert "0.750" in shown
 
 
