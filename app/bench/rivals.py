@@ -191,6 +191,7 @@ class LlamaCpp(Rival):
                 n_threads=self.threads,
                 n_threads_batch=self.threads,
                 draft_model=_Counted() if self.lookup else None,
+                logits_all=self.lookup,  # else its drafts fail behind prompts of more than one batch
                 verbose=False,
             )
         return self._llama
@@ -226,6 +227,8 @@ class Apart(Rival):
         if self._child is None:
             self.about(arrivals.interrupted)
         told = self._asked({"prompt": prompt, "limit": limit, "settings": chances}, arrivals.interrupted)
+        if "error" in told:
+            raise UserError(f"llama.cpp cannot answer a prompt of {len(prompt)} tokens: {told['error']}")
         vars(arrivals).update(told)
 
     def about(self, interrupted: Callable[[], bool]) -> str:
@@ -290,8 +293,13 @@ def main() -> None:
     reports.write(json.dumps(f"llama-cpp-python {package.__version__}, {rival.file.name}; built with {built}") + "\n")
     for line in sys.stdin:
         asked, arrivals = json.loads(line), Arrivals(lambda: False)
-        rival.say(asked["prompt"], SimpleNamespace(**asked["settings"]), asked["limit"], arrivals)  # type: ignore[arg-type]
-        reports.write(json.dumps(arrivals.heard()) + "\n")
+        told: dict[str, Any]
+        try:
+            rival.say(asked["prompt"], SimpleNamespace(**asked["settings"]), asked["limit"], arrivals)  # type: ignore[arg-type]
+            told = arrivals.heard()
+        except Exception as error:  # whatever it is, it is told in one line
+            told = {"error": " ".join(str(error).split())[:200] or type(error).__name__}
+        reports.write(json.dumps(told) + "\n")
 
 
 def llama_rivals(

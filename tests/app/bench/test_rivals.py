@@ -122,9 +122,18 @@ class Llama:
     say: Say
 
     def __init__(
-        self, model_path: str, *, n_ctx: int, n_threads: int, n_threads_batch: int, draft_model: Any, verbose: bool
+        self,
+        model_path: str,
+        *,
+        n_ctx: int,
+        n_threads: int,
+        n_threads_batch: int,
+        draft_model: Any,
+        logits_all: bool,
+        verbose: bool,
     ) -> None:
         assert n_threads == n_threads_batch
+        assert logits_all == (draft_model is not None)  # the real one has room for 512 rows of logits else
         assert not verbose
         self.path, self.room, self.threads, self.draft_model = model_path, n_ctx, n_threads, draft_model
         self.held: list[int] = []
@@ -469,6 +478,8 @@ class Llama:
         for token in prompt:
             if token == 13:
                 sys.exit(1)
+            if token == 14:
+                raise ValueError("no room")
             time.sleep(60 if token == 60 else 0.002)
             yield token + self.seed + int(10 * temp)
 """
@@ -489,6 +500,9 @@ def test_llama_cpp_times_itself_in_a_process_of_its_own(tmp_path: Path, monkeypa
     [child] = [vars(rival)["_child"]]
     assert rival.answer([60, 1], settings, decode, after(3)).interrupted
     assert child.poll() is not None
+    assert rival.answer([1, 2], settings, decode, never).ids == (7, 8)
+    with pytest.raises(UserError, match=r"^llama.cpp cannot answer a prompt of 2 tokens: no room$"):
+        rival.answer([1, 14], settings, decode, never)
     assert rival.answer([1, 2], settings, decode, never).ids == (7, 8)
     with pytest.raises(UserError, match=r"^llama.cpp ended while it read model.gguf: is the file one that it knows\?$"):
         rival.answer([13], settings, decode, never)
@@ -572,6 +586,8 @@ def test_the_real_program_says_nearly_what_the_target_says(default_pair: Any, pr
         stopped = rival.answer(prompt, settings, engine.tokenizer.decode, after(2))
         assert stopped.interrupted
         assert stopped.ids == answer.ids[:3]
+        long = rival.answer(prompt * 20, settings.changed(max_new_tokens=4), engine.tokenizer.decode, never)
+        assert (len(long.ids), long.stats.prompt_n > 512) == (4, True)
     sampled = settings.changed(temperature=0.8, seed=3)
     hot, same = (rival.answer(prompt, sampled, engine.tokenizer.decode, never) for _ in range(2))
     assert hot.ids == same.ids
