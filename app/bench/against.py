@@ -1,28 +1,25 @@
-"""`bench --against transformers`: the same prompts through transformers' own `generate`, as anyone gets it without us.
+"""What `bench --against` names: the rivals of a run. Those of transformers are here, as anyone gets them without us.
 
 * hf-plain: no drafts. hf-lookup: `prompt_lookup_num_tokens=10`. hf-assisted: `assistant_model`, a drafter model or a
   plain draft head, with transformers' defaults (20 tokens, fewer where the drafter is unsure).
 * The target is a plain copy (`nn.Linear` as usual, nothing packed), with transformers' own attention and cache.
 
-Only decoding is timed: a streamer hears each token (with drafts: each accepted run) as it is known, the first hearing
-is the time to first token, and the rate counts what comes after it: tokens behind the first run / seconds between the
-first hearing and the last, so that reading the prompt (there also the drafter's, and the first drafts) is in no rate,
-as in ours. What `generate` does after the last token is not counted either. Knows no figures beyond these: no drafted
-or accepted tokens.
+A streamer hears each token (with drafts: each accepted run) as it is known; reading the prompt is there also the
+drafter's, with the first drafts. What is measured, and the other programs, are in app/bench/rivals.py. Knows no figures
+of drafts.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from app.lanes.answers import Answer
+from app.bench.rivals import LLAMA_CPP, ONNXRUNTIME, Arrivals, Rival, check_installed, llama_rivals, onnx_rivals
+from app.screen.output import LoadProgress
 from app.settings.table import ModelOptions, Settings
-from sampling.stats.summary import Stats
 from utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,95 +32,53 @@ PLAIN, LOOKUP, ASSISTED = "hf-plain", "hf-lookup", "hf-assisted"
 LOOKUP_TOKENS = 10
 
 
-class _StoppedError(Exception):
-    """Ends `generate` from within."""
+class Streamer(Arrivals):
+    """What `generate` reports to."""
 
-
-class Arrivals:
-    """A streamer that notes when tokens arrive: `ids`, and of each run its length and the time in seconds."""
-
-    def __init__(self, interrupt: Callable[[], bool]) -> None:
-        self.ids: list[int] = []
-        self.runs: list[int] = []
-        self.times: list[float] = []
-        self._interrupt = interrupt
+    def begin(self) -> None:
+        super().begin()
         self._prompt = True
 
     def put(self, tokens: Any) -> None:
         """Tokens [1, n] or [1]; the first call brings the prompt."""
-        if self._prompt:
-            self._prompt = False
-            return
-        self.times.append(time.perf_counter())
-        run = tokens.flatten().tolist()
-        self.ids += run
-        self.runs.append(len(run))
-        if self._interrupt():
-            raise _StoppedError
+        if not self._prompt:
+            self.add(tokens.flatten().tolist())
+        self._prompt = False
 
     def end(self) -> None:
         """Nothing is held back."""
 
-    def stats(self, started: float, prompt_n: int, reason: Any) -> Stats:
-        """The figures of an answer begun at `started`; tokens of the first run are in no rate."""
-        first = 1000 * (self.times[0] - started) if self.times else None
-        return Stats(
-            stop_reason=reason,
-            prompt_n=prompt_n,
-            prompt_ms=first or 0.0,
-            ttft_ms=first,
-            predicted_n=len(self.ids),
-            predicted_ms=1000 * (self.times[-1] - self.times[0]) if self.times else 0.0,
-            target_passes=max(0, len(self.runs) - 1),
-            openings=self.runs[0] if self.runs else 0,
-        )
 
-
-@dataclass(frozen=True)
-class Rival:
+@dataclass
+class Generate(Rival):
     """One way of calling `generate` of `model` (a plain transformers model); `more` is what makes it this way."""
 
-    name: str
     model: Any
-    stop_ids: frozenset[int]
-    context: int
     vocab_size: int
     more: Mapping[str, Any] = field(default_factory=dict)
 
-    def answer(
-        self,
-        prompt: Sequence[int],
-        settings: Settings,
-        decode: Callable[[list[int]], str],
-        interrupt: Callable[[], bool],
-    ) -> Answer:
-        """Decode one prompt. Sampled answers repeat with the seed; they are other draws than our lanes'."""
+    another: ClassVar[bool] = False
+    hears: ClassVar[type[Arrivals]] = Streamer
+
+    def say(self, prompt: list[int], settings: Settings, limit: int, arrivals: Arrivals) -> None:
         import torch
 
         from utils.loading.quiet import quiet_warnings
 
-        ids = torch.tensor([list(prompt)], device=self.model.device)
-        arrivals, interrupted = Arrivals(interrupt), False
+        ids = torch.tensor([prompt], device=self.model.device)
         cuda = [self.model.device] if self.model.device.type == "cuda" else []
         with torch.random.fork_rng(cuda), quiet_warnings():
             torch.manual_seed(settings.seed)
-            started = time.perf_counter()
-            try:
-                self.model.generate(
-                    ids,
-                    attention_mask=torch.ones_like(ids),
-                    max_new_tokens=min(settings.max_new_tokens, self.context - len(prompt)),
-                    streamer=arrivals,
-                    **sampling_of(settings),
-                    **self._padding(),
-                    **self.more,
-                )
-            except _StoppedError:
-                interrupted = True
-        ended = "eos" if arrivals.ids and arrivals.ids[-1] in self.stop_ids else "length"
-        stats = arrivals.stats(started, len(prompt), "interrupted" if interrupted else ended)
-        found = tuple(arrivals.ids)
-        return Answer(self.name, found, decode(list(found)), stats, may_differ=settings.temperature > 0)
+            arrivals.begin()
+            self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=limit,
+                streamer=arrivals,
+                **sampling_of(settings),
+                **self._padding(),
+                **self.more,
+            )
 
     def _padding(self) -> dict[str, Any]:
         """Rows of the head that stand for no token are never chosen (our lanes leave them out)."""
@@ -147,8 +102,8 @@ def sampling_of(settings: Settings) -> dict[str, Any]:
     }
 
 
-def make_rivals(engine: PairEngine, options: ModelOptions, against: str) -> tuple[dict[str, Rival], list[str]]:
-    """The ways of `--against`, by name, and lines about what is left out.
+def make_rivals(engine: PairEngine, options: ModelOptions, against: str) -> tuple[dict[str, Generate], list[str]]:
+    """transformers' ways, by name, and lines about what is left out.
 
     `against` is `transformers`, or `transformers:DRAFTER` with the drafter (a plain draft head or a transformers model)
     that hf-assisted gets instead of the pair's own (or, where that is of another kind, the pair's plain draft head).
@@ -168,15 +123,41 @@ def make_rivals(engine: PairEngine, options: ModelOptions, against: str) -> tupl
         notes.append(f"{ASSISTED} is left out: {assistant}")
     else:
         ways[ASSISTED] = {"assistant_model": as_bought(assistant, engine.stop_ids)}
-    facts = (model, engine.stop_ids, engine.context, engine.target.vocab_size)
-    return {name: Rival(name, *facts, more) for name, more in ways.items()}, notes
+    facts = (engine.stop_ids, engine.context, model, engine.target.vocab_size)
+    return {name: Generate(name, *facts, more) for name, more in ways.items()}, notes
+
+
+def named(against: str | None, settings: Settings) -> list[str]:
+    """The programs of --against. UsageError for one that is not installed, or has no rule for the settings."""
+    found = [] if against is None else against.split(",")
+    for program in found:
+        check_installed(program, settings)
+    return found
 
 
 def rivals_of(
-    engine: PairEngine, settings: Settings, options: ModelOptions, against: str
+    engine: PairEngine,
+    settings: Settings,
+    options: ModelOptions,
+    programs: Sequence[str],
+    cancelled: Callable[[], bool],
 ) -> tuple[Mapping[str, Rival], Sequence[str]]:
-    """What --against names, and notes on what is left out of it, which are said at once."""
-    rivals, notes = make_rivals(engine, options, against)
+    """What --against names, and what it is and what is left out of it in words, which are said at once."""
+    from app.lanes.pairing import load_options
+
+    rivals: dict[str, Rival] = {}
+    notes: list[str] = []
+    for program in programs:
+        make = {LLAMA_CPP: llama_rivals, ONNXRUNTIME: onnx_rivals}.get(program)
+        if make is None:
+            ways, said = make_rivals(engine, options, program)
+            rivals |= ways
+            notes += said
+            continue
+        with LoadProgress(sys.stderr, quiet=settings.quiet) as progress:
+            others, note = make(engine, load_options(options), progress, cancelled)
+        rivals |= {one.name: one for one in others}
+        notes.append(note)
     if not settings.quiet:
         sys.stderr.write("".join(f"{note}\n" for note in notes))
     return rivals, notes

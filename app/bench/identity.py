@@ -4,25 +4,28 @@ Every lane's ids are compared with plain decoding's and, at temperature 0, with 
 own `generate` makes of the same weights, loaded a second time and left as they are. The rule: equal,
 or first different where the target's two best logits lie closer than 0.001 (float32 cannot tell them
 apart), at most 1 prompt in 50. Over packed weights: equal to plain decoding without exception, and where transformers
-computes with the same weights in float32 different only below 0.01, at most 3 prompts in 50. Knows no figures of speed.
+computes with the same weights in float32 different only below 0.01, at most 3 prompts in 50. For `--against` also: how
+often a program with other arithmetic chooses what the target in float32 does. Knows no figures of speed.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.bench.against import bare_config
-from app.bench.plan import Measurement
+from app.bench.plan import BenchTurn, Measurement
 from app.bench.results import facts
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import NEAR_TIE, PACKED_TIE, Variant, difference, gap_between, may_differ
 from app.prompts.questions import conversation, fitting
 from app.settings.table import ModelOptions
-from utils.errors import UsageError
+from utils.errors import UsageError, UserError
 from utils.files import write_json
 from utils.progress import INTERRUPTED
 
@@ -202,3 +205,60 @@ def transformers_reference(engine: PairEngine, options: ModelOptions) -> Referen
         return new
 
     return generate
+
+
+# -- beside other programs ----------------------------------------------------------------------------
+
+
+def agreements(bench: Measurement, asked: Sequence[BenchTurn], options: ModelOptions) -> dict[Variant, float]:
+    """Of each greedy variant the share of its first answers' tokens that the target in float32 would have chosen there.
+
+    A greedy token is the argmax of the arithmetic that chose it, and the target reads the same ids before it. Empty
+    where that arithmetic cannot be had (said in the notes), or where rules make another token than the argmax right.
+    """
+    import torch
+
+    settings = bench.settings
+    greedy = [variant for variant in bench.variants if bench.settings_of(variant).temperature == 0]
+    if not greedy or settings.repetition_penalty != 1 or settings.no_repeat_ngram or bench.engine.encodes:
+        return {}
+    try:
+        model = _in_float32(bench.engine, options)
+    except UserError as error:
+        bench.notes.append(f"agreement with float32 is not known: {error}")
+        return {}
+    agreed, tokens = Counter[Variant](), Counter[Variant]()
+    for turn in asked:
+        answers = turn.item.answers[0]
+        with torch.inference_mode():
+            before = torch.tensor([turn.prompt], device=model.device)
+            cache = model(before[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
+            chosen: dict[tuple[int, ...], list[int]] = {}
+            for ids in {answers[variant].ids for variant in greedy if answers[variant].ids}:
+                read = torch.tensor([[turn.prompt[-1], *ids[:-1]]], device=model.device)
+                logits = model(read, past_key_values=cache, use_cache=True).logits[
+                    0, :, : bench.engine.target.vocab_size
+                ]
+                chosen[ids] = logits.argmax(-1).tolist()
+                cache.crop(-len(ids))
+        for variant in greedy:
+            ids = answers[variant].ids
+            agreed[variant] += sum(map(eq, ids, chosen.get(ids, ())))
+            tokens[variant] += len(ids)
+    return {variant: agreed[variant] / tokens[variant] for variant in greedy if tokens[variant]}
+
+
+def _in_float32(engine: PairEngine, options: ModelOptions) -> Any:
+    """The target's transformers model with float32 weights: itself, or loaded a second time. UserError if it cannot."""
+    from app.lanes.pairing import load_options
+    from utils.loading.build import load_model
+    from utils.loading.sources import model_folder
+    from utils.progress import never, silent
+
+    target = engine.loaded.target
+    if target.precision == "float32":
+        return target.model
+    loading = replace(load_options(options), dtype="float32", tp_size=1)
+    spec = engine.loaded.spec.target.model_copy(update={"quantization": "none"})
+    folder = model_folder(spec, loading, silent, never)
+    return load_model(spec, folder, loading, str(target.device), "none", silent, never).model

@@ -34,7 +34,7 @@ class BenchArgs:
 
 
 _PATH = Text(metavar="FILE", allowed="a file", optional=True)
-_AGAINST = r"transformers(:\S.*)?"
+_PROGRAM = r"(transformers(:[^\s,][^,]*)?|llama\.cpp|onnxruntime-genai)"
 BENCH_FIELDS = {
     **{name: PROMPT_FIELDS[name] for name in ("prompts", "ids", "turns")},
     "methods": Field("methods", Names(LANES), (), "lanes to time (default: those of --compare)", "bench"),
@@ -49,9 +49,14 @@ BENCH_FIELDS = {
     "report": Field("report", _PATH, None, "write tables and plots to this HTML file", "bench"),
     "against": Field(
         "against",
-        Text("transformers[:DRAFTER]", "transformers or transformers:DRAFTER", optional=True, pattern=_AGAINST),
+        Text(
+            "PROGRAM,…",
+            "some of transformers[:DRAFTER], llama.cpp, onnxruntime-genai",
+            optional=True,
+            pattern=f"{_PROGRAM}(,{_PROGRAM})*",
+        ),
         None,
-        "time transformers' own generate too: plain, prompt lookup, assisted",
+        "time other programs too: some of transformers[:DRAFTER], llama.cpp, onnxruntime-genai",
         "bench",
     ),
     "check_identity": Field(

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.bench.against import Rival
 from app.bench.journal import Journal
 from app.bench.options import BenchArgs
+from app.bench.rivals import Rival
 from app.lanes.answers import Answer
 from app.lanes.comparison import Variant
 from app.lanes.costs import ignores_gamma

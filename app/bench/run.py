@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from app.bench.against import rivals_of
+from app.bench.against import named, rivals_of
 from app.bench.journal import Slot, open_journal
 from app.bench.options import BenchArgs
 from app.bench.plan import BenchTurn, Measurement
@@ -51,6 +51,7 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
         if args.check_identity and given:
             raise UsageError(f"--check-identity has its own references and the one --temperature: leave --{flag} out")
     check_batches(args, args.methods or settings.compare, settings.record)
+    programs = named(args.against, settings)
     known = questions_of(args.prompts, settings.data_dir, offline=options.offline)
     listed = known if args.ids is None else chosen(known, args.ids)
     questions = cut(stratified(listed, args.limit), args.turns)
@@ -62,7 +63,7 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
     try:
         with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as recorder:
             engine = load_engine(settings, options, interrupt)
-            rivals, notes = rivals_of(engine, settings, options, args.against) if args.against else ({}, [])
+            rivals, notes = rivals_of(engine, settings, options, programs, interrupt)
             bench = Bench(engine, settings, args, questions, interrupt, rivals, notes, journal)
             bench.recorder = recorder
             if args.check_identity:
@@ -70,6 +71,10 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
 
                 return check_identity(bench, options)
             bench.run()
+            if any(rival.another for rival in rivals.values()) and not bench.interrupted:
+                from app.bench.identity import agreements
+
+                bench.agreement = agreements(bench, bench.asked, options)
         return bench.show()
     finally:
         if journal is not None:
@@ -93,6 +98,11 @@ class Bench(Measurement):
     """A measurement that is made: `run()` fills `items`, `show()` prints and writes them."""
 
     recorder: SessionLogWriter | None = None
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.asked: list[BenchTurn] = []
+        self.agreement: dict[Variant, float] = {}
 
     def answer(self, variant: Variant, prompt: list[int], text: str | None = None, **changes: Any) -> Answer:
         """One answer of a lane or a rival, from nothing. A lane's is recorded if the prompt's text is `text`."""
@@ -126,6 +136,7 @@ class Bench(Measurement):
                 left = sum(len(self.questions[number].turns) for number in group)
                 chats = [self.turns(number) for number in group]
                 while together := [turn for chat in chats if (turn := next(chat, None)) is not None]:
+                    self.asked += together
                     self.items += [turn.item for turn in together]
                     if not self._measure(together, bar):
                         self.interrupted = True
@@ -193,7 +204,7 @@ class Bench(Measurement):
         from app.bench.summary import loops, summarise
 
         looping = [loops(self.items, reference) for reference in self.references.values()]
-        return summarise(self.items, self.variants), looping
+        return summarise(self.items, self.variants, self.agreement), looping
 
     def show(self) -> int:
         """Print the table and write the file; the exit code."""

@@ -37,7 +37,7 @@ PERIOD = 20  # longest period, in tokens
 REPEATS = 3  # a stretch holds its period so often at least
 LOOPS = 0.25  # a prompt loops if a larger share of its answer lies in loops
 
-RIVALS = "hf-"  # how the names of --against begin
+RIVALS = ("hf-", "llama-", "ort-")  # how the names of --against begin
 
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
@@ -105,13 +105,15 @@ class Timed:
     """The answers of one variant, and beside which others they are seen.
 
     `judge` stands for their temperature: it says which prompts loop, and if it is `ar` all is compared with it.
-    `rival` is the fastest of --against at that temperature, None for a rival itself.
+    `rival` is the fastest of --against at that temperature, None for a rival itself. `agreement` is the share of the
+    variant's tokens that the target in float32 would have chosen, where that was found out.
     """
 
     items: Sequence[Item]
     variant: Variant
     judge: Variant
     rival: Variant | None = None
+    agreement: float | None = None
 
     @property
     def plain(self) -> Variant | None:
@@ -437,6 +439,13 @@ class SummaryRow(TimedVariant, frozen=True):
             leaves=3,
         ),
     ] = None
+    prompt_per_second: Annotated[
+        Value,
+        BenchColumn(
+            lambda of: ratio(1000.0 * of.total.prompt_n, of.total.prompt_ms), "{:.0f}", methods="prompt/s", leaves=3
+        ),
+    ] = None
+    agreement: Annotated[Value, BenchColumn(lambda of: of.agreement, "{:.3f}", methods="float32")] = None
     compared: Annotated[Count, BenchColumn(lambda of: len(of.agreeing))] = 0
     differs: Annotated[
         Count | None,
@@ -471,13 +480,16 @@ def shown(view: str) -> dict[str, BenchColumn]:
     return {key: column for key, column in COLUMNS.items() if column.head(view)}
 
 
-def summarise(items: Sequence[Item], variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """One row per variant, JSON-able; figures that are undefined are None.
+def summarise(
+    items: Sequence[Item], variants: Sequence[Variant], agreement: Mapping[Variant, float] | None = None
+) -> list[dict[str, Any]]:
+    """One row per variant, JSON-able; figures that are undefined are None. `agreement`: see :class:`Timed`.
 
     Each temperature by itself: what its `ar` answered is compared with, and says which prompts loop (without an `ar`
     its first variant says that).
     """
-    return [_row(timed) for judge in references(variants).values() for timed in _tempered(items, variants, judge)]
+    found = [timed for judge in references(variants).values() for timed in _tempered(items, variants, judge)]
+    return [_row(replace(timed, agreement=(agreement or {}).get(timed.variant))) for timed in found]
 
 
 def _tempered(items: Sequence[Item], variants: Iterable[Variant], judge: Variant) -> list[Timed]:

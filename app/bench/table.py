@@ -28,7 +28,12 @@ def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console
     counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answer{'s' * (answers != 1)} a method"
     if (together := max(row["batch_size"] for row in summary)) > 1:
         counted += f", {together} at a time"
-    print_table(console, f"{counted}; rates leave prefill out", _figures(summary, "methods", settings, console))
+    unknown = {"agreement"} if all(row["agreement"] is None for row in summary) else set()
+    print_table(
+        console, f"{counted}; rates leave prefill out", _figures(summary, "methods", settings, console, unknown)
+    )
+    if not unknown:
+        console.print("float32: the share of greedy tokens that the target in float32 would choose", markup=False)
     alarm = Look(palette=settings.palette).style("alarm line")
     for line in _differences(summary):
         console.print(line, style=alarm if line.startswith(ALARM) else None, markup=False)

@@ -34,9 +34,8 @@ def model_folder(
         entry, made_from = converted_entry(spec.sha256)
         if is_whole(entry, made_from, thorough=thorough):
             return entry
-        source = package_file(
-            spec.package, spec.file, spec.sha256, offline=options.offline, progress=progress, cancelled=cancelled
-        )
+        source = gguf_file(spec, options, progress, cancelled)
+        assert source is not None
         return converted(source, spec.sha256, progress, cancelled, thorough=thorough)
     if spec.gguf is not None:
         return _gguf_folder(Path(spec.gguf), progress, cancelled, thorough)
@@ -44,6 +43,16 @@ def model_folder(
         return _local_folder(Path(spec.path))
     revision = options.revision or spec.revision
     return _local_folder(hub_folder(str(spec.id), revision, options.offline, progress, cancelled))
+
+
+def gguf_file(spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]) -> Path | None:
+    """The GGUF file that `spec` names, fetched if need be; None where it names none. Raises UserError or Cancelled."""
+    if spec.package is not None and spec.file is not None and spec.sha256 is not None:
+        offline = options.offline
+        return package_file(
+            spec.package, spec.file, spec.sha256, offline=offline, progress=progress, cancelled=cancelled
+        )
+    return None if spec.gguf is None else Path(spec.gguf)
 
 
 def mended_folder(

@@ -1,4 +1,4 @@
-"""`bench --against transformers`: the same texts, fair clocks, which drafters it can take, interrupts."""
+"""`bench --against transformers`: the same texts, which drafters it can take, interrupts, rivals in a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-import app.bench.against
-from app.bench.against import ASSISTED, LOOKUP, PLAIN, Arrivals, Rival, as_bought, make_rivals, sampling_of
+from app.bench.against import ASSISTED, LOOKUP, PLAIN, as_bought, make_rivals, sampling_of
 from app.bench.options import BenchArgs
+from app.bench.rivals import Rival
 from app.bench.run import run_bench
 from app.lanes.answers import run_lane
 from app.lanes.lane import PairEngine
@@ -168,49 +168,7 @@ def test_sampled_answers_repeat_with_the_seed(
         assert first[name].may_differ
 
 
-# -- clocks -------------------------------------------------------------------------------------
-
-
-class Clock:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(app.bench.against.time, "perf_counter", lambda: self.now)
-
-
-class Scripted:
-    """A model whose `generate` hands over runs of tokens, each after so many seconds."""
-
-    def __init__(self, clock: Clock, runs: list[tuple[float, list[int]]]) -> None:
-        self.clock, self.runs, self.device = clock, runs, torch.device("cpu")
-        self.config = tiny_model(layers=1, hidden=8).config
-
-    def generate(self, ids: torch.Tensor, *, streamer: Arrivals, **_: Any) -> None:
-        streamer.put(ids)
-        for seconds, run in self.runs:
-            self.clock.now += seconds
-            streamer.put(torch.tensor([run]))
-        self.clock.now += 50.0
-        streamer.end()
-
-
-def scripted(monkeypatch: pytest.MonkeyPatch, runs: list[tuple[float, list[int]]]) -> Rival:
-    return Rival("hf-x", Scripted(Clock(monkeypatch), runs), frozenset({2}), 100, 300)
-
-
-def test_only_what_comes_after_the_first_run_is_in_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    rival = scripted(monkeypatch, [(9.0, [5, 6, 7]), (1.0, [8]), (3.0, [9, 9, 9])])
-    answer = rival.answer(PROMPT, SETTINGS, decode, never)
-    stats = answer.stats
-    assert answer.ids == (5, 6, 7, 8, 9, 9, 9)
-    assert (stats.ttft_ms, stats.predicted_ms) == (9000, 4000)
-    assert stats.predicted_per_second == 1.0  # 4 tokens in 4 s
-    assert (stats.openings, stats.target_passes, stats.tokens_per_pass) == (3, 2, 2.0)
-    assert (stats.acceptance_rate, stats.alpha) == (None, None)
-
-
-def test_an_answer_of_one_run_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    stats = scripted(monkeypatch, [(9.0, [5, 2])]).answer(PROMPT, SETTINGS, decode, never).stats
-    assert (stats.predicted_per_second, stats.tokens_per_pass, stats.stop_reason) == (None, None, "eos")
+# -- interrupts ---------------------------------------------------------------------------------
 
 
 def after(calls: int) -> Callable[[], bool]:

@@ -39,6 +39,8 @@ def answer(
 ) -> Answer:
     stats = Stats(
         stop_reason="length",
+        prompt_n=4,
+        prompt_ms=0.8 * ttft,
         ttft_ms=ttft,
         predicted_n=len(ids) + openings - 1,
         openings=openings,
@@ -208,11 +210,11 @@ def test_the_tables_as_they_are_printed(monkeypatch: pytest.MonkeyPatch) -> None
 
 EXPECTED = """
 3 prompts, 6 answers a method; rates leave prefill out
-method   |     tok/s| speed-up| tok/pass| accepted| alpha| c| v|  TTFT| differs
----------+----------+---------+---------+---------+------+--+--+------+--------
-ar       | 1.9 +-0.0|        -|     1.00|        -|     -| -| -| 10 ms|       -
-spec 4   | 3.9 +-0.2|    2.07x|     1.00|        -|     -| -| -| 10 ms|     0/6
-hf-lookup| 2.4 +-0.0|    1.25x|     1.00|        -|     -| -| -| 10 ms|     0/2
+method   |     tok/s| speed-up| tok/pass| accepted| alpha| c| v|  TTFT| prompt/s| differs
+---------+----------+---------+---------+---------+------+--+--+------+---------+--------
+ar       | 1.9 +-0.0|        -|     1.00|        -|     -| -| -| 10 ms|      500|       -
+spec 4   | 3.9 +-0.2|    2.07x|     1.00|        -|     -| -| -| 10 ms|      500|     0/6
+hf-lookup| 2.4 +-0.0|    1.25x|     1.00|        -|     -| -| -| 10 ms|      500|     0/2
 
 speed-up over ar, median of 2 repeats
 method   | median|      range| expected| no loops| worst category| over hf-lookup
