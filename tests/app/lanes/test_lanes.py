@@ -206,7 +206,7 @@ def test_the_ngram_settings_reach_the_drafter(engine: PairEngine) -> None:
         drafter = engine.lane("ngram", Settings(ngram_filler=filler, **changes)).drafter
         assert isinstance(drafter, NgramDrafter)
         assert drafter.top_k_filler == stored
-        assert (drafter.n, drafter.multi_level, drafter.stop_if_unknown, drafter.reset) == (5, False, False, False)
+        assert (drafter.n, drafter.multi_level, drafter.stop_if_unknown, drafter.forgets) == (5, False, False, False)
 
 
 def test_the_model_drafter_is_what_spec_uses(engine: PairEngine) -> None:
