@@ -468,10 +468,10 @@ def test_the_positions_of_glides_queries(
     engine.glide_offset = gamma if published_offset else 0
     engine.enable_spec_dec(tmp_path, gamma, use_glide_drafter=True)
     engine.generate([PROMPT], {"max_new_tokens": 1 + gamma + 1})
-    length = len(PROMPT)  # the first token is the target's own: it is the first that is fed behind the prompt
+    length = len(PROMPT)  # the first pass reads the prompt; the target's own first token is fed behind it
     theirs = [8, 9, 10]
     ours = [5, 6, 7]
-    assert seen[:gamma] == (theirs if published_offset else ours)
+    assert seen[1 : 1 + gamma] == (theirs if published_offset else ours)
     assert ours == [length + j for j in range(gamma)]
     assert theirs == [length + j + gamma for j in range(gamma)]
 

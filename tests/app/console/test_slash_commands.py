@@ -352,7 +352,7 @@ gamma = 6
 [send '1/2 is a half']
 """,
     ],
-    ids=["values", "processor", "lanes", "toggles", "set", "models", "chat", "messages"],
+    ids=["values", "words of elsewhere", "processor", "lanes", "toggles", "set", "models", "chat", "messages"],
 )
 def test_a_transcript_reads_as_written(script: str) -> None:
     assert transcript(script) == script.strip()

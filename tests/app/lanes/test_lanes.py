@@ -4,9 +4,11 @@ trees under `expand auto`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +19,10 @@ from app.lanes.answers import comparison_of, parting, run_lane
 from app.lanes.comparison import may_differ, promise
 from app.lanes.costs import terms_of
 from app.lanes.lane import PairEngine
+from app.lanes.pairing import choose_pair
 from app.prompts.questions import conversation, prompt_ids
 from app.screen.output import load_engine
-from app.settings.table import Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.registry import ROWS
 from sampling.drafters.tables.ngram import NgramDrafter
@@ -286,3 +289,17 @@ def test_a_target_that_takes_no_mask_gets_chains(fresh: PairEngine, monkeypatch:
     assert fresh.drafters.target.network.takes_trees
     monkeypatch.setattr(type(fresh.drafters.target.network), "takes_trees", False)
     assert not isinstance(fresh.drafters.make("match", Settings(gamma="auto")), TableTreeDrafter)
+
+
+def test_a_bigram_list_named_on_the_command_line_is_max_grams(pair: TinyPair, tmp_path: Path) -> None:
+    """`--tables FILE`: entry i is the id behind i, 0 nothing; also for a pair whose method is its drafter."""
+    file = tmp_path / "bigrams.json"
+    file.write_text(json.dumps([0] * 100 + [7] * 100))
+    spec = choose_pair(pair.options("maxgram", tables=str(file)))
+    assert (spec.drafter, spec.tables) == ("maxgram", str(file))
+    cascade = choose_pair(ModelOptions(pair="llama-2-7b-cascade", drafter="cascade", tables="~/b.json"))
+    assert cascade.tables == str(Path("~/b.json").expanduser())
+    engine = load_engine(Settings(quiet=True), pair.options("maxgram", tables=str(file)), never)
+    tables = engine.drafters.tables()
+    assert [known and known.token for known in map(tables.next, ([99], [100]))] == [None, 7]  # type: ignore[union-attr]
+    assert ids_of(engine, "spec", Settings(**SHORT)) == ids_of(engine, "ar", Settings(**SHORT))
