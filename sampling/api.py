@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from numbers import Integral
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -54,7 +54,7 @@ _MEANT = {  # names that other libraries use
 }
 
 _log = logging.getLogger("sampling")
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 _ENDING = "eos_tokens_id pad_token_id use_cache"  # positions that romsto's calls share
 _PLAIN_ORDER = f"input_ids target max_gen_len logits_processor {_ENDING} debug"
 _SPEC_ORDER = (
@@ -63,16 +63,16 @@ _SPEC_ORDER = (
 )
 
 
-def also_as(order: str, **names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def also_as(order: str, **names: str) -> Callable[[_Call], _Call]:
     """The call takes its arguments by position in this order too, and by other names: those of romsto's
     Speculative-Decoding, whose first positions are the same. Its signature stays the one that is written here.
     """
     places, names = order.split(), {"inputs": "input_ids", **names}
 
-    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    def decorate(function: _Call) -> _Call:
         @functools.wraps(function)
         def call(*given: Any, **named: Any) -> Any:
-            told = f"{function.__name__}() "  # type: ignore[attr-defined]
+            told = f"{function.__name__}() "
             if len(given) > len(places):
                 raise TypeError(f"{told}takes at most {len(places)} positional arguments, got {len(given)}")
             known = dict(zip(places, given, strict=False))
@@ -81,9 +81,9 @@ def also_as(order: str, **names: str) -> Callable[[Callable[_P, _R]], Callable[_
                 if meant in known:
                     raise TypeError(f"{told}got multiple values for argument '{meant}'")
                 known[meant] = value
-            return function(**known)  # type: ignore[call-arg]
+            return function(**known)
 
-        return call
+        return cast(_Call, call)
 
     return decorate
 
