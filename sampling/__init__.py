@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from sampling.drafters.draft_heads.glide import GlideLM
     from sampling.drafters.draft_heads.network import StudentNetwork
     from sampling.drafters.max_gram import MaxGramDrafter
+    from sampling.drafters.tables.ngram import NGramStorage, OneLevelNGramStorage
     from sampling.engine import Engine
+    from sampling.inference_engine import InferenceConfig, InferenceEngine
     from sampling.loop import generate
     from sampling.recorded.target import RecordedLM
 
@@ -32,7 +34,11 @@ _HOMES = {
     "BeamPlan": "sampling.beam.plan",
     "FeatureDrafter": "sampling.drafters.draft_heads.eagle",
     "GlideLM": "sampling.drafters.draft_heads.glide",
+    "InferenceConfig": "sampling.inference_engine",
+    "InferenceEngine": "sampling.inference_engine",
     "MaxGramDrafter": "sampling.drafters.max_gram",
+    "NGramStorage": "sampling.drafters.tables.ngram",
+    "OneLevelNGramStorage": "sampling.drafters.tables.ngram",
     "RecordedLM": "sampling.recorded.target",
     "StudentNetwork": "sampling.drafters.draft_heads.network",
     "autoregressive_generate": "sampling.api",
@@ -52,7 +58,11 @@ __all__ = [
     "Engine",
     "FeatureDrafter",
     "GlideLM",
+    "InferenceConfig",
+    "InferenceEngine",
     "MaxGramDrafter",
+    "NGramStorage",
+    "OneLevelNGramStorage",
     "RecordedLM",
     "StudentNetwork",
     "autoregressive_generate",

@@ -8,12 +8,13 @@ tokenizer, where one is taken, is asked for its stop ids and its size, and for t
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -21,7 +22,7 @@ from sampling.beam.plan import BeamPlan, EarlyStopping
 from sampling.beam.search import beam_generate
 from sampling.drafters.cascade import cascade_of
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
-from sampling.drafters.tables.ngram import NgramDrafter
+from sampling.drafters.tables.ngram import NgramDrafter, NGramStorage
 from sampling.events import BeamStep, BeamTree, Event, Step
 from sampling.loop import generate, never
 from sampling.models.causal import CausalLM
@@ -54,6 +55,38 @@ _MEANT = {  # names that other libraries use
 }
 
 _log = logging.getLogger("sampling")
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+_ENDING = "eos_tokens_id pad_token_id use_cache"  # positions that romsto's calls share
+_PLAIN_ORDER = f"input_ids target max_gen_len logits_processor {_ENDING} debug"
+_SPEC_ORDER = (
+    f"input_ids drafter target tokenizer gamma logits_processor max_gen_len {_ENDING} skip_sample_adjustment "
+    "first_target debug"
+)
+
+
+def also_as(order: str, **names: str) -> Callable[[_Call], _Call]:
+    """The call takes its arguments by position in this order too, and by other names: those of romsto's
+    Speculative-Decoding, whose first positions are the same. Its signature stays the one that is written here.
+    """
+    places, names = order.split(), {"inputs": "input_ids", **names}
+
+    def decorate(function: _Call) -> _Call:
+        @functools.wraps(function)
+        def call(*given: Any, **named: Any) -> Any:
+            told = f"{function.__name__}() "
+            if len(given) > len(places):
+                raise TypeError(f"{told}takes at most {len(places)} positional arguments, got {len(given)}")
+            known = dict(zip(places, given, strict=False))
+            for name, value in named.items():
+                meant = names.get(name, name)
+                if meant in known:
+                    raise TypeError(f"{told}got multiple values for argument '{meant}'")
+                known[meant] = value
+            return function(**known)
+
+        return cast(_Call, call)
+
+    return decorate
 
 
 def take_more(function: Callable[..., Any], more: dict[str, Any]) -> bool:
@@ -133,6 +166,7 @@ def stop_ids_of(end: Stop, eos: Stop, model: Any, tokenizer: Any = None) -> froz
     ids: set[int] = set()
     for stop in given:
         several = [] if stop is None else [stop] if isinstance(stop, Integral | str) else list(stop)
+        several = [one for one in several if one is not None]  # what a tokenizer says of a token that it has not
         wrong = next((one for one in several if not isinstance(one, Integral) or isinstance(one, bool)), None)
         if wrong is not None:
             raise UserError(f"end_tokens_id must be an id or several, got {shown(wrong)}")
@@ -182,6 +216,7 @@ def check_drafters(target: LM, drafters: Sequence[Drafter], tokenizer: Any = Non
             raise UserError(f"different vocabularies: {sizes} (one tokenizer for both? then give it)")
 
 
+@also_as(_PLAIN_ORDER, model="target")
 def autoregressive_generate(
     input_ids: Ids,
     target: Any,
@@ -221,6 +256,7 @@ def autoregressive_generate(
     return _drain(lm, input_ids, NoDrafter(), sampler, max_gen_len, stop, 0, debug)[0]
 
 
+@also_as(_SPEC_ORDER)
 def speculative_generate(
     input_ids: Ids,
     drafter: Any,
@@ -299,6 +335,11 @@ def speculative_stream(
     return pieces(events, None if tokenizer is None else decode_of(tokenizer))
 
 
+@also_as(
+    f"input_ids ngram target tokenizer gamma filler_top_k logits_processor max_gen_len {_ENDING} first_target "
+    "stop_if_unknown debug",
+    ngramstorage="ngram",
+)
 def ngram_assisted_speculative_generate(
     input_ids: Ids,
     ngram: NgramDrafter | None,
@@ -320,13 +361,15 @@ def ngram_assisted_speculative_generate(
     """Speculative decoding with n-gram drafts: no second model.
 
     Args as in :func:`speculative_generate`; `ngram` is a drafter to go on with (its own settings
-    hold), or None for a fresh one of `n`, `filler_top_k` and `stop_if_unknown`.
+    hold; under an `NGramStorage` those of the call), or None for a fresh one of `n`, `filler_top_k` and
+    `stop_if_unknown`.
     """
     debug = take_more(ngram_assisted_speculative_generate, more)
     lm = target_of(target)
     if not (ngram is None or hasattr(ngram, "propose")):
         raise UserError(f"ngram must be an NgramDrafter or None (a fresh one), got {type(ngram).__name__}")
     way = ngram or NgramDrafter(lm.vocab_size, n=n, top_k_filler=filler_top_k, stop_if_unknown=stop_if_unknown)
+    way = way.under(filler_top_k, stop_if_unknown) if isinstance(way, NGramStorage) else way
     stop = stop_ids_of(end_tokens_id, eos_tokens_id, target, tokenizer)
     return _drain(lm, input_ids, way, sampler_of(logits_processor, seed), max_gen_len, stop, gamma, debug)
 
@@ -420,6 +463,7 @@ def _logged(events: Iterator[Event]) -> Iterator[Event]:
         yield event
 
 
+@also_as(_PLAIN_ORDER, model="target")
 def autoregressive_generate_encoder_decoder(input_ids: Ids, target: Any, **arguments: Any) -> list[int]:
     """Plain decoding with an encoder-decoder model: one pass of the encoder, one of the decoder a token.
 
@@ -436,6 +480,7 @@ def autoregressive_generate_encoder_decoder(input_ids: Ids, target: Any, **argum
     return autoregressive_generate(input_ids, target, **arguments)
 
 
+@also_as(_SPEC_ORDER)
 def speculative_generate_encoder_decoder(
     input_ids: Ids, drafter: Any, target: Any, tokenizer: Any = None, **arguments: Any
 ) -> tuple[list[int], float]:
@@ -459,6 +504,7 @@ def _check(role: str, model: Any) -> None:
         raise UserError(f"{role} must be an encoder-decoder model, got {type(model).__name__}")
 
 
+@also_as("input_ids model max_gen_len num_beams top_k min_length alpha eos_tokens_id pad_token_id debug tokenizer")
 def beam_search_generate(
     input_ids: Ids,
     model: Any,

@@ -15,8 +15,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from sampling.api import Seed, check_drafters, drafter_of, prompt_ids, sampler_of, stop_ids_of, target_of
-from sampling.drafters.draft_heads.checkpoint import load_student
+from sampling.drafters.draft_heads.checkpoint import head_of, load_student
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.modules import DraftHead
@@ -152,13 +154,19 @@ class Engine:
         tokenizer: its tokenizer; one without a pad token will do, nothing is padded.
         max_n_spec_tokens: the most tokens that a round may draft.
         template: a chat template by name (utils/catalogue/templates.py). "auto": the tokenizer's own, and prompts as
-        they are     where it has none; "plain": prompts as they are.
+            they are where it has none; "plain": prompts as they are.
+
+    Attributes:
+        last: the figures of the last `generate`.
+        glide_offset: added to the positions of a GLIDE drafter's queries towards the target, 0 or more; read by
+            `enable_spec_dec`. The paper's is 0, ColossalAI's engine adds the number of drafted tokens.
     """
 
     def __init__(self, model: Any, tokenizer: Any, max_n_spec_tokens: int = 5, *, template: str = "auto") -> None:
         self.max_n_spec_tokens = whole("max_n_spec_tokens", max_n_spec_tokens, 1, ALLOWED)
         self.model, self.tokenizer, self.template = model, tokenizer, check_template(template)
         self.last = Figures()
+        self.glide_offset = 0
         self._lm = target_of(model)
         self._drafter: Drafter | None = None
         self._n_spec_tokens = self.max_n_spec_tokens
@@ -173,12 +181,13 @@ class Engine:
     def enable_spec_dec(
         self, drafter: Any = None, n_spec_tokens: int | None = None, use_glide_drafter: bool = False
     ) -> None:
-        """Draft with `drafter`: a transformers model, a drafter object, or a GLIDE student (a folder or an object).
+        """Draft with `drafter`: a transformers model, a drafter object, or a GLIDE drafter.
 
         Args:
             drafter: None goes on with the one from before `disable_spec_dec`.
             n_spec_tokens: tokens drafted a round, at most `max_n_spec_tokens` (which None means).
-            use_glide_drafter: `drafter` is a GLIDE student, which reads this model's keys and values.
+            use_glide_drafter: `drafter` is a GLIDE drafter, which reads this model's keys and values: a folder, a hub
+                id, a loaded module with the published weight names, a student or its LM.
 
         Raises:
             UserError: no drafter, one that does not fit, or too many tokens; what was enabled before stays.
@@ -259,7 +268,7 @@ class Engine:
         several = [prompts] if isinstance(prompts, str) else list(prompts)
         if not several:
             raise UserError("prompts holds no prompt: give at least one")
-        rows = [self._ids(prompt, place) for place, prompt in enumerate(several, 1)]
+        rows = [self.ids_of(prompt, place) for place, prompt in enumerate(several, 1)]
         stop = stop_ids_of(config.stop, None, self.model, self.tokenizer) | end_ids(self.tokenizer, self.template)
         limits = Limits(config.new_tokens(max(map(len, rows))), stop, self._lm.context)
         drafter: Drafter = self._drafter if self._enabled and self._drafter is not None else NoDrafter()
@@ -278,7 +287,7 @@ class Engine:
             if self._calls != mine:
                 raise UserError("the engine has begun another answer: one stream at a time")
 
-    def _ids(self, prompt: Any, place: int) -> list[int]:
+    def ids_of(self, prompt: Any, place: int) -> list[int]:
         """The ids of one prompt: a text (a user's message where there is a template), messages, or ids."""
         messages = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], dict)
         templated = carries_template(self.tokenizer, self.template)
@@ -300,12 +309,28 @@ class Engine:
         return FeatureDrafter(drafter) if drafter.config.kind == "feature" else self._glide(drafter)
 
     def _glide(self, drafter: Any) -> Drafter:
-        """The drafter of a GLIDE student: an LM made already, a student, or its folder."""
+        """The drafter of a GLIDE head: an LM made already, a student, a module, a folder, or a hub id."""
         if isinstance(drafter, GlideLM):
             return ModelDrafter(drafter)
-        student = load_student(drafter, self.model) if isinstance(drafter, str | Path) else drafter
+        if isinstance(drafter, str | Path):
+            student = load_student(_folder(drafter), self.model)
+        elif isinstance(drafter, nn.Module) and not isinstance(drafter, DraftHead):
+            student = head_of(drafter, self.model)
+        else:
+            student = drafter
         if not isinstance(student, DraftHead):
             raise UserError(f"a GLIDE drafter is a student or its folder, got {shown(drafter)}")
         if not isinstance(self._lm, CausalLM):
             raise UserError(f"a GLIDE drafter reads keys and values, and {self._lm.name} has none")
-        return ModelDrafter(GlideLM(student, self._lm.network.layers))
+        offset = whole("glide_offset", self.glide_offset, 0, "a whole number, at least 0")
+        return ModelDrafter(GlideLM(student, self._lm.network.layers, offset=offset))
+
+
+def _folder(place: str | Path) -> Path:
+    """The folder itself, or that of a hub id in the hub's cache, fetched where it is not there."""
+    text = str(place)
+    if Path(text).is_dir() or text.count("/") != 1 or text.startswith((".", "~", "/")):
+        return Path(text)
+    from utils.loading.hub import hub_folder
+
+    return hub_folder(text, None, False, lambda stage, share: None, lambda: False)

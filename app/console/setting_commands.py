@@ -148,9 +148,28 @@ def processor_text(settings: Settings) -> str:
     return ", ".join(f"{name} {settings.show(name)}" for name in _NEUTRAL if name in on)
 
 
+def cache(state: ConsoleState, rest: str) -> None:
+    state.say("the cache is always used: it changes no output")
+
+
+def ngram_storage(state: ConsoleState, rest: str) -> None:
+    """Contexts of every length (basic) or of one only (onelevel), and n: the settings of the n-gram drafter."""
+    kind, *more = rest.split() or [""]
+    if kind not in ("basic", "onelevel") or len(more) != 1:
+        raise UsageError(f"/set_ngramstorage takes basic N or onelevel N, got {got(rest)}")
+    state.change(ngram_multi_level=kind == "basic", ngram_n=more[0])
+    say_values(state, ["ngram_multi_level", "ngram_n"])
+
+
+_JOINED = {name.replace("_", ""): name for name in PROCESSORS}  # topk, topknucleus
+
+
 def processor(state: ConsoleState, rest: str) -> None:
     if rest:
         name, *values = rest.split()
+        name = _JOINED.get(name, name)
+        if name == "greedy" and len(values) == 1:  # a temperature, which changes nothing
+            SETTING_FIELDS["temperature"].read(values.pop(), still=state.settings.temperature)
         if name not in PROCESSORS:
             usages = ", ".join(known.usage(one) for one, known in PROCESSORS.items())
             raise UsageError(f"/processor takes one of {usages}; got {got(name)}{did_you_mean(name, PROCESSORS)}")

@@ -122,7 +122,14 @@ TABLE: tuple[Command, ...] = (
     Command("/reset [NAME]", "back to the defaults", SETTING, change.reset, text, change.setting_names, many=True),
     Command("/help [CMD]", "this page, or one command", SETTING, show_help, text, command_names),
 )  # fmt: skip
+ELSEWHERE: tuple[Command, ...] = (  # words of romsto's Speculative-Decoding: understood, on no list
+    Command("/cache", "the cache", DECODING, change.cache, text),
+    value("top_k_filler", DECODING, name="ngram_filler"),
+    value("reset_in_between", DECODING, name="ngram_reset"),
+    Command("/set_ngramstorage basic|onelevel N", "n-grams", DECODING, change.ngram_storage, text),
+)
 COMMANDS: Mapping[str, Command] = {name: command for command in TABLE for name in (command.name, *command.aliases)}
+_UNDERSTOOD: Mapping[str, Command] = {command.name: command for command in ELSEWHERE}
 
 
 # -- what a typed line means ------------------------------------------------------------------
@@ -137,8 +144,8 @@ def parse(line: str, commands: Mapping[str, Command]) -> tuple[Command | None, s
     if not line.startswith("/") or line.startswith("//"):
         return None, line.removeprefix("/")
     word, *rest = line.split(maxsplit=1)
-    if word in commands:
-        return commands[word], rest[0] if rest else ""
+    if (command := commands.get(word) or _UNDERSTOOD.get(word)) is not None:
+        return command, rest[0] if rest else ""
     if word == "/":
         raise UsageError("unknown command / (/help lists the commands)")
     hint = did_you_mean(word, commands) or " (/help lists the commands; // sends a literal slash)"
@@ -209,7 +216,7 @@ def help_page(table: Iterable[Command]) -> str:
 def help_of(name: str, state: ConsoleState, commands: Mapping[str, Command]) -> str:
     """Usage, range and present value of one command or setting; UsageError for an unknown name."""
     bare = name.removeprefix("/")
-    command = commands.get(f"/{bare}")
+    command = commands.get(f"/{bare}") or _UNDERSTOOD.get(f"/{bare}")
     if command is None and name not in SETTING_FIELDS:
         names = [known.removeprefix("/") for known in commands] + list(SETTING_FIELDS)
         raise UsageError(f"no help on {got(name)}{did_you_mean(bare, names)}")

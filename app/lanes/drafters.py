@@ -68,7 +68,8 @@ class PairDrafters:
         if self._tables is None and file is not None:
             tokenizer = self._loaded.tokenizer
             mark = self._mark if tokenizer is None else fingerprint(tokenizer)
-            self._tables = StaticTables.open(file, vocab_size=self._loaded.target.vocab_size, fingerprint=mark)
+            size = None if self._loaded.target.model is None else self._loaded.target.vocab_size  # a recording's guess
+            self._tables = StaticTables.open(file, vocab_size=size, fingerprint=mark)
         return self._tables
 
     def head(self, kind: str, make: Callable[[DraftHead], ModelDrafter]) -> ModelDrafter:

@@ -46,7 +46,7 @@ def catalogue(options: ModelOptions) -> Catalogue:
 
 
 def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
-    """The pair called `name` (else --pair, else the catalogue's default) with --target and --drafter put in.
+    """The pair called `name` (else --pair, else the catalogue's default) with --target, --drafter, --tables put in.
 
     A --target without --pair takes no other value from the catalogue's default pair but its settings for every
     pair, and the n-gram drafter unless --drafter names one. A pair named here (by /pair) is taken as it stands.
@@ -55,6 +55,7 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
     if name is not None:
         return known.pair(name)
     pair, drafter = known.pair(options.pair), options.drafter
+    tables = {} if options.tables is None else {"tables": os.path.expanduser(options.tables)}
     if options.target is not None:
         target = spec_from_argument(options.target)
         if options.pair is not None:
@@ -62,8 +63,9 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
         else:
             pair = PairSpec(name=target.name, target=target, defaults=known.defaults)
     elif drafter == pair.method:
-        return pair
+        return pair.model_copy(update=tables)
     pair = pair if drafter is None else with_drafter(pair, drafter)
+    pair = pair.model_copy(update=tables)
     if (options.target or drafter) and (kind := head_kind_of(pair.drafter)) is not None:
         pair.head_folder(kind)  # UsageError where it has none
     return pair

@@ -1,4 +1,4 @@
-"""Data sets by name: spec_bench, mt_bench, gsm8k, mmlu and hellaswag as questions.
+"""Data sets by name: spec_bench, mt_bench, gsm8k, mmlu and hellaswag as questions; the prompts of published runs.
 
 Each is a jsonl file of the folder that `data_dir` names or, if it is not there and the package `datasets` is
 installed, what that package loads. Every record becomes an object of a prompt file (app/prompts/questions.py) first.
@@ -49,6 +49,20 @@ def _mmlu(row: Record) -> dict[str, Any]:
     return {"prompt": "\n".join([header, "", row["question"], *choices, "Answer:"]), "category": subject}
 
 
+def _gsm8k_cascade(row: Record) -> dict[str, Any]:
+    """The prompt of Cascade Speculative Drafting's runs (arXiv 2312.11462, csd_datasets.py), blanks included."""
+    return {"prompt": f"Reason the math question below step by step. Question: {row['question']}.\n Answer: "}
+
+
+def _mmlu_cascade(row: Record) -> dict[str, Any]:
+    """As above, for mmlu; four choices."""
+    if not isinstance(row["choices"], list):
+        raise TypeError
+    choices = " ".join(f"({letter}) {choice}" for letter, choice in zip("ABCD", row["choices"], strict=False))
+    asked = f"Question: {row['question']}\n{choices}\n Answer: \n Let's think step by step. "
+    return {"prompt": asked, "category": row["subject"]}
+
+
 def _hellaswag(row: Record) -> dict[str, Any]:
     return {"prompt": row["prompt"] if "prompt" in row else row["ctx"]}
 
@@ -72,6 +86,8 @@ DATASETS: Mapping[str, DataSet] = {
     ),
     "gsm8k": DataSet(("gsm8k_test.jsonl",), ("openai/gsm8k", "main", "test"), _gsm8k),
     "mmlu": DataSet(("mmlu_sample.jsonl",), ("cais/mmlu", "all", "test"), _mmlu),
+    "gsm8k_cascade": DataSet(("gsm8k_test.jsonl",), ("openai/gsm8k", "main", "test"), _gsm8k_cascade),
+    "mmlu_cascade": DataSet(("mmlu_sample.jsonl",), ("cais/mmlu", "all", "test"), _mmlu_cascade),
     "hellaswag": DataSet(("hellaswag_prompts.jsonl",), ("Rowan/hellaswag", None, "validation"), _hellaswag),
 }
 

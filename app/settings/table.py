@@ -178,6 +178,9 @@ class ModelOptions(_Record):
         f"drafter instead of the pair's: a model, or {', '.join(examples())}",
         MODELS,
     )
+    tables: str | None = row(
+        None, _name("FILE", "a file"), "n-gram tables or a bigram list instead of the pair's tables", MODELS
+    )
     device: str = row("auto", _device(False), "where the target runs: auto, cpu, mps, cuda[:N]", MODELS)
     drafter_device: str | None = row(None, _device(True), "where the drafter runs (default: with the target)", MODELS)
     tp_size: int | str = row("auto", Whole(2, 1024, "auto"), "processes that share the target (torchrun)", MODELS)
@@ -231,6 +234,7 @@ class Settings(_Record):
         DECODING,
     )
     nodes: int = row(24, Whole(1, 64), "most draft nodes of a round, where drafts are trees", DECODING)
+    glide_offset: int = row(0, Whole(0, 64), "added to the positions of GLIDE's queries to the target", DECODING)
     system: str = row("", Text(), "system prompt", DECODING)
     chat: bool = row(True, Switch(), "use the model's chat template", DECODING)
     template: str = row(AUTO, Choice(NAMES, suggests=True), "chat template; auto: the model's own", DECODING)

@@ -131,7 +131,7 @@ _ALONE = (
         "reads the target's keys and values",
         "sampling.drafters.draft_heads.glide:build",
         needs="glide",
-        settings=(*TREE, "gamma"),
+        settings=(*TREE, "gamma", "glide_offset"),
         member=3,
         reviews=True,
         short="GLIDE",

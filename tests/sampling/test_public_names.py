@@ -23,7 +23,15 @@ CALLS = {
     "Engine": "model, tokenizer, max_n_spec_tokens=5, *, template='auto'",
     "FeatureDrafter": "student, name='feature', vocab_size=None",
     "GlideLM": "student, target_layers, name='glide', offset=0, vocab_size=None",
+    "InferenceConfig": (
+        "max_batch_size=8, max_output_len=256, max_input_len=256, *, prompt_template=None, do_sample=False, top_k=50, "
+        "top_p=1.0, temperature=1.0, no_repeat_ngram_size=0, repetition_penalty=1.0, ignore_eos=False, "
+        "max_n_spec_tokens=5, **unused"
+    ),
+    "InferenceEngine": ("model_or_path, tokenizer=None, inference_config=None, verbose=False, model_policy=None"),
     "MaxGramDrafter": "tables=None, vocab_size=1073741824",
+    "NGramStorage": "n, vocab_size",
+    "OneLevelNGramStorage": "n, vocab_size",
     "RecordedLM": "answers, end_id, vocab_size=None, name='target', context=1073741824, start_id=None, best=None",
     "StudentNetwork": "student, pack=True",
     "autoregressive_generate": (
@@ -64,6 +72,12 @@ CALLS = {
     "Engine.enable_spec_dec": "drafter=None, n_spec_tokens=None, use_glide_drafter=False",
     "Engine.disable_spec_dec": "",
     "Engine.clear_spec_dec": "",
+    "InferenceEngine.generate": (
+        "request_ids=None, prompts=None, prompts_token_ids=None, return_token_ids=False, generation_config=None, *, "
+        "seed=0"
+    ),
+    "InferenceEngine.add_request": "request_ids=None, prompts=None, prompts_token_ids=None",
+    "InferenceEngine.enable_spec_dec": "drafter_model=None, n_spec_tokens=None, use_glide_drafter=False",
 }
 
 PROCESSORS = {

@@ -1,7 +1,6 @@
 """models.yaml → validated pairs; an error names file, line, key and, where it can, the key meant.
 
-What kind of draft head lies in a folder is told by its configuration alone, by the rule of
-sampling/drafters/draft_heads/checkpoint.py, which this package may not ask (a test compares them). Knows neither what
+What kind of draft head lies in a folder is told by its configuration and the names of its weights. Knows neither what
 the settings do that a catalogue may preset, nor how models are loaded. Imports no torch.
 """
 
@@ -13,6 +12,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
@@ -35,6 +35,7 @@ from utils.errors import UsageError
 
 FORMAT = "speculative-console student"
 _GLIDE = "large_num_attention_heads"  # a Llama configuration with this key is a published GLIDE drafter's
+_CROSS = b"model.layers.0.cross_attn.q_proj.weight"  # and weights with this name are, whatever their configuration says
 Where = tuple[str | int, ...]
 
 
@@ -235,7 +236,28 @@ def head_kind(folder: str | Path) -> str | None:
         config: Any = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(config, dict) or not (config.get("student") == FORMAT or _GLIDE in config):
+    if not isinstance(config, dict):
         return None
+    if config.get("student") != FORMAT and _GLIDE not in config:
+        return "glide" if _reads_target(Path(folder)) else None
     kind = config.get("kind", "glide" if _GLIDE in config else "plain")
     return kind if kind in HEAD_KINDS else None
+
+
+def _reads_target(folder: Path) -> bool:
+    """Whether the weights in `folder` have GLIDE's cross-attention: their names are looked at, and no tensor."""
+    for file in (*folder.glob("*.index.json"), *folder.glob("*.safetensors"), *folder.glob("*.bin")):
+        try:
+            with file.open("rb") as opened:
+                if file.suffix == ".json":
+                    names = opened.read()
+                elif file.suffix == ".safetensors":
+                    names = opened.read(int.from_bytes(opened.read(8), "little") & 0xFFFFFFF)
+                else:
+                    packed = ZipFile(opened)
+                    names = packed.read(next(name for name in packed.namelist() if name.endswith("data.pkl")))
+        except (OSError, BadZipFile, KeyError, StopIteration):
+            continue
+        if _CROSS in names:
+            return True
+    return False

@@ -17,7 +17,10 @@ MOST = 1000  # tokens of one entry: far beyond any use, but a slip of the pen mu
 
 
 def check_shape(matrix: Any) -> Matrix:
-    """`matrix` as tuples; UserError unless it is square, of whole numbers from 0 on, and upper triangular."""
+    """`matrix` (rows, or a tensor or array of them) as tuples; UserError unless it is square, of whole numbers from 0
+    on, and upper triangular.
+    """
+    matrix = matrix.tolist() if hasattr(matrix, "tolist") else matrix
     rows = list(matrix) if _is_sequence(matrix) else []
     if not rows or not all(_is_sequence(row) for row in rows):
         raise UserError(f"k_matrix must be rows of whole numbers like [[5,10],[0,10]], got {_shown(matrix)}")

@@ -125,9 +125,15 @@ def _rounded(weight: Tensor, layout: Layout) -> Codes:
     return Codes(layout, codes.numpy(), scale.float().squeeze(-1).numpy(), minimums)
 
 
-def _run(function: int, kind: np.dtype, /, **values: int) -> None:
+@functools.cache
+def _blank(kind: np.dtype) -> np.ndarray:
     record = np.zeros(1, kind)
     introduce(record)
+    return record
+
+
+def _run(function: int, kind: np.dtype, /, **values: int) -> None:
+    record = _blank(kind).copy()
     for name, value in values.items():
         record[name] = value
     run(function, record, torch.get_num_threads())

@@ -1,8 +1,10 @@
 """Draft heads on disk: a folder with `config.json` and `model.safetensors`, 16 bit, in the published GLIDE names.
 
 What is the target's own (embedding, rows of the head) is not stored again: the configuration says
-`shared_embedding`, `shared_head`, and loading takes it from the target. A draft head of another target, an
-incomplete or a damaged folder is refused by name. Knows no training and no sessions.
+`shared_embedding`, `shared_head`, and loading takes it from the target. Published GLIDE checkpoints are read too, from
+a folder (whole or in shards, safetensors or .bin) or as a loaded module; what their configuration leaves out follows
+from the weights and the target. A draft head of another target, an incomplete or a damaged folder is refused by name.
+Knows no training and no sessions.
 """
 
 from __future__ import annotations
@@ -10,32 +12,30 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import MISSING, fields
+from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.config import DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
+from utils.catalogue.catalogue import FORMAT, head_kind
 from utils.errors import UserError
 from utils.files import write_together
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-FORMAT = "speculative-console student"
+CONFIG, WEIGHTS, PYTORCH = "config.json", "model.safetensors", "pytorch_model.bin"
 IDS = "lm_head.ids"  # of the reduced vocabulary
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_LAYER = "model.layers.0."
+_CROSS = f"{_LAYER}cross_attn.q_proj.weight"  # GLIDE's alone
 
 
 def is_draft_head(folder: str | Path) -> bool:
-    """Whether `folder` holds a draft head (or a published GLIDE drafter), by its configuration alone."""
-    try:
-        config = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and (config.get("student") == FORMAT or "large_num_attention_heads" in config)
+    """Whether `folder` holds a draft head (or a published GLIDE drafter)."""
+    return head_kind(folder) is not None
 
 
 def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] | None = None) -> int:
@@ -71,7 +71,7 @@ def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] |
 def load_student(folder: str | Path, target: nn.Module | None = None, fingerprint: str | None = None) -> DraftHead:
     """The draft head in `folder`, float32, its shared parts taken from `target` (a transformers causal model).
 
-    Reads the published GLIDE format as well (a Llama configuration with `large_…` keys). `fingerprint` is that of the
+    Reads the published GLIDE format as well: Llama's keys and names, with cross-attention. `fingerprint` is that of the
     target's tokenizer; without `target` and `fingerprint` nothing is compared.
 
     Raises:
@@ -82,10 +82,31 @@ def load_student(folder: str | Path, target: nn.Module | None = None, fingerprin
     made = stored.get("tokenizer")
     if None not in (made, fingerprint) and made != fingerprint:
         raise UserError(f"the drafter {place} was made for another tokenizer ({made}, the target's is {fingerprint})")
-    config = _config(stored, place)
+    ours = stored.get("student") == FORMAT
+    tensors = {} if ours else _tensors(place, stored)
+    config = _config(stored if ours else _completed(stored, tensors, target, place), place)
     if target is not None:
         check_target(config, target, place)
-    tensors = _tensors(place, stored)
+    return _built(config, _tensors(place, stored) if ours else tensors, place, target)
+
+
+def head_of(module: nn.Module, target: nn.Module) -> DraftHead:
+    """The draft head that a loaded GLIDE module is: its weights by their published names, its `config` completed.
+
+    The module is left as it is, its tensors are shared where they are float32. UserError where it is none of `target`.
+    """
+    place, config = Path(type(module).__name__), getattr(module, "config", {})
+    stored = dict(config.to_dict() if hasattr(config, "to_dict") else config)
+    tensors = {name: value.detach() for name, value in module.state_dict().items()}
+    if _CROSS not in tensors:
+        raise UserError(f"{place} is no GLIDE drafter: it has no {_CROSS}")
+    made = _config(_completed(stored, tensors, target, place), place)
+    check_target(made, target, place)
+    return _built(made, tensors, place, target)
+
+
+def _built(config: DraftHeadConfig, tensors: dict[str, Tensor], place: Path, target: nn.Module | None) -> DraftHead:
+    """A draft head of these tensors, named as they are stored."""
     ids = _ids(tensors.pop(IDS, None), config, place)
     with torch.device("meta"):  # no memory for parameters that are replaced
         student = DraftHead(config, ids)
@@ -102,6 +123,35 @@ def load_student(folder: str | Path, target: nn.Module | None = None, fingerprin
     if missing or surplus:
         raise UserError(f"{unfit} it {f'lacks {missing[0]}' if missing else f'has {surplus[0]}, which nothing reads'}")
     return student.eval().requires_grad_(False)
+
+
+def _completed(
+    stored: dict[str, Any], tensors: dict[str, Tensor], target: nn.Module | None, place: Path
+) -> dict[str, Any]:
+    """A published configuration with what it leaves out: sizes as the weights have them, and the target's heads."""
+    found = {name: value for name, value in stored.items() if value is not None}
+    sizes = {
+        "vocab_size": (_EMBEDDING, 0),
+        "hidden_size": (_EMBEDDING, 1),
+        "intermediate_size": (f"{_LAYER}mlp.gate_proj.weight", 0),
+    }
+    for key, (name, dim) in sizes.items():
+        if name in tensors and tensors[name].dim() == 2:
+            found.setdefault(key, tensors[name].shape[dim])
+    layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
+    found.setdefault("num_hidden_layers", len(layers))
+    query = tensors.get(_CROSS)
+    if query is None or {"large_hidden_size", "large_num_attention_heads"} <= found.keys():
+        return found
+    if target is None:
+        raise UserError(f"the drafter {place}: {CONFIG} tells nothing of its target (large_…): load it with its target")
+    large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
+    size = found.setdefault("large_head_dim", _head_size(large))
+    found.setdefault("large_hidden_size", large.hidden_size)
+    if query.shape[0] % size:
+        raise UserError(f"the drafter {place} has queries of {query.shape[0]} numbers: no heads of the target's {size}")
+    found.setdefault("large_num_attention_heads", query.shape[0] // size)
+    return found
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -168,7 +218,7 @@ def _ids(ids: Tensor | None, config: DraftHeadConfig, place: Path) -> Tensor | N
 def check_target(config: DraftHeadConfig, target: nn.Module, place: str | Path) -> None:
     """UserError, with both numbers, if a draft head of this shape cannot draft for `target`."""
     large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
-    size = getattr(large, "head_dim", None) or large.hidden_size // large.num_attention_heads
+    size = _head_size(large)
     compared = [
         ("a vocabulary of", "ids", config.vocab_size, large.vocab_size, ("plain", "glide", "feature")),
         ("a target of hidden size", "", config.large_hidden_size, large.hidden_size, ("glide", "feature")),
@@ -180,6 +230,11 @@ def check_target(config: DraftHeadConfig, target: nn.Module, place: str | Path) 
             raise UserError(f"the drafter {place} is for {what} {theirs} {unit}".rstrip() + f", this one has {ours}")
 
 
+def _head_size(large: Any) -> int:
+    """Numbers of one of the target's heads, by its configuration."""
+    return int(getattr(large, "head_dim", None) or large.hidden_size // large.num_attention_heads)
+
+
 def target_rotary(target: nn.Module | None) -> nn.Module | None:
     """The module that turns the target's keys: a GLIDE head turns its queries alike."""
     trunk: Any = getattr(target, "model", None)
@@ -187,28 +242,45 @@ def target_rotary(target: nn.Module | None) -> nn.Module | None:
 
 
 def _tensors(place: Path, stored: dict[str, Any]) -> dict[str, Tensor]:
+    """Every tensor of the folder: of `model.safetensors`, else of what older checkpoints have, whole or in shards."""
     file = place / WEIGHTS
     if not file.is_file():
-        return _pytorch(place)
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise UserError(f"the drafter's weights {file} cannot be read: {error.strerror}") from None
+        return {name: value for part in _parts(place) for name, value in _read(part).items()}
+    data = _bytes(file)
     if "crc32" in stored and (len(data) != stored.get("bytes") or zlib.crc32(data) != stored["crc32"]):
         raise UserError(f"the drafter's weights {file} are damaged: {len(data):,} bytes, their checksum is wrong")
-    try:
-        return load(data)
-    except (SafetensorError, ValueError) as error:
-        raise UserError(f"the drafter's weights {file} are damaged: {' '.join(str(error).split())[:100]}") from None
+    return _read(file, data)
 
 
-def _pytorch(place: Path) -> dict[str, Tensor]:
-    """Weights as older checkpoints have them; nothing but tensors is read."""
-    file = place / "pytorch_model.bin"
-    if not file.is_file():
-        raise UserError(f"the drafter {place} has no {WEIGHTS}")
+def _parts(place: Path) -> list[Path]:
+    """The files that hold the weights where they are not in one of ours. UserError if there are none."""
+    for name in (WEIGHTS, PYTORCH):
+        if (place / name).is_file():
+            return [place / name]
+        index = place / f"{name}.index.json"
+        if index.is_file():
+            try:
+                named = {str(one) for one in json.loads(_bytes(index))["weight_map"].values()}
+            except (ValueError, KeyError, AttributeError, TypeError):
+                raise UserError(f"the drafter's {index} is damaged: no weight_map") from None
+            return [place / Path(one).name for one in sorted(named)]
+    raise UserError(f"the drafter {place} has no {WEIGHTS}")
+
+
+def _bytes(file: Path) -> bytes:
     try:
-        tensors = dict(torch.load(file, map_location="cpu", weights_only=True))
+        return file.read_bytes()
+    except OSError as error:
+        raise UserError(f"the drafter's weights {file} cannot be read: {error.strerror}") from None
+
+
+def _read(file: Path, data: bytes | None = None) -> dict[str, Tensor]:
+    """The tensors of one file, safetensors or PyTorch's, of which nothing but tensors is read."""
+    data = _bytes(file) if data is None else data
+    try:
+        if file.suffix == ".safetensors":
+            return load(data)
+        tensors = dict(torch.load(BytesIO(data), map_location="cpu", weights_only=True))
         if not all(isinstance(value, Tensor) for value in tensors.values()):
             raise ValueError("it holds other things than tensors")
         return tensors

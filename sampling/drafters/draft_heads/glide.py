@@ -11,6 +11,8 @@ computes accepted drafts anew (see sampling/drafters/draft_heads/sessions.py).
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -51,6 +53,12 @@ class GlideLM(FollowingLM):
     ) -> None:
         super().__init__(student, name, vocab_size)
         self._reads, self._offset = student.target_layers(target_layers), offset
+
+    def moved(self, offset: int) -> GlideLM:
+        """The same network with another offset."""
+        found = copy.copy(self)
+        found._offset = offset
+        return found
 
     def _session(self, prompt: Rows, hidden: bool, target: CausalSession) -> GlideSession:
         session = GlideSession(self.network, prompt, self.vocab_size, hidden, target)
@@ -104,4 +112,5 @@ def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
         target = pair.target
         return ModelDrafter(GlideLM(student, target.network.layers, vocab_size=target.vocab_size))
 
-    return chain_of_head(pair.head("glide", made), asked)
+    fresh = pair.head("glide", made)
+    return chain_of_head(ModelDrafter(fresh.lm.moved(asked.settings.glide_offset)), asked)

@@ -90,7 +90,7 @@ class NgramDrafter(Drafter):
         if top_k_filler < 1:
             raise UserError(f"top_k_filler must be at least 1, got {top_k_filler}")
         self.vocab_size, self.n, self.multi_level = vocab_size, n, multi_level
-        self.top_k_filler, self.stop_if_unknown, self.reset = top_k_filler, stop_if_unknown, reset
+        self.top_k_filler, self.stop_if_unknown, self.forgets = top_k_filler, stop_if_unknown, reset
         self._seed, self._random, self._end = seed, random.Random(seed), vocab_size
         self._stores: list[NgramStore] = [self._store()]
         self._seen: Rows = [[]]
@@ -103,7 +103,7 @@ class NgramDrafter(Drafter):
         """Fill the stores from the prompts."""
         self._random.seed(self._seed)
         self._end = min(self.vocab_size, target.vocab_size)
-        if self.reset or len(self._stores) != len(prompt):
+        if self.forgets or len(self._stores) != len(prompt):
             self._stores = [self._store() for _ in prompt]
             self._seen = [[] for _ in prompt]
         for store, row, seen in zip(self._stores, prompt, self._seen, strict=True):
@@ -153,6 +153,36 @@ class NgramDrafter(Drafter):
         """Repeated rows share a store: whatever it proposes stays lossless."""
         self._stores = [self._stores[row] for row in rows.tolist()]
         self._seen, self._leads = ([part[row] for row in rows.tolist()] for part in (self._seen, self._leads))
+
+
+class NGramStorage(NgramDrafter):
+    """The n-gram storage of romsto's Speculative-Decoding: counts go on from answer to answer until `reset()`.
+
+    A call's own `filler_top_k` and `stop_if_unknown` hold, see :func:`sampling.ngram_assisted_speculative_generate`.
+    """
+
+    def __init__(self, n: int, vocab_size: int) -> None:
+        super().__init__(vocab_size, n=n, multi_level=True, reset=False)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._stores, self._seen = [self._store()], [[]]
+
+    def under(self, top_k_filler: int, stop_if_unknown: bool) -> NGramStorage:
+        """This storage with the settings of a call."""
+        if top_k_filler < 1:
+            raise UserError(f"filler_top_k must be at least 1, got {top_k_filler}")
+        self.top_k_filler, self.stop_if_unknown = top_k_filler, stop_if_unknown
+        return self
+
+
+class OneLevelNGramStorage(NGramStorage):
+    """The same with contexts of n − 1 tokens only."""
+
+    def __init__(self, n: int, vocab_size: int) -> None:
+        super().__init__(n, vocab_size)
+        self.multi_level = False
+        self.reset()
 
 
 def build(pair: Parts, asked: DraftRequest) -> NgramDrafter:

@@ -230,7 +230,10 @@ def write_tables(path: str | Path, levels: Sequence[TableArrays], about: dict[st
 
 
 def _published(file: Path, vocab_size: int | None) -> StaticTables:
-    """A bigram table as others publish it: a JSON list, entry i the id behind id i, −1 or null if unseen."""
+    """A bigram table as others publish it: a JSON list, entry i the id behind id i; −1, null or 0 if unseen.
+
+    0 is `<unk>` or padding in the tokenizers of the published lists: it never stands behind anything.
+    """
     try:
         listed = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -243,7 +246,7 @@ def _published(file: Path, vocab_size: int | None) -> StaticTables:
     if wrong is not None:
         shown = json.dumps(listed[wrong])[:20]
         raise UserError(f"the bigram table {file} is damaged: entry {wrong} must be an id below {limit}, got {shown}")
-    seen = [token for token, following in enumerate(listed) if following is not None and following >= 0]
+    seen = [token for token, following in enumerate(listed) if following is not None and following > 0]
     keys = np.array(seen, dtype=np.uint32)
     tokens = np.array([listed[token] for token in seen], dtype=np.uint32)
     sure = np.full(len(seen), round(255 * _UNSURE), dtype=np.uint8)

@@ -13,7 +13,7 @@ from rich.console import Console
 from app.console import chat_commands
 from app.console.command import Command
 from app.console.loading import load_engine
-from app.console.slash_commands import COMMANDS, TABLE, completions, dispatch, help_page, parse
+from app.console.slash_commands import COMMANDS, ELSEWHERE, TABLE, completions, dispatch, help_of, help_page, parse
 from app.console.state import ConsoleState
 from app.settings.layers import Layers
 from app.settings.table import SETTING_FIELDS, ModelOptions
@@ -109,6 +109,38 @@ error: seed must be a whole number from 0 to 9223372036854775807 or random, got 
 view = trace
 > /palette blue
 error: palette must be default or cb, got 'blue' (still default)
+""",
+        """
+> /processor topknucleus 0.8 40 0.95
+processor = top_k_nucleus 0.8 40 0.95
+> /processor topk 0.7 5
+processor = top_k 0.7 5
+> /processor greedy 1.0
+processor = greedy
+> /processor greedy hot
+error: temperature must be from 0 to 5, got hot (still 0)
+> /processor greedy 1 2
+error: /processor greedy takes 0 values, got 2 (still greedy)
+> /cache
+the cache is always used: it changes no output
+> /top_k_filler 1
+ngram_filler = 1
+> /top_k_filler 0
+error: ngram_filler must be a whole number from 1 to 64, got 0 (still 1)
+> /reset_in_between
+ngram_reset = off
+> /set_ngramstorage onelevel 5
+ngram_multi_level = off
+ngram_n = 5
+> /set_ngramstorage basic 4
+ngram_multi_level = on
+ngram_n = 4
+> /set_ngramstorage basic 99
+error: ngram_n must be a whole number from 2 to 16, got 99 (still 4)
+> /set_ngramstorage two 3
+error: /set_ngramstorage takes basic N or onelevel N, got 'two 3'
+> /set_ngramstorage
+error: /set_ngramstorage takes basic N or onelevel N, got ''
 """,
         """
 > /processor
@@ -320,7 +352,7 @@ gamma = 6
 [send '1/2 is a half']
 """,
     ],
-    ids=["values", "processor", "lanes", "toggles", "set", "models", "chat", "messages"],
+    ids=["values", "words of elsewhere", "processor", "lanes", "toggles", "set", "models", "chat", "messages"],
 )
 def test_a_transcript_reads_as_written(script: str) -> None:
     assert transcript(script) == script.strip()
@@ -500,3 +532,11 @@ def test_gamma_prints_what_auto_knows_and_nothing_of_it_otherwise(monkeypatch: p
     for line in ("/gamma", "/gamma auto", "/gamma", "/gamma 2"):
         dispatch(line, console, COMMANDS)
     assert console.lines == ["gamma = 4", "gamma = auto", "spec: gamma 3", "gamma = auto", "spec: gamma 3", "gamma = 2"]
+
+
+def test_words_of_elsewhere_are_understood_and_on_no_list() -> None:
+    console = ScriptedConsole()
+    listed = {one.text for one in completions("/", 1, console, COMMANDS)}
+    assert {command.name for command in ELSEWHERE} & {*listed, *COMMANDS, *help_page(TABLE).split()} == set()
+    for command in ELSEWHERE:
+        assert help_of(command.name, console, COMMANDS).startswith(command.usage)

@@ -597,3 +597,17 @@ def test_beside_a_16_bit_target_a_student_is_16_bit_but_for_its_angles() -> None
     assert {parameter.dtype for parameter in student.parameters()} == {torch.bfloat16}
     assert {buffer.dtype for buffer in student.buffers()} == {torch.float32, torch.int64}
     assert student.model.embed_tokens.weight.data_ptr() == target.get_input_embeddings().weight.data_ptr()
+
+
+def test_glides_offset_is_a_setting(engine: PairEngine) -> None:
+    """One network, and each lane its own offset; `tables+glide` too."""
+    base = Settings(**SHORT)
+    text = answer(engine, "ar", base).text
+    for name in ("glide", "tables+glide"):
+        for offset in (5, 0):
+            settings = base.changed(glide_offset=offset)
+            assert answer(engine, name, settings).text == text
+    made = [engine.drafters.make("glide", base.changed(glide_offset=offset)) for offset in (0, 5)]
+    lms: list[Any] = [one.lm for one in made]  # type: ignore[attr-defined]
+    assert [one._offset for one in lms] == [0, 5]
+    assert lms[0].network is lms[1].network

@@ -4,9 +4,11 @@ trees under `expand auto`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,7 @@ from app.lanes.answers import compare, comparison_of, parting, run_lane
 from app.lanes.comparison import BY_CONSTRUCTION, may_differ, promise
 from app.lanes.costs import terms_of
 from app.lanes.lane import PairEngine
+from app.lanes.pairing import choose_pair
 from app.prompts.questions import conversation, prompt_ids
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
@@ -213,7 +216,7 @@ def test_the_ngram_settings_reach_the_drafter(engine: PairEngine) -> None:
         drafter = engine.lane("ngram", Settings(ngram_filler=filler, **changes)).drafter
         assert isinstance(drafter, NgramDrafter)
         assert drafter.top_k_filler == stored
-        assert (drafter.n, drafter.multi_level, drafter.stop_if_unknown, drafter.reset) == (5, False, False, False)
+        assert (drafter.n, drafter.multi_level, drafter.stop_if_unknown, drafter.forgets) == (5, False, False, False)
 
 
 def test_the_model_drafter_is_what_spec_uses(engine: PairEngine) -> None:
@@ -369,3 +372,17 @@ def test_why_a_files_bits_are_not_left_as_they_are(
     )
     said = expanded(spec_from_argument(told.get("spec", "./m.gguf")), options, target)  # type: ignore[arg-type]
     assert said == ([f"the weights of m are expanded to {target.dtype_text} ({why})"] if why else [])
+
+
+def test_a_bigram_list_named_on_the_command_line_is_max_grams(pair: TinyPair, tmp_path: Path) -> None:
+    """`--tables FILE`: entry i is the id behind i, 0 nothing; also for a pair whose method is its drafter."""
+    file = tmp_path / "bigrams.json"
+    file.write_text(json.dumps([0] * 100 + [7] * 100))
+    spec = choose_pair(pair.options("maxgram", tables=str(file)))
+    assert (spec.drafter, spec.tables) == ("maxgram", str(file))
+    cascade = choose_pair(ModelOptions(pair="llama-2-7b-cascade", drafter="cascade", tables="~/b.json"))
+    assert cascade.tables == str(Path("~/b.json").expanduser())
+    engine = load_engine(Settings(quiet=True), pair.options("maxgram", tables=str(file)), never)
+    tables = engine.drafters.tables()
+    assert [known and known.token for known in map(tables.next, ([99], [100]))] == [None, 7]  # type: ignore[union-attr]
+    assert ids_of(engine, "spec", Settings(**SHORT)) == ids_of(engine, "ar", Settings(**SHORT))

@@ -52,6 +52,11 @@ def test_each_set_reads_as_its_questions(folder: Path) -> None:
     assert read["gsm8k"] == [Question(("2 + 2?",), None, 1, 1), Question(("3?",), None, 2, 2)]
     text = "The following is a multiple choice question about high school physics.\n\nHow far?\nA. 1 m\nB. 2 m\nAnswer:"
     assert read["mmlu"] == [Question((text,), "high_school_physics", 1, 1)]
+    # as csd_datasets.py of the published program puts them
+    text = "Reason the math question below step by step. Question: 2 + 2?.\n Answer: "
+    assert read["gsm8k_cascade"][0] == Question((text,), None, 1, 1)
+    text = "Question: How far?\n(A) 1 m (B) 2 m\n Answer: \n Let's think step by step. "
+    assert read["mmlu_cascade"] == [Question((text,), "high_school_physics", 1, 1)]
     assert read["hellaswag"] == [Question(("[header] How to",), None, 1, 1)]
 
 

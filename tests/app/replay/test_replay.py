@@ -130,12 +130,20 @@ def test_replay_needs_no_model_and_no_tokenizer(session: tuple[Path, Ran]) -> No
         "held = [name for name in ('torch', 'transformers', 'numpy', 'tokenizers') if name in sys.modules]\n"
         "sys.exit(f'imported {held}' if held else code)"
     )
-    arguments = [sys.executable, "-c", code, "replay", str(file), "--answer", "1", "--view", "trace"]
-    ran = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout.startswith("target ← drafter")
-    assert "beam search" in ran.stdout
-    assert "step 14  3 finished" in ran.stdout
+
+    def shown(*words: str) -> str:
+        arguments = [sys.executable, "-c", code, "replay", *words]
+        ran = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
+        assert (ran.returncode, ran.stderr) == (0, "")
+        return ran.stdout
+
+    beams = shown(str(file), "--answer", "1", "--view", "trace")
+    assert beams.startswith("target ← drafter")
+    assert "beam search" in beams
+    assert "step 14  3 finished" in beams
+    here = shown("docs/examples/session.jsonl", "--speed", "0")  # the one that lies in the project
+    assert here.startswith("SmolLM2-135M-Instruct ← n-gram tables and feature drafter")
+    assert "Name five rivers." in here
 
 
 def test_a_recording_holds_what_a_recorded_target_needs(session: tuple[Path, Ran]) -> None:

@@ -374,3 +374,25 @@ def test_the_target_is_measured_where_nothing_tells_its_seconds(
     told = simulated(tmp_path, str(file), *words)
     assert (told["pass_seconds_from"], len(told["pass_seconds"])) == ("measured", 17)
     assert told["rows"][0]["speedup"] > 0
+
+
+def test_the_answers_that_lie_here_are_played_without_their_target(tmp_path: Path) -> None:
+    """docs/examples: 24 prompts, under 300 kB with the session beside them."""
+    folder = Path(__file__).parents[3] / "docs" / "examples"
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 300_000
+    told = simulated(tmp_path, str(folder / "answers.jsonl"), "--methods", "ngram,maxgram", "--gammas", "2")
+    assert [(row["method"], len(row["prompts"])) for row in told["rows"]] == [("ngram", 24), ("maxgram", 24)]
+    assert all(row["tokens_per_pass"] > 1 for row in told["rows"])
+    assert all(row["speedup"] > 0 for row in told["rows"])  # with the seconds that its passes took
+
+
+def test_a_bigram_list_may_be_longer_than_what_a_recording_shows_of_its_vocabulary(tmp_path: Path) -> None:
+    """The paper's list has 32,000 entries, its recorded answers tell no vocabulary; 0 is nothing."""
+    recording, bigrams = tmp_path / "cache.json", tmp_path / "bigrams.json"
+    recording.write_text(json.dumps({"3_4": "3_4_5_6_7_8_9_2"}))
+    bigrams.write_text(json.dumps([0, 0, 0, 4, 5, 6, 7, 8, 9, 2] + [0] * 90 + [99] * 10))
+    words = [str(recording), "--methods", "maxgram", "--gammas", "4", "--end-id", "2", "--t-verify", "0.1"]
+    words += ["--t-draft", "0"]
+    (alone,) = simulated(tmp_path, *words)["rows"]
+    (helped,) = simulated(tmp_path, *words, "--tables", str(bigrams))["rows"]
+    assert (alone["draft_n_accepted"], helped["draft_n_accepted"]) == (0, 5)

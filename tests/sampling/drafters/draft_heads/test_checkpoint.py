@@ -15,6 +15,7 @@ from torch import Tensor
 from sampling.drafters.draft_heads.checkpoint import CONFIG, WEIGHTS, is_draft_head, load_student, save_student
 from sampling.drafters.draft_heads.modules import DraftHead
 from tests.support.students import KINDS, fed, make_student, make_target, text
+from utils.catalogue.catalogue import head_kind
 from utils.errors import UserError
 
 SHORT = [1, 2, 3, 8, 13, 21, 34, 39]
@@ -135,6 +136,59 @@ def test_optional_keys_of_published_checkpoints_are_read(tmp_path: Path) -> None
     published(tmp_path, target, WEIGHTS, large_head_dim=8, block_size=7, rope_parameters={"rope_theta": 500.0})
     config = load_student(tmp_path, target).config
     assert (config.large_head_dim, config.block_size, config.rope_theta) == (8, 7, 500.0)
+
+
+LARGE = ("large_hidden_size", "large_num_attention_heads")
+
+
+@pytest.mark.parametrize("container", ["pytorch_model.bin", WEIGHTS])
+def test_shards_load_as_the_whole_does(tmp_path: Path, container: str) -> None:
+    target = make_target(hidden_size=32)
+    tensors = published(tmp_path / "whole", target, container)
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    stem, ending = container.split(".")
+    named = {name: f"{stem}-0000{number % 3 + 1}-of-00003.{ending}" for number, name in enumerate(tensors)}
+    for file in set(named.values()):
+        part = {name: tensors[name] for name in tensors if named[name] == file}
+        torch.save(part, shards / file) if ending == "bin" else save_file(part, shards / file)
+    index = shards / f"{container}.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": named}))
+    (shards / CONFIG).write_text((tmp_path / "whole" / CONFIG).read_text())
+    found, whole = (load_student(folder, target).state_dict() for folder in (shards, tmp_path / "whole"))
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[name], whole[name]) for name in found)
+    (shards / file).unlink()
+    assert f"{file} cannot be read: No such file" in refused(shards, target)
+    index.write_text("{}")
+    assert f"{index.name} is damaged: no weight_map" in refused(shards, target)
+
+
+@pytest.mark.parametrize("container", ["pytorch_model.bin", WEIGHTS])
+def test_what_a_published_configuration_leaves_out_follows_from_weights_and_target(
+    tmp_path: Path, container: str
+) -> None:
+    target = make_target(hidden_size=48)  # heads of 8, not of 48 / 4
+    published(tmp_path, target, container, large_head_dim=8)
+    wanted = load_student(tmp_path, target).config
+    kept = json.loads((tmp_path / CONFIG).read_text())
+    for name in (*LARGE, "large_head_dim", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"):
+        del kept[name]
+    (tmp_path / CONFIG).write_text(json.dumps(kept))
+    assert load_student(tmp_path, target).config == wanted
+    assert (head_kind(tmp_path), is_draft_head(tmp_path)) == ("glide", True)
+    assert "tells nothing of its target (large_…): load it with its target" in refused(tmp_path)
+    line = refused(tmp_path, make_target(hidden_size=48, num_attention_heads=8))
+    assert "is for a target of 4 heads, this one has 8" in line
+    assert "no heads of the target's 24" in refused(tmp_path, make_target(hidden_size=48, head_dim=24))
+
+
+def test_weights_of_other_models_are_no_draft_heads(tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_text("{}")
+    save_file({"model.layers.0.mlp.up_proj.weight": torch.ones(2, 2)}, tmp_path / WEIGHTS)
+    for name, rubbish in (("pytorch_model.bin", b"no archive"), ("tiny.safetensors", b"x"), ("a.index.json", b"{")):
+        (tmp_path / name).write_bytes(rubbish)
+    assert head_kind(tmp_path) is None
 
 
 # -- folders that do not fit --------------------------------------------------------------------------

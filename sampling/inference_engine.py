@@ -1,0 +1,241 @@
+"""ColossalAI's inference engine as its callers know it, thin over :class:`sampling.engine.Engine`.
+
+`InferenceEngine(model, tokenizer, InferenceConfig(…))` with its arguments and its answers: texts that begin with their
+prompts. What shapes kernels, memory and processes there is taken, changes nothing here and is said once, by the logger
+`sampling`; what would change the text and cannot be honoured is refused by name. Knows no serving: every request that
+waits is decoded by the next `generate`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from difflib import get_close_matches
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from sampling.api import Seed
+from sampling.engine import Engine
+from utils.errors import UserError, shown, whole
+
+_UNUSED = (
+    *("dtype", "kv_cache_dtype", "prefill_ratio", "pad_input", "early_stopping", "glimpse_large_kv", "block_size"),
+    *("tp_size", "pp_size", "micro_batch_size", "micro_batch_buffer_size", "use_cuda_kernel", "high_precision"),
+    *("use_cuda_graph", "max_context_len_to_capture", "enable_streamingllm", "start_token_size"),
+    *("generated_token_size", "patched_parallelism_size", "use_spec_dec"),
+)
+_NAMED = {"llama": "llama-2", "vicuna": "vicuna"}  # prompt templates → utils/catalogue/templates.py
+_BAICHUAN = " <reserved_106> {input_text} <reserved_107> "
+_REFUSED = {"beam_width": 1, "forced_eos_token_id": None}
+
+_log = logging.getLogger("sampling")
+_said: set[str] = set()
+
+
+def say_unused(names: Sequence[str]) -> None:
+    """One warning that names what changes nothing here; of each name only the first time."""
+    new = [name for name in names if name not in _said]
+    _said.update(new)
+    if new:
+        _log.warning("%s: taken, %s nothing here", ", ".join(new), "changes" if len(new) == 1 else "change")
+
+
+class InferenceConfig:
+    """What ColossalAI's record of the same name holds.
+
+    Args:
+        max_batch_size: the most prompts that are decoded together.
+        max_output_len: the most new tokens where no generation config says it.
+        max_input_len: the most tokens of a prompt.
+        prompt_template: "llama", "vicuna", "baichuan", or a text with {input_text}; None: prompts as they are.
+        do_sample, top_k, top_p, temperature, no_repeat_ngram_size, repetition_penalty: as transformers means them.
+        ignore_eos: go on to the last token.
+        max_n_spec_tokens: the most tokens that a round may draft.
+        unused: its other names; they change nothing and are said once. Beams and forced end tokens are refused.
+
+    Raises:
+        UserError: a value that cannot be honoured. TypeError: a name that it has not.
+    """
+
+    def __init__(
+        self,
+        max_batch_size: int = 8,
+        max_output_len: int = 256,
+        max_input_len: int = 256,
+        *,
+        prompt_template: str | None = None,
+        do_sample: bool = False,
+        top_k: int | None = 50,
+        top_p: float | None = 1.0,
+        temperature: float | None = 1.0,
+        no_repeat_ngram_size: int | None = 0,
+        repetition_penalty: float | None = 1.0,
+        ignore_eos: bool = False,
+        max_n_spec_tokens: int = 5,
+        **unused: Any,
+    ) -> None:
+        allowed = "a whole number, at least 1"
+        self.max_batch_size = whole("max_batch_size", max_batch_size, 1, allowed)
+        self.max_output_len = whole("max_output_len", max_output_len, 1, allowed)
+        self.max_input_len = whole("max_input_len", max_input_len, 1, allowed)
+        template = {"baichuan": _BAICHUAN}.get(prompt_template or "", prompt_template)
+        if template is not None and template not in _NAMED and "{input_text}" not in template:
+            raise UserError(
+                f"prompt_template must be llama, vicuna, baichuan or hold {{input_text}}, got {shown(template)}"
+            )
+        self.prompt_template, self.ignore_eos, self.max_n_spec_tokens = template, ignore_eos, max_n_spec_tokens
+        self.generation: dict[str, Any] = {
+            "do_sample": do_sample,
+            "top_k": top_k,
+            "top_p": top_p,
+            "temperature": temperature,
+            "no_repeat_ngram_size": no_repeat_ngram_size,
+            "repetition_penalty": repetition_penalty,
+            "max_new_tokens": self.max_output_len,
+        }
+        for name, value in unused.items():
+            if name not in _UNUSED and name not in _REFUSED:
+                near = get_close_matches(name, [*self.generation, *vars(self), *_UNUSED], n=1)
+                hint = f" (did you mean '{near[0]}'?)" if near else ""
+                raise TypeError(f"InferenceConfig() got an unexpected keyword argument '{name}'{hint}")
+            if name in _REFUSED and value != _REFUSED[name]:
+                raise UserError(f"InferenceConfig: {name}={shown(value)} cannot be honoured here: leave it out")
+            setattr(self, name, value)
+        say_unused([name for name in unused if name in _UNUSED])
+
+
+class InferenceEngine:
+    """A model with its tokenizer that answers lists of prompts, drafting where a drafter is enabled.
+
+    Args:
+        model_or_path: a loaded transformers causal model.
+        tokenizer: its tokenizer; nothing is padded.
+        inference_config: an :class:`InferenceConfig`; its defaults if None.
+        verbose: the figures of every `generate` go to the logger `sampling`, level INFO.
+        model_policy: changes nothing here.
+
+    Attributes:
+        engine: the :class:`sampling.engine.Engine` that does the work; `engine.last` has its figures.
+        generation_config: what holds where `generate` gets none: that of the last call that had one.
+    """
+
+    def __init__(
+        self,
+        model_or_path: Any,
+        tokenizer: Any = None,
+        inference_config: InferenceConfig | None = None,
+        verbose: bool = False,
+        model_policy: Any = None,
+    ) -> None:
+        if tokenizer is None:
+            raise UserError("InferenceEngine needs the model's tokenizer: InferenceEngine(model, tokenizer, …)")
+        self.inference_config = config = inference_config or InferenceConfig()
+        template = _NAMED.get(config.prompt_template or "", "plain")
+        self.engine = Engine(model_or_path, tokenizer, config.max_n_spec_tokens, template=template)
+        self.tokenizer, self.verbose, self.drafter_model = tokenizer, verbose, None
+        self.generation_config: Any = config.generation
+        self._waiting: list[tuple[int, list[int]]] = []
+        self._numbers = count()
+        say_unused(["model_policy"] if model_policy is not None else [])
+
+    @property
+    def use_spec_dec(self) -> bool:
+        """Whether `generate` drafts."""
+        return self.engine.spec_dec_enabled
+
+    def enable_spec_dec(
+        self, drafter_model: Any = None, n_spec_tokens: int | None = None, use_glide_drafter: bool = False
+    ) -> None:
+        """See :meth:`sampling.engine.Engine.enable_spec_dec`."""
+        self.engine.enable_spec_dec(drafter_model, n_spec_tokens, use_glide_drafter)
+        self.drafter_model = self.drafter_model if drafter_model is None else drafter_model
+
+    def disable_spec_dec(self) -> None:
+        """Decode plainly; the drafter is kept for `enable_spec_dec()`."""
+        self.engine.disable_spec_dec()
+
+    def clear_spec_dec(self) -> None:
+        """Decode plainly and let the drafter go."""
+        self.engine.clear_spec_dec()
+        self.drafter_model = None
+
+    def add_request(
+        self, request_ids: int | Sequence[int] | None = None, prompts: Any = None, prompts_token_ids: Any = None
+    ) -> None:
+        """Prompts that the next `generate` answers too; UserError for what is no prompt or too long."""
+        given = prompts if prompts_token_ids is None else prompts_token_ids
+        if given is None:
+            raise UserError("add_request needs prompts or prompts_token_ids")
+        rows = [
+            self._row(prompt, place) for place, prompt in enumerate([given] if isinstance(given, str) else given, 1)
+        ]
+        names = [request_ids] if isinstance(request_ids, int) else request_ids
+        if names is not None and len(names) != len(rows):
+            raise UserError(f"request_ids must be one a prompt, got {len(names)} for {len(rows)}")
+        self._waiting += zip(names or [next(self._numbers) for _ in rows], rows, strict=True)
+
+    def generate(
+        self,
+        request_ids: int | Sequence[int] | None = None,
+        prompts: Any = None,
+        prompts_token_ids: Any = None,
+        return_token_ids: bool = False,
+        generation_config: Any = None,
+        *,
+        seed: Seed = 0,
+    ) -> Any:
+        """The answers to these prompts and to those that wait, in the order of their request ids.
+
+        Args:
+            request_ids: a number a prompt; in the order given if None.
+            prompts: a text or several.
+            prompts_token_ids: lists of ids, or a tensor [n, tokens], instead.
+            return_token_ids: return also the new ids.
+            generation_config: as in :meth:`sampling.engine.Engine.generate`; it holds for later calls too.
+            seed: as in :func:`sampling.autoregressive_generate`.
+
+        Returns:
+            A text for each prompt, which begins with the prompt; with `return_token_ids` the texts and the new ids.
+        """
+        if prompts is not None or prompts_token_ids is not None:
+            self.add_request(request_ids, prompts, prompts_token_ids)
+        if generation_config is not None:
+            self.generation_config = generation_config
+        config = self.generation_config
+        if self.inference_config.ignore_eos:
+            config = {**(config if isinstance(config, dict) else config.to_dict()), "eos_token_id": []}
+        rows = [row for _, row in sorted(self._waiting, key=lambda request: request[0])]
+        self._waiting = []
+        found: list[list[int]] = []
+        for start in range(0, len(rows), self.inference_config.max_batch_size):
+            batch = rows[start : start + self.inference_config.max_batch_size]
+            found += self.engine.generate(batch, config, return_token_ids=True, seed=seed)[1]
+            if self.verbose:
+                last = self.engine.last
+                _log.info("%d prompts: %s, alpha %.2f", len(batch), last, last.acceptance_rate)
+        whole_rows = [[*row, *ids] for row, ids in zip(rows, found, strict=True)]
+        texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in whole_rows]
+        return (texts, found) if return_token_ids else texts
+
+    def _row(self, prompt: Any, place: int) -> list[int]:
+        template = self.inference_config.prompt_template
+        if isinstance(prompt, str) and template is not None and template not in _NAMED:
+            prompt = template.format(input_text=prompt)
+        row, most = self.engine.ids_of(prompt, place), self.inference_config.max_input_len
+        if len(row) > most:
+            raise UserError(f"prompt {place} is {len(row)} tokens, max_input_len is {most}")
+        return row
+
+
+class GlideLlamaForCausalLM:
+    """Stands for a published GLIDE drafter until its target is known: `enable_spec_dec` loads it."""
+
+    @staticmethod
+    def from_pretrained(place: str | Path) -> str | Path:
+        """The folder or hub id itself."""
+        return place
+
+
+def launch_from_torch(**unused: Any) -> None:
+    """Nothing: one process decodes here (docs/several-processes.md for more)."""
