@@ -50,13 +50,13 @@ class Terms:
 
 def terms_of(lane: Lane, engine: PairEngine) -> Terms:
     """The terms of one of the engine's lanes as it is set now."""
-    rounding = {"precision": engine.loaded.target.precision, "invariant": engine.invariant}
+    precision, invariant = engine.loaded.target.precision, engine.invariant
     if not lane.drafts:
-        return Terms(models=models_of(engine, (lane.lm.name,)), **rounding)
+        return Terms(models=models_of(engine, (lane.lm.name,)), precision=precision, invariant=invariant)
     gamma = None if ignores_gamma(lane) else lane.settings.gamma
     names = tuple(lane.source_names)
     models = models_of(engine, (lane.lm.name, *names))
-    return Terms(True, "auto" if lane.pace is not None else gamma, models, names, **rounding)
+    return Terms(True, "auto" if lane.pace is not None else gamma, models, names, precision, invariant)
 
 
 def ignores_gamma(lane: Lane) -> bool:
