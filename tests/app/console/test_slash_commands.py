@@ -118,7 +118,7 @@ processor = top_k 0.7 5
 > /processor greedy 1.0
 processor = greedy
 > /processor greedy hot
-error: temperature must be from 0 to 5, got hot (still 0)
+error: temperature must be a number from 0 to 5, got 'hot' (still 0)
 > /processor greedy 1 2
 error: /processor greedy takes 0 values, got 2 (still greedy)
 > /cache
