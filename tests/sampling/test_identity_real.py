@@ -261,9 +261,7 @@ def plain_sampled(lm: CausalLM, prompts: Rows, stop: frozenset[int], batch: Any)
     return run_batch(lm, prompts, NoDrafter(), sampled(), batch, stop, 4, SAMPLED)
 
 
-@pytest.mark.parametrize(
-    ("name", "gamma"), [("ngram", 1), ("ngram", 8), ("gumbel", 4), ("greedy drafts", 4)]
-)
+@pytest.mark.parametrize(("name", "gamma"), [("ngram", 1), ("ngram", 8), ("gumbel", 4), ("greedy drafts", 4)])
 def test_at_temperature_0_8_the_text_is_plain_decodings(
     name: str,
     gamma: int,
