@@ -178,7 +178,7 @@ def _side_by_side(linears: list[nn.Module]) -> Map:
     if all(isinstance(linear, PackedLinear) for linear in linears):
         return merge(cast(list[PackedLinear], linears))
     if (kind := type(linears[0])) in ROUNDED and all(type(linear) is kind for linear in linears):
-        return cast(Map, kind(torch.cat([cast(Tensor, linear.weight) for linear in linears])))  # type: ignore[call-arg]
+        return cast(Map, kind(torch.cat([cast(Tensor, linear.weight) for linear in linears])))
     return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
 
 
