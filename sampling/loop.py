@@ -136,7 +136,7 @@ class _Run:
         asked = Budget([0] * share) if self.opening else self.controller.budget(self.ids)
         # Draft at most remaining − 1: the target's own token always has room.
         room = [end - len(row) - 1 for end, row in zip(self.ends, self.rows, strict=True)]
-        budget = replace(asked, depth=list(map(min, asked.depth, room)))
+        budget = asked if max(asked.depth) <= min(room) else replace(asked, depth=list(map(min, asked.depth, room)))
         keys = torch.tensor([[name, len(row)] for name, row in zip(self.ids, self.rows, strict=True)])
         draft = Draft.empty(share)
         if max(budget.depth) > 0:

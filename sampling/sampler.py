@@ -17,13 +17,15 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sampling.types import Rows, Sampler
-from sampling.vocabulary import largest
+from sampling.vocabulary import largest, together
 from utils.errors import UserError
+from utils.kernels.compiler import at_hand
 from utils.logits_processors import LogitsProcessor
 
 Coupling = Literal["rejection", "gumbel"]
@@ -34,6 +36,8 @@ _WORD = (1 << 64) - 1
 _TARGET, _COIN, _DRAFT = 1, 2, 3  # the streams
 _MEAN = 0.5772156649015329  # of Gumbel noise
 _MANY = 16  # keys mixed as a tensor, not one by one
+_MANY_IDS = 4096  # of fewer a compiled walk gains nothing
+_ROUNDED = 1e-4  # quotients are rounded by far less
 
 
 def _mix(word: int) -> int:
@@ -142,9 +146,14 @@ class KeyedSampler(Sampler):
     def point_mass(self) -> bool:
         return self.processor.greedy or self.coupling == "gumbel" or self.draft_sampling == "greedy"
 
+    @property
+    def greedy(self) -> bool:
+        return self.processor.greedy and not self.needs_prefixes
+
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """[..., V] logits → [..., V] probabilities after every processor."""
-        return self.processor(logits, prefixes) if self.needs_prefixes else self.processor(logits)
+        with together(logits.numel()):
+            return self.processor(logits, prefixes) if self.needs_prefixes else self.processor(logits)
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:
         """One id a row: [M, V] probabilities, [M, 2] keys (row, position) → [M] long."""
@@ -176,9 +185,38 @@ class KeyedSampler(Sampler):
     def _race(self, probs: Tensor, keys: Tensor, stream: int) -> Tensor:
         if self.processor.greedy:
             return largest(probs)
-        noise = _numbers(self._states(stream, keys), probs.shape[-1], probs.device).to(probs.dtype)
-        noise.clamp_(max=1 - torch.finfo(probs.dtype).eps)
-        return largest(torch.div(probs, noise.neg_().log1p_().neg_(), out=noise))
+        states = self._states(stream, keys)
+        if _compiled(probs):
+            return torch.tensor([_quick_race(*one) for one in zip(probs, states.tolist(), strict=True)])
+        with together(probs.numel()):
+            return largest(_raced(probs, _numbers(states, probs.shape[-1], probs.device)))
+
+
+def _raced(probs: Tensor, noise: Tensor) -> Tensor:
+    """p / E of uniform numbers, float64 of probs' shape; E is what the numbers are as exponential ones."""
+    noise = noise.to(probs.dtype).clamp_(max=1 - torch.finfo(probs.dtype).eps)
+    return torch.div(probs, noise.neg_().log1p_().neg_(), out=noise)
+
+
+def _compiled(probs: Tensor) -> bool:
+    """Whether a compiled walk finds who may win. The compiler is not loaded for it: where passes are compiled it is."""
+    quick = probs.device.type == "cpu" and probs.dtype == torch.float32 and probs.shape[-1] >= _MANY_IDS
+    return quick and at_hand() and probs.is_contiguous()
+
+
+def _quick_race(probs: Tensor, state: int) -> int:
+    """The winner of the race among probs [V]: of E all that needs to be known of most ids is u < E < u / (1 − u)."""
+    from utils.kernels.noise import over_noise
+
+    most = over_noise(state, probs)
+    first = int(most.argmax())
+    least = (float(most[first]) - float(probs[first])) * (1 - _ROUNDED)
+    rivals = np.flatnonzero(most >= least)
+    if len(rivals) == 1:
+        return first
+    words = [_mix((state + (one + 1) * _GOLDEN) & _WORD) for one in rivals.tolist()]
+    noise = torch.tensor([((word >> 11) + 0.5) * 2.0**-53 for word in words], dtype=torch.float64)
+    return int(rivals[int(_raced(probs[torch.from_numpy(rivals)], noise).numpy().argmax())])
 
 
 class SamplerView(Sampler):
@@ -194,6 +232,10 @@ class SamplerView(Sampler):
     @property
     def point_mass(self) -> bool:
         return self._sampler.point_mass
+
+    @property
+    def greedy(self) -> bool:
+        return self._sampler.greedy
 
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         return self._sampler.probs(logits, prefixes)

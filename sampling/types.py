@@ -98,6 +98,7 @@ class Distributions(Protocol):
 
     def at(self, rows: Tensor, nodes: Tensor) -> Tensor: ...  # [M] places, [M] nodes (-1: the root) → [M, V]
     def all(self) -> Tensor: ...  # [B, N+1, V]
+    def drawn(self, row: int, node: int, key: Tensor) -> int: ...  # its token there, by the noise of this key [1, 2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +236,9 @@ class Sampler(Protocol):
     def needs_prefixes(self) -> bool: ...  # the distribution depends on the tokens before, or on which id a logit is of
     @property
     def point_mass(self) -> bool: ...  # drafts are point masses (greedy drafts, gumbel coupling)
+    @property
+    def greedy(self) -> bool:  # the draw is the largest logit, whatever stands before it
+        return False
 
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """[..., V] logits → [..., V] float32 processed probabilities.

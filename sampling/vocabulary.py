@@ -1,5 +1,5 @@
-"""What is done over a whole vocabulary or a reduced one: the largest and the few largest, values for a few ids laid out
-as values for all.
+"""What is done over a whole vocabulary or a reduced one: the largest and the few largest, the chances of a few, values
+for a few ids laid out as values for all.
 
 As `argmax` and `topk` find them, several times as fast on a CPU, where numpy looks for the largest faster than torch.
 Knows shapes only: no distributions and no models.
@@ -7,12 +7,16 @@ Knows shapes only: no distributions and no models.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor
 
 _MANY = 4096  # of fewer torch's own way is as fast
 _FEW = 16  # of more `topk` is faster
+_PARTED = 1 << 19  # of fewer values work is not shared out: to wake a thread takes longer, on a busy machine far longer
 _KINDS = (torch.float32, torch.float64)  # that numpy knows too, and compares fast
 
 
@@ -38,6 +42,33 @@ def best(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if np.isneginf(found).any():  # fewer are possible: those that were found look like the others
         return values.topk(count, dim=-1)
     return torch.from_numpy(found.reshape(shape)), torch.from_numpy(places.reshape(shape))
+
+
+@contextmanager
+def together(values: int) -> Iterator[None]:
+    """Torch works on so many values here, by one thread where they are few; bits do not depend on it."""
+    threads = torch.get_num_threads() if values < _PARTED else 1
+    if threads > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if threads > 1:
+            torch.set_num_threads(threads)
+
+
+def gap_of(values: np.ndarray) -> float:
+    """What the largest of values [V] is ahead of the next one."""
+    place = int(values.argmax())
+    rest = [part.max() for part in (values[:place], values[place + 1 :]) if len(part)]
+    return float(values[place] - max(rest, default=values[place]))
+
+
+def chances_of(values: np.ndarray, ids: Sequence[int] | np.ndarray) -> list[float]:
+    """softmax(values [V]) of these ids alone."""
+    top = values.max()
+    found: list[float] = (np.exp(values[ids] - top) / np.exp(values - top).sum()).tolist()
+    return found
 
 
 def _quick(values: Tensor) -> bool:

@@ -9,8 +9,10 @@ tokens and no acceptance.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from itertools import accumulate
 
 KEPT = 15  # latest samples of each figure
@@ -73,12 +75,14 @@ class Costs:
             self._drafting.clear()
             self._waking.clear()
         self._v = []
+        for name in ("plain", "c", "waking"):
+            self.__dict__.pop(name, None)
         if verify_s > 0:
             self._passes.setdefault(width, deque(maxlen=KEPT)).append(verify_s)
         if drafted and draft_s >= 0 and called >= self._calling:
             (self._waking if idle >= IDLE else self._drafting).append(draft_s / drafted)
 
-    @property
+    @cached_property
     def plain(self) -> float | None:
         """Seconds of a 1-token target pass; None before any pass was timed.
 
@@ -97,12 +101,12 @@ class Costs:
         """How many 1-token passes were timed."""
         return len(self._passes.get(1, ()))
 
-    @property
+    @cached_property
     def c(self) -> float:
         """Of a drafted token; the seed, or a guess, before two were timed."""
         return self._relative(self._drafting, DRAFT_COST if self._seeded_c is None else self._seeded_c)
 
-    @property
+    @cached_property
     def waking(self) -> float:
         """Of a drafted token after idle rounds: c and the catching up."""
         return max(self.c, self._relative(self._waking, self.c))
@@ -165,19 +169,21 @@ class _Curve:
 
     def __init__(self, points: Mapping[int, float], shape: _Curve | None = None) -> None:
         self.points, self.shape = dict(sorted(points.items())), shape
+        self._known = list(self.points)
 
     def __call__(self, n: int) -> float:
-        left = max(known for known in self.points if known <= n)
-        if left == n:
+        if n in self.points:
             return self.points[n]
-        right = min((known for known in self.points if known > n), default=None)
-        if right is not None:
+        behind = bisect(self._known, n)
+        left = self._known[behind - 1]
+        if behind < len(self._known):
+            right = self._known[behind]
             share = (n - left) / (right - left)
             return self.points[left] * (1 - share) + self.points[right] * share
         if self.shape is None:
             return self.points[left] + SLOPE * (n - left)
         shaped = self.shape(n) - self.shape(left)
-        if n <= max(self.shape.points):
+        if n <= self.shape._known[-1]:
             return self.points[left] + shaped
         # Measured curves bend down, if at all: going on as steeply as they came errs on the dear side.
         chord = (n - left) * (self.points[left] - 1) / (left - 1) if left > 1 else 0.0

@@ -21,8 +21,11 @@ from torch import Tensor, nn
 
 from sampling.models.cache import SlotCache
 from sampling.types import KVCache
+from sampling.vocabulary import together
 from utils.kernels.packed_linear import HalfLinear, PackedLinear, merge, ready
+from utils.kernels.rounded_linear import ByteLinear
 
+ROUNDED = (HalfLinear, ByteLinear)
 _MANY = 16  # rows from which on two products beat torch's own attention for one token each, on a CPU
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
@@ -37,7 +40,8 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scal
     """
     if len(q) >= _MANY and q.shape[2] == 1 and q.dtype == torch.float32 and q.device.type == "cpu":
         return _one_token(q, keys, values, bias, scale)
-    return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scale, enable_gqa=True)
+    with together(q.numel() * keys.shape[2]):
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scale, enable_gqa=True)
 
 
 def _one_token(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -173,8 +177,8 @@ def _side_by_side(linears: list[nn.Module]) -> Map:
     """x → the outputs of `linears`, concatenated: one product where all of them are packed."""
     if all(isinstance(linear, PackedLinear) for linear in linears):
         return merge(cast(list[PackedLinear], linears))
-    if all(isinstance(linear, HalfLinear) for linear in linears):
-        return HalfLinear(torch.cat([cast(Tensor, linear.weight) for linear in linears]))
+    if (kind := type(linears[0])) in ROUNDED and all(type(linear) is kind for linear in linears):
+        return cast(Map, kind(torch.cat([cast(Tensor, linear.weight) for linear in linears])))
     return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
 
 
@@ -204,7 +208,7 @@ class LlamaLayer:
         attention, mlp = module.self_attn, module.mlp
         shared = attention.k_proj.out_features // attention.head_dim
         reading = [take(linear) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
-        frozen = isinstance(reading[0], PackedLinear | HalfLinear)
+        frozen = isinstance(reading[0], (PackedLinear, *ROUNDED))
         return LlamaLayer(
             before=norm_of(module.input_layernorm, frozen),
             qkv=_side_by_side(reading),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sampling.types import Network, Rows
+from sampling.types import Network, Rows, above
 
 
 def ancestors(parents: Tensor | None, count: int) -> Tensor:
@@ -27,6 +28,8 @@ def places(
     Columns: the missing committed tokens, padded on the left to `width`, then the nodes. A padding
     column sees itself alone; nobody sees it.
     """
+    if len(feed) == 1 and lengths[0] == start:
+        return _of_one_row(parents, start, width, count)
     before = torch.tensor(lengths)[:, None]
     pads = torch.tensor([width - len(new) for new in feed])[:, None]
     column = torch.arange(width)[None]
@@ -43,6 +46,21 @@ def places(
     mask[:, :width, :] &= real[..., None]
     mask |= torch.eye(width + count, start + width + count, dtype=torch.bool).roll(start, dims=1)[None]
     return positions, mask
+
+
+def _of_one_row(parents: Tensor | None, start: int, width: int, count: int) -> tuple[Tensor, Tensor]:
+    """The same of one row, whose slots are its tokens, without tensors of a few elements."""
+    first = start + width
+    mask = np.ones((width + count, first + count), dtype=bool)
+    mask[:width] = np.tri(width, first + count, start, dtype=bool)
+    mask[width:, first:] = False
+    positions = list(range(start, first))
+    for node, parent in enumerate(above(parents, count)):
+        if parent >= 0:
+            mask[width + node, first:] = mask[width + parent, first:]
+        mask[width + node, first + node] = True
+        positions.append(first if parent < 0 else positions[width + parent] + 1)
+    return torch.tensor([positions]), torch.from_numpy(mask)[None]
 
 
 def additive(mask: Tensor, network: Network) -> Tensor:

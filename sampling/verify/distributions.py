@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from sampling.types import Draft, Rows, Sampler, above
+from sampling.vocabulary import largest
+from utils.logits_processors import check_finite
 
 TINY = 1e-12  # a residual with less mass than this is rounding: draw from p
 
@@ -44,6 +46,15 @@ class LazyDistributions:
             if new == places:
                 return found
         return torch.stack([self._known[place] for place in places])
+
+    def drawn(self, row: int, node: int, key: Tensor) -> int:
+        """See :class:`sampling.types.Distributions`. The largest logit is drawn without a distribution."""
+        if not self._sampler.greedy or self._logits.device.type != "cpu":
+            return int(self._sampler.draw(self.at(torch.tensor([row]), torch.tensor([node])), key))
+        logits = self._logits[row, node + 1]
+        token = int(largest(logits))
+        check_finite(logits[token])
+        return token
 
     def _law(self, places: list[tuple[int, int]]) -> Tensor:
         prefixes = prefixes_of(self._rows, self._draft, places) if self._sampler.needs_prefixes else []

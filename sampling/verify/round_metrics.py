@@ -4,15 +4,17 @@ best logits. Display only; no decision is taken from it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sampling.events import Step
+from sampling.rows import padded
 from sampling.types import Draft, Rows, Verdict, above
-from sampling.vocabulary import best
+from sampling.vocabulary import best, chances_of, gap_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +33,28 @@ class RoundMetrics:
 
     @staticmethod
     def of(verdict: Verdict, draft: Draft) -> RoundMetrics:
-        """Read everything off the device at once."""
-        path, device = verdict.path, verdict.logits.device
+        """Of all positions only those where a row stood are looked at: a tree has many more."""
         rows, count = draft.tokens.shape
         tokens, parents = draft.tokens.tolist(), list(above(draft.parents, count))
         source = [[0] * count] * rows if draft.source is None else draft.source.expand(rows, count).tolist()
         draft_p = [[1.0] * count] * rows if draft.raw is None else draft.raw.tolist()
-        # Of all positions only those where a row stood, its stages [B, A+1]: a tree has many more.
-        accepted = int((path >= 0).sum(dim=1).max()) if rows else 0
-        stood = torch.cat([torch.full((rows, 1), -1), path[:, :accepted]], dim=1)
-        places = stood + 1 + torch.arange(rows)[:, None] * (count + 1)
-        logits = verdict.logits.flatten(0, 1).index_select(0, places.flatten().to(device)).float()
-        logits = logits.unflatten(0, places.shape)
-        top = best(logits, 2)[0]
-        values = (top[..., 0] - top[..., -1]).tolist()
-        gaps = [dict(zip(nodes, gap, strict=True)) for nodes, gap in zip(stood.tolist(), values, strict=True)]
-        return RoundMetrics(tokens, parents, source, _examined_p(tokens, parents, stood, logits), draft_p, gaps)
+        stood = [[-1, *(node for node in path if node >= 0)] for path in verdict.path.tolist()]
+        kids: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            kids.setdefault(parent, []).append(node)
+        looks = [
+            _Look(row, node, [kid for kid in kids.get(node, ()) if tokens[row][kid] >= 0])
+            for row, nodes in enumerate(stood)
+            for node in nodes
+        ]
+        ids = [[tokens[look.row][kid] for kid in look.kids] for look in looks]
+        gaps: list[dict[int, float]] = [{} for _ in tokens]
+        target_p: list[dict[int, float]] = [{} for _ in tokens]
+        found = (_read_here if verdict.logits.device.type == "cpu" else _read_there)(verdict.logits, looks, ids)
+        for look, (gap, chances) in zip(looks, found, strict=True):
+            gaps[look.row][look.node] = gap
+            target_p[look.row].update(zip(look.kids, chances, strict=True))
+        return RoundMetrics(tokens, parents, source, target_p, draft_p, gaps)
 
     def step(self, place: int, path: list[int], token: int | None, **more: Any) -> Step:
         """The Step of row `place`, `more` being its other fields; nodes are numbered anew without the absent ones."""
@@ -69,20 +77,30 @@ class RoundMetrics:
         )
 
 
-def _examined_p(tokens: Rows, parents: list[int], stood: Tensor, logits: Tensor) -> list[dict[int, float]]:
-    """By row and node p(x) of the children of the nodes at which each row stood, from their logits [B, A+1, V]."""
-    wanted: list[tuple[int, int, int, int]] = []  # of each: row, stage, token, node
-    for place, passed in enumerate(stood.tolist()):
-        stages = {node: stage for stage, node in reversed(list(enumerate(passed)))}  # -1 is the root, then padding
-        wanted += [
-            (place, stages[parent], token, node)
-            for node, (parent, token) in enumerate(zip(parents, tokens[place], strict=True))
-            if parent in stages and token >= 0
-        ]
-    found: list[dict[int, float]] = [{} for _ in tokens]
-    if wanted:
-        places, at, ids, _ = torch.tensor(wanted, device=logits.device).unbind(1)
-        values = logits.softmax(dim=-1)[places, at, ids].tolist()
-        for (place, _, _, node), p in zip(wanted, values, strict=True):
-            found[place][node] = p
-    return found
+class _Look(NamedTuple):
+    """A node at which a row stood (-1: the root), and those behind it."""
+
+    row: int
+    node: int
+    kids: list[int]
+
+
+Reading = Iterable[tuple[float, list[float]]]  # of each look: the gap, and the probabilities of its ids
+
+
+def _read_here(logits: Tensor, looks: list[_Look], ids: Rows) -> Reading:
+    """In the host's memory, by one thread."""
+    for look, wanted in zip(looks, ids, strict=True):
+        values = logits[look.row, look.node + 1].float().numpy()
+        yield gap_of(values), chances_of(values, wanted) if wanted else []
+
+
+def _read_there(logits: Tensor, looks: list[_Look], ids: Rows) -> Reading:
+    """On an accelerator, at once; all ids are read off together."""
+    rows, nodes = torch.tensor([look[:2] for look in looks], device=logits.device).unbind(1)
+    values = logits[rows, nodes + 1].float()
+    top = best(values, 2)[0]
+    wanted = padded(ids, 0).to(logits.device)
+    chances = values.softmax(dim=-1).gather(1, wanted).tolist()
+    gaps = (top[:, 0] - top[:, -1]).tolist()
+    return [(gap, row[: len(one)]) for gap, row, one in zip(gaps, chances, ids, strict=True)]

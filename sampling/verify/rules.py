@@ -107,10 +107,9 @@ def verify_points_of_one_row(
     for node, (parent, token) in enumerate(zip(above(draft.parents, count), draft.tokens[0].tolist(), strict=True)):
         if token >= 0:
             kids.setdefault((parent, token), node)
-    place, path = torch.zeros(1, dtype=torch.long), [-1]  # the root, then accepted nodes
+    path, ((row, start),) = [-1], keys.tolist()  # the root, then accepted nodes
     while True:
-        probs = distributions.at(place, torch.tensor(path[-1:]))
-        token = int(sampler.draw(probs, keys + torch.tensor([0, len(path) - 1])))
+        token = distributions.drawn(0, path[-1], torch.tensor([[row, start + len(path) - 1]]))
         if (path[-1], token) not in kids:
             break
         path.append(kids[path[-1], token])

@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import mmap
 import re
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,11 @@ def keep_in(folder: Path) -> None:
     """Compiled code is kept in this folder of the user's own. Without one everything is compiled at every start."""
     global _folder
     _folder = folder
+
+
+def at_hand() -> bool:
+    """Whether the compiler is loaded: what only saves a little time is not worth loading it."""
+    return "utils.kernels.vectors" in sys.modules
 
 
 @functools.cache

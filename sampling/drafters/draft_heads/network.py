@@ -26,7 +26,9 @@ from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaLayer, as_it_is, causal_bias, latest, norm_of, plus, rotate
 from sampling.types import KVCache
+from utils.kernels import rounded_linear
 from utils.kernels.packed_linear import HalfLinear, PackedLinear, available, half_available, packable, ready
+from utils.kernels.rounded_linear import ByteLinear
 
 TABLE = 1024  # positions by which a table of angles grows
 
@@ -98,7 +100,7 @@ class Cross:
 class StudentNetwork:
     """A draft head as a function of new tokens and a `SlotCache`.
 
-    With `pack`, and float32 weights on the CPU, the linear layers are packed copies (in 16 bit if
+    With `pack`, and float32 weights on the CPU, the linear layers are packed copies (in 8 or 16 bit if
     `student.rounded`): the caller may release the draft head, and later changes of its weights are not seen.
     Otherwise the draft head's own modules are used where they lie, on whatever device. The embedding is never
     copied: it may be the target's.
@@ -108,7 +110,7 @@ class StudentNetwork:
         config, trunk = student.config, cast(Any, student.model)
         take = as_it_is
         if pack and available() and packable(student.lm_head):
-            take = _halved if student.rounded and half_available() else _packed
+            take = _rounded if student.rounded else _packed
         frozen = take is not as_it_is
         self.kind, self.window, self.layers = config.kind, config.window, config.num_hidden_layers
         self.vocab_size, self.context = config.vocab_size, config.max_position_embeddings
@@ -234,8 +236,10 @@ def _packed(linear: Any) -> nn.Module:
     return _Packed(linear.weight.detach(), linear.bias)
 
 
-def _halved(linear: Any) -> nn.Module:
-    return HalfLinear(linear.weight)
+def _rounded(linear: Any) -> nn.Module:
+    if rounded_linear.fits(linear.weight):
+        return ByteLinear(linear.weight)
+    return HalfLinear(linear.weight) if half_available() else _packed(linear)
 
 
 def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:

@@ -25,6 +25,7 @@ from sampling.drafters.tables.table_file import StaticTables
 from sampling.drafters.tables.tree import SURE, Noise, TableTreeDrafter, favour
 from sampling.events import Call
 from sampling.types import LM, Budget, Draft, Drafter, Rows, Sampler, Session, Verdict
+from sampling.vocabulary import chances_of
 from utils.logits_processors import check_finite
 from utils.timing import Stopwatch
 
@@ -127,11 +128,10 @@ class JointTreeDrafter(TableTreeDrafter):
         """The drafter's likeliest tokens behind the row and their probabilities."""
         score, short = scoring(session)
         logits = score(rows, Draft.empty(1))[0, 0].float()
-        best = logits.topk(min(CANDIDATES, logits.shape[-1]))
-        whole = logits.logsumexp(dim=-1)
-        check_finite(whole)
-        ids = best.indices if short is None else short[best.indices]
-        return dict(zip(ids.tolist(), (best.values - whole).exp().tolist(), strict=True))
+        values, places = logits.topk(min(CANDIDATES, logits.shape[-1]))
+        check_finite(values[0])
+        ids = places if short is None else short[places]
+        return dict(zip(ids.tolist(), chances_of(logits.cpu().numpy(), places.cpu().numpy()), strict=True))
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         super().observe(rows, draft, verdict)

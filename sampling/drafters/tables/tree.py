@@ -19,9 +19,9 @@ the tokens before them, as in token recycling (Luo et al., arXiv 2408.08696: by 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import torch
@@ -42,6 +42,7 @@ _MOST = 4  # tokens kept behind a context
 RECALLED = 2  # index into the names of TableTreeDrafter's traits
 LEAST = 0.03
 """Less likely paths are not looked at."""
+_KEPT = 4096  # contexts whose entries in the tables are at hand
 _CHOICES = 4  # tokens of one context of the tables that may become siblings
 BELIEVED = 0.5  # of the noise
 LOUDEST = 100.0  # noise in a logit beyond which it makes no difference; at a temperature of thousands there is more
@@ -129,20 +130,23 @@ class TableTreeDrafter(TablesDrafter):
         self.traits = Traits(names, Rule.POINT, shared_noise=shared_noise, tree=Tree.BEST_FIRST)
         self._recalled = Recalled() if recall else None
         self._trees = True  # whether the target takes them
+        self._looked_up: dict[tuple[int, ...], tuple[list[Found], list[Found]]] = {}
+        self._certain = False  # whether the target's draws leave no choice
         self._ids: list[int] = []  # the caller's numbers of the rows, which key the noise
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         super().start(prompt, target, verifier)
         self._ids, self._trees = list(range(len(prompt))), target.takes_trees
         self._recalled = None if self._recalled is None else Recalled()
+        self._looked_up.clear()  # the target may have other ids
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
         self._ids = [self._ids[row] for row in rows.tolist()]
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
-        """Keep the distributions at which the row stood."""
-        if self._recalled is None or len(rows) != 1:
+        """Keep the distributions at which the row stood; greedy ones leave no choice."""
+        if self._recalled is None or self._certain or len(rows) != 1:
             return
         path = [node for node in verdict.path[0].tolist() if node >= 0]
         row = [*rows[0][-2:], *draft.tokens[0, path].tolist()]
@@ -153,12 +157,13 @@ class TableTreeDrafter(TablesDrafter):
         """A tree of at most budget.depth[0] nodes; `source` is [1, N]."""
         if len(rows) != 1:
             return super().propose(rows, budget, sampler)
-        noise = self._noise(len(rows[0]), sampler) if self.traits.shared_noise else None
+        self._certain = sampler.greedy
+        noise = self._noise(len(rows[0]), sampler) if self.traits.shared_noise and not sampler.greedy else None
         (row,) = behind(self._leads, rows)
         index = self._indices[0]
         index.follow(row)
         tail = row[-self._reach :]
-        first = self._first(rows, list(self._offered(index, tail)), noise)
+        first = self._first(rows, self._offered(index, tail), noise)
         grown = self._grown(index, tail, budget, noise, first)
         paths = [one.path for one in grown]
         taken = grown[: worthwhile(paths, budget.costs)]
@@ -190,7 +195,7 @@ class TableTreeDrafter(TablesDrafter):
         while len(taken) < budget.depth[0] and may_grow(at.path, len(taken), budget.costs):
             if taken:
                 tail = [*at.tail[1 - self._reach :], at.found.token]
-                offered = favoured(list(self._offered(index, tail)), noise, at.depth + 1)
+                offered = favoured(self._offered(index, tail), noise, at.depth + 1)
             for found in offered:
                 if (path := at.path * found.p) >= self.least:
                     order += 1
@@ -203,35 +208,48 @@ class TableTreeDrafter(TablesDrafter):
             taken.append(at)
         return taken
 
-    def _offered(self, index: MatchIndex, tail: list[int]) -> Iterator[Found]:
+    def _offered(self, index: MatchIndex, tail: list[int]) -> list[Found]:
         """Every token that some context offers, in the order in which a chain would believe them; a later one counts
         for what those before it leave."""
-        left, seen = 1.0, set[int]()
-        for found in self._all(index, tail):
-            if found.token not in seen and left > 0:
-                seen.add(found.token)
-                yield found._replace(p=left * found.p)
-                left *= 1 - found.p
-
-    def _all(self, index: MatchIndex, tail: list[int]) -> Iterator[Found]:
-        """As :meth:`TablesDrafter._next`, and what it would have found without that, and so on."""
         matches = [(size, Found(token, MATCH, CHANCE[size])) for size, token in index.every(tail)]
-        known = [] if self._known is None else list(self._known.every(tail, most=_CHOICES))
-        yield from (found for size, found in matches if size >= self.sure_match)
-        yield from (Found(one.token, TABLES, one.confidence) for one in known if one.size > 1)
-        yield from self._from_recalled(tail, 2)
-        yield from (found for size, found in matches if size < self.sure_match)
-        yield from (Found(one.token, TABLES, one.confidence) for one in known if one.size == 1)
-        yield from self._from_recalled(tail, 1)
+        longer, bigrams = self._of_tables(tail)
+        recalled = (self._from_recalled(tail, 2), self._from_recalled(tail, 1))
+        sure = [found for size, found in matches if size >= self.sure_match]
+        unsure = [found for size, found in matches if size < self.sure_match]
+        left, seen, offered = 1.0, set[int](), list[Found]()
+        for token, source, p in chain(sure, longer, recalled[0], unsure, bigrams, recalled[1]):
+            if token not in seen and left > 0:
+                seen.add(token)
+                offered.append(Found(token, source, left * p))
+                left *= 1 - p
+        return offered
 
-    def _from_recalled(self, tail: list[int], size: int) -> Iterator[Found]:
+    def _of_tables(self, tail: list[int]) -> tuple[list[Found], list[Found]]:
+        """What the tables offer behind two tokens and more, and behind one. They never change: what a round has looked
+        up is there for the next ones, most of whose contexts it has met."""
+        context = tuple(tail)
+        if (found := self._looked_up.get(context)) is None:
+            known = [] if self._known is None else list(self._known.every(tail, most=_CHOICES))
+            longer, bigrams = (
+                [Found(one.token, TABLES, one.confidence) for one in known if (one.size > 1) == long]
+                for long in (True, False)
+            )
+            if len(self._looked_up) >= _KEPT:
+                self._looked_up.clear()
+            found = self._looked_up[context] = longer, bigrams
+        return found
+
+    def _from_recalled(self, tail: list[int], size: int) -> list[Found]:
         """What the target thought likely behind the last `size` tokens, if it is to be recalled."""
-        if self._recalled is not None:
-            yield from (Found(token, RECALLED, p) for token, p in self._recalled.behind(tail, size))
+        if self._recalled is None:
+            return []
+        return [Found(token, RECALLED, p) for token, p in self._recalled.behind(tail, size)]
 
 
 def favoured(offered: list[Found], noise: Noise | None, depth: int) -> list[Found]:
     """The same tokens with the chances that the noise leaves them at this depth; as they are where there is none."""
+    if noise is None:
+        return offered
     louder = favour(noise, depth, [found.token for found in offered], BELIEVED)
     return [
         found if factor == 1 else found._replace(p=min(SURE, found.p * factor))

@@ -12,6 +12,7 @@ from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Rows, Rule, Verdict
 from sampling.verify.distributions import LazyDistributions, distributions_of
 from sampling.verify.rules import verify
+from utils.errors import LogitsError
 from utils.logits_processors import LogitsProcessor
 
 V, NODES = 11, 5
@@ -111,3 +112,26 @@ def test_one_row_is_judged_as_it_is_in_a_batch(draft: Draft, seed: int, temperat
     assert torch.equal(alone.path, pair.path[:1])
     assert torch.equal(alone.token, pair.token[:1])
     assert alone.path.dtype == alone.token.dtype == torch.long
+
+
+@pytest.mark.parametrize("processor", processors())
+def test_what_is_drawn_at_a_node_is_the_draw_from_its_law(processor: LogitsProcessor) -> None:
+    logits, draft = case(3)
+    sampler = Counting(processor)
+    laws, expected = LazyDistributions(logits, draft, ROWS, sampler), distributions_of(logits, draft, ROWS, sampler)
+    before = sampler.made
+    for row in range(2):
+        for node in range(-1, NODES):
+            key = torch.tensor([[row, 7 + node]])
+            assert laws.drawn(row, node, key) == int(sampler.draw(expected[row, node + 1][None], key))
+    assert (sampler.made == before) is sampler.greedy  # greedily no law is worked out
+
+
+def test_logits_that_are_no_numbers_are_refused_without_a_law() -> None:
+    logits, draft = case()
+    for broken in (float("nan"), float("inf")):
+        logits[0, 1, 4] = broken
+        with pytest.raises(LogitsError):
+            LazyDistributions(logits, draft, ROWS, KeyedSampler(LogitsProcessor(temperature=0))).drawn(
+                0, 0, torch.tensor([[0, 4]])
+            )

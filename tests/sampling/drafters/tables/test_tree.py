@@ -286,6 +286,8 @@ def test_rows_keep_their_noise_when_others_have_ended() -> None:
     asked: list[tuple[int, int]] = []
 
     class Noted:
+        greedy = False
+
         def shared_noise(self, row: int, position: int, ids: list[int]) -> list[float]:
             asked.append((row, position))
             return [0.0] * len(ids)

@@ -1,0 +1,63 @@
+"""What saves a round time once the compiler is loaded: layers rounded to 8 bits, and the walk that finds a race's few
+possible winners. Against what they stand for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sampling import sampler as drawing
+from sampling.sampler import KeyedSampler
+from tests.support.quantized import keep_code
+from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.logits_processors import LogitsProcessor
+
+pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+
+keep_code()
+
+
+@pytest.mark.parametrize("count", [16, 37])
+def test_a_rounded_layer_is_near_its_weight_and_rounding_again_changes_nothing(count: int) -> None:
+    from utils.kernels.rounded_linear import ByteLinear
+
+    source = torch.Generator().manual_seed(1)
+    weight, x = torch.randn(count, 96, generator=source), torch.randn(2, 7, 96, generator=source)
+    weight[3, 32:64] = 0.0
+    layer = ByteLinear(weight)
+    step = weight.unflatten(1, (-1, 32)).abs().amax(dim=-1) / 127
+    off = (layer.weight - weight).unflatten(1, (-1, 32)).abs().amax(dim=-1)
+    assert (off <= 0.6 * step + 1e-9).all()  # half a step, and the 16-bit scale's own rounding
+    assert torch.equal(ByteLinear(layer.weight).weight, layer.weight)
+    exact = x.double() @ layer.weight.double().T
+    assert (layer(x) - exact).abs().max() < 1e-4 * exact.abs().max()
+    assert layer(x).shape == (2, 7, count)
+    assert torch.equal(layer(x[0, :1]), layer(x)[0, :1])
+
+
+@pytest.mark.parametrize("shape", ["peaked", "flat", "certain", "two"])
+def test_the_compiled_walk_draws_what_the_whole_race_draws(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import utils.kernels.noise  # noqa: F401  (with it the compiler is at hand)
+
+    size, source = 5000, torch.Generator().manual_seed(2)
+    scale = {"peaked": 4.0, "flat": 0.1, "certain": 0.0, "two": 0.0}[shape]
+    probs = (scale * torch.randn(40, size, generator=source)).softmax(dim=-1)
+    if shape in ("certain", "two"):
+        probs = torch.zeros(40, size)
+        probs[:, 7], probs[:, 4999] = (1.0, 0.0) if shape == "certain" else (0.5, 0.5)
+    sampler, keys = KeyedSampler(LogitsProcessor(0.7), seed=5), torch.tensor([[0, place] for place in range(40)])
+    assert drawing._compiled(probs)
+    found = sampler.draw(probs, keys)
+    monkeypatch.setattr(drawing, "_compiled", lambda probs: False)
+    assert torch.equal(found, sampler.draw(probs, keys))
+    assert len(set(found.tolist())) > {"certain": 0, "two": 1}.get(shape, 10)
+
+
+def test_the_walk_divides_by_the_samplers_own_stream() -> None:
+    from utils.kernels.noise import over_noise
+
+    probs = torch.rand(5000, generator=torch.Generator().manual_seed(3))
+    for state in (5, -5, (1 << 63) - 1):
+        noise = drawing._numbers(torch.tensor([state]), len(probs), probs.device)[0].float()
+        assert np.array_equal(over_noise(state, probs), (probs / noise).numpy())
