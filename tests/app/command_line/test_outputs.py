@@ -133,7 +133,7 @@ FILES = {
 }
 FOLDERS = ("distill --out", "distill --features", "distill --export")
 READ = {
-    *("--models", "--target", "--drafter", "--data-dir", "/load FILE", "/prompts FILE|NAME"),
+    *("--models", "--target", "--drafter", "--tables", "--data-dir", "/load FILE", "/prompts FILE|NAME"),
     *("bench --prompts", "bench --ids", "record --prompts", "record --ids", "simulate --prompts", "write --prompts"),
     *("report FILE", "simulate FILE", "replay FILE", "tables --from"),
     *("distill --data", "distill --prompts", "distill --start"),
