@@ -34,7 +34,8 @@ def rounding_lines(
     engine: PairEngine, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
 ) -> list[str]:
     """A line for the target and for a drafter that is a model, where the weights were rounded at load."""
-    loaded, found = engine.loaded, [(engine.loaded.target, engine.loaded.spec.target, engine.target)]
+    loaded = engine.loaded
+    found: list[tuple[LoadedModel, Any, CausalLM]] = [(loaded.target, loaded.spec.target, engine.target)]
     if loaded.drafter is not None and isinstance(engine.drafter, CausalLM):
         found.append((loaded.drafter, loaded.spec.drafter, engine.drafter))
     if engine.encodes:
