@@ -138,8 +138,6 @@ def mixture_of(heads: int, half: bool) -> Body:
     line = ir.VectorType(F16 if half else F32, WIDTH)
 
     def body(builder: Any, values: Any, weights: Any, sums: Any, slots: Any, between: Any, size: Any) -> None:
-        row = builder.mul(size, number(size_of))
-
         def part(index: Any, _: list[Any]) -> list[Any]:
             first, start = (
                 moved(builder, values, index, PARTS * WIDTH * size_of),
@@ -148,7 +146,8 @@ def mixture_of(heads: int, half: bool) -> Body:
             place = [moved(builder, start, size, 4 * head) for head in range(heads)]
 
             def one(slot: Any, held: list[Any]) -> list[Any]:
-                at, new = moved(builder, weights, slot, 4), []
+                at = moved(builder, weights, slot, 4)
+                new: list[Any] = []
                 row = builder.add(first, builder.mul(slot, builder.mul(size, number(size_of))))
                 found = [read(builder, row, line, part * WIDTH * size_of) for part in range(PARTS)]
                 found = [builder.fpext(value, F) for value in found] if half else found
