@@ -53,8 +53,8 @@ def openmp() -> Any | None:
 class Pace:
     """How many threads the next run takes.
 
-    It is told of every run of a team how often a thread slept at a barrier, which on a quiet machine never happens: two runs in a row that were held up bring one thread for a while, longer each time
-    that trying the team again fails.
+    It is told of every run of a team how often a thread slept at a barrier, which on a quiet machine hardly happens:
+    two runs in a row that were held up bring one thread for a while, longer each time that a new try fails.
     """
 
     def __init__(self) -> None:
