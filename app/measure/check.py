@@ -51,11 +51,9 @@ def check_pair(name: str | None, settings: Settings, options: ModelOptions, spee
 
     With `speed` also the time of passes over 1 … 16 tokens, the cost of drafting and the parts of a round. Raises
     UserError (exit code 1) with the reason where the pair cannot be loaded or does not fit, its own tables or
-    draft head included; others that the pair names have a line each. What weights rounded at load cost is measured
-    beside the float weights.
+    draft head included; others that the pair names have a line each.
     """
     from app.lanes.lane import PairEngine
-    from app.measure.rounding import rounding_lines
     from app.screen.output import LoadProgress
     from app.screen.terminal import Interrupts
     from utils.loading.loading import load_pair
@@ -66,7 +64,6 @@ def check_pair(name: str | None, settings: Settings, options: ModelOptions, spee
         loaded = load_pair(spec, given, progress, interrupted)
         engine = PairEngine(loaded)
         found = [*_shared(loaded), *_memory(engine, before)]
-        found += rounding_lines(engine, given, progress, interrupted)
     console = _console(settings.color)
     console.print(_models(loaded))
     for line in [*found, *_draft_heads(engine), *(f"note: {note}" for note in loaded.notes)]:

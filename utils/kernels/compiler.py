@@ -10,8 +10,6 @@ import ctypes
 import functools
 import hashlib
 import importlib.metadata
-import mmap
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -45,16 +43,10 @@ def _version(source: Path) -> str:
 
 
 def put_away() -> None:
-    """Give back memory that nothing needs once everything is compiled: what the heap holds unused, and the pages of the
-    compiler's own code, which come back from its file if it is asked again. Pages that were written to stay."""
+    """Give back what the heap holds unused, once everything is loaded and compiled."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc
         libc.malloc_trim(0)
-    for place in re.split(r"\n(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text()):
-        first, last, name = re.match(r"(\w+)-(\w+) .*? *(\S*)\n", place).groups()  # type: ignore[union-attr]
-        if "libllvmlite" in name and re.search(r"\nAnonymous: +0 .*\n(.*\n)*Swap: +0 ", place):
-            size = int(last, 16) - int(first, 16)
-            libc.madvise(ctypes.c_void_p(int(first, 16)), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
 class Entry:
