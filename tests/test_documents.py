@@ -114,7 +114,7 @@ def test_every_command_line_is_understood(page: Path) -> None:
 
 def test_the_commands_of_the_readme_are_among_them() -> None:
     found = commands(README)
-    assert {"", ' run "What is a river?"', " check smollm2 --speed"} <= set(found)
+    assert {"", ' run "What is a river?"', " check smollm2 --speed --quantization none"} <= set(found)
     assert len(found) >= 15
 
 

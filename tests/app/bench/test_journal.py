@@ -280,6 +280,7 @@ def test_the_settings_that_are_no_part_of_a_run_are_few_and_named(pair: TinyPair
     silent = {name for name in {**SETTING_FIELDS, **MODEL_FIELDS} if name not in told}
     assert silent == {
         *("compare", "view", "color", "palette", "ascii", "quiet", "data_dir", "verbose", "debug", "record"),
+        *("drafts", "slow"),
         *("models", "device", "dtype", "quantization", "tp_size", "trust_remote_code", "offline"),
     }
 

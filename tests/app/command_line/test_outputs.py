@@ -136,6 +136,7 @@ READ = {
     *("--models", "--target", "--drafter", "--tables", "--data-dir", "/load FILE", "/prompts FILE|NAME"),
     *("bench --prompts", "bench --ids", "record --prompts", "record --ids", "simulate --prompts", "write --prompts"),
     *("report FILE", "simulate FILE", "replay FILE", "tables --from"),
+    "rivals",  # a child of `bench --against`, which reads its pipe
     *("distill --data", "distill --prompts", "distill --start"),
 }
 

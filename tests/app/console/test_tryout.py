@@ -166,4 +166,15 @@ def test_tab_offers_names_folders_and_prompt_files(tmp_path: Path, monkeypatch: 
         (tmp_path / name).touch()
     (tmp_path / "sub").mkdir()
     offered = [found.text for found in completions("/prompts ", 9, ScriptedConsole(), COMMANDS)]
-    assert offered == ["spec_bench", "mt_bench", "gsm8k", "mmlu", "hellaswag", "a.jsonl", "b.txt", "sub/"]
+    assert offered == [
+        "spec_bench",
+        "mt_bench",
+        "gsm8k",
+        "mmlu",
+        "gsm8k_cascade",
+        "mmlu_cascade",
+        "hellaswag",
+        "a.jsonl",
+        "b.txt",
+        "sub/",
+    ]

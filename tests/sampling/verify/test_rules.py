@@ -115,7 +115,9 @@ def test_every_way_of_drafting_is_in_this_table() -> None:
         }
     bases = {one for one in ways if one.propose is sampling.types.Drafter.propose} | {LookupDrafter}
     assert {one.__name__ for one in bases} == {"Composite", "LookupDrafter", "ModelMember", "NoDrafter", "Reviewer"}
-    assert (ways - bases) | {NoDrafter} == {kind for kind, _, _ in DRAFTERS.values()}
+    storages = {one for one in ways if one.propose is NgramDrafter.propose} - {NgramDrafter}
+    assert {one.__name__ for one in storages} == {"NGramStorage", "OneLevelNGramStorage"}  # under other names
+    assert (ways - bases - storages) | {NoDrafter} == {kind for kind, _, _ in DRAFTERS.values()}
 
 
 class Watched:

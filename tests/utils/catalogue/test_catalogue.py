@@ -160,7 +160,7 @@ drafter: none -> draftr: none
 quantization: nf4 -> quantisation: nf4
     :10: pair 'b': unknown key 'quantisation' (did you mean 'quantization'?)
 quantization: nf4 -> quantization: nf5
-    :10: pair 'b': target.quantization must be 'none', 'int8', 'nf4' or 'fp4', got 'nf5'
+    :10: pair 'b': target.quantization must be 'none', 'q4', 'q8', 'int8', 'nf4' or 'fp4', got 'nf5'
 drafter: none -> drafter: glide
     :11: pair 'b': drafter glide needs its folder in students, as glide: DIR
 drafter: none -> students: {plane: x}

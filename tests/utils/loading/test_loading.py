@@ -147,7 +147,7 @@ def test_the_drafter_changes_while_the_target_stays(tiny):
         (LoadOptions(device="cpu", dtype="float8"), r"dtype must be one of auto, float32, float16, bfloat16, got"),
         (
             LoadOptions(device="cpu", quantization="int3"),
-            r"quantization must be one of none, int8, nf4, fp4, got 'int3'",
+            r"quantization must be one of none, q4, q8, int8, nf4, fp4, got 'int3'",
         ),
     ],
 )
