@@ -25,7 +25,7 @@ TEAM: list[tuple[str, type]] = [
     ("meeting", np.int64),
 ]
 
-NAP = 70e-6  # seconds that a sleep at a barrier takes, as measured
+NAP = 70e-6  # seconds that a sleep at a barrier takes, about
 HELD_UP = 1 / 3  # of a run's time spent asleep: threads were taken off their cores
 SHORTEST, LONGEST = 0.25, 4.0  # seconds with one thread before the team is tried again
 CALM = 4  # runs without trouble after which trouble counts as new
