@@ -44,7 +44,7 @@ class ByteLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.packed = PackedWeight.of(rounded(weight.detach().float().numpy()))
         self._function, self._busy = product.address, threading.Lock()
-        self._record, self._meeting = np.zeros(1, PRODUCT), np.zeros(16, np.int64)
+        self._record = np.zeros(1, PRODUCT)
         self._activations = torch.empty(0, dtype=torch.uint8)
         introduce(self._record)
         self._set(
@@ -53,7 +53,6 @@ class ByteLinear(nn.Module):
             layout=self.packed.number,
             weights=self.packed.address,
             columns=columns_entry.address,
-            meeting=self._meeting.ctypes.data,
         )
 
     def _set(self, **values: int) -> None:
@@ -75,7 +74,6 @@ class ByteLinear(nn.Module):
         with self._busy:
             if (needed := room(len(flat), self.in_features)) > self._activations.numel():
                 self._activations = torch.empty(needed, dtype=torch.uint8)
-            self._meeting[0] = 0
             places = {"x": flat, "activations": self._activations, "result": result}
             self._set(rows=len(flat), **{name: part.data_ptr() for name, part in places.items()})
             run(self._function, self._record, torch.get_num_threads())
