@@ -23,9 +23,9 @@ from sampling.models.cache import SlotCache
 from sampling.types import KVCache
 from sampling.vocabulary import together
 from utils.kernels.packed_linear import HalfLinear, PackedLinear, merge, ready
-from utils.kernels.rounded_linear import ByteLinear
+from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
 
-ROUNDED = (HalfLinear, ByteLinear)
+ROUNDED = (HalfLinear, QuantizedLinear)
 _MANY = 16  # rows from which on two products beat torch's own attention for one token each, on a CPU
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
@@ -177,8 +177,12 @@ def _side_by_side(linears: list[nn.Module]) -> Map:
     """x → the outputs of `linears`, concatenated: one product where all of them are packed."""
     if all(isinstance(linear, PackedLinear) for linear in linears):
         return merge(cast(list[PackedLinear], linears))
-    if (kind := type(linears[0])) in ROUNDED and all(type(linear) is kind for linear in linears):
-        return cast(Map, kind(torch.cat([cast(Tensor, linear.weight) for linear in linears])))
+    if all(isinstance(linear, HalfLinear) for linear in linears):
+        return HalfLinear(torch.cat([cast(Tensor, linear.weight) for linear in linears]))
+    if all(isinstance(linear, QuantizedLinear) and linear.bias is None for linear in linears):
+        joined = PackedWeight.joined([cast(QuantizedLinear, linear).packed for linear in linears])
+        if joined is not None:
+            return QuantizedLinear(joined)
     return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
 
 

