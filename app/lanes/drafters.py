@@ -155,7 +155,7 @@ class PairDrafters:
 
     def _load(self, kind: str) -> DraftHead:
         loaded, place = self._loaded, self.folder(kind)
-        head = load_student(place, loaded.target.model, fingerprint(loaded.tokenizer))
+        head = load_student(place, loaded.target.model, fingerprint(loaded.tokenizer), loaded.spec.target.id)
         if head.config.kind != kind:
             raise UserError(f"the drafter {place} is a {head.config.kind} drafter, not a {kind} one")
         network = self.target.network

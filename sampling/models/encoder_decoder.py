@@ -208,7 +208,7 @@ class EncDecSession(CausalSession):
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         raise UserError("an encoder-decoder model has no keys and values for a drafter to read")
 
-    def hidden(self) -> Tensor:
+    def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
         raise UserError("an encoder-decoder model has no hidden states for a drafter to read")
 
 

@@ -103,6 +103,7 @@ class HeadFolders(BaseModel):
     plain: str | None = None
     glide: str | None = None
     feature: str | None = None
+    eagle: str | None = None
 
 
 HEAD_KINDS = tuple(HeadFolders.model_fields)  # the kinds of draft head: words for those in the pair's `students`

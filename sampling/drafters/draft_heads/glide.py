@@ -40,7 +40,7 @@ class GlideLM(FollowingLM):
         UserError: a draft head of another kind; `open` without a target's session that can be read.
     """
 
-    kind = "glide"
+    kinds = ("glide",)
     reads_kv = True
 
     def __init__(

@@ -312,7 +312,7 @@ def test_the_console_changes_drafters_and_lanes_in_the_middle_of_a_chat(
     )
     assert ran.text.count("error:") == 1  # the lane that n-grams cannot run; the message is not lost
     assert "error: lane draft needs a drafter model, got drafter ngram" in " ".join(ran.text.split())
-    assert [session.keeps_hidden for session in seen] == [False, True, True, True]
+    assert [bool(session.keeps_hidden) for session in seen] == [False, True, True, True]
     assert seen[1] is seen[2] is seen[3]  # read once with its states, it serves every lane after
     assert "drafter  glide drafter" in ran.after("/info")
     assert ran.after("/drafter") == "drafter = ngram\n"

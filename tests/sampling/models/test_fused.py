@@ -70,8 +70,12 @@ def test_it_computes_what_transformers_computes(shape: str, tied: bool) -> None:
     ids = torch.tensor([tokens(40, 1), tokens(40, 2)])
     positions = torch.arange(40).expand(2, -1)
     cache, other = network.new_cache(2), plain.new_cache(2)
-    logits, states = network.forward(ids, positions, None, cache, 7, hidden=True)
-    expected, plain_states = plain.forward(ids, positions, None, other, 7, hidden=True)
+    wanted = (1, -1, 0)
+    logits, states = network.forward(ids, positions, None, cache, 7, hidden=wanted)
+    expected, plain_states = plain.forward(ids, positions, None, other, 7, hidden=wanted)
+    bare = network.forward(ids, positions, None, network.new_cache(2), 7)
+    assert torch.equal(bare[0], logits)
+    assert bare[1] is None
     assert logits.shape == expected.shape
     assert divergence(expected, logits) < 1e-5
     assert states is not None
