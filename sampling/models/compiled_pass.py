@@ -65,18 +65,19 @@ def _record(fields: str, first: list[tuple[str, type]] | None = None) -> np.dtyp
     return np.dtype([*(first or []), *((name, np.int64) for name in fields.split())])
 
 
-# Sizes, then addresses. Of a weight: its address and the number of its layout.
+# Sizes, then addresses. Of a weight: its address and the number of its layout. `states` of the pass are what the head
+# reads, of a layer what enters it, 0 where they are not wanted; `states_row`: numbers of a row of them.
 PASS = _record(
     "rows kept fed layers hidden inner heads shared size vocab_blocks "  # fed: rows of one sequence; kept: with logits
     "batch slots half wide "  # of the cache, wide: bytes of one of its numbers
     "row table embed embed_layout head head_layout norm turns keys values "
-    "x qkv normed mixed gated buffer buffer_size scores scores_size scores_row logits states states_row "  # states: of the head's inputs; floats of a row
+    "x qkv normed mixed gated buffer buffer_size scores scores_size scores_row logits states states_row "
     "epsilon scale columns score mix",
     TEAM,
 )
 LAYER = _record(
     "before after q q_layout k k_layout v v_layout o o_layout gate gate_layout up up_layout down down_layout "
-    "q_bias k_bias v_bias q_norm k_norm states"  # states: where what enters the layer is written, 0 = nowhere
+    "q_bias k_bias v_bias q_norm k_norm states"
 )
 ROW = _record("id position sequence slot seen more count")  # sees the first `seen` slots, then those in the list `more`
 

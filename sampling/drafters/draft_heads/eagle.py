@@ -32,7 +32,7 @@ from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call
 from sampling.models.causal import CausalSession
 from sampling.models.masks import additive, places
-from sampling.types import Budget, Draft, Rows, Rule, Sampler
+from sampling.types import Budget, Draft, Hidden, Rows, Rule, Sampler, states_of
 from utils.errors import UserError
 from utils.logits_processors import check_finite
 from utils.timing import Stopwatch
@@ -62,9 +62,9 @@ class FeatureLM(FollowingLM):
         super().__init__(student, name, vocab_size)
         self.reads_hidden = student.config.reads or (-1,)
 
-    def _session(self, prompt: Rows, hidden: bool, target: CausalSession) -> FeatureSession:
+    def _session(self, prompt: Rows, hidden: Hidden, target: CausalSession) -> FeatureSession:
         session = FeatureSession(self.network, prompt, self.vocab_size, True, target)
-        session.reads = self.reads_hidden
+        session.reads = states_of(self.reads_hidden)
         return session
 
 

@@ -26,7 +26,7 @@ from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaLayer, as_it_is, causal_bias, latest, norm_of, plus, rotate
-from sampling.types import KVCache
+from sampling.types import Hidden, KVCache
 from utils.kernels import rounded_linear
 from utils.kernels.packed_linear import HalfLinear, PackedLinear, available, half_available, packable, ready
 from utils.kernels.rounded_linear import ByteLinear
@@ -172,7 +172,7 @@ class StudentNetwork:
 
     @torch.no_grad()
     def forward(
-        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: bool = False
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: Hidden = False
     ) -> tuple[Tensor, Tensor | None]:
         """See :class:`sampling.types.Network`; logits [B, keep, n] of the reduced vocabulary alone.
 
@@ -180,7 +180,7 @@ class StudentNetwork:
         """
         if self.kind in ("feature", "eagle"):
             raise ValueError("an EAGLE head needs its target's states: open it with FeatureLM")
-        return self.answer(self.run(self.embed(ids), positions, mask, cache), keep, hidden)
+        return self.answer(self.run(self.embed(ids), positions, mask, cache), keep, bool(hidden))
 
     def embed(self, ids: Tensor) -> Tensor:
         """[B, T] long → [B, T, H]."""

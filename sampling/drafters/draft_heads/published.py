@@ -66,9 +66,7 @@ def translated(stored: Found, tensors: dict[str, Tensor], large: Any, place: Pat
         "head_dim": size,
         "large_hidden_size": large.hidden_size,
         # Nothing is learned by position: a head of a short context drafts as far as its target goes.
-        "max_position_embeddings": max(
-            _whole(inner, "max_position_embeddings"), _whole(large, "max_position_embeddings")
-        ),
+        "max_position_embeddings": max(_context(inner), _context(large)),
         "rms_norm_eps": inner.get("rms_norm_eps", 1e-6),
         **_rope(inner, place),
         "reads": reads,
@@ -142,8 +140,8 @@ def _reads(stored: Found, layers: int, place: Path) -> tuple[int, ...]:
     return tuple(-1 if one == layers else one for one in reads)
 
 
-def _whole(config: Any, name: str) -> int:
-    value = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
+def _context(config: Any) -> int:
+    value = (config if isinstance(config, dict) else vars(config)).get("max_position_embeddings")
     return value if isinstance(value, int) else 1
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.models.causal import CausalLM, CausalSession
-from sampling.types import Rows, Session, states_of
+from sampling.types import Hidden, Rows, Session, states_of
 from utils.errors import UserError
 
 
@@ -22,7 +22,7 @@ class FollowingSession(CausalSession):
     network: StudentNetwork
 
     def __init__(
-        self, network: StudentNetwork, prompt: Rows, vocab_size: int, hidden: bool, target: CausalSession
+        self, network: StudentNetwork, prompt: Rows, vocab_size: int, hidden: Hidden, target: CausalSession
     ) -> None:
         self.target = target
         super().__init__(network, prompt, vocab_size, hidden)
@@ -64,7 +64,7 @@ class FollowingLM(CausalLM):
         super().__init__(StudentNetwork(student), name, vocab_size)
 
     def open(
-        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> FollowingSession:
         """A session beside `target`; it takes over the cache of `previous`, which must not be used again.
 
@@ -86,5 +86,5 @@ class FollowingLM(CausalLM):
             return self.beside(previous.again(prompt), target)
         return self.beside(self._session(prompt, hidden, target), target)
 
-    def _session(self, prompt: Rows, hidden: bool, target: CausalSession) -> FollowingSession:
+    def _session(self, prompt: Rows, hidden: Hidden, target: CausalSession) -> FollowingSession:
         raise NotImplementedError

@@ -204,12 +204,11 @@ class Naive:
             residual = normed if self.case.options.get("norm_before_residual") else state
         elif at:
             read = rms(x, get("input_layernorm"))
-        query, key, value = (
-            (
-                get(f"self_attn.{name}_proj") @ read + self.tensors.get(f"layers.{at}.self_attn.{name}_proj.bias", 0.0)
-            ).view(-1, HEAD)
-            for name in "qkv"
-        )
+        read_by = [get(f"self_attn.{name}_proj") @ read for name in "qkv"]
+        if f"layers.{at}.self_attn.q_proj.bias" in self.tensors:
+            biases = [self.tensors[f"layers.{at}.self_attn.{name}_proj.bias"] for name in "qkv"]
+            read_by = [one + bias for one, bias in zip(read_by, biases, strict=True)]
+        query, key, value = (one.view(-1, HEAD) for one in read_by)
         if self.case.qk:
             query, key = rms(query, get("self_attn.q_norm")), rms(key, get("self_attn.k_norm"))
         scaled = self.case.style == "midlayer"
