@@ -208,11 +208,11 @@ def described(kind: str, folder: Path) -> str:
     """One line about a draft head from its configuration; UserError if that cannot be read."""
     config = read_config(folder)
     if kind == "eagle" and "student" not in config:
-        shape, made = config.get("transformer_layer_config") or config, verifier(config)
+        shape, large = config.get("transformer_layer_config") or config, verifier(config)
         weights = sum(file.stat().st_size for end in ("*.safetensors", "*.bin") for file in folder.glob(end))
         ids = config.get("draft_vocab_size")
         parts = [f"published, of width {shape.get('hidden_size')}", f"{ids:,} ids" if isinstance(ids, int) else ""]
-        parts += [f"{weights / 1e6:.1f} MB", f"made for {made}" if made else ""]
+        parts += [f"{weights / 1e6:.1f} MB", f"made for {large}" if large else ""]
         return f"{kind}: {', '.join(filter(None, parts))} ({folder})"
     layers, ids, size = config.get("num_hidden_layers"), config.get("short_list"), config.get("bytes")
     target, date = config.get("target"), config.get("date")
