@@ -19,7 +19,7 @@ from torch import nn
 
 from sampling.api import Seed, check_drafters, drafter_of, prompt_ids, sampler_of, stop_ids_of, target_of
 from sampling.drafters.draft_heads.checkpoint import head_of, load_student
-from sampling.drafters.draft_heads.eagle import FeatureDrafter
+from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
@@ -306,7 +306,7 @@ class Engine:
             return drafter_of(drafter)
         if drafter.config.kind == "plain":
             return ModelDrafter(CausalLM(StudentNetwork(drafter), "plain"))
-        return FeatureDrafter(drafter) if drafter.config.kind == "feature" else self._glide(drafter)
+        return FeatureDrafter(drafter) if drafter.config.kind in FeatureLM.kinds else self._glide(drafter)
 
     def _glide(self, drafter: Any) -> Drafter:
         """The drafter of a GLIDE head: an LM made already, a student, a module, a folder, or a hub id."""

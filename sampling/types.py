@@ -41,13 +41,24 @@ class Tree(Enum):
     SIDEWAYS = 2  # a chain as deep as the budget says with siblings beside it, up to its number of nodes
 
 
+Hidden = bool | tuple[int, ...]
+"""Which states of a model are wanted: i ≥ 0 is what enters its layer i (transformers' `hidden_states[i]`), −1 what the
+head is applied to. True stands for (−1,), False for none."""
+
+
+def states_of(*hidden: Hidden) -> tuple[int, ...]:
+    """The states that any of these ask for, each once."""
+    each = [((-1,) if one else ()) if isinstance(one, bool) else one for one in hidden]
+    return each[0] if len(each) == 1 else tuple(sorted({state for one in each for state in one}))
+
+
 @dataclass(frozen=True, slots=True)
 class Traits:
     """What a drafter is, said once and fixed before it drafts."""
 
     names: tuple[str, ...] = ()  # who proposes: what `Draft.source` and `Step.source` index into
     rule: Rule = Rule.DRAWN
-    needs_hidden: bool = False  # it reads the target's hidden states: open the target's session with `hidden=True`
+    needs_hidden: Hidden = False  # the target's states that it reads: open the target's session with them
     needs_kv: bool = False  # it reads the target's keys and values
     one_row: bool = False  # it follows a single row: several prompts at a time are refused by its name
     shared_noise: bool = False  # it looks at the noise of the target's draw (point masses only)
@@ -167,8 +178,8 @@ class Network(Protocol):
         mask: Tensor | None,  # [B, 1, T, S+T] additive, model dtype; None = causal after all S slots
         cache: KVCache,
         keep: int,  # logits of the last `keep` columns only
-        hidden: bool = False,
-    ) -> tuple[Tensor, Tensor | None]: ...  # logits [B, keep, n]; last hidden states [B, T, H]
+        hidden: Hidden = False,
+    ) -> tuple[Tensor, Tensor | None]: ...  # logits [B, keep, n]; the states wanted beside each other [B, T, K·H]
 
 
 class Session(Protocol):
@@ -196,7 +207,7 @@ class Session(Protocol):
     def select(self, rows: Tensor) -> None: ...  # [B'] expand / reorder / drop rows
     def fork(self) -> Session: ...  # an independent copy, for a second lane
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]: ...  # K, V [B, H_kv, S, D], valid [B]; read only
-    def hidden(self) -> Tensor: ...  # [B, S, H] last-layer states of committed tokens
+    def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor: ...  # [B, S, K·H] of committed tokens; (): all it keeps
 
     def read(self) -> int:
         """Read what stands apart from the rows (`source`), once; how many tokens that were."""
@@ -215,7 +226,7 @@ class LM(Protocol):
     context: int
     device: torch.device | None = None
     encodes: bool = False  # an encoder reads its prompts
-    reads_hidden: bool = False  # its sessions read their target's hidden states
+    reads_hidden: Hidden = False  # the hidden states of their target that its sessions read
     reads_kv: bool = False  # … its keys and values
     reviews: bool = True  # its sessions score drafts
 
@@ -225,7 +236,7 @@ class LM(Protocol):
         *,
         previous: Session | None = None,  # take over its cache (it must not be used again)
         target: Session | None = None,  # whose ids the logits are of, and whose cache some models read
-        hidden: bool = False,
+        hidden: Hidden = False,
     ) -> Session: ...
 
 

@@ -16,6 +16,7 @@ from app.settings.table import Settings
 from sampling.drafters import registry
 from sampling.drafters.draft_heads.checkpoint import load_student, read_config
 from sampling.drafters.draft_heads.modules import DraftHead
+from sampling.drafters.draft_heads.published import verifier
 from sampling.drafters.draft_model import ModelDrafter, rule_of
 from sampling.drafters.registry import MEMBERS, ROWS, TREE, DraftRequest
 from sampling.drafters.tables.table_file import StaticTables
@@ -155,7 +156,7 @@ class PairDrafters:
 
     def _load(self, kind: str) -> DraftHead:
         loaded, place = self._loaded, self.folder(kind)
-        head = load_student(place, loaded.target.model, fingerprint(loaded.tokenizer))
+        head = load_student(place, loaded.target.model, fingerprint(loaded.tokenizer), loaded.spec.target.id)
         if head.config.kind != kind:
             raise UserError(f"the drafter {place} is a {head.config.kind} drafter, not a {kind} one")
         network = self.target.network
@@ -206,6 +207,13 @@ def moved(head: DraftHead, device: torch.device, dtype: torch.dtype, target: Any
 def described(kind: str, folder: Path) -> str:
     """One line about a draft head from its configuration; UserError if that cannot be read."""
     config = read_config(folder)
+    if kind == "eagle" and "student" not in config:
+        shape, large = config.get("transformer_layer_config") or config, verifier(config)
+        weights = sum(file.stat().st_size for end in ("*.safetensors", "*.bin") for file in folder.glob(end))
+        ids = config.get("draft_vocab_size")
+        parts = [f"published, of width {shape.get('hidden_size')}", f"{ids:,} ids" if isinstance(ids, int) else ""]
+        parts += [f"{weights / 1e6:.1f} MB", f"made for {large}" if large else ""]
+        return f"{kind}: {', '.join(filter(None, parts))} ({folder})"
     layers, ids, size = config.get("num_hidden_layers"), config.get("short_list"), config.get("bytes")
     target, date = config.get("target"), config.get("date")
     made = [f"trained for {target}" if target else "", f"{'on' if target else 'of'} {date}" if date else ""]

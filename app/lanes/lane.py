@@ -25,7 +25,7 @@ from sampling.loop import generate, never
 from sampling.models.encoder_decoder import go_on, lm_of
 from sampling.models.fused import FusedNetwork
 from sampling.sampler import KeyedSampler
-from sampling.types import LM, Drafter, FixedPace, Limits, Rows, Rule, Session
+from sampling.types import LM, Drafter, FixedPace, Hidden, Limits, Rows, Rule, Session
 from utils.catalogue.specs import head_kind_of
 from utils.catalogue.templates import end_ids
 from utils.errors import UsageError
@@ -77,8 +77,8 @@ class Lane:
         return self.drafter.traits.rule is not Rule.POINT
 
     @property
-    def needs_hidden(self) -> bool:
-        """Whether its target session must keep the target's hidden states."""
+    def needs_hidden(self) -> Hidden:
+        """The hidden states that its target's session must keep."""
         return self.drafter.traits.needs_hidden
 
     @property
@@ -233,11 +233,11 @@ class PairEngine:
         return Limits(settings.max_new_tokens, stop_ids, self.context)
 
     def open(
-        self, prompt: list[int], previous: Session | None = None, *, hidden: bool = False, begun: Sequence[int] = ()
+        self, prompt: list[int], previous: Session | None = None, *, hidden: Hidden = False, begun: Sequence[int] = ()
     ) -> Session:
         """A session of the target, going on from the cache of `previous` (which must not be used again).
 
-        `hidden`: it keeps hidden states; a cache without them is read anew then, one with them serves either way.
+        `hidden`: the hidden states it keeps; a cache without them is read anew then, one with more serves either way.
         `begun`: what the decoder has of the answer already, where an encoder reads the prompt.
         """
         return go_on(self.target.open([prompt], previous=previous, hidden=hidden), begun)

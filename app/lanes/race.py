@@ -74,10 +74,11 @@ class Race:
         """Read the prompt once; every sharing lane but the last gets a fork of that session."""
         from sampling.loop import prefill
         from sampling.rows import first_rows
+        from sampling.types import states_of
 
         if not self._sharing:
             return {}
-        hidden = any(self.lanes[index].needs_hidden for index in self._sharing)
+        hidden = states_of(*(self.lanes[index].needs_hidden for index in self._sharing))
         base = self.engine.open(self.prompt, self.session, hidden=hidden, **self.begun)
         self.session = base
         for event in prefill(base, first_rows([self.prompt], base), self.interrupt):

@@ -34,7 +34,7 @@ from utils.loading.loading import load_pair
 
 _NO_LIMIT = 1 << 60
 _SHARES = "a plain drafter shares its target's embeddings: --pair or --target names that target"
-_READS = {"glide": "keys and values", "feature": "hidden states"}
+_READS = {"glide": "keys and values", "feature": "hidden states", "eagle": "hidden states"}
 
 
 @dataclass(frozen=True)

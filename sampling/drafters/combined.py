@@ -19,7 +19,7 @@ from torch import Tensor
 from sampling.drafters.draft_model import check_blocks
 from sampling.events import Call, Step
 from sampling.rows import check_rows, padded
-from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits, Verdict
+from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits, Verdict, states_of
 from utils.errors import UserError
 
 
@@ -39,7 +39,7 @@ def joint_traits(parts: Sequence[Drafter]) -> Traits:
     return Traits(
         names=tuple(dict.fromkeys(name for one in each for name in one.names)),
         rule=rule,
-        needs_hidden=any(one.needs_hidden for one in each),
+        needs_hidden=states_of(*(one.needs_hidden for one in each)),
         needs_kv=any(one.needs_kv for one in each),
     )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from sampling.types import Drafter
 
-HEADS = ("plain", "glide", "feature")  # the kinds of trained draft head, as their configurations name them
+HEADS = ("plain", "glide", "feature", "eagle")  # the kinds of trained draft head, as their configurations name them
 NEEDS = {
     "": "nothing",
     "model": "a drafter model",
@@ -145,6 +145,16 @@ _ALONE = (
         settings=(*TREE, "gamma"),
         member=4,
         short="feature",
+    ),
+    DrafterRow(
+        "eagle",
+        "EAGLE head",
+        "a published EAGLE or EAGLE-3 head: reads the target's hidden states",
+        "sampling.drafters.draft_heads.eagle:build",
+        needs="eagle",
+        settings=(*TREE, "gamma"),
+        member=4,
+        short="EAGLE",
     ),
 )
 _OF_SEVERAL = (

@@ -10,6 +10,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 GROW = 256  # slots added at least, whenever a buffer is full
@@ -64,6 +65,11 @@ class Buffer:
 
     def fork(self) -> Buffer:
         return Buffer(None if self.data is None else self._grown(self.data, self.length), self.length)
+
+
+def joined(states: list[Tensor]) -> Tensor:
+    """States [B, T, H] beside each other, [B, T, K·H]."""
+    return states[0] if len(states) == 1 else torch.cat(states, dim=-1)
 
 
 class SlotCache:

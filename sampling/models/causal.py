@@ -14,11 +14,11 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from sampling.models.cache import Buffer
+from sampling.models.cache import Buffer, joined
 from sampling.models.masks import additive, places
 from sampling.models.network import network_of
 from sampling.rows import common_prefix
-from sampling.types import LM, Draft, KVCache, Network, Rows, Session
+from sampling.types import LM, Draft, Hidden, KVCache, Network, Rows, Session, states_of
 from sampling.vocabulary import spread
 from utils.errors import UserError
 
@@ -35,7 +35,7 @@ class CausalLM(LM):
     """
 
     encodes = False  # an encoder reads its prompts
-    reads_hidden = False  # its sessions read their target's hidden states
+    reads_hidden: Hidden = False  # the states of their target that its sessions read
     reads_kv = False  # … its keys and values
     reviews = True  # its sessions score drafts
 
@@ -51,11 +51,11 @@ class CausalLM(LM):
         return self.network.takes_trees
 
     def open(
-        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> CausalSession:
         """A session for `prompt`; it takes over the cache of `previous`, which must not be used again.
 
-        A previous session that keeps hidden states serves where none are asked for, not the other way round.
+        A previous session serves where it keeps the hidden states that are asked for, or more.
         """
         self.check(prompt, target)
         if isinstance(previous, CausalSession) and previous.reusable(self.network, len(prompt), hidden):
@@ -86,9 +86,10 @@ class CausalSession(Session):
 
     source: Rows | None = None  # the prompt where it is no part of the rows
 
-    def __init__(self, network: Network, prompt: Rows, vocab_size: int, hidden: bool) -> None:
+    def __init__(self, network: Network, prompt: Rows, vocab_size: int, hidden: Hidden) -> None:
         self.network, self.initial, self.device = network, prompt, network.device
         self.cover(vocab_size, vocab_size)
+        self.keeps_hidden = states_of(hidden)  # the states that `hidden` can be asked for
         self._hidden: Buffer | None = Buffer() if hidden else None
         self._reset(len(prompt))
 
@@ -113,20 +114,15 @@ class CausalSession(Session):
         self._fed: list[list[int]] = []  # slots of the committed tokens fed with it
         self._chain = True
 
-    def reusable(self, network: Network, rows: int, hidden: bool) -> bool:
+    def reusable(self, network: Network, rows: int, hidden: Hidden) -> bool:
         """Whether a session of `network` can go on from this one's cache."""
-        return network is self.network and rows == len(self._tokens) and hidden <= self.keeps_hidden
+        return network is self.network and rows == len(self._tokens) and {*states_of(hidden)} <= {*self.keeps_hidden}
 
     def again(self, prompt: Rows) -> Self:
         """This session, opened for another prompt."""
         self.initial = prompt
         self.rollback(prompt)
         return self
-
-    @property
-    def keeps_hidden(self) -> bool:
-        """Whether `hidden` can be asked."""
-        return self._hidden is not None
 
     def held(self) -> list[int]:
         """The number of cached tokens of each row, as it stands: nothing is cropped."""
@@ -186,7 +182,7 @@ class CausalSession(Session):
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         """The pass itself: logits [B, keep, n or V] and, if kept, states [B, T, H] of ids [B, T]."""
-        return self.network.forward(ids, positions, mask, self._cache, keep, self._hidden is not None)
+        return self.network.forward(ids, positions, mask, self._cache, keep, self.keeps_hidden)
 
     def _note(self, feed: Rows, nodes: Rows, end: int, chain: bool) -> None:
         """Remember which slots the pass has filled: fed tokens end at slot `end`, nodes follow."""
@@ -252,9 +248,13 @@ class CausalSession(Session):
         self._settle()
         return *self._cache.layer(layer), torch.tensor(list(map(len, self._tokens)))
 
-    def hidden(self) -> Tensor:
-        """[B, S, H] last-layer states of the cached tokens; needs `open(…, hidden=True)`."""
+    def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
+        """[B, S, K·H] states of the cached tokens, K of them beside each other; needs `open(…, hidden=…)`."""
         if self._hidden is None:
             raise ValueError("this session keeps no hidden states: open it with hidden=True")
         self._settle()
-        return self._hidden.view()[:, 0]
+        held, kept = self._hidden.view()[:, 0], self.keeps_hidden
+        if wanted in ((), kept):
+            return held
+        each = held.chunk(len(kept), dim=-1)
+        return joined([each[kept.index(state)] for state in wanted])

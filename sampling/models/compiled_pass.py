@@ -65,18 +65,19 @@ def _record(fields: str, first: list[tuple[str, type]] | None = None) -> np.dtyp
     return np.dtype([*(first or []), *((name, np.int64) for name in fields.split())])
 
 
-# Sizes, then addresses. Of a weight: its address and the number of its layout.
+# Sizes, then addresses. Of a weight: its address and the number of its layout. `states` of the pass are what the head
+# reads, of a layer what enters it, 0 where they are not wanted; `states_row`: numbers of a row of them.
 PASS = _record(
     "rows kept fed layers hidden inner heads shared size vocab_blocks "  # fed: rows of one sequence; kept: with logits
     "batch slots half wide "  # of the cache, wide: bytes of one of its numbers
     "row table embed embed_layout head head_layout norm turns keys values "
-    "x qkv normed mixed gated buffer buffer_size scores scores_size scores_row logits states "
+    "x qkv normed mixed gated buffer buffer_size scores scores_size scores_row logits states states_row "
     "epsilon scale columns score mix",
     TEAM,
 )
 LAYER = _record(
     "before after q q_layout k k_layout v v_layout o o_layout gate gate_layout up up_layout down down_layout "
-    "q_bias k_bias v_bias q_norm k_norm"
+    "q_bias k_bias v_bias q_norm k_norm states"
 )
 ROW = _record("id position sequence slot seen more count")  # sees the first `seen` slots, then those in the list `more`
 
@@ -225,8 +226,8 @@ def inverse_rms(x: int, size: int, epsilon: float) -> Any:
 
 
 @compiled
-def norm(p: Any, weight: int, thread: int, team: int) -> None:
-    """x / rms(x) · weight of every row, quantised."""
+def norm(p: Any, weight: int, states: int, thread: int, team: int) -> None:
+    """x / rms(x) · weight of every row, quantised; x itself goes to `states` too, if that is an address."""
     first, last = share(p.rows, thread, team)
     groups = p.hidden // GROUP
     for row in range(first, last):
@@ -234,8 +235,11 @@ def norm(p: Any, weight: int, thread: int, team: int) -> None:
         by = inverse_rms(x, p.hidden, get_float(p.epsilon))
         for group in range(groups):
             at = 4 * GROUP * group
-            low = mul(mul(load(x + at), by), load(weight + at))
-            high = mul(mul(load(x + at + 64), by), load(weight + at + 64))
+            low, high = load(x + at), load(x + at + 64)
+            if states:
+                store(states + 4 * row * p.states_row + at, low)
+                store(states + 4 * row * p.states_row + at + 64, high)
+            low, high = mul(mul(low, by), load(weight + at)), mul(mul(high, by), load(weight + at + 64))
             quantise(low, high, p.normed, row, group, groups)
 
 
@@ -257,8 +261,8 @@ def last_norm(p: Any, thread: int, team: int) -> None:
             if place >= 0:
                 quantise(low, high, p.normed, sequence * p.kept + place, group, groups)
             if p.states:
-                store(p.states + 4 * row * p.hidden + at, low)
-                store(p.states + 4 * row * p.hidden + at + 64, high)
+                store(p.states + 4 * row * p.states_row + at, low)
+                store(p.states + 4 * row * p.states_row + at + 64, high)
 
 
 @compiled
@@ -474,7 +478,7 @@ def _pass(record: int) -> None:
     at = meet(p.meeting, team, at, p.sleep)
     for index in range(p.layers):
         layer = _layer_at(p.table + index * _LAYER_SIZE)
-        norm(p, layer.before, thread, team)
+        norm(p, layer.before, layer.states, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
         query_key_value(p, layer, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
@@ -484,7 +488,7 @@ def _pass(record: int) -> None:
         at = meet(p.meeting, team, at, p.sleep)
         added(p, layer.o, layer.o_layout, p.mixed, p.heads * p.size // GROUP, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
-        norm(p, layer.after, thread, team)
+        norm(p, layer.after, 0, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
         gate_up(p, layer, thread, team)
         at = meet(p.meeting, team, at, p.sleep)

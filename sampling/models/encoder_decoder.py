@@ -18,7 +18,7 @@ from torch import Tensor
 from sampling.models.cache import CrossCache, Encoded, as_transformers_cache
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.models.network import ModelNetwork
-from sampling.types import LM, KVCache, Rows, Session
+from sampling.types import LM, Hidden, KVCache, Rows, Session
 from utils.errors import UserError
 
 NO_LIMIT = 1 << 30  # relative positions have no end
@@ -67,7 +67,7 @@ class EncDecNetwork(ModelNetwork):
 
     @torch.no_grad()
     def forward(
-        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: bool = False
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: Hidden = False
     ) -> tuple[Tensor, Tensor | None]:
         """See :class:`sampling.types.Network`; there are no hidden states to be had. `cache.encoded` must be there."""
         assert isinstance(cache, CrossCache)
@@ -155,7 +155,7 @@ class EncDecLM(CausalLM):
         self.start_id = decoder_start_id(model)
 
     def open(
-        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> EncDecSession:
         """A session for `prompt`, which may be as long as `context`; nothing is encoded yet.
 
@@ -208,7 +208,7 @@ class EncDecSession(CausalSession):
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         raise UserError("an encoder-decoder model has no keys and values for a drafter to read")
 
-    def hidden(self) -> Tensor:
+    def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
         raise UserError("an encoder-decoder model has no hidden states for a drafter to read")
 
 

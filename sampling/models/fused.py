@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sampling.models import llama
-from sampling.types import KVCache
+from sampling.types import Hidden, KVCache, states_of
 from utils.kernels.blocks import COLUMNS, GROUP
 from utils.kernels.compiler import put_away
 from utils.kernels.instruction_sets import instruction_set
@@ -173,11 +173,11 @@ class FusedNetwork:
         self._prepared: tuple[int, ...] = ()
         introduce(self._record)
         head, embed = model.lm_head.packed, trunk.embed_tokens.packed
-        table = np.zeros(self.layers, LAYER)
+        self._table = table = np.zeros(self.layers, LAYER)
         for entry, layer in zip(table, trunk.layers, strict=True):
             self._describe(entry, layer)
         constants = np.array([trunk.norm.variance_epsilon, attention.scaling], np.float32)
-        self._held += [table, constants, head, embed]
+        self._held += [constants, head, embed]
         self._set(
             layers=self.layers,
             hidden=self._hidden,
@@ -231,9 +231,9 @@ class FusedNetwork:
         return FusedCache(self.layers, self._shared, self._size, self.cache_dtype)
 
     def forward(
-        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: bool = False
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: Hidden = False
     ) -> tuple[Tensor, Tensor | None]:
-        """See :class:`sampling.types.Network`. The hidden states are those that enter the head."""
+        """See :class:`sampling.types.Network`."""
         assert isinstance(cache, FusedCache)
         assert cache.dtype == self.cache_dtype
         count, fed = ids.shape
@@ -245,7 +245,14 @@ class FusedNetwork:
             rows, seen = self._rows(tokens, depths, fed, mask, cache.length)
             width = int(self._values[self._places["vocab_blocks"]]) * COLUMNS
             logits = torch.empty(count, keep, width)
-            states = torch.empty(count, fed, self._hidden) if hidden else None
+            wanted = states_of(hidden)
+            states = torch.empty(count, fed, len(wanted) * self._hidden) if wanted else None
+            places = (
+                {}
+                if states is None
+                else {one: states.data_ptr() + 4 * self._hidden * place for place, one in enumerate(wanted)}
+            )
+            self._table["states"] = [places.get(layer, 0) for layer in range(self.layers)]
             self._prepare(count * fed, count * keep, int(depths.max()) + 1, seen)
             self._set(
                 rows=count * fed,
@@ -257,7 +264,8 @@ class FusedNetwork:
                 keys=cache.keys.data_ptr(),
                 values=cache.values.data_ptr(),
                 logits=logits.data_ptr(),
-                states=0 if states is None else states.data_ptr(),
+                states=places.get(-1, 0),
+                states_row=len(wanted) * self._hidden,
             )
             run(self._function, self._record, torch.get_num_threads())
             cache.length += fed

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sampling.models.cache import SlotCache
-from sampling.types import KVCache
+from sampling.models.cache import SlotCache, joined
+from sampling.types import Hidden, KVCache, states_of
 from sampling.vocabulary import together
 from utils.kernels.packed_linear import HalfLinear, PackedLinear, merge, ready
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
@@ -120,24 +120,27 @@ class LlamaNetwork:
         mask: Tensor | None,
         cache: KVCache,
         keep: int,
-        hidden: bool = False,
+        hidden: Hidden = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Feed ids [B, T] at positions [B, T]; append T slots to `cache`.
 
         mask [B, 1, T, S+T] additive, with something open for every token, or None = every token sees all
-        S slots, its predecessors and itself. Returns logits [B, keep, V] of the last `keep` columns and, if
-        `hidden`, the last hidden states [B, T, H]: the states *after* the final norm, i.e. exactly what the
-        head is applied to (transformers' `hidden_states[-1]`).
+        S slots, its predecessors and itself. Returns logits [B, keep, V] of the last `keep` columns and the states
+        that `hidden` asks for: of −1 those *after* the final norm, i.e. exactly what the head is applied to
+        (transformers' `hidden_states[-1]`).
         """
         assert isinstance(cache, SlotCache)
         new = ids.shape[1]
         x = self._embed(ids)
         rotation = self._rotation(positions, x.dtype)
         bias = causal_bias(new, cache.length, x) if mask is None else mask
+        wanted, states = states_of(hidden), dict[int, Tensor]()
         for index, layer in enumerate(self._layers):
+            if index in wanted:
+                states[index] = x
             x = layer.think(layer.attend(x, rotation, bias, cache, index))
-        x = self._norm(x if hidden else x[:, new - keep :])
-        return self._head(x[:, x.shape[1] - keep :]), x if hidden else None
+        x = states[-1] = self._norm(x if -1 in wanted else x[:, new - keep :])
+        return self._head(x[:, x.shape[1] - keep :]), joined([states[one] for one in wanted]) if wanted else None
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and signed sin [B, T, 1, D] of the positions; the first half of sin is negative, see `rotate`."""
@@ -160,10 +163,12 @@ Map = Callable[[Tensor], Tensor]
 
 
 def norm_of(module: Any, frozen: bool) -> Map:
-    """x / rms(x) · weight over the last dimension, from a module with a weight and an epsilon.
+    """x / rms(x) · weight over the last dimension, from a module with a weight and an epsilon; an Identity is itself.
 
     Of a frozen module in fewer operations: rms(x) = hypot(‖x‖, √(εH)) / √H, with √H taken into the weight.
     """
+    if isinstance(module, nn.Identity):
+        return module
     eps = float(module.variance_epsilon)
     if not frozen:
         return lambda x: F.rms_norm(x, module.weight.shape, module.weight, eps)
@@ -205,14 +210,26 @@ class LlamaLayer:
     size: int  # D, of one head
     scale: float
     window: int = 0  # how far back its attention looks; 0 = to the beginning
+    enter: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None  # x → what q, k, v read, and the residual
+    norms: tuple[Map, Map] | None = None  # of each head of q and of k
+    first: int = 0  # the slots before are not looked at once they are cached
 
     @staticmethod
-    def of(module: Any, take: Callable[[nn.Module], nn.Module] = as_it_is, window: int = 0) -> LlamaLayer:
+    def of(
+        module: Any,
+        take: Callable[[nn.Module], nn.Module] = as_it_is,
+        window: int = 0,
+        enter: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+        first: int = 0,
+    ) -> LlamaLayer:
         """The layer of a model's module. `take` gives the linear to use for each of the module's, e.g. a packed one."""
         attention, mlp = module.self_attn, module.mlp
         shared = attention.k_proj.out_features // attention.head_dim
         reading = [take(linear) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
         frozen = isinstance(reading[0], (PackedLinear, *ROUNDED))
+        norms = None
+        if getattr(attention, "q_norm", None) is not None:
+            norms = norm_of(attention.q_norm, frozen), norm_of(attention.k_norm, frozen)
         return LlamaLayer(
             before=norm_of(module.input_layernorm, frozen),
             qkv=_side_by_side(reading),
@@ -225,6 +242,9 @@ class LlamaLayer:
             size=attention.head_dim,
             scale=attention.scaling,
             window=window,
+            enter=enter,
+            norms=norms,
+            first=first,
         )
 
     @property
@@ -237,10 +257,17 @@ class LlamaLayer:
     ) -> Tensor:
         """x + self-attention; appends x's keys and values to layer `index` of `cache`."""
         rows, new, _ = x.shape
-        qkv = self.qkv(self.before(x)).view(rows, new, -1, self.size)
-        turned = rotate(qkv[:, :, : self.heads + self.shared], rotation).transpose(1, 2)  # q and k [B, heads, T, D]
+        read, x = (self.before(x), x) if self.enter is None else self.enter(x)
+        qkv = self.qkv(read).view(rows, new, -1, self.size)
+        turning = qkv[:, :, : self.heads + self.shared]
+        if self.norms is not None:
+            each = zip(self.norms, turning.split([self.heads, self.shared], dim=2), strict=True)
+            turning = torch.cat([norm(part) for norm, part in each], dim=2)
+        turned = rotate(turning, rotation).transpose(1, 2)  # q and k [B, heads, T, D]
         fresh = qkv[:, :, self.heads + self.shared :].transpose(1, 2)
         keys, values = cache.append(index, turned[:, self.heads :], fresh)
+        if self.first and keys.shape[2] > new:
+            keys, values, bias = latest(keys.shape[2] - self.first, keys, values, bias)
         alike = bias is None or bias.shape[0] == 1  # a bias of ragged rows hides what is too far by itself
         if self.window and alike and keys.shape[2] >= self.window + new:
             keys, values, bias = latest(self.window + new - 1, keys, values, bias)

@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from sampling.models.cache import SlotCache, as_transformers_cache
-from sampling.types import KVCache, Network
+from sampling.models.cache import SlotCache, as_transformers_cache, joined
+from sampling.types import Hidden, KVCache, Network, states_of
 from utils.errors import UserError
 from utils.kernels.packed_linear import ready
 
@@ -89,9 +89,9 @@ class TransformersNetwork(ModelNetwork):
 
     @torch.no_grad()
     def forward(
-        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: bool = False
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: Hidden = False
     ) -> tuple[Tensor, Tensor | None]:
-        """See :class:`sampling.types.Network`. The hidden states are those that enter the head."""
+        """See :class:`sampling.types.Network`."""
         assert isinstance(cache, SlotCache)
         extra: dict[str, Any] = {"logits_to_keep": keep} if self._keeps else {}
         if self._positions:
@@ -100,8 +100,11 @@ class TransformersNetwork(ModelNetwork):
             self._check_mask(mask)
             extra["attention_mask"] = mask
         cached = as_transformers_cache(cache)
-        out = self.model(input_ids=ids, past_key_values=cached, use_cache=True, output_hidden_states=hidden, **extra)
-        return out.logits[:, -keep:], out.hidden_states[-1] if hidden else None
+        wanted = states_of(hidden)
+        out = self.model(
+            input_ids=ids, past_key_values=cached, use_cache=True, output_hidden_states=bool(wanted), **extra
+        )
+        return out.logits[:, -keep:], joined([out.hidden_states[one] for one in wanted]) if wanted else None
 
     def _check_mask(self, mask: Tensor) -> None:
         name = self.check_maskable()

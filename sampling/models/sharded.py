@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sampling.models.cache import Buffer, SlotCache
 from sampling.models.network import TransformersNetwork
-from sampling.types import KVCache
+from sampling.types import Hidden, KVCache
 from utils.distributed.process_group import LEAVE, ProcessGroup
 from utils.errors import UserError
 
@@ -50,7 +50,7 @@ class ShardedNetwork(TransformersNetwork):
         return ShardedCache(self, self.layers)
 
     def forward(
-        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: bool = False
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: Hidden = False
     ) -> tuple[Tensor, Tensor | None]:
         """See :class:`sampling.types.Network`; every rank runs the pass."""
         assert isinstance(cache, ShardedCache)

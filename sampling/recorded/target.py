@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sampling.recorded.answers import Ids, RecordedAnswers, read_answers
 from sampling.rows import common_prefix
-from sampling.types import LM, Draft, Rows, Session, depths_of
+from sampling.types import LM, Draft, Hidden, Rows, Session, depths_of
 from utils.errors import UserError
 
 PEAK = 1e4  # logit of the recorded token: every other one has probability 0 in float32
@@ -103,7 +103,7 @@ class RecordedLM(LM):
         )
 
     def open(
-        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> RecordedSession:
         """A session for recorded prompts; UserError for others, and where hidden states are asked for."""
         if hidden:
@@ -175,5 +175,5 @@ class RecordedSession(Session):
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         raise UserError(f"{self.lm.name} is a recording: it has no keys and values for a drafter to read")
 
-    def hidden(self) -> Tensor:
+    def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
         raise UserError(f"{self.lm.name} is a recording: it has no hidden states for a drafter to read")

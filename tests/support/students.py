@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sampling.drafters.draft_heads.checkpoint import target_rotary
 from sampling.drafters.draft_heads.config import DraftHeadConfig
-from sampling.drafters.draft_heads.eagle import FeatureDrafter
+from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
@@ -23,7 +23,8 @@ from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.types import Draft, Rows
 
-KINDS = ("plain", "glide", "feature")
+KINDS = ("plain", "glide", "feature", "eagle")
+STATES = (-1, 0, 1, 2)  # of a target, that its drafters here read
 
 
 def enliven(module: nn.Module, seed: int, spread: float = 1.5) -> None:
@@ -79,6 +80,8 @@ def make_student(
         "max_position_embeddings": 256,
         "short_list": len(short or ()),
     }
+    if kind == "eagle":
+        sizes |= {"reads": (0, 1, 2), "wide": True}
     ids = None if short is None else torch.tensor(short)
     with torch.random.fork_rng():
         student = DraftHead(DraftHeadConfig(**(sizes | changes)), ids)
@@ -91,7 +94,7 @@ def make_drafter(student: DraftHead, target_layers: int = 3) -> ModelDrafter:
     """The drafter of a student, whatever its kind."""
     if student.config.kind == "glide":
         return ModelDrafter(GlideLM(student, target_layers))
-    if student.config.kind == "feature":
+    if student.config.kind in FeatureLM.kinds:
         return FeatureDrafter(student)
     return ModelDrafter(CausalLM(StudentNetwork(student), "plain"))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,11 @@ from utils.errors import UsageError
 
 FORMAT = "speculative-console student"
 _GLIDE = "large_num_attention_heads"  # a Llama configuration with this key is a published GLIDE drafter's
-_CROSS = b"model.layers.0.cross_attn.q_proj.weight"  # and weights with this name are, whatever their configuration says
+# What weights with these names are, whatever their configuration says.
+_TOLD_BY = {
+    "glide": re.compile(rb"model\.layers\.0\.cross_attn\.q_proj\.weight"),
+    "eagle": re.compile(rb"(?<![\w.])(model\.)?fc\.weight"),
+}
 Where = tuple[str | int, ...]
 
 
@@ -231,7 +236,10 @@ def _meant(key: str, names: Any) -> str:
 
 
 def head_kind(folder: str | Path) -> str | None:
-    """ "plain", "glide" or "feature" if a draft head lies in `folder`; None for anything else."""
+    """The kind of draft head that lies in `folder`, one of HEAD_KINDS; None for anything else.
+
+    A head of *speculators* is taken for an EAGLE head, of whatever kind it is: who reads it says if it is none.
+    """
     try:
         config: Any = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -239,13 +247,13 @@ def head_kind(folder: str | Path) -> str | None:
     if not isinstance(config, dict):
         return None
     if config.get("student") != FORMAT and _GLIDE not in config:
-        return "glide" if _reads_target(Path(folder)) else None
+        return "eagle" if "speculators_model_type" in config else _told_by_weights(Path(folder))
     kind = config.get("kind", "glide" if _GLIDE in config else "plain")
     return kind if kind in HEAD_KINDS else None
 
 
-def _reads_target(folder: Path) -> bool:
-    """Whether the weights in `folder` have GLIDE's cross-attention: their names are looked at, and no tensor."""
+def _told_by_weights(folder: Path) -> str | None:
+    """The kind of published draft head in `folder`: the weights' names are looked at, and no tensor."""
     for file in (*folder.glob("*.index.json"), *folder.glob("*.safetensors"), *folder.glob("*.bin")):
         try:
             with file.open("rb") as opened:
@@ -258,6 +266,6 @@ def _reads_target(folder: Path) -> bool:
                     names = packed.read(next(name for name in packed.namelist() if name.endswith("data.pkl")))
         except (OSError, BadZipFile, KeyError, StopIteration):
             continue
-        if _CROSS in names:
-            return True
-    return False
+        if (kind := next((kind for kind, told in _TOLD_BY.items() if told.search(names)), None)) is not None:
+            return kind
+    return None

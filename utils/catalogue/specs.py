@@ -103,6 +103,7 @@ class HeadFolders(BaseModel):
     plain: str | None = None
     glide: str | None = None
     feature: str | None = None
+    eagle: str | None = None
 
 
 HEAD_KINDS = tuple(HeadFolders.model_fields)  # the kinds of draft head: words for those in the pair's `students`
@@ -147,7 +148,8 @@ class PairSpec(BaseModel):
         if folder is not None and os.path.isdir(folder):
             return Path(folder)
         why = "names none" if folder is None else f"names {folder}, which is not there"
-        raise UsageError(f"no {kind} drafter: pair '{self.name}' {why} (infer.py distill --student {kind} makes one)")
+        how = f"infer.py distill --student {kind} makes one" if kind != "eagle" else "--drafter ORG/NAME fetches one"
+        raise UsageError(f"no {kind} drafter: pair '{self.name}' {why} ({how})")
 
     @property
     def presets(self) -> dict[str, Any]:

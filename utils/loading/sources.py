@@ -81,6 +81,11 @@ def _local_folder(folder: Path) -> Path:
         raise UserError(f"no folder {folder}")
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} holds no model: config.json is missing")
+    if (folder / "medusa_lm_head.pt").is_file() or b'"medusa_num_heads"' in (folder / "config.json").read_bytes():
+        raise UserError(
+            f"{folder} holds Medusa heads, which are not read: each guesses its position without the drafts before "
+            "it; an EAGLE head of the same target drafts more"
+        )
     if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
         raise UserError(f"{folder} holds no model: no *.safetensors or *.bin file")
     return folder

@@ -2,8 +2,9 @@
 
 What is the target's own (embedding, rows of the head) is not stored again: the configuration says
 `shared_embedding`, `shared_head`, and loading takes it from the target. Published GLIDE checkpoints are read too, from
-a folder (whole or in shards, safetensors or .bin) or as a loaded module; what their configuration leaves out follows
-from the weights and the target. A draft head of another target, an incomplete or a damaged folder is refused by name.
+a folder (whole or in shards, safetensors or .bin) or as a loaded module, and published EAGLE heads (published.py); what
+their configuration leaves out follows from the weights and the target. A draft head of another target, an incomplete or
+a damaged folder is refused by name.
 Knows no training and no sessions.
 """
 
@@ -20,8 +21,9 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from sampling.drafters.draft_heads.config import DraftHeadConfig
+from sampling.drafters.draft_heads.config import KINDS, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
+from sampling.drafters.draft_heads.published import check_verifier, translated
 from utils.catalogue.catalogue import FORMAT, head_kind
 from utils.errors import UserError
 from utils.files import write_together
@@ -68,11 +70,13 @@ def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] |
     return len(data)
 
 
-def load_student(folder: str | Path, target: nn.Module | None = None, fingerprint: str | None = None) -> DraftHead:
+def load_student(
+    folder: str | Path, target: nn.Module | None = None, fingerprint: str | None = None, name: str | None = None
+) -> DraftHead:
     """The draft head in `folder`, float32, its shared parts taken from `target` (a transformers causal model).
 
-    Reads the published GLIDE format as well: Llama's keys and names, with cross-attention. `fingerprint` is that of the
-    target's tokenizer; without `target` and `fingerprint` nothing is compared.
+    Reads the published formats as well: GLIDE's (Llama's keys and names, with cross-attention) and EAGLE's.
+    `fingerprint` is that of the target's tokenizer, `name` its hub id; what is not given is not compared.
 
     Raises:
         UserError: a missing or damaged file, a draft head of another target, in one line that names it.
@@ -84,6 +88,13 @@ def load_student(folder: str | Path, target: nn.Module | None = None, fingerprin
         raise UserError(f"the drafter {place} was made for another tokenizer ({made}, the target's is {fingerprint})")
     ours = stored.get("student") == FORMAT
     tensors = {} if ours else _tensors(place, stored)
+    if not ours and head_kind(place) == "eagle":
+        if target is None:
+            raise UserError(f"the drafter {place} is for a target: it cannot be used without it")
+        check_verifier(stored, name, place)
+        large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
+        stored, tensors = translated(stored, tensors, large, place)
+        return _built(_config(stored, place), tensors, place, target)
     config = _config(stored if ours else _completed(stored, tensors, target, place), place)
     if target is not None:
         check_target(config, target, place)
@@ -220,8 +231,8 @@ def check_target(config: DraftHeadConfig, target: nn.Module, place: str | Path) 
     large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
     size = _head_size(large)
     compared = [
-        ("a vocabulary of", "ids", config.vocab_size, large.vocab_size, ("plain", "glide", "feature")),
-        ("a target of hidden size", "", config.large_hidden_size, large.hidden_size, ("glide", "feature")),
+        ("a vocabulary of", "ids", config.vocab_size, large.vocab_size, KINDS),
+        ("a target of hidden size", "", config.large_hidden_size, large.hidden_size, KINDS[1:]),
         ("a target of", "heads", config.large_num_attention_heads, large.num_attention_heads, ("glide",)),
         ("a target with heads of size", "", config.large_head_dim, size, ("glide",)),
     ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from utils.errors import UserError
 
-Kind = Literal["plain", "glide", "feature"]
+Kind = Literal["plain", "glide", "feature", "eagle"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 
@@ -37,6 +37,17 @@ class DraftHeadConfig:
     shared_head: bool = False  # the head's rows are the target's and not stored
     project: bool = False  # a square matrix before the head
     window: int = 0  # while drafting it looks back so far only, as far as it has learned to; 0 = to the beginning
+    reads: tuple[int, ...] = ()  # eagle: the target's states beside each other (`sampling.types.Hidden`)
+    wide: bool = False  # eagle: the first layer reads token and state side by side (EAGLE-3), else their sum by `fc`
+    fc_bias: bool = False
+    attention_bias: bool = False  # of q, k, v
+    qk_norm: bool = False  # of each head, as Qwen3 has them
+    final_norm: bool = True
+    norm_before_fc: bool = False  # of the target's states, all as one
+    fc_norm: bool = False  # … each by itself
+    norm_before_residual: bool = False  # what goes by the first layer's attention is the normed state
+    norm_output: bool = False  # the state that stands in for the target's is the normed one
+    rope: dict[str, Any] = field(default_factory=dict)  # rotary parameters beyond the base, as transformers has them
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -47,6 +58,10 @@ class DraftHeadConfig:
             raise UserError("a glide drafter needs large_num_attention_heads and large_head_dim of its target")
         if self.kind == "feature" and not self.large_hidden_size:
             raise UserError("an EAGLE head needs large_hidden_size of its target")
+
+        if self.kind == "eagle" and not (self.large_hidden_size and self.reads):
+            raise UserError("an EAGLE head needs large_hidden_size and reads of its target")
+        object.__setattr__(self, "reads", tuple(self.reads))  # a file has lists
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

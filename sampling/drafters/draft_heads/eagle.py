@@ -1,5 +1,7 @@
-"""An EAGLE head, as a chain and as a dynamic tree: each token enters with its target's last hidden state one
-position before (EAGLE, Li et al., arXiv 2401.15077).
+"""An EAGLE head, as a chain and as a dynamic tree: each token enters with its target's hidden state one
+position before (EAGLE, Li et al., arXiv 2401.15077), the last one or several (EAGLE-3, Li et al., arXiv 2503.01840).
+
+Two kinds draft so: `feature`, trained here, and `eagle`, as others publish it, to which token 0 is unknown.
 
 Where the target's state is not there yet, the draft head's own state stands in: after a round one pass
 reads all newly committed tokens with their true features and gives the first draft, then each pass reads the
@@ -30,7 +32,7 @@ from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call
 from sampling.models.causal import CausalSession
 from sampling.models.masks import additive, places
-from sampling.types import Budget, Draft, Rows, Rule, Sampler
+from sampling.types import Budget, Draft, Hidden, Rows, Rule, Sampler, states_of
 from utils.errors import UserError
 from utils.logits_processors import check_finite
 from utils.timing import Stopwatch
@@ -46,22 +48,30 @@ class FeatureDrafter(ModelDrafter):
     so many ids.
     """
 
-    def __init__(self, student: DraftHead, name: str = "feature", vocab_size: int | None = None) -> None:
-        super().__init__(FeatureLM(student, name, vocab_size))
+    def __init__(self, student: DraftHead, name: str = "", vocab_size: int | None = None) -> None:
+        super().__init__(FeatureLM(student, name or student.config.kind, vocab_size))
 
 
 class FeatureLM(FollowingLM):
     """What `FeatureDrafter` drafts from: opens sessions that feed tokens with states."""
 
-    kind = "feature"
-    reads_hidden, reviews = True, False
+    kinds = ("feature", "eagle")
+    reviews = False
 
-    def _session(self, prompt: Rows, hidden: bool, target: CausalSession) -> FeatureSession:
-        return FeatureSession(self.network, prompt, self.vocab_size, True, target)
+    def __init__(self, student: DraftHead, name: str, vocab_size: int | None = None) -> None:
+        super().__init__(student, name, vocab_size)
+        self.reads_hidden = student.config.reads or (-1,)
+
+    def _session(self, prompt: Rows, hidden: Hidden, target: CausalSession) -> FeatureSession:
+        session = FeatureSession(self.network, prompt, self.vocab_size, True, target)
+        session.reads = states_of(self.reads_hidden)
+        return session
 
 
 class FeatureSession(FollowingSession):
-    """B rows of an EAGLE head. The states it keeps are its own, before the final norm."""
+    """B rows of an EAGLE head. The states it keeps are its own, as the network returns them."""
+
+    reads: tuple[int, ...] = (-1,)  # of its target's states
 
     def settled(self, view: int) -> int:
         """Position p reads state p − 1, which the target has if p ≤ view."""
@@ -130,7 +140,7 @@ class FeatureSession(FollowingSession):
         theirs = before < torch.tensor(valid, device=positions.device)[:, None]
         x = self.network.join_none(embedded)
         if bool((known := theirs & (before >= 0)).any()):
-            joined = self.network.join_target(embedded, _at(self.target.hidden(), before))
+            joined = self.network.join_target(embedded, _at(self.target.hidden(self.reads), before))
             x = torch.where(known[..., None], joined, x)
         if not bool(theirs.all()):
             joined = self.network.join_own(embedded, _at(self.hidden(), before))
@@ -143,11 +153,11 @@ class FeatureSession(FollowingSession):
         if start > valid:
             return network.join_own(embedded, self.hidden()[:, start - 1 : start])
         if start:
-            return network.join_target(embedded, self.target.hidden()[:, start - 1 : start - 1 + count])
+            return network.join_target(embedded, self.target.hidden(self.reads)[:, start - 1 : start - 1 + count])
         first = network.join_none(embedded[:, :1])
         if count == 1:
             return first
-        rest = network.join_target(embedded[:, 1:], self.target.hidden()[:, : count - 1])
+        rest = network.join_target(embedded[:, 1:], self.target.hidden(self.reads)[:, : count - 1])
         return torch.cat((first, rest), dim=1)
 
 
@@ -245,7 +255,7 @@ def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
     def made(student: DraftHead) -> ModelDrafter:
         return FeatureDrafter(student, vocab_size=pair.target.vocab_size)
 
-    fresh = pair.head("feature", made)
+    fresh = pair.head(asked.word, made)
     if asked.grown == "dynamic":
         return FeatureTreeDrafter(fresh.lm, least_of(asked), expansion_of(asked))
     return chain_of_head(fresh, asked)

@@ -23,7 +23,7 @@ from sampling.drafters.draft_model import ModelDrafter, chain_of_head
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.causal import CausalSession
 from sampling.models.masks import additive
-from sampling.types import Rows
+from sampling.types import Hidden, Rows
 
 
 class GlideLM(FollowingLM):
@@ -40,7 +40,7 @@ class GlideLM(FollowingLM):
         UserError: a draft head of another kind; `open` without a target's session that can be read.
     """
 
-    kind = "glide"
+    kinds = ("glide",)
     reads_kv = True
 
     def __init__(
@@ -60,7 +60,7 @@ class GlideLM(FollowingLM):
         found._offset = offset
         return found
 
-    def _session(self, prompt: Rows, hidden: bool, target: CausalSession) -> GlideSession:
+    def _session(self, prompt: Rows, hidden: Hidden, target: CausalSession) -> GlideSession:
         session = GlideSession(self.network, prompt, self.vocab_size, hidden, target)
         session.reads, session.offset = self._reads, self._offset
         return session

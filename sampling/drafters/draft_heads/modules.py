@@ -1,10 +1,12 @@
-"""Small drafter networks that learn from one target: plain, GLIDE and feature, as trainable modules, with their layers.
+"""Small drafter networks that learn from one target: plain, GLIDE, feature and EAGLE, as modules, with their layers.
 
 * plain: a Llama of few layers.
 * glide: between self-attention and MLP each layer reads the target's own keys and values
   (arXiv 2402.02082; no norm before it, only q and o projections of its own).
 * feature: each token enters together with the target's last hidden state one position before; where
   there is none yet, the drafter's own state stands in (EAGLE, arXiv 2401.15077).
+* eagle: the same as its authors publish it (EAGLE-1 and 2, and EAGLE-3, arXiv 2503.01840, which reads several of the
+  target's states): parameters alone, its pass is the drafting one.
 
 The head may cover a reduced vocabulary only. Parameter names follow the published GLIDE checkpoints.
 Knows sequences in one piece: no cache, no sessions (sampling/drafters/draft_heads/network.py), no loss (training/).
@@ -13,7 +15,7 @@ Shapes: B sequences, T tokens, H the draft head's width, G the target's width.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -57,15 +59,39 @@ def turned(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+def rotary_of(config: DraftHeadConfig) -> Rotary:
+    """The head's own: from the base alone, or stretched as transformers does it."""
+    made = Rotary(config.head_dim, config.rope_theta)
+    if config.rope:
+        from transformers import LlamaConfig
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        shape: Any = LlamaConfig(
+            hidden_size=config.hidden_size,
+            head_dim=config.head_dim,
+            num_attention_heads=config.num_attention_heads,
+            max_position_embeddings=config.max_position_embeddings,
+            rope_parameters={"rope_theta": config.rope_theta, **config.rope},
+        )
+        with torch.device("cpu"):  # also while parameters are made without memory
+            inverse, scaling = ROPE_INIT_FUNCTIONS[config.rope["rope_type"]](shape, torch.device("cpu"))
+        made = Rotary(config.head_dim, config.rope_theta, inverse)
+        made.attention_scaling = float(scaling)
+    return made
+
+
 class SelfAttention(nn.Module):
-    def __init__(self, config: DraftHeadConfig) -> None:
+    def __init__(self, config: DraftHeadConfig, width: int | None = None) -> None:
         super().__init__()
         size, heads, shared = config.head_dim, config.num_attention_heads, config.num_key_value_heads
+        width, bias = width or config.hidden_size, config.attention_bias
         self.head_dim, self.num_key_value_groups, self.scaling = size, heads // shared, size**-0.5
-        self.q_proj = nn.Linear(config.hidden_size, heads * size, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, shared * size, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, shared * size, bias=False)
+        self.q_proj = nn.Linear(width, heads * size, bias=bias)
+        self.k_proj = nn.Linear(width, shared * size, bias=bias)
+        self.v_proj = nn.Linear(width, shared * size, bias=bias)
         self.o_proj = nn.Linear(heads * size, config.hidden_size, bias=False)
+        if config.qk_norm:
+            self.q_norm, self.k_norm = (RMSNorm(size, config.rms_norm_eps) for _ in range(2))
 
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, earlier: list[tuple[Tensor, Tensor]]
@@ -156,10 +182,15 @@ def lag_mask(length: int, lag: int, device: torch.device) -> Tensor:
 
 
 class Layer(nn.Module):
-    def __init__(self, config: DraftHeadConfig) -> None:
+    """`first`: of an EAGLE head the layer that tokens and states enter."""
+
+    def __init__(self, config: DraftHeadConfig, first: bool = False) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = SelfAttention(config)
+        normed, self.joins = config.wide or not first, first and config.wide
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps) if normed else nn.Identity()
+        self.self_attn = SelfAttention(config, 2 * config.hidden_size if self.joins else None)
+        if self.joins:
+            self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if config.kind == "glide":
             self.cross_attn = CrossAttention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -177,8 +208,17 @@ class Trunk(nn.Module):
             self.join_embed = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
             self.join_feature = nn.Linear(config.large_hidden_size, config.hidden_size, bias=False)
             self.join_state = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        if config.kind == "eagle":
+            large, count = config.large_hidden_size, len(config.reads)
+            state = 0 if config.wide else config.hidden_size
+            self.fc = nn.Linear(state + count * large, config.hidden_size, bias=config.fc_bias)
+            if config.norm_before_fc:
+                self.input_norm = RMSNorm(count * large, config.rms_norm_eps)
+            if config.fc_norm:
+                self.fc_norm = nn.ModuleList(RMSNorm(large, config.rms_norm_eps) for _ in config.reads)
+        entered = config.kind == "eagle"
+        self.layers = nn.ModuleList(Layer(config, entered and not at) for at in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if config.final_norm else nn.Identity()
         if config.project:
             self.project = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
@@ -205,7 +245,7 @@ class DraftHead(nn.Module):
         config = self.config
         ids = torch.empty(0, dtype=torch.long) if short_list is None else short_list.long()
         self.register_buffer("short_list", ids, persistent=False)
-        self.rotary = Rotary(config.head_dim, config.rope_theta)
+        self.rotary = rotary_of(config)
         self.cross_rotary: Rotary | None = None
         if config.kind == "glide":
             inverse = getattr(target_rotary, "inv_freq", None)
@@ -242,6 +282,8 @@ class DraftHead(nn.Module):
             offset: glide: where the first block of the mask begins, 0 … block_size − 1.
             lag: glide: instead of blocks every position misses its last `lag` tokens, as the draft at that depth does.
         """
+        if self.config.kind == "eagle":
+            raise UserError("a published EAGLE head drafts, it is not trained here")
         embedded = self.model.embed_tokens(ids)
         length = ids.shape[1]
         positions = torch.arange(length, device=ids.device)[None]

@@ -11,7 +11,7 @@ Shapes: B rows, T new tokens, S slots, H the draft head's width, G the target's,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,13 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sampling.drafters.draft_heads.config import DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead, Rotary, lateness
 from sampling.drafters.draft_model import ModelDrafter, chain_of_head
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaLayer, as_it_is, causal_bias, latest, norm_of, plus, rotate
-from sampling.types import KVCache
+from sampling.types import Hidden, KVCache
 from utils.kernels.packed_linear import HalfLinear, PackedLinear, available, half_available, packable, ready
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, fits
 
@@ -114,8 +115,16 @@ class StudentNetwork:
         self.kind, self.window, self.layers = config.kind, config.window, config.num_hidden_layers
         self.vocab_size, self.context = config.vocab_size, config.max_position_embeddings
         self._embed = cast(nn.Embedding, trunk.embed_tokens)
-        self._layers = [LlamaLayer.of(layer, take, config.window) for layer in trunk.layers]
-        self._norm = norm_of(trunk.norm, frozen)
+        self._from, self._wide = int(config.kind == "eagle"), config.wide  # an EAGLE head's text begins with token 1
+        self._layers = [
+            LlamaLayer.of(layer, take, config.window, _entrance(layer, config, frozen), self._from)
+            for layer in trunk.layers
+        ]
+        self._norm = self._leave = norm_of(trunk.norm, frozen)
+        if config.norm_output:
+            self._norm = nn.Identity()
+        else:
+            self._leave = nn.Identity()
         self._project = take(trunk.project) if config.project else None
         self._head = take(student.lm_head)
         ready(self._head, *(part for layer in self._layers for part in layer.products))
@@ -133,6 +142,10 @@ class StudentNetwork:
             self._embed_norm, self._feature_norm, self._own_norm = norms
             joins = (take(join) for join in (trunk.join_embed, trunk.join_feature, trunk.join_state))
             self._join_embed, self._join_feature, self._join_own = joins
+        if config.kind == "eagle":
+            self._fc = take(trunk.fc)
+            self._all = norm_of(trunk.input_norm, frozen) if config.norm_before_fc else nn.Identity()
+            self._each = [norm_of(norm, frozen) for norm in trunk.fc_norm] if config.fc_norm else []
 
     @property
     def device(self) -> torch.device:
@@ -158,15 +171,15 @@ class StudentNetwork:
 
     @torch.no_grad()
     def forward(
-        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: bool = False
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: Hidden = False
     ) -> tuple[Tensor, Tensor | None]:
         """See :class:`sampling.types.Network`; logits [B, keep, n] of the reduced vocabulary alone.
 
         A GLIDE head runs without its target's cache here, i.e. as a plain one; an EAGLE head cannot.
         """
-        if self.kind == "feature":
+        if self.kind in ("feature", "eagle"):
             raise ValueError("an EAGLE head needs its target's states: open it with FeatureLM")
-        return self.answer(self.run(self.embed(ids), positions, mask, cache), keep, hidden)
+        return self.answer(self.run(self.embed(ids), positions, mask, cache), keep, bool(hidden))
 
     def embed(self, ids: Tensor) -> Tensor:
         """[B, T] long → [B, T, H]."""
@@ -174,26 +187,50 @@ class StudentNetwork:
 
     def join_none(self, embedded: Tensor) -> Tensor:
         """Input of an EAGLE head at position 0, which has no state before it: [B, T, H]."""
+        if self.kind == "eagle":  # nothing else looks at it
+            return self._paired(embedded, torch.zeros_like(embedded))
         return cast(Tensor, self._join_embed(self._embed_norm(embedded)))
 
     def join_target(self, embedded: Tensor, features: Tensor) -> Tensor:
         """The same where the target's state one position before is known: [B, T, H], [B, T, G]."""
+        if self.kind == "eagle":
+            return self._paired(embedded, self._fused(features.to(embedded)))
         return plus(self._join_feature, self._feature_norm(features.to(embedded)), self.join_none(embedded))
 
     def join_own(self, embedded: Tensor, own: Tensor) -> Tensor:
         """The same where its own state (what `run` returned there) stands in: [B, T, H] both."""
+        if self.kind == "eagle":
+            return self._paired(embedded, own)
         return plus(self._join_own, self._own_norm(own), self.join_none(embedded))
+
+    def _paired(self, embedded: Tensor, state: Tensor) -> Tensor:
+        """What enters an EAGLE head's first layer: [B, T, 2H] of EAGLE-3, else [B, T, H]."""
+        both = torch.cat((embedded, state), dim=-1)
+        return both if self._wide else cast(Tensor, self._fc(both))
+
+    def _fused(self, features: Tensor) -> Tensor:
+        """The target's states [B, T, K·G] as one of EAGLE-3's own [B, T, H]."""
+        if not self._wide:
+            return features
+        features = self._all(features)
+        if self._each:
+            parts = zip(self._each, features.chunk(len(self._each), dim=-1), strict=True)
+            features = torch.cat([norm(part) for norm, part in parts], dim=-1)
+        return cast(Tensor, self._fc(features))
 
     def run(
         self, x: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, seen: Seen | None = None
     ) -> Tensor:
-        """Through all layers: x [B, T, H] at positions [B, T] → own states [B, T, H], before the final norm.
+        """Through all layers: x [B, T, H] at positions [B, T] → own states [B, T, H], which no norm has seen unless the
+        configuration says `norm_output`.
 
         mask as in :class:`sampling.types.Network`; `seen` is what a GLIDE head sees of its target, None = nothing.
         """
         assert isinstance(cache, SlotCache)
         rotation = turning = self._angles(positions, x)
         bias = causal_bias(x.shape[1], cache.length, x) if mask is None else self._near(mask, positions, cache.length)
+        if self._from and (mask is not None or not cache.length):
+            bias = _without_first(bias, positions)
         if seen is not None and (seen.offset or self._cross_angles is not self._angles):
             turning = self._cross_angles(positions + seen.offset, x)
         for index, layer in enumerate(self._layers):
@@ -201,7 +238,7 @@ class StudentNetwork:
             if seen is not None:
                 x = self._cross[index].read(x, turning, seen, index, positions)
             x = layer.think(x)
-        return x
+        return self._leave(x)
 
     def _near(self, mask: Tensor, positions: Tensor, cached: int) -> Tensor:
         """The mask of ragged rows, with the cached slots hidden that a row by itself would not look back to."""
@@ -216,6 +253,31 @@ class StudentNetwork:
         x = self._norm(own if hidden else own[:, own.shape[1] - keep :])
         x = x if self._project is None else cast(Tensor, self._project(x))
         return cast(Tensor, self._head(x[:, x.shape[1] - keep :])), x if hidden else None
+
+
+def _entrance(layer: Any, config: DraftHeadConfig, frozen: bool) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+    """How token and state [B, T, 2H] enter EAGLE-3's first layer: normed side by side, the state goes by."""
+    if not layer.joins:
+        return None
+    of_token, of_state = norm_of(layer.input_layernorm, frozen), norm_of(layer.hidden_norm, frozen)
+
+    def enter(x: Tensor) -> tuple[Tensor, Tensor]:
+        token, state = x.chunk(2, dim=-1)
+        normed = of_state(state)
+        by = normed if config.norm_before_residual else state.contiguous()
+        return torch.cat((of_token(token), normed), dim=-1), by
+
+    return enter
+
+
+def _without_first(bias: Tensor | None, positions: Tensor) -> Tensor | None:
+    """The mask [.., T, S+T] with the new tokens at position 0 hidden from all others: no state stands before them."""
+    new = positions.shape[1]
+    if bias is None or not bool((first := positions == 0).any()):
+        return bias
+    hide = first[:, None, None] & ~torch.eye(new, dtype=torch.bool, device=first.device)
+    late = bias[..., -new:].expand(len(first), -1, -1, -1).masked_fill(hide, torch.finfo(bias.dtype).min)
+    return torch.cat((bias[..., :-new].expand(len(first), -1, -1, -1), late), dim=-1)
 
 
 def fed_columns(mask: Tensor | None, positions: Tensor) -> Tensor:
@@ -236,6 +298,8 @@ def _packed(linear: Any) -> nn.Module:
 
 
 def _rounded(linear: Any) -> nn.Module:
+    if linear.bias is not None:
+        return _packed(linear)
     if fits(linear.weight):
         return QuantizedLinear(PackedWeight.rounded(linear.weight, "q8"))
     return HalfLinear(linear.weight) if half_available() else _packed(linear)

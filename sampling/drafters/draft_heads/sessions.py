@@ -12,7 +12,7 @@ from torch import Tensor
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.models.causal import CausalLM, CausalSession
-from sampling.types import Rows, Session
+from sampling.types import Hidden, Rows, Session, states_of
 from utils.errors import UserError
 
 
@@ -22,7 +22,7 @@ class FollowingSession(CausalSession):
     network: StudentNetwork
 
     def __init__(
-        self, network: StudentNetwork, prompt: Rows, vocab_size: int, hidden: bool, target: CausalSession
+        self, network: StudentNetwork, prompt: Rows, vocab_size: int, hidden: Hidden, target: CausalSession
     ) -> None:
         self.target = target
         super().__init__(network, prompt, vocab_size, hidden)
@@ -55,16 +55,16 @@ class FollowingSession(CausalSession):
 class FollowingLM(CausalLM):
     """A draft head that reads its target; a base for the kinds. `vocab_size` as in :class:`CausalLM`."""
 
-    kind = ""
+    kinds: tuple[str, ...] = ()
     network: StudentNetwork
 
     def __init__(self, student: DraftHead, name: str, vocab_size: int | None = None) -> None:
-        if student.config.kind != self.kind:
-            raise UserError(f"{name} needs a {self.kind} draft head, got a {student.config.kind} one")
+        if student.config.kind not in self.kinds:
+            raise UserError(f"{name} needs a {self.kinds[0]} draft head, got a {student.config.kind} one")
         super().__init__(StudentNetwork(student), name, vocab_size)
 
     def open(
-        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> FollowingSession:
         """A session beside `target`; it takes over the cache of `previous`, which must not be used again.
 
@@ -74,8 +74,9 @@ class FollowingLM(CausalLM):
         if not isinstance(target, CausalSession) or target.source is not None:  # an encoder's states are no rows' keys
             kind = "none" if target is None else type(target).__name__
             raise UserError(f"{self.name} reads the cache of its target's session, got {kind}")
-        if self.reads_hidden and not target.keeps_hidden:
-            raise UserError(f"{self.name} reads its target's hidden states: open the target with hidden=True")
+        if {*states_of(self.reads_hidden)} - {*target.keeps_hidden}:
+            told = True if self.reads_hidden == (-1,) else self.reads_hidden
+            raise UserError(f"{self.name} reads its target's hidden states: open the target with hidden={told}")
         if (
             isinstance(previous, FollowingSession)
             and previous.reusable(self.network, len(prompt), hidden)
@@ -85,5 +86,5 @@ class FollowingLM(CausalLM):
             return self.beside(previous.again(prompt), target)
         return self.beside(self._session(prompt, hidden, target), target)
 
-    def _session(self, prompt: Rows, hidden: bool, target: CausalSession) -> FollowingSession:
+    def _session(self, prompt: Rows, hidden: Hidden, target: CausalSession) -> FollowingSession:
         raise NotImplementedError

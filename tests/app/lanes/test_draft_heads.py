@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import app.lanes.drafters
 import sampling.loop
@@ -64,6 +65,7 @@ def make_student(kind: str, target: Any, *, large: int = 32) -> DraftHead:
         rms_norm_eps=target.config.rms_norm_eps,
         short_list=0 if own else len(SHORT_LIST),
         shared_embedding=not own,
+        **({"reads": (0, 1, -1), "wide": True} if kind == "eagle" else {}),
     )
     with torch.random.fork_rng():
         torch.manual_seed(len(kind))
@@ -312,7 +314,7 @@ def test_the_console_changes_drafters_and_lanes_in_the_middle_of_a_chat(
     )
     assert ran.text.count("error:") == 1  # the lane that n-grams cannot run; the message is not lost
     assert "error: lane draft needs a drafter model, got drafter ngram" in " ".join(ran.text.split())
-    assert [session.keeps_hidden for session in seen] == [False, True, True, True]
+    assert [bool(session.keeps_hidden) for session in seen] == [False, True, True, True]
     assert seen[1] is seen[2] is seen[3]  # read once with its states, it serves every lane after
     assert "drafter  glide drafter" in ran.after("/info")
     assert ran.after("/drafter") == "drafter = ngram\n"
@@ -470,7 +472,8 @@ def test_another_lane_with_damaged_weights_is_refused_and_nothing_changes(
 def test_a_drafter_the_pair_has_no_weights_for_is_one_line(
     tmp_path: Path, pair: TinyPair, capsys: pytest.CaptureFixture[str], drafter: str
 ) -> None:
-    made = f"(infer.py distill --student {drafter} makes one)"
+    how = "--drafter ORG/NAME fetches one" if drafter == "eagle" else f"infer.py distill --student {drafter} makes one"
+    made = f"({how})"
     (tmp_path / "m.yaml").write_text(f"pairs: {{p: {{target: {pair.target}, drafter: ngram}}}}")
     for where in (["--models", str(tmp_path / "m.yaml")], ["--target", str(pair.target)]):
         assert main(["run", "hi", "--drafter", drafter, *where]) == 2
@@ -487,6 +490,37 @@ def test_flags_for_a_second_model_are_said_to_be_unused(tmp_path: Path, pair: Ti
     )
     notes = load_engine(Settings(quiet=True), options, never).loaded.notes
     assert notes == ("a trained drafter is not quantized: --drafter-quantization int8 is unused",)
+
+
+# -- as others publish them -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_published_head_drafts_from_its_folder(
+    tmp_path: Path, pair: TinyPair, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Our EAGLE head in the names and the configuration of *speculators*."""
+    tensors = {
+        name.removeprefix("model."): value for name, value in make_student("eagle", tiny_model()).state_dict().items()
+    }
+    tensors["d2t"] = SHORT_LIST - torch.arange(len(SHORT_LIST))
+    del tensors["embed_tokens.weight"]
+    shape = {"vocab_size": 300, "hidden_size": 32, "num_attention_heads": 4, "head_dim": 8, "num_hidden_layers": 40}
+    told = {"speculators_model_type": "eagle3", "transformer_layer_config": shape, "draft_vocab_size": len(SHORT_LIST)}
+    told["eagle_aux_hidden_state_layer_ids"] = [0, 1, 2]
+    folder = tmp_path / "head"
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(told))
+    flags = ["--target", str(pair.target), "--drafter", str(folder), "--device", "cpu"]
+    if command == "run":
+        assert main(["run", "hi", "--json", "--max-new-tokens", "8", *flags]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert (said["same_output"], "eagle" in said["results"][1]["calls"]) == (True, True)
+    else:
+        assert main(["check", *flags]) == 0
+        size = (folder / "model.safetensors").stat().st_size / 1e6
+        assert f"eagle: published, of width 32, 100 ids, {size:.1f} MB ({folder})" in capsys.readouterr().out
 
 
 # -- check ----------------------------------------------------------------------------------------
@@ -511,6 +545,7 @@ def test_check_tells_what_the_students_are(
         f"trained for tiny on 2025-01-02 ({students / 'plain'})",
         f"feature: not usable: no feature drafter: pair 'tiny' names {tmp_path / 'nowhere'}, which is not there "
         "(infer.py distill --student feature makes one)",
+        lines[0].replace("glide", "eagle").replace(size, lines[3].split(", ")[2]),
     ]
 
 

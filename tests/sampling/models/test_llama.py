@@ -169,6 +169,10 @@ def test_hidden_states_are_those_the_head_is_applied_to() -> None:
     assert states is not None
     close(states, expected(oracle, ids)[1])
     close(logits, oracle.lm_head(states[:, -3:]))
+    _, several = network.forward(ids, places(2, 0, 9), None, network.new_cache(2), 3, hidden=(2, -1, 0))
+    every = oracle(ids, output_hidden_states=True).hidden_states
+    assert several is not None
+    close(several, torch.cat([every[2], every[-1], every[0]], dim=-1))
 
 
 def additive(seen: Tensor, lowest: float) -> Tensor:

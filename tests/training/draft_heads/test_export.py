@@ -150,7 +150,7 @@ def inputs(kind: str, target: Any, layers: list[int]) -> tuple[torch.Tensor, dic
     return torch.tensor([ids]), more
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "eagle"])  # published ones are not trained here
 def test_it_computes_the_same_and_can_learn(kind: str) -> None:
     target = make_target()
     old = make_student(kind, target, short=SHORT, num_hidden_layers=2)

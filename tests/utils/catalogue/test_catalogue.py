@@ -170,7 +170,7 @@ drafter: none -> students: {plain: 5}
 drafter: none -> students: {plain: }
     :11: pair 'b': students.plain has no value
 drafter: none -> students: weights
-    :11: pair 'b': students must map plain, glide, feature to folders, got 'weights'
+    :11: pair 'b': students must map plain, glide, feature, eagle to folders, got 'weights'
 drafter: none -> cascade: [org/small, maxgram] / k_matrix: [[1, 2]]
     :12: pair 'b': k_matrix must be square: 1 rows, but one of them has 2 numbers
 drafter: none -> cascade: [org/small, maxgram] / k_matrix: [[1, 2], [3]]

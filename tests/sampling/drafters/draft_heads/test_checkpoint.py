@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sampling.drafters.draft_heads.checkpoint import CONFIG, WEIGHTS, is_draft_head, load_student, save_student
+from sampling.drafters.draft_heads.eagle import FeatureLM
 from sampling.drafters.draft_heads.modules import DraftHead
-from tests.support.students import KINDS, fed, make_student, make_target, text
+from sampling.types import Draft
+from tests.support.students import KINDS, STATES, fed, make_student, make_target, text
 from utils.catalogue.catalogue import head_kind
 from utils.errors import UserError
 
@@ -24,9 +26,11 @@ SHORT = [1, 2, 3, 8, 13, 21, 34, 39]
 def states(student: DraftHead, target: Any) -> Tensor:
     """What the student makes of a text, its target's cache included."""
     ids = text(1, 12)
-    session = fed(target, [ids], [12], hidden=True)
+    session = fed(target, [ids], [12], hidden=STATES)
+    if student.config.kind == "eagle":
+        return FeatureLM(student, "eagle").open([ids], target=session).score([ids], Draft.empty(1))
     kv = [session.kv(layer)[:2] for layer in student.target_layers(3)] or None
-    hidden = session.hidden() if student.config.kind == "feature" else None
+    hidden = session.hidden((-1,)) if student.config.kind == "feature" else None
     return student.lm_head(student.states(torch.tensor([ids]), hidden=hidden, kv=kv)[0])
 
 

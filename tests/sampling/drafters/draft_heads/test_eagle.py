@@ -16,7 +16,7 @@ from sampling.drafters.draft_model import NoDrafter
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
-from sampling.types import Budget, Draft, Limits, Rows, Sampler
+from sampling.types import Budget, Draft, Hidden, Limits, Rows, Sampler
 from tests.support.runs import decode, steps
 from tests.support.students import close, fed, make_student, make_target, spread_logits, text
 from tests.support.toys import TableLM
@@ -90,16 +90,16 @@ def test_the_loop_opens_a_target_with_hidden_states_for_it() -> None:
     without = generate(lm, [[1, 2, 3]], drafter, SAMPLER, Limits(4), session=lm.open([[1, 2, 3]]))
     with pytest.raises(UserError, match="hidden=True"):
         list(without)
-    asked: list[bool] = []
+    asked: list[Hidden] = []
 
     class Asked(CausalLM):
-        def open(self, *arguments: Any, hidden: bool = False, **more: Any) -> Any:
+        def open(self, *arguments: Any, hidden: Hidden = False, **more: Any) -> Any:
             asked.append(hidden)
             return super().open(*arguments, hidden=hidden, **more)
 
     for one in (NoDrafter(), drafter):
         decode(Asked(target), [[1, 2, 3]], one, SAMPLER, length=2)
-    assert asked == [False, True]
+    assert asked == [False, (-1,)]
 
 
 def test_a_toy_without_states_is_refused_by_name() -> None:

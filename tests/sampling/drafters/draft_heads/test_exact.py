@@ -27,7 +27,7 @@ from sampling.types import Budget, Draft, Limits, Rows, Sampler
 from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
 from tests.support.runs import after, answers, decode, drafting, emitted, greedy, sample_counts, steps
-from tests.support.students import KINDS, PrefixLM, make_drafter, make_student, make_target, text
+from tests.support.students import KINDS, STATES, PrefixLM, make_drafter, make_student, make_target, text
 from utils.logits_processors import make_processor
 
 EXACT, FAIL_BELOW = 1e-9, 1e-6
@@ -162,7 +162,8 @@ def test_greedy_text_is_plain_decodings_for_every_gamma(kind: str, shape: str) -
     target = make_target(8, seed=10)
     lm = CausalLM(target)
     layers = 2 if shape == "two layers" else 1
-    student = make_student(kind, target, short=[0, 2, 3, 4, 5, 6, 7], seed=4 - layers, num_hidden_layers=layers)
+    seed = (3 if kind == "eagle" else 4) - layers
+    student = make_student(kind, target, short=[0, 2, 3, 4, 5, 6, 7], seed=seed, num_hidden_layers=layers)
     accepted = refused = 0
     for prompt in PROMPTS[:2] if layers == 1 else PROMPTS[2:]:
         alone = tokens_of(lm, prompt, None, length=14)
@@ -184,7 +185,7 @@ def test_the_next_turns_of_a_chat_reuse_the_caches(kind: str) -> None:
     student = make_student(kind, target, num_hidden_layers=2, seed=2)
     drafter, session, prompt = make_drafter(student), None, [1, 2, 3, 4]
     for turn in range(4):
-        session = lm.open([prompt], previous=session, hidden=True)
+        session = lm.open([prompt], previous=session, hidden=STATES)
         running = session.fork() if turn == 2 else session
         held = [helper.rollback([prompt])[0] for helper in drafter.sessions]
         found = decode(lm, [prompt], drafter, greedy(), length=12, gamma=3, session=running)
@@ -215,7 +216,7 @@ def test_stopped_and_closed_answers_leave_usable_sessions(kind: str) -> None:
     target = make_target(8, seed=10)
     lm, prompt = CausalLM(target), PROMPTS[0]
     student = make_student(kind, target, num_hidden_layers=2, seed=2)
-    drafter, session = make_drafter(student), lm.open([prompt], hidden=True)
+    drafter, session = make_drafter(student), lm.open([prompt], hidden=STATES)
     fresh = decode(lm, [prompt], make_drafter(student), greedy(), length=15)
     for looks in (0, 1, 2, 4):
         flag = after(looks)
@@ -284,7 +285,7 @@ def test_a_draft_tells_its_calls_and_its_raw_probabilities(kind: str) -> None:
     target = make_target(8, seed=10)
     lm, prompt = CausalLM(target), PROMPTS[0]
     student = make_student(kind, target, short=[0, 2, 3, 4, 5, 6, 7], seed=2)
-    drafter, session = make_drafter(student), lm.open([prompt], hidden=True)
+    drafter, session = make_drafter(student), lm.open([prompt], hidden=STATES)
     session.score([prompt[:-1]], Draft.empty(1))
     drafter.start([prompt], session, session)
     sampler = KeyedSampler(make_processor(0.6, top_k=3), seed=1)
@@ -313,7 +314,7 @@ def test_gumbel_drafts_are_drawn_with_the_targets_noise_at_their_ids(kind: str) 
     student = make_student(kind, target, short=[0, 2, 3, 4, 6, 7], seed=2)
     for seed in range(6):
         sampler = KeyedSampler(processor, seed, coupling="gumbel")
-        drafter, session = make_drafter(student), lm.open([prompt], hidden=True)
+        drafter, session = make_drafter(student), lm.open([prompt], hidden=STATES)
         session.score([prompt[:-1]], Draft.empty(1))
         drafter.start([prompt], session, session)
         active = list(prompt)
@@ -362,6 +363,7 @@ def test_padded_vocabularies_are_cut_alike(kind: str) -> None:
         "plain": lambda: ModelDrafter(CausalLM(StudentNetwork(student), "plain", 6)),
         "glide": lambda: ModelDrafter(GlideLM(student, 3, vocab_size=6)),
         "feature": lambda: FeatureDrafter(student, vocab_size=6),
+        "eagle": lambda: FeatureDrafter(student, vocab_size=6),
     }[kind]()
     for options in ({}, {"coupling": "gumbel"}):
         sampler = KeyedSampler(make_processor(1.5), seed=3, **options)

@@ -1,0 +1,177 @@
+"""EAGLE heads as others publish them → our configuration and our names of tensors.
+
+EAGLE-1 and 2 (Li et al., arXiv 2401.15077, 2406.16858): `fc` [H, 2H], `layers.i`, the first without an input norm.
+EAGLE-3 (arXiv 2503.01840) in three namings: `midlayer.*` (its authors, SpecForge), `layers.0.*` (speculators), and
+either behind `model.`. Shapes are believed of the weights, not of `config.json`: a published one says 40 layers of one.
+Knows neither files nor modules; what does not fit is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from utils.errors import UserError
+
+_OTHERS = ("d2t", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # no parameters of the head
+_DYNAMIC_ROPE = ("dynamic", "longrope")  # they change with the length: no function of the position
+_SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+Found = dict[str, Any]
+
+
+def translated(stored: Found, tensors: dict[str, Tensor], large: Any, place: Path) -> tuple[Found, dict[str, Tensor]]:
+    """The configuration in our keys, and the tensors by our names, `ids` among them if the vocabulary is reduced.
+
+    `large` is the target's configuration. UserError for another kind of head, or one for a target of another size.
+    """
+    kind = stored.get("speculators_model_type", "eagle3")
+    if kind not in ("eagle", "eagle3"):
+        raise UserError(f"the drafter {place} is a {kind} head, which is not read: EAGLE and EAGLE-3 heads are")
+    inner = stored.get("transformer_layer_config") or stored
+    own = {_name(name): value for name, value in tensors.items() if name not in _OTHERS}
+    if (missing := next((name for name in _NEEDED if name not in own), None)) is not None:
+        raise UserError(f"the drafter {place} is no EAGLE head that can be read: it lacks {missing[6:]}")
+    fc, q, k = (own[name] for name in _NEEDED)
+    wide = f"{_FIRST}hidden_norm.weight" in own
+    width = fc.shape[0]
+    if "quantization_config" in stored or fc.dim() != 2 or not fc.is_floating_point():
+        raise UserError(f"the drafter {place} is quantized by another program, which is not read")
+    if inner.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise UserError(f"the drafter {place} has the activation {inner['hidden_act']}, which is not read: silu is")
+    if "sliding_attention" in (inner.get("layer_types") or ()):
+        raise UserError(f"the drafter {place} has sliding_attention layers, which are not read")
+    size = own[f"{_FIRST}self_attn.q_norm.weight"].shape[0] if f"{_FIRST}self_attn.q_norm.weight" in own else None
+    size = size or inner.get("head_dim") or q.shape[0] // int(inner.get("num_attention_heads") or 1)
+    reads = _reads(stored, large.num_hidden_layers, place) if wide else (-1,)
+    states = fc.shape[1] - (0 if wide else width)
+    if states != len(reads) * large.hidden_size:
+        theirs = stored.get("target_hidden_size") or states / len(reads)
+        raise UserError(
+            f"the drafter {place} is for a target of hidden size {theirs:g}{_made_for(stored)}, this one has "
+            f"{large.hidden_size}"
+        )
+    vocabulary = next((len(one) for one in (tensors.get("t2d"), own.get(_EMBEDDING)) if one is not None), None)
+    found = {
+        "kind": "eagle",
+        "vocab_size": vocabulary or inner.get("vocab_size"),
+        "hidden_size": width,
+        "intermediate_size": own[f"{_FIRST}mlp.gate_proj.weight"].shape[0],
+        "num_hidden_layers": 1 + max(int(name.split(".")[2]) for name in own if name.startswith("model.layers.")),
+        "num_attention_heads": q.shape[0] // size,
+        "num_key_value_heads": k.shape[0] // size,
+        "head_dim": size,
+        "large_hidden_size": large.hidden_size,
+        # Nothing is learned by position: a head of a short context drafts as far as its target goes.
+        "max_position_embeddings": max(_context(inner), _context(large)),
+        "rms_norm_eps": inner.get("rms_norm_eps", 1e-6),
+        **_rope(inner, place),
+        "reads": reads,
+        "wide": wide,
+        "fc_bias": "model.fc.bias" in own,
+        "attention_bias": f"{_FIRST}self_attn.q_proj.bias" in own,
+        "qk_norm": f"{_FIRST}self_attn.q_norm.weight" in own,
+        "final_norm": "model.norm.weight" in own,
+        "shared_embedding": _EMBEDDING not in own,
+        "shared_head": _HEAD not in own,
+        **{name: bool(stored.get(name, inner.get(name, False))) for name in _SWITCHES},
+        "norm_before_fc": "model.input_norm.weight" in own,
+        "fc_norm": "model.fc_norm.0.weight" in own,
+    }
+    if found["vocab_size"] != large.vocab_size:
+        raise UserError(
+            f"the drafter {place} is for a vocabulary of {found['vocab_size']} ids{_made_for(stored)}, this one has "
+            f"{large.vocab_size}"
+        )
+    return _reduced(found, own, tensors, place)
+
+
+_FIRST = "model.layers.0."
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_NEEDED = ("model.fc.weight", f"{_FIRST}self_attn.q_proj.weight", f"{_FIRST}self_attn.k_proj.weight")
+
+
+def _name(name: str) -> str:
+    """A published name as ours: all but the head behind `model.`, the middle layer the first of all."""
+    bare = re.sub(r"^midlayer\.", "layers.0.", name.removeprefix("model."))
+    return bare if bare.startswith("lm_head.") else f"model.{bare}"
+
+
+def verifier(stored: Found) -> str:
+    """The name of the target that a head was made for, as speculators writes it; "" if it says none."""
+    made = stored.get("speculators_config")
+    told = made.get("verifier", {}).get("name_or_path") if isinstance(made, dict) else None
+    return told if isinstance(told, str) else ""
+
+
+def _made_for(stored: Found) -> str:
+    return f" ({verifier(stored)})" if verifier(stored) else ""
+
+
+def check_verifier(stored: Found, target: str | None, place: Path) -> None:
+    """UserError where a head was made for a target of another name than `target`, a hub id; None compares nothing."""
+    made = verifier(stored)
+    if target and made.count("/") == 1 and made.lower().rpartition("/")[2] != target.lower().rpartition("/")[2]:
+        raise UserError(f"the drafter {place} is for {made}, this target is {target} (a target's folder has no name)")
+
+
+def _reads(stored: Found, layers: int, place: Path) -> tuple[int, ...]:
+    """The target's states that EAGLE-3 reads, as `sampling.types.Hidden` numbers them, ascending.
+
+    The authors take what enters layers 2, n//2 and n−3 (EAGLE's modeling_llama_kv.py), speculators and vLLM store
+    numbers of the same meaning (`resolve_target_layer_ids`; n is what the last layer gives). SpecForge and ModelOpt
+    store in `eagle_config` the layers that *give* them; SGLang adds one when it loads those ("we plus 1 here",
+    `set_eagle3_layers_to_capture`). Whatever equals the authors' choice, or that less one, is meant as that.
+    """
+    usual = sorted({2, layers // 2, layers - 3})
+    inside = stored.get("eagle_config")
+    nested = inside.get("eagle_aux_hidden_state_layer_ids") if isinstance(inside, dict) else None
+    ids = stored.get("eagle_aux_hidden_state_layer_ids") or nested or usual
+    if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
+        raise UserError(f"the drafter {place}: eagle_aux_hidden_state_layer_ids is {ids!r}, no list of layers")
+    ids = sorted(ids)
+    given = ids == nested or ids == [one - 1 for one in usual]
+    reads = [one + 1 for one in ids] if given and ids != usual else ids
+    if len({*reads}) != len(reads) or not 0 <= reads[0] <= reads[-1] <= layers or (ids is usual and len(usual) < 3):
+        raise UserError(f"the drafter {place} reads states {reads}: a target of {layers} layers has not those")
+    return tuple(-1 if one == layers else one for one in reads)
+
+
+def _context(config: Any) -> int:
+    value = (config if isinstance(config, dict) else vars(config)).get("max_position_embeddings")
+    return value if isinstance(value, int) else 1
+
+
+def _rope(inner: Found, place: Path) -> Found:
+    """Base and stretching of the positions, as transformers 5 (`rope_parameters`) and those before it store them."""
+    rope = dict(inner.get("rope_parameters") or inner.get("rope_scaling") or {})
+    kind = rope.pop("type", None) or rope.get("rope_type") or "default"
+    theta = rope.pop("rope_theta", None) or inner.get("rope_theta") or 10000.0
+    if kind in _DYNAMIC_ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UserError(f"the drafter {place} has {kind} rotary positions, which are not read")
+    return {"rope_theta": float(theta), "rope": {} if kind == "default" else {**rope, "rope_type": kind}}
+
+
+def _reduced(
+    found: Found, own: dict[str, Tensor], tensors: dict[str, Tensor], place: Path
+) -> tuple[Found, dict[str, Tensor]]:
+    """The same with its reduced vocabulary: row i of the head is the target's id i + d2t[i]. Ascending, as ours are."""
+    offsets, chosen = tensors.get("d2t"), tensors.get("t2d")
+    rows = None if found["shared_head"] else len(own[_HEAD])
+    if offsets is None:
+        if rows not in (None, found["vocab_size"]):
+            raise UserError(f"the drafter {place} has a head of {rows} ids and no d2t, which says which")
+        return found, own
+    ids, order = (torch.arange(len(offsets)) + offsets.flatten().long()).sort()
+    wrong = rows not in (None, len(ids)) or bool((ids.diff() <= 0).any())
+    wrong |= not 0 <= int(ids[0]) <= int(ids[-1]) < found["vocab_size"]
+    if wrong or (chosen is not None and not torch.equal(chosen.flatten().bool().nonzero()[:, 0], ids)):
+        raise UserError(f"the drafter {place} is damaged: d2t, t2d and lm_head speak of different ids")
+    if len(ids) == found["vocab_size"]:
+        return found, own
+    if rows is not None:
+        own[_HEAD] = own[_HEAD][order]
+    return {**found, "short_list": len(ids)}, {**own, "lm_head.ids": ids}
