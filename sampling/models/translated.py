@@ -79,7 +79,7 @@ class Translation:
             pairs.setdefault(mate, token)
         fitting = sorted((ours, theirs) for theirs, ours in pairs.items() if ours < sizes[0] and theirs < sizes[1])
         ours, theirs = torch.tensor(fitting, dtype=torch.long).view(-1, 2).unbind(1)
-        found = Translation(target, drafter, ours, theirs.contiguous(), mates)
+        found = Translation(target, drafter, ours.contiguous(), theirs.contiguous(), mates)
         return found if not sample else found.measured(sample)
 
     def measured(self, sample: bytes) -> Translation:

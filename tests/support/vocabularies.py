@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 STORY = "the cat sat on the mat and the hat sat on the cat, that is that: the end of the tale of a cat in a hat. "
 RECIPE = "take the salt and the oats, heat the oats in a pan; that is the meal at an inn, then eat. naïve café 12 24 "
-CHATS = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}", "<|im_end|>")
+CHAT = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 
 
 @cache
@@ -22,7 +22,7 @@ def byte_level(size: int = 300) -> PreTrainedTokenizerFast:
     special = ["<|im_end|>", "<|im_start|>"]
     train = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
     inner.train_from_iterator([STORY] * 4, train)
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", chat_template=CHATS[0])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", chat_template=CHAT)
 
 
 @cache
@@ -41,4 +41,5 @@ def unigram(size: int = 60, prefix: str = "always") -> PreTrainedTokenizerFast:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     whole.add_special_tokens(special)
+    whole.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return PreTrainedTokenizerFast(tokenizer_object=whole, bos_token="<s>", eos_token="</s>", unk_token="<unk>")

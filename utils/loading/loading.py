@@ -186,9 +186,7 @@ def _fitting(
         vocabulary = None if loaded.encodes else other_vocabulary(tokenizers)
         if vocabulary is None:
             raise UserError(f"{loaded.name} cannot draft for {pair.target.name}: {problems[0]}")
-        note = (
-            f"{loaded.name} has other tokens than {pair.target.name}: drafts are translated (infer.py check: how well)"
-        )
+        note = f"{loaded.name} has other tokens than {pair.target.name}: drafts are translated (see infer.py check)"
         return replace(loaded, vocabulary=vocabulary), [note]
     return loaded, fit_notes(pair.target, loaded, tokenizers)
 
