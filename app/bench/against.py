@@ -199,6 +199,8 @@ def _assistant(pair: LoadedPair, engine: PairEngine) -> Any:
 
     if pair.drafter is not None and pair.drafter_kind == "model":
         theirs, ours = pair.drafter.vocab_size, pair.target.vocab_size
+        if pair.drafter.vocabulary is not None:
+            return f"the lane takes no drafter with other tokens than the target's, and {pair.drafter.name} has others"
         if theirs != ours:
             return f"transformers takes no drafter with another number of logits ({theirs:,}, the target's {ours:,})"
         return unpacked_copy(pair.drafter.model)

@@ -22,14 +22,15 @@ from sampling.drafters.registry import MEMBERS, ROWS, TREE, DraftRequest
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import lm_of
+from sampling.models.translated import TranslatedLM, Translation
 from sampling.types import LM, Drafter
 from utils.catalogue.k_matrix import Matrix
 from utils.catalogue.specs import head_kind_of
 from utils.errors import UsageError, UserError
-from utils.loading.fit import fingerprint
+from utils.loading.fit import SAMPLE, TokenBytes, fingerprint
 
 if TYPE_CHECKING:
-    from utils.loading.loaded import LoadedPair
+    from utils.loading.loaded import LoadedModel, LoadedPair
 
 
 WITHOUT = "--drafter ngram goes without"
@@ -55,7 +56,7 @@ class PairDrafters:
     def _prepare(self, kind: str) -> None:
         """Build what the pair drafts with: a file that does not fit is told now."""
         if kind == "model" and self._loaded.drafter is not None:
-            self.model = lm_of(self._loaded.drafter.model, "drafter", self._loaded.vocab_size)
+            self.model = self._lm(self._loaded.drafter, "drafter")
         for word in self._loaded.spec.cascade_names if ROWS[kind].needs == "cascade" else (kind,):
             if word in ROWS and word != "model":
                 made: Any = self.build(DraftRequest(word, Settings()))
@@ -181,8 +182,20 @@ class PairDrafters:
                 hint = " (--drafter cascade loads it)" if name in loaded.spec.cascade_names else ""
                 have = ", ".join(loaded.cascade_models) or "none"
                 raise UsageError(f"{lane}: no model {name} is loaded for the cascade, have {have}{hint}")
-            self._models[name] = lm_of(loaded.cascade_models[name].model, name, loaded.vocab_size)
+            self._models[name] = self._lm(loaded.cascade_models[name], name)
         return self._models[name]
+
+    def lm(self, name: str) -> Any:
+        """A model that the pair brought along: "drafter", or its name in the cascade."""
+        return self.model if name == "drafter" else self._named("check", name)
+
+    def _lm(self, model: LoadedModel, name: str) -> LM:
+        """A drafter model by the target's ids, whatever its own are."""
+        if model.vocabulary is None:
+            return lm_of(model.model, name, self._loaded.vocab_size)
+        ours, sizes = TokenBytes(self._loaded.tokenizer), (self._loaded.vocab_size, model.vocab_size)
+        translation = Translation.of(ours, model.vocabulary, sizes, SAMPLE)
+        return TranslatedLM(CausalLM(model.model, name), translation, sizes[0])
 
 
 class UnusableDrafterError(UserError):

@@ -63,7 +63,7 @@ def check_pair(name: str | None, settings: Settings, options: ModelOptions, spee
     with closing(LoadProgress(sys.stderr, quiet=settings.quiet)) as progress, Interrupts() as interrupted:
         loaded = load_pair(spec, given, progress, interrupted)
         engine = PairEngine(loaded)
-        found = [*_shared(loaded), *_memory(engine, before)]
+        found = [*_shared(loaded), *_translated(engine), *_memory(engine, before)]
     console = _console(settings.color)
     console.print(_models(loaded))
     for line in [*found, *_draft_heads(engine), *(f"note: {note}" for note in loaded.notes)]:
@@ -161,7 +161,9 @@ def _shared(loaded: LoadedPair) -> list[str]:
         template = "none, the encoder reads each prompt as it is"
     stops = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(loaded.stop_ids))
     fits = f"{loaded.drafter_kind} drafts in the target's own vocabulary"
-    if models:
+    if any(model.vocabulary is not None for model in models):
+        fits = "the drafts of another vocabulary are translated"
+    elif models:
         every = "both models" if len(models) == 1 else f"all {len(models) + 1} models"
         fits = f"{min([loaded.vocab_size, *(model.vocab_size for model in models)]):,} ids mean the same in {every}"
     return [
@@ -171,6 +173,24 @@ def _shared(loaded: LoadedPair) -> list[str]:
         f"context of the pair: {limit_text(loaded.context)}",
         f"the pair fits: {fits}",
     ]
+
+
+def _translated(engine: PairEngine) -> list[str]:
+    """Of each drafter with other tokens: how much is shared, how it drafts, what translating costs."""
+    lines = []
+    for name, model in {"drafter": engine.loaded.drafter, **engine.loaded.cascade_models}.items():
+        if model is None or model.vocabulary is None:
+            continue
+        by = engine.drafters.lm(name).translation
+        shared, size = len(by.ours), engine.loaded.vocab_size
+        what = "text, which is spelled in the target's tokens" if by.by_text else "shared tokens"
+        lines += [
+            f"{model.name} shares {shared:,} of the target's {size:,} tokens ({shared / size:.0%}); of a sample's "
+            f"{by.tokens:,} tokens {by.own:.0%} are its own there, and it spells {by.spelled:.0%} of the text with "
+            f"{by.ratio:.2f} tokens for one of the target's",
+            f"{model.name} drafts {what}; translating costs {1000 * by.seconds:.2f} ms a token",
+        ]
+    return lines
 
 
 def _resident() -> int:

@@ -208,9 +208,8 @@ def _reviewer(drafter: Any) -> Reviewer:
     """What reviews: the model of a model drafter, or a model."""
     if isinstance(drafter, ModelDrafter):
         if not drafter.lm.reviews:
-            raise UserError(
-                "feature cannot review drafts (it has no states but its target's): only the last can be one"
-            )
+            why = "it has no states but its target's" if drafter.lm.reads_hidden else "its tokens are not the target's"
+            raise UserError(f"{drafter.lm.name} cannot review drafts ({why}): only the last can be one")
         return Reviewer(drafter.lm, drafter.traits.rule)
     if not hasattr(drafter, "open"):
         name = next(iter(getattr(drafter, "traits", Traits()).names), type(drafter).__name__)

@@ -6,6 +6,7 @@ Knows any :class:`sampling.types.LM`; what its session reads of the target's is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,6 +16,8 @@ from sampling.drafters.cape import Expansion
 from sampling.drafters.drawing import Column, Drawing
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call
+from sampling.models.translated import TranslatedLM, TranslatedSession
+from sampling.rows import padded
 from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits, Tree
 from utils.errors import UserError
 from utils.timing import Stopwatch
@@ -131,6 +134,60 @@ class ModelDrafter(ModelMember):
         return replace(draft, calls=(call._replace(seconds=call.seconds + watch.lap()),))
 
 
+class RespelledDrafter(ModelMember):
+    """Drafts of a model of another vocabulary, which writes freely; what it wrote is spelled in the target's tokens,
+    point masses (string-level match, Timor et al., arXiv 2502.05202).
+
+    A few of the row's last tokens are spelled along with it, so that a word which they begin is cut as the target would
+    cut it; where its tokens would not end at the seam the draft is spelled by itself.
+    """
+
+    lm: TranslatedLM
+
+    def __init__(self, lm: TranslatedLM) -> None:
+        super().__init__(lm, Traits((lm.name,), Rule.POINT))
+
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        """Chains of at most budget.depth[b] tokens, the model's likeliest."""
+        depth = self.fitting(rows, budget.depth)
+        if not isinstance(self.session, TranslatedSession) or max(depth) <= 0:
+            return Draft.empty(len(rows))
+        watch, session, by = Stopwatch(self.lm.device), self.session, self.lm.translation
+        own = session.own(rows)
+        said: Rows = [[] for _ in rows]
+        calls = math.ceil(max(depth) * by.ratio)
+        for _ in range(calls):
+            chosen = session.score_own([session.fitted(a + b) for a, b in zip(own, said, strict=True)])
+            for written, token in zip(said, chosen.argmax(dim=-1).tolist(), strict=True):
+                written.append(token)
+        drafted = [self._respelled(*one)[: one[2]] for one in zip(rows, said, depth, strict=True)]
+        return Draft(padded(drafted), calls=(Call(self.lm.name, calls, watch.lap()),))
+
+    def _respelled(self, row: list[int], said: list[int], most: int) -> list[int]:
+        """What the model said as the target's ids, the end of a text as the target's own."""
+        by, size = self.lm.translation, self.lm.vocab_size
+        ends = {theirs: ours for ours, theirs in by.mates.items()}
+        stop = next((at for at, token in enumerate(said) if token in by.drafter.special.values()), len(said))
+        text = b"".join(map(by.drafter.spelled, said[:stop]))
+        tail = row[-SEAM:]
+        for place, token in enumerate(tail, start=1):
+            if token in by.target.special.values():
+                tail = row[len(row) - len(tail) + place :]
+        before = b"".join(map(by.target.spelled, tail))
+        found, left = by.target.ids(before + text), len(before)
+        while found and left > 0:
+            left -= len(by.target.spelled(found.pop(0)))
+        if left:
+            found = by.target.ids(text)
+        if stop < len(said) and said[stop] in ends:
+            found.append(ends[said[stop]])
+        known = next((at for at, token in enumerate(found) if token >= size), len(found))
+        return found[:known]
+
+
+SEAM = 8  # tokens of a row that are spelled along with what is drafted behind them
+
+
 class NoDrafter(Drafter):
     """Proposes nothing."""
 
@@ -141,8 +198,10 @@ LEAST = 0.12
 """Under `gamma auto` a draft head's chain ends where it has become less likely than this (docs/notes.md)."""
 
 
-def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
-    """The pair's drafter model."""
+def build(pair: Parts, asked: DraftRequest) -> ModelMember:
+    """The pair's drafter model. One of another vocabulary that hardly ever shares tokens drafts by its text."""
+    if isinstance(pair.model, TranslatedLM) and pair.model.translation.by_text:
+        return RespelledDrafter(pair.model)
     return ModelDrafter(pair.model, 0.0, expansion_of(asked), rule_of(asked))
 
 

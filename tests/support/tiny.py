@@ -64,18 +64,21 @@ def tiny_model(
     seed: int = 0, *, layers: int = 2, hidden: int = 32, context: int = 512, **config: Any
 ) -> LlamaForCausalLM:
     """A random Llama in float32 with well separated logits; its own seed, the global one is untouched."""
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    usual = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCAB,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
     shape = LlamaConfig(
-        vocab_size=VOCAB,
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=layers,
         max_position_embeddings=context,
-        bos_token_id=1,
-        eos_token_id=2,
         pad_token_id=0,
         tie_word_embeddings=False,
-        **{**heads, **config},
+        **{**usual, **config},
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -57,6 +57,7 @@ class LoadedModel:
     vocab_size: int  # the number of logits, padding included
     seconds: float
     encodes: bool = False  # an encoder reads the prompt, by itself
+    vocabulary: Any = None  # of a drafter whose tokens are not its target's: what spells them
     shard: int | None = None  # the number under which all ranks hold a part; None: the model is whole
 
     @property

@@ -22,7 +22,7 @@ from utils.catalogue.specs import (
 )
 from utils.distributed.world import World
 from utils.errors import UsageError, UserError
-from utils.loading.fit import check_fit, fit_notes, spoken_ids
+from utils.loading.fit import check_fit, fit_notes, other_vocabulary, spoken_ids
 from utils.loading.loaded import UNSAID, LoadedModel, LoadedPair, LoadOptions
 from utils.loading.quiet import quiet_environment, quiet_libraries
 from utils.loading.sources import mended_folder, model_folder
@@ -159,7 +159,7 @@ def _with_cascade(
             )
         models[spec.name], more = _fitting(pair, spec, folder, options, progress, cancelled)
         notes += more
-    least = min([pair.target.context, *(model.context for model in models.values())])
+    least = min([pair.target.context, *(model.context for model in models.values() if model.vocabulary is None)])
     notes = [note for note in notes if "the pair runs with" not in note or note.endswith(f" {least}")]
     return _beside(pair, word, cascade_models=models, notes=notes)
 
@@ -172,7 +172,7 @@ def _fitting(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> tuple[LoadedModel, list[str]]:
-    """A model that can draft for the pair's target, with what is worth a line; UserError if it does not fit."""
+    """A model that can draft for the pair's target, with what is worth a line; UserError if nothing is shared."""
     device = options.drafter_device or options.device
     loaded, tokenizer = _load(spec, options, device, options.drafter_quantization, progress, cancelled, folder)
     if loaded.encodes != pair.target.encodes:
@@ -183,7 +183,11 @@ def _fitting(
         )
     tokenizers = (pair.tokenizer, tokenizer)
     if problems := check_fit(pair.target, loaded, tokenizers):
-        raise UserError(f"{loaded.name} cannot draft for {pair.target.name}: {problems[0]}")
+        vocabulary = None if loaded.encodes else other_vocabulary(tokenizers)
+        if vocabulary is None:
+            raise UserError(f"{loaded.name} cannot draft for {pair.target.name}: {problems[0]}")
+        note = f"{loaded.name} has other tokens than {pair.target.name}: drafts are translated (see infer.py check)"
+        return replace(loaded, vocabulary=vocabulary), [note]
     return loaded, fit_notes(pair.target, loaded, tokenizers)
 
 
@@ -199,7 +203,8 @@ def _beside(
     """The pair with what drafts for it, cut to the context that all models have."""
     models: dict[str, Any] = {"drafter": drafter, "cascade_models": cascade_models or {}}
     found = replace(pair, drafter_kind=kind, student=student, notes=tuple(notes), **models)
-    return replace(found, context=min([pair.target.context, *(model.context for model in found.drafting_models)]))
+    bounds = [model.context for model in found.drafting_models if model.vocabulary is None]
+    return replace(found, context=min([pair.target.context, *bounds]))
 
 
 def _with_student(pair: LoadedPair, kind: str, folder: Path, options: LoadOptions) -> LoadedPair:

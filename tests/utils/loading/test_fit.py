@@ -81,16 +81,25 @@ def save(folder, *, tokens=None, **shape):
     return spec_from_argument(str(folder))
 
 
-def test_loading_refuses_a_drafter_that_speaks_another_vocabulary(tmp_path):
+def test_loading_takes_a_drafter_that_speaks_another_vocabulary_and_says_so(tmp_path):
     strange = tiny_tokenizer()
     strange._tokenizer.add_tokens(["<other>"])
     target = save(tmp_path / "target", tokens=tiny_tokenizer())
     drafter = save(tmp_path / "drafter", tokens=strange)
+    pair = load_pair(PairSpec(name="x", target=target, drafter=drafter), LoadOptions(device="cpu"))
+    assert pair.drafter is not None
+    assert pair.drafter.vocabulary is not None
+    assert pair.notes == ("drafter has other tokens than target: drafts are translated (see infer.py check)",)
+
+
+def test_loading_refuses_a_drafter_whose_tokens_nobody_knows(tmp_path):
+    target = save(tmp_path / "target", tokens=tiny_tokenizer())
+    drafter = save(tmp_path / "drafter", vocab_size=310)
     with pytest.raises(UserError) as raised:
         load_pair(PairSpec(name="x", target=target, drafter=drafter), LoadOptions(device="cpu"))
     assert str(raised.value) == (
-        "drafter cannot draft for target: token '<other>' (id 300) lies outside the vocabulary both models have "
-        "(target 300, drafter 300)"
+        "drafter cannot draft for target: drafter has no tokenizer files and the vocabularies differ in size "
+        "(target 300, drafter 310)"
     )
 
 

@@ -1,0 +1,309 @@
+"""Drafters with another vocabulary: their context spells the target's text, and the text keeps the target's law.
+
+The tokenizers are trained here, on different text: byte-level BPE and unigram.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import sampling.models.translated as translated
+from app.command_line.main import main
+from app.lanes.lane import PairEngine
+from app.settings.table import Settings
+from sampling.drafters.cascade import cascade_of
+from sampling.drafters.draft_model import ModelDrafter, RespelledDrafter
+from sampling.drafters.max_gram import MaxGramDrafter
+from sampling.models.causal import CausalLM
+from sampling.models.translated import Spelling, TranslatedLM, Translation
+from sampling.types import Drafter, Rule
+from tests.sampling.drafters.test_vocabularies import Table, TableTarget
+from tests.support.reference import NaiveLaw, chi_square_p, exact_law
+from tests.support.runs import emitted, enumeration_error
+from tests.support.scripted import run_lines
+from tests.support.students import PrefixLM
+from tests.support.tiny import tiny_model
+from tests.support.vocabularies import byte_level, unigram
+from utils.catalogue.specs import PairSpec, spec_from_argument
+from utils.errors import UserError
+from utils.loading.fit import SAMPLE, TokenBytes
+from utils.loading.loaded import LoadOptions
+from utils.loading.loading import load_pair
+
+EXACT, FAIL_BELOW = 1e-9, 1e-6
+BYTES = {"bytes": TokenBytes(byte_level()), "pieces": TokenBytes(unigram()), "bare": TokenBytes(unigram(60, "never"))}
+WAYS = [("bytes", "pieces"), ("pieces", "bytes"), ("bytes", "bare"), ("bare", "pieces")]
+
+
+def between(target: str, drafter: str, sample: bytes = SAMPLE) -> Translation:
+    sizes = len(byte_level()) + 10, len(unigram()) + 10
+    return Translation.of(BYTES[target], BYTES[drafter], (max(sizes), max(sizes)), sample)
+
+
+def text_of(by: Translation, row: list[int]) -> bytes:
+    """What the drafter's ids of a row must spell: special tokens that both have are the drafter's own."""
+    bos = row[:1] and (by.mates.get(row[0]),) == by.drafter.begin
+    begin = b"".join(map(by.drafter.spelled, by.drafter.begin)) + by.drafter.lead
+    said = [by.drafter.spelled(by.mates[one]) if one in by.mates else by.target.spelled(one) for one in row]
+    return begin + b"".join(said[1:] if bos else said)
+
+
+Edit = tuple[int, str | bytes | list[int]]  # how much of the row is taken back, and what comes instead
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=60, deadline=None)
+@given(
+    edits=st.lists(
+        st.tuples(
+            st.integers(0, 40),
+            st.one_of(st.text(max_size=40), st.binary(max_size=12), st.lists(st.integers(0, 286), max_size=12)),
+        ),
+        max_size=6,
+    )
+)
+@example(edits=[(0, "that is the cat in the hat, naïve café ☕ and <|im_end|> </s> as text " * 4), (3, b"\xe2\x98")])
+@example(edits=[(0, "x" * 300 + "é" * 200), (1, " y"), (40, "é"), (0, [0, 1, 2, 0])])
+@example(edits=[(0, "a b" * 20), (30, " "), (0, "\n\n  z")])
+def test_the_drafters_context_always_spells_the_targets_text(way: tuple[str, str], edits: list[Edit]) -> None:
+    by = between(*way, sample=b"")
+    spelling, row = Spelling(by), list[int]()
+    for back, more in edits:
+        row = row[: max(0, len(row) - back)]
+        if isinstance(more, list):
+            row += more
+        else:
+            row += by.target.ids(more.encode() if isinstance(more, str) else more)
+        own = spelling.of(row)
+        if b"".join(map(by.target.spelled, row)) or by.drafter.begin:
+            assert b"".join(map(by.drafter.spelled, own)) == text_of(by, row)
+        assert own == Spelling(by).of(row), "the ids hang on the row alone"
+        assert spelling.covered(len(own)) <= len(row)
+        assert spelling.covered(0) == 0 or not own
+
+
+@pytest.mark.parametrize("name", BYTES)
+@given(text=st.one_of(st.text(), st.binary()))
+@settings(max_examples=60, deadline=None)
+def test_ids_spell_any_bytes(name: str, text: str | bytes) -> None:
+    told = text.encode() if isinstance(text, str) else text
+    ids = BYTES[name].ids(told)
+    assert b"".join(map(BYTES[name].spelled, ids)) == told
+    assert not {*ids} & {*BYTES[name].special.values()}, "text names no special token"
+
+
+def test_a_text_is_cut_as_its_own_tokenizer_cuts_it() -> None:
+    for name, tokenizer in (("bytes", byte_level()), ("pieces", unigram())):
+        text = "take the salt and the oats, heat the cat in a hat; that is the end of the tale. " * 3
+        by = Translation.of(BYTES["bytes"], BYTES[name], (1000, 1000))
+        assert Spelling(by).of(BYTES["bytes"].ids(text.encode())) == tokenizer(text).input_ids
+
+
+def test_special_tokens_map_by_name_or_role() -> None:
+    same = Translation.of(BYTES["bytes"], BYTES["bytes"], (1000, 1000))
+    assert same.mates == {0: 0, 1: 1}
+    assert between("bytes", "pieces").mates == {0: 2}  # what ends a text ends it in either
+    assert between("pieces", "bytes").mates == {2: 0}
+    told = Spelling(between("bytes", "pieces")).of([1, *BYTES["bytes"].ids(b"cat"), 0])
+    assert told[0] == 1
+    assert told[-1] == 2
+    assert b"".join(map(BYTES["pieces"].spelled, told[1:-1])) == b" <|im_start|>cat"
+
+
+# -- the target's law -----------------------------------------------------------------------------
+
+SIZE = len(byte_level())
+PROMPT = BYTES["bytes"].ids(b"the cat in")
+
+
+def drafter_of(kind: str) -> Drafter:
+    """One that thinks much as the target does, in other tokens."""
+    network, by = Table(len(unigram()), 2), between("bytes", "pieces")
+    network.rows[by.theirs[:, None], by.theirs] += 2 * Table(SIZE, 1).rows[by.ours[:, None], by.ours]
+    lm = TranslatedLM(CausalLM(network, "drafter"), by, SIZE)
+    if kind == "text":
+        return RespelledDrafter(lm)
+    if kind == "cascade":
+        small = ModelDrafter(CausalLM(Table(SIZE, 3), "small"))
+        return cascade_of([small, ModelDrafter(lm)], [[1, 1], [0, 1]])
+    return ModelDrafter(lm, rule=Rule.BLOCK if kind == "block" else Rule.DRAWN)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "block", "text", "cascade"])
+def test_two_tokens_have_the_targets_law(kind: str) -> None:
+    """Every branch of an opening token and three behind it, two of them drafted; of each law the two likeliest."""
+    options: dict[str, Any] = {"prompt": PROMPT, "length": 4, "gamma": 2, "law": NaiveLaw(top_k=2), "together": 128}
+    assert enumeration_error(TableTarget(Table(SIZE, 1)), lambda: drafter_of(kind), **options) < EXACT
+
+
+def test_a_draft_that_names_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any distribution will do, whatever a translation loses; but it must be the one that was drawn from."""
+    target, whole = TableTarget(Table(SIZE, 1)), translated.TranslatedSession.score_short
+
+    def tilted(self: Any, rows: Any, draft: Any) -> Any:
+        return whole(self, rows, draft).roll(1, dims=-1)
+
+    options: dict[str, Any] = {"prompt": PROMPT, "length": 3, "gamma": 1, "law": NaiveLaw(top_k=3), "together": 128}
+    monkeypatch.setattr(translated.TranslatedSession, "score_short", tilted)
+    assert enumeration_error(target, lambda: drafter_of("tokens"), **options) < EXACT
+    monkeypatch.undo()
+    propose = ModelDrafter.propose
+
+    def misnamed(*given: Any) -> Any:
+        draft = propose(*given)
+        return draft if draft.probs is None else translated.replace(draft, probs=0.5 * draft.probs + 0.5 / SIZE)
+
+    monkeypatch.setattr(ModelDrafter, "propose", misnamed)
+    assert enumeration_error(target, lambda: drafter_of("tokens"), **options) > 0.001
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random target of byte-level tokens and a drafter of pieces with half its context, which resembles it."""
+    folder, by, weights = tmp_path_factory.mktemp("pair"), between("bytes", "pieces"), dict[str, Any]()
+    for name, tokenizer, stop, context in (("target", byte_level(), 0, 512), ("drafter", unigram(), 2, 256)):
+        made = tiny_model(0, vocab_size=len(tokenizer), context=context, eos_token_id=stop, bos_token_id=None)
+        made.lm_head.weight.data[stop] = 0.0
+        made.generation_config.eos_token_id = stop
+        for part, weight in made.named_parameters():
+            if name == "drafter" and part in ("model.embed_tokens.weight", "lm_head.weight"):
+                weight.data[by.theirs] = weights[part][by.ours]
+            elif name == "drafter":
+                weight.data[:] = weights[part]
+            weights[part] = weight.data
+        made.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(pair: Path) -> PairEngine:
+    specs = (spec_from_argument(str(pair / name)) for name in ("target", "drafter"))
+    loaded = load_pair(PairSpec(name="x", target=next(specs), drafter=next(specs)), LoadOptions(device="cpu"))
+    assert loaded.context == 512
+    return PairEngine(loaded)
+
+
+def choose(engine: PairEngine, by_text: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the pair draft in one of the two ways."""
+    monkeypatch.setattr(translated, "LEAST", 2.0 if by_text else 0.0)
+    engine.forget()
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+def test_the_lane_keeps_the_law(engine: PairEngine, by_text: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose(engine, by_text, monkeypatch)
+    found, accepted = Counter[tuple[int, ...]](), 0
+    for seed in range(4):
+        chosen = Settings(temperature=1.0, top_k=3, max_new_tokens=4, gamma=3, seed=seed)
+        events = list(engine.lane("spec", chosen).run_rows([PROMPT] * 500))
+        accepted += sum(len(getattr(event, "path", ())) for event in events)
+        rows = emitted(events, 500)
+        found.update(tuple(row[1:3]) for row in rows if len(row) > 2)
+    assert accepted > 300
+    assert isinstance(engine.lane("spec", chosen).drafter, RespelledDrafter) == by_text
+    law = exact_law(PrefixLM(engine.loaded.target.model), PROMPT, NaiveLaw(top_k=3), 3)
+    behind: Counter[tuple[int, ...]] = Counter()
+    for said, prob in law.items():
+        if len(said) > 2:
+            behind[said[1:3]] += prob  # type: ignore[assignment]
+    whole = sum(behind.values())
+    assert chi_square_p(found, {said: prob / whole for said, prob in behind.items()}) > FAIL_BELOW
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+def test_greedy_drafts_say_what_plain_decoding_says(
+    engine: PairEngine, by_text: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 rows of noise of their own, prompts of different length."""
+    choose(engine, by_text, monkeypatch)
+    prompts = [PROMPT[: 1 + place % len(PROMPT)] for place in range(150)]
+    for seed in range(2):
+        chosen = Settings(temperature=0.7, draft_sampling="greedy", max_new_tokens=10, gamma=3, seed=seed)
+        events = list(engine.lane("spec", chosen).run_rows(prompts))
+        assert sum(len(getattr(event, "drafted", ())) for event in events) > 1_000
+        assert emitted(events, 150) == emitted(engine.lane("ar", chosen).run_rows(prompts), 150)
+
+
+def test_a_text_longer_than_the_drafters_context_goes_on(engine: PairEngine) -> None:
+    chosen = Settings(temperature=0.7, coupling="gumbel", max_new_tokens=40, gamma=3)
+    row = BYTES["bytes"].ids(SAMPLE[:600])[:440]
+    said = list(engine.lane("spec", chosen).run(row))
+    assert any(getattr(event, "drafted", ()) for event in said)
+    assert emitted(said) == emitted(engine.lane("ar", chosen).run(row))
+    assert emitted(engine.lane("draft", chosen).run(row))[0]
+
+
+def test_a_model_of_other_tokens_reviews_nothing() -> None:
+    lm = TranslatedLM(CausalLM(Table(len(unigram()), 2), "drafter"), between("bytes", "pieces"), SIZE)
+    with pytest.raises(UserError, match="drafter cannot review drafts"):
+        cascade_of([ModelDrafter(lm), MaxGramDrafter()], [[1, 1], [0, 1]])
+
+
+# -- what a user sees -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+def test_the_console_edits_and_the_context_follows(
+    pair: Path, by_text: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translated, "LEAST", 2.0 if by_text else 0.0)
+    seen = []
+    real = Spelling.of
+
+    def checked(self: Spelling, row: list[int]) -> list[int]:
+        found = real(self, row)
+        assert b"".join(map(self._by.drafter.spelled, found)) == text_of(self._by, row)
+        seen.append(len(row))
+        return found
+
+    monkeypatch.setattr(Spelling, "of", checked)
+    file = tmp_path / "models.yaml"
+    file.write_text(f"pairs:\n  x:\n    target: {pair / 'target'}\n    drafter: ngram\n")
+    lines = (f"/drafter {pair / 'drafter'}", "the cat", "in a hät ☕", "/regen", "/undo", "/edit", "the hat", "/seed 5")
+    ran = run_lines(file, *lines, "/undo", "that is that", settings={"temperature": 0.8, "gamma": 3})
+    assert ran.errors == []
+    assert len(seen) > 30
+    assert any(after < before for before, after in itertools.pairwise(seen))
+    assert "has other tokens than target" in ran.text
+
+
+def test_check_says_what_is_shared_and_what_it_costs(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--target", str(pair / "target"), "--drafter", str(pair / "drafter"), "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "the pair fits: the drafts of another vocabulary are translated" in said
+    shares = (
+        r"drafter shares 264 of the target's 287 tokens \(92%\); of a sample's [\d,]+ tokens \d\d% are its own there"
+    )
+    assert re.search(shares, said)
+    assert re.search(r"drafter drafts shared tokens; translating costs \d+\.\d\d ms a token", said)
+
+
+def test_nothing_shared_is_refused(pair: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    strange = Tokenizer(models.WordLevel({f"☃{place}" * 9: place for place in range(287)}, unk_token="☃0" * 9))
+    made = tiny_model(0, vocab_size=287)
+    made.save_pretrained(tmp_path / "strange")
+    PreTrainedTokenizerFast(tokenizer_object=strange).save_pretrained(tmp_path / "strange")
+    specs = [spec_from_argument(str(folder)) for folder in (pair / "target", tmp_path / "strange")]
+    with pytest.raises(UserError, match="strange cannot draft for target: the vocabularies of target and strange diff"):
+        load_pair(PairSpec(name="x", target=specs[0], drafter=specs[1]), LoadOptions(device="cpu"))
+
+
+def test_the_share_decides_how_it_drafts() -> None:
+    by = between("bytes", "pieces")
+    assert by.own >= translated.LEAST
+    assert not by.by_text
+    assert translated.replace(by, own=0.5).by_text
+    assert torch.equal(by.ours, by.ours.sort().values)
