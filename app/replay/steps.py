@@ -16,10 +16,11 @@ RECORDED = Path(__file__).with_name("demo.jsonl")
 
 _CODE = "Write a Python function that returns the n-th Fibonacci number, and explain it line by line."
 _STORY = "Write a short story about a lighthouse keeper who finds a message in a bottle."
+_LIST = "What are the benefits of drinking water every day? Give a numbered list."
 _COPY = (
-    "Repeat this text word for word: The garden club met on the fourth of May. Nine members came. The heating of the "
-    "greenhouse failed on two nights in April, and about sixty seedlings were lost. Tom has found a second-hand heater "
-    "for 120 euros; the club agreed to buy it."
+    "Repeat the following text:\n\nThe old stone bridge at Harrow Mill was closed to cars on Monday after an inspector "
+    "found cracks in its middle pier. Until then a ferry carries people on foot and on bicycles between seven in the "
+    "morning and nine at night."
 )
 
 _CHAIN = {"compare": "spec", "expand": "none", "max_new_tokens": 32}
@@ -61,8 +62,8 @@ STEPS = (
     ),
     Step(
         "Temperature: how often drafts are accepted",
-        "The hotter the draw, the less a drafter can guess: compare the accepted share at temperature 0, 0.7 and 1.5.",
-        _STORY,
+        "The hotter the draw, the less a drafter can guess: compare alpha at temperature 0, 0.7 and 1.5.",
+        _LIST,
         tuple({**_CHAIN, "gamma": 4, "temperature": heat} for heat in (0, 0.7, 1.5)),
     ),
     Step(
@@ -84,7 +85,7 @@ STEPS = (
         "A text that copies its source",
         "Where the answer repeats what was said, matches draft whole phrases: see the tokens a pass.",
         _COPY,
-        ({"gamma": 8, "expand": "none", "max_new_tokens": 64},),
+        ({"gamma": 4, "expand": "none", "max_new_tokens": 64},),
     ),
 )
 
