@@ -200,7 +200,7 @@ USAGE_ERRORS = [
     (["chat", "hi"], "error: chat takes no argument 'hi' (one answer: python infer.py run PROMPT)"),
     (["check", "a", "b"], "error: check takes no further argument 'b'"),
     (["check", "small", "--pair", "other"], "error: check small and --pair other contradict each other: give one"),
-    (["pairs", "--gamma", "4"], "error: pairs takes no --gamma (chat, run, bench, record do)"),
+    (["pairs", "--gamma", "4"], "error: pairs takes no --gamma (chat, run, bench, record, demo do)"),
     (
         ["--load-in-8bit", "--load-in-4bit"],
         "error: --load-in-8bit and --load-in-4bit contradict each other: give one",
