@@ -200,6 +200,8 @@ def _rounds(variants: Variants) -> Plot:
     )
 
     def draw(figure: Figure) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         columns = min(3, len(rows))
         grid = list(figure.subplots(-(-len(rows) // columns), columns, sharey=True, squeeze=False).flat)
         for axes in grid[len(rows) :]:
@@ -211,6 +213,7 @@ def _rounds(variants: Variants) -> Plot:
             ):
                 shares = [share or 0.0 for share in _shares(counts)]
                 axes.bar([place + shift for place in range(len(shares))], shares, 0.4, color=colour, label=what)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_title(variants.of(row))
             axes.set_xlabel("tokens a round")
             axes.legend(fontsize=7)
