@@ -14,7 +14,7 @@ MOST = 13  # chapters of a room
 LEAST = 40  # lines of a chapter
 SHORT = {  # what stands for itself all the same
     *("sampling/causal.py", "sampling/student_file.py", "utils/templates.py"),  # addresses that docs/library.md showed
-    *("utils/progress.py", "utils/timing.py", "utils/distributed/world.py", "app/replay/options.py"),
+    *("utils/progress.py", "utils/timing.py", "utils/distributed/world.py"),
     "utils/kernels/noise.py",  # one compiled walk
 }
 

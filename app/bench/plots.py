@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.bench.results import PARTS, Run, Value, time_split
-from app.bench.summary import Key, SummaryRow
+from app.bench.summary import RIVALS, Key, SummaryRow
 from app.settings.types import named
 from utils.svg_plots import COLOURS, GREY, MARKERS, svg
 
@@ -57,7 +57,7 @@ class Variants:
 
 def plots(run: Run, variants: Variants) -> list[Plot]:
     """The plots of one temperature, in the order of the page."""
-    return [_speedups(variants), _alphas(variants), _sweep(variants), _times(run, variants)]
+    return [_speedups(variants), _alphas(variants), *_gammas(variants), _times(run, variants)]
 
 
 def _drawn(draw: Callable[[Figure], None], height: float, name: str) -> str:
@@ -75,6 +75,38 @@ def _lines(figure: Figure, axes: Axes, names: Sequence[str], words: str) -> None
     axes.set_xlabel(words)
     axes.yaxis.grid(False)
     _legend(figure, axes)
+
+
+# -- the first screen ---------------------------------------------------------------------------
+
+
+def rates(rows: Sequence[SummaryRow], names: Mapping[Key, str]) -> Plot:
+    """Tokens a second of every method of the run, other programs included, as bars."""
+    title, about = "Tokens a second", "Means over the repeats, without the prefill; lines: their standard deviation."
+    found = [(row, row.predicted_per_second.mean) for row in rows]
+    table = tuple(
+        (named(names[row.key]), (mean, row.predicted_per_second.spread)) for row, mean in found if mean is not None
+    )
+    if not table:
+        return Plot(title, about, missing="The file tells no tokens a second: what it has is below.")
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for place, (row, mean) in enumerate((row, mean) for row, mean in found if mean is not None):
+            colour = GREY if row.method == "ar" else COLOURS[1 if row.method.startswith(RIVALS) else 0]
+            axes.barh(place, mean, 0.7, color=colour)
+            if spread := row.predicted_per_second.spread:
+                axes.hlines(place, max(0.0, mean - spread), mean + spread, color="black", linewidth=1)
+            axes.annotate(
+                f"{mean:.1f}", (mean + (spread or 0.0), place), (4, 0), textcoords="offset points", va="center"
+            )
+        for label, colour in (("drafting", COLOURS[0]), ("plain decoding", GREY), ("other programs", COLOURS[1])):
+            axes.plot([], [], "s", color=colour, label=label)
+        axes.margins(x=0.08)
+        axes.set_xlim(left=0)
+        _lines(figure, axes, [name for name, _ in table], "tokens a second")
+
+    return Plot(title, about, ("mean", "spread"), table, _drawn(draw, 1.0 + 0.28 * len(table), "rates"))
 
 
 # -- speed-up by category -----------------------------------------------------------------------
@@ -146,6 +178,53 @@ def _padded(values: Sequence[Value], length: int) -> tuple[Value, ...]:
 
 
 # -- gamma sweep --------------------------------------------------------------------------------
+
+
+def _gammas(variants: Variants) -> list[Plot]:
+    """The sweep of fixed gammas, the rounds of `gamma auto`, or what run would fill them."""
+    sweep, rounds = _sweep(variants), _rounds(variants)
+    return [plot for plot in (sweep, rounds) if plot.drawing] or [sweep]
+
+
+def _rounds(variants: Variants) -> Plot:
+    title = "Gamma auto: what a round drafts and what it keeps"
+    about = "The share of rounds that drafted, and that accepted, so many tokens; of a tree all nodes count as drafted."
+    rows = [row for row in variants.rows if row.gamma == "auto" and any(row.draft_histogram)]
+    if not rows:
+        return Plot(title, about)
+    most = max(len(counts) for row in rows for counts in (row.draft_histogram, row.acceptance_histogram))
+    table = tuple(
+        (f"{variants.of(row)} {what}", _padded(_shares(counts), most))
+        for row in rows
+        for what, counts in (("drafted", row.draft_histogram), ("accepted", row.acceptance_histogram))
+    )
+
+    def draw(figure: Figure) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        columns = min(3, len(rows))
+        grid = list(figure.subplots(-(-len(rows) // columns), columns, sharey=True, squeeze=False).flat)
+        for axes in grid[len(rows) :]:
+            axes.set_axis_off()
+        for axes, row in zip(grid, rows, strict=False):
+            for what, counts, shift, colour in (
+                ("drafted", row.draft_histogram, -0.2, GREY),
+                ("accepted", row.acceptance_histogram, 0.2, variants.look(row)[0]),
+            ):
+                shares = [share or 0.0 for share in _shares(counts)]
+                axes.bar([place + shift for place in range(len(shares))], shares, 0.4, color=colour, label=what)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.set_title(variants.of(row))
+            axes.set_xlabel("tokens a round")
+            axes.legend(fontsize=7)
+        grid[0].set_ylabel("share of rounds")
+
+    drawing = _drawn(draw, 3.1 * -(-len(rows) // 3), f"{variants.prefix}rounds")
+    return Plot(title, about, tuple(map(str, range(most))), table, drawing)
+
+
+def _shares(counts: Sequence[int]) -> list[Value]:
+    return [round(count / sum(counts), 4) for count in counts] if sum(counts) else []
 
 
 def _sweep(variants: Variants) -> Plot:

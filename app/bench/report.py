@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from app.bench.options import ReportArgs
 from app.bench.results import Run, read_run
-from app.bench.summary import Row, named, shown, times
+from app.bench.summary import RIVALS, Row, named, shown, times
 from app.bench.table import calls_cell, loops_line, modelled, reviews_cell, swi_tables
 from app.lanes.costs import BY
 from app.screen.rows import visible
@@ -51,17 +51,21 @@ def page(run: Run, name: str) -> str:
     """The page as text; `name` is that of the file it was made from."""
     from jinja2 import Environment, StrictUndefined
 
+    from app.bench.plots import rates
+
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(_PAGE.read_text(encoding="utf-8"))
     temperatures = list(dict.fromkeys(row.temperature for row in run.summary))
     return template.render(
         run=run,
         name=name,
-        columns=("method", *(column.head("report") for column in shown("report").values())),
+        sentences=[_sentence(run, temperature) for temperature in temperatures],
+        rates=rates(run.summary, {row.key: named(row.model_dump()) for row in run.summary}),
         parts=[_part(run, temperature, index) for index, temperature in enumerate(temperatures)],
         facts=_facts(run),
         machine=[(key.replace("_", " "), _said(value)) for key, value in run.machine.items() if value is not None],
         settings=[(key, _said(value)) for key, value in run.settings.items()],
+        resumed=_resumed(run),
         loops=[loops_line(one.model_dump()) for one in run.loops_by_temperature or filter(None, [run.loops])],
         counts=_counts(run),
         prompts=[(one, _cut(one.prompt)) for one in run.prompts],
@@ -77,20 +81,55 @@ def _part(run: Run, temperature: float | None, index: int) -> dict[str, Any]:
     figures = [row.model_dump() for row in rows]
     names = {row.key: named(one) for row, one in zip(rows, figures, strict=True)}
     calling = modelled(figures)
+    columns = [key for key in shown("report") if any(row[key] not in (None, []) for row in figures)]
     tables = swi_tables(calling)
     return {
         "temperature": "" if temperature is None else f"{temperature:g}",
-        "methods": [_methods(row) for row in figures],
+        "columns": ["method", *(shown("report")[key].head("report") for key in columns)],
+        "methods": [_methods(row, columns) for row in figures],
         "plots": plots(run, Variants(rows, names, f"t{index}-")),
         "swi_head": ["method", "calls a target pass", "reviews passed", *(f"by {BY[name]}" for name in tables)],
         "swi": [_costs(row, tables) for row in calling],
     }
 
 
-def _methods(row: Row) -> list[Cell]:
+def _sentence(run: Run, temperature: float | None) -> str:
+    """The result of one temperature: our fastest method beside plain decoding and the fastest of other programs."""
+    known = [(row.predicted_per_second.mean, row) for row in run.summary if row.temperature == temperature]
+    timed = sorted(((mean, row) for mean, row in known if mean), key=lambda one: one[0], reverse=True)
+    ours, rivals = ([one for one in timed if one[1].method.startswith(RIVALS) == other] for other in (False, True))
+    if not ours:
+        return ""
+    mean, best = ours[0]
+    said = f"{named(best.model_dump())} is the fastest of {len(ours)} methods: {mean:.1f} tokens a second"
+    if len(ours) == 1:
+        said = f"{named(best.model_dump())} says {mean:.1f} tokens a second"
+    if best.speedup is not None:
+        said += f", {times(best.speedup)} plain decoding"
+    if rivals:
+        rate, rival = rivals[0]
+        said += f"; the fastest of other programs, {named(rival.model_dump())}, says {rate:.1f} ({times(mean / rate)})"
+    return f"{said}."
+
+
+def _resumed(run: Run) -> list[list[str]]:
+    """The parts of a run that was stopped and went on, under a head: answers, and what differs of their machines."""
+    if len(run.parts) < 2:
+        return []
+    keys = dict.fromkeys(key for part in run.parts for key in part.machine)
+    telling = [key for key in keys if len({_said(part.machine.get(key)) for part in run.parts}) > 1]
+    rows = [
+        [str(number), str(part.answers), *(_said(part.machine.get(key, "")) for key in telling)]
+        for number, part in enumerate(run.parts, start=1)
+    ]
+    return [["part", "answers", *(key.replace("_", " ") for key in telling)], *rows]
+
+
+def _methods(row: Row, columns: Sequence[str]) -> list[Cell]:
     """A row of the table of methods: the screen's cells with the summary's numbers."""
-    cells = {key: Cell(column.cell(row, key), _number(row[key]), key) for key, column in shown("report").items()}
-    cells["predicted_per_second"] = cells["predicted_per_second"]._replace(key="rate")
+    cells = {key: Cell(shown("report")[key].cell(row, key), _number(row[key]), key) for key in columns}
+    if rate := cells.get("predicted_per_second"):
+        cells["predicted_per_second"] = rate._replace(key="rate")
     return [Cell(named(row)), *cells.values()]
 
 

@@ -58,6 +58,13 @@ class Loops(BaseModel, frozen=True):
     temperature: Amount | None = None
 
 
+class Part(BaseModel, frozen=True):
+    """What one start of a run that was stopped and went on has measured, and on what machine."""
+
+    machine: dict[str, JsonValue] = {}
+    answers: Count = 0
+
+
 class Run(BaseModel, frozen=True, extra="allow"):
     """A whole file; what is not named here is a fact to be shown as it is."""
 
@@ -68,6 +75,7 @@ class Run(BaseModel, frozen=True, extra="allow"):
     settings: dict[str, JsonValue] = {}
     prompts: list[Prompt] = []
     loops: Loops | None = None
+    parts: list[Part] = []
     loops_by_temperature: list[Loops] = []
     complete: bool = True
     notes: list[str] = []

@@ -149,9 +149,9 @@ class Timed:
         return [same for pair in self.compared if (same := agrees(*pair)) is not None]
 
     @property
-    def planned(self) -> bool:
-        """Whether target passes are planned to be of one width."""
-        return isinstance(self.variant.gamma, int) or (self.variant.gamma is None and self.total.draft_n > 0)
+    def drafting(self) -> bool:
+        """Whether it drafts: what its passes cost is then seen beside those of one token."""
+        return isinstance(self.variant.gamma, int) or self.total.draft_n > 0
 
     @property
     def prompts(self) -> int:
@@ -415,10 +415,12 @@ class SummaryRow(TimedVariant, frozen=True):
     ] = None
     alpha: Annotated[Value, BenchColumn(lambda of: of.total.alpha, "{:.2f}", methods="alpha", leaves=4)] = None
     alpha_per_position: Annotated[Values, BenchColumn(lambda of: of.total.alpha_per_position)] = []
+    draft_histogram: Annotated[list[Count], BenchColumn(lambda of: list(of.total.draft_histogram))] = []
+    acceptance_histogram: Annotated[list[Count], BenchColumn(lambda of: list(of.total.acceptance_histogram))] = []
     c: Annotated[
         Value,
         BenchColumn(
-            lambda of: cost_ratio(of.total, of.beside) if of.variant.gamma or of.planned else None,
+            lambda of: cost_ratio(of.total, of.beside) if of.drafting else None,
             "{:.3f}",
             methods="c",
             leaves=2,
@@ -427,7 +429,7 @@ class SummaryRow(TimedVariant, frozen=True):
     v: Annotated[
         Value,
         BenchColumn(
-            lambda of: verify_ratio(of.total, of.beside) if of.planned else None, "{:.2f}", methods="v", leaves=1
+            lambda of: verify_ratio(of.total, of.beside) if of.drafting else None, "{:.2f}", methods="v", leaves=1
         ),
     ] = None
     ttft_ms: Annotated[

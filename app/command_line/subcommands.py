@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from app.bench.options import BENCH_FIELDS, REPORT_FIELDS, bench_args, report_args
 from app.distill.options import DISTILL_FIELDS, TABLES_FIELDS, WRITE_FIELDS, distill_args, tables_args, write_args
 from app.measure.options import LATENCY_FIELDS, PLAN_FIELDS, latency_args, plan_args
-from app.replay.options import REPLAY_FIELDS, replay_args
+from app.replay.options import DEMO_FIELDS, REPLAY_FIELDS, demo_args, replay_args
 from app.settings.table import CASCADE, MODELS, NGRAM, Field
 from app.simulate.options import RECORD_FIELDS, SIMULATE_FIELDS, record_args, simulate_args
 
@@ -177,6 +177,15 @@ COMMANDS: Mapping[str, SubCommand] = {
         "looks",
         ("view", "drafts", "palette", "debug"),
         word=Word("file", "?", "FILE", "what --log has written"),
+    ),
+    "demo": SubCommand(
+        "demo [N] [--recorded] [--html FILE] [options]",
+        "a guided tour in six steps; --recorded needs no model",
+        "app.console.demo:run_demo",
+        DEMO_FIELDS,
+        demo_args,
+        word=Word("step", "?", "N", "only this step"),
+        switches={"recorded": "play what was recorded with the default pair; beside --html: write the page of it"},
     ),
     "pairs": SubCommand("pairs [options]", "list the catalogue", level="catalogue"),
     "check": SubCommand(

@@ -14,7 +14,9 @@ from app.bench.options import BENCH_FIELDS
 from app.console import chat_commands as chat
 from app.console import setting_commands as change
 from app.console.command import Command, file, files, nothing, one, text, unquoted, words
+from app.console.demo import demo
 from app.console.setting_commands import lane, value
+from app.replay.options import STEP
 from app.settings.table import MODEL_FIELDS, SETTING_FIELDS
 from app.settings.types import Choice, Whole, did_you_mean, got, named
 from utils.errors import UsageError, UserError
@@ -100,6 +102,7 @@ TABLE: tuple[Command, ...] = (
         "/bench [GAMMAS]", "time the lanes over a few prompts", LOOK, chat.bench,
         one(BENCH_FIELDS["gammas"].kind, ()),
     ),
+    Command("/demo [N]", "a guided tour, or one step of it", LOOK, demo, one(STEP, None)),
     Command(
         "/stats [WHICH]", "figures: last, session or json", LOOK, chat.stats, one(Choice(STATS), "last"),
         words(*STATS),

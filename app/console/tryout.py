@@ -37,7 +37,7 @@ def ask_all(state: ConsoleState, name: str) -> None:
 
     prompts = name if name in NAMED else Path(name)
     questions = questions_of(prompts, state.settings.data_dir, offline=state.options.offline)
-    _loaded(state, f"/prompts {name}")
+    loaded(state, f"/prompts {name}")
     state.asked = questions
     before = len(state.answers)
     aside = copy.copy(state)  # the same models and answers, a session and chats of its own
@@ -82,13 +82,13 @@ def time_lanes(state: ConsoleState, gammas: Sequence[int | str]) -> None:
     from app.lanes.lane import PairEngine
 
     settings = state.settings
-    loaded = _loaded(state, f"/bench {','.join(map(str, gammas))}".strip()).loaded
+    engine = loaded(state, f"/bench {','.join(map(str, gammas))}".strip())
     known = state.asked or read_questions(None)
     questions = stratified(known, SMALL)
     args = BenchArgs(methods=settings.compare, gammas=tuple(gammas) or (settings.gamma,), repeat=1)
     count = f"{len(questions)} of {len(known)} prompts" if len(known) > len(questions) else f"{len(known)} prompts"
     # An engine of its own: what the conversation's drafters have learned stays.
-    bench = Bench(PairEngine(loaded), settings, args, questions, state.stop)
+    bench = Bench(PairEngine(engine.loaded), settings, args, questions, state.stop)
     state.hint(f"{count} × {', '.join(variant.label for variant in bench.variants)}; Ctrl-C keeps what was measured")
     bench.run()
     for line in bench.skipped:
@@ -99,7 +99,7 @@ def time_lanes(state: ConsoleState, gammas: Sequence[int | str]) -> None:
         state.hint(f"stopped after {bench.measured} answers")
 
 
-def _loaded(state: ConsoleState, line: str) -> PairEngine:
+def loaded(state: ConsoleState, line: str) -> PairEngine:
     """The loaded pair; where there is none yet the command goes back into the input line."""
     try:
         return state.engine()

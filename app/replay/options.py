@@ -1,4 +1,4 @@
-"""What `replay` takes on the command line beside the looks. No torch, no models."""
+"""What `replay` and `demo` take on the command line beside the looks. No torch, no models."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.settings.table import Field
-from app.settings.types import Number, Whole
+from app.replay.steps import STEPS
+from app.settings.table import Field, arguments
+from app.settings.types import Number, Text, Whole
 from utils.errors import UsageError
 
 REPLAY_FIELDS = {
     "speed": Field("speed", Number(0, 1_000_000), 1.0, "times its own speed; 0: at once", "replay"),
     "answer": Field("answer", Whole(1), None, "only this answer, counted from 1", "replay"),
 }
+
+DEMO_FIELDS = {
+    "html": Field("html", Text("FILE", "a file", optional=True), None, "write a page that plays the tour", "demo"),
+}
+STEP = Whole(1, len(STEPS))
 
 
 @dataclass(frozen=True)
@@ -27,9 +33,24 @@ class ReplayArgs:
     answer: int | None = None
 
 
-def replay_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> ReplayArgs:
+def replay_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> ReplayArgs:
     """The arguments read from their texts; UsageError in one line."""
     if not given.get("file"):
         raise UsageError("replay needs a file that --record has written")
     values = {name: known.read(given[name], f"--{name}") for name, known in REPLAY_FIELDS.items() if name in given}
     return ReplayArgs(Path(os.path.expanduser(given["file"])), **values)
+
+
+@dataclass(frozen=True)
+class DemoArgs:
+    """Which step (None: all), whether it is the recorded tour, and the page that is written of it."""
+
+    step: int | None = None
+    recorded: bool = False
+    html: Path | None = None
+
+
+def demo_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> DemoArgs:
+    """The arguments read from their texts; UsageError in one line."""
+    step = None if given.get("step") is None else Field("step", STEP, None, "", "").read(given["step"], "demo N")
+    return DemoArgs(step, bool(given.get("recorded")), arguments(DEMO_FIELDS, given).html)

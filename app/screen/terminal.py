@@ -14,7 +14,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import zip_longest
 from typing import Any
@@ -24,7 +24,8 @@ from rich.console import Console, RenderableType
 
 from app.settings.table import Settings
 
-_CTRL_C = b"\x03"
+_CTRL_C, _CTRL_D = b"\x03", "\x04"
+_NAP = 0.05  # seconds between two looks at the keyboard
 
 
 try:
@@ -109,6 +110,30 @@ def quiet_keys() -> AbstractContextManager[None]:
 def usual_keys() -> AbstractContextManager[None]:
     """The usual terminal, for another program that is run from inside :func:`quiet_keys`."""
     return _keys(echo=True)
+
+
+def await_enter(stop: Callable[[], bool]) -> bool:
+    """Wait for Enter, inside :func:`quiet_keys`; False after Ctrl-C or Ctrl-D. True at once where there is no keyboard.
+
+    What was typed before does not count.
+    """
+    if termios is None or sys.stdin is None or not sys.stdin.isatty():
+        return not stop()
+    descriptor = sys.stdin.fileno()
+    termios.tcflush(descriptor, termios.TCIFLUSH)
+    REMOTE.taken()
+    while not stop():
+        if REMOTE.watching:  # stop() has looked
+            time.sleep(_NAP)
+            typed = REMOTE.taken()
+        else:
+            ready = select.select([descriptor], [], [], _NAP)[0]
+            typed = (os.read(descriptor, 1024).decode("latin-1") or _CTRL_D) if ready else ""
+        if "\r" in typed or "\n" in typed:
+            return True
+        if _CTRL_D in typed:
+            return False
+    return False
 
 
 def unheard(*_: object) -> None:

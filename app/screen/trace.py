@@ -141,6 +141,16 @@ def _stands(step: Step, tokens: Sequence[int], place: int) -> bool:
     return bool(there) and there == tuple(tokens[: len(there)])
 
 
+class Part(Drawn):
+    """Rows of a trace that were drawn already."""
+
+    def __init__(self, rows: list[Row], look: Look) -> None:
+        self._rows, self.look = rows, look
+
+    def rows(self) -> list[Row]:
+        return self._rows
+
+
 class Trace(Drawn):
     """The last `last` rounds of an answer (None: all).
 
@@ -178,16 +188,20 @@ class Trace(Drawn):
 
     def rows(self) -> list[Row]:
         """All rows; only `look.width` bounds them, a trace is for the scrollback."""
+        return [row for part in self.parts() for row in part.rows()]
+
+    def parts(self) -> Iterator[Part]:
+        """Its head, then each round by itself."""
         if not self.steps:
-            return flow([chunk("no rounds yet", "faint")], self.look)
-        rows = self._head()
+            yield Part(flow([chunk("no rounds yet", "faint")], self.look), self.look)
+            return
+        yield Part(self._head(), self.look)
         rounds = Rounds(self._decode)
         for number, step in enumerate(self.steps):
             if number >= self.first:
-                rows += self._round(number, rounds.read(step))
+                yield Part(self._round(number, rounds.read(step)), self.look)
             else:
                 rounds.skip(step)
-        return rows
 
     def _head(self) -> list[Row]:
         exact = self.exact and (not self._reviewed or self.lenience == 1)  # q is then what a lenient review lets out

@@ -52,6 +52,7 @@ def heading(models: Models, settings: Settings, look: Look, last_gamma: int | No
 
     `last_gamma` is what `auto` chose last.
     """
+    models = {name: visible(text, look.ascii) for name, text in models.items() if isinstance(text, str)}
     names = [chunk(models.get("target", ""), "strong")]
     if drafter := models.get("drafter"):
         names.append(chunk(f"{look.glyph('arrow')} {drafter}", "plain", " "))

@@ -41,7 +41,7 @@ from utils.errors import COLDEST, UsageError
 MODELS, DECODING, NGRAM, CASCADE, OUTPUT = "Models", "Decoding", "N-gram drafter", "Cascade", "Output"
 BEAM = "Beam search"
 
-FILES = ("prompts", "out", "report", "ids", "features", "start", "export")
+FILES = ("prompts", "out", "report", "html", "ids", "features", "start", "export")
 
 
 @dataclass(frozen=True)

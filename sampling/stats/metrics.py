@@ -38,6 +38,7 @@ class Meter:
         self._accepted_at: Counter[int] = Counter()
         self._examined_at: Counter[int] = Counter()
         self._histogram: Counter[int] = Counter()
+        self._drafted: Counter[int] = Counter()
         self._calls: Counter[str] = Counter()
         self._call_s: defaultdict[str, float] = defaultdict(float)
         self._sources: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
@@ -102,6 +103,7 @@ class Meter:
         self._examined_at.update(depths[node] for node in (*step.path, *rejected))
         self._accepted_at.update(depths[node] for node in step.path)
         self._histogram[len(step.path)] += 1
+        self._drafted[len(step.drafted)] += 1
 
     def _review(self, step: Step) -> None:
         """A nested round, with those inside it."""
@@ -132,6 +134,7 @@ class Meter:
             accepted_at=tuple(self._accepted_at[depth] for depth in range(width)),
             examined_at=tuple(self._examined_at[depth] for depth in range(width)),
             acceptance_histogram=tuple(self._histogram[count] for count in range(width + 1) if self._histogram),
+            draft_histogram=tuple(self._drafted[count] for count in range(max(self._drafted, default=-1) + 1)),
             draft_ms=draft_ms,
             verify_ms=verify_ms,
             sample_ms=sample_ms,

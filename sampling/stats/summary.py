@@ -34,7 +34,8 @@ class Stats:
     everything about drafts cover the rounds after the opening one. `prompt_ms` is what reading the
     prompt took, `ttft_ms` that and the rest of the opening round (None before the first token).
     `accepted_at[j]` and `examined_at[j]` count drafts at depth j (0 = first after the prefix);
-    `acceptance_histogram[a]` counts rounds that accepted a drafts. `top2_gaps[i]` is the gap of the
+    `acceptance_histogram[a]` counts rounds that accepted a drafts, `draft_histogram[n]` those that drafted n nodes.
+    `top2_gaps[i]` is the gap of the
     target's two best logits at emitted token i, None where it was not recorded (inside a run of
     accepted drafts). Figures that are undefined are None, never NaN.
 
@@ -71,6 +72,7 @@ class Stats:
     openings: int = 0
     top2_gaps: tuple[float | None, ...] = ()
     beams: int = 0
+    draft_histogram: tuple[int, ...] = ()
 
     @property
     def predicted_per_second(self) -> float | None:
@@ -151,7 +153,7 @@ _SUMMED = (
     *("draft_n", "draft_n_accepted", "draft_n_rejected", "draft_n_discarded"),
     *("draft_ms", "verify_ms", "sample_ms", "overhead_ms"),
 )
-_ADDED = ("accepted_at", "examined_at", "acceptance_histogram")
+_ADDED = ("accepted_at", "examined_at", "acceptance_histogram", "draft_histogram")
 _BY_MODEL = ("calls", "call_ms", "reviewed")
 
 

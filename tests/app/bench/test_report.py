@@ -75,10 +75,12 @@ class Parsed(HTMLParser):
         return {row[0][0]: [None if value is None else float(value) for _, value, _ in row[1:]] for row in table[1:]}
 
 
-SPEEDUPS, ALPHAS, SWEEP, TIMES = TITLES = (
+RATES, SPEEDUPS, ALPHAS, SWEEP, ROUNDS, TIMES = TITLES = (
+    "Tokens a second",
     "Speed-up by category",
     "Acceptance by draft position",
     "Gamma: measured and expected speed-up",
+    "Gamma auto: what a round drafts and what it keeps",
     "Where the time goes",
 )
 
@@ -130,7 +132,7 @@ def test_the_table_holds_exactly_the_figures_of_the_summary(data: dict[str, Any]
 
 
 def test_the_plots_hold_exactly_the_figures_of_the_file(data: dict[str, Any], parsed: Parsed) -> None:
-    speedups, alphas, sweep, times = map(parsed.plotted, TITLES)
+    rates, speedups, alphas, sweep, rounds, times = map(parsed.plotted, TITLES)
     fixed = [row for row in data["summary"] if isinstance(row["gamma"], int)]
     assert list(sweep) == [named(row) for row in fixed]
     for row in data["summary"][1:]:
@@ -141,6 +143,12 @@ def test_the_plots_hold_exactly_the_figures_of_the_file(data: dict[str, Any], pa
         if row in fixed:
             assert sweep[name] == [row["speedup"], min(each), max(each), row["expected_speedup"]]
     for row in data["summary"]:
+        assert rates[named(row)] == [row["predicted_per_second"][one] for one in ("mean", "spread")]
+        for what, counts in (("drafted", row["draft_histogram"]), ("accepted", row["acceptance_histogram"])):
+            shares = [round(count / sum(counts), 4) for count in counts]
+            assert (
+                rounds.get(f"{named(row)} {what}", shares if row["gamma"] != "auto" else None)[: len(shares)] == shares
+            )
         answers = [
             one for prompt in data["prompts"] for one in prompt["results"]
             if (one["method"], one["gamma"]) == (row["method"], row["gamma"])
@@ -213,6 +221,7 @@ def test_a_report_of_the_file_is_the_report_of_the_run(bench: Path, tmp_path: Pa
 def test_what_was_not_measured_says_what_run_would_fill_it(tmp_path: Path) -> None:
     run = Run.model_validate({"summary": [{"method": "ar"}]})
     parsed = Parsed(page(run, ""))
+    assert "The file tells no tokens a second: what it has is below." in "".join(parsed.texts)
     missing = [text for text in parsed.texts if "bench --" in text]
     wanted = (
         "--methods ar,spec does",
@@ -226,6 +235,63 @@ def test_what_was_not_measured_says_what_run_would_fill_it(tmp_path: Path) -> No
     for told, line in zip(missing, wanted, strict=True):
         assert line in told
     assert not any(tag == "svg" for tag, _ in parsed.tags)
+
+
+def result(text: str) -> list[str]:
+    """The sentences of the first screen."""
+    return re.findall(r'<p class="result">(.*?)</p>', text)
+
+
+def test_the_first_screen_says_the_result_in_a_sentence(data: dict[str, Any], bench: Path) -> None:
+    best = max(data["summary"], key=lambda row: row["predicted_per_second"]["mean"])
+    times = "" if best["speedup"] is None else f", {best['speedup']:.2f}x plain decoding"
+    count, rate = len(data["summary"]), best["predicted_per_second"]["mean"]
+    told = f"{named(best)} is the fastest of {count} methods: {rate:.1f} tokens a second{times}."
+    text = (bench / "b.html").read_text()
+    assert result(text) == [told]
+    assert text.index(told) < text.index('id="rates-') < text.index("<h2>")
+
+
+def test_the_sentence_names_the_fastest_of_other_programs() -> None:
+    rates = {"ar": 10.0, "spec": 30.0, "hf-plain": 5.0, "llama-cpp": 20.0}
+    rows = [{"method": name, "predicted_per_second": {"mean": rate}} for name, rate in rates.items()]
+    rows[1] |= {"gamma": 4, "speedup": 3.0}
+    text = page(Run.model_validate({"summary": rows}), "")
+    assert result(text) == [
+        "spec 4 is the fastest of 2 methods: 30.0 tokens a second, 3.00x plain decoding; "
+        "the fastest of other programs, llama-cpp, says 20.0 (1.50x)."
+    ]
+    assert list(Parsed(text).plotted(RATES)) == ["ar", "spec 4", "hf-plain", "llama-cpp"]
+
+
+def test_under_gamma_auto_expected_is_left_out_and_the_rounds_are_drawn() -> None:
+    auto = {"method": "spec", "gamma": "auto", "v": 1.5, "draft_histogram": [1, 0, 3], "acceptance_histogram": [2, 2]}
+    told = {"predicted_per_second": {"mean": 20.0}, "speedup": 2.0, "alpha_per_position": [0.5]}
+    parsed = Parsed(page(Run.model_validate({"summary": [{"method": "ar"}, {**auto, **told}]}), ""))
+    heads = [text for text, _, _ in parsed.tables["methods"][0][0]]
+    assert heads == ["method", "tok/s", "speed-up", "v"]
+    assert parsed.methods()["spec auto"]["v"] == ("1.50", "1.5")
+    assert SWEEP not in parsed.texts
+    assert not any("--gammas" in text for text in parsed.texts)
+    assert parsed.plotted(ROUNDS) == {
+        "spec auto drafted": [0.25, 0.0, 0.75],
+        "spec auto accepted": [0.5, 0.5, None],
+    }
+
+
+def test_the_parts_of_a_resumed_run_are_a_small_table(data: dict[str, Any], parsed: Parsed) -> None:
+    assert "parts" not in parsed.tables
+    one, hostile = data["machine"], {**data["machine"], "torch": HOSTILE}
+    parts = [{"machine": one, "answers": 3}, {"machine": hostile, "answers": 5}]
+    again = Parsed(page(Run.model_validate({**data, "parts": parts}), ""))
+    shown = HOSTILE.replace("\x1b", "␛")
+    assert [[text for text, _, _ in row] for row in again.tables["parts"][0]] == [
+        ["part", "answers", "torch"],
+        ["1", "3", one["torch"]],
+        ["2", "5", shown],
+    ]
+    assert list(outside(again)) == []
+    assert '"answers"' not in "".join(again.texts)
 
 
 def test_temperatures_are_told_apart(data: dict[str, Any]) -> None:

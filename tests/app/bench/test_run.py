@@ -192,6 +192,15 @@ def test_cost_ratios_and_the_expected_speedup_come_from_the_same_runs() -> None:
     assert spec["expected_speedup"] == pytest.approx(wanted, abs=1e-3)
 
 
+def test_under_gamma_auto_v_is_the_mean_of_the_passes_as_they_came() -> None:
+    auto = Variant("spec", "auto")
+    _, spec = summarise(
+        [item(None, {PLAIN: timed("ar", 40, 4), auto: timed("spec", 40, 2, drafted=40, kept=30)})], [PLAIN, auto]
+    )
+    assert spec["v"] == pytest.approx((1800 / 10) / (3600 / 40))
+    assert spec["expected_speedup"] is None
+
+
 def test_a_drafter_that_is_often_silent_has_no_expected_speedup() -> None:
     both = {PLAIN: timed("ar", 40, 4), FOUR: timed("spec", 40, 2, drafted=8, kept=4)}
     _, spec = summarise([item(None, both)], [PLAIN, FOUR])

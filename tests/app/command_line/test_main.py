@@ -193,14 +193,14 @@ USAGE_ERRORS = [
     (
         ["What is a river?"],
         "error: unknown sub-command 'What is a river?': have chat, run, bench, report, record, "
-        "simulate, plan, latency, write, tables, distill, replay, pairs, check; "
+        "simulate, plan, latency, write, tables, distill, replay, demo, pairs, check; "
         "one answer: python infer.py run PROMPT",
     ),
     (["--gamma", "4", "run", "hi"], "error: the sub-command comes first: python infer.py run …"),
     (["chat", "hi"], "error: chat takes no argument 'hi' (one answer: python infer.py run PROMPT)"),
     (["check", "a", "b"], "error: check takes no further argument 'b'"),
     (["check", "small", "--pair", "other"], "error: check small and --pair other contradict each other: give one"),
-    (["pairs", "--gamma", "4"], "error: pairs takes no --gamma (chat, run, bench, record do)"),
+    (["pairs", "--gamma", "4"], "error: pairs takes no --gamma (chat, run, bench, record, demo do)"),
     (
         ["--load-in-8bit", "--load-in-4bit"],
         "error: --load-in-8bit and --load-in-4bit contradict each other: give one",

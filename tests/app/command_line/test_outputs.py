@@ -119,6 +119,7 @@ FILES = {
     "bench --out": Output(lambda home, path: main([*bench(home), "--out", str(path)])),
     "bench --report": Output(lambda home, path: main([*bench(home), "--report", str(path)])),
     "report --out": Output(command("report", ":bench.json", target=False)),
+    "demo --html": Output(lambda home, path: main(["demo", "6", "--recorded", "--quiet", "--html", str(path)])),
     "record --out": Output(command("record", "--prompts", ":prompts.jsonl", "--max-new-tokens", "2"), appends=True),
     "simulate --out": Output(command("simulate", ":recorded.jsonl", "--drafter", "ngram", "--gammas", "2")),
     "latency --out": Output(command(*LATENCY)),

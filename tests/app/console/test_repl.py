@@ -119,6 +119,7 @@ BAD = {
     "/prompts /no/such.jsonl": "no prompt file",
     "/bench 0": "/bench must be a comma list",
     "/stats often": "must be last, session or json",
+    "/demo 7": "/demo must be a whole number from 1 to 6, got 7",
     "/trace zero": "/trace must be",
     "/plot": "/plot",
     "/help nothing": "nothing",
