@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sampling.models.causal import CausalLM
 from sampling.rows import common_prefix, parted
-from sampling.types import LM, Draft, Rows, Session
+from sampling.types import LM, Draft, Hidden, Rows, Session
 from sampling.vocabulary import spread
 from utils.timing import Stopwatch
 
@@ -196,7 +196,7 @@ class TranslatedLM(LM):
         self.context, self.takes_trees = 1 << 30, False  # what outgrows its own is forgotten
 
     def open(
-        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: bool = False
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> TranslatedSession:
         """A session for `prompt`, in the target's ids; what `previous` has in common with it is kept."""
         size = self.vocab_size if target is None else target.vocab_size
@@ -266,7 +266,7 @@ class TranslatedSession(Session):
         """ValueError: its keys and values are of other tokens."""
         raise ValueError("a model of another vocabulary has no keys and values of the target's tokens")
 
-    def hidden(self) -> Tensor:
+    def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
         """ValueError: its states are of other tokens."""
         raise ValueError("a model of another vocabulary has no hidden states of the target's tokens")
 

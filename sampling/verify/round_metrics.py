@@ -16,6 +16,8 @@ from sampling.rows import padded
 from sampling.types import Draft, Rows, Verdict, above
 from sampling.vocabulary import best, chances_of, gap_of
 
+_MANY, _VALUES = 16, 1 << 19  # looks that are worth a copy of their logits, and logits that are few enough to copy
+
 
 @dataclass(frozen=True, slots=True)
 class RoundMetrics:
@@ -50,7 +52,9 @@ class RoundMetrics:
         ids = [[tokens[look.row][kid] for kid in look.kids] for look in looks]
         gaps: list[dict[int, float]] = [{} for _ in tokens]
         target_p: list[dict[int, float]] = [{} for _ in tokens]
-        found = (_read_here if verdict.logits.device.type == "cpu" else _read_there)(verdict.logits, looks, ids)
+        logits = verdict.logits
+        together = logits.device.type != "cpu" or _MANY <= len(looks) <= _VALUES // logits.shape[-1]
+        found = (_read_together if together else _read_each)(logits, looks, ids)
         for look, (gap, chances) in zip(looks, found, strict=True):
             gaps[look.row][look.node] = gap
             target_p[look.row].update(zip(look.kids, chances, strict=True))
@@ -60,18 +64,20 @@ class RoundMetrics:
         """The Step of row `place`, `more` being its other fields; nodes are numbered anew without the absent ones."""
         tokens, parents, source = self.tokens[place], self.parents, self.source[place]
         present = [node for node, drafted in enumerate(tokens) if drafted >= 0]
-        number = {node: index for index, node in enumerate(present)}
-        last = path[-1] if path else -1
-        rejected = [] if token is None else [node for node in present if parents[node] == last]
-        examined = [*path, *rejected]
+        last, target_p, draft_p = path[-1] if path else -1, self.target_p[place], self.draft_p[place]
+        examined = path if token is None else [*path, *[node for node in present if parents[node] == last]]
+        above, to = [parents[node] for node in present], path
+        if present and present[-1] >= len(present):  # some before the last one are absent
+            number = {node: index for index, node in enumerate(present)}
+            above, to = [number.get(node, -1) for node in above], [number[node] for node in path]
         return Step(
-            drafted=tuple(tokens[node] for node in present),
-            parents=tuple(number.get(parents[node], -1) for node in present),
-            source=tuple(source[node] for node in present),
-            path=tuple(number[node] for node in path),
+            drafted=tuple([tokens[node] for node in present]),
+            parents=tuple(above),
+            source=tuple([source[node] for node in present]),
+            path=tuple(to),
             token=token,
-            target_p=tuple(self.target_p[place][node] for node in examined),
-            draft_p=tuple(self.draft_p[place][node] for node in examined),
+            target_p=tuple([target_p[node] for node in examined]),
+            draft_p=tuple([draft_p[node] for node in examined]),
             top2_gap=self.gaps[place][last if token is not None else parents[last]],
             **more,
         )
@@ -88,15 +94,15 @@ class _Look(NamedTuple):
 Reading = Iterable[tuple[float, list[float]]]  # of each look: the gap, and the probabilities of its ids
 
 
-def _read_here(logits: Tensor, looks: list[_Look], ids: Rows) -> Reading:
-    """In the host's memory, by one thread."""
+def _read_each(logits: Tensor, looks: list[_Look], ids: Rows) -> Reading:
+    """One after the other, in the host's memory, by one thread: nothing large is copied."""
     for look, wanted in zip(looks, ids, strict=True):
         values = logits[look.row, look.node + 1].float().numpy()
         yield gap_of(values), chances_of(values, wanted) if wanted else []
 
 
-def _read_there(logits: Tensor, looks: list[_Look], ids: Rows) -> Reading:
-    """On an accelerator, at once; all ids are read off together."""
+def _read_together(logits: Tensor, looks: list[_Look], ids: Rows) -> Reading:
+    """At once, where a call costs more than what it does: on an accelerator, and of many rows of small vocabularies."""
     rows, nodes = torch.tensor([look[:2] for look in looks], device=logits.device).unbind(1)
     values = logits[rows, nodes + 1].float()
     top = best(values, 2)[0]

@@ -38,7 +38,7 @@ from tests.support.pacing import make_step
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.runs import answers, decode, emitted, greedy, reasons, steps
 from tests.support.students import PrefixLM, make_drafter, make_student, make_target, text
-from tests.support.toy_drafters import PointDrafter
+from tests.support.toy_drafters import PointDrafter, TreeDrafter
 from tests.support.toys import TableLM
 from utils.errors import UserError
 from utils.logits_processors import make_processor
@@ -93,6 +93,23 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "chain": lambda: chain_of([student("feature"), MaxGramDrafter()], [2, 2]),
     "always wrong": lambda: PointDrafter(V, lambda row: (row[-1] + 3) % V if len(row) % 3 else None),
 }
+
+
+@pytest.mark.parametrize("holes", [False, True])
+def test_what_is_told_of_many_rows_is_what_is_told_of_each_alone(holes: bool) -> None:
+    """Their logits are read together; probabilities and gaps are those of a row by itself."""
+    lm, rows = TableLM(V, seed=3), [text(seed, 3, V) for seed in range(24)]
+    options = {"length": LENGTH, "gamma": 3, "stop": [STOP]}
+    drafted = 0
+    together = decode(lm, rows, TreeDrafter(lm, (2, 1, 2), holes=holes), greedy(), **options)
+    for row, prompt in enumerate(rows):
+        alone = steps(decode(lm, [prompt], TreeDrafter(lm, (2, 1, 2), holes=holes), greedy(), **options))
+        for ours, own in zip(steps(together, row), alone, strict=True):
+            assert (ours.drafted, ours.parents, ours.path) == (own.drafted, own.parents, own.path)
+            assert [*ours.target_p, ours.top2_gap] == pytest.approx([*own.target_p, own.top2_gap], rel=1e-5)
+            assert len(ours.target_p) == len(ours.path) + len(ours.rejected)
+            drafted += len(ours.drafted)
+    assert drafted > 100
 
 
 class Uneven(FixedPace):

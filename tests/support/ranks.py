@@ -5,7 +5,6 @@ What torchrun puts into the environment is put there by hand; signals, deaths an
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 import sys
@@ -16,25 +15,9 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-READY = (
-    "app.lanes.lane",
-    "app.command_line.run",
-    "sampling.models.sharded",
-    "utils.loading.build",
-    "utils.loading.shards",
-    "rich.console",
-    "torch.distributed.tensor",
-    "transformers.distributed.mixin",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.llama.modeling_llama",
-    "transformers.tokenization_utils_tokenizers",
-    "tests.support.students",
-)
+from tests.support.warm import CONTEXT
+
 PATIENCE = 240.0  # seconds; a busy machine starts and joins three processes slowly
-_context = multiprocessing.get_context("forkserver")
-
-
-_context.set_forkserver_preload([*READY])
 
 
 class Ranks:
@@ -44,7 +27,7 @@ class Ranks:
         self.folder = folder
         self.store = TCPStore("127.0.0.1", 0, count, is_master=True, wait_for_workers=False)  # torchrun's own process
         self.processes = [
-            _context.Process(target=_begin, args=(str(folder), rank, count, self.store.port, act, details))
+            CONTEXT.Process(target=_begin, args=(str(folder), rank, count, self.store.port, act, details))
             for rank in range(count)
         ]
         for rank, process in enumerate(self.processes):

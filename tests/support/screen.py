@@ -13,6 +13,8 @@ from typing import Any
 import pexpect
 import pyte
 
+from tests.support.warm import OnTerminal
+
 ROOT = Path(__file__).resolve().parents[2]
 PASTE_ON, PASTE_OFF = "\x1b[200~", "\x1b[201~"
 
@@ -40,9 +42,14 @@ class Answering(pyte.HistoryScreen):
 
 
 class Terminal:
-    """`python infer.py ARGS` in a terminal of `columns` × `rows`. `raw` is everything it wrote."""
+    """`python infer.py ARGS` in a terminal of `columns` × `rows`. `raw` is everything it wrote.
 
-    def __init__(self, *args: str, columns: int = 100, rows: int = 40, environ: dict[str, str] | None = None) -> None:
+    `warm`: what it imports is imported already (tests/support/warm.py).
+    """
+
+    def __init__(
+        self, *args: str, columns: int = 100, rows: int = 40, environ: dict[str, str] | None = None, warm: bool = False
+    ) -> None:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SPEC_T", "SPEC_G")) and k not in _UNSET}
         env = {**clean, "TERM": "xterm-256color", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", **(environ or {})}
         self.screen = Answering(columns, rows, history=5000, ratio=0.9)
@@ -50,9 +57,11 @@ class Terminal:
         self.raw = ""
         self.started = time.monotonic()
         command = [str(ROOT / "infer.py"), *args]
-        self.child = pexpect.spawn(
-            sys.executable, command, dimensions=(rows, columns), env=env, encoding="utf-8", codec_errors="replace"
-        )
+        if warm:
+            self.child: Any = OnTerminal([sys.executable, *command], rows, columns, env)
+        else:
+            how: dict[str, Any] = {"encoding": "utf-8", "codec_errors": "replace"}
+            self.child = pexpect.spawn(sys.executable, command, dimensions=(rows, columns), env=env, **how)
         self.child.delaybeforesend = None
         self.screen.reply = self.child.send
 

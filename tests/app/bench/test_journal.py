@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -33,6 +32,7 @@ from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
 from tests.support.screen import ROOT
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+from tests.support.warm import Warm
 from utils.errors import UsageError, UserError
 
 ROWS = [
@@ -374,7 +374,7 @@ def test_a_run_killed_by_the_system_goes_on(pair: TinyPair, tmp_path: Path) -> N
     words = ["bench", "--prompts", str(prompts), "--methods", "ar,ngram", "--gammas", "2", "--repeat", "1"]
     words += ["--max-new-tokens", "24", "--quiet", "--out", str(out), *pair.flags()]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen([sys.executable, str(ROOT / "infer.py"), *words], env=environ)
+    child = Warm([sys.executable, str(ROOT / "infer.py"), *words], env=environ)
     while not (journal.exists() and journal.read_bytes().count(b"\n") > 4):
         assert child.poll() is None
         time.sleep(0.01)

@@ -24,6 +24,7 @@ from sampling.stats.summary import Stats
 from tests.app.lanes.test_lanes import countdown
 from tests.sampling.stats.test_metrics import KEYS, step
 from tests.support.tiny import TinyPair, tiny_pair
+from tests.support.warm import Warm
 from utils.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -255,7 +256,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 def test_a_real_ctrl_c_ends_with_130_and_what_was_said(pair: TinyPair) -> None:
     words = program(pair, "go on", "--compare", "spec", "--max-new-tokens", "4000", "--quiet")
-    with subprocess.Popen(
+    with Warm(
         words, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
     ) as process:
         assert process.stdout is not None
@@ -267,17 +268,17 @@ def test_a_real_ctrl_c_ends_with_130_and_what_was_said(pair: TinyPair) -> None:
     assert err == b""
 
 
-def test_a_reader_that_has_had_enough_is_no_error(pair: TinyPair) -> None:
-    words = " ".join(program(pair, "--max-new-tokens", "600", "--compare", "spec", "--quiet"))
-    done = subprocess.run(
-        ["bash", "-c", f"echo a question | {words} | head -c 5; echo codes ${{PIPESTATUS[*]}}"],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        timeout=120,
-    )
-    assert done.stdout[5:].decode() == "codes 0 0 0\n"
-    assert done.stderr == b""
+def test_a_reader_that_has_had_enough_is_no_error(pair: TinyPair, tmp_path: Path) -> None:
+    words = program(pair, "--max-new-tokens", "600", "--compare", "spec", "--quiet")
+    (tmp_path / "question").write_text("a question\n")
+    with (tmp_path / "question").open() as asked:
+        process = Warm(words, cwd=ROOT, env=ENVIRONMENT, stdin=asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert len(process.stdout.read(5)) == 5
+    process.stdout.close()  # as `| head -c 5` does
+    assert process.wait(120) == 0
+    assert process.stderr.read() == b""
 
 
 # -- writing ------------------------------------------------------------------------------------

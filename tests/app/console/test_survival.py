@@ -61,7 +61,7 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def chatting(catalogue: Path, state: Path, **environ: str) -> Terminal:
     """A console in which one question was answered."""
     told = {"XDG_STATE_HOME": str(state), "SPEC_MAX_NEW_TOKENS": "12", "EDITOR": "true", **environ}
-    terminal = Terminal("--models", str(catalogue), environ=told)
+    terminal = Terminal("--models", str(catalogue), environ=told, warm="HF_ENDPOINT" not in environ)
     terminal.wait("›", LOADED)
     terminal.enter(FIRST)
     terminal.wait(lambda: "same output" in terminal.text and terminal.at_prompt, LOADED)
@@ -172,7 +172,8 @@ def loaded(catalogue: Path, file: Path) -> list[Turn]:
 def test_the_end_that_a_signal_makes_leaves_the_chat_in_a_file(catalogue: Path, tmp_path: Path, moment: str) -> None:
     hub = socket.create_server(("127.0.0.1", 0))  # takes a request and never answers it
     address = f"http://127.0.0.1:{hub.getsockname()[1]}"
-    terminal = chatting(catalogue, tmp_path, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
+    hub_of = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0"} if moment == "loading" else {}
+    terminal = chatting(catalogue, tmp_path, **hub_of)
     if moment == "prompt":
         terminal.type("half a line")
         terminal.wait("half a line", 20)
@@ -233,7 +234,7 @@ def test_a_signal_before_anything_was_said_leaves_nothing_and_says_nothing(catal
 def test_a_terminal_that_goes_away_leaves_the_chat_in_a_file(catalogue: Path, tmp_path: Path) -> None:
     terminal = chatting(catalogue, tmp_path)
     os.close(terminal.child.child_fd)  # the system sends SIGHUP, and there is nothing to write to any more
-    assert os.waitstatus_to_exitcode(os.waitpid(terminal.child.pid, 0)[1]) == 129
+    assert terminal.child.process.wait(60) == 129
     (file,) = (tmp_path / "speculative-console" / "chats").iterdir()
     assert [turn.user for turn in loaded(catalogue, file)] == [FIRST]
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
@@ -32,6 +31,7 @@ from sampling.stats.theory import efficiency, expected_speedup
 from tests.support.distilling import counting_target
 from tests.support.places import largest_file
 from tests.support.tiny import VOCAB, tiny_pair, write_prompts
+from tests.support.warm import Warm
 from training.draft_heads.batches import grouped, make_batch
 from training.draft_heads.features import extract, load_shard
 from training.draft_heads.losses import held_out
@@ -156,7 +156,7 @@ def test_a_killed_training_goes_on_and_ends_where_it_would_have(
     target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = words(target, tmp_path / "killed", "--data", str(data), *LONGER)
-    process = subprocess.Popen([sys.executable, "-c", KILLABLE, *line], cwd=ROOT)
+    process = Warm([sys.executable, "-c", KILLABLE, *line], cwd=ROOT)
     until = time.monotonic() + 60
     while (state := load_checkpoint(tmp_path / "killed")) is None or state["step"] < 12:
         assert process.poll() is None, "it ended before it could be killed"

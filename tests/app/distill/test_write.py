@@ -19,6 +19,7 @@ from app.distill.texts import load_target
 from app.settings.table import ModelOptions, Settings
 from tests.support.numbers import number_model, number_tokenizer
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+from tests.support.warm import Warm
 from training.text.dialogues import KINDS
 from training.text.self_text import written
 from utils.progress import never
@@ -216,7 +217,7 @@ def test_distill_and_tables_read_it(pair: TinyPair, tmp_path: Path, capsys: pyte
 def test_ctrl_c_keeps_what_was_written_and_the_same_command_goes_on(pair: TinyPair, tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     line = words(pair, file, "--kinds", "all", "--tokens", "1000000")
-    run = subprocess.Popen(
+    run = Warm(
         [sys.executable, str(ROOT / "infer.py"), *line],
         stderr=subprocess.PIPE,
         text=True,

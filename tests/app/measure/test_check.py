@@ -12,6 +12,7 @@ import pytest
 
 from app.command_line.main import main
 from tests.support.tiny import tiny_model, tiny_pair
+from tests.support.warm import run
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,9 +28,7 @@ def infer(*arguments: str) -> subprocess.CompletedProcess[str]:
     env = {
         name: value for name, value in os.environ.items() if not name.startswith("SPEC_") or name == "SPEC_CACHE_DIR"
     }
-    return subprocess.run(
-        [sys.executable, str(ROOT / "infer.py"), *arguments], env=env, capture_output=True, text=True, timeout=180
-    )
+    return run([sys.executable, str(ROOT / "infer.py"), *arguments], env=env)
 
 
 @pytest.fixture(scope="module")

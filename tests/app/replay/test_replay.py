@@ -31,6 +31,7 @@ from app.settings.table import Settings
 from sampling.events import Finished, Prefill, Step, from_json
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+from tests.support.warm import Warm
 from utils.errors import UsageError, UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -390,7 +391,7 @@ def test_the_console_starts_and_ends_a_recording(pair: TinyPair, tmp_path: Path)
 def test_a_killed_run_leaves_what_it_has_decoded(pair: TinyPair, tmp_path: Path) -> None:
     file = tmp_path / "killed.jsonl"
     command = [sys.executable, str(ROOT / "infer.py"), "run", "one", *flags(pair, file), "--max-new-tokens", "400"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = Warm(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
     while time.monotonic() < end and not (file.exists() and file.read_bytes().count(b"\n") > 20):
         time.sleep(0.01)

@@ -32,6 +32,7 @@ from sampling.types import Draft
 from tests.support.ranks import Ranks, free_port, infer
 from tests.support.students import close, make_student, make_target
 from tests.support.tiny import VOCAB, tiny_tokenizer
+from tests.support.warm import Warm
 from utils.distributed.world import World
 from utils.errors import UsageError, UserError
 from utils.loading.shards import check_shards
@@ -319,7 +320,7 @@ def test_three_machines_of_one_process_each_answer_as_one_machine(catalogue: Pat
     start += ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
     run = [str(ROOT / "infer.py"), *words(catalogue, "--compare", "ar,spec", "--json", "--quiet", tokens=6)]
     nodes = [
-        subprocess.Popen(
+        Warm(
             [*start, "--node_rank", str(rank), *run],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -14,6 +14,7 @@ import zipfile
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gguf
@@ -21,6 +22,7 @@ import pytest
 import torch
 
 from tests.support.tiny import tiny_model, tiny_pair
+from tests.support.warm import Warm
 from tests.utils.loading.test_loading import CPU, ROOT, load_from_hub
 from utils.catalogue.specs import ModelSpec, PairSpec, spec_from_argument
 from utils.errors import UserError
@@ -42,6 +44,16 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def warm_converters(monkeypatch) -> None:
+    """Converters start from a process that has imported the libraries; that of `finished` starts as a user's does."""
+
+    def started(command, **how):
+        return (Warm if any("utils.loading.gguf" in word for word in command) else subprocess.Popen)(command, **how)
+
+    monkeypatch.setattr("utils.child.subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": started}))
 
 
 # ---- a file out of a package -------------------------------------------------------------------
@@ -325,7 +337,7 @@ print(converted(Path(sys.argv[1]), "e" * 64, lambda s, f: print(s, flush=True), 
 
 def test_two_processes_converting_at_once_make_one_whole_entry(gguf_file, cache):
     command = [sys.executable, "-c", CONVERT, str(gguf_file)]
-    both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [Warm(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=120)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert sum("waiting: another process" in text for text in said) == 1
