@@ -306,7 +306,8 @@ class Engine:
             return drafter_of(drafter)
         if drafter.config.kind == "plain":
             return ModelDrafter(CausalLM(StudentNetwork(drafter), "plain"))
-        return FeatureDrafter(drafter) if drafter.config.kind in FeatureLM.kinds else self._glide(drafter)
+        kind = drafter.config.kind
+        return FeatureDrafter(drafter, kind) if kind in FeatureLM.kinds else self._glide(drafter)
 
     def _glide(self, drafter: Any) -> Drafter:
         """The drafter of a GLIDE head: an LM made already, a student, a module, a folder, or a hub id."""

@@ -95,7 +95,7 @@ def make_drafter(student: DraftHead, target_layers: int = 3) -> ModelDrafter:
     if student.config.kind == "glide":
         return ModelDrafter(GlideLM(student, target_layers))
     if student.config.kind in FeatureLM.kinds:
-        return FeatureDrafter(student)
+        return FeatureDrafter(student, student.config.kind)
     return ModelDrafter(CausalLM(StudentNetwork(student), "plain"))
 
 

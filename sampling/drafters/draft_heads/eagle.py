@@ -48,8 +48,8 @@ class FeatureDrafter(ModelDrafter):
     so many ids.
     """
 
-    def __init__(self, student: DraftHead, name: str = "", vocab_size: int | None = None) -> None:
-        super().__init__(FeatureLM(student, name or student.config.kind, vocab_size))
+    def __init__(self, student: DraftHead, name: str = "feature", vocab_size: int | None = None) -> None:
+        super().__init__(FeatureLM(student, name, vocab_size))
 
 
 class FeatureLM(FollowingLM):
@@ -253,7 +253,7 @@ def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
     """The pair's EAGLE head: chains, or dynamic trees."""
 
     def made(student: DraftHead) -> ModelDrafter:
-        return FeatureDrafter(student, vocab_size=pair.target.vocab_size)
+        return FeatureDrafter(student, student.config.kind, pair.target.vocab_size)
 
     fresh = pair.head(asked.word, made)
     if asked.grown == "dynamic":

@@ -26,7 +26,7 @@ from tests.support.scripted import Line, Ran, catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
 from utils.files import write_text
 
-SECONDS = float(os.environ.get("SURVIVAL_SECONDS", "15"))
+SECONDS = float(os.environ.get("SURVIVAL_SECONDS", "8"))
 SEED = int(os.environ.get("SURVIVAL_SEED", str(time.time_ns() % 1_000_000)))
 BETWEEN_INTERRUPTS = 6.0  # seconds; two that the console heeds within 2 s mean to leave, and it may be behind
 LOADED = 120.0  # seconds that a busy machine may take to import and load

@@ -41,7 +41,7 @@ class Slow:
 
 def engine(model: Any, kind: str = "none", drafter: Any = None) -> PairEngine:
     def entry(inner: Any) -> Any:
-        return SimpleNamespace(model=inner, bytes=1e6, device=torch.device("cpu"))
+        return SimpleNamespace(model=inner, bytes=1e6, device=torch.device("cpu"), vocabulary=None)
 
     loaded = SimpleNamespace(
         target=entry(model),

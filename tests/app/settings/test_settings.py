@@ -21,8 +21,8 @@ from tests.app.console.test_slash_commands import ScriptedConsole, offered, tran
 from utils.errors import UsageError
 
 NAMES = (
-    "cascade must be a comma list of model, plain, glide, feature, tables, ngram, maxgram or names of the pair's "
-    "models, each once, large to small"
+    "cascade must be a comma list of model, plain, glide, feature, eagle, tables, ngram, maxgram or names of the "
+    "pair's models, each once, large to small"
 )
 K_THREE = ((5, 14, 10), (0, 1, 10), (0, 0, 10))
 
@@ -49,8 +49,9 @@ def test_every_value_offered_on_tab_is_accepted(name: str) -> None:
 
 
 A_LIST = (
-    "a comma list of ar, spec, draft, ngram, tables, static, match, maxgram, plain, glide, feature, tables+plain, "
-    "tables+glide, tables+feature, match+plain, match+glide, match+feature, cascade, chain, beam, each once"
+    "a comma list of ar, spec, draft, ngram, tables, static, match, maxgram, plain, glide, feature, eagle, "
+    "tables+plain, tables+glide, tables+feature, tables+eagle, match+plain, match+glide, match+feature, match+eagle, "
+    "cascade, chain, beam, each once"
 )
 REFUSED: list[tuple[str, Any, str]] = [
     ("top_p", "1.5", "top_p must be above 0 and at most 1, got 1.5 (still 0.9)"),
@@ -251,7 +252,7 @@ def test_nothing_here_imports_torch() -> None:
 def test_lanes_are_one_list() -> None:
     assert FIELDS["compare"].kind.choices == LANES
     assert len(set(LANES)) == len(LANES)
-    trained = ("plain", "glide", "feature")
+    trained = ("plain", "glide", "feature", "eagle")
     assert set(LANES) == {
         *("ar", "spec", "draft", "ngram", "tables", "static", "match", "maxgram", "cascade", "chain", "beam", *trained),
         *(f"{first}+{kind}" for first in ("tables", "match") for kind in trained),
@@ -411,7 +412,7 @@ def test_a_console_sets_them_one_after_the_other() -> None:
 
 
 def test_tab_goes_through_the_list_and_offers_published_matrices() -> None:
-    words = ["model", "plain", "glide", "feature", "tables", "ngram", "maxgram"]
+    words = ["model", "plain", "glide", "feature", "eagle", "tables", "ngram", "maxgram"]
     assert offered("/cascade ") == [f"/cascade {word}" for word in words]
     assert offered("/cascade glide,m") == ["/cascade glide,model", "/cascade glide,maxgram"]
     assert offered("/set cascade=model,p") == ["/set cascade=model,plain"]

@@ -20,7 +20,7 @@ from sampling.drafters.cape import Expansion
 from sampling.drafters.cascade import CascadeDrafter, cascade_of, chain_of
 from sampling.drafters.combined import ChainDrafter
 from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM, FeatureTreeDrafter
-from sampling.drafters.draft_model import ModelDrafter, NoDrafter
+from sampling.drafters.draft_model import ModelDrafter, NoDrafter, RespelledDrafter
 from sampling.drafters.fallback import FallbackDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.joint_tree import JointTreeDrafter
@@ -29,6 +29,7 @@ from sampling.drafters.tables.prompt_lookup import LookupDrafter, TablesDrafter
 from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
+from sampling.models.translated import TranslatedLM, Translation
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, FixedPace, Limits, Rows, Rule, Sampler, Verdict
 from sampling.verify.rules import verify
@@ -63,6 +64,29 @@ def feature(target: Any) -> Any:
     return make_student("feature", target)
 
 
+class Letters:
+    """A vocabulary of letters, one an id."""
+
+    lead, begin = b"", ()
+
+    def __init__(self, letters: str) -> None:
+        self.special: dict[str, int] = {}
+        self.letters = letters.encode()
+        self.by_bytes = {bytes([letter]): token for token, letter in enumerate(self.letters)}
+
+    def spelled(self, token: int) -> bytes:
+        return self.letters[token : token + 1]
+
+    def ids(self, text: bytes) -> list[int]:
+        return [*map(self.letters.index, text)]
+
+
+def respelled(target: Any) -> RespelledDrafter:
+    """The target itself drafts, in an alphabet of another order."""
+    by = Translation.of(Letters("abcdefgh"), Letters("hgfedcba"), (V, V))
+    return RespelledDrafter(TranslatedLM(CausalLM(target), by, V))
+
+
 DRAFTERS: dict[str, tuple[type, Rule, Callable[[Any], Drafter]]] = {  # of a target
     "none": (NoDrafter, Rule.POINT, lambda target: NoDrafter()),
     "ngram": (NgramDrafter, Rule.POINT, lambda target: NgramDrafter(V)),
@@ -77,6 +101,7 @@ DRAFTERS: dict[str, tuple[type, Rule, Callable[[Any], Drafter]]] = {  # of a tar
         Rule.POINT,
         lambda target: model(rule=Rule.POINT, expansion=Expansion(9)),
     ),
+    "model of other tokens": (RespelledDrafter, Rule.POINT, respelled),
     "model, blocks": (ModelDrafter, Rule.BLOCK, lambda target: model(rule=Rule.BLOCK)),
     "model, siblings": (ModelDrafter, Rule.DRAWN, lambda target: model(expansion=Expansion(9))),
     "feature": (FeatureDrafter, Rule.DRAWN, lambda target: FeatureDrafter(feature(target))),
