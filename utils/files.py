@@ -159,14 +159,15 @@ class _Writing:
                 os.unlink(left)
         mode = 0o666 if self._before is None else 0o600  # the kernel takes the umask off
         while True:
-            name = f"{begin}{secrets.token_hex(8)}.partial"
+            self._temporary = f"{begin}{secrets.token_hex(8)}.partial"  # before it is made: an interrupt may come
             try:
-                descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+                descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
             except OSError as error:
+                self._temporary = ""
                 if self._before is None or error.errno not in _IRREPLACEABLE:
                     raise
                 return
-            self._temporary, self.file = name, os.fdopen(descriptor, "w+b")
+            self.file = os.fdopen(descriptor, "w+b")
             with contextlib.suppress(OSError, AttributeError):  # a system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.fstat(descriptor).st_nlink:

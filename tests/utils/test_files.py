@@ -130,6 +130,22 @@ def test_what_a_killed_process_left_is_taken_away_and_what_another_writes_is_not
     assert file.read_bytes() == b"first"
 
 
+def test_an_interrupt_just_behind_its_creation_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def interrupted(name: Any, *how: Any) -> int:
+        descriptor = real(name, *how)
+        if not str(name).endswith(".partial"):
+            return descriptor
+        os.close(descriptor)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_bytes(tmp_path / "file", b"x")
+    assert names(tmp_path) == []
+
+
 def test_a_signal_at_any_moment_leaves_the_old_content_or_the_new(tmp_path: Path) -> None:
     """Really Ctrl-C, while a process writes again and again."""
     code = (

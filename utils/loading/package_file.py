@@ -91,7 +91,7 @@ def _download(requirement: str, folder: Path, progress: Progress, cancelled: Cal
             total = float(size[1]) * _UNITS[size[2]]
 
     def tick() -> None:
-        have = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        have = sum(_size(os.path.join(place, name)) for place, _, names in os.walk(folder) for name in names)
         progress(stage, min(1.0, have / total) if total else None)
 
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
@@ -102,6 +102,14 @@ def _download(requirement: str, folder: Path, progress: Progress, cancelled: Cal
     if status or not wheels:
         raise UserError(_why(requirement, said))
     return wheels[0]
+
+
+def _size(file: str) -> int:
+    """Bytes of a file; 0 of one that pip has just moved."""
+    try:
+        return os.path.getsize(file)
+    except OSError:
+        return 0
 
 
 def _why(requirement: str, said: str) -> str:

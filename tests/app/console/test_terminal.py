@@ -235,6 +235,8 @@ def test_every_width(chat: Terminal, columns: int) -> None:
 
 
 def test_type_ahead_is_not_lost(chat: Terminal) -> None:
+    chat.enter("/slow 20")
+    chat.wait("slow = 20", 20)
     chat.enter("What is snow?")
     chat.wait(lambda: bool(re.search(r"[1-9] of 8 tok", chat.text)), ANSWER)
     chat.type("typed early")

