@@ -7,10 +7,12 @@ by what app/lanes/comparison.py knows of its number format. Knows no pairs, no t
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,7 +76,7 @@ def enliven(module: nn.Module, seed: int, spread: float = LIVELY) -> None:
             parameter.copy_(scaled)
 
 
-def make_target(vocab: int = 40, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> LlamaForCausalLM:
+def make_target(vocab: int = 40, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A random Llama model on the CPU; `changes` are those of its configuration."""
     sizes: dict[str, Any] = {
         "vocab_size": vocab,
@@ -88,14 +90,14 @@ def make_target(vocab: int = 40, seed: int = 0, dtype: torch.dtype = torch.float
         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
     }
     with torch.random.fork_rng():
-        model = LlamaForCausalLM(LlamaConfig(**(sizes | changes))).eval()
+        model: Any = LlamaForCausalLM(LlamaConfig(**(sizes | changes))).eval()
     enliven(model, seed)
     return model.to(dtype).requires_grad_(False)
 
 
 def make_student(
     kind: str,
-    target: LlamaForCausalLM,
+    target: Any,
     short: Sequence[int] | None = None,
     seed: int = 5,
     dtype: torch.dtype = torch.float32,
@@ -145,10 +147,10 @@ def placed(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
     return model
 
 
-def noisy(model: LlamaForCausalLM, noise: float, seed: int = 1) -> LlamaForCausalLM:
+def noisy(model: Any, noise: float, seed: int = 1) -> Any:
     """A copy with Gaussian noise of `noise` × each matrix's own spread: it agrees often, not always."""
     with torch.random.fork_rng():
-        twin = LlamaForCausalLM(model.config).eval()
+        twin: Any = LlamaForCausalLM(model.config).eval()
     twin.load_state_dict(model.state_dict())
     generator = torch.Generator().manual_seed(seed)
     for weight in twin.parameters():
@@ -158,14 +160,13 @@ def noisy(model: LlamaForCausalLM, noise: float, seed: int = 1) -> LlamaForCausa
 
 
 class PlantedDrafter(Drafter):
-    """Another drafter's chains for one row, its passes included, with drafts of known fate in their place: a `share` of
-    them is what `script` (prompt and answer) says there, the others are not.
+    """Another drafter's chains for one row, its passes included, with drafts of known fate in their place: at a `share`
+    of all positions it says what `script` (prompt and answer) says there, at the others not.
     """
 
     def __init__(self, inner: Drafter, script: Sequence[int], share: float, vocab_size: int) -> None:
         self.inner, self.script, self.share, self.vocab_size = inner, script, share, vocab_size
         self.traits = replace(inner.traits, rule=Rule.POINT, tree=None)
-        self._chance = random.Random(0)
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -176,9 +177,9 @@ class PlantedDrafter(Drafter):
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         draft = self.inner.propose(rows, budget, sampler)
-        (row,) = rows
-        right = self.script[len(row) : len(row) + draft.tokens.shape[1]]
-        planted = [token if self._chance.random() < self.share else (token + 1) % self.vocab_size for token in right]
+        start = len(rows[0])
+        script = enumerate(self.script[start : start + draft.tokens.shape[1]], start)
+        planted = [(token + (random.Random(at).random() >= self.share)) % self.vocab_size for at, token in script]
         return Draft(torch.tensor([planted], dtype=torch.long), calls=draft.calls)
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
@@ -195,6 +196,11 @@ class Rounding:
 
     apart: float
     most: float
+
+
+def off(one: Tensor, other: Tensor) -> float:
+    """The largest difference of two logits; infinite where one is no number."""
+    return float((one - other).float().abs().nan_to_num(nan=math.inf).max())
 
 
 def rounding_of(lm: CausalLM, precision: str, prompt: Sequence[int], length: int) -> Rounding:
@@ -215,7 +221,7 @@ def rounding_of(lm: CausalLM, precision: str, prompt: Sequence[int], length: int
             wide = session.score([row[:begun]], Draft(torch.tensor([drafted], dtype=torch.long)))[0].float()
             session.commit(torch.arange(len(drafted))[None])
             pairs = zip(alone[begun - len(prompt) :], wide, strict=False)
-            worst = max(worst, *(float((one - other).abs().max()) for one, other in pairs))
+            worst = max(worst, *(off(one, other) for one, other in pairs))
             begun += len(drafted) + 1
     if not worst <= moved_most:
         raise WrongError(
@@ -274,7 +280,7 @@ def identical(
                 )
             tied += 1
     count = len(samplers) * len(prompts)
-    parts = "none parts" if not tied else f"{tied} part at a tie within rounding"
+    parts = "all the same" if not tied else f"{tied} of them part at a tie within rounding"
     return f"{count} texts of {length} tokens, {parts}; {check_both(steps)}", {"texts": count, "tied": tied}
 
 
@@ -294,7 +300,7 @@ def law_of(lm: CausalLM, prompt: list[int], processor: Any) -> dict[tuple[int, .
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(COUNTED):
         rows = [[*prompt, *said] for said in law]
-        probs = processor(lm.open(rows).score(rows, Draft.empty(len(rows)))[:, 0]).double().tolist()
+        probs = processor(lm.open(rows).score(rows, Draft.empty(len(rows)))[:, 0]).tolist()
         law = {
             (*said, token): mass * p
             for (said, mass), row in zip(law.items(), probs, strict=True)
@@ -348,7 +354,7 @@ def audited(lm: CausalLM, makers: Iterable[Make], prompt: list[int], length: int
             steps += [event] if isinstance(event, Step) else []
             if turn % AUDITED == 0 or isinstance(event, Finished):
                 both = [one.score([row], Draft.empty(1)) for one in (session.fork(), lm.open([row]))]
-                worst = max(worst, float((both[0] - both[1]).float().abs().max()))
+                worst = max(worst, off(*both))
                 if not worst <= rounding.most:
                     raise WrongError(
                         f"after {len(steps)} rounds logits are {worst:.2g} off those of a fresh cache "
@@ -408,16 +414,29 @@ def proved(
         "greedy": KeyedSampler(make_processor(0.0)),
         "gumbel": KeyedSampler(make_processor(0.7), 1, coupling="gumbel"),
     }
+
+    def identity(make: Make) -> Found:
+        return identical(target, make, samplers, prompts, amount.length, rounding())
+
+    def audit() -> Found:
+        return audited(target, makers.values(), prompts[0], 2 * amount.length, rounding())
+
     yield f"{precision}: passes of different width", widths
     for name, make in makers.items():
-        yield (
-            f"{precision}: identity, {name}",
-            lambda make=make: identical(target, make, samplers, prompts, amount.length, rounding()),
-        )
+        yield f"{precision}: identity, {name}", partial(identity, make)
     for name, drafter in counting.items():
-        yield (
-            f"{precision}: counting, {name}",
-            lambda drafter=drafter: counted(few, drafter, [3, 1, 3, 1, 3], amount.samples),
-        )
-    makes = makers.values()
-    yield f"{precision}: cache audit", lambda: audited(target, makes, prompts[0], 2 * amount.length, rounding())
+        yield f"{precision}: counting, {name}", partial(counted, few, drafter, [3, 1, 3, 1, 3], amount.samples)
+    yield f"{precision}: cache audit", audit
+
+
+def surviving(name: str, checks: Checks) -> Checks:
+    """The checks; what goes wrong while they are prepared is one of them, so that others go on."""
+    try:
+        yield from checks
+    except Exception as error:
+        wrong = error
+
+        def tell() -> Found:
+            raise wrong
+
+        yield f"{name}: preparing", tell

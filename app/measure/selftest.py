@@ -17,10 +17,12 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from app.lanes.answers import Answer, parting, run_lane
@@ -42,6 +44,7 @@ from app.measure.proofs import (
     make_target,
     noisy,
     proved,
+    surviving,
 )
 from app.prompts.questions import conversation, prompt_ids
 from app.screen.output import LoadProgress, print_table, screen, small_table
@@ -64,7 +67,6 @@ from utils.files import writable_folder, write_json, write_text
 from utils.kernels.packed_linear import lean, pack
 from utils.loading.build import load_model, pick_device, pick_dtype
 from utils.loading.loading import load_pair
-from utils.loading.quantization import quantization_config
 from utils.loading.quiet import quiet_environment, quiet_libraries
 from utils.loading.sources import model_folder
 from utils.logits_processors import make_processor
@@ -73,7 +75,7 @@ from utils.progress import INTERRUPTED, Cancelled, Progress, never, silent
 from utils.timing import Stopwatch
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-QUESTION = "What is the capital of France? Tell me three things about it."
+QUESTION = "Write a short story about a river."
 ROWS, GAMMAS = range(1, 10), range(1, 9)
 HEADS = ("glide", "eagle")
 SCALES = ((1, 32), (1, 16), (1, 8), (2, 16), (2, 8), (4, 8), (8, 4), (32, 2))
@@ -100,8 +102,8 @@ class Extent:
     seconds: float
 
 
-WHOLE = Extent(Amount(), 64, 3, 32, 40.0)
-QUICK = Extent(Amount(2, 24, 1500), 24, 1, 12, 3.0)
+WHOLE = Extent(Amount(), 64, 3, 64, 30.0)
+QUICK = Extent(Amount(2, 24, 1500), 24, 1, 24, 2.0)
 
 
 @dataclass(frozen=True)
@@ -163,11 +165,10 @@ def run_parts(parts: Mapping[str, Callable[[Place], Checks]], place: Place) -> l
         while True:
             begun, name = time.perf_counter(), "preparing"
             try:
-                place.progress(f"{part}: preparing", number / len(parts))
+                place.progress(part, number / len(parts))
                 if (step := next(steps, None)) is None:
                     break
                 name, act = step
-                place.progress(f"{part}: {name}", number / len(parts))
                 text, figures = act()
                 state: State = "ok"
             except Cancelled:
@@ -196,38 +197,40 @@ def _went_wrong(error: Exception) -> tuple[State, str, dict[str, Any]]:
 def proofs(place: Place) -> Checks:
     """The proofs' core in every number format."""
     for dtype in DTYPES:
-        yield from core(place.device, dtype, place.extent.amount)
+        yield from surviving(str(dtype).removeprefix("torch."), core(place.device, dtype, place.extent.amount))
 
 
 def quantized(place: Place) -> Checks:
     """Random targets loaded in 8 and 4 bits by bitsandbytes: near the unrounded one, and as exact with drafts."""
-    for kind in ("int8", "nf4"):
-        found: dict[int, Any] = {}
-
-        def load(kind: str = kind, found: dict[int, Any] = found) -> Found:
-            if place.device.type not in ("cpu", "cuda"):
-                raise SkippedError(f"bitsandbytes does not run on {place.device.type}")
-            if importlib.util.find_spec("bitsandbytes") is None:
-                raise SkippedError("the package bitsandbytes is not installed")
-            quantization_config(kind, place.device, torch.float32)
-            likeness = [_in_few_bits(kind, vocab, place, found) for vocab in (40, 6)]
-            told = f"loaded; cosine of its logits with the unrounded target's {min(likeness):.4f}"
-            if not min(likeness) > ALIKE[kind]:
-                raise WrongError(f"{told}, at least {ALIKE[kind]} is expected")
-            return told, {"cosine": min(likeness)}
-
-        yield f"{kind}: loading", load
-        if len(found) == 2:
-            target, drafter = found[40]
-            few, guess = found[6]
-            makers = {"model chain": lambda script, lm=drafter: ModelDrafter(lm)}
-            counting = {"token by token": ModelDrafter(guess)}
-            yield from proved(kind, (target, few), makers, counting, place.extent.amount, "bfloat16")
+    for kind in ALIKE:
+        yield from surviving(kind, _quantized(kind, place))
 
 
-def _in_few_bits(kind: str, vocab: int, place: Place, found: dict[int, Any]) -> float:
+def _quantized(kind: str, place: Place) -> Checks:
+    found: dict[int, tuple[CausalLM, CausalLM]] = {}
+
+    def load() -> Found:
+        if place.device.type not in ("cpu", "cuda"):
+            raise SkippedError(f"bitsandbytes does not run on {place.device.type}")
+        if importlib.util.find_spec("bitsandbytes") is None:
+            raise SkippedError("the package bitsandbytes is not installed")
+        likeness = [_in_few_bits(kind, vocab, place, found) for vocab in (40, 6)]
+        told = f"cosine of its logits with the unrounded target's {min(likeness):.4f}"
+        if not min(likeness) > ALIKE[kind]:
+            raise WrongError(f"{told}, at least {ALIKE[kind]} is expected")
+        return told, {"cosine": min(likeness)}
+
+    yield f"{kind}: loading", load
+    if len(found) == 2:
+        (target, drafter), (few, guess) = found.values()
+        makers = {"model chain": lambda script: ModelDrafter(drafter)}
+        counting = {"token by token": ModelDrafter(guess)}
+        yield from proved(kind, (target, few), makers, counting, place.extent.amount, "bfloat16")
+
+
+def _in_few_bits(kind: str, vocab: int, place: Place, found: dict[int, tuple[CausalLM, CausalLM]]) -> float:
     """Load a random target in `kind`, note it with a drafter; how like the unrounded one's its logits are."""
-    shape = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2}
+    shape: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2}
     dense = make_target(vocab, 11, **shape)
     with tempfile.TemporaryDirectory() as folder:
         dense.save_pretrained(folder)
@@ -238,7 +241,7 @@ def _in_few_bits(kind: str, vocab: int, place: Place, found: dict[int, Any]) -> 
     ids = torch.arange(24)[None] % vocab
     with torch.inference_mode():
         theirs, ours = dense(ids).logits, loaded.model(ids.to(place.device)).logits.float().cpu()
-    return float(torch.nn.functional.cosine_similarity(theirs.flatten(), ours.flatten(), dim=0))
+    return float(F.cosine_similarity(theirs.flatten(), ours.flatten(), dim=0))
 
 
 def pair(place: Place) -> Checks:
@@ -305,11 +308,11 @@ class Scripted:
 
 
 def passes(place: Place) -> Checks:
-    """A target of a 7B model's shape, scaled to what the device holds: its passes, and heads with planted acceptance."""
+    """A target of a 7B model's shape, as large as the device holds: its passes, and heads with planted acceptance."""
     device, extent = place.device, place.extent
     dtype = pick_dtype(place.options.dtype, device, torch.bfloat16)
-    bandwidth, scale = copied(device, 1 << (25 if extent is QUICK else 28)), None
-    scale = scale_of(device, dtype, bandwidth, extent.seconds)
+    bandwidth = copied(device)
+    scale = scale_of(device, dtype, bandwidth, extent)
     model = shaped(scale, device, dtype)
     read = weights(scale) * dtype.itemsize
     network = network_of(model)
@@ -351,7 +354,7 @@ def passes(place: Place) -> Checks:
         return told, {"share": SHARE, "plain": plain[0], "gammas": rows}
 
     for kind in HEADS:
-        yield f"{kind.upper()}-shaped head, gamma 1 to 8", lambda kind=kind: planted(kind)
+        yield f"{kind.upper()}-shaped head, gamma 1 to 8", partial(planted, kind)
 
 
 def _rate(stats: Stats) -> float:
@@ -369,8 +372,8 @@ def _decoded(target: CausalLM, script: list[int], drafter: Drafter, gamma: int, 
     return meter.stats
 
 
-def copied(device: torch.device, size: int) -> float:
-    """Bytes a second that the device reads and writes, by copying `size` bytes: the best of some."""
+def copied(device: torch.device, size: int = 1 << 28) -> float:
+    """Bytes a second that the device reads and writes, by copying so many: the best of some."""
     one = torch.zeros(size, dtype=torch.uint8, device=device)
     other = torch.empty_like(one)
     watch, best = Stopwatch(device), 0.0
@@ -392,22 +395,22 @@ def weights(scale: tuple[int, int]) -> int:
     return scale[1] * (4 * hidden**2 + 3 * hidden * inner) + ids * hidden
 
 
-def scale_of(device: torch.device, dtype: torch.dtype, bandwidth: float, seconds: float) -> tuple[int, int]:
-    """The largest scale that the free memory holds and whose passes take about so many seconds at most."""
+def scale_of(device: torch.device, dtype: torch.dtype, bandwidth: float, extent: Extent) -> tuple[int, int]:
+    """The largest scale that the free memory holds and whose passes take about the seconds of the extent at most."""
     import psutil
 
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    passing = 6 * len(ROWS) + len(HEADS) * len(GAMMAS) * 12 + 64
+    passing = 6 * len(ROWS) + (1 + len(HEADS) * len(GAMMAS) / 2) * extent.planted
     for scale in SCALES:
         needed = weights(scale) * dtype.itemsize
-        if 1.5 * needed <= FOUGHT * free and passing * needed / bandwidth <= seconds:
+        if 1.5 * needed <= FOUGHT * free and passing * needed / bandwidth <= extent.seconds:
             return scale
     return SCALES[-1]
 
 
 def shaped(scale: tuple[int, int], device: torch.device, dtype: torch.dtype) -> Any:
     """The random target, as the console would run it: packed on the CPU."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     hidden, inner, heads, ids = widths(scale)
     config = LlamaConfig(
@@ -422,7 +425,7 @@ def shaped(scale: tuple[int, int], device: torch.device, dtype: torch.dtype) -> 
     )
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: Any = LlamaForCausalLM._from_config(config, dtype=dtype)
     model = model.eval().requires_grad_(False)
     if device.type == "cpu" and dtype == torch.float32:
         pack(model)
@@ -460,7 +463,7 @@ def processes(place: Place) -> Checks:
     count = torch.cuda.device_count() if place.device.type == "cuda" else 0
     if count < 2:
         raise SkippedError(f"takes two GPUs, --device {place.device.type} has {count} here")
-    yield "two processes share a target", lambda: shared("cuda")
+    yield "two processes share a target", partial(shared, "cuda")
 
 
 def shared(device: str) -> Found:
@@ -490,14 +493,15 @@ def _said(command: list[str]) -> dict[str, list[int]]:
 
 def _tokenizer() -> Any:
     """One token a byte."""
+    import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={byte: number for number, byte in enumerate(alphabet)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=inner)
+    made: Any = transformers.PreTrainedTokenizerFast
+    return made(tokenizer_object=inner)
 
 
 PARTS: Mapping[str, Callable[[Place], Checks]] = {
