@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from app.lanes.comparison import ROUNDING, difference
@@ -90,9 +90,9 @@ def make_target(vocab: int = 40, seed: int = 0, dtype: torch.dtype = torch.float
         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
     }
     with torch.random.fork_rng():
-        model: Any = LlamaForCausalLM(LlamaConfig(**(sizes | changes))).eval()
+        model: Any = LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
     enliven(model, seed)
-    return model.to(dtype).requires_grad_(False)
+    return model.eval().to(dtype).requires_grad_(False)
 
 
 def make_student(
@@ -150,13 +150,13 @@ def placed(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
 def noisy(model: Any, noise: float, seed: int = 1) -> Any:
     """A copy with Gaussian noise of `noise` × each matrix's own spread: it agrees often, not always."""
     with torch.random.fork_rng():
-        twin: Any = LlamaForCausalLM(model.config).eval()
+        twin: Any = LlamaForCausalLM(model.config)
     twin.load_state_dict(model.state_dict())
     generator = torch.Generator().manual_seed(seed)
     for weight in twin.parameters():
         if weight.dim() == 2:
             weight.data += noise * weight.std() * torch.randn(weight.shape, generator=generator)
-    return twin.requires_grad_(False)
+    return twin.eval().requires_grad_(False)
 
 
 class PlantedDrafter(Drafter):
@@ -206,9 +206,9 @@ def off(one: Tensor, other: Tensor) -> float:
 def rounding_of(lm: CausalLM, precision: str, prompt: Sequence[int], length: int) -> Rounding:
     """Measured over a greedy answer, drafted by itself so that nothing is refused; bounded by the number format's own.
 
-    WrongError where passes lie further apart than that. A format that is not known is bounded as bfloat16.
+    WrongError where passes lie further apart than that.
     """
-    moved_most, tie = ROUNDING.get(precision, ROUNDING["bfloat16"])
+    moved_most, tie = ROUNDING[precision]
     row, alone, session = [*prompt], [], lm.open([[*prompt]])
     for _ in range(length):
         alone.append(session.score([row], Draft.empty(1))[0, 0].float())
@@ -392,18 +392,23 @@ def proved(
     makers: Mapping[str, Make],
     counting: Mapping[str, Drafter],
     amount: Amount,
-    bound: str = "",
+    rounded: CausalLM | None = None,
 ) -> Checks:
-    """The checks of one number format; `targets`: one for texts, one of few ids for counting."""
+    """The checks of one number format; `targets`: one for texts, one of few ids for counting.
+
+    `rounded`: where the format's rounding is not known, the target in bfloat16, whose rounding is allowed too.
+    """
     (target, few), chance = targets, random.Random(7)
     prompts = [[chance.randrange(target.vocab_size) for _ in range(9)] for _ in range(amount.texts)]
     roundings: list[Rounding] = []
 
     def widths() -> Found:
-        roundings.append(rounding_of(target, bound or precision, prompts[0], amount.length))
+        named = [(target, "bfloat16"), (rounded, "bfloat16")] if rounded is not None else [(target, precision)]
+        each = [rounding_of(lm, name, prompts[0], 2 * amount.length) for lm, name in named]
+        roundings.append(max(each, key=lambda one: one.most))
         most = roundings[0].most
-        told = f"logits within {roundings[0].apart:.1g}, so {most:.1g} is put down to rounding"
-        return told, {"apart": roundings[0].apart, "most": most}
+        told = f"logits within {each[0].apart:.1g}, so {most:.1g} is put down to rounding"
+        return told, {"apart": each[0].apart, "most": most}
 
     def rounding() -> Rounding:
         if not roundings:

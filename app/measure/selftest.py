@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
 from app.lanes.answers import Answer, parting, run_lane
@@ -43,10 +43,11 @@ from app.measure.proofs import (
     make_drafter,
     make_target,
     noisy,
+    placed,
     proved,
     surviving,
 )
-from app.prompts.questions import conversation, prompt_ids
+from app.prompts.questions import BUILT_IN, conversation, prompt_ids
 from app.screen.output import LoadProgress, print_table, screen, small_table
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
@@ -59,7 +60,7 @@ from sampling.models.causal import CausalLM
 from sampling.models.network import network_of
 from sampling.sampler import KeyedSampler
 from sampling.stats.metrics import Meter
-from sampling.stats.summary import Stats
+from sampling.stats.summary import Stats, merge
 from sampling.types import Drafter, FixedPace, Hidden, KVCache, Limits, Network
 from utils.catalogue.specs import spec_from_argument
 from utils.errors import UserError
@@ -75,7 +76,6 @@ from utils.progress import INTERRUPTED, Cancelled, Progress, never, silent
 from utils.timing import Stopwatch
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-QUESTION = "Write a short story about a river."
 ROWS, GAMMAS = range(1, 10), range(1, 9)
 HEADS = ("glide", "eagle")
 SCALES = ((1, 32), (1, 16), (1, 8), (2, 16), (2, 8), (4, 8), (8, 4), (32, 2))
@@ -85,6 +85,7 @@ ALIKE = {"int8": 0.99, "nf4": 0.9}  # least cosine of quantised logits with the 
 PATIENCE = 240.0  # seconds for two processes
 
 State = Literal["ok", "failed", "skipped"]
+Loaded = tuple[CausalLM, CausalLM, CausalLM]  # a quantised target, a drafter, the target in bfloat16
 
 
 class SkippedError(Exception):
@@ -93,17 +94,17 @@ class SkippedError(Exception):
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is done: of proofs; tokens of the pair's answer, how often; of planted answers; seconds of passes."""
+    """How much is done: of proofs; answers of the pair and their tokens; tokens of planted ones; seconds of passes."""
 
     amount: Amount
-    answer: int
-    repeats: int
+    answers: int
+    length: int
     planted: int
     seconds: float
 
 
-WHOLE = Extent(Amount(), 64, 3, 64, 30.0)
-QUICK = Extent(Amount(2, 24, 1500), 24, 1, 24, 2.0)
+WHOLE = Extent(Amount(), 8, 64, 64, 30.0)
+QUICK = Extent(Amount(2, 24, 1500), 1, 24, 24, 2.0)
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ def quantized(place: Place) -> Checks:
 
 
 def _quantized(kind: str, place: Place) -> Checks:
-    found: dict[int, tuple[CausalLM, CausalLM]] = {}
+    found: dict[int, Loaded] = {}
 
     def load() -> Found:
         if place.device.type not in ("cpu", "cuda"):
@@ -222,30 +223,37 @@ def _quantized(kind: str, place: Place) -> Checks:
 
     yield f"{kind}: loading", load
     if len(found) == 2:
-        (target, drafter), (few, guess) = found.values()
+        # On a CPU the products of 4 bits are made in bfloat16, whatever the format of what goes in and out.
+        (target, drafter, rounded), (few, guess, _) = found.values()
         makers = {"model chain": lambda script: ModelDrafter(drafter)}
         counting = {"token by token": ModelDrafter(guess)}
-        yield from proved(kind, (target, few), makers, counting, place.extent.amount, "bfloat16")
+        yield from proved(kind, (target, few), makers, counting, place.extent.amount, rounded)
 
 
-def _in_few_bits(kind: str, vocab: int, place: Place, found: dict[int, tuple[CausalLM, CausalLM]]) -> float:
-    """Load a random target in `kind`, note it with a drafter; how like the unrounded one's its logits are."""
+def _in_few_bits(kind: str, vocab: int, place: Place, found: dict[int, Loaded]) -> float:
+    """Load a random target in `kind`, note it in `found`; how like the unrounded one's its logits are."""
     shape: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2}
     dense = make_target(vocab, 11, **shape)
     with tempfile.TemporaryDirectory() as folder:
-        dense.save_pretrained(folder)
+        save(dense, folder)
         spec, given = spec_from_argument(folder), load_options(place.options.changed(dtype="auto"))
         loaded = load_model(spec, Path(folder), given, str(place.device), kind, silent, never)
-    like = loaded.dtype
-    found[vocab] = CausalLM(loaded.model), CausalLM(noisy(dense, 0.1).to(place.device, like), "drafter")
+    guess, rounded = (placed(noisy(dense, noise), place.device, torch.bfloat16) for noise in (0.1, 0.0))
+    found[vocab] = CausalLM(loaded.model), CausalLM(guess, "drafter"), CausalLM(rounded)
     ids = torch.arange(24)[None] % vocab
     with torch.inference_mode():
         theirs, ours = dense(ids).logits, loaded.model(ids.to(place.device)).logits.float().cpu()
     return float(F.cosine_similarity(theirs.flatten(), ours.flatten(), dim=0))
 
 
+def save(model: Any, folder: str) -> None:
+    """The files that loading reads; transformers' own saving shows its progress."""
+    model.config.save_pretrained(folder)
+    save_file(model.state_dict(), Path(folder) / "model.safetensors", metadata={"format": "pt"})
+
+
 def pair(place: Place) -> Checks:
-    """The pair that the options name (else the default one): one answer, plain and with drafts."""
+    """The pair that the options name (else the default one): short answers, plain and with drafts."""
     spec, given = choose_pair(place.options), load_options(place.options)
     if not (place.options.target or place.options.drafter or place.options.pair):
         try:
@@ -253,34 +261,35 @@ def pair(place: Place) -> Checks:
         except UserError as error:
             raise SkippedError(f"{spec.target.name} is not here: {error}") from error
     engine = PairEngine(load_pair(spec, given, place.progress, place.interrupted))
-    limit = {"max_new_tokens": place.extent.answer, "temperature": 0}
+    limit = {"max_new_tokens": place.extent.length, "temperature": 0}
     settings = place.settings.changed(**{**spec.defaults, **limit})
-    ids, text = prompt_ids(engine, QUESTION, settings), conversation(engine, settings).text
+    text = conversation(engine, settings).text
+    prompts = [one.turns[0] for one in BUILT_IN[:: -(-len(BUILT_IN) // place.extent.answers)]]
     answers: dict[str, list[Answer]] = {"ar": [], "spec": []}
 
     def identity() -> Found:
-        for turn in range(place.extent.repeats + 1):
+        for turn, prompt in enumerate([prompts[0], *prompts]):
+            ids = prompt_ids(engine, prompt, settings)
             for method, said in answers.items():
                 engine.forget()
                 lane = engine.lane(method, settings)
                 one = run_lane(lane, ids, text, interrupt=place.interrupted, terms=terms_of(lane, engine))
                 said += [one] if turn else []  # the first is a warm-up
-        plain = answers["ar"][0]
-        apart = [found for one in answers["spec"] if (found := parting(plain, one)) is not None]
-        for found in apart:
-            told = f"token {found.position + 1}{gap_text(found.gap, plain.terms.precision, engine.invariant)}"
-            if found.kind != "near tie":
-                raise WrongError(f"with drafts the answer differs at {told}")
-        same = "the same" if not apart else "the same up to a near tie"
-        return f"{spec.name}: {len(plain.ids)} tokens, {same} with drafts", {"ids": plain.ids}
+        tied = 0
+        for number, (plain, drafted) in enumerate(zip(answers["ar"], answers["spec"], strict=True), start=1):
+            if (found := parting(plain, drafted)) is not None:
+                if found.kind != "near tie":
+                    gap = gap_text(found.gap, plain.terms.precision, engine.invariant)
+                    raise WrongError(f"with drafts answer {number} differs at token {found.position + 1}{gap}")
+                tied += 1
+        count, tokens = len(prompts), sum(len(one.ids) for one in answers["ar"])
+        same = "all the same" if not tied else f"{tied} of them part at a near tie"
+        return f"{count} answers of {tokens} tokens in all, {same}", {"ids": [one.ids for one in answers["ar"]]}
 
     def speed() -> Found:
-        if not answers["spec"]:
+        rates = {method: _rate(merge([one.stats for one in said])) for method, said in answers.items() if said}
+        if len(rates) < 2:
             raise WrongError("there is no answer to measure")
-        rates = {
-            method: statistics.median(one.stats.predicted_per_second or 0.0 for one in said)
-            for method, said in answers.items()
-        }
         ratio = rates["spec"] / rates["ar"]
         told = f"{rates['ar']:.1f} tokens/s plain, {rates['spec']:.1f} with drafts: {ratio:.2f}x"
         return told, {"plain": rates["ar"], "drafts": rates["spec"], "ratio": ratio}
@@ -425,7 +434,8 @@ def shaped(scale: tuple[int, int], device: torch.device, dtype: torch.dtype) -> 
     )
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
-        model: Any = LlamaForCausalLM._from_config(config, dtype=dtype)
+        family: Any = LlamaForCausalLM
+        model: Any = family._from_config(config, dtype=dtype)
     model = model.eval().requires_grad_(False)
     if device.type == "cpu" and dtype == torch.float32:
         pack(model)
@@ -470,7 +480,7 @@ def shared(device: str) -> Found:
     """A random target says under torchrun, in two parts, what it says in one."""
     with tempfile.TemporaryDirectory() as folder:
         model = make_target(256, 11, num_attention_heads=4, num_key_value_heads=2)
-        model.save_pretrained(folder)
+        save(model, folder)
         _tokenizer().save_pretrained(folder)
         words = ["run", "tell me", "--target", folder, "--drafter", "ngram", "--compare", "ar,spec", "--gamma", "4"]
         words += ["--device", device, "--dtype", "float32", "--max-new-tokens", "24", "--json", "--quiet"]

@@ -20,7 +20,7 @@ from app.measure.proofs import Amount, Checks, Found, WrongError
 from app.measure.selftest import QUICK, Check, Place, SkippedError, run_parts
 from app.settings.table import ModelOptions, Settings
 from sampling.models.cache import Buffer
-from sampling.models.causal import CausalLM
+from sampling.models.causal import CausalSession
 from sampling.types import Draft, Rows, Rule, Sampler, Verdict
 from tests.support.reference import chi_square_p
 from tests.support.tiny import tiny_pair
@@ -97,10 +97,8 @@ def test_a_default_target_that_is_not_here_is_skipped(tmp_path: Path, monkeypatc
 def test_without_bitsandbytes_its_checks_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest.importlib.util, "find_spec", lambda name: None)
     checks = run_parts({"quantized": selftest.quantized}, place())
-    assert [(check.name, check.state) for check in checks] == [
-        ("int8: loading", "skipped"),
-        ("nf4: loading", "skipped"),
-    ]
+    states = [(check.name, check.state) for check in checks]
+    assert states == [("int8: loading", "skipped"), ("nf4: loading", "skipped")]
 
 
 # -- faults put in on purpose -----------------------------------------------------------------------
@@ -160,17 +158,12 @@ def test_logits_that_are_no_numbers_are_no_rounding(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_network_whose_wide_passes_are_wrong_cannot_hide_behind_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = CausalLM.open
+    real = CausalSession.cut
 
-    def opened(self: CausalLM, *rows: Any, **more: Any) -> Any:
-        session = real(self, *rows, **more)
-        score = session.score_short
-        monkeypatch.setattr(
-            session, "score_short", lambda rows, draft: score(rows, draft) + 0.1 * draft.tokens.shape[1]
-        )
-        return session
+    def cut(self: CausalSession, logits: torch.Tensor) -> torch.Tensor:
+        return real(self, logits) + 0.1 * (logits.shape[1] > 1) * torch.arange(logits.shape[-1])
 
-    monkeypatch.setattr(CausalLM, "open", opened)
+    monkeypatch.setattr(CausalSession, "cut", cut)
     found = core()["passes of different width"]
     assert (found.state, "float32 allows" in found.text) == ("failed", True)
 
@@ -242,7 +235,7 @@ def test_an_interrupt_ends_it_behind_the_check_that_ran() -> None:
 
 
 def test_the_chi_square_is_that_of_scipy() -> None:
-    law = {token: p for token, p in enumerate((0.4, 0.3, 0.2, 0.0996, 0.0002, 0.0002))}
+    law = dict(enumerate((0.4, 0.3, 0.2, 0.0996, 0.0002, 0.0002)))
     for counts in ({0: 400, 1: 300, 2: 200, 3: 100}, {0: 450, 1: 290, 2: 170, 3: 89, 4: 1}, {0: 1000}):
         assert proofs.chi_square_p(counts, law) == pytest.approx(chi_square_p(counts, law), abs=1e-9)
     assert proofs.chi_square_p({0: 400, 9: 600}, law) == 0
