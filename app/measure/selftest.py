@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor
 
 from app.lanes.answers import Answer, parting, run_lane
@@ -235,7 +234,7 @@ def _in_few_bits(kind: str, vocab: int, place: Place, found: dict[int, Loaded]) 
     shape: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2}
     dense = make_target(vocab, 11, **shape)
     with tempfile.TemporaryDirectory() as folder:
-        save(dense, folder)
+        dense.save_pretrained(folder)
         spec, given = spec_from_argument(folder), load_options(place.options.changed(dtype="auto"))
         loaded = load_model(spec, Path(folder), given, str(place.device), kind, silent, never)
     guess, rounded = (placed(noisy(dense, noise), place.device, torch.bfloat16) for noise in (0.1, 0.0))
@@ -244,12 +243,6 @@ def _in_few_bits(kind: str, vocab: int, place: Place, found: dict[int, Loaded]) 
     with torch.inference_mode():
         theirs, ours = dense(ids).logits, loaded.model(ids.to(place.device)).logits.float().cpu()
     return float(F.cosine_similarity(theirs.flatten(), ours.flatten(), dim=0))
-
-
-def save(model: Any, folder: str) -> None:
-    """The files that loading reads; transformers' own saving shows its progress."""
-    model.config.save_pretrained(folder)
-    save_file(model.state_dict(), Path(folder) / "model.safetensors", metadata={"format": "pt"})
 
 
 def pair(place: Place) -> Checks:
@@ -480,7 +473,7 @@ def shared(device: str) -> Found:
     """A random target says under torchrun, in two parts, what it says in one."""
     with tempfile.TemporaryDirectory() as folder:
         model = make_target(256, 11, num_attention_heads=4, num_key_value_heads=2)
-        save(model, folder)
+        model.save_pretrained(folder)
         _tokenizer().save_pretrained(folder)
         words = ["run", "tell me", "--target", folder, "--drafter", "ngram", "--compare", "ar,spec", "--gamma", "4"]
         words += ["--device", device, "--dtype", "float32", "--max-new-tokens", "24", "--json", "--quiet"]

@@ -55,6 +55,7 @@ def test_a_run_on_the_cpu_proves_measures_and_writes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion
 ) -> None:
     pair, out = tiny_pair(tmp_path / "pair", stop=False), tmp_path / "made" / "here"
+    capsys.readouterr()
     code = main(["selftest", "--quick", "--quiet", *pair.flags(), "--out", str(out)])
     said = capsys.readouterr()
     report = json.loads((out / "selftest.json").read_text())
