@@ -160,12 +160,17 @@ def noisy(model: Any, noise: float, seed: int = 1) -> Any:
 
 
 class PlantedDrafter(Drafter):
-    """Another drafter's chains for one row, its passes included, with drafts of known fate in their place: at a `share`
-    of all positions it says what `script` (prompt and answer) says there, at the others not.
+    """Drafts of known fate for one row, in the place of another drafter's, whose passes are run: at a `share` of all
+    positions they say what `script` (prompt and answer) says there, at the others not.
+
+    `branching`: before each stands a sibling that is wrong, so that accepted nodes never lie side by side.
     """
 
-    def __init__(self, inner: Drafter, script: Sequence[int], share: float, vocab_size: int) -> None:
+    def __init__(
+        self, inner: Drafter, script: Sequence[int], share: float, vocab_size: int, *, branching: bool = False
+    ) -> None:
         self.inner, self.script, self.share, self.vocab_size = inner, script, share, vocab_size
+        self.branching = branching
         self.traits = replace(inner.traits, rule=Rule.POINT, tree=None)
 
     @property
@@ -176,11 +181,14 @@ class PlantedDrafter(Drafter):
         self.inner.start(prompt, target, verifier)
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        draft = self.inner.propose(rows, budget, sampler)
-        start = len(rows[0])
-        script = enumerate(self.script[start : start + draft.tokens.shape[1]], start)
-        planted = [(token + (random.Random(at).random() >= self.share)) % self.vocab_size for at, token in script]
-        return Draft(torch.tensor([planted], dtype=torch.long), calls=draft.calls)
+        calls, start = self.inner.propose(rows, budget, sampler).calls, len(rows[0])
+        script = enumerate(self.script[start : start + budget.depth[0]], start)
+        said = [(token + (random.Random(at).random() >= self.share)) % self.vocab_size for at, token in script]
+        if not self.branching:
+            return Draft(torch.tensor([said], dtype=torch.long), calls=calls)
+        tree = [node for token in said for node in ((token + 2) % self.vocab_size, token)]
+        parents = [2 * depth - 1 for depth in range(len(said)) for _ in range(2)]
+        return Draft(torch.tensor([tree], dtype=torch.long), parents=torch.tensor(parents), calls=calls)
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         self.inner.observe(rows, draft, verdict)
@@ -272,11 +280,11 @@ def identical(
                 continue
             if at >= min(len(plain), len(said)):
                 raise WrongError(f"{mode}: the text ends after {len(said)} tokens, plain decoding's after {len(plain)}")
-            gap = gap_of(lm, [*prompt, *plain[:at]], plain[at], said[at], sampler)
-            if gap > rounding.most:
+            gap = abs(gap_of(lm, [*prompt, *plain[:at]], plain[at], said[at], sampler))
+            if not gap <= rounding.most:
                 raise WrongError(
-                    f"{mode}: the text leaves plain decoding's at token {at + 1}, for one {gap:.2g} below the "
-                    f"target's own (rounding explains {rounding.most:.1g})"
+                    f"{mode}: the text leaves plain decoding's at token {at + 1}, for one {gap:.2g} away from it "
+                    f"(rounding explains {rounding.most:.1g})"
                 )
             tied += 1
     count = len(samplers) * len(prompts)
@@ -376,6 +384,9 @@ def core(device: torch.device, dtype: torch.dtype, amount: Amount) -> Checks:
         {
             "model chain": lambda script: ModelDrafter(drafting[0]),
             "table tree": lambda script: TableTreeDrafter(recall=True, shared_noise=True),
+            "branching tree": lambda script: PlantedDrafter(
+                NoDrafter(), script, SHARE, target.vocab_size, branching=True
+            ),
             "feature head": lambda script: PlantedDrafter(make_drafter(head), script, SHARE, target.vocab_size),
         },
         {

@@ -79,8 +79,8 @@ ROWS, GAMMAS = range(1, 10), range(1, 9)
 HEADS = ("glide", "eagle")
 SCALES = ((1, 32), (1, 16), (1, 8), (2, 16), (2, 8), (4, 8), (8, 4), (32, 2))
 """(divisor of a 7B model's widths and vocabulary, layers): the first that memory and time hold is measured."""
-FOUGHT = 0.6  # of the free memory is taken at most, with half as much again for heads, caches and packing
-ALIKE = {"int8": 0.99, "nf4": 0.9}  # least cosine of quantised logits with the target's own
+TAKEN = 0.6  # of the free memory is taken at most, with half as much again for heads, caches and packing
+ALIKE = {"int8": 0.99, "nf4": 0.85}  # least cosine of quantised logits with the target's own
 PATIENCE = 240.0  # seconds for two processes
 
 State = Literal["ok", "failed", "skipped"]
@@ -405,7 +405,7 @@ def scale_of(device: torch.device, dtype: torch.dtype, bandwidth: float, extent:
     passing = 6 * len(ROWS) + (1 + len(HEADS) * len(GAMMAS) / 2) * extent.planted
     for scale in SCALES:
         needed = weights(scale) * dtype.itemsize
-        if 1.5 * needed <= FOUGHT * free and passing * needed / bandwidth <= extent.seconds:
+        if 1.5 * needed <= TAKEN * free and passing * needed / bandwidth <= extent.seconds:
             return scale
     return SCALES[-1]
 

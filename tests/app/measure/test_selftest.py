@@ -14,6 +14,7 @@ import torch
 from syrupy.assertion import SnapshotAssertion
 
 import sampling.loop
+import sampling.verify.rules
 from app.command_line.main import main
 from app.measure import proofs, selftest
 from app.measure.proofs import Amount, Checks, Found, WrongError
@@ -108,7 +109,7 @@ def test_without_bitsandbytes_its_checks_are_skipped(monkeypatch: pytest.MonkeyP
 def accepts_one_more(
     logits: torch.Tensor, draft: Draft, rows: Rows, keys: torch.Tensor, sampler: Sampler, rule: Rule
 ) -> Verdict:
-    """A wrong rule: of a chain the first refused draft is taken all the same."""
+    """Of a chain the first refused draft is taken all the same."""
     verdict = real_verify(logits, draft, rows, keys, sampler, rule)
     if draft.parents is not None or not draft.tokens.shape[1]:
         return verdict
@@ -119,24 +120,56 @@ def accepts_one_more(
     return replace(verdict, path=path)
 
 
-def test_a_wrong_acceptance_rule_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling.loop, "verify", accepts_one_more)
+def cropped_only(self: Buffer, moves: torch.Tensor, length: int) -> None:
+    """What a tree's accepted nodes have left in the cache stays where it was."""
+    self.crop(length)
+
+
+CHAINS = ("identity, model chain", "identity, feature head")
+FAULTS: dict[str, tuple[Any, str, Any, dict[str, str]]] = {  # where, what, what instead, which checks say what
+    "a wrong acceptance rule": (
+        sampling.loop,
+        "verify",
+        accepts_one_more,
+        {
+            **dict.fromkeys(CHAINS, r"the text leaves plain decoding's at token \d+"),
+            **dict.fromkeys(("counting, token by token", "counting, block"), "sampled text has not the target's law"),
+        },
+    ),
+    "a refusal answered by a draw from the whole distribution": (
+        sampling.verify.rules,
+        "residual",
+        lambda p, q: p,
+        {"counting, token by token": "sampled text has not the target's law"},
+    ),
+    "a cache that is not rolled back": (
+        Buffer,
+        "crop",
+        lambda self, length: None,
+        {"cache audit": r"after \d+ rounds logits are .* off those of a fresh cache"},
+    ),
+    "a tree whose path is not moved together": (
+        Buffer,
+        "shift",
+        cropped_only,
+        {
+            "identity, branching tree": r"the text leaves plain decoding's at token \d+",
+            "cache audit": r"after \d+ rounds logits are .* off those of a fresh cache",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_put_in_on_purpose_is_found_and_named(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, name, instead, named = FAULTS[fault]
+    monkeypatch.setattr(where, name, instead)
     for precision in (FLOAT32, torch.bfloat16):
         found = core(precision)
-        states = {name: check.state for name, check in found.items()}
-        assert states["passes of different width"] == "ok"
-        for name in ("identity, model chain", "identity, feature head", "counting, token by token", "counting, block"):
-            assert states[name] == "failed", name
-        assert "the text leaves plain decoding's at token " in found["identity, model chain"].text
-        assert "sampled text has not the target's law" in found["counting, token by token"].text
-
-
-def test_a_cache_that_is_not_rolled_back_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Buffer, "crop", lambda self, length: None)
-    found = core()
-    assert found["passes of different width"].state == "ok"
-    assert found["cache audit"].state == "failed"
-    assert re.search(r"after \d+ rounds logits are .* off those of a fresh cache", found["cache audit"].text)
+        assert found["passes of different width"].state == "ok"
+        for check, said in named.items():
+            assert found[check].state == "failed", (check, found[check].text)
+            assert re.search(said, found[check].text)
 
 
 def test_drafts_that_share_one_fate_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,3 +287,9 @@ def test_the_scale_is_the_largest_that_memory_and_time_hold(monkeypatch: pytest.
     assert scale(30e9, 3e12) == (1, 16)
     assert scale(80e9, 20e9)[0] > 1
     assert scale(1e6, 20e9) == selftest.SCALES[-1]
+
+
+def test_two_processes_say_what_one_does() -> None:
+    told, figures = selftest.shared("cpu")
+    assert told == "48 tokens, the same as in one process"
+    assert len(set(map(tuple, figures["ids"].values()))) == 1
