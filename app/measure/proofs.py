@@ -89,7 +89,7 @@ def make_target(vocab: int = 40, seed: int = 0, dtype: torch.dtype = torch.float
         "max_position_embeddings": 256,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
     }
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         model: Any = LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
     enliven(model, seed)
     return model.eval().to(dtype).requires_grad_(False)
@@ -123,7 +123,7 @@ def make_student(
     if kind == "eagle":
         sizes |= {"reads": (0, 1, 2), "wide": True}
     ids = None if short is None else torch.tensor(short)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         student = DraftHead(DraftHeadConfig(**(sizes | changes)), ids)
     enliven(student, seed)
     student.adopt(ids, target_rotary(target))
@@ -149,7 +149,7 @@ def placed(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 def noisy(model: Any, noise: float, seed: int = 1) -> Any:
     """A copy with Gaussian noise of `noise` × each matrix's own spread: it agrees often, not always."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         twin: Any = LlamaForCausalLM(model.config)
     twin.load_state_dict(model.state_dict())
     generator = torch.Generator().manual_seed(seed)
@@ -378,16 +378,15 @@ def core(device: torch.device, dtype: torch.dtype, amount: Amount) -> Checks:
     head = moved(make_student("feature", dense), device, dtype, dense)
     drafting = [CausalLM(placed(noisy(model, 0.1), device, dtype), "drafter") for model in (dense, small)]
     target, few = (CausalLM(placed(model, device, dtype)) for model in (dense, small))
+    ids = target.vocab_size
     yield from proved(
         precision,
         (target, few),
         {
             "model chain": lambda script: ModelDrafter(drafting[0]),
             "table tree": lambda script: TableTreeDrafter(recall=True, shared_noise=True),
-            "branching tree": lambda script: PlantedDrafter(
-                NoDrafter(), script, SHARE, target.vocab_size, branching=True
-            ),
-            "feature head": lambda script: PlantedDrafter(make_drafter(head), script, SHARE, target.vocab_size),
+            "branching tree": lambda script: PlantedDrafter(NoDrafter(), script, SHARE, ids, branching=True),
+            "feature head": lambda script: PlantedDrafter(make_drafter(head), script, SHARE, ids),
         },
         {
             "token by token": ModelDrafter(drafting[1]),

@@ -14,7 +14,8 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -257,17 +258,17 @@ def pair(place: Place) -> Checks:
     limit = {"max_new_tokens": place.extent.length, "temperature": 0}
     settings = place.settings.changed(**{**spec.defaults, **limit})
     text = conversation(engine, settings).text
-    prompts = [one.turns[0] for one in BUILT_IN[:: -(-len(BUILT_IN) // place.extent.answers)]]
+    every = len(BUILT_IN) // (place.extent.answers + 1)
+    warm_up, *prompts = [one.turns[0] for one in BUILT_IN[::every][: place.extent.answers + 1]]
     answers: dict[str, list[Answer]] = {"ar": [], "spec": []}
 
     def identity() -> Found:
-        for turn, prompt in enumerate([prompts[0], *prompts]):
+        for prompt in (warm_up, *prompts):
             ids = prompt_ids(engine, prompt, settings)
             for method, said in answers.items():
-                engine.forget()
                 lane = engine.lane(method, settings)
                 one = run_lane(lane, ids, text, interrupt=place.interrupted, terms=terms_of(lane, engine))
-                said += [one] if turn else []  # the first is a warm-up
+                said += [] if prompt is warm_up else [one]
         tied = 0
         for number, (plain, drafted) in enumerate(zip(answers["ar"], answers["spec"], strict=True), start=1):
             if (found := parting(plain, drafted)) is not None:
@@ -410,6 +411,14 @@ def scale_of(device: torch.device, dtype: torch.dtype, bandwidth: float, extent:
     return SCALES[-1]
 
 
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """What is made inside lies on the device; its noise is the seed's alone."""
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]), device:
+        torch.manual_seed(seed)
+        yield
+
+
 def shaped(scale: tuple[int, int], device: torch.device, dtype: torch.dtype) -> Any:
     """The random target, as the console would run it: packed on the CPU."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -425,8 +434,7 @@ def shaped(scale: tuple[int, int], device: torch.device, dtype: torch.dtype) -> 
         max_position_embeddings=4096,
         tie_word_embeddings=False,
     )
-    with torch.random.fork_rng(), torch.device(device):
-        torch.manual_seed(0)
+    with seeded(0, device):
         family: Any = LlamaForCausalLM
         model: Any = family._from_config(config, dtype=dtype)
     model = model.eval().requires_grad_(False)
@@ -454,8 +462,7 @@ def head_of(kind: str, model: Any, device: torch.device, dtype: torch.dtype) -> 
         max_position_embeddings=large.max_position_embeddings,
         reads=(-1,) if kind == "eagle" else (),
     )
-    with torch.random.fork_rng(), torch.device(device):
-        torch.manual_seed(1)
+    with seeded(1, device):
         head = DraftHead(config)
     head.adopt(None, target_rotary(model))
     return moved(head.eval().requires_grad_(False), device, dtype, model)

@@ -27,7 +27,7 @@ from tests.support.reference import chi_square_p
 from tests.support.tiny import tiny_pair
 
 CPU, FLOAT32 = torch.device("cpu"), torch.float32
-SMALL = Amount(2, 24, 1500)
+SMALL = Amount(2, 24, 1000)
 real_verify = sampling.loop.verify
 
 
@@ -53,8 +53,12 @@ def masked(page: str) -> str:
 
 
 def test_a_run_on_the_cpu_proves_measures_and_writes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    snapshot: SnapshotAssertion,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(selftest, "QUICK", replace(QUICK, amount=SMALL))
     pair, out = tiny_pair(tmp_path / "pair", stop=False), tmp_path / "made" / "here"
     capsys.readouterr()
     code = main(["selftest", "--quick", "--quiet", *pair.flags(), "--out", str(out)])
