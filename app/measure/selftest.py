@@ -94,7 +94,7 @@ class SkippedError(Exception):
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is done: of proofs; answers of the pair, how often, of what length; of planted ones; seconds of passes."""
+    """How much is done: of proofs; answers of the pair, how often, how long; of planted ones; seconds of passes."""
 
     amount: Amount
     answers: int
