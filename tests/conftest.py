@@ -34,6 +34,7 @@ SLOWEST_FIRST = (
     "sampling/test_docs_library.py",
     "sampling/verify/test_negative_controls.py",
     "sampling/models/test_encoder_decoder.py",
+    "app/measure/test_selftest.py",
     "app/measure/test_check.py",
     "app/command_line/test_run.py",
     "utils/loading/test_quantization.py",

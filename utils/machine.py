@@ -12,11 +12,16 @@ from typing import Any
 
 
 def machine(loaded: Any) -> dict[str, Any]:
-    """The facts a figure needs beside it to be quoted."""
+    """The facts a figure of a loaded pair needs beside it to be quoted."""
+    target = loaded.target
+    return {**facts(target.device), "dtype": target.dtype_text, "quantization": target.quantization}
+
+
+def facts(device: Any) -> dict[str, Any]:
+    """Those that hold of everything measured on a torch.device now."""
     import torch
     import transformers
 
-    device = loaded.target.device
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -28,8 +33,6 @@ def machine(loaded: Any) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "dtype": loaded.target.dtype_text,
-        "quantization": loaded.target.quantization,
     }
 
 

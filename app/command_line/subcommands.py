@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from app.bench.options import BENCH_FIELDS, REPORT_FIELDS, bench_args, report_args
 from app.distill.options import DISTILL_FIELDS, TABLES_FIELDS, WRITE_FIELDS, distill_args, tables_args, write_args
-from app.measure.options import LATENCY_FIELDS, PLAN_FIELDS, latency_args, plan_args
+from app.measure.options import LATENCY_FIELDS, PLAN_FIELDS, SELFTEST_FIELDS, latency_args, plan_args, selftest_args
 from app.replay.options import DEMO_FIELDS, REPLAY_FIELDS, demo_args, replay_args
 from app.settings.table import CASCADE, MODELS, NGRAM, Field
 from app.simulate.options import RECORD_FIELDS, SIMULATE_FIELDS, record_args, simulate_args
@@ -194,6 +194,14 @@ COMMANDS: Mapping[str, SubCommand] = {
         level="models",
         word=_NAME,
         switches={"speed": "also time passes over 1 to 16 tokens"},
+    ),
+    "selftest": SubCommand(
+        "selftest [--device D] [--quick] [options]",
+        "prove and measure this machine; one page comes out",
+        "app.measure.selftest:run_selftest",
+        SELFTEST_FIELDS,
+        selftest_args,
+        "models",
     ),
 }
 OWN_FIELDS: Mapping[str, Mapping[str, Field]] = {name: one.fields for name, one in COMMANDS.items() if one.fields}

@@ -1,16 +1,18 @@
-"""What `plan` and `latency` take on the command line beside the models. No torch, no models."""
+"""What `plan`, `latency` and `selftest` take on the command line beside the models. No torch, no models."""
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.settings.table import Field, arguments
-from app.settings.types import METHODS, Names, Number, NumberList, PassSeconds, Text, Whole, WholeList
+from app.settings.types import METHODS, Names, Number, NumberList, PassSeconds, Switch, Text, Whole, WholeList
 from utils.errors import UsageError
 
-_PLAN, _LATENCY = "plan", "latency"
+_PLAN, _LATENCY, _SELFTEST = "plan", "latency", "selftest"
+PARTS = ("proofs", "quantized", "pair", "passes", "processes")
 _HUGE = Number(0, 1e30, without_low=True)
 _SIZES = NumberList(0, 1e15, without_low=True)
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -44,6 +46,14 @@ LATENCY_FIELDS: Mapping[str, Field] = {
         Field("out", Text("F.json", "a file", optional=True), None, "write every figure here", _LATENCY),
     )
 }
+SELFTEST_FIELDS: Mapping[str, Field] = {
+    field.name: field
+    for field in (
+        Field("parts", Names(PARTS), PARTS, "what to prove and measure", _SELFTEST),
+        Field("quick", Switch(), False, "do a fraction of it", _SELFTEST),
+        Field("out", Text("DIR", "a folder"), "selftest", "for selftest.json and selftest.md", _SELFTEST),
+    )
+}
 
 
 def plan_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
@@ -73,3 +83,8 @@ def plan_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
 def latency_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
     """What was given or is the default; UsageError in one line."""
     return arguments(LATENCY_FIELDS, given)
+
+
+def selftest_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
+    """What was given or is the default, and the `command` itself; UsageError in one line."""
+    return arguments(SELFTEST_FIELDS, given, command=shlex.join(["python", "infer.py", *words]))

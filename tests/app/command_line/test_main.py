@@ -193,7 +193,7 @@ USAGE_ERRORS = [
     (
         ["What is a river?"],
         "error: unknown sub-command 'What is a river?': have chat, run, bench, report, record, "
-        "simulate, plan, latency, write, tables, distill, replay, demo, pairs, check; "
+        "simulate, plan, latency, write, tables, distill, replay, demo, pairs, check, selftest; "
         "one answer: python infer.py run PROMPT",
     ),
     (["--gamma", "4", "run", "hi"], "error: the sub-command comes first: python infer.py run …"),

@@ -132,7 +132,7 @@ FILES = {
     ),
     "reference": Output(renewed, rereads=True),
 }
-FOLDERS = ("distill --out", "distill --features", "distill --export")
+FOLDERS = ("distill --out", "distill --features", "distill --export", "selftest --out")
 READ = {
     *("--models", "--target", "--drafter", "--tables", "--data-dir", "/load FILE", "/prompts FILE|NAME"),
     *("bench --prompts", "bench --ids", "record --prompts", "record --ids", "simulate --prompts", "write --prompts"),
