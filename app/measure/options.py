@@ -1,4 +1,4 @@
-"""What `plan` and `latency` take on the command line beside the models. No torch, no models."""
+"""What `plan`, `latency` and `check` take on the command line beside the models. No torch, no models."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from app.measure.elsewhere import PROGRAMS
 from app.settings.table import Field, arguments
-from app.settings.types import METHODS, Names, Number, NumberList, PassSeconds, Text, Whole, WholeList
+from app.settings.types import METHODS, Choice, Names, Number, NumberList, PassSeconds, Text, Whole, WholeList
 from utils.errors import UsageError
 
-_PLAN, _LATENCY = "plan", "latency"
+_PLAN, _LATENCY, _CHECK = "plan", "latency", "check"
 _HUGE = Number(0, 1e30, without_low=True)
 _SIZES = NumberList(0, 1e15, without_low=True)
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -45,6 +46,10 @@ LATENCY_FIELDS: Mapping[str, Field] = {
     )
 }
 
+CHECK_FIELDS: Mapping[str, Field] = {
+    "for": Field("for", Choice(tuple(PROGRAMS)), None, "also forecast, and print the command for another program", _CHECK)
+}
+
 
 def plan_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
     """What was given or is the default, and `as_json`; UsageError in one line for what does not go together.
@@ -73,3 +78,9 @@ def plan_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
 def latency_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
     """What was given or is the default; UsageError in one line."""
     return arguments(LATENCY_FIELDS, given)
+
+
+def check_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
+    """`program`: for which a command is asked, or None; `forecast`: whether the pair's speed is to be predicted."""
+    program = vars(arguments(CHECK_FIELDS, given))["for"]
+    return Namespace(program=program, forecast=program is not None or len(given.get("name") or ()) == 2)
