@@ -29,7 +29,7 @@ from utils.loading.quiet import quiet_libraries
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
     from utils.catalogue.specs import ModelSpec, PairSpec
-    from utils.loading.loaded import LoadedModel, LoadedPair
+    from utils.loading.loaded import LoadedModel, LoadedPair, LoadOptions
 
 
 _HEAD = "a head made for this very target would (infer.py distill makes one), or any causal model with its tokenizer"
@@ -92,7 +92,7 @@ def check_pair(
         for line in ["nothing drafts: the speed is plain decoding's"] if brings is None else brings.lines():
             console.print(Text(line), soft_wrap=True)
         if asked.program is not None:
-            recipe = _recipe(engine, settings, spec, brings.gamma if brings else 0)
+            recipe = _recipe(engine, settings, given, brings.gamma if brings else 0)
             console.print()
             console.print(Text(written(asked.program, recipe)), soft_wrap=True)
     return 0
@@ -118,32 +118,35 @@ def _would(error: str) -> str:
     return next((f"; {would}" for said, would in _WOULD.items() if said in error), "")
 
 
-def _recipe(engine: PairEngine, settings: Settings, spec: PairSpec, gamma: int) -> Recipe:
+def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: int) -> Recipe:
     """The pair as another program has to be told of it."""
     from sampling.drafters.draft_heads.checkpoint import load_student, read_config
 
-    loaded, way, drafter = engine.loaded, engine.loaded.drafter_kind, ""
-    if way == "none":
-        gamma = 0
+    loaded, spec = engine.loaded, engine.loaded.spec
+    way, drafter = loaded.drafter_kind, ""
     if not isinstance(spec.drafter, str):
-        drafter = _source(spec.drafter)
+        drafter = _source(spec.drafter, given)
     if way == "eagle" and "student" not in read_config(engine.drafters.folder(way)):
         head = load_student(engine.drafters.folder(way), loaded.target.model, None, None)
         way = "eagle3" if head.config.wide else "eagle1"
     return Recipe(
-        _source(spec.target),
+        _source(spec.target, given),
         way,
         gamma,
         drafter,
         translated=any(model.vocabulary is not None for model in loaded.drafting_models),
         packed=engine.invariant,
         encodes=loaded.target.encodes,
+        lookup=settings.ngram_n,
     )
 
 
-def _source(model: ModelSpec) -> str:
+def _source(model: ModelSpec, given: LoadOptions) -> str:
     """What another program loads the model by: an id, a folder or a file."""
-    return str(model.file) if model.package is not None else model.source
+    from utils.loading.sources import gguf_file
+
+    file = gguf_file(model, given, lambda stage, fraction: None, lambda: False)
+    return model.source if file is None else str(file)
 
 
 def _console(color: str) -> Console:

@@ -34,7 +34,7 @@ class Recipe:
     `target`, `drafter`: a hub id, a folder or a GGUF file. `way`: the drafter's word, of a published head `eagle1` or
     `eagle3`. `gamma`: drafts a round. `lookup`: the most tokens that are looked up. `translated`: the drafter has
     another vocabulary. `packed`: the target computes with its file's 4 to 8 bits here. `encodes`: an encoder reads the
-    prompt. `context`: tokens.
+    prompt.
     """
 
     target: str
@@ -157,7 +157,7 @@ def _llama_cpp(recipe: Recipe) -> tuple[list[str], str]:
     older = f"older builds: --draft-max {recipe.gamma} --draft-min 0 --draft-p-min 0, without --spec-type"
     words, target = [], _converted(recipe.target, notes)
     if recipe.way == "model" and recipe.translated:
-        notes.append("llama.cpp takes no such drafter for certain: another vocabulary is only spelled anew where it can")
+        notes.append("another vocabulary: llama.cpp translates its drafts as text, or refuses it")
     if recipe.way == "model":
         notes.append(older)
         words = ["-md", shlex.quote(_converted(recipe.drafter, notes)), "--spec-type draft-simple", *drafts]

@@ -31,7 +31,7 @@ SELDOM = 0.3  # share of rounds with drafts below which that is blamed
 
 @dataclass(frozen=True)
 class Forecast:
-    """`option`: c and v(n). `alpha`: accepted / examined drafts, None where nothing was drafted. `share`: of the rounds,
+    """`option`: c and v(n). `alpha`: accepted / examined drafts, None where none was drafted. `share`: of the rounds
     those that drafted. `tokens`: answered on `prompts` prompts. `own`: what a round drafts where the drafter says so.
     """
 

@@ -47,7 +47,10 @@ LATENCY_FIELDS: Mapping[str, Field] = {
 }
 
 CHECK_FIELDS: Mapping[str, Field] = {
-    "for": Field("for", Choice(tuple(PROGRAMS)), None, "also forecast, and print the command for another program", _CHECK)
+    field.name: field
+    for field in (
+        Field("for", Choice(tuple(PROGRAMS)), None, "also predict, and print the command for another program", _CHECK),
+    )
 }
 
 
