@@ -190,7 +190,7 @@ COMMANDS: Mapping[str, SubCommand] = {
     "pairs": SubCommand("pairs [options]", "list the catalogue", level="catalogue"),
     "check": SubCommand(
         "check [NAME|TARGET DRAFTER] [--for PROGRAM] [options]",
-        "say whether a pair fits, what it brings here, and how to serve it elsewhere",
+        "say whether a pair fits and what it brings, or why not",
         fields=CHECK_FIELDS,
         own=check_args,
         level="models",

@@ -22,7 +22,7 @@ from app.lanes.pairing import catalogue, choose_pair, load_options
 from app.measure.elsewhere import Recipe, written
 from app.screen.view import kernels_of
 from app.settings.table import ModelOptions, Settings
-from utils.errors import UserError
+from utils.errors import UsageError, UserError
 from utils.loading.loaded import limit_text
 from utils.loading.quiet import quiet_libraries
 
@@ -74,7 +74,10 @@ def check_pair(
             loaded = load_pair(spec, given, progress, interrupted)
             engine = PairEngine(loaded)
         except UserError as error:
-            raise type(error)(f"{error}{_would(str(error))}") if asked and asked.forecast else error from None
+            would = _would(str(error)) if asked and asked.forecast else ""
+            if not would or isinstance(error, UsageError):
+                raise
+            raise UserError(f"{error}{would}") from None
         found = [*_shared(loaded), *_translated(engine), *_memory(engine, before)]
     console = _console(settings.color)
     console.print(_models(loaded))

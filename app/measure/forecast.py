@@ -1,13 +1,14 @@
 """What a pair will bring here: predicted from c, v(n) and how many drafts are accepted on a few prompts.
 
-The costs are those of `plan`, the mathematics is sampling/stats/theory.py's. Drafts are chains and decoding is greedy.
+v(n) is timed as in `plan`; c is what a drafted token cost in the answers, where lookups miss and models catch up. The
+mathematics is sampling/stats/theory.py's. Drafts are chains and decoding is greedy.
 Knows loaded pairs, not how they are loaded; prints nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from app.lanes.answers import run_lane
@@ -15,7 +16,7 @@ from app.measure.plan import Option, measured
 from app.measure.speed import GAMMA
 from app.prompts.questions import BUILT_IN, prompt_ids, stratified
 from app.settings.table import Settings
-from sampling.stats.summary import merge
+from sampling.stats.summary import Stats, merge
 from sampling.stats.theory import break_even, efficiency
 from utils.errors import UsageError
 
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
 
 PROMPTS, TOKENS = 3, 32  # answered to count what is accepted
+WARM_UP = 8  # tokens, not counted: what is compiled or read first is no cost of drafting
 MOST = 16  # highest gamma that is thought of: passes are measured up to 17 tokens
-PAYS = 1.02  # speed-up from which on drafting is said to pay
+PAYS = 1.05  # speed-up from which on drafting is said to pay
 DEAR = 0.2  # c from which on the drafter, not its agreement, is blamed
 SELDOM = 0.3  # share of rounds with drafts below which that is blamed
 
@@ -77,13 +79,14 @@ class Forecast:
     def _why(self, even: float | None) -> str:
         """Why it does not pay, and what would."""
         c, free = self.option.c, break_even(0.0, self.option.v, MOST)
+        word = "hardly pays" if self.speedup(self.gamma) >= 1 else "does not pay"
         if free is None or free > 0.9:
-            return "it does not pay: a pass over several tokens costs nearly as many passes here, so no drafter would."
+            return f"it {word}: a pass over several tokens costs nearly as many passes here, so no drafter would."
         if even is None or c >= DEAR:
-            return f"it does not pay: a drafted token costs {c:.2g} of a pass. A cheaper drafter would: {_CHEAP}."
+            return f"it {word}: a drafted token costs {c:.2g} of a pass. A cheaper drafter would: {_CHEAP}."
         if self.share < SELDOM:
-            return f"it hardly pays: it drafts in {self.share:.0%} of the rounds. {_LOOKUP}"
-        return f"it does not pay: too few drafts are accepted (alpha {self.alpha:.2f}). {_CLOSER}"
+            return f"it {word}: it drafts in {self.share:.0%} of the rounds. {_LOOKUP}"
+        return f"it {word}: too few drafts are accepted (alpha {self.alpha:.2f}). {_CLOSER}"
 
 
 _CHEAP = "ngram, tables, or a head trained for the target (infer.py distill)"
@@ -101,12 +104,19 @@ def forecast(engine: PairEngine, settings: Settings, interrupt: Callable[[], boo
     if not lane.drafts:
         return None
     prompts = _prompts(engine, settings)
-    stats = merge(
-        run_lane(engine.lane("spec", settings), ids, lambda ids: "", interrupt=interrupt).stats for ids in prompts
-    )
+
+    def answered(ids: list[int], tokens: int) -> Stats:
+        lane = engine.lane("spec", settings.changed(max_new_tokens=tokens))
+        return run_lane(lane, ids, lambda ids: "", interrupt=interrupt).stats
+
+    answered(prompts[0], WARM_UP)
+    engine.forget()
+    stats = merge(answered(ids, TOKENS) for ids in prompts)
     engine.forget()
     (option,) = measured(engine, settings, ["spec"])
     engine.forget()
+    if stats.draft_n and option.t_verify:
+        option = replace(option, c=stats.draft_ms / stats.draft_n / (1e3 * option.t_verify))
     rounds = sum(stats.draft_histogram)
     share = 1 - stats.draft_histogram[0] / rounds if rounds else 0.0
     return Forecast(option, stats.alpha, share, len(prompts), stats.predicted_n, lane.most)
