@@ -89,7 +89,7 @@ class Forecast:
         return f"it {word}: too few drafts are accepted (alpha {self.alpha:.2f}). {_CLOSER}"
 
 
-_CHEAP = "ngram, tables, or a head trained for the target (infer.py distill)"
+_CHEAP = "ngram or tables, whose drafts cost next to nothing"
 _CLOSER = "A drafter closer to the target would: one of its family, or one trained for it (infer.py distill)."
 _LOOKUP = "Text that repeats itself would do better with it; else tables (infer.py tables) or a drafter model."
 
