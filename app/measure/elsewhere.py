@@ -3,11 +3,11 @@
 Every text is complete: comments (`#`) say what differs, the rest runs in a shell or in Python. Flags and keys are those
 that the programs document:
 
-- vLLM: docs/features/speculative_decoding/README.md (`--speculative-config` schema), draft_model.md and eagle.md,
-  `SpeculativeConfig` in vllm/config/speculative.py, docs/features/quantization/gguf.md; main after 0.20.
+- vLLM: docs/features/speculative_decoding/README.md (`--speculative-config` schema; commit 01ed47b), draft_model.md
+  (04329df), `SpeculativeConfig` in vllm/config/speculative.py (002e77c), docs/features/quantization/gguf.md (06fed1c).
 - transformers: `GenerationConfig` and generation/candidate_generator.py of 5.23.0.
-- llama.cpp: docs/speculative.md, and `llama-server --help` of build b10212, in which `--draft-max` and `--draft-min`
-  "have been removed" for `--spec-draft-n-max` and `--spec-draft-n-min`.
+- llama.cpp: docs/speculative.md (commit a71f4a0 has the older flags, a3a1c47 EAGLE-3); the newer flags are from
+  texts of `llama-server --help` that other projects quote, in which `--draft-max` and `--draft-min` are removed.
 
 Knows no models, no measuring and no torch.
 """
@@ -82,7 +82,7 @@ def _gguf(name: str) -> bool:
 
 
 def _vllm(recipe: Recipe) -> tuple[list[str], str]:
-    notes = ["vLLM (main after 0.20)", *_stays(recipe, "vLLM")]
+    notes = ["vLLM (documents of commit 01ed47b)", *_stays(recipe, "vLLM")]
     if recipe.encodes:
         return [*notes, "vLLM drafts for no encoder-decoder model"], ""
     if any(map(_gguf, (recipe.target, recipe.drafter))):
@@ -150,7 +150,7 @@ def _from(name: str) -> str:
 
 
 def _llama_cpp(recipe: Recipe) -> tuple[list[str], str]:
-    notes = ["llama.cpp (b10212)", *_stays(recipe, "llama.cpp")]
+    notes = ["llama.cpp (builds that have --spec-draft-n-max)", *_stays(recipe, "llama.cpp")]
     if recipe.encodes:
         return [*notes, "llama-server serves no encoder-decoder model"], ""
     drafts = [f"--spec-draft-n-max {recipe.gamma}", "--spec-draft-n-min 0", "--spec-draft-p-min 0"]
