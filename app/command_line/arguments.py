@@ -134,8 +134,7 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
     if given.get("surplus"):
         raise UsageError(_surplus(given["surplus"], explicit))
     flags |= _aliases(given)
-    if given.get("name") is not None and flags.setdefault("pair", given["name"]) != given["name"]:
-        raise UsageError(f"check {named(given['name'])} and --pair {flags['pair']} contradict each other: give one")
+    flags |= _pair_of(given.get("name") or [], flags)
     return Request(
         command=command,
         options=model_options(environ, flags),
@@ -171,6 +170,19 @@ def _surplus(words: Sequence[str], explicit: bool) -> str:
         return f"chat takes no argument {got(word)} (one answer: python {PROGRAM} run PROMPT)"
     hint = did_you_mean(word, COMMANDS) or f": have {', '.join(COMMANDS)}"
     return f"unknown sub-command {got(word)}{hint}; one answer: python {PROGRAM} run PROMPT"
+
+
+def _pair_of(words: Sequence[str], flags: Mapping[str, Any]) -> dict[str, str]:
+    """What the words of `check` stand for: --pair, or --target and --drafter."""
+    if len(words) > 2:
+        raise UsageError(f"check takes no further argument {got(words[2])}")
+    meant = dict(zip(("target", "drafter") if len(words) == 2 else ("pair",), words, strict=False))
+    for name, word in meant.items():
+        if flags.get(name, word) != word or (len(words) == 2 and "pair" in flags):
+            flag = name if name in flags else "pair"
+            told = " ".join(map(named, words))
+            raise UsageError(f"check {told} and --{flag} {flags[flag]} contradict each other: give one")
+    return meant
 
 
 def _aliases(given: Mapping[str, Any]) -> dict[str, str]:

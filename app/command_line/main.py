@@ -123,7 +123,7 @@ def _run(request: Request) -> int:
         from app.measure.check import check_pair
 
         # The name stands for --pair, so that --target and --drafter hold beside it.
-        return check_pair(None, layers.settings, options, speed=request.speed)
+        return check_pair(None, layers.settings, options, speed=request.speed, asked=request.own)
     if run := COMMANDS[request.command].run:
         module, _, name = run.partition(":")
         return int(getattr(import_module(module), name)(layers.settings, options, request.own))

@@ -11,7 +11,16 @@ from typing import Any, Literal, NamedTuple
 
 from app.bench.options import BENCH_FIELDS, REPORT_FIELDS, bench_args, report_args
 from app.distill.options import DISTILL_FIELDS, TABLES_FIELDS, WRITE_FIELDS, distill_args, tables_args, write_args
-from app.measure.options import LATENCY_FIELDS, PLAN_FIELDS, SELFTEST_FIELDS, latency_args, plan_args, selftest_args
+from app.measure.options import (
+    CHECK_FIELDS,
+    LATENCY_FIELDS,
+    PLAN_FIELDS,
+    SELFTEST_FIELDS,
+    check_args,
+    latency_args,
+    plan_args,
+    selftest_args,
+)
 from app.replay.options import DEMO_FIELDS, REPLAY_FIELDS, demo_args, replay_args
 from app.settings.table import CASCADE, MODELS, NGRAM, Field
 from app.simulate.options import RECORD_FIELDS, SIMULATE_FIELDS, record_args, simulate_args
@@ -77,7 +86,7 @@ class SubCommand:
 
 _PROMPT = Word("prompt", "*", "PROMPT", "the prompt; - reads it from a pipe")
 _FILE = Word("file", "?", "FILE", "recorded answers: of record, as torch prints tensors, or a JSON map of ids")
-_NAME = Word("name", "?", "NAME", "a pair of the catalogue")
+_PAIR = Word("name", "*", "NAME", "a pair of the catalogue; or two words, a target and what drafts for it")
 COMMANDS: Mapping[str, SubCommand] = {
     "chat": SubCommand("[chat] [options]", "talk in the terminal (without a terminal: as run)", shares=True),
     "run": SubCommand(
@@ -189,10 +198,12 @@ COMMANDS: Mapping[str, SubCommand] = {
     ),
     "pairs": SubCommand("pairs [options]", "list the catalogue", level="catalogue"),
     "check": SubCommand(
-        "check [NAME] [--speed] [options]",
-        "verify that a pair fits and say why not",
+        "check [NAME|TARGET DRAFTER] [--for PROGRAM] [options]",
+        "say whether a pair fits and what it brings, or why not",
+        fields=CHECK_FIELDS,
+        own=check_args,
         level="models",
-        word=_NAME,
+        word=_PAIR,
         switches={"speed": "also time passes over 1 to 16 tokens"},
     ),
     "selftest": SubCommand(

@@ -1,4 +1,4 @@
-"""`pairs` and `check`: what the catalogue holds, and whether a pair fits and how it would run here.
+"""`pairs` and `check`: what the catalogue holds, whether a pair fits, how it would run here, and how elsewhere.
 
 Prints tables to stdout. Knows no decoding; the catalogue is listed without torch.
 """
@@ -6,7 +6,9 @@ Prints tables to stdout. Knows no decoding; the catalogue is listed without torc
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -17,18 +19,20 @@ from rich.table import Table
 from rich.text import Text
 
 from app.lanes.pairing import catalogue, choose_pair, load_options
+from app.measure.elsewhere import Recipe, written
 from app.screen.view import kernels_of
 from app.settings.table import ModelOptions, Settings
-from utils.errors import UserError
+from utils.errors import UsageError, UserError
 from utils.loading.loaded import limit_text
 from utils.loading.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
-    from utils.catalogue.specs import PairSpec
-    from utils.loading.loaded import LoadedModel, LoadedPair
+    from utils.catalogue.specs import ModelSpec, PairSpec
+    from utils.loading.loaded import LoadedModel, LoadedPair, LoadOptions
 
 
+_HEAD = "a head made for this very target would (infer.py distill makes one), or any causal model with its tokenizer"
 _WIDE = 200  # columns for a table that goes into a file or a pipe
 _CACHED = 512  # tokens behind which the process's memory is read
 
@@ -46,23 +50,34 @@ def list_pairs(options: ModelOptions) -> int:
     return 0
 
 
-def check_pair(name: str | None, settings: Settings, options: ModelOptions, speed: bool) -> int:
+def check_pair(
+    name: str | None, settings: Settings, options: ModelOptions, speed: bool, asked: Namespace | None = None
+) -> int:
     """Load the pair and print what it is made of and that it fits; 0.
 
     With `speed` also the time of passes over 1 … 16 tokens, the cost of drafting and the parts of a round. Raises
     UserError (exit code 1) with the reason where the pair cannot be loaded or does not fit, its own tables or
-    draft head included; others that the pair names have a line each.
+    draft head included; others that the pair names have a line each. `asked` (see
+    :func:`app.measure.options.check_args`): predict what the pair brings, and print the command for another program.
     """
     from app.lanes.lane import PairEngine
     from app.screen.output import LoadProgress
     from app.screen.terminal import Interrupts
     from utils.loading.loading import load_pair
 
+    if asked and asked.forecast and options.pair is None and _is_pair(options):
+        options = options.model_copy(update={"pair": options.target, "target": None})
     spec, given = choose_pair(options, name), load_options(options)
     before = _resident()
     with closing(LoadProgress(sys.stderr, quiet=settings.quiet)) as progress, Interrupts() as interrupted:
-        loaded = load_pair(spec, given, progress, interrupted)
-        engine = PairEngine(loaded)
+        try:
+            loaded = load_pair(spec, given, progress, interrupted)
+            engine = PairEngine(loaded)
+        except UserError as error:
+            would = _would(str(error)) if asked and asked.forecast else ""
+            if not would or isinstance(error, UsageError):
+                raise
+            raise UserError(f"{error}{would}") from None
         found = [*_shared(loaded), *_translated(engine), *_memory(engine, before)]
     console = _console(settings.color)
     console.print(_models(loaded))
@@ -72,7 +87,69 @@ def check_pair(name: str | None, settings: Settings, options: ModelOptions, spee
         from app.measure.speed import speed_table
 
         console.print(speed_table(engine, settings))
+    if asked and asked.forecast:
+        from app.measure.forecast import forecast
+
+        with Interrupts() as interrupted:
+            brings = forecast(engine, settings, interrupted)
+        for line in ["nothing drafts: the speed is plain decoding's"] if brings is None else brings.lines():
+            console.print(Text(line), soft_wrap=True)
+        if asked.program is not None:
+            recipe = _recipe(engine, settings, given, brings.gamma if brings else 0)
+            console.print()
+            console.print(Text(written(asked.program, recipe)), soft_wrap=True)
     return 0
+
+
+def _is_pair(options: ModelOptions) -> bool:
+    """Whether the word for the target is that of a pair."""
+    return options.target in catalogue(options).pairs and not os.path.exists(str(options.target))
+
+
+_WOULD = {
+    "hidden size": _HEAD,
+    "is for a vocabulary": _HEAD,
+    "this target is": _HEAD,
+    "another target": _HEAD,
+    "no tokenizer files": "with its tokenizer's files beside its weights its drafts would be translated",
+    "encoder-decoder": "a drafter of the target's own kind would",
+}
+"""By what an error says: what would fit."""
+
+
+def _would(error: str) -> str:
+    return next((f"; {would}" for said, would in _WOULD.items() if said in error), "")
+
+
+def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: int) -> Recipe:
+    """The pair as another program has to be told of it."""
+    from sampling.drafters.draft_heads.checkpoint import load_student, read_config
+
+    loaded, spec = engine.loaded, engine.loaded.spec
+    way, drafter = loaded.drafter_kind, ""
+    if not isinstance(spec.drafter, str):
+        drafter = _source(spec.drafter, given)
+    if way == "eagle" and "student" not in read_config(engine.drafters.folder(way)):
+        head = load_student(engine.drafters.folder(way), loaded.target.model, None, None)
+        way = "eagle3" if head.config.wide else "eagle1"
+    return Recipe(
+        _source(spec.target, given),
+        way,
+        gamma,
+        drafter,
+        translated=any(model.vocabulary is not None for model in loaded.drafting_models),
+        packed=engine.invariant,
+        encodes=loaded.target.encodes,
+        lookup=settings.ngram_n,
+    )
+
+
+def _source(model: ModelSpec, given: LoadOptions) -> str:
+    """What another program loads the model by: an id, a folder or a file."""
+    from utils.loading.sources import gguf_file
+
+    file = gguf_file(model, given, lambda stage, fraction: None, lambda: False)
+    return model.source if file is None else str(file)
 
 
 def _console(color: str) -> Console:

@@ -1,4 +1,4 @@
-"""What `plan`, `latency` and `selftest` take on the command line beside the models. No torch, no models."""
+"""What `plan`, `latency`, `check` and `selftest` take on the command line beside the models. No torch, no models."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from app.measure.elsewhere import PROGRAMS
 from app.settings.table import Field, arguments
-from app.settings.types import METHODS, Names, Number, NumberList, PassSeconds, Switch, Text, Whole, WholeList
+from app.settings.types import METHODS, Choice, Names, Number, NumberList, PassSeconds, Switch, Text, Whole, WholeList
 from utils.errors import UsageError
 
-_PLAN, _LATENCY, _SELFTEST = "plan", "latency", "selftest"
+_PLAN, _LATENCY, _CHECK, _SELFTEST = "plan", "latency", "check", "selftest"
 PARTS = ("proofs", "quantized", "pair", "passes", "processes")
 _HUGE = Number(0, 1e30, without_low=True)
 _SIZES = NumberList(0, 1e15, without_low=True)
@@ -55,6 +56,13 @@ SELFTEST_FIELDS: Mapping[str, Field] = {
     )
 }
 
+CHECK_FIELDS: Mapping[str, Field] = {
+    field.name: field
+    for field in (
+        Field("for", Choice(tuple(PROGRAMS)), None, "also predict, and print the command for another program", _CHECK),
+    )
+}
+
 
 def plan_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
     """What was given or is the default, and `as_json`; UsageError in one line for what does not go together.
@@ -88,3 +96,9 @@ def latency_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
 def selftest_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
     """What was given or is the default, and the `command` itself; UsageError in one line."""
     return arguments(SELFTEST_FIELDS, given, command=shlex.join(["python", "infer.py", *words]))
+
+
+def check_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
+    """`program`: for which a command is asked, or None; `forecast`: whether the pair's speed is to be predicted."""
+    program = vars(arguments(CHECK_FIELDS, given))["for"]
+    return Namespace(program=program, forecast=program is not None or len(given.get("name") or ()) == 2)

@@ -12,7 +12,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -24,6 +24,9 @@ from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.gamma.costs import pass_times
 from sampling.stats.theory import best_gamma, break_even, expected_speedup, roofline
+
+if TYPE_CHECKING:
+    from app.lanes.lane import PairEngine
 
 LIMIT = 64  # highest gamma that is thought of
 REPEATS = 7  # of each measured pass: a quick look
@@ -110,19 +113,26 @@ def _measured(settings: Settings, options: ModelOptions, args: Namespace) -> lis
     """The pair's target and drafters, timed here in turns."""
     with Interrupts() as interrupt:
         engine = load_engine(settings, options, interrupt)
-    counts = [1] if args.v else range(1, 18)
+    return measured(engine, settings, args.methods, args.v)
+
+
+def measured(
+    engine: PairEngine, settings: Settings, methods: Sequence[str], v: Sequence[tuple[int, float]] = ()
+) -> list[Option]:
+    """The drafters of these lanes as costs, timed in turns with passes over 1 … 17 tokens; `v` replaces those."""
+    counts = [1] if v else range(1, 18)
     turns: dict[tuple[str, int], Any] = {
         ("", n): run for n, run in passes(engine.target.network, counts, CONTEXT).items()
     }
-    for method in args.methods:
+    for method in methods:
         proposed = proposals(*drafting_lane(engine, settings, CONTEXT, method=method))
         turns |= {(method, n): run for n, run in list(proposed.items())[-1:]}
     laps = timed(turns, REPEATS, engine.loaded.target.device)
     seconds = {key: statistics.median(each) for key, each in laps.items()}
     one = seconds["", 1]
-    times = pass_times(dict(args.v) or {n: each for (role, n), each in seconds.items() if not role})
+    times = pass_times(dict(v) or {n: each for (role, n), each in seconds.items() if not role})
     costs = {role: each / n for (role, n), each in seconds.items()}
-    return [Option(name, costs.get(name, 0.0) / one, lambda n: times(n) / times(1), one) for name in args.methods]
+    return [Option(name, costs.get(name, 0.0) / one, lambda n: times(n) / times(1), one) for name in methods]
 
 
 def _table(plan: dict[str, Any], settings: Settings) -> Table:

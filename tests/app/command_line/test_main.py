@@ -198,7 +198,8 @@ USAGE_ERRORS = [
     ),
     (["--gamma", "4", "run", "hi"], "error: the sub-command comes first: python infer.py run …"),
     (["chat", "hi"], "error: chat takes no argument 'hi' (one answer: python infer.py run PROMPT)"),
-    (["check", "a", "b"], "error: check takes no further argument 'b'"),
+    (["check", "a", "b", "c"], "error: check takes no further argument 'c'"),
+    (["check", "a", "b", "--drafter", "c"], "error: check a b and --drafter c contradict each other: give one"),
     (["check", "small", "--pair", "other"], "error: check small and --pair other contradict each other: give one"),
     (["pairs", "--gamma", "4"], "error: pairs takes no --gamma (chat, run, bench, record, demo do)"),
     (

@@ -1,0 +1,189 @@
+"""`check --for`: the command or call that serves a pair in another program, and what that program cannot do of it.
+
+Every text is complete: comments (`#`) say what differs, the rest runs in a shell or in Python. Flags and keys are those
+that the programs document:
+
+- vLLM: docs/features/speculative_decoding/README.md (`--speculative-config` schema; commit 01ed47b), draft_model.md
+  (04329df), `SpeculativeConfig` in vllm/config/speculative.py (002e77c), docs/features/quantization/gguf.md (06fed1c).
+- transformers: `GenerationConfig` and generation/candidate_generator.py of 5.23.0.
+- llama.cpp: docs/speculative.md (commit a71f4a0 has the older flags, a3a1c47 EAGLE-3); the newer flags are from
+  texts of `llama-server --help` that other projects quote, in which `--draft-max` and `--draft-min` are removed.
+
+Knows no models, no measuring and no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sampling.drafters.registry import HEADS, ROWS
+
+LOOKUPS = ("ngram", "tables", "static", "match", "maxgram")  # what looks tokens up, in any way
+PUBLISHED = ("eagle1", "eagle3")  # heads in their authors' formats
+PROMPT = "Why is the sky blue?"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A pair as another program has to be told of it.
+
+    `target`, `drafter`: a hub id, a folder or a GGUF file. `way`: the drafter's word, of a published head `eagle1` or
+    `eagle3`. `gamma`: drafts a round. `lookup`: the most tokens that are looked up. `translated`: the drafter has
+    another vocabulary. `packed`: the target computes with its file's 4 to 8 bits here. `encodes`: an encoder reads the
+    prompt.
+    """
+
+    target: str
+    way: str
+    gamma: int
+    drafter: str = ""
+    lookup: int = 3
+    translated: bool = False
+    packed: bool = False
+    encodes: bool = False
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether the other program's prompt lookup is the nearest thing to it: for all that has no place there."""
+        return not self.encodes and self.way not in ("model", "none", *PUBLISHED)
+
+
+def written(program: str, recipe: Recipe) -> str:
+    """The text for `program`, one of PROGRAMS; comments alone where it cannot serve the target at all."""
+    notes, text = PROGRAMS[program](recipe)
+    return "\n".join([*(f"# {note}" for note in notes), text]).rstrip()
+
+
+def _stays(recipe: Recipe, program: str) -> list[str]:
+    """What of the way of drafting no other program has."""
+    notes, (first, _, head) = [], recipe.way.partition("+")
+    if recipe.way in ROWS and ROWS[recipe.way].needs == "cascade":
+        notes.append(f"{program} has no {recipe.way}s of drafters")
+    if any(word in HEADS for word in (first, head)):
+        notes.append(f"{program} reads no {head or first} heads of this program")
+    if first in ("tables", "static", "maxgram"):
+        notes.append(f"{program} has no n-gram tables or bigrams")
+    if recipe.looks_up and recipe.way != "ngram":
+        notes.append("what comes nearest is prompt lookup: fewer drafts, and gamma was not measured for it")
+    if recipe.packed:
+        notes.append(f"the compiled pass over 4- to 8-bit weights stays here: c and v(n) are others in {program}")
+    return notes
+
+
+def _gguf(name: str) -> bool:
+    return name.endswith(".gguf")
+
+
+# -- vLLM -------------------------------------------------------------------------------------------
+
+
+def _vllm(recipe: Recipe) -> tuple[list[str], str]:
+    notes = ["vLLM (documents of commit 01ed47b)", *_stays(recipe, "vLLM")]
+    if recipe.encodes:
+        return [*notes, "vLLM drafts for no encoder-decoder model"], ""
+    if any(map(_gguf, (recipe.target, recipe.drafter))):
+        notes.append("GGUF files need the package vllm-gguf-plugin, which is experimental; serve the original weights")
+        notes.append("if you can, else add --tokenizer with the original model's name")
+    config: dict[str, object] = {}
+    if recipe.way == "model":
+        config = {"method": "draft_model", "model": recipe.drafter, "num_speculative_tokens": recipe.gamma}
+        if recipe.translated:
+            config["use_heterogeneous_vocab"] = True
+            notes.append("of another vocabulary vLLM drafts the shared tokens alone, and greedily")
+    elif recipe.way in PUBLISHED:
+        method = "eagle" if recipe.way == "eagle1" else "eagle3"
+        config = {"method": method, "model": recipe.drafter, "num_speculative_tokens": recipe.gamma}
+        notes.append("vLLM drafts a chain, no tree")
+    elif recipe.looks_up:
+        bounds = {"prompt_lookup_max": recipe.lookup, "prompt_lookup_min": 1}
+        config = {"method": "ngram", "num_speculative_tokens": recipe.gamma, **bounds}
+    words = ["vllm", "serve", recipe.target]
+    return notes, shlex.join([*words, "--speculative-config", json.dumps(config)] if config else words)
+
+
+# -- transformers -----------------------------------------------------------------------------------
+
+
+def _transformers(recipe: Recipe) -> tuple[list[str], str]:
+    notes, call, lines = ["transformers 5.23", *_stays(recipe, "transformers")], "", []
+    if recipe.way in PUBLISHED:
+        notes.append("transformers reads no EAGLE heads: without drafts")
+    if any(map(_gguf, (recipe.target, recipe.drafter))):
+        notes.append("GGUF files need the package gguf and are expanded to floats")
+    kind = "AutoModelForSeq2SeqLM" if recipe.encodes else "AutoModelForCausalLM"
+    lines += [f"from transformers import {kind}, AutoTokenizer", ""]
+    lines.append(f"tokenizer = AutoTokenizer.from_pretrained({_from(recipe.target)})")
+    lines.append(f"model = {kind}.from_pretrained({_from(recipe.target)})")
+    if recipe.way == "model":
+        call = "assistant_model=assistant, "
+        lines.append(f"assistant = {kind}.from_pretrained({_from(recipe.drafter)})")
+        settings = {"num_assistant_tokens": recipe.gamma, "num_assistant_tokens_schedule": "constant"}
+        for name, value in {**settings, "assistant_confidence_threshold": 0.0}.items():
+            lines.append(f"assistant.generation_config.{name} = {json.dumps(value)}")
+        if recipe.translated:
+            lines.append(f"assistant_tokenizer = AutoTokenizer.from_pretrained({_from(recipe.drafter)})")
+            call += "tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer, "
+    elif recipe.looks_up:
+        call = f"prompt_lookup_num_tokens={recipe.gamma}, max_matching_ngram_size={recipe.lookup}, "
+    ids = "answer[0]" if recipe.encodes else "answer[0, inputs.input_ids.shape[1] :]"
+    lines += [
+        f'inputs = tokenizer({json.dumps(PROMPT)}, return_tensors="pt")',
+        f"answer = model.generate(**inputs, {call}max_new_tokens=64, do_sample=False)",
+        f"print(tokenizer.decode({ids}))",
+    ]
+    return notes, "\n".join(lines)
+
+
+def _from(name: str) -> str:
+    """What `from_pretrained` is called with."""
+    if not _gguf(name):
+        return json.dumps(name)
+    file = Path(name)
+    return f"{json.dumps(str(file.parent))}, gguf_file={json.dumps(file.name)}"
+
+
+# -- llama.cpp --------------------------------------------------------------------------------------
+
+
+def _llama_cpp(recipe: Recipe) -> tuple[list[str], str]:
+    notes = ["llama.cpp (builds that have --spec-draft-n-max)", *_stays(recipe, "llama.cpp")]
+    if recipe.encodes:
+        return [*notes, "llama-server serves no encoder-decoder model"], ""
+    drafts = [f"--spec-draft-n-max {recipe.gamma}", "--spec-draft-n-min 0", "--spec-draft-p-min 0"]
+    older = f"older builds: --draft-max {recipe.gamma} --draft-min 0 --draft-p-min 0, without --spec-type"
+    words, target = [], _converted(recipe.target, notes)
+    if recipe.way == "model" and recipe.translated:
+        notes.append("another vocabulary: llama.cpp translates its drafts as text, or refuses it")
+    if recipe.way == "model":
+        notes.append(older)
+        words = ["-md", shlex.quote(_converted(recipe.drafter, notes)), "--spec-type draft-simple", *drafts]
+    elif recipe.way == "eagle3":
+        head = _converted(recipe.drafter, notes, f" --target-model-dir {shlex.quote(recipe.target)}")
+        words = ["-md", shlex.quote(head), "--spec-type draft-eagle3", *drafts]
+    elif recipe.way == "eagle1":
+        notes.append("llama.cpp reads EAGLE-3 heads, no EAGLE-1 or 2: without drafts")
+    elif recipe.looks_up:
+        sizes = f"--spec-ngram-simple-size-n {recipe.lookup} --spec-ngram-simple-size-m {recipe.gamma}"
+        notes.append(f"older builds: --spec-ngram-size-n {recipe.lookup} --spec-ngram-size-m {recipe.gamma}")
+        words = ["--spec-type ngram-simple", sizes]
+    return notes, " ".join(["llama-server", "-m", shlex.quote(target), *words])
+
+
+def _converted(name: str, notes: list[str], more: str = "") -> str:
+    """The GGUF file of a model; where it is none, a note says how one is made."""
+    if _gguf(name):
+        return name
+    file = f"{Path(name).name}.gguf"
+    notes.append(f"first: python convert_hf_to_gguf.py {shlex.quote(name)}{more} --outfile {shlex.quote(file)}")
+    return file
+
+
+PROGRAMS: Mapping[str, Callable[[Recipe], tuple[list[str], str]]] = {
+    "vllm": _vllm,
+    "transformers": _transformers,
+    "llama.cpp": _llama_cpp,
+}

@@ -1,0 +1,188 @@
+"""`check TARGET DRAFTER` and `check --for`: forecasts by hand, every text, and transformers' call as it is printed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.command_line.main import main
+from app.measure.elsewhere import PROGRAMS, Recipe, written
+from app.measure.forecast import Forecast
+from app.measure.plan import Option
+from tests.app.lanes.test_draft_heads import write_student
+from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
+
+DRAFT = "-md D.gguf --spec-type draft-simple --spec-draft-n-max 4 --spec-draft-n-min 0 --spec-draft-p-min 0"
+EAGLE = DRAFT.replace("draft-simple", "draft-eagle3")
+LOOK = "--spec-type ngram-simple --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 4"
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+DRAFTS = {"model": "o/D", "num_speculative_tokens": 4}
+CALLS: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "model": (
+        {"method": "draft_model", **DRAFTS},
+        DRAFT,
+        "assistant_model=assistant, ",
+        "",
+    ),
+    "ngram": (NGRAM, LOOK, "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ", ""),
+    "tables": (NGRAM, LOOK, "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ", "has no n-gram tables"),
+    "maxgram": (NGRAM, LOOK, "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ", "has no n-gram tables"),
+    "glide": (NGRAM, LOOK, "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ", "reads no glide heads"),
+    "feature": (NGRAM, LOOK, "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ", "reads no feature heads"),
+    "tables+feature": (
+        NGRAM,
+        LOOK,
+        "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ",
+        "reads no feature heads of this program",
+    ),
+    "cascade": (NGRAM, LOOK, "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ", "has no cascades of drafters"),
+    "eagle1": ({"method": "eagle", **DRAFTS}, "", "", ""),
+    "eagle3": ({"method": "eagle3", **DRAFTS}, EAGLE, "", ""),
+    "none": ({}, "", "", ""),
+}
+
+
+def recipe(way: str, **more: Any) -> Recipe:
+    return Recipe("o/T", way, 4, "o/D" if way in ("model", "eagle1", "eagle3") else "", **more)
+
+
+def code(text: str) -> str:
+    """What is no comment."""
+    return "\n".join(line for line in text.split("\n") if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("way", CALLS)
+def test_each_program_gets_the_call_of_its_documents(way: str) -> None:
+    config, flags, call, lacks = CALLS[way]
+    words = shlex.split(code(written("vllm", recipe(way))))
+    assert words[:3] == ["vllm", "serve", "o/T"]
+    assert (json.loads(words[4]) if config else {}) == config
+    assert words[3:4] == ["--speculative-config"] * bool(config)
+    assert code(written("llama.cpp", recipe(way))) == f"llama-server -m T.gguf {flags}".strip()
+    text = code(written("transformers", recipe(way)))
+    assert f"answer = model.generate(**inputs, {call}max_new_tokens=64, do_sample=False)" in text.split("\n")
+    compile(text, "printed", "exec")
+    for program in PROGRAMS:
+        assert lacks in written(program, recipe(way))
+
+
+def test_another_vocabulary_files_and_encoders_have_words_of_their_own() -> None:
+    other = recipe("model", translated=True)
+    config = json.loads(shlex.split(code(written("vllm", other)))[4])
+    assert config == {"method": "draft_model", **DRAFTS, "use_heterogeneous_vocab": True}
+    assert "tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer, " in written("transformers", other)
+    file = Recipe("/a b/T.gguf", "model", 4, "D.gguf", packed=True)
+    assert code(written("llama.cpp", file)) == f"llama-server -m '/a b/T.gguf' {DRAFT}"
+    assert "convert_hf_to_gguf.py" not in written("llama.cpp", file)
+    assert 'model = AutoModelForCausalLM.from_pretrained("/a b", gguf_file="T.gguf")' in written("transformers", file)
+    assert "vllm-gguf-plugin" in written("vllm", file)
+    assert all("stays here" in written(program, file) for program in PROGRAMS)
+    head = written("llama.cpp", recipe("eagle3"))
+    assert "# first: python convert_hf_to_gguf.py o/D --target-model-dir o/T --outfile D.gguf" in head.split("\n")
+    for way in ("model", "ngram"):
+        encodes = recipe(way, encodes=True)
+        assert code(written("vllm", encodes)) == code(written("llama.cpp", encodes)) == ""
+        assert "AutoModelForSeq2SeqLM" in written("transformers", encodes)
+        assert "prompt_lookup" not in written("transformers", encodes)
+
+
+def brings(alpha: float | None, c: float, slope: float, share: float = 1.0) -> Forecast:
+    return Forecast(Option("spec", c, lambda n: 1 + slope * (n - 1)), alpha, share, 3, 96)
+
+
+def test_a_forecast_is_the_theorys_and_its_verdict_names_what_stands_in_the_way() -> None:
+    flat = brings(0.8, 0.05, 0.0)
+    assert flat.speedup(5) == pytest.approx(2.9514, abs=1e-4)  # the formula by hand
+    assert (flat.gamma, flat.pays) == (8, True)
+    half = brings(0.8, 0.05, 0.0, share=0.5)  # one of two rounds drafts: E is halved towards 1, and so is the cost
+    assert half.speedup(5) == pytest.approx((0.5 * 3.68928 + 0.5) / (0.5 * 1.25 + 0.5), abs=1e-4)
+    for told, one in {
+        "it pays here": flat,
+        "drafted token costs 0.9 of a pass": brings(0.5, 0.9, 0.0),
+        "too few drafts are accepted (alpha 0.02)": brings(0.02, 0.05, 0.0),
+        "nearly as many passes": brings(0.7, 0.05, 1.0),
+        "it drafts in 4% of the rounds": brings(0.15, 0.0, 0.1, share=0.04),
+        "it drafted nothing": brings(None, 0.0, 0.0, share=0.0),
+    }.items():
+        assert told in one.lines()[-1]
+        assert one.pays == (one is flat)
+
+
+# -- with models ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return tiny_pair(tmp_path_factory.mktemp("elsewhere"), stop=False)
+
+
+def checked(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, list[str], str]:
+    status = main(["check", *map(str, words), "--device", "cpu", "--quiet"])
+    said = capsys.readouterr()
+    return status, said.out.split("\n"), said.err
+
+
+def strange(folder: Path) -> Path:
+    """A random model with another vocabulary."""
+    tokens = tiny_tokenizer()
+    tokens._tokenizer.add_tokens(["<other>"])
+    tiny_model(1, vocab_size=301).save_pretrained(folder)
+    tokens.save_pretrained(folder)
+    return folder
+
+
+def test_two_words_say_that_a_pair_fits_and_what_it_brings(pair: TinyPair, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = checked(capsys, pair.target, pair.drafter)
+    assert status == 0
+    assert "the pair fits: 300 ids mean the same in both models" in out
+    told = {line.partition(":")[0]: line for line in out}
+    assert float(told["agreement"].split()[2].rstrip(",")) > 0.3  # the drafter is the target with a little noise
+    assert "3 prompts, 96 tokens" in told["agreement"]
+    assert "x plain decoding at gamma" in told["predicted"]
+    assert told["verdict"].startswith("verdict: it ")
+    assert checked(capsys, pair.target, "none")[1][-2] == "nothing drafts: the speed is plain decoding's"
+
+
+@pytest.mark.parametrize("way", ["model", "other", "ngram"])
+def test_transformers_call_runs_as_printed_and_answers_as_plain_decoding(
+    way: str, pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafter = {"model": pair.drafter, "ngram": "ngram"}.get(way) or strange(tmp_path / "other")
+    status, out, _ = checked(capsys, pair.target, drafter, "--for", "transformers")
+    assert status == 0
+    ran: dict[str, Any] = {}
+    exec("\n".join(out[out.index("# transformers 5.23") :]), ran)
+    assert ("assistant_tokenizer" in ran) == (way == "other")
+    plain = ran["model"].generate(**ran["inputs"], max_new_tokens=64, do_sample=False)
+    assert ran["answer"].tolist() == plain.tolist()
+    assert plain.shape[1] > ran["inputs"].input_ids.shape[1] + 32
+
+
+def test_two_words_that_do_not_fit_end_with_why_and_what_would(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = write_student(tmp_path / "head", "feature", tiny_model(), large=64)
+    status, _, error = checked(capsys, pair.target, head)
+    assert (status, error.count("\n")) == (1, 1)
+    assert "a head made for this very target would" in error
+    tiny_model(vocab_size=310).save_pretrained(tmp_path / "bare")
+    status, _, error = checked(capsys, pair.target, tmp_path / "bare")
+    assert (status, error.count("\n")) == (1, 1)
+    assert "with its tokenizer's files beside its weights its drafts would be translated" in error
+
+
+def test_a_pair_and_a_drafter_are_two_words_too(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"pairs:\n  mine:\n    target: {pair.target}\n    drafter: none\n")
+    status, out, _ = checked(capsys, "mine", "ngram", "--models", file, "--for", "vllm")
+    assert status == 0
+    config = json.loads(shlex.split(out[-2])[4])
+    assert config["method"] == "ngram"
+    assert main(["check", str(pair.target), "ngram", "--for", "ollama"]) == 2
+    assert "--for must be vllm, transformers or llama.cpp, got 'ollama'" in capsys.readouterr().err
