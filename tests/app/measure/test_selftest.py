@@ -58,6 +58,7 @@ def test_a_run_on_the_cpu_proves_measures_and_writes(
     snapshot: SnapshotAssertion,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # names in one line
     monkeypatch.setattr(selftest, "QUICK", replace(QUICK, amount=SMALL))
     pair, out = tiny_pair(tmp_path / "pair", stop=False), tmp_path / "made" / "here"
     capsys.readouterr()
