@@ -1,10 +1,12 @@
 """The whole pass of a Llama-like model as one compiled function, run by every thread of a team; barriers part its
 stages.
 
-The stages of a layer: norm | q, k, v | rotary, keys and values into the cache | attention | o, added to x | norm |
+The stages of a layer: norm | q, k, v, rotary, keys and values into the cache | attention | o, added to x | norm |
 gate, up, SwiGLU | down, added to x. Each ends in quantised activations where a product follows. What is computed for a
 row never depends on the other rows, the threads or the slots that its tokens lie in, but on the row's tokens in their
-order: sums over what it sees run in that order. Imports numba; sampling/models/fused.py calls it.
+order: sums over what it sees run in that order. How work is shared out is another matter: a few rows are normed by
+every thread for itself, which costs less than a barrier, and where heads do not share out evenly their attention is
+split by slots, then by dimensions. Imports numba; sampling/models/fused.py calls it.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ PASS = _record(
     "rows kept fed layers hidden inner heads shared size vocab_blocks "  # fed: rows of one sequence; kept: with logits
     "batch slots half wide "  # of the cache, wide: bytes of one of its numbers
     "row table embed embed_layout head head_layout norm turns keys values "
-    "x qkv normed mixed gated buffer buffer_size scores scores_size scores_row logits states states_row "
+    "x qkv normed normed_size mixed gated buffer buffer_size scores scores_size scores_row "
+    "shared_scores logits states states_row "
     "epsilon scale columns score mix",
     TEAM,
 )
@@ -87,6 +90,7 @@ _LAYER_SIZE, _ROW_SIZE = LAYER.itemsize, ROW.itemsize
 HEADS = 4  # queries that share one reading of a key
 STEP = 16  # dimensions of a head taken in one turn of a loop
 PARTS = LANES // 8  # vectors of a head's values whose sums run beside each other
+FEW = 4  # rows that every thread norms for itself
 CHUNK = 4  # blocks of 16 slots that stay in the first cache for all rows of a tile
 LOWEST = -1e30  # the score of what is not there
 
@@ -131,14 +135,17 @@ def scores_of(heads: int, half: bool) -> Body:
 
 
 def mixture_of(heads: int, half: bool) -> Body:
-    """(values, weights, sums, slots, bytes between queries' weights, size): sums += weight · value, slot after slot.
+    """(values, weights, sums, slots, bytes between queries' weights, size, parts): sums += weight · value, slot after
+    slot, of so many parts of `PARTS` · 16 dimensions.
 
     Values lie [slot][size], sums [query][size].
     """
     size_of = 2 if half else 4
     line = ir.VectorType(F16 if half else F32, WIDTH)
 
-    def body(builder: Any, values: Any, weights: Any, sums: Any, slots: Any, between: Any, size: Any) -> None:
+    def body(
+        builder: Any, values: Any, weights: Any, sums: Any, slots: Any, between: Any, size: Any, parts: Any
+    ) -> None:
         def part(index: Any, _: list[Any]) -> list[Any]:
             first, start = (
                 moved(builder, values, index, PARTS * WIDTH * size_of),
@@ -164,25 +171,25 @@ def mixture_of(heads: int, half: bool) -> Body:
                     write(builder, done[head * PARTS + part], at, 64 * part)
             return []
 
-        loop(builder, builder.udiv(size, number(WIDTH * PARTS)), [], part)
+        loop(builder, parts, [], part)
 
     return body
 
 
 _KINDS = [(heads, half) for half in (False, True) for heads in range(1, HEADS + 1)]
 _scores = one_of("scores", [scores_of(heads, half) for heads, half in _KINDS], 6)
-_mixture = one_of("mixture", [mixture_of(heads, half) for heads, half in _KINDS], 6)
+_mixture = one_of("mixture", [mixture_of(heads, half) for heads, half in _KINDS], 7)
 
 
 def _score(kind: int, keys: int, queries: int, scores: int, blocks: int, between: int, size: int) -> None:
     _scores(kind, keys, queries, scores, blocks, between, size)
 
 
-def _mix(kind: int, values: int, weights: int, sums: int, slots: int, between: int, size: int) -> None:
-    _mixture(kind, values, weights, sums, slots, between, size)
+def _mix(kind: int, values: int, weights: int, sums: int, slots: int, between: int, size: int, parts: int) -> None:
+    _mixture(kind, values, weights, sums, slots, between, size, parts)
 
 
-score_entry, mix_entry, _call = Entry(_score, 7), Entry(_mix, 7), calling(7)
+score_entry, mix_entry, _call_score, _call_mix = Entry(_score, 7), Entry(_mix, 8), calling(7), calling(8)
 
 
 @compiled
@@ -192,17 +199,17 @@ def score(p: Any, keys: int, queries: int, scores: int, blocks: int) -> None:
     for first in range(0, group, HEADS):
         kind = p.half * HEADS + min(HEADS, group - first) - 1
         out = scores + first * p.scores_row
-        _call(p.score, kind, keys, queries + 4 * first * p.size, out, blocks, p.scores_row, p.size)
+        _call_score(p.score, kind, keys, queries + 4 * first * p.size, out, blocks, p.scores_row, p.size)
 
 
 @compiled
-def mix(p: Any, values: int, weights: int, sums: int, slots: int) -> None:
-    """Adds so many slots' values, weighted, to the sums of all queries that share them."""
+def mix(p: Any, values: int, weights: int, sums: int, slots: int, size: int) -> None:
+    """Adds `size` dimensions of so many slots' values, weighted, to the sums of all queries that share them."""
     group = p.heads // p.shared
     for first in range(0, group, HEADS):
         kind = p.half * HEADS + min(HEADS, group - first) - 1
         at, out = weights + first * p.scores_row, sums + 4 * first * p.size
-        _call(p.mix, kind, values, at, out, slots, p.scores_row, p.size)
+        _call_mix(p.mix, kind, values, at, out, slots, p.scores_row, p.size, size // (WIDTH * PARTS))
 
 
 # -- the stages -------------------------------------------------------------------------------------------------
@@ -226,60 +233,54 @@ def inverse_rms(x: int, size: int, epsilon: float) -> Any:
 
 
 @compiled
-def norm(p: Any, weight: int, states: int, thread: int, team: int) -> None:
-    """x / rms(x) · weight of every row, quantised; x itself goes to `states` too, if that is an address."""
+def norm_row(p: Any, row: int, weight: int, normed: int, place: int, states: int) -> None:
+    """x / rms(x) · weight of a row, quantised as row `place` of `normed`; into the row's states too, where that is an
+    address."""
+    groups, x = p.hidden // GROUP, p.x + 4 * row * p.hidden
+    by = inverse_rms(x, p.hidden, get_float(p.epsilon))
+    for group in range(groups):
+        at = 4 * GROUP * group
+        low, high = mul(mul(load(x + at), by), load(weight + at)), mul(mul(load(x + at + 64), by), load(weight + at + 64))
+        if normed:
+            quantise(low, high, normed, place, group, groups)
+        if states:
+            store(states + 4 * row * p.states_row + at, low)
+            store(states + 4 * row * p.states_row + at + 64, high)
+
+
+@compiled
+def norm(p: Any, weight: int, thread: int, team: int, at: int) -> tuple[int, int]:
+    """Every row normed: where, and the next turn of :func:`meet`."""
+    if p.rows <= FEW:
+        normed = p.normed + thread * p.normed_size
+        for row in range(p.rows):
+            norm_row(p, row, weight, normed, row, 0)
+        return normed, at
     first, last = share(p.rows, thread, team)
-    groups = p.hidden // GROUP
     for row in range(first, last):
-        x = p.x + 4 * row * p.hidden
-        by = inverse_rms(x, p.hidden, get_float(p.epsilon))
-        for group in range(groups):
-            at = 4 * GROUP * group
-            low, high = load(x + at), load(x + at + 64)
-            if states:
-                store(states + 4 * row * p.states_row + at, low)
-                store(states + 4 * row * p.states_row + at + 64, high)
-            low, high = mul(mul(low, by), load(weight + at)), mul(mul(high, by), load(weight + at + 64))
-            quantise(low, high, p.normed, row, group, groups)
+        norm_row(p, row, weight, p.normed, row, 0)
+    return p.normed, meet(p.meeting, team, at, p.sleep)
 
 
 @compiled
 def last_norm(p: Any, thread: int, team: int) -> None:
     """The same of the rows that get logits; of all rows where their states are asked for."""
     first, last = share(p.rows, thread, team)
-    groups = p.hidden // GROUP
     for row in range(first, last):
         sequence, place = row // p.fed, row % p.fed - (p.fed - p.kept)
-        if place < 0 and p.states == 0:
-            continue
-        x = p.x + 4 * row * p.hidden
-        by = inverse_rms(x, p.hidden, get_float(p.epsilon))
-        for group in range(groups):
-            at = 4 * GROUP * group
-            low = mul(mul(load(x + at), by), load(p.norm + at))
-            high = mul(mul(load(x + at + 64), by), load(p.norm + at + 64))
-            if place >= 0:
-                quantise(low, high, p.normed, sequence * p.kept + place, group, groups)
-            if p.states:
-                store(p.states + 4 * row * p.states_row + at, low)
-                store(p.states + 4 * row * p.states_row + at + 64, high)
+        if place >= 0:
+            norm_row(p, row, p.norm, p.normed, sequence * p.kept + place, p.states)
+        elif p.states:
+            norm_row(p, row, p.norm, 0, 0, p.states)
 
 
 @compiled
-def query_key_value(p: Any, layer: Any, thread: int, team: int) -> None:
-    """Three products side by side; units of 16 columns."""
-    groups = p.hidden // GROUP
-    of_query, of_key = p.heads * p.size // COLUMNS, p.shared * p.size // COLUMNS
-    width = COLUMNS * (of_query + 2 * of_key)
-    first, last = share(of_query + 2 * of_key, thread, team)
-    for unit in range(first, last):
-        weight, layout, place = layer.q, layer.q_layout, unit
-        if unit >= of_query + of_key:
-            weight, layout, place = layer.v, layer.v_layout, unit - of_query - of_key
-        elif unit >= of_query:
-            weight, layout, place = layer.k, layer.k_layout, unit - of_query
-        block = weight + place * groups * SIZES[layout]
-        columns(p.columns, layout, block, p.normed, p.qkv + 4 * COLUMNS * unit, groups, width, p.rows)
+def keep_states(p: Any, states: int, thread: int, team: int) -> None:
+    """What enters a layer, where it is asked for."""
+    first, last = share(p.rows, thread, team)
+    for row in range(first, last):
+        for at in range(0, 4 * p.hidden, 4 * WIDTH):
+            store(states + 4 * row * p.states_row + at, load(p.x + 4 * row * p.hidden + at))
 
 
 @compiled
@@ -290,18 +291,24 @@ def add_bias(x: int, bias: int, size: int) -> None:
 
 
 @compiled
-def turn(p: Any, x: int, weight: int, position: int, scale: Any) -> None:
-    """One head of a query or key, in place: its norm where the model has one, rotary embedding, the scale."""
+def turn(p: Any, x: int, position: int, scale: Any, first: int, last: int) -> None:
+    """Rotary embedding and the scale of one head of a query or key, in place: of the pairs in bytes `first` to `last`
+    of either half."""
     half, by = 2 * p.size, splat(scale)  # half: bytes of half a head
-    if weight:
-        inverse = inverse_rms(x, p.size, get_float(p.epsilon))
-        for at in range(0, 2 * half, 4 * WIDTH):
-            store(x + at, mul(mul(load(x + at), inverse), load(weight + at)))
     turns = p.turns + 2 * half * position
-    for at in range(0, half, 4 * WIDTH):
+    for at in range(first, last, 4 * WIDTH):
         a, b, cos, sin = load(x + at), load(x + half + at), load(turns + at), load(turns + half + at)
         store(x + at, mul(sub(mul(a, cos), mul(b, sin)), by))
         store(x + half + at, mul(add(mul(b, cos), mul(a, sin)), by))
+
+
+@compiled
+def norm_head(p: Any, x: int, weight: int) -> None:
+    """A head's own norm, in place, where the model has one."""
+    if weight:
+        inverse = inverse_rms(x, p.size, get_float(p.epsilon))
+        for at in range(0, 4 * p.size, 4 * WIDTH):
+            store(x + at, mul(mul(load(x + at), inverse), load(weight + at)))
 
 
 @compiled
@@ -311,36 +318,70 @@ def cached(p: Any, index: int, sequence: int, head: int) -> Any:
 
 
 @compiled
-def place_heads(p: Any, layer: Any, index: int, thread: int, team: int) -> None:
-    """Queries and keys turned to their positions, keys and values written to their slots; units are (row, head)."""
-    every = p.heads + 2 * p.shared
-    first, last = share(p.rows * every, thread, team)
-    for unit in range(first, last):
-        row, head = _row_at(p.row + unit // every * _ROW_SIZE), unit % every
-        x = p.qkv + 4 * unit * p.size
-        if head < p.heads:
-            add_bias(x, layer.q_bias + 4 * head * p.size if layer.q_bias else 0, p.size)
-            turn(p, x, layer.q_norm, row.position, get_float(p.scale))
-        elif head < p.heads + p.shared:
-            own = head - p.heads
-            add_bias(x, layer.k_bias + 4 * own * p.size if layer.k_bias else 0, p.size)
-            turn(p, x, layer.k_norm, row.position, float32(1.0))
-            block, lane = row.slot // WIDTH, row.slot % WIDTH
-            key = p.keys + cached(p, index, row.sequence, own) + p.wide * (block * WIDTH * p.size + lane)
-            for at in range(p.size):
-                if p.half:
-                    put_half(key + 2 * WIDTH * at, get_float(x + 4 * at))
-                else:
-                    put_float(key + 4 * WIDTH * at, get_float(x + 4 * at))
+def put_key(p: Any, key: int, x: int) -> None:
+    """16 dimensions of a key into its slot: 16 slots lie side by side."""
+    for at in range(WIDTH):
+        if p.half:
+            put_half(key + 2 * WIDTH * at, get_float(x + 4 * at))
         else:
-            own = head - p.heads - p.shared
-            add_bias(x, layer.v_bias + 4 * own * p.size if layer.v_bias else 0, p.size)
-            value = p.values + cached(p, index, row.sequence, own) + p.wide * row.slot * p.size
-            for at in range(0, p.size, WIDTH):
+            put_float(key + 4 * WIDTH * at, get_float(x + 4 * at))
+
+
+@compiled
+def place(p: Any, layer: Any, index: int, row: int, head: int, first: int, last: int) -> None:
+    """What the products made of one head of a row, in bytes `first` to `last` of either half: queries and keys turned
+    to their position, keys and values written to their slots."""
+    of = _row_at(p.row + row * _ROW_SIZE)
+    half = 2 * p.size
+    x = p.qkv + 4 * (row * (p.heads + 2 * p.shared) + head) * p.size
+    if head < p.heads:
+        norm_head(p, x, layer.q_norm)
+        turn(p, x, of.position, get_float(p.scale), first, last)
+    elif head < p.heads + p.shared:
+        norm_head(p, x, layer.k_norm)
+        turn(p, x, of.position, float32(1.0), first, last)
+        block, lane = of.slot // WIDTH, of.slot % WIDTH
+        key = p.keys + cached(p, index, of.sequence, head - p.heads) + p.wide * (block * WIDTH * p.size + lane)
+        for at in range(first, last, 4 * WIDTH):
+            put_key(p, key + p.wide * WIDTH * (at // 4), x + at)
+            put_key(p, key + p.wide * WIDTH * ((half + at) // 4), x + half + at)
+    else:
+        value = p.values + cached(p, index, of.sequence, head - p.heads - p.shared) + p.wide * of.slot * p.size
+        for side in range(0, 2 * half, half):
+            for at in range(side + first, side + last, 4 * WIDTH):
                 if p.half:
-                    store_half(value + 2 * at, load(x + 4 * at))
+                    store_half(value + at // 2, load(x + at))
                 else:
-                    store(value + 4 * at, load(x + 4 * at))
+                    store(value + at, load(x + at))
+
+
+@compiled
+def project(p: Any, layer: Any, index: int, normed: int, thread: int, team: int) -> None:
+    """Queries, keys and values of all rows. Units are the pairs of 16 columns that a rotation takes together; whole
+    heads where these have a norm of their own."""
+    groups, every = p.hidden // GROUP, p.heads + 2 * p.shared
+    pairs = p.size // GROUP
+    parts = 1 if layer.q_norm else pairs
+    first, last = share(every * parts, thread, team)
+    for unit in range(first, last):
+        head, part = unit // parts, unit % parts
+        weight, layout, bias, own = layer.q, layer.q_layout, layer.q_bias, head
+        if head >= p.heads + p.shared:
+            weight, layout, bias, own = layer.v, layer.v_layout, layer.v_bias, head - p.heads - p.shared
+        elif head >= p.heads:
+            weight, layout, bias, own = layer.k, layer.k_layout, layer.k_bias, head - p.heads
+        for pair in range(part * pairs // parts, (part + 1) * pairs // parts):
+            for half in range(2):
+                at = half * pairs + pair  # of a head's blocks of 16 columns
+                block = weight + (own * 2 * pairs + at) * groups * SIZES[layout]
+                y = p.qkv + 4 * (head * p.size + COLUMNS * at)
+                columns(p.columns, layout, block, normed, y, groups, every * p.size, p.rows)
+                for row in range(p.rows):
+                    x = y + 4 * row * every * p.size
+                    add_bias(x, bias + 4 * (own * p.size + COLUMNS * at) if bias else 0, COLUMNS)
+        start, end = 4 * COLUMNS * (part * pairs // parts), 4 * COLUMNS * ((part + 1) * pairs // parts)
+        for row in range(p.rows):
+            place(p, layer, index, row, head, start, end)
 
 
 @compiled
@@ -360,12 +401,84 @@ def softmax(scores: int, count: int) -> Any:
 
 
 @compiled
+def query_of(p: Any, row: int, head: int) -> Any:
+    """The queries of a row that read this head of keys."""
+    return p.qkv + 4 * (row * (p.heads + 2 * p.shared) + head * (p.heads // p.shared)) * p.size
+
+
+@compiled
+def seen_by(p: Any, start: int, tile: int) -> int:
+    """The most slots that one of these rows sees without a list."""
+    most = 0
+    for row in range(start, start + tile):
+        most = max(most, _row_at(p.row + row * _ROW_SIZE).seen)
+    return most
+
+
+@compiled
+def score_slots(p: Any, keys: int, head: int, start: int, tile: int, block: int, memory: int) -> None:
+    """Up to `CHUNK` blocks of slots from this one on, scored for each of the rows that sees them."""
+    for row in range(tile):
+        seen = _row_at(p.row + (start + row) * _ROW_SIZE).seen
+        blocks = min(CHUNK, (seen + WIDTH - 1) // WIDTH - block)
+        if blocks > 0:
+            out = memory + row * (p.heads // p.shared) * p.scores_row + 4 * WIDTH * block
+            score(p, keys + p.wide * block * WIDTH * p.size, query_of(p, start + row, head), out, blocks)
+
+
+@compiled
+def weigh(p: Any, keys: int, head: int, row: int, scores: int, spare: int, inverses: int) -> None:
+    """A row's scores, completed by the slots of its list, become weights; 1 / their sums go into `inverses`. `spare` is
+    room for the scores of a block, of which one slot is seen."""
+    group, of = p.heads // p.shared, _row_at(p.row + row * _ROW_SIZE)
+    for more in range(of.count):
+        slot = get64(of.more + 8 * more)
+        score(p, keys + p.wide * (slot // WIDTH) * WIDTH * p.size, query_of(p, row, head), spare, 1)
+        for other in range(group):
+            at = other * p.scores_row
+            put_float(scores + at + 4 * (of.seen + more), get_float(spare + at + 4 * (slot % WIDTH)))
+    for other in range(group):
+        put_float(inverses + 4 * other, softmax(scores + other * p.scores_row, of.seen + of.count))
+
+
+@compiled
+def mix_slots(
+    p: Any, values: int, head: int, start: int, tile: int, memory: int, sums: int, inverses: int, first: int, last: int
+) -> None:
+    """Dimensions `first` to `last` of the rows' mixtures of values, quantised."""
+    group, chunk = p.heads // p.shared, CHUNK * WIDTH
+    of_row, one = group * p.scores_row, 4 * group * p.size  # bytes of a row's weights, of its sums
+    most, values, sums = seen_by(p, start, tile), values + p.wide * first, sums + 4 * first
+    for row in range(tile):
+        for other in range(group):
+            for at in range(0, 4 * (last - first), 4 * WIDTH):
+                store(sums + row * one + 4 * other * p.size + at, splat(float32(0.0)))
+    for slot in range(0, most, chunk):
+        for row in range(tile):
+            slots = min(chunk, _row_at(p.row + (start + row) * _ROW_SIZE).seen - slot)
+            if slots > 0:
+                at = values + p.wide * slot * p.size
+                mix(p, at, memory + row * of_row + 4 * slot, sums + row * one, slots, last - first)
+    for row in range(tile):
+        of = _row_at(p.row + (start + row) * _ROW_SIZE)
+        for more in range(of.count):
+            value = values + p.wide * get64(of.more + 8 * more) * p.size
+            mix(p, value, memory + row * of_row + 4 * (of.seen + more), sums + row * one, 1, last - first)
+        for other in range(group):
+            by = splat(get_float(inverses + 4 * (row * group + other)))
+            for part in range((last - first) // GROUP):
+                x = sums + row * one + 4 * (other * p.size + GROUP * part)
+                group_of = ((head * group + other) * p.size + first) // GROUP + part
+                low, high = mul(load(x), by), mul(load(x + 64), by)
+                quantise(low, high, p.mixed, start + row, group_of, p.heads * p.size // GROUP)
+
+
+@compiled
 def attention(p: Any, index: int, thread: int, team: int) -> None:
     """Softmax(query · keys) · values, quantised; units are (head of keys, row), rows of one sequence in tiles."""
-    group, every, chunk = p.heads // p.shared, p.heads + 2 * p.shared, CHUNK * WIDTH
-    groups = p.heads * p.size // GROUP
+    group = p.heads // p.shared
     sums, memory = p.buffer + thread * p.buffer_size, p.scores + thread * p.scores_size
-    of_row, one = group * p.scores_row, 4 * group * p.size  # bytes of a row's scores, of its sums
+    inverses, of_row = sums + 4 * ROWS * group * p.size + 64, group * p.scores_row
     first, last = share(p.shared * p.rows, thread, team)
     unit = first
     while unit < last:
@@ -374,48 +487,57 @@ def attention(p: Any, index: int, thread: int, team: int) -> None:
         unit += tile
         at = cached(p, index, start // p.fed, head)
         keys, values = p.keys + at, p.values + at
-        most = 0
+        for block in range(0, (seen_by(p, start, tile) + WIDTH - 1) // WIDTH, CHUNK):
+            score_slots(p, keys, head, start, tile, block, memory)
         for row in range(tile):
-            most = max(most, _row_at(p.row + (start + row) * _ROW_SIZE).seen)
-        for block in range(0, (most + WIDTH - 1) // WIDTH, CHUNK):
-            for row in range(tile):
-                seen = _row_at(p.row + (start + row) * _ROW_SIZE).seen
-                blocks = min(CHUNK, (seen + WIDTH - 1) // WIDTH - block)
-                if blocks > 0:
-                    query = p.qkv + 4 * ((start + row) * every + head * group) * p.size
-                    place = memory + row * of_row + 4 * WIDTH * block
-                    score(p, keys + p.wide * block * WIDTH * p.size, query, place, blocks)
-        for row in range(tile):
-            of = _row_at(p.row + (start + row) * _ROW_SIZE)
-            query, scores = p.qkv + 4 * ((start + row) * every + head * group) * p.size, memory + row * of_row
-            spare = memory + ROWS * of_row  # the scores of a block, of which one slot is seen
-            for more in range(of.count):
-                slot = get64(of.more + 8 * more)
-                score(p, keys + p.wide * (slot // WIDTH) * WIDTH * p.size, query, spare, 1)
-                for other in range(group):
-                    at = other * p.scores_row
-                    put_float(scores + at + 4 * (of.seen + more), get_float(spare + at + 4 * (slot % WIDTH)))
-            for other in range(group):
-                by = softmax(scores + other * p.scores_row, of.seen + of.count)
-                put_float(sums + ROWS * one + 64 + 4 * (row * group + other), by)
-            for place in range(0, one, 4 * WIDTH):
-                store(sums + row * one + place, splat(float32(0.0)))
-        for slot in range(0, most, chunk):
-            for row in range(tile):
-                slots = min(chunk, _row_at(p.row + (start + row) * _ROW_SIZE).seen - slot)
-                if slots > 0:
-                    mix(p, values + p.wide * slot * p.size, memory + row * of_row + 4 * slot, sums + row * one, slots)
-        for row in range(tile):
-            of = _row_at(p.row + (start + row) * _ROW_SIZE)
-            for more in range(of.count):
-                value = values + p.wide * get64(of.more + 8 * more) * p.size
-                mix(p, value, memory + row * of_row + 4 * (of.seen + more), sums + row * one, 1)
-            for other in range(group):
-                by = splat(get_float(sums + ROWS * one + 64 + 4 * (row * group + other)))
-                for part in range(p.size // GROUP):
-                    x = sums + row * one + 4 * (other * p.size + GROUP * part)
-                    place = (head * group + other) * p.size // GROUP + part
-                    quantise(mul(load(x), by), mul(load(x + 64), by), p.mixed, start + row, place, groups)
+            spare, inverse = memory + ROWS * of_row, inverses + 4 * row * group
+            weigh(p, keys, head, start + row, memory + row * of_row, spare, inverse)
+        mix_slots(p, values, head, start, tile, memory, sums, inverses, 0, p.size)
+
+
+@compiled
+def copy_scores(p: Any, scores: int, to: int, row: int) -> None:
+    """What a row's queries of one head of keys scored."""
+    size = (_row_at(p.row + row * _ROW_SIZE).seen + WIDTH - 1) // WIDTH * 4 * WIDTH
+    for at in range(0, p.heads // p.shared * p.scores_row, p.scores_row):
+        for place in range(at, at + size, 4 * WIDTH):
+            store(to + place, load(scores + place))
+
+
+@compiled
+def is_uneven(p: Any, team: int) -> bool:
+    """Whether attention is split: few rows of one sequence whose units do not share out."""
+    return p.rows == p.fed and p.rows <= ROWS and p.shared * p.rows % team != 0
+
+
+@compiled
+def split_attention(p: Any, index: int, thread: int, team: int, at: int) -> int:
+    """The same where heads do not share out evenly: scores by chunks of slots, all threads meet, then mixtures by 32
+    dimensions of a head; the next turn of :func:`meet`."""
+    group = p.heads // p.shared
+    sums, memory = p.buffer + thread * p.buffer_size, p.scores + thread * p.scores_size
+    inverses, of_row = sums + 4 * ROWS * group * p.size + 64, group * p.scores_row
+    chunks = ((seen_by(p, 0, p.rows) + WIDTH - 1) // WIDTH + CHUNK - 1) // CHUNK
+    first, last = share(p.shared * chunks, thread, team)
+    for unit in range(first, last):
+        head, block = unit // chunks, unit % chunks * CHUNK
+        scores = p.shared_scores + head * p.rows * of_row
+        score_slots(p, p.keys + cached(p, index, 0, head), head, 0, p.rows, block, scores)
+    at = meet(p.meeting, team, at, p.sleep)
+    parts = p.size // GROUP
+    first, last = share(p.shared * parts, thread, team)
+    while first < last:
+        head = first // parts
+        end = min(last, (head + 1) * parts)
+        of_head = cached(p, index, 0, head)
+        for row in range(p.rows):  # of a head that threads share each has its own weights
+            scores = memory + row * of_row
+            copy_scores(p, p.shared_scores + (head * p.rows + row) * of_row, scores, row)
+            weigh(p, p.keys + of_head, head, row, scores, memory + ROWS * of_row, inverses + 4 * row * group)
+        begin, until = GROUP * (first - head * parts), GROUP * (end - head * parts)
+        mix_slots(p, p.values + of_head, head, 0, p.rows, memory, sums, inverses, begin, until)
+        first = end
+    return at
 
 
 @compiled
@@ -441,7 +563,7 @@ def swiglu(gate: Any, up: Any) -> Any:
 
 
 @compiled
-def gate_up(p: Any, layer: Any, thread: int, team: int) -> None:
+def gate_up(p: Any, layer: Any, normed: int, thread: int, team: int) -> None:
     """SwiGLU of two products, quantised; units of 32 columns of each: one group of activations."""
     groups, buffer = p.hidden // GROUP, p.buffer + thread * p.buffer_size
     first, last = share(p.inner // GROUP, thread, team)
@@ -449,7 +571,7 @@ def gate_up(p: Any, layer: Any, thread: int, team: int) -> None:
         gate = layer.gate + 2 * unit * groups * SIZES[layer.gate_layout]
         up = layer.up + 2 * unit * groups * SIZES[layer.up_layout]
         for start in range(0, p.rows, ROWS):
-            rows, x = min(ROWS, p.rows - start), p.normed + start // ROWS * groups * UNIT
+            rows, x = min(ROWS, p.rows - start), normed + start // ROWS * groups * UNIT
             for half in range(2):
                 block = half * groups * SIZES[layer.gate_layout]
                 columns(p.columns, layer.gate_layout, gate + block, x, buffer + 64 * half, groups, 64, rows)
@@ -478,19 +600,20 @@ def _pass(record: int) -> None:
     at = meet(p.meeting, team, at, p.sleep)
     for index in range(p.layers):
         layer = _layer_at(p.table + index * _LAYER_SIZE)
-        norm(p, layer.before, layer.states, thread, team)
+        if layer.states:
+            keep_states(p, layer.states, thread, team)
+        normed, at = norm(p, layer.before, thread, team, at)
+        project(p, layer, index, normed, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
-        query_key_value(p, layer, thread, team)
-        at = meet(p.meeting, team, at, p.sleep)
-        place_heads(p, layer, index, thread, team)
-        at = meet(p.meeting, team, at, p.sleep)
-        attention(p, index, thread, team)
+        if is_uneven(p, team):
+            at = split_attention(p, index, thread, team, at)
+        else:
+            attention(p, index, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
         added(p, layer.o, layer.o_layout, p.mixed, p.heads * p.size // GROUP, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
-        norm(p, layer.after, 0, thread, team)
-        at = meet(p.meeting, team, at, p.sleep)
-        gate_up(p, layer, thread, team)
+        normed, at = norm(p, layer.after, thread, team, at)
+        gate_up(p, layer, normed, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
         added(p, layer.down, layer.down_layout, p.gated, p.inner // GROUP, thread, team)
         at = meet(p.meeting, team, at, p.sleep)

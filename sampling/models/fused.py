@@ -308,19 +308,21 @@ class FusedNetwork:
 
     def _take_memory(self, rows: int, kept: int, threads: int, line: int) -> None:
         """The same, where a query's scores take `line` bytes."""
+        from sampling.models.compiled_pass import FEW
         from utils.kernels.products import ROWS, room
 
         group = self._heads // self._shared
-        scores = (ROWS + 1) * group * line
+        scores, normed = (ROWS + 1) * group * line, room(max(rows, kept), self._hidden)
         buffer = -(-(4 * ROWS * group * (self._size + 1) + 256 * ROWS) // 64) * 64
-        self._set(scores_row=line, scores_size=scores, buffer_size=buffer)
+        self._set(scores_row=line, scores_size=scores, buffer_size=buffer, normed_size=normed)
         sizes = {
             "x": 4 * rows * self._hidden,
             "qkv": 4 * rows * (self._heads + 2 * self._shared) * self._size,
-            "normed": room(max(rows, kept), self._hidden),
+            "normed": normed * (threads if rows <= FEW else 1),
             "mixed": room(rows, self._heads * self._size),
             "gated": room(rows, self._inner),
             "scores": threads * scores,
+            "shared_scores": self._heads * line * min(rows, ROWS),
             "buffer": threads * buffer,
         }
         for name, size in sizes.items():
