@@ -4,9 +4,8 @@ stages.
 The stages of a layer: norm | q, k, v, rotary, keys and values into the cache | attention | o, added to x | norm |
 gate, up, SwiGLU | down, added to x. Each ends in quantised activations where a product follows. What is computed for a
 row never depends on the other rows, the threads or the slots that its tokens lie in, but on the row's tokens in their
-order: sums over what it sees run in that order. How work is shared out is another matter: a few rows are normed by
-every thread for itself, which costs less than a barrier, and where heads do not share out evenly their attention is
-split by slots, then by dimensions. Imports numba; sampling/models/fused.py calls it.
+order: sums over what it sees run in that order. A few rows are normed by every thread for itself, which costs less
+than a barrier. Imports numba; sampling/models/fused.py calls it.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from utils.kernels.vectors import (
     compiled,
     div,
     exponential,
+    fetch,
     fma,
     get64,
     get_float,
@@ -73,8 +73,7 @@ PASS = _record(
     "rows kept fed layers hidden inner heads shared size vocab_blocks "  # fed: rows of one sequence; kept: with logits
     "batch slots half wide "  # of the cache, wide: bytes of one of its numbers
     "row table embed embed_layout head head_layout norm turns keys values "
-    "x qkv normed normed_size mixed gated buffer buffer_size scores scores_size scores_row "
-    "shared_scores logits states states_row "
+    "x qkv normed normed_size mixed gated buffer buffer_size scores scores_size scores_row logits states states_row "
     "epsilon scale columns score mix",
     TEAM,
 )
@@ -107,12 +106,16 @@ def scores_of(heads: int, half: bool) -> Body:
     line = ir.VectorType(F16 if half else F32, WIDTH)
 
     def body(builder: Any, keys: Any, queries: Any, scores: Any, blocks: Any, between: Any, size: Any) -> None:
+        ahead = builder.mul(size, number(CHUNK * WIDTH * size_of))
+
         def block(index: Any, _: list[Any]) -> list[Any]:
             first = builder.add(keys, builder.mul(index, builder.mul(size, number(WIDTH * size_of))))
 
             def dimensions(step: Any, sums: list[Any]) -> list[Any]:
                 place = moved(builder, first, step, STEP * WIDTH * size_of)
                 query, new = moved(builder, queries, step, 4 * STEP), list(sums)
+                for at in range(0, STEP * WIDTH * size_of, 64):  # what comes a chunk later
+                    fetch(builder, builder.add(place, builder.add(ahead, number(at))))
                 for at in range(STEP):
                     key = read(builder, place, line, at * WIDTH * size_of)
                     key = builder.fpext(key, F) if half else key
@@ -135,28 +138,29 @@ def scores_of(heads: int, half: bool) -> Body:
 
 
 def mixture_of(heads: int, half: bool) -> Body:
-    """(values, weights, sums, slots, bytes between queries' weights, size, parts): sums += weight · value, slot after
-    slot, of so many parts of `PARTS` · 16 dimensions.
+    """(values, weights, sums, slots, bytes between queries' weights, size): sums += weight · value, slot after slot.
 
     Values lie [slot][size], sums [query][size].
     """
     size_of = 2 if half else 4
     line = ir.VectorType(F16 if half else F32, WIDTH)
 
-    def body(
-        builder: Any, values: Any, weights: Any, sums: Any, slots: Any, between: Any, size: Any, parts: Any
-    ) -> None:
+    def body(builder: Any, values: Any, weights: Any, sums: Any, slots: Any, between: Any, size: Any) -> None:
+        ahead = builder.mul(size, number(CHUNK * WIDTH * size_of))
+
         def part(index: Any, _: list[Any]) -> list[Any]:
             first, start = (
                 moved(builder, values, index, PARTS * WIDTH * size_of),
                 moved(builder, sums, index, 64 * PARTS),
             )
-            place = [moved(builder, start, size, 4 * head) for head in range(heads)]
+            begins = [moved(builder, start, size, 4 * head) for head in range(heads)]
 
             def one(slot: Any, held: list[Any]) -> list[Any]:
                 at = moved(builder, weights, slot, 4)
                 new: list[Any] = []
                 row = builder.add(first, builder.mul(slot, builder.mul(size, number(size_of))))
+                for place in range(0, PARTS * WIDTH * size_of, 64):  # what comes a chunk later
+                    fetch(builder, builder.add(row, builder.add(ahead, number(place))))
                 found = [read(builder, row, line, part * WIDTH * size_of) for part in range(PARTS)]
                 found = [builder.fpext(value, F) for value in found] if half else found
                 for head in range(heads):
@@ -164,32 +168,32 @@ def mixture_of(heads: int, half: bool) -> Body:
                     new += [times_plus(builder, by, value, held[len(new) + part]) for part, value in enumerate(found)]
                 return new
 
-            begun = [read(builder, at, F, 64 * part) for at in place for part in range(PARTS)]
+            begun = [read(builder, at, F, 64 * part) for at in begins for part in range(PARTS)]
             done = loop(builder, slots, begun, one)
-            for head, at in enumerate(place):
+            for head, at in enumerate(begins):
                 for part in range(PARTS):
                     write(builder, done[head * PARTS + part], at, 64 * part)
             return []
 
-        loop(builder, parts, [], part)
+        loop(builder, builder.udiv(size, number(WIDTH * PARTS)), [], part)
 
     return body
 
 
 _KINDS = [(heads, half) for half in (False, True) for heads in range(1, HEADS + 1)]
 _scores = one_of("scores", [scores_of(heads, half) for heads, half in _KINDS], 6)
-_mixture = one_of("mixture", [mixture_of(heads, half) for heads, half in _KINDS], 7)
+_mixture = one_of("mixture", [mixture_of(heads, half) for heads, half in _KINDS], 6)
 
 
 def _score(kind: int, keys: int, queries: int, scores: int, blocks: int, between: int, size: int) -> None:
     _scores(kind, keys, queries, scores, blocks, between, size)
 
 
-def _mix(kind: int, values: int, weights: int, sums: int, slots: int, between: int, size: int, parts: int) -> None:
-    _mixture(kind, values, weights, sums, slots, between, size, parts)
+def _mix(kind: int, values: int, weights: int, sums: int, slots: int, between: int, size: int) -> None:
+    _mixture(kind, values, weights, sums, slots, between, size)
 
 
-score_entry, mix_entry, _call_score, _call_mix = Entry(_score, 7), Entry(_mix, 8), calling(7), calling(8)
+score_entry, mix_entry, _call = Entry(_score, 7), Entry(_mix, 7), calling(7)
 
 
 @compiled
@@ -199,17 +203,17 @@ def score(p: Any, keys: int, queries: int, scores: int, blocks: int) -> None:
     for first in range(0, group, HEADS):
         kind = p.half * HEADS + min(HEADS, group - first) - 1
         out = scores + first * p.scores_row
-        _call_score(p.score, kind, keys, queries + 4 * first * p.size, out, blocks, p.scores_row, p.size)
+        _call(p.score, kind, keys, queries + 4 * first * p.size, out, blocks, p.scores_row, p.size)
 
 
 @compiled
-def mix(p: Any, values: int, weights: int, sums: int, slots: int, size: int) -> None:
-    """Adds `size` dimensions of so many slots' values, weighted, to the sums of all queries that share them."""
+def mix(p: Any, values: int, weights: int, sums: int, slots: int) -> None:
+    """Adds so many slots' values, weighted, to the sums of all queries that share them."""
     group = p.heads // p.shared
     for first in range(0, group, HEADS):
         kind = p.half * HEADS + min(HEADS, group - first) - 1
         at, out = weights + first * p.scores_row, sums + 4 * first * p.size
-        _call_mix(p.mix, kind, values, at, out, slots, p.scores_row, p.size, size // (WIDTH * PARTS))
+        _call(p.mix, kind, values, at, out, slots, p.scores_row, p.size)
 
 
 # -- the stages -------------------------------------------------------------------------------------------------
@@ -401,84 +405,12 @@ def softmax(scores: int, count: int) -> Any:
 
 
 @compiled
-def query_of(p: Any, row: int, head: int) -> Any:
-    """The queries of a row that read this head of keys."""
-    return p.qkv + 4 * (row * (p.heads + 2 * p.shared) + head * (p.heads // p.shared)) * p.size
-
-
-@compiled
-def seen_by(p: Any, start: int, tile: int) -> int:
-    """The most slots that one of these rows sees without a list."""
-    most = 0
-    for row in range(start, start + tile):
-        most = max(most, _row_at(p.row + row * _ROW_SIZE).seen)
-    return most
-
-
-@compiled
-def score_slots(p: Any, keys: int, head: int, start: int, tile: int, block: int, memory: int) -> None:
-    """Up to `CHUNK` blocks of slots from this one on, scored for each of the rows that sees them."""
-    for row in range(tile):
-        seen = _row_at(p.row + (start + row) * _ROW_SIZE).seen
-        blocks = min(CHUNK, (seen + WIDTH - 1) // WIDTH - block)
-        if blocks > 0:
-            out = memory + row * (p.heads // p.shared) * p.scores_row + 4 * WIDTH * block
-            score(p, keys + p.wide * block * WIDTH * p.size, query_of(p, start + row, head), out, blocks)
-
-
-@compiled
-def weigh(p: Any, keys: int, head: int, row: int, scores: int, spare: int, inverses: int) -> None:
-    """A row's scores, completed by the slots of its list, become weights; 1 / their sums go into `inverses`. `spare` is
-    room for the scores of a block, of which one slot is seen."""
-    group, of = p.heads // p.shared, _row_at(p.row + row * _ROW_SIZE)
-    for more in range(of.count):
-        slot = get64(of.more + 8 * more)
-        score(p, keys + p.wide * (slot // WIDTH) * WIDTH * p.size, query_of(p, row, head), spare, 1)
-        for other in range(group):
-            at = other * p.scores_row
-            put_float(scores + at + 4 * (of.seen + more), get_float(spare + at + 4 * (slot % WIDTH)))
-    for other in range(group):
-        put_float(inverses + 4 * other, softmax(scores + other * p.scores_row, of.seen + of.count))
-
-
-@compiled
-def mix_slots(
-    p: Any, values: int, head: int, start: int, tile: int, memory: int, sums: int, inverses: int, first: int, last: int
-) -> None:
-    """Dimensions `first` to `last` of the rows' mixtures of values, quantised."""
-    group, chunk = p.heads // p.shared, CHUNK * WIDTH
-    of_row, one = group * p.scores_row, 4 * group * p.size  # bytes of a row's weights, of its sums
-    most, values, sums = seen_by(p, start, tile), values + p.wide * first, sums + 4 * first
-    for row in range(tile):
-        for other in range(group):
-            for at in range(0, 4 * (last - first), 4 * WIDTH):
-                store(sums + row * one + 4 * other * p.size + at, splat(float32(0.0)))
-    for slot in range(0, most, chunk):
-        for row in range(tile):
-            slots = min(chunk, _row_at(p.row + (start + row) * _ROW_SIZE).seen - slot)
-            if slots > 0:
-                at = values + p.wide * slot * p.size
-                mix(p, at, memory + row * of_row + 4 * slot, sums + row * one, slots, last - first)
-    for row in range(tile):
-        of = _row_at(p.row + (start + row) * _ROW_SIZE)
-        for more in range(of.count):
-            value = values + p.wide * get64(of.more + 8 * more) * p.size
-            mix(p, value, memory + row * of_row + 4 * (of.seen + more), sums + row * one, 1, last - first)
-        for other in range(group):
-            by = splat(get_float(inverses + 4 * (row * group + other)))
-            for part in range((last - first) // GROUP):
-                x = sums + row * one + 4 * (other * p.size + GROUP * part)
-                group_of = ((head * group + other) * p.size + first) // GROUP + part
-                low, high = mul(load(x), by), mul(load(x + 64), by)
-                quantise(low, high, p.mixed, start + row, group_of, p.heads * p.size // GROUP)
-
-
-@compiled
 def attention(p: Any, index: int, thread: int, team: int) -> None:
     """Softmax(query · keys) · values, quantised; units are (head of keys, row), rows of one sequence in tiles."""
-    group = p.heads // p.shared
+    group, every, chunk = p.heads // p.shared, p.heads + 2 * p.shared, CHUNK * WIDTH
+    groups = p.heads * p.size // GROUP
     sums, memory = p.buffer + thread * p.buffer_size, p.scores + thread * p.scores_size
-    inverses, of_row = sums + 4 * ROWS * group * p.size + 64, group * p.scores_row
+    of_row, one = group * p.scores_row, 4 * group * p.size  # bytes of a row's scores, of its sums
     first, last = share(p.shared * p.rows, thread, team)
     unit = first
     while unit < last:
@@ -487,57 +419,48 @@ def attention(p: Any, index: int, thread: int, team: int) -> None:
         unit += tile
         at = cached(p, index, start // p.fed, head)
         keys, values = p.keys + at, p.values + at
-        for block in range(0, (seen_by(p, start, tile) + WIDTH - 1) // WIDTH, CHUNK):
-            score_slots(p, keys, head, start, tile, block, memory)
+        most = 0
         for row in range(tile):
-            spare, inverse = memory + ROWS * of_row, inverses + 4 * row * group
-            weigh(p, keys, head, start + row, memory + row * of_row, spare, inverse)
-        mix_slots(p, values, head, start, tile, memory, sums, inverses, 0, p.size)
-
-
-@compiled
-def copy_scores(p: Any, scores: int, to: int, row: int) -> None:
-    """What a row's queries of one head of keys scored."""
-    size = (_row_at(p.row + row * _ROW_SIZE).seen + WIDTH - 1) // WIDTH * 4 * WIDTH
-    for at in range(0, p.heads // p.shared * p.scores_row, p.scores_row):
-        for place in range(at, at + size, 4 * WIDTH):
-            store(to + place, load(scores + place))
-
-
-@compiled
-def is_uneven(p: Any, team: int) -> bool:
-    """Whether attention is split: few rows of one sequence whose units do not share out."""
-    return p.rows == p.fed and p.rows <= ROWS and p.shared * p.rows % team != 0
-
-
-@compiled
-def split_attention(p: Any, index: int, thread: int, team: int, at: int) -> int:
-    """The same where heads do not share out evenly: scores by chunks of slots, all threads meet, then mixtures by 32
-    dimensions of a head; the next turn of :func:`meet`."""
-    group = p.heads // p.shared
-    sums, memory = p.buffer + thread * p.buffer_size, p.scores + thread * p.scores_size
-    inverses, of_row = sums + 4 * ROWS * group * p.size + 64, group * p.scores_row
-    chunks = ((seen_by(p, 0, p.rows) + WIDTH - 1) // WIDTH + CHUNK - 1) // CHUNK
-    first, last = share(p.shared * chunks, thread, team)
-    for unit in range(first, last):
-        head, block = unit // chunks, unit % chunks * CHUNK
-        scores = p.shared_scores + head * p.rows * of_row
-        score_slots(p, p.keys + cached(p, index, 0, head), head, 0, p.rows, block, scores)
-    at = meet(p.meeting, team, at, p.sleep)
-    parts = p.size // GROUP
-    first, last = share(p.shared * parts, thread, team)
-    while first < last:
-        head = first // parts
-        end = min(last, (head + 1) * parts)
-        of_head = cached(p, index, 0, head)
-        for row in range(p.rows):  # of a head that threads share each has its own weights
-            scores = memory + row * of_row
-            copy_scores(p, p.shared_scores + (head * p.rows + row) * of_row, scores, row)
-            weigh(p, p.keys + of_head, head, row, scores, memory + ROWS * of_row, inverses + 4 * row * group)
-        begin, until = GROUP * (first - head * parts), GROUP * (end - head * parts)
-        mix_slots(p, p.values + of_head, head, 0, p.rows, memory, sums, inverses, begin, until)
-        first = end
-    return at
+            most = max(most, _row_at(p.row + (start + row) * _ROW_SIZE).seen)
+        for block in range(0, (most + WIDTH - 1) // WIDTH, CHUNK):
+            for row in range(tile):
+                seen = _row_at(p.row + (start + row) * _ROW_SIZE).seen
+                blocks = min(CHUNK, (seen + WIDTH - 1) // WIDTH - block)
+                if blocks > 0:
+                    query = p.qkv + 4 * ((start + row) * every + head * group) * p.size
+                    place = memory + row * of_row + 4 * WIDTH * block
+                    score(p, keys + p.wide * block * WIDTH * p.size, query, place, blocks)
+        for row in range(tile):
+            of = _row_at(p.row + (start + row) * _ROW_SIZE)
+            query, scores = p.qkv + 4 * ((start + row) * every + head * group) * p.size, memory + row * of_row
+            spare = memory + ROWS * of_row  # the scores of a block, of which one slot is seen
+            for more in range(of.count):
+                slot = get64(of.more + 8 * more)
+                score(p, keys + p.wide * (slot // WIDTH) * WIDTH * p.size, query, spare, 1)
+                for other in range(group):
+                    at = other * p.scores_row
+                    put_float(scores + at + 4 * (of.seen + more), get_float(spare + at + 4 * (slot % WIDTH)))
+            for other in range(group):
+                by = softmax(scores + other * p.scores_row, of.seen + of.count)
+                put_float(sums + ROWS * one + 64 + 4 * (row * group + other), by)
+            for place in range(0, one, 4 * WIDTH):
+                store(sums + row * one + place, splat(float32(0.0)))
+        for slot in range(0, most, chunk):
+            for row in range(tile):
+                slots = min(chunk, _row_at(p.row + (start + row) * _ROW_SIZE).seen - slot)
+                if slots > 0:
+                    mix(p, values + p.wide * slot * p.size, memory + row * of_row + 4 * slot, sums + row * one, slots)
+        for row in range(tile):
+            of = _row_at(p.row + (start + row) * _ROW_SIZE)
+            for more in range(of.count):
+                value = values + p.wide * get64(of.more + 8 * more) * p.size
+                mix(p, value, memory + row * of_row + 4 * (of.seen + more), sums + row * one, 1)
+            for other in range(group):
+                by = splat(get_float(sums + ROWS * one + 64 + 4 * (row * group + other)))
+                for part in range(p.size // GROUP):
+                    x = sums + row * one + 4 * (other * p.size + GROUP * part)
+                    place = (head * group + other) * p.size // GROUP + part
+                    quantise(mul(load(x), by), mul(load(x + 64), by), p.mixed, start + row, place, groups)
 
 
 @compiled
@@ -605,10 +528,7 @@ def _pass(record: int) -> None:
         normed, at = norm(p, layer.before, thread, team, at)
         project(p, layer, index, normed, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
-        if is_uneven(p, team):
-            at = split_attention(p, index, thread, team, at)
-        else:
-            attention(p, index, thread, team)
+        attention(p, index, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
         added(p, layer.o, layer.o_layout, p.mixed, p.heads * p.size // GROUP, thread, team)
         at = meet(p.meeting, team, at, p.sleep)

@@ -322,7 +322,6 @@ class FusedNetwork:
             "mixed": room(rows, self._heads * self._size),
             "gated": room(rows, self._inner),
             "scores": threads * scores,
-            "shared_scores": self._heads * line * min(rows, ROWS),
             "buffer": threads * buffer,
         }
         for name, size in sizes.items():
