@@ -19,6 +19,7 @@ from typing import Any
 from utils.kernels.instruction_sets import instruction_set
 
 _HERE = Path(__file__).parent
+_DONT_NEED = 4  # of madvise
 _one_at_a_time = threading.Lock()
 _folder: Path | None = None
 
@@ -43,10 +44,28 @@ def _version(source: Path) -> str:
 
 
 def put_away() -> None:
-    """Give back what the heap holds unused, once everything is loaded and compiled."""
+    """Give back what is not needed once everything is loaded and compiled: what the heap holds unused, and the pages of
+    the compiler's own library that are as they are in its file, from where they come again if they are asked for."""
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc
-        libc.malloc_trim(0)
+    if not hasattr(libc, "malloc_trim"):  # not glibc
+        return
+    libc.malloc_trim(0)
+    for first, size in _clean_pages("libllvmlite"):
+        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _DONT_NEED)
+
+
+def _clean_pages(library: str) -> list[tuple[int, int]]:
+    """Address and bytes of the mappings of a library that cannot be written to and never were."""
+    found, place = [], (0, 0)
+    for line in Path("/proc/self/smaps").read_text(errors="replace").splitlines():
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):
+            first, _, last = name.partition("-")
+            usable = library in rest and "w" not in rest.split()[0]
+            place = (int(first, 16), int(last, 16) - int(first, 16)) if usable else (0, 0)
+        elif name == "Private_Dirty:" and place[1] and rest.split()[0] == "0":
+            found.append(place)
+    return found
 
 
 class Entry:
