@@ -193,6 +193,12 @@ class ModelOptions(_Record):
         "number format of cached keys and values in the compiled pass; auto: float16",
         MODELS,
     )
+    activations: str = row(
+        "q16",
+        Choice(("q16", "q8")),
+        "bits of what the compiled pass multiplies its weights with; q8: cheaper passes over many tokens, less exact",
+        MODELS,
+    )
     attn_implementation: str | None = row(
         None, _name("X", "a name"), "attention code of transformers (sdpa, eager …)", MODELS
     )

@@ -74,7 +74,7 @@ PASS = _record(
     "batch slots half wide "  # of the cache, wide: bytes of one of its numbers
     "row table embed embed_layout head head_layout norm turns keys values "
     "x qkv normed normed_size mixed gated buffer buffer_size scores scores_size scores_row logits states states_row "
-    "epsilon scale columns score mix",
+    "epsilon scale narrow columns score mix",
     TEAM,
 )
 LAYER = _record(
@@ -244,9 +244,12 @@ def norm_row(p: Any, row: int, weight: int, normed: int, place: int, states: int
     by = inverse_rms(x, p.hidden, get_float(p.epsilon))
     for group in range(groups):
         at = 4 * GROUP * group
-        low, high = mul(mul(load(x + at), by), load(weight + at)), mul(mul(load(x + at + 64), by), load(weight + at + 64))
+        low, high = (
+            mul(mul(load(x + at), by), load(weight + at)),
+            mul(mul(load(x + at + 64), by), load(weight + at + 64)),
+        )
         if normed:
-            quantise(low, high, normed, place, group, groups)
+            quantise(low, high, normed, place, group, groups, p.narrow)
         if states:
             store(states + 4 * row * p.states_row + at, low)
             store(states + 4 * row * p.states_row + at + 64, high)
@@ -460,7 +463,7 @@ def attention(p: Any, index: int, thread: int, team: int) -> None:
                 for part in range(p.size // GROUP):
                     x = sums + row * one + 4 * (other * p.size + GROUP * part)
                     place = (head * group + other) * p.size // GROUP + part
-                    quantise(mul(load(x), by), mul(load(x + 64), by), p.mixed, start + row, place, groups)
+                    quantise(mul(load(x), by), mul(load(x + 64), by), p.mixed, start + row, place, groups, p.narrow)
 
 
 @compiled
@@ -503,7 +506,7 @@ def gate_up(p: Any, layer: Any, normed: int, thread: int, team: int) -> None:
             for row in range(rows):
                 y = buffer + 256 * row
                 low, high = swiglu(load(y), load(y + 128)), swiglu(load(y + 64), load(y + 192))
-                quantise(low, high, p.gated, start + row, unit, p.inner // GROUP)
+                quantise(low, high, p.gated, start + row, unit, p.inner // GROUP, p.narrow)
 
 
 @compiled

@@ -137,7 +137,8 @@ class FusedNetwork:
     """A model that :func:`supports` takes. One pass runs at a time; other threads of the interpreter wait for it.
 
     The model's packed weights are used where they lie. Its cache is in `cache_dtype`, else in the dtype that its loader
-    left as `kv_dtype` on the model, else in float16. ValueError for a model that cannot be computed so.
+    left as `kv_dtype` on the model, else in float16. What enters a product has 8 bits instead of 16 where the head's
+    layer says so. ValueError for a model that cannot be computed so.
     """
 
     takes_trees = True
@@ -149,11 +150,12 @@ class FusedNetwork:
         if not supports(model):
             raise ValueError(f"{type(model).__name__} has no compiled pass: its weights or its shape do not fit")
         from sampling.models.compiled_pass import LAYER, PASS, mix_entry, score_entry, whole_pass
-        from utils.kernels.products import columns_entry
+        from utils.kernels.products import columns_entry, narrow_columns_entry
 
         config, trunk = model.config, model.model
         cache_dtype = cache_dtype or getattr(model, "kv_dtype", None) or CACHE_DTYPES[0]
         self.model, self.cache_dtype = model, cache_dtype
+        narrow = bool(model.lm_head.narrow)
         self.layers, self.vocab_size = len(trunk.layers), int(model.lm_head.out_features)
         self.context = int(config.max_position_embeddings)
         attention = trunk.layers[0].self_attn
@@ -196,7 +198,8 @@ class FusedNetwork:
             norm=self._address(trunk.norm.weight),
             epsilon=constants.ctypes.data,
             scale=constants.ctypes.data + 4,
-            columns=columns_entry.address,
+            narrow=int(narrow),
+            columns=(narrow_columns_entry if narrow else columns_entry).address,
             score=score_entry.address,
             mix=mix_entry.address,
         )

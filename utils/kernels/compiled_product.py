@@ -10,7 +10,7 @@ from utils.kernels.products import SIZES, columns, look_up, quantise
 from utils.kernels.team import TEAM
 from utils.kernels.vectors import asked, compiled, get64, load, meet, record_at, share
 
-_FIELDS = ("rows", "groups", "blocks", "layout", "weights", "x", "activations", "result", "columns")
+_FIELDS = ("rows", "groups", "blocks", "layout", "weights", "x", "activations", "result", "narrow", "columns")
 PRODUCT = np.dtype([*TEAM, *((name, np.int64) for name in _FIELDS)])
 LOOK_UP = np.dtype([*TEAM, *((name, np.int64) for name in ("rows", "groups", "layout", "weights", "ids", "result"))])
 
@@ -18,19 +18,19 @@ _product_at, _look_up_at = record_at(PRODUCT), record_at(LOOK_UP)
 
 
 @compiled
-def quantise_rows(x: int, activations: int, rows: int, groups: int, thread: int, team: int) -> None:
+def quantise_rows(x: int, activations: int, rows: int, groups: int, narrow: int, thread: int, team: int) -> None:
     """This thread's share of the rows of float32 `x` into `activations`."""
     first, last = share(rows, thread, team)
     for row in range(first, last):
         for group in range(groups):
             place = x + 4 * GROUP * (row * groups + group)
-            quantise(load(place), load(place + 2 * GROUP), activations, row, group, groups)
+            quantise(load(place), load(place + 2 * GROUP), activations, row, group, groups, narrow)
 
 
 def _product(record: int) -> None:
     p = _product_at(record)
     thread, team = asked(p.thread_number), asked(p.team_size)
-    quantise_rows(p.x, p.activations, p.rows, p.groups, thread, team)
+    quantise_rows(p.x, p.activations, p.rows, p.groups, p.narrow, thread, team)
     meet(p.meeting, team, 0, p.sleep)
     first, last = share(p.blocks, thread, team)
     block = p.groups * SIZES[p.layout]

@@ -27,11 +27,16 @@ class InstructionSet:
     lanes: int  # 32-bit integers of a register
     rows: int  # of activations that share one reading of a weight's registers
     dot: str  # the instruction: pairs of 16-bit integers, multiplied and added into 32 bits
+    quads: str  # unsigned bytes times signed ones: added four at a time, or only two, in 16 bits
+    whole_quads: bool = False  # four
 
 
+_WIDE = ("avx512f", "avx512bw", "avx512vl", "fma", "f16c")
+_PAIRS, _OCTETS = "llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx512.pmaddubs.w.512"
 INSTRUCTION_SETS = (  # the first that fits is taken
-    InstructionSet("avx512", ("avx512f", "avx512bw", "avx512vl", "fma", "f16c"), 16, 8, "llvm.x86.avx512.pmaddw.d.512"),
-    InstructionSet("avx2", ("avx2", "fma", "f16c"), 8, 4, "llvm.x86.avx2.pmadd.wd"),
+    InstructionSet("avx512vnni", (*_WIDE, "avx512vnni"), 16, 8, _PAIRS, "llvm.x86.avx512.vpdpbusd.512", True),
+    InstructionSet("avx512", _WIDE, 16, 8, _PAIRS, _OCTETS),
+    InstructionSet("avx2", ("avx2", "fma", "f16c"), 8, 4, "llvm.x86.avx2.pmadd.wd", "llvm.x86.avx2.pmadd.ub.sw"),
 )
 
 

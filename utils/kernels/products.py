@@ -6,7 +6,11 @@ group after group whatever the number of rows: **a row's result depends on the r
 infinity or NaN gets the scale NaN, and so does its row's result.
 
 Activations lie in tiles of `ROWS` rows: [tile][K / 32] groups, each: `ROWS` times 32 codes, `ROWS` scales, `ROWS`
-times scale · sum of codes. The codes' order is that of the pairs which the weights' shifts yield. Imports numba.
+times scale · sum of codes. The codes' order is that of the pairs which the weights' shifts yield.
+
+**Narrow** activations are 8-bit integers (|code| ≤ 127), which is llama.cpp's arithmetic: half the products, and some
+hundred times the error. Their 32 codes lie in order in the first half of a row's place, behind them the sums of the
+first and of the last 16, for the weights of 8 bits, which are taken as unsigned. Imports numba.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from utils.kernels.compiler import Entry
 from utils.kernels.vectors import (
     F16,
     F32,
+    I8,
     I16,
     I32,
     LANES,
@@ -56,7 +61,7 @@ from utils.kernels.vectors import (
 ROWS = SET.rows  # of a tile
 UNIT = ROWS * (2 * GROUP + 4 + 4)  # bytes of a tile's group
 SCALES, SUMS = ROWS * 2 * GROUP, ROWS * (2 * GROUP + 4)
-TOP = 32512.0  # the largest code
+TOP, NARROW_TOP = 32512.0, 127.0  # the largest code
 AHEAD = 5120  # bytes that weights are fetched ahead of their use
 TINY = int(np.float32(1e-30).view(np.int32))  # a group of no larger number counts as zeros
 INFINITE = int(np.float32(np.inf).view(np.int32))
@@ -64,6 +69,7 @@ INFINITE = int(np.float32(np.inf).view(np.int32))
 # The codes of a group in the order that they lie in: pair after pair, as nibbles and bytes of a word are taken apart.
 ORDER = [16 * half + 4 * word + odd + 2 * at for word in range(4) for half in (0, 1) for odd in (0, 1) for at in (0, 1)]
 
+OCTETS = ir.VectorType(I8, 4 * LANES)
 PAIRS, WORDS = ir.VectorType(I16, 2 * LANES), ir.VectorType(I32, LANES)
 COLUMN = ir.VectorType(F32, LANES)
 
@@ -78,8 +84,16 @@ def put_codes(builder: Any, address: Any, low: Any, high: Any) -> None:
     write(builder, builder.trunc(builder.shuffle_vector(low, high, order), ir.VectorType(I16, GROUP)), address)
 
 
+@operation(types.void, int64, WHOLES, WHOLES)
+def put_narrow(builder: Any, address: Any, low: Any, high: Any) -> None:
+    """The same as 8-bit integers as they come, and behind them the sums of 16 and 16."""
+    for half, values in enumerate((low, high)):
+        write(builder, builder.trunc(values, ir.VectorType(I8, COLUMNS)), address, COLUMNS * half)
+        write(builder, call(builder, "llvm.vector.reduce.add.v16i32", I32, values), address, GROUP + 4 * half)
+
+
 @compiled
-def quantise(low: Any, high: Any, base: int, row: int, group: int, groups: int) -> None:
+def quantise(low: Any, high: Any, base: int, row: int, group: int, groups: int, narrow: int) -> None:
     """One group of a row's 32 values into the activations at `base`."""
     place = base + (row // ROWS * groups + group) * UNIT
     at = row % ROWS
@@ -88,10 +102,14 @@ def quantise(low: Any, high: Any, base: int, row: int, group: int, groups: int) 
     if most >= INFINITE:
         scale = float32(np.nan)
     elif most > TINY:
-        scale, inverse = float_of_bits(most) / float32(TOP), float32(TOP) / float_of_bits(most)
+        top = float32(NARROW_TOP) if narrow else float32(TOP)
+        scale, inverse = float_of_bits(most) / top, top / float_of_bits(most)
     by = splat(inverse)
     first, second = whole(mul(low, by)), whole(mul(high, by))
-    put_codes(place + 2 * GROUP * at, first, second)
+    if narrow:
+        put_narrow(place + 2 * GROUP * at, first, second)
+    else:
+        put_codes(place + 2 * GROUP * at, first, second)
     put_float(place + SCALES + 4 * at, scale)
     put_float(place + SUMS + 4 * at, float32(count(first, second)) * scale)
 
@@ -104,7 +122,7 @@ def room(rows: int, width: int) -> int:
 # -- tiles ---------------------------------------------------------------------------------------------------
 
 
-def tile(layout: Layout, rows: int) -> Body:
+def tile(layout: Layout, rows: int, narrow: bool = False) -> Body:
     """The function (weights of a block, activations of a tile, result, groups, bytes between the result's rows), as
     LLVM has it: 16 columns of so many rows, `LANES` columns at a time."""
     line = COLUMNS * np.dtype(layout.real).itemsize
@@ -141,13 +159,8 @@ def tile(layout: Layout, rows: int) -> Body:
 
         share = GROUP * layout.bits // 8 // 4 // layout.scales  # words that one scale speaks for
         for scale in range(layout.scales):
-            whole = [ir.Constant(WORDS, None)] * rows
-            for word in range(scale * share, (scale + 1) * share):
-                for pair, value in pairs_of(builder, layout, words, word):
-                    for row in range(rows):
-                        codes = spread(builder, read(builder, x, I32, 2 * GROUP * row + 4 * pair), LANES)
-                        product = call(builder, SET.dot, WORDS, value, builder.bitcast(codes, PAIRS))
-                        whole[row] = builder.add(whole[row], product)
+            of_scale = range(scale * share, (scale + 1) * share)
+            whole = (narrow_sums if narrow else wide_sums)(builder, layout, words, of_scale, x, rows)
             by = column(scale)
             for row in range(rows):
                 exact = builder.fmul(builder.sitofp(whole[row], COLUMN), of_row(row, SCALES))
@@ -158,6 +171,60 @@ def tile(layout: Layout, rows: int) -> Body:
         return sums
 
     return body
+
+
+def wide_sums(builder: Any, layout: Layout, words: Any, of_scale: range, x: Any, rows: int) -> list[Any]:
+    """Each row's sums of codes times codes over these words of LANES columns."""
+    whole = [ir.Constant(WORDS, None)] * rows
+    for word in of_scale:
+        for pair, value in pairs_of(builder, layout, words, word):
+            for row in range(rows):
+                codes = spread(builder, read(builder, x, I32, 2 * GROUP * row + 4 * pair), LANES)
+                product = call(builder, SET.dot, WORDS, value, builder.bitcast(codes, PAIRS))
+                whole[row] = builder.add(whole[row], product)
+    return whole
+
+
+def narrow_sums(builder: Any, layout: Layout, words: Any, of_scale: range, x: Any, rows: int) -> list[Any]:
+    """The same for narrow activations. Bytes are made unsigned by 128, which is taken off each row's sum of codes; two
+    of their products fill 16 bits, so that without the instruction for four their nibbles are taken one by one."""
+
+    def sum_of_codes(row: int) -> Any:
+        halves = range(2) if len(of_scale) == 8 else (of_scale.start // 4,)
+        parts = [read(builder, x, I32, 2 * GROUP * row + GROUP + 4 * half) for half in halves]
+        return builder.add(*parts) if len(parts) == 2 else parts[0]
+
+    def times(value: Any, row: int, quad: int, total: Any) -> Any:
+        codes = spread(builder, read(builder, x, I32, 2 * GROUP * row + 4 * quad), LANES)
+        if SET.whole_quads:
+            return call(builder, SET.quads, WORDS, total, value, codes)
+        pairs = call(builder, SET.quads, PAIRS, builder.bitcast(value, OCTETS), builder.bitcast(codes, OCTETS))
+        return builder.add(total, call(builder, SET.dot, WORDS, pairs, ir.Constant(PAIRS, [1] * 2 * LANES)))
+
+    def shifted(value: Any, how: str, by: int) -> Any:
+        return getattr(builder, how)(value, ir.Constant(WORDS, [by] * LANES))
+
+    nibble = ir.Constant(WORDS, [0x0F0F0F0F] * LANES)
+    whole, upper = [ir.Constant(WORDS, None)] * rows, [ir.Constant(WORDS, None)] * rows
+    for word in of_scale:
+        raw = read(builder, words, WORDS, 4 * COLUMNS * word)
+        if layout.bits == 4:
+            parts = [(word, builder.and_(raw, nibble)), (4 + word, builder.and_(shifted(raw, "lshr", 4), nibble))]
+        else:
+            raw = builder.xor(raw, ir.Constant(WORDS, [0x80808080] * LANES))
+            parts = [(word, raw if SET.whole_quads else builder.and_(raw, nibble))]
+            if not SET.whole_quads:
+                high = builder.and_(shifted(raw, "lshr", 4), nibble)
+                upper = [times(high, row, word, total) for row, total in enumerate(upper)]
+        for quad, value in parts:
+            whole = [times(value, row, quad, total) for row, total in enumerate(whole)]
+    if layout.bits == 8:
+        if not SET.whole_quads:
+            whole = [builder.add(low, shifted(high, "shl", 4)) for low, high in zip(whole, upper, strict=True)]
+        for row in range(rows):
+            off = spread(builder, builder.mul(sum_of_codes(row), ir.Constant(I32, 128)), LANES)
+            whole[row] = builder.sub(whole[row], off)
+    return whole
 
 
 def pairs_of(builder: Any, layout: Layout, words: Any, word: int) -> list[tuple[int, Any]]:
@@ -175,7 +242,12 @@ def pairs_of(builder: Any, layout: Layout, words: Any, word: int) -> list[tuple[
     return [(4 * word + part, value) for part, value in enumerate(parts)]
 
 
-_tile = one_of("tile", [tile(layout, rows) for layout in LAYOUTS for rows in range(1, ROWS + 1)], 5)
+def _tiles(narrow: bool) -> Any:
+    kinds = [tile(layout, rows, narrow) for layout in LAYOUTS for rows in range(1, ROWS + 1)]
+    return one_of("narrow_tile" if narrow else "tile", kinds, 5)
+
+
+_tile, _narrow_tile = _tiles(False), _tiles(True)
 
 
 def _columns(layout: int, w: int, x: int, y: int, groups: int, stride: int, rows: int) -> None:
@@ -185,10 +257,17 @@ def _columns(layout: int, w: int, x: int, y: int, groups: int, stride: int, rows
         _tile(layout * ROWS + now - 1, w, at, y + 4 * first * stride, groups, 4 * stride)
 
 
-columns_entry = Entry(_columns, 7)
+def _narrow_columns(layout: int, w: int, x: int, y: int, groups: int, stride: int, rows: int) -> None:
+    for first in range(0, rows, ROWS):
+        now = min(ROWS, rows - first)
+        at = x + first // ROWS * groups * UNIT
+        _narrow_tile(layout * ROWS + now - 1, w, at, y + 4 * first * stride, groups, 4 * stride)
+
+
+columns_entry, narrow_columns_entry = Entry(_columns, 7), Entry(_narrow_columns, 7)
 columns = calling(7)
-"""(address of `columns_entry`, layout, w, x, y, groups, floats between the result's rows, rows): 16 columns of all
-rows, `w` the block's weights, `x` the activations, `y` the first result."""
+"""(address of `columns_entry` or `narrow_columns_entry`, layout, w, x, y, groups, floats between the result's rows,
+rows): 16 columns of all rows, `w` the block's weights, `x` the activations, `y` the first result."""
 
 
 # -- rows of a packed table -------------------------------------------------------------------------------------

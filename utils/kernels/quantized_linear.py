@@ -76,21 +76,21 @@ class PackedWeight:
         return torch.from_numpy(dequantised(self.data, self.layout, self.out_features))
 
     @functools.cached_property
-    def _kept(self) -> _Product:
-        return _Product(self)
+    def _kept(self) -> dict[bool, _Product]:
+        return {}
 
-    def product(self, x: Tensor) -> Tensor:
-        """x Wᵀ for contiguous float32 x [rows, in]; a view of [rows, out rounded up]."""
+    def product(self, x: Tensor, narrow: bool = False) -> Tensor:
+        """x Wᵀ for contiguous float32 x [rows, in]; a view of [rows, out rounded up]. `narrow`: x in 8 bits, not 16."""
         result = torch.empty(len(x), len(self.data) * COLUMNS)
         if len(x):
-            kept = self._kept
+            kept = self._kept.get(narrow) or self._kept.setdefault(narrow, _Product(self, narrow))
             if kept.free.acquire(blocking=False):
                 try:
                     kept(x, result)
                 finally:
                     kept.free.release()
             else:  # another thread is at it
-                _Product(self)(x, result)
+                _Product(self, narrow)(x, result)
         return result[:, : self.out_features]
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -134,9 +134,9 @@ class _Product:
     """A weight's record for the compiled product, and memory for the activations of a few rows: both are kept between
     calls. `free` is held by the thread that calls."""
 
-    def __init__(self, weight: PackedWeight) -> None:
+    def __init__(self, weight: PackedWeight, narrow: bool) -> None:
         from utils.kernels.compiled_product import PRODUCT, product
-        from utils.kernels.products import columns_entry
+        from utils.kernels.products import columns_entry, narrow_columns_entry
 
         self.free = threading.Lock()
         self._function, self._in = product.address, weight.in_features
@@ -147,7 +147,8 @@ class _Product:
             blocks=len(weight.data),
             layout=weight.number,
             weights=weight.address,
-            columns=columns_entry.address,
+            narrow=int(narrow),
+            columns=(narrow_columns_entry if narrow else columns_entry).address,
         )
 
     def __call__(self, x: Tensor, result: Tensor) -> None:
@@ -203,10 +204,11 @@ class _Quantized(nn.Module):
 
 
 class QuantizedLinear(_Quantized):
-    """y = x Wᵀ + b with W [out, in] packed; x [..., in] → y [..., out]."""
+    """y = x Wᵀ + b with W [out, in] packed; x [..., in] → y [..., out]. `narrow`: x in 8 bits, not in 16."""
 
-    def __init__(self, packed: PackedWeight, bias: Tensor | None = None) -> None:
+    def __init__(self, packed: PackedWeight, bias: Tensor | None = None, narrow: bool = False) -> None:
         super().__init__(packed)
+        self.narrow = narrow
         self.out_features, self.in_features = packed.out_features, packed.in_features
         self.register_buffer("bias", bias)
         self.bias: Tensor | None
@@ -215,7 +217,7 @@ class QuantizedLinear(_Quantized):
         """x Wᵀ + b."""
         if x.dtype != torch.float32 or x.device.type != "cpu" or (torch.is_grad_enabled() and x.requires_grad):
             return F.linear(x, self.weight.to(x), None if self.bias is None else self.bias.to(x))
-        y = self.packed.product(x.reshape(-1, self.in_features).contiguous())
+        y = self.packed.product(x.reshape(-1, self.in_features).contiguous(), self.narrow)
         y = y if self.bias is None else y + self.bias
         return y.reshape(*x.shape[:-1], self.out_features)
 
@@ -269,6 +271,13 @@ def put_weights(model: nn.Module, weights: Mapping[str, PackedWeight]) -> None:
         else:
             layer = QuantizedLinear(packed, None if old.bias is None else old.bias.detach())
         setattr(parent, own, layer.train(old.training))
+
+
+def narrow_activations(model: nn.Module) -> None:
+    """What enters this model's packed linear maps has 8 bits from now on, instead of 16: llama.cpp's arithmetic."""
+    for part in model.modules():
+        if isinstance(part, QuantizedLinear):
+            part.narrow = True
 
 
 def quantize(model: Any, kind: str, tables: bool) -> None:

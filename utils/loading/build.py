@@ -14,7 +14,7 @@ import torch
 from utils.catalogue.specs import ModelSpec
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import PackedLinear, lean, pack
-from utils.kernels.quantized_linear import KINDS, quantize
+from utils.kernels.quantized_linear import KINDS, narrow_activations, quantize
 from utils.loading.loaded import NO_LIMIT, UNSAID, LoadedModel, LoadOptions
 from utils.loading.packed_gguf import load_packed, make_kernels, runs_as_one, weight_bytes, weight_count
 from utils.loading.quantization import held_bytes, parameter_count, quantization_config
@@ -60,7 +60,7 @@ def load_model(
             with _ONE_AT_A_TIME:
                 found = load_packed(spec, config, folder, options, progress, cancelled)
             if found is not None:
-                return _loaded(spec.name, found[0], config, place, dtype, found[1], started, None, options.kv_dtype)
+                return _loaded(spec.name, found[0], config, place, dtype, found[1], started, None, options)
         if plain and place.type == "cpu":
             _check_memory(spec.name, folder, dtype, config.dtype)
         given = {
@@ -94,7 +94,7 @@ def load_model(
             check(cancelled)
             pack(model)
             lean(model)
-    return _loaded(spec.name, model, config, place, dtype, kind, started, parameters, options.kv_dtype)
+    return _loaded(spec.name, model, config, place, dtype, kind, started, parameters, options)
 
 
 def _loaded(
@@ -106,11 +106,13 @@ def _loaded(
     kind: str,
     started: float,
     parameters: int | None,
-    kv_dtype: str,
+    options: LoadOptions,
 ) -> LoadedModel:
     """What is known of a model once it lies in memory; `parameters` unless they can be counted now. The model itself
-    carries the `kv_dtype` that was asked for to what makes its cache."""
-    model.kv_dtype = _DTYPES.get(kv_dtype)
+    carries what was asked for of a compiled pass to what makes one."""
+    model.kv_dtype = _DTYPES.get(options.kv_dtype)
+    if options.activations == "q8":
+        narrow_activations(model)
     text = config.get_text_config()
     return LoadedModel(
         model=model,

@@ -30,6 +30,7 @@ class LoadOptions:
     quantization: str = "none"
     drafter_quantization: str = "none"
     kv_dtype: str = "auto"  # of the cache, where a model runs as one compiled pass
+    activations: str = "q16"  # what such a pass multiplies weights with: 16 bits, or 8
     attn_implementation: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False

@@ -24,6 +24,7 @@ from sampling.models.network import TransformersNetwork
 from sampling.types import Draft
 from tests.support.quantized import SHAPES, dense_copy, keep_code, quantized_model
 from utils.kernels.instruction_sets import INSTRUCTION_SETS, instruction_set, why_not
+from utils.kernels.quantized_linear import narrow_activations
 from utils.kernels.team import CALM, LONGEST, NAP, SHORTEST, Pace
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
@@ -92,6 +93,27 @@ def divergence(p: Tensor, q: Tensor) -> float:
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
+@pytest.fixture(scope="module")
+def narrow() -> Any:
+    """The same with 8-bit activations."""
+    model = quantized_model("llama, three queries a key")
+    narrow_activations(model)
+    return model
+
+
+def test_eight_bits_are_less_exact_and_no_less_sure_of_themselves(model: Any, narrow: Any) -> None:
+    logits, rounded = (feed(net, net.new_cache(1), tokens(200)) for net in map(FusedNetwork, (model, narrow)))
+    assert 1e-5 < divergence(logits, rounded) < 0.1
+    network = FusedNetwork(narrow)
+    begun = network.new_cache(1)
+    feed(network, begun, tokens(40))
+    alone = feed(network, begun.fork(), tokens(60, 2), width=1)
+    for width in (2, 3, 5, 8, 13, 60):
+        assert torch.equal(feed(network, begun.fork(), tokens(60, 2), width=width), alone), width
+    logits = tree(network, begun.fork(), tokens(4, 2), [-1, 0, 1, 2], 40)
+    assert torch.equal(logits, alone[:4])
+
+
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
 @pytest.mark.parametrize("cached", [0, 5, 47, 300, 4000])
 def test_a_row_is_the_same_in_a_pass_of_any_width(model: Any, dtype: torch.dtype, cached: int) -> None:
@@ -132,9 +154,12 @@ def test_a_node_of_a_tree_is_the_same_as_in_its_own_text(model: Any, dtype: torc
 
 
 def digests() -> list[str]:
-    """Of every width and both dtypes of the cache: the bits of a chain's logits behind 70 tokens, and of a tree's."""
+    """Of every width, for both dtypes of the cache and for 8-bit activations: the bits of a chain's logits behind 70
+    tokens, and of a tree's."""
     model, found = quantized_model("llama, three queries a key"), []
-    for dtype in CACHE_DTYPES:
+    for dtype in (*CACHE_DTYPES, None):  # the last in 8 bits
+        if dtype is None:
+            narrow_activations(model)
         network = FusedNetwork(model, dtype)
         begun = network.new_cache(1)
         feed(network, begun, tokens(70))
@@ -147,8 +172,8 @@ def digests() -> list[str]:
 
 def test_every_instruction_set_gives_the_same_bits() -> None:
     mine, per_dtype = digests(), len(WIDTHS) + 1
-    assert len(mine) == 2 * per_dtype
-    assert len(set(mine)) == 4  # a chain and a tree for each dtype
+    assert len(mine) == 3 * per_dtype
+    assert len(set(mine)) == 6  # a chain and a tree for each
     used = instruction_set()
     assert used is not None
     for other in INSTRUCTION_SETS[INSTRUCTION_SETS.index(used) + 1 :]:  # the wider one's processors have the narrower
