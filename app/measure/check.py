@@ -57,10 +57,12 @@ def check_pair(
 
     With `speed` also the time of passes over 1 … 16 tokens, the cost of drafting and the parts of a round. Raises
     UserError (exit code 1) with the reason where the pair cannot be loaded or does not fit, its own tables or
-    draft head included; others that the pair names have a line each. `asked` (see
+    draft head included; others that the pair names have a line each. What was rounded at load is measured beside the
+    float weights. `asked` (see
     :func:`app.measure.options.check_args`): predict what the pair brings, and print the command for another program.
     """
     from app.lanes.lane import PairEngine
+    from app.measure.rounding import rounding_lines
     from app.screen.output import LoadProgress
     from app.screen.terminal import Interrupts
     from utils.loading.loading import load_pair
@@ -79,6 +81,7 @@ def check_pair(
                 raise
             raise UserError(f"{error}{would}") from None
         found = [*_shared(loaded), *_translated(engine), *_memory(engine, before)]
+        found += rounding_lines(engine, given, progress, interrupted)
     console = _console(settings.color)
     console.print(_models(loaded))
     for line in [*found, *_draft_heads(engine), *(f"note: {note}" for note in loaded.notes)]:

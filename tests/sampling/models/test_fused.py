@@ -209,6 +209,25 @@ def test_the_cache_is_in_what_was_asked_for_else_in_sixteen_bits(model: Any) -> 
         assert torch.equal(exact.half().float(), read)
 
 
+def test_memory_of_the_compiler_is_given_back_and_comes_again_when_it_compiles() -> None:
+    code = """
+import psutil, numba
+from utils.kernels.compiler import put_away
+from utils.kernels.instruction_sets import instruction_set
+instruction_set()
+assert numba.njit(lambda x: 2 * x)(4) == 8
+before = psutil.Process().memory_info().rss
+put_away()
+print(before - psutil.Process().memory_info().rss)
+assert numba.njit(lambda x: 3 * x)(5) == 15
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr  # nothing that was written is lost either: the process ends well
+    assert int(done.stdout) > 10e6
+
+
 def test_the_number_of_threads_changes_nothing(model: Any) -> None:
     before, text, found = torch.get_num_threads(), tokens(90), []
     network = FusedNetwork(model)

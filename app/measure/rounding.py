@@ -1,0 +1,96 @@
+"""What it costs to round a model at load, weights or what its products take in: KL, greedy agreement, time beside floats.
+
+Reads the built-in questions with both, so for a moment the float weights are in memory too. Knows no drafting.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from app.lanes.lane import PairEngine
+from app.lanes.pass_times import passes, timed
+from app.prompts.built_in import PROMPTS
+from sampling.models.causal import CausalLM
+from sampling.models.network import network_of
+from sampling.types import Network
+from utils.errors import UserError
+from utils.kernels.instruction_sets import why_not
+from utils.kernels.quantized_linear import KINDS
+from utils.loading.build import load_model
+from utils.loading.loaded import LoadedModel, LoadOptions
+from utils.loading.quantization import BITSANDBYTES
+from utils.loading.sources import model_folder
+from utils.progress import Progress
+
+CONTEXT, REPEATS = 64, 9  # of the passes that are timed
+OURS = {"int8": "q8", "nf4": "q4", "fp4": "q4"}  # bitsandbytes' kinds, and ours that is shown beside on a CPU
+
+
+def rounding_lines(
+    engine: PairEngine, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
+) -> list[str]:
+    """A line for the target and for a drafter that is a model, where the weights were rounded at load."""
+    loaded, found = engine.loaded, [(engine.loaded.target, engine.loaded.spec.target, engine.target)]
+    if loaded.drafter is not None and isinstance(engine.drafter, CausalLM):
+        found.append((loaded.drafter, loaded.spec.drafter, engine.drafter))
+    if engine.encodes:
+        return []
+    texts = [engine.tokenizer(turn)["input_ids"] for _, turns in PROMPTS for turn in turns]
+    lines = []
+    for model, spec, lm in found:
+        if model.quantization in (*KINDS, *BITSANDBYTES) or options.activations == "q8":
+            bare = spec.model_copy(update={"quantization": "none"})
+
+            def unrounded(kind: str, model: LoadedModel = model, bare: Any = bare) -> Network:
+                folder, place = model_folder(bare, options, progress, cancelled), str(model.device)
+                return network_of(load_model(bare, folder, options, place, kind, progress, cancelled).model)
+
+            context = lm.context
+            shown = model.quantization if options.activations == "q16" else f"{model.quantization}, q8 activations,"
+            lines.append(_line(model, shown, lm.network, unrounded, [ids[:context] for ids in texts]))
+    return lines
+
+
+def _line(
+    model: LoadedModel, shown: str, network: Network, load: Callable[[str], Network], texts: list[list[int]]
+) -> str:
+    kind = model.quantization
+    try:
+        plain = load("none")
+        others = {shown: network}
+        if kind in OURS and model.device.type == "cpu" and not why_not():
+            others[OURS[kind]] = load(OURS[kind])
+    except UserError as error:
+        return f"what {shown} costs {model.name} is not known: {error}"
+    turns = {name: passes(one, (1,), CONTEXT)[1] for name, one in {"none": plain, **others}.items()}
+    ms = {name: 1e3 * statistics.median(laps) for name, laps in timed(turns, REPEATS, model.device).items()}
+    said = []
+    for name, one in others.items():
+        kl, agreed = divergence(plain, one, texts)
+        said.append(f"{name} has KL {kl:.2g}, greedy agreement {agreed:.4f}, {ms[name]:.1f} ms a pass")
+    of = f"over {sum(map(len, texts))} tokens of the built-in questions"
+    return f"{model.name} beside its float weights ({ms['none']:.1f} ms a pass) {of}: {'; '.join(said)}"
+
+
+@torch.inference_mode()
+def divergence(plain: Network, other: Network, texts: list[list[int]]) -> tuple[float, float]:
+    """Mean KL(plain ‖ other) of the next token over all places of `texts`, and how often the likeliest are the same."""
+    total = torch.zeros(3, dtype=torch.float64)
+    for ids in texts:
+        p, q = (_log_probs(network, ids) for network in (plain, other))
+        agreed = (p.argmax(-1) == q.argmax(-1)).sum()
+        total += torch.tensor([float((p.exp() * (p - q)).sum()), float(agreed), len(ids)], dtype=torch.float64)
+    kl, agreed, count = total.tolist()
+    return kl / count, agreed / count
+
+
+def _log_probs(network: Network, ids: list[int]) -> torch.Tensor:
+    """[n, V] behind each token."""
+    given = torch.tensor([ids], device=network.device)
+    positions = torch.arange(len(ids), device=network.device)[None]
+    logits, _ = network.forward(given, positions, None, network.new_cache(1), len(ids))
+    return logits[0].float().log_softmax(-1).cpu()
