@@ -19,13 +19,15 @@ is plain decoding's with that seed.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sampling.drafters.cape import Expansion
 from sampling.drafters.draft_heads.modules import DraftHead
+from sampling.drafters.draft_heads.network import NONE, OWN, THEIRS
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import ModelDrafter, chain_of_head, expansion_of, least_of
 from sampling.drafters.registry import DraftRequest, Parts
@@ -120,6 +122,14 @@ class FeatureSession(FollowingSession):
         assert self._hidden is not None
         network = self.network
         positions, seen = places([here], [[]], parents, here, 0, len(tokens))
+        if network.compiled is not None:
+            base, size = self._hidden.view(), self._hidden.view().stride(2)
+            states = base.data_ptr() + base.element_size() * size * above.numpy()
+            kinds, mask = np.full(len(above), OWN), additive(seen[:, known:], network)
+            ids = torch.tensor([tokens[known:]])
+            logits, own = network.compiled(ids, positions[:, known:], mask, self._cache, len(above), kinds, states)
+            self._hidden.append(own[:, None])
+            return cast(Tensor, logits[0])
         embedded = network.embed(torch.tensor([tokens[known:]], device=self.device))
         joined = network.join_own(embedded, self._hidden.view()[:, 0].index_select(1, above))
         own = network.run(joined, positions[:, known:].to(self.device), additive(seen[:, known:], network), self._cache)
@@ -128,8 +138,24 @@ class FeatureSession(FollowingSession):
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         network = self.network
+        if network.compiled is not None:
+            kinds, states, held = self._standing(positions.numpy() - 1)
+            found: tuple[Tensor, Tensor] = network.compiled(ids, positions, mask, self._cache, keep, kinds, states)
+            del held  # what the addresses point to
+            return found
         own = network.run(self._joined(network.embed(ids), positions), positions, mask, self._cache)
         return network.answer(own, keep)[0], own
+
+    def _standing(self, before: np.ndarray) -> tuple[np.ndarray, np.ndarray, Any]:
+        """Whose state stands at positions [B, T], −1 for nobody's, and where it lies: [B · T] each."""
+        theirs = self.target.hidden(self.reads).float()
+        own = None if self._hidden is None or self._hidden.data is None else self._hidden.data[:, 0]
+        valid, rows = np.array(self.target.held())[:, None], np.arange(len(before))[:, None]
+        kinds = np.where(before < 0, NONE, np.where(before < valid, THEIRS, OWN))
+        states = _addresses(theirs, rows, before)
+        if own is not None:
+            states = np.where(kinds == OWN, _addresses(own, rows, before), states)
+        return kinds.reshape(-1), states.reshape(-1), (theirs, own)
 
     def _joined(self, embedded: Tensor, positions: Tensor) -> Tensor:
         """Tokens [B, T, H] at positions [B, T] with the state one position before each of them."""
@@ -159,6 +185,13 @@ class FeatureSession(FollowingSession):
             return first
         rest = network.join_target(embedded[:, 1:], self.target.hidden(self.reads)[:, : count - 1])
         return torch.cat((first, rest), dim=1)
+
+
+def _addresses(states: Tensor, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Where the numbers of states [B, S, D] begin at rows and places [B, T]."""
+    row, place, _ = states.stride()
+    found: np.ndarray = states.data_ptr() + states.element_size() * (row * rows + place * np.maximum(places, 0))
+    return found
 
 
 def _at(states: Tensor, places: Tensor) -> Tensor:
