@@ -18,7 +18,7 @@ from numba import float32
 from torch import Tensor
 
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_heads.network import OWN, THEIRS
+from sampling.drafters.draft_heads.network import NONE, OWN, THEIRS
 from sampling.models.compiled_pass import (
     LAYER,
     PASS,
@@ -42,17 +42,17 @@ from utils.kernels.quantized_linear import QuantizedLinear
 from utils.kernels.team import introduce, run
 from utils.kernels.vectors import asked, compiled, get64, get_float, load, meet, mul, record_at, share, splat, store
 
-STEP = np.dtype(
-    [
-        *((name, PASS.fields[name][0]) for name in PASS.names or ()),
-        *(
-            (name, np.int64)
-            for name in "states_at kinds any_theirs any_own large theirs own entered "
-            "embed_norm theirs_norm own_norm join join_layout join_theirs theirs_layout join_own own_layout".split()
-        ),
-    ]
+_FIELDS = (
+    *("states_at", "kinds", "any_theirs", "any_own", "large", "theirs", "own", "entered"),
+    *("embed_norm", "theirs_norm", "own_norm"),
+    *("join", "join_layout", "join_theirs", "theirs_layout", "join_own", "own_layout"),
 )
-_step_at, _layer_at, _row_at = record_at(STEP), record_at(LAYER), record_at(ROW)
+STEP = np.dtype([*((name, PASS[name]) for name in PASS.names or ()), *((name, np.int64) for name in _FIELDS)])
+_CHANGING = (
+    *("rows", "kept", "fed", "batch", "slots", "row", "keys", "values", "logits", "states"),
+    *("kinds", "states_at", "any_theirs", "any_own"),
+)
+_step_at, _pass_at, _layer_at, _row_at = record_at(STEP), record_at(PASS), record_at(LAYER), record_at(ROW)
 _LAYER_SIZE, _ROW_SIZE = LAYER.itemsize, ROW.itemsize
 
 
@@ -62,7 +62,10 @@ def normed(x: int, weight: int, size: int, epsilon: Any, to: int, row: int) -> N
     by = inverse_rms(x, size, epsilon)
     for group in range(size // GROUP):
         at = 4 * GROUP * group
-        low, high = mul(mul(load(x + at), by), load(weight + at)), mul(mul(load(x + at + 64), by), load(weight + at + 64))
+        low, high = (
+            mul(mul(load(x + at), by), load(weight + at)),
+            mul(mul(load(x + at + 64), by), load(weight + at + 64)),
+        )
         quantise(low, high, to, row, group, size // GROUP)
 
 
@@ -94,7 +97,7 @@ def enter(p: Any, thread: int, team: int) -> None:
 
 
 @compiled
-def join(p: Any, thread: int, team: int) -> None:
+def join(p: Any, whole: Any, thread: int, team: int) -> None:
     """x = the sum of the products; units of 16 columns, of each product the same ones."""
     groups = p.hidden // GROUP
     first, last = share(p.hidden // COLUMNS, thread, team)
@@ -102,9 +105,9 @@ def join(p: Any, thread: int, team: int) -> None:
         block = p.join + unit * groups * SIZES[p.join_layout]
         columns(p.columns, p.join_layout, block, p.entered, p.x + 4 * COLUMNS * unit, groups, p.hidden, p.rows)
     if p.any_theirs:
-        added(p, p.join_theirs, p.theirs_layout, p.theirs, p.large // GROUP, thread, team)
+        added(whole, p.join_theirs, p.theirs_layout, p.theirs, p.large // GROUP, thread, team)
     if p.any_own:
-        added(p, p.join_own, p.own_layout, p.own, groups, thread, team)
+        added(whole, p.join_own, p.own_layout, p.own, groups, thread, team)
 
 
 @compiled
@@ -120,33 +123,33 @@ def leave(p: Any, thread: int, team: int) -> None:
 
 
 def _step(record: int) -> None:
-    p = _step_at(record)
+    p, whole = _step_at(record), _pass_at(record)  # a step's record begins as a pass's
     thread, team, at = asked(p.thread_number), asked(p.team_size), 0
     enter(p, thread, team)
     at = meet(p.meeting, team, at, p.sleep)
-    join(p, thread, team)
+    join(p, whole, thread, team)
     at = meet(p.meeting, team, at, p.sleep)
     for index in range(p.layers):
         layer = _layer_at(p.table + index * _LAYER_SIZE)
-        norm(p, layer.before, 0, thread, team)
+        norm(whole, layer.before, 0, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
-        query_key_value(p, layer, thread, team)
+        query_key_value(whole, layer, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
-        place_heads(p, layer, index, thread, team)
+        place_heads(whole, layer, index, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
-        attention(p, index, thread, team)
+        attention(whole, index, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
-        added(p, layer.o, layer.o_layout, p.mixed, p.heads * p.size // GROUP, thread, team)
+        added(whole, layer.o, layer.o_layout, p.mixed, p.heads * p.size // GROUP, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
-        norm(p, layer.after, 0, thread, team)
+        norm(whole, layer.after, 0, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
-        gate_up(p, layer, thread, team)
+        gate_up(whole, layer, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
-        added(p, layer.down, layer.down_layout, p.gated, p.inner // GROUP, thread, team)
+        added(whole, layer.down, layer.down_layout, p.gated, p.inner // GROUP, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
     leave(p, thread, team)
     at = meet(p.meeting, team, at, p.sleep)
-    head(p, thread, team)
+    head(whole, thread, team)
 
 
 step_entry = Entry(_step)
@@ -187,7 +190,8 @@ class CompiledStep:
         join, theirs, own, out = (
             take(one).packed for one in (trunk.join_embed, trunk.join_feature, trunk.join_state, student.lm_head)
         )
-        self._out = out.out_features
+        self._out, self._width = out.out_features, len(out.data) * COLUMNS
+        self._changing = [self._places[name] for name in _CHANGING]
         self._held += [table, constants, join, theirs, own, out]
         self._set(
             layers=self.layers,
@@ -257,29 +261,63 @@ class CompiledStep:
             begin = max(0, before - self.window) // BLOCK * BLOCK if self.window else 0  # slots too far back to be seen
             rows, more, seen = _rows(ids.numpy().reshape(-1), depths, fed, mask, before, begin)
             self._prepare(count * fed, count * keep, int(depths.max()) + 1, seen)
-            width = int(self._values[self._places["vocab_blocks"]]) * COLUMNS
-            logits, own = torch.empty(count, keep, width), torch.empty(count, fed, self._hidden)
+            logits, own = torch.empty(count, keep, self._width), torch.empty(count, fed, self._hidden)
             shift = 2 * begin * self._size
-            self._set(
-                rows=count * fed,
-                kept=keep,
-                fed=fed,
-                batch=count,
-                slots=cache.slots,
-                row=rows.ctypes.data,
-                keys=cache.keys.data_ptr() + shift,
-                values=cache.values.data_ptr() + shift,
-                logits=logits.data_ptr(),
-                states=own.data_ptr(),
-                kinds=kinds.ctypes.data,
-                states_at=states.ctypes.data,
-                any_theirs=int((kinds == THEIRS).any()),
-                any_own=int((kinds == OWN).any()),
+            self._values[self._changing] = (
+                *(count * fed, keep, fed, count, cache.slots, rows.ctypes.data),
+                *(cache.keys.data_ptr() + shift, cache.values.data_ptr() + shift, logits.data_ptr(), own.data_ptr()),
+                *(kinds.ctypes.data, states.ctypes.data, (kinds == THEIRS).any(), (kinds == OWN).any()),
             )
             run(self._function, self._record, torch.get_num_threads())
             del more  # what the rows point to
             cache.length += fed
         return logits[..., : self._out], own
+
+    def of_one_row(
+        self,
+        tokens: list[int],
+        first: int,
+        theirs: Tensor | None,
+        valid: int,
+        own: Tensor | None,
+        cache: FusedCache,
+    ) -> tuple[Tensor, Tensor]:
+        """The same of one row's tokens from position `first` on → logits [n] of the last and own states [T, H].
+
+        `theirs` [S, G] are the target's states, the first `valid` of them there; behind them the head's `own` [S, H]
+        stand.
+        """
+        fed = len(tokens)
+        begin = max(0, first - self.window) // BLOCK * BLOCK if self.window else 0
+        places = range(first, first + fed)
+        rows = np.array(
+            [(token, at, 0, at - begin, at - begin + 1, 0, 0) for token, at in zip(tokens, places, strict=True)],
+            np.int64,
+        )
+        states = np.array([self._before(at - 1, theirs, valid, own) for at in places], np.int64)
+        with self._one_at_a_time:
+            cache.reserve(1, first + fed)
+            self._prepare(fed, 1, first + fed, first + fed - begin)
+            logits, made = torch.empty(self._width), torch.empty(fed, self._hidden)
+            shift, kinds = 2 * begin * self._size, np.ascontiguousarray(states[:, 0])
+            addresses = np.ascontiguousarray(states[:, 1])
+            self._values[self._changing] = (
+                *(fed, 1, fed, 1, cache.slots, rows.ctypes.data),
+                *(cache.keys.data_ptr() + shift, cache.values.data_ptr() + shift, logits.data_ptr(), made.data_ptr()),
+                *(kinds.ctypes.data, addresses.ctypes.data, first + fed - 1 > 0 and first <= valid, first > valid),
+            )
+            run(self._function, self._record, torch.get_num_threads())
+            cache.length = first + fed
+        return logits[: self._out], made
+
+    @staticmethod
+    def _before(place: int, theirs: Tensor | None, valid: int, own: Tensor | None) -> tuple[int, int]:
+        """Whose state stands at a place, and where its numbers begin."""
+        if place < 0:
+            return NONE, 0
+        kind, states = (THEIRS, theirs) if place < valid else (OWN, own)
+        assert states is not None
+        return kind, states.data_ptr() + states.element_size() * states.stride(0) * place
 
     def _prepare(self, rows: int, kept: int, positions: int, seen: int) -> None:
         """Memory for a pass of so many rows, at these positions, of which one sees so many slots."""

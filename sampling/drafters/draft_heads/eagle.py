@@ -34,6 +34,7 @@ from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call
 from sampling.models.causal import CausalSession
 from sampling.models.masks import additive, places
+from sampling.rows import common_prefix
 from sampling.types import Budget, Draft, Hidden, Rows, Rule, Sampler, states_of
 from utils.errors import UserError
 from utils.logits_processors import check_finite
@@ -86,6 +87,8 @@ class FeatureSession(FollowingSession):
         """
         if draft.tokens.shape[1]:
             raise UserError("an EAGLE head cannot review drafts: it has no states but its target's")
+        if len(rows) == 1 and self.network.compiled is not None:
+            return self._behind(rows[0])
         cached, valid = self.rollback(rows), self.target.held()
         # Each pass may read its own states only as far as earlier passes made them.
         done = [min(length, len(row) - 1) for length, row in zip(cached, rows, strict=True)]
@@ -95,6 +98,31 @@ class FeatureSession(FollowingSession):
             if all(end >= len(row) for row, end in zip(rows, ends, strict=True)):
                 return logits
             ends = [end + 1 for end in ends]
+
+    @torch.inference_mode()
+    def _behind(self, row: list[int]) -> Tensor:
+        """:meth:`score_short` of one row by the compiled step, without tensors of a few elements."""
+        self._settle()
+        (valid,), (tokens,), hidden = self.target.held(), self._tokens, self._hidden
+        assert hidden is not None
+        if self._views[0] != valid:
+            del tokens[self.settled(self._views[0]) :]
+        done = min(common_prefix(tokens, row), len(row) - 1)
+        self._crop([done])
+        theirs = self.target.hidden(self.reads)[0] if valid else None
+        try:
+            while done < len(row):
+                end = min(len(row), max(done, valid) + 1)
+                before = None if hidden.data is None else hidden.data[0, 0]
+                logits, own = self.network.compiled.of_one_row(row[done:end], done, theirs, valid, before, self._cache)
+                hidden.append(own[None, None])
+                tokens += row[done:end]
+                done = end
+        except BaseException:
+            self._reset(1)
+            raise
+        self._nodes, self._views = None, [valid]
+        return self.cut(logits[None, None])
 
     @torch.inference_mode()
     def grow(self, tokens: list[int], parents: list[int]) -> Tensor:

@@ -269,7 +269,13 @@ def _compilable(student: DraftHead) -> bool:
     sizes = (config.hidden_size, config.large_hidden_size, config.intermediate_size, config.head_dim)
     plain = not (config.project or config.norm_output or config.qk_norm or config.attention_bias) and config.final_norm
     dense = trunk.embed_tokens.weight.dtype == torch.float32
-    return config.kind == "feature" and plain and dense and not any(size % GROUP for size in sizes) and fits(student.lm_head.weight)
+    return (
+        config.kind == "feature"
+        and plain
+        and dense
+        and not any(size % GROUP for size in sizes)
+        and fits(student.lm_head.weight)
+    )
 
 
 def _halves(rotary: Rotary) -> Callable[[Tensor], Tensor]:

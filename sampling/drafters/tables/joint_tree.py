@@ -15,6 +15,7 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from sampling.drafters.draft_model import opened, scoring
@@ -26,13 +27,15 @@ from sampling.drafters.tables.tree import SURE, Noise, TableTreeDrafter, favour
 from sampling.events import Call
 from sampling.types import LM, Budget, Draft, Drafter, Rows, Sampler, Session, Verdict
 from sampling.vocabulary import chances_of
-from utils.logits_processors import check_finite
+from utils.kernels.compiler import at_hand
+from utils.logits_processors import check_finite, check_number
 from utils.timing import Stopwatch
 
 ENOUGH = 0.6  # where a token of the tables is likelier than this the drafter is not asked
 FLOOR = 0.004  # what a token has of being named at all
 NOBODY = 0.067  # weight of all the tokens that nobody names
 CANDIDATES = 16  # of the drafter's likeliest tokens
+_MANY_IDS = 256  # of fewer a compiled walk gains nothing
 HOPED = 0.25  # tokens a pass of the drafter is thought to bring before it has been asked
 
 
@@ -128,6 +131,17 @@ class JointTreeDrafter(TableTreeDrafter):
         """The drafter's likeliest tokens behind the row and their probabilities."""
         score, short = scoring(session)
         logits = score(rows, Draft.empty(1))[0, 0].float()
+        if at_hand() and len(logits) >= _MANY_IDS:
+            from utils.kernels.walk import fits, walk
+
+            if fits(logits):
+                seen = walk(logits.data_ptr(), len(logits), CANDIDATES)
+                check_number(seen.mass)
+                named = seen.ids if short is None else short[torch.tensor(seen.ids)].tolist()
+                return {
+                    one: math.exp(value - seen.values[0]) / seen.mass
+                    for one, value in zip(named, seen.values, strict=True)
+                }
         values, places = logits.topk(min(CANDIDATES, logits.shape[-1]))
         check_finite(values[0])
         ids = places if short is None else short[places]

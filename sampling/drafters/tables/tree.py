@@ -74,17 +74,14 @@ class Recalled:
     def __init__(self) -> None:
         self._behind: dict[tuple[int, ...], list[tuple[int, float]]] = {}
 
-    def learn(self, row: list[int], probs: Tensor) -> None:
-        """The distributions [M, V] behind the last M tokens of `row`. One that leaves no choice says no more than the
-        text."""
-        values, ids = best(probs, _MOST)
-        first = len(row) - len(probs) + 1
-        for end, chances, following in zip(range(first, len(row) + 1), values.tolist(), ids.tolist(), strict=True):
-            if chances[0] == 1:
+    def learn(self, row: list[int], likely: Sequence[Sequence[tuple[int, float]]]) -> None:
+        """The likeliest ids and their probabilities behind each of the last tokens of `row`. What leaves no choice says
+        no more than the text."""
+        for end, here in enumerate(likely, start=len(row) - len(likely) + 1):
+            if here[0][1] == 1:
                 continue
-            likely = [(token, p) for token, p in zip(following, chances, strict=True) if p > 0]
             for size, share in SHARES.items():
-                self._behind[tuple(row[max(0, end - size) : end])] = [(token, share * p) for token, p in likely]
+                self._behind[tuple(row[max(0, end - size) : end])] = [(token, share * p) for token, p in here if p > 0]
 
     def behind(self, tail: list[int], size: int) -> list[tuple[int, float]]:
         """(id, chance) behind the last `size` tokens, the likeliest first; none where they were not seen."""
@@ -150,8 +147,7 @@ class TableTreeDrafter(TablesDrafter):
             return
         path = [node for node in verdict.path[0].tolist() if node >= 0]
         row = [*rows[0][-2:], *draft.tokens[0, path].tolist()]
-        stood = torch.tensor([-1, *path])
-        self._recalled.learn(row, verdict.at(torch.zeros_like(stood), stood))
+        self._recalled.learn(row, likeliest(verdict, [-1, *path]))
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """A tree of at most budget.depth[0] nodes; `source` is [1, N]."""
@@ -244,6 +240,17 @@ class TableTreeDrafter(TablesDrafter):
         if self._recalled is None:
             return []
         return [Found(token, RECALLED, p) for token, p in self._recalled.behind(tail, size)]
+
+
+def likeliest(verdict: Verdict, nodes: list[int]) -> list[list[tuple[int, float]]]:
+    """The few likeliest ids behind these nodes of the first row, and their processed probabilities."""
+    known = verdict.distributions
+    seen = [] if isinstance(known, Tensor) else [known.glance(0, node) for node in nodes]
+    told = [one.likeliest()[:_MOST] for one in seen if one is not None]
+    if told and all(told):
+        return told
+    values, ids = best(verdict.at(torch.zeros(len(nodes), dtype=torch.long), torch.tensor(nodes)), _MOST)
+    return [list(zip(*one, strict=True)) for one in zip(ids.tolist(), values.tolist(), strict=True)]
 
 
 def favoured(offered: list[Found], noise: Noise | None, depth: int) -> list[Found]:
