@@ -215,7 +215,7 @@ def _compiled(probs: Tensor) -> bool:
 
 def _quick_race(probs: Tensor, state: int) -> int:
     """The winner of the race among probs [V]: of E all that needs to be known of most ids is u < E < u / (1 − u)."""
-    from utils.kernels.noise import over_noise
+    from utils.kernels.walk import over_noise
 
     most = over_noise(state, probs)
     first = int(most.argmax())

@@ -1,5 +1,5 @@
 """What a round must know of one position's logits, in one call: the largest few, what the softmax divides by, and which
-id a draw with known noise takes. Imports numba.
+id a draw with known noise takes; and how large p / u is for every id. Imports numba.
 
 The noise is the SplitMix64 stream of sampling/sampler.py, the draw the largest p / E of its exponential race. Here p
 and E are rounded otherwise than there, so a race that two ids lead within `NEAR` of each other is left undecided.
@@ -12,11 +12,10 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import float32, float64
+from numba import float32, float64, uint64
 from torch import Tensor
 
 from utils.kernels.compiler import Entry
-from utils.kernels.noise import uniform
 from utils.kernels.vectors import (
     WIDTH,
     add,
@@ -36,6 +35,7 @@ from utils.kernels.vectors import (
     total,
 )
 
+_GOLDEN, _FIRST, _SECOND = uint64(0x9E3779B97F4A7C15), uint64(0xBF58476D1CE4E5B9), uint64(0x94D049BB133111EB)
 MOST = 16  # of the largest that are told
 NEAR = 1e-4  # quotients so near each other, relatively, are told apart by the sampler itself
 _BLOCK, _RIVALS = 256, 256  # ids whose noise is made at a time; that may still win a race
@@ -51,6 +51,16 @@ WALK = np.dtype(
     ]
 )
 _walk_at = record_at(WALK)
+
+
+@compiled
+def uniform(state: int, place: int) -> Any:
+    """Number `place` of the stream in this state, in float64."""
+    word = uint64(state) + uint64(place + 1) * _GOLDEN
+    word = (word ^ (word >> uint64(30))) * _FIRST
+    word = (word ^ (word >> uint64(27))) * _SECOND
+    word = (word ^ (word >> uint64(31))) >> uint64(11)
+    return (float64(word) + 0.5) * 2.0**-53
 
 
 @compiled
@@ -182,3 +192,19 @@ def walk(address: int, count: int, most: int, state: int | None = None, temperat
     _kind(_entry.address)(record.ctypes.data, spare.ctypes.data, spare.ctypes.data + 4 * _BLOCK)
     ids, values = fields["ids"][:most].tolist(), fields["values"][:most].tolist()
     return Walk(ids, values, float(fields["mass"]), float(fields["tempered"]), int(fields["drawn"]))
+
+
+def _over_noise(state: int, count: int, probs: int, result: int) -> None:
+    for place in range(count):
+        put_float(result + 4 * place, get_float(probs + 4 * place) / float32(uniform(state, place)))
+
+
+_over = Entry(_over_noise, 4)
+_over_kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+
+
+def over_noise(state: int, probs: Tensor) -> np.ndarray:
+    """[V] float32: probs [V] (contiguous float32) over the uniform numbers of the stream in this (signed) state."""
+    result = np.empty(len(probs), np.float32)
+    _over_kind(_over.address)(state, len(probs), probs.data_ptr(), result.ctypes.data)
+    return result

@@ -17,8 +17,7 @@ import torch
 from numba import float32
 from torch import Tensor
 
-from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_heads.network import NONE, OWN, THEIRS
+from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
 from sampling.models.compiled_pass import (
     LAYER,
     PASS,

@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.cape import Expansion
-from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_heads.network import NONE, OWN, THEIRS
+from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import ModelDrafter, chain_of_head, expansion_of, least_of
 from sampling.drafters.registry import DraftRequest, Parts

@@ -31,7 +31,6 @@ from utils.kernels.blocks import GROUP
 from utils.kernels.packed_linear import HalfLinear, PackedLinear, available, half_available, packable, ready
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, fits
 
-NONE, THEIRS, OWN = range(3)  # whose state stands before a token: nobody's, the target's, the head's own
 TABLE = 1024  # positions by which a table of angles grows
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -147,7 +147,7 @@ class TableTreeDrafter(TablesDrafter):
             return
         path = [node for node in verdict.path[0].tolist() if node >= 0]
         row = [*rows[0][-2:], *draft.tokens[0, path].tolist()]
-        self._recalled.learn(row, likeliest(verdict, [-1, *path]))
+        self._recalled.learn(row, thought_likely(verdict, [-1, *path]))
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """A tree of at most budget.depth[0] nodes; `source` is [1, N]."""
@@ -207,18 +207,18 @@ class TableTreeDrafter(TablesDrafter):
     def _offered(self, index: MatchIndex, tail: list[int]) -> list[Found]:
         """Every token that some context offers, in the order in which a chain would believe them; a later one counts
         for what those before it leave."""
-        matches = [(size, Found(token, MATCH, CHANCE[size])) for size, token in index.every(tail)]
+        sure, unsure = list[tuple[int, int, float]](), list[tuple[int, int, float]]()
+        for size, token in index.every(tail):
+            (sure if size >= self.sure_match else unsure).append((token, MATCH, CHANCE[size]))
         longer, bigrams = self._of_tables(tail)
         recalled = (self._from_recalled(tail, 2), self._from_recalled(tail, 1))
-        sure = [found for size, found in matches if size >= self.sure_match]
-        unsure = [found for size, found in matches if size < self.sure_match]
-        left, seen, offered = 1.0, set[int](), list[Found]()
-        for token, source, p in chain(sure, longer, recalled[0], unsure, bigrams, recalled[1]):
-            if token not in seen and left > 0:
-                seen.add(token)
-                offered.append(Found(token, source, left * p))
-                left *= 1 - p
-        return offered
+        left, offered = 1.0, dict[int, Found]()
+        for part in (sure, longer, recalled[0], unsure, bigrams, recalled[1]):
+            for token, source, p in part:
+                if token not in offered and left > 0:
+                    offered[token] = Found(token, source, left * p)
+                    left *= 1 - p
+        return list(offered.values())
 
     def _of_tables(self, tail: list[int]) -> tuple[list[Found], list[Found]]:
         """What the tables offer behind two tokens and more, and behind one. They never change: what a round has looked
@@ -242,7 +242,7 @@ class TableTreeDrafter(TablesDrafter):
         return [Found(token, RECALLED, p) for token, p in self._recalled.behind(tail, size)]
 
 
-def likeliest(verdict: Verdict, nodes: list[int]) -> list[list[tuple[int, float]]]:
+def thought_likely(verdict: Verdict, nodes: list[int]) -> list[list[tuple[int, float]]]:
     """The few likeliest ids behind these nodes of the first row, and their processed probabilities."""
     known = verdict.distributions
     seen = [] if isinstance(known, Tensor) else [known.glance(0, node) for node in nodes]
