@@ -26,7 +26,7 @@ from sampling.types import Rows, Sampler
 from sampling.vocabulary import largest, together
 from utils.errors import UserError
 from utils.kernels.compiler import at_hand
-from utils.logits_processors import LogitsProcessor
+from utils.logits_processors import HOTTEST, LogitsProcessor
 
 Coupling = Literal["rejection", "gumbel"]
 DraftSampling = Literal["law", "greedy"]
@@ -150,6 +150,15 @@ class KeyedSampler(Sampler):
     def greedy(self) -> bool:
         return self.processor.greedy and not self.needs_prefixes
 
+    @property
+    def tempered(self) -> float | None:
+        if self.processor.greedy or self.processor.temperature > HOTTEST:
+            return None
+        return self.processor.temperature if self.processor.only_tempers else None
+
+    def noise_state(self, row: int, position: int) -> int:
+        return _signed(stream_key(self.seed, _TARGET, row, position))
+
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """[..., V] logits → [..., V] probabilities after every processor."""
         with together(logits.numel()):
@@ -206,7 +215,7 @@ def _compiled(probs: Tensor) -> bool:
 
 def _quick_race(probs: Tensor, state: int) -> int:
     """The winner of the race among probs [V]: of E all that needs to be known of most ids is u < E < u / (1 − u)."""
-    from utils.kernels.noise import over_noise
+    from utils.kernels.walk import over_noise
 
     most = over_noise(state, probs)
     first = int(most.argmax())

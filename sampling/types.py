@@ -109,7 +109,17 @@ class Distributions(Protocol):
 
     def at(self, rows: Tensor, nodes: Tensor) -> Tensor: ...  # [M] places, [M] nodes (-1: the root) → [M, V]
     def all(self) -> Tensor: ...  # [B, N+1, V]
-    def drawn(self, row: int, node: int, key: Tensor) -> int: ...  # its token there, by the noise of this key [1, 2]
+    def drawn(self, row: int, node: int, position: tuple[int, int]) -> int: ...  # the token there, by this key's noise
+    def glance(self, row: int, node: int) -> Glance | None: ...  # what a draw there has seen; None: it saw nothing
+
+
+class Glance(Protocol):
+    """What was seen of one position's logits when its token was drawn."""
+
+    @property
+    def gap(self) -> float: ...  # what the largest is ahead of the next one
+    def chances(self, ids: Sequence[int]) -> list[float]: ...  # of these ids at temperature 1
+    def likeliest(self) -> list[tuple[int, float]]: ...  # a few ids and their processed probabilities; []: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +260,16 @@ class Sampler(Protocol):
     @property
     def greedy(self) -> bool:  # the draw is the largest logit, whatever stands before it
         return False
+
+    @property
+    def tempered(self) -> float | None:
+        """The temperature where a draw is that of the logits' softmax at it, made with the noise of
+        :meth:`noise_state`; None where there is more to it."""
+        return None
+
+    def noise_state(self, row: int, position: int) -> int:
+        """The signed 64-bit state of the noise that the target's draw there is made with."""
+        return 0
 
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
         """[..., V] logits → [..., V] float32 processed probabilities.

@@ -7,12 +7,16 @@ Knows shapes only: no distributions and no models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from utils.kernels.compiler import at_hand
+from utils.logits_processors import check_finite, check_number
 
 _MANY = 4096  # of fewer torch's own way is as fast
 _FEW = 16  # of more `topk` is faster
@@ -42,6 +46,24 @@ def best(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if np.isneginf(found).any():  # fewer are possible: those that were found look like the others
         return values.topk(count, dim=-1)
     return torch.from_numpy(found.reshape(shape)), torch.from_numpy(places.reshape(shape))
+
+
+def likeliest(logits: Tensor, count: int) -> dict[int, float]:
+    """The places of the `count` largest (up to 16) of float32 logits [V], the largest first, and their softmax.
+    LogitsError for NaN, +inf or nothing but -inf."""
+    if len(logits) >= _FEW and at_hand():
+        from utils.kernels.walk import fits, walk
+
+        if fits(logits):
+            seen = walk(logits.data_ptr(), len(logits), count)
+            check_number(seen.mass)
+            known = [
+                (one, value - seen.values[0]) for one, value in zip(seen.ids, seen.values, strict=True) if one >= 0
+            ]
+            return {one: math.exp(less) / seen.mass for one, less in known}
+    values, places = logits.topk(min(count, len(logits)))
+    check_finite(values)
+    return dict(zip(places.tolist(), chances_of(logits.cpu().numpy(), places.cpu().numpy()), strict=True))
 
 
 @contextmanager

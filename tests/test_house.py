@@ -15,7 +15,6 @@ LEAST = 40  # lines of a chapter
 SHORT = {  # what stands for itself all the same
     *("sampling/causal.py", "sampling/student_file.py", "utils/templates.py"),  # addresses that docs/library.md showed
     *("utils/progress.py", "utils/timing.py", "utils/distributed/world.py"),
-    "utils/kernels/noise.py",  # one compiled walk
 }
 
 CHAPTERS = [file for floor in FLOORS for file in (ROOT / floor).rglob("*.py") if file.name != "__init__.py"]

@@ -142,6 +142,12 @@ def _tops(scores: Tensor) -> Tensor:
 def check_finite(figures: Tensor) -> None:
     """LogitsError unless all these figures, made of whole rows of logits, are finite."""
     if not bool(figures.isfinite().all()):
+        check_number(math.nan)
+
+
+def check_number(figure: float) -> None:
+    """The same of one figure."""
+    if not math.isfinite(figure):
         raise LogitsError(
             "a model's logits hold NaN, +inf or no finite value: no probabilities can be made of them "
             "(float16 overflows in some models; bfloat16 and float32 do not)"
@@ -253,6 +259,11 @@ class LogitsProcessor:
     def needs_prefixes(self) -> bool:
         """Whether the distribution depends on the tokens before it."""
         return any(rule.on_prefixes for rule, _ in self.at_work)
+
+    @property
+    def only_tempers(self) -> bool:
+        """Whether the distribution is the softmax at the temperature and nothing else."""
+        return all(rule is ARGUMENTS["temperature"] for rule, _ in self.at_work)
 
     @property
     def greedy(self) -> bool:

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from sampling.types import Network, Rows, above
 
+_OPEN, _SHUT = np.float32(0), np.finfo(np.float32).min
+
 
 def ancestors(parents: Tensor | None, count: int) -> Tensor:
     """[N, N] bool: column j is node i itself or one of its ancestors."""
@@ -52,18 +54,20 @@ def _of_one_row(parents: Tensor | None, start: int, width: int, count: int) -> t
     """The same of one row, whose slots are its tokens, without tensors of a few elements."""
     first = start + width
     mask = np.ones((width + count, first + count), dtype=bool)
-    mask[:width] = np.tri(width, first + count, start, dtype=bool)
-    mask[width:, first:] = False
-    positions = list(range(start, first))
+    if width:
+        mask[:width, start:] = np.tri(width, width + count, dtype=bool)
+    positions, seen = list(range(start, first)), list[list[bool]]()
     for node, parent in enumerate(above(parents, count)):
-        if parent >= 0:
-            mask[width + node, first:] = mask[width + parent, first:]
-        mask[width + node, first + node] = True
+        seen.append([False] * count if parent < 0 else seen[parent].copy())
+        seen[node][node] = True
         positions.append(first if parent < 0 else positions[width + parent] + 1)
+    mask[width:, first:] = seen
     return torch.tensor([positions]), torch.from_numpy(mask)[None]
 
 
 def additive(mask: Tensor, network: Network) -> Tensor:
     """[B, T, S] bool → [B, 1, T, S] of 0 and the most negative number, in the model's dtype."""
+    if network.device.type == "cpu" and network.dtype == torch.float32:
+        return torch.from_numpy(np.where(mask.numpy(), _OPEN, _SHUT))[:, None]
     zeros = torch.zeros(mask.shape, dtype=network.dtype, device=mask.device)
     return zeros.masked_fill_(~mask, torch.finfo(network.dtype).min)[:, None].to(network.device)

@@ -7,15 +7,19 @@ much as drafting does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from sampling.types import Draft, Rows, Sampler, above
+from sampling.types import Draft, Glance, Rows, Sampler, above
 from sampling.vocabulary import largest
-from utils.logits_processors import check_finite
+from utils.kernels.compiler import at_hand
+from utils.logits_processors import check_finite, check_number
 
+MANY_IDS = 4096  # of fewer a compiled walk gains nothing
+TOLD = 4  # of the likeliest ids at a glance
 TINY = 1e-12  # a residual with less mass than this is rounding: draw from p
 
 
@@ -28,6 +32,8 @@ class LazyDistributions:
         self._logits, self._draft, self._rows, self._sampler = logits, draft, rows, sampler
         self._all: Tensor | None = None
         self._known: dict[tuple[int, int], Tensor] = {}
+        self._glances: dict[tuple[int, int], Seen] = {}
+        self._walks = at_hand() and logits.shape[-1] >= MANY_IDS and _readable(logits)
 
     def all(self) -> Tensor:
         if self._all is None:
@@ -47,14 +53,28 @@ class LazyDistributions:
                 return found
         return torch.stack([self._known[place] for place in places])
 
-    def drawn(self, row: int, node: int, key: Tensor) -> int:
-        """See :class:`sampling.types.Distributions`. The largest logit is drawn without a distribution."""
-        if not self._sampler.greedy or self._logits.device.type != "cpu":
-            return int(self._sampler.draw(self.at(torch.tensor([row]), torch.tensor([node])), key))
+    def drawn(self, row: int, node: int, position: tuple[int, int]) -> int:
+        """See :class:`sampling.types.Distributions`. The largest logit is drawn without a distribution; where the
+        compiler is at hand a walk over the logits draws, and what it cannot tell apart the sampler decides.
+        """
+        sampler, temperature = self._sampler, self._sampler.tempered
+        if self._walks and (sampler.greedy or temperature is not None):
+            state = None if temperature is None else sampler.noise_state(*position)
+            seen = self._glances[row, node] = Seen(self._logits[row, node + 1], temperature or 0.0, state)
+            if seen.walk.drawn >= 0:
+                return seen.walk.drawn
+        if not sampler.greedy or self._logits.device.type != "cpu":
+            return int(sampler.draw(self.at(torch.tensor([row]), torch.tensor([node])), torch.tensor([position])))
         logits = self._logits[row, node + 1]
         token = int(largest(logits))
         check_finite(logits[token])
         return token
+
+    def glance(self, row: int, node: int) -> Glance | None:
+        """See :class:`sampling.types.Distributions`."""
+        if self._walks and (row, node) not in self._glances:
+            self._glances[row, node] = Seen(self._logits[row, node + 1], None)
+        return self._glances.get((row, node))
 
     def _law(self, places: list[tuple[int, int]]) -> Tensor:
         prefixes = prefixes_of(self._rows, self._draft, places) if self._sampler.needs_prefixes else []
@@ -63,6 +83,44 @@ class LazyDistributions:
             return self._sampler.probs(self._logits[row, node + 1][None], prefixes)
         rows, nodes = torch.tensor(places).unbind(1)
         return self._sampler.probs(self._logits[rows, nodes + 1], prefixes)
+
+
+class Seen(Glance):
+    """A compiled walk over the logits [V] of one position. LogitsError for NaN, +inf, or nothing but -inf.
+
+    Their distribution is the softmax at `temperature`, which `state` is the noise of; None where it is another one.
+    """
+
+    def __init__(self, logits: Tensor, temperature: float | None, state: int | None = None) -> None:
+        from utils.kernels.walk import walk
+
+        self._logits, self._temperature = logits.numpy(), temperature
+        self.walk = walk(logits.data_ptr(), len(logits), TOLD, state, temperature or 1.0)
+        check_number(self.walk.mass)
+
+    @property
+    def gap(self) -> float:
+        first, second = self.walk.values[:2]
+        return first - second
+
+    def chances(self, ids: Sequence[int]) -> list[float]:
+        top, mass = self.walk.values[0], self.walk.mass
+        return [math.exp(float(self._logits[one]) - top) / mass for one in ids]
+
+    def likeliest(self) -> list[tuple[int, float]]:
+        if not self._temperature:
+            return [] if self._temperature is None else [(self.walk.ids[0], 1.0)]
+        top, mass, by = self.walk.values[0], self.walk.tempered, 1 / self._temperature
+        return [
+            (one, math.exp((value - top) * by) / mass)
+            for one, value in zip(self.walk.ids, self.walk.values, strict=True)
+        ]
+
+
+def _readable(logits: Tensor) -> bool:
+    from utils.kernels.walk import fits
+
+    return fits(logits)
 
 
 def distributions_of(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> Tensor:

@@ -4,7 +4,7 @@ best logits. Display only; no decision is taken from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sampling.events import Step
 from sampling.rows import padded
-from sampling.types import Draft, Rows, Verdict, above
+from sampling.types import Draft, Glance, Rows, Verdict, above
 from sampling.vocabulary import best, chances_of, gap_of
 
 _MANY, _VALUES = 16, 1 << 19  # looks that are worth a copy of their logits, and logits that are few enough to copy
@@ -54,7 +54,11 @@ class RoundMetrics:
         target_p: list[dict[int, float]] = [{} for _ in tokens]
         logits = verdict.logits
         together = logits.device.type != "cpu" or _MANY <= len(looks) <= _VALUES // logits.shape[-1]
-        found = (_read_together if together else _read_each)(logits, looks, ids)
+        seen = None if isinstance(verdict.distributions, Tensor) else verdict.distributions.glance
+        if seen is not None and looks and seen(*looks[0][:2]) is not None:
+            found = _seen(seen, looks, ids)
+        else:
+            found = (_read_together if together else _read_each)(logits, looks, ids)
         for look, (gap, chances) in zip(looks, found, strict=True):
             gaps[look.row][look.node] = gap
             target_p[look.row].update(zip(look.kids, chances, strict=True))
@@ -92,6 +96,13 @@ class _Look(NamedTuple):
 
 
 Reading = Iterable[tuple[float, list[float]]]  # of each look: the gap, and the probabilities of its ids
+
+
+def _seen(glance: Callable[[int, int], Glance | None], looks: list[_Look], ids: Rows) -> Reading:
+    """What was seen when their tokens were drawn."""
+    for look, wanted in zip(looks, ids, strict=True):
+        if (seen := glance(look.row, look.node)) is not None:
+            yield seen.gap, seen.chances(wanted)
 
 
 def _read_each(logits: Tensor, looks: list[_Look], ids: Rows) -> Reading:

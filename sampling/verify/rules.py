@@ -109,7 +109,7 @@ def verify_points_of_one_row(
             kids.setdefault((parent, token), node)
     path, ((row, start),) = [-1], keys.tolist()  # the root, then accepted nodes
     while True:
-        token = distributions.drawn(0, path[-1], torch.tensor([[row, start + len(path) - 1]]))
+        token = distributions.drawn(0, path[-1], (row, start + len(path) - 1))
         if (path[-1], token) not in kids:
             break
         path.append(kids[path[-1], token])

@@ -19,19 +19,21 @@ is plain decoding's with that seed.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sampling.drafters.cape import Expansion
-from sampling.drafters.draft_heads.modules import DraftHead
+from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
 from sampling.drafters.draft_model import ModelDrafter, chain_of_head, expansion_of, least_of
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call
 from sampling.models.causal import CausalSession
 from sampling.models.masks import additive, places
+from sampling.rows import common_prefix
 from sampling.types import Budget, Draft, Hidden, Rows, Rule, Sampler, states_of
 from utils.errors import UserError
 from utils.logits_processors import check_finite
@@ -84,6 +86,8 @@ class FeatureSession(FollowingSession):
         """
         if draft.tokens.shape[1]:
             raise UserError("an EAGLE head cannot review drafts: it has no states but its target's")
+        if len(rows) == 1 and self.network.compiled is not None:
+            return self._behind(rows[0])
         cached, valid = self.rollback(rows), self.target.held()
         # Each pass may read its own states only as far as earlier passes made them.
         done = [min(length, len(row) - 1) for length, row in zip(cached, rows, strict=True)]
@@ -93,6 +97,31 @@ class FeatureSession(FollowingSession):
             if all(end >= len(row) for row, end in zip(rows, ends, strict=True)):
                 return logits
             ends = [end + 1 for end in ends]
+
+    @torch.inference_mode()
+    def _behind(self, row: list[int]) -> Tensor:
+        """:meth:`score_short` of one row by the compiled step, without tensors of a few elements."""
+        self._settle()
+        (valid,), (tokens,), hidden = self.target.held(), self._tokens, self._hidden
+        assert hidden is not None
+        if self._views[0] != valid:
+            del tokens[self.settled(self._views[0]) :]
+        done = min(common_prefix(tokens, row), len(row) - 1)
+        self._crop([done])
+        theirs = self.target.hidden(self.reads)[0] if valid else None
+        try:
+            while done < len(row):
+                end = min(len(row), max(done, valid) + 1)
+                before = None if hidden.data is None else hidden.data[0, 0]
+                logits, own = self.network.compiled.of_one_row(row[done:end], done, theirs, valid, before, self._cache)
+                hidden.append(own[None, None])
+                tokens += row[done:end]
+                done = end
+        except BaseException:
+            self._reset(1)
+            raise
+        self._nodes, self._views = None, [valid]
+        return self.cut(logits[None, None])
 
     @torch.inference_mode()
     def grow(self, tokens: list[int], parents: list[int]) -> Tensor:
@@ -120,6 +149,14 @@ class FeatureSession(FollowingSession):
         assert self._hidden is not None
         network = self.network
         positions, seen = places([here], [[]], parents, here, 0, len(tokens))
+        if network.compiled is not None:
+            base, size = self._hidden.view(), self._hidden.view().stride(2)
+            states = base.data_ptr() + base.element_size() * size * above.numpy()
+            kinds, mask = np.full(len(above), OWN), additive(seen[:, known:], network)
+            ids = torch.tensor([tokens[known:]])
+            logits, own = network.compiled(ids, positions[:, known:], mask, self._cache, len(above), kinds, states)
+            self._hidden.append(own[:, None])
+            return cast(Tensor, logits[0])
         embedded = network.embed(torch.tensor([tokens[known:]], device=self.device))
         joined = network.join_own(embedded, self._hidden.view()[:, 0].index_select(1, above))
         own = network.run(joined, positions[:, known:].to(self.device), additive(seen[:, known:], network), self._cache)
@@ -128,8 +165,24 @@ class FeatureSession(FollowingSession):
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         network = self.network
+        if network.compiled is not None:
+            kinds, states, held = self._standing(positions.numpy() - 1)
+            found: tuple[Tensor, Tensor] = network.compiled(ids, positions, mask, self._cache, keep, kinds, states)
+            del held  # what the addresses point to
+            return found
         own = network.run(self._joined(network.embed(ids), positions), positions, mask, self._cache)
         return network.answer(own, keep)[0], own
+
+    def _standing(self, before: np.ndarray) -> tuple[np.ndarray, np.ndarray, Any]:
+        """Whose state stands at positions [B, T], −1 for nobody's, and where it lies: [B · T] each."""
+        theirs = self.target.hidden(self.reads).float()
+        own = None if self._hidden is None or self._hidden.data is None else self._hidden.data[:, 0]
+        valid, rows = np.array(self.target.held())[:, None], np.arange(len(before))[:, None]
+        kinds = np.where(before < 0, NONE, np.where(before < valid, THEIRS, OWN))
+        states = _addresses(theirs, rows, before)
+        if own is not None:
+            states = np.where(kinds == OWN, _addresses(own, rows, before), states)
+        return kinds.reshape(-1), states.reshape(-1), (theirs, own)
 
     def _joined(self, embedded: Tensor, positions: Tensor) -> Tensor:
         """Tokens [B, T, H] at positions [B, T] with the state one position before each of them."""
@@ -159,6 +212,13 @@ class FeatureSession(FollowingSession):
             return first
         rest = network.join_target(embedded[:, 1:], self.target.hidden(self.reads)[:, : count - 1])
         return torch.cat((first, rest), dim=1)
+
+
+def _addresses(states: Tensor, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Where the numbers of states [B, S, D] begin at rows and places [B, T]."""
+    row, place, _ = states.stride()
+    found: np.ndarray = states.data_ptr() + states.element_size() * (row * rows + place * np.maximum(places, 0))
+    return found
 
 
 def _at(states: Tensor, places: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from sampling.drafters.draft_heads.config import DraftHeadConfig
 from utils.errors import UserError
 
+NONE, THEIRS, OWN = range(3)  # whose state stands before a token: nobody's, the target's, the head's own
+
 
 class RMSNorm(nn.Module):
     """x / rms(x) · weight over the last dimension."""

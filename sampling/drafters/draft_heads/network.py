@@ -27,6 +27,7 @@ from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaLayer, as_it_is, causal_bias, latest, norm_of, plus, rotate
 from sampling.types import Hidden, KVCache
+from utils.kernels.blocks import GROUP
 from utils.kernels.packed_linear import HalfLinear, PackedLinear, available, half_available, packable, ready
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, fits
 
@@ -115,6 +116,13 @@ class StudentNetwork:
         self.kind, self.window, self.layers = config.kind, config.window, config.num_hidden_layers
         self.vocab_size, self.context = config.vocab_size, config.max_position_embeddings
         self._embed = cast(nn.Embedding, trunk.embed_tokens)
+        self._ids = student.ids if config.short_list else None
+        self.compiled: Any = None  # the whole pass, where it is one compiled call: nothing else is made then
+        if take is _rounded and _compilable(student):
+            from sampling.drafters.draft_heads.compiled_step import CompiledStep
+
+            self.compiled = CompiledStep(student, cast(Any, _rounded), _halves(student.rotary))
+            return
         self._from, self._wide = int(config.kind == "eagle"), config.wide  # an EAGLE head's text begins with token 1
         self._layers = [
             LlamaLayer.of(layer, take, config.window, _entrance(layer, config, frozen), self._from)
@@ -128,7 +136,6 @@ class StudentNetwork:
         self._project = take(trunk.project) if config.project else None
         self._head = take(student.lm_head)
         ready(self._head, *(part for layer in self._layers for part in layer.products))
-        self._ids = student.ids if config.short_list else None
         self._angles = self._cross_angles = Angles(student.rotary)
         self._cross: list[Cross] = []
         if student.cross_rotary is not None:
@@ -165,9 +172,9 @@ class StudentNetwork:
         """The reduced vocabulary [n] long, ascending, as the rows of the output layer; None = all ids."""
         return None if self._ids is None else self._ids.to(self.device)
 
-    def new_cache(self, rows: int) -> SlotCache:
+    def new_cache(self, rows: int) -> KVCache:
         """An empty cache; it takes the number of rows from what is first fed."""
-        return SlotCache(self.layers)
+        return SlotCache(self.layers) if self.compiled is None else cast(KVCache, self.compiled.new_cache())
 
     @torch.no_grad()
     def forward(
@@ -253,6 +260,31 @@ class StudentNetwork:
         x = self._norm(own if hidden else own[:, own.shape[1] - keep :])
         x = x if self._project is None else cast(Tensor, self._project(x))
         return cast(Tensor, self._head(x[:, x.shape[1] - keep :])), x if hidden else None
+
+
+def _compilable(student: DraftHead) -> bool:
+    """Whether the whole pass of this rounded head can be one compiled call: a feature head of the usual shape."""
+    config, trunk = student.config, cast(Any, student.model)
+    sizes = (config.hidden_size, config.large_hidden_size, config.intermediate_size, config.head_dim)
+    plain = not (config.project or config.norm_output or config.qk_norm or config.attention_bias) and config.final_norm
+    dense = trunk.embed_tokens.weight.dtype == torch.float32
+    return (
+        config.kind == "feature"
+        and plain
+        and dense
+        and not any(size % GROUP for size in sizes)
+        and fits(student.lm_head.weight)
+    )
+
+
+def _halves(rotary: Rotary) -> Callable[[Tensor], Tensor]:
+    """positions [n] → cos and sin [n, D], halves side by side."""
+
+    def angles(positions: Tensor) -> Tensor:
+        angle = positions[:, None].float() * cast(Tensor, rotary.inv_freq)
+        return torch.cat((angle.cos(), angle.sin()), dim=-1) * rotary.attention_scaling
+
+    return angles
 
 
 def _entrance(layer: Any, config: DraftHeadConfig, frozen: bool) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:

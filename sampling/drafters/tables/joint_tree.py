@@ -25,8 +25,7 @@ from sampling.drafters.tables.table_file import StaticTables
 from sampling.drafters.tables.tree import SURE, Noise, TableTreeDrafter, favour
 from sampling.events import Call
 from sampling.types import LM, Budget, Draft, Drafter, Rows, Sampler, Session, Verdict
-from sampling.vocabulary import chances_of
-from utils.logits_processors import check_finite
+from sampling.vocabulary import likeliest
 from utils.timing import Stopwatch
 
 ENOUGH = 0.6  # where a token of the tables is likelier than this the drafter is not asked
@@ -85,6 +84,7 @@ class JointTreeDrafter(TableTreeDrafter):
         self.lm, self.learn, self.beliefs = lm, learn, beliefs(agreement)
         self.gain, self.price = Gain(then=HOPED), Price()
         self.session: Session | None = None
+        self._names: list[int] | None = None  # the ids of its session's columns
         self._asked: float | None = None  # seconds that the drafter took this round
         self._watch = Stopwatch(lm.device)
 
@@ -101,6 +101,8 @@ class JointTreeDrafter(TableTreeDrafter):
         previous, self.session = self.session, None
         if len(prompt) == 1:
             self.session = opened(self.lm, prompt, previous, target)
+        short = None if self.session is None else scoring(self.session)[1]
+        self._names = None if short is None else short.tolist()
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """A tree of at most budget.depth[0] nodes; `source` is [1, N]."""
@@ -126,12 +128,9 @@ class JointTreeDrafter(TableTreeDrafter):
 
     def _forecast(self, session: Session, rows: Rows) -> dict[int, float]:
         """The drafter's likeliest tokens behind the row and their probabilities."""
-        score, short = scoring(session)
-        logits = score(rows, Draft.empty(1))[0, 0].float()
-        values, places = logits.topk(min(CANDIDATES, logits.shape[-1]))
-        check_finite(values[0])
-        ids = places if short is None else short[places]
-        return dict(zip(ids.tolist(), chances_of(logits.cpu().numpy(), places.cpu().numpy()), strict=True))
+        score, _ = scoring(session)
+        found = likeliest(score(rows, Draft.empty(1))[0, 0].float(), CANDIDATES)
+        return found if self._names is None else {self._names[place]: p for place, p in found.items()}
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         super().observe(rows, draft, verdict)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -74,17 +74,14 @@ class Recalled:
     def __init__(self) -> None:
         self._behind: dict[tuple[int, ...], list[tuple[int, float]]] = {}
 
-    def learn(self, row: list[int], probs: Tensor) -> None:
-        """The distributions [M, V] behind the last M tokens of `row`. One that leaves no choice says no more than the
-        text."""
-        values, ids = best(probs, _MOST)
-        first = len(row) - len(probs) + 1
-        for end, chances, following in zip(range(first, len(row) + 1), values.tolist(), ids.tolist(), strict=True):
-            if chances[0] == 1:
+    def learn(self, row: list[int], likely: Sequence[Sequence[tuple[int, float]]]) -> None:
+        """The likeliest ids and their probabilities behind each of the last tokens of `row`. What leaves no choice says
+        no more than the text."""
+        for end, here in enumerate(likely, start=len(row) - len(likely) + 1):
+            if here[0][1] == 1:
                 continue
-            likely = [(token, p) for token, p in zip(following, chances, strict=True) if p > 0]
             for size, share in SHARES.items():
-                self._behind[tuple(row[max(0, end - size) : end])] = [(token, share * p) for token, p in likely]
+                self._behind[tuple(row[max(0, end - size) : end])] = [(token, share * p) for token, p in here if p > 0]
 
     def behind(self, tail: list[int], size: int) -> list[tuple[int, float]]:
         """(id, chance) behind the last `size` tokens, the likeliest first; none where they were not seen."""
@@ -150,8 +147,7 @@ class TableTreeDrafter(TablesDrafter):
             return
         path = [node for node in verdict.path[0].tolist() if node >= 0]
         row = [*rows[0][-2:], *draft.tokens[0, path].tolist()]
-        stood = torch.tensor([-1, *path])
-        self._recalled.learn(row, verdict.at(torch.zeros_like(stood), stood))
+        self._recalled.learn(row, thought_likely(verdict, [-1, *path]))
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """A tree of at most budget.depth[0] nodes; `source` is [1, N]."""
@@ -211,18 +207,18 @@ class TableTreeDrafter(TablesDrafter):
     def _offered(self, index: MatchIndex, tail: list[int]) -> list[Found]:
         """Every token that some context offers, in the order in which a chain would believe them; a later one counts
         for what those before it leave."""
-        matches = [(size, Found(token, MATCH, CHANCE[size])) for size, token in index.every(tail)]
+        sure, unsure = list[tuple[int, int, float]](), list[tuple[int, int, float]]()
+        for size, token in index.every(tail):
+            (sure if size >= self.sure_match else unsure).append((token, MATCH, CHANCE[size]))
         longer, bigrams = self._of_tables(tail)
         recalled = (self._from_recalled(tail, 2), self._from_recalled(tail, 1))
-        sure = [found for size, found in matches if size >= self.sure_match]
-        unsure = [found for size, found in matches if size < self.sure_match]
-        left, seen, offered = 1.0, set[int](), list[Found]()
-        for token, source, p in chain(sure, longer, recalled[0], unsure, bigrams, recalled[1]):
-            if token not in seen and left > 0:
-                seen.add(token)
-                offered.append(Found(token, source, left * p))
-                left *= 1 - p
-        return offered
+        left, offered = 1.0, dict[int, Found]()
+        for part in (sure, longer, recalled[0], unsure, bigrams, recalled[1]):
+            for token, source, p in part:
+                if token not in offered and left > 0:
+                    offered[token] = Found(token, source, left * p)
+                    left *= 1 - p
+        return list(offered.values())
 
     def _of_tables(self, tail: list[int]) -> tuple[list[Found], list[Found]]:
         """What the tables offer behind two tokens and more, and behind one. They never change: what a round has looked
@@ -244,6 +240,17 @@ class TableTreeDrafter(TablesDrafter):
         if self._recalled is None:
             return []
         return [Found(token, RECALLED, p) for token, p in self._recalled.behind(tail, size)]
+
+
+def thought_likely(verdict: Verdict, nodes: list[int]) -> list[list[tuple[int, float]]]:
+    """The few likeliest ids behind these nodes of the first row, and their processed probabilities."""
+    known = verdict.distributions
+    seen = [] if isinstance(known, Tensor) else [known.glance(0, node) for node in nodes]
+    told = [one.likeliest()[:_MOST] for one in seen if one is not None]
+    if told and all(told):
+        return told
+    values, ids = best(verdict.at(torch.zeros(len(nodes), dtype=torch.long), torch.tensor(nodes)), _MOST)
+    return [list(zip(*one, strict=True)) for one in zip(ids.tolist(), values.tolist(), strict=True)]
 
 
 def favoured(offered: list[Found], noise: Noise | None, depth: int) -> list[Found]:

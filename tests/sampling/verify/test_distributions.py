@@ -123,7 +123,7 @@ def test_what_is_drawn_at_a_node_is_the_draw_from_its_law(processor: LogitsProce
     for row in range(2):
         for node in range(-1, NODES):
             key = torch.tensor([[row, 7 + node]])
-            assert laws.drawn(row, node, key) == int(sampler.draw(expected[row, node + 1][None], key))
+            assert laws.drawn(row, node, (row, 7 + node)) == int(sampler.draw(expected[row, node + 1][None], key))
     assert (sampler.made == before) is sampler.greedy  # greedily no law is worked out
 
 
@@ -132,6 +132,4 @@ def test_logits_that_are_no_numbers_are_refused_without_a_law() -> None:
     for broken in (float("nan"), float("inf")):
         logits[0, 1, 4] = broken
         with pytest.raises(LogitsError):
-            LazyDistributions(logits, draft, ROWS, KeyedSampler(LogitsProcessor(temperature=0))).drawn(
-                0, 0, torch.tensor([[0, 4]])
-            )
+            LazyDistributions(logits, draft, ROWS, KeyedSampler(LogitsProcessor(temperature=0))).drawn(0, 0, (0, 4))

@@ -21,7 +21,7 @@ from app.settings.table import Settings
 from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.tables.prompt_lookup import CHANCE, TablesDrafter
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.drafters.tables.tree import BELIEVED, RECALLED, SHARES, SURE, Recalled, TableTreeDrafter
+from sampling.drafters.tables.tree import BELIEVED, RECALLED, SHARES, SURE, Recalled, TableTreeDrafter, thought_likely
 from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Rows, Verdict
@@ -138,21 +138,22 @@ def verdict(path: list[int], laws: torch.Tensor) -> Verdict:
 def test_the_likeliest_few_of_the_latest_law_are_kept() -> None:
     laws = torch.tensor([[0.1, 0.2, 0.05, 0.4, 0.25, 0.0], [0.9, 0.1, 0, 0, 0, 0]])
     known = Recalled()
-    known.learn([5, 7, 8], laws)  # the laws behind 5 7 and 7 8
+    thought = thought_likely(verdict([0], laws), [-1, 0])
+    known.learn([5, 7, 8], thought)  # the laws behind 5 7 and 7 8
     assert known.behind([5], 1) == known.behind([9, 7], 2) == []
     for size in (1, 2):
         likely = known.behind([5, 7], size)
         assert [token for token, _ in likely] == [3, 4, 1, 0]
         assert [chance for _, chance in likely] == pytest.approx([SHARES[size] * p for p in (0.4, 0.25, 0.2, 0.1)])
         assert [token for token, _ in known.behind([7, 8], size)] == [0, 1]  # what cannot come is not offered
-    known.learn([6, 7], laws[1:])
+    known.learn([6, 7], thought[1:])
     assert known.behind([5, 7], 1) == known.behind([7, 8], 1)
     assert known.behind([5, 7], 2) != known.behind([6, 7], 2)
 
 
 def test_a_law_that_leaves_no_choice_is_not_kept() -> None:
     known = Recalled()
-    known.learn([7], torch.eye(6)[:1])
+    known.learn([7], thought_likely(verdict([], torch.eye(6)[:1]), [-1]))
     assert known.behind([7], 1) == []
 
 

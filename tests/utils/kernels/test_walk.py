@@ -40,7 +40,7 @@ def test_a_rounded_layer_is_near_its_weight_and_rounding_again_changes_nothing(c
 
 @pytest.mark.parametrize("shape", ["peaked", "flat", "certain", "two"])
 def test_the_compiled_walk_draws_what_the_whole_race_draws(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import utils.kernels.noise  # noqa: F401  (with it the compiler is at hand)
+    import utils.kernels.walk  # noqa: F401  (with it the compiler is at hand)
 
     size, source = 5000, torch.Generator().manual_seed(2)
     scale = {"peaked": 4.0, "flat": 0.1, "certain": 0.0, "two": 0.0}[shape]
@@ -56,8 +56,54 @@ def test_the_compiled_walk_draws_what_the_whole_race_draws(shape: str, monkeypat
     assert len(set(found.tolist())) > {"certain": 0, "two": 1}.get(shape, 10)
 
 
+@pytest.mark.parametrize("scale", [6.0, 1.0, 0.05])
+def test_one_walk_tells_what_the_round_needs_of_a_position(scale: float) -> None:
+    from utils.kernels.walk import walk
+
+    logits = scale * torch.randn(30, 4112, generator=torch.Generator().manual_seed(3))
+    logits[0, 5:9] = 30.0  # equal ones
+    sampler, undecided = KeyedSampler(LogitsProcessor(0.7), seed=5), 0
+    probs = sampler.probs(logits, [])
+    for place, row in enumerate(logits):
+        seen = walk(row.data_ptr(), len(row), 4, sampler.noise_state(0, place), 0.7)
+        order = row.sort(descending=True, stable=True)
+        assert seen.ids == order.indices[:4].tolist()
+        assert seen.values == order.values[:4].tolist()
+        assert seen.mass == pytest.approx(float((row - row.max()).exp().sum()), rel=1e-5)
+        assert seen.tempered == pytest.approx(1 / float(probs[place].max()), rel=1e-5)
+        drawn = int(sampler.draw(probs[place : place + 1], torch.tensor([[0, place]])))
+        undecided += seen.drawn < 0
+        assert seen.drawn in (-1, drawn)
+        assert walk(row.data_ptr(), len(row), 4).drawn == int(row.argmax())
+    assert undecided <= 1
+
+
+def test_two_that_are_too_near_each_other_are_left_to_the_sampler() -> None:
+    from utils.kernels import walk as walks
+
+    sampler, logits = KeyedSampler(LogitsProcessor(1.0), seed=5), torch.full((4112,), -50.0)
+    noise = -torch.log1p(-drawing.uniforms([drawing.stream_key(5, 1, 0, 0)], 4112, torch.device("cpu"))[0])
+    for off, decided in ((1e-3, True), (1e-6, False)):
+        logits[7], logits[9] = 0.0, float((noise[9] / noise[7]).log()) + off  # p / E of both alike but for this
+        drawn = walks.walk(logits.data_ptr(), len(logits), 2, sampler.noise_state(0, 0), 1.0).drawn
+        assert drawn == (9 if decided else -1)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_walk_over_what_is_no_number_has_no_mass(broken: float) -> None:
+    from utils.kernels.walk import walk
+
+    logits = torch.randn(4096)
+    logits[17] = broken
+    assert np.isnan(walk(logits.data_ptr(), 4096, 4).mass)
+    nothing = torch.full((4096,), -torch.inf)
+    assert np.isnan(walk(nothing.data_ptr(), 4096, 4, 3, 0.7).mass)
+    nothing[9] = 1.0
+    assert walk(nothing.data_ptr(), 4096, 4, 3, 0.7).drawn == 9
+
+
 def test_the_walk_divides_by_the_samplers_own_stream() -> None:
-    from utils.kernels.noise import over_noise
+    from utils.kernels.walk import over_noise
 
     probs = torch.rand(5000, generator=torch.Generator().manual_seed(3))
     for state in (5, -5, (1 << 63) - 1):

@@ -1,0 +1,374 @@
+"""A feature head's pass as one compiled function: token and state before it, layers, and the logits of the last rows.
+
+Of the stages all but the first and the last are those of a target's pass (sampling/models/compiled_pass.py). First the
+token's row of the embedding and the state one position before it, the target's or the head's own, are normed and go
+through their products into x; last x itself is kept, which is the head's own state. Knows neither sessions nor drafts.
+Imports numba; sampling/drafters/draft_heads/network.py imports it where the head's products are compiled ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numba import float32
+from torch import Tensor
+
+from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
+from sampling.models.compiled_pass import (
+    LAYER,
+    PASS,
+    ROW,
+    added,
+    attention,
+    gate_up,
+    head,
+    inverse_rms,
+    mix_entry,
+    norm,
+    place_heads,
+    query_key_value,
+    score_entry,
+)
+from sampling.models.fused import BLOCK, FusedCache
+from utils.kernels.blocks import COLUMNS, GROUP
+from utils.kernels.compiler import Entry
+from utils.kernels.products import ROWS, SIZES, columns, columns_entry, quantise, room
+from utils.kernels.quantized_linear import QuantizedLinear
+from utils.kernels.team import introduce, run
+from utils.kernels.vectors import asked, compiled, get64, get_float, load, meet, mul, record_at, share, splat, store
+
+_FIELDS = (
+    *("states_at", "kinds", "any_theirs", "any_own", "large", "theirs", "own", "entered"),
+    *("embed_norm", "theirs_norm", "own_norm"),
+    *("join", "join_layout", "join_theirs", "theirs_layout", "join_own", "own_layout"),
+)
+STEP = np.dtype([*((name, PASS[name]) for name in PASS.names or ()), *((name, np.int64) for name in _FIELDS)])
+_CHANGING = (
+    *("rows", "kept", "fed", "batch", "slots", "row", "keys", "values", "logits", "states"),
+    *("kinds", "states_at", "any_theirs", "any_own"),
+)
+_step_at, _pass_at, _layer_at, _row_at = record_at(STEP), record_at(PASS), record_at(LAYER), record_at(ROW)
+_LAYER_SIZE, _ROW_SIZE = LAYER.itemsize, ROW.itemsize
+
+
+@compiled
+def normed(x: int, weight: int, size: int, epsilon: Any, to: int, row: int) -> None:
+    """x / rms(x) · weight, quantised."""
+    by = inverse_rms(x, size, epsilon)
+    for group in range(size // GROUP):
+        at = 4 * GROUP * group
+        low, high = (
+            mul(mul(load(x + at), by), load(weight + at)),
+            mul(mul(load(x + at + 64), by), load(weight + at + 64)),
+        )
+        quantise(low, high, to, row, group, size // GROUP)
+
+
+@compiled
+def nothing(to: int, row: int, groups: int) -> None:
+    none = splat(float32(0.0))
+    for group in range(groups):
+        quantise(none, none, to, row, group, groups)
+
+
+@compiled
+def enter(p: Any, thread: int, team: int) -> None:
+    """Of every row the token's embedding and the state before it, normed; of another's state zeros."""
+    first, last = share(p.rows, thread, team)
+    for row in range(first, last):
+        kind, state = get64(p.kinds + 8 * row), get64(p.states_at + 8 * row)
+        embedded = p.embed + 4 * p.hidden * _row_at(p.row + row * _ROW_SIZE).id
+        normed(embedded, p.embed_norm, p.hidden, get_float(p.epsilon), p.entered, row)
+        if p.any_theirs:
+            if kind == THEIRS:
+                normed(state, p.theirs_norm, p.large, get_float(p.epsilon), p.theirs, row)
+            else:
+                nothing(p.theirs, row, p.large // GROUP)
+        if p.any_own:
+            if kind == OWN:
+                normed(state, p.own_norm, p.hidden, get_float(p.epsilon), p.own, row)
+            else:
+                nothing(p.own, row, p.hidden // GROUP)
+
+
+@compiled
+def join(p: Any, whole: Any, thread: int, team: int) -> None:
+    """x = the sum of the products; units of 16 columns, of each product the same ones."""
+    groups = p.hidden // GROUP
+    first, last = share(p.hidden // COLUMNS, thread, team)
+    for unit in range(first, last):
+        block = p.join + unit * groups * SIZES[p.join_layout]
+        columns(p.columns, p.join_layout, block, p.entered, p.x + 4 * COLUMNS * unit, groups, p.hidden, p.rows)
+    if p.any_theirs:
+        added(whole, p.join_theirs, p.theirs_layout, p.theirs, p.large // GROUP, thread, team)
+    if p.any_own:
+        added(whole, p.join_own, p.own_layout, p.own, groups, thread, team)
+
+
+@compiled
+def leave(p: Any, thread: int, team: int) -> None:
+    """x of every row into the states; of those that get logits normed and quantised."""
+    first, last = share(p.rows, thread, team)
+    for row in range(first, last):
+        x, sequence, place = p.x + 4 * row * p.hidden, row // p.fed, row % p.fed - (p.fed - p.kept)
+        for at in range(0, 4 * p.hidden, 64):
+            store(p.states + 4 * row * p.hidden + at, load(x + at))
+        if place >= 0:
+            normed(x, p.norm, p.hidden, get_float(p.epsilon), p.normed, sequence * p.kept + place)
+
+
+def _step(record: int) -> None:
+    p, whole = _step_at(record), _pass_at(record)  # a step's record begins as a pass's
+    thread, team, at = asked(p.thread_number), asked(p.team_size), 0
+    enter(p, thread, team)
+    at = meet(p.meeting, team, at, p.sleep)
+    join(p, whole, thread, team)
+    at = meet(p.meeting, team, at, p.sleep)
+    for index in range(p.layers):
+        layer = _layer_at(p.table + index * _LAYER_SIZE)
+        norm(whole, layer.before, 0, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+        query_key_value(whole, layer, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+        place_heads(whole, layer, index, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+        attention(whole, index, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+        added(whole, layer.o, layer.o_layout, p.mixed, p.heads * p.size // GROUP, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+        norm(whole, layer.after, 0, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+        gate_up(whole, layer, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+        added(whole, layer.down, layer.down_layout, p.gated, p.inner // GROUP, thread, team)
+        at = meet(p.meeting, team, at, p.sleep)
+    leave(p, thread, team)
+    at = meet(p.meeting, team, at, p.sleep)
+    head(whole, thread, team)
+
+
+step_entry = Entry(_step)
+
+
+class CompiledStep:
+    """A feature head whose pass is one compiled call; one runs at a time. The embedding is used where it lies, of its
+    linear maps `take` makes packed ones. `angles`: positions [n] → cos and sin [n, D], halves side by side."""
+
+    def __init__(
+        self, student: DraftHead, take: Callable[[Any], QuantizedLinear], angles: Callable[[Tensor], Tensor]
+    ) -> None:
+        config, trunk = student.config, cast(Any, student.model)
+        attention_ = trunk.layers[0].self_attn
+        self.layers, self.window = len(trunk.layers), config.window
+        self._size = int(attention_.head_dim)
+        self._heads, self._shared = config.num_attention_heads, config.num_key_value_heads
+        self._hidden, self._inner = config.hidden_size, config.intermediate_size
+        self._large = config.large_hidden_size
+        self._angles, self._turns = angles, torch.empty(0, self._size)
+        self._held: list[Any] = []
+        self._one_at_a_time = threading.Lock()
+        self._scratch: dict[str, Tensor] = {}
+        self._prepared: tuple[int, ...] = ()
+        self._function = step_entry.address
+        self._record = np.zeros(1, STEP)
+        introduce(self._record)
+        self._values, self._places = self._record.view(np.int64), {name: at for at, name in enumerate(STEP.names or ())}
+        table = np.zeros(self.layers, LAYER)
+        for entry, layer in zip(table, trunk.layers, strict=True):
+            entry["before"] = self._address(layer.input_layernorm.weight)
+            entry["after"] = self._address(layer.post_attention_layernorm.weight)
+            for name in ("q", "k", "v", "o", "gate", "up", "down"):
+                weight = take(getattr(layer.mlp if len(name) > 1 else layer.self_attn, f"{name}_proj")).packed
+                entry[name], entry[f"{name}_layout"] = weight.address, weight.number
+                self._held.append(weight)
+        constants = np.array([config.rms_norm_eps, attention_.scaling], np.float32)
+        join, theirs, own, out = (
+            take(one).packed for one in (trunk.join_embed, trunk.join_feature, trunk.join_state, student.lm_head)
+        )
+        self._out, self._width = out.out_features, len(out.data) * COLUMNS
+        self._changing = [self._places[name] for name in _CHANGING]
+        self._held += [table, constants, join, theirs, own, out]
+        self._set(
+            layers=self.layers,
+            hidden=self._hidden,
+            inner=self._inner,
+            heads=self._heads,
+            shared=self._shared,
+            size=self._size,
+            large=self._large,
+            vocab_blocks=len(out.data),
+            half=1,
+            wide=2,
+            table=table.ctypes.data,
+            embed=self._address(trunk.embed_tokens.weight),
+            head=out.address,
+            head_layout=out.number,
+            norm=self._address(trunk.norm.weight),
+            epsilon=constants.ctypes.data,
+            scale=constants.ctypes.data + 4,
+            columns=columns_entry.address,
+            score=score_entry.address,
+            mix=mix_entry.address,
+            embed_norm=self._address(trunk.embed_norm.weight),
+            theirs_norm=self._address(trunk.feature_norm.weight),
+            own_norm=self._address(trunk.state_norm.weight),
+            join=join.address,
+            join_layout=join.number,
+            join_theirs=theirs.address,
+            theirs_layout=theirs.number,
+            join_own=own.address,
+            own_layout=own.number,
+        )
+
+    def _address(self, tensor: Tensor) -> int:
+        self._held.append(tensor.detach().to(torch.float32).contiguous())
+        address: int = self._held[-1].data_ptr()
+        return address
+
+    def _set(self, **values: int) -> None:
+        for name, value in values.items():
+            self._values[self._places[name]] = value
+
+    def new_cache(self) -> FusedCache:
+        """An empty cache, in 16 bits."""
+        return FusedCache(self.layers, self._shared, self._size, torch.float16)
+
+    def __call__(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: FusedCache,
+        keep: int,
+        kinds: np.ndarray,
+        states: np.ndarray,
+    ) -> tuple[Tensor, Tensor]:
+        """ids and positions [B, T] behind what `cache` holds → logits [B, keep, n] of the last `keep` and own states
+        [B, T, H].
+
+        mask as in :class:`sampling.types.Network`; of each token whose state stands before it (`kinds` [B · T]) and the
+        address of its numbers (`states` [B · T]).
+        """
+        (count, fed), before = ids.shape, cache.length
+        depths = positions.numpy().reshape(-1)
+        with self._one_at_a_time:
+            cache.reserve(count, before + fed)
+            begin = max(0, before - self.window) // BLOCK * BLOCK if self.window else 0  # slots too far back to be seen
+            rows, more, seen = _rows(ids.numpy().reshape(-1), depths, fed, mask, before, begin)
+            self._prepare(count * fed, count * keep, int(depths.max()) + 1, seen)
+            logits, own = torch.empty(count, keep, self._width), torch.empty(count, fed, self._hidden)
+            shift = 2 * begin * self._size
+            self._values[self._changing] = (
+                *(count * fed, keep, fed, count, cache.slots, rows.ctypes.data),
+                *(cache.keys.data_ptr() + shift, cache.values.data_ptr() + shift, logits.data_ptr(), own.data_ptr()),
+                *(kinds.ctypes.data, states.ctypes.data, (kinds == THEIRS).any(), (kinds == OWN).any()),
+            )
+            run(self._function, self._record, torch.get_num_threads())
+            del more  # what the rows point to
+            cache.length += fed
+        return logits[..., : self._out], own
+
+    def of_one_row(
+        self,
+        tokens: list[int],
+        first: int,
+        theirs: Tensor | None,
+        valid: int,
+        own: Tensor | None,
+        cache: FusedCache,
+    ) -> tuple[Tensor, Tensor]:
+        """The same of one row's tokens from position `first` on → logits [n] of the last and own states [T, H].
+
+        `theirs` [S, G] are the target's states, the first `valid` of them there; behind them the head's `own` [S, H]
+        stand.
+        """
+        fed = len(tokens)
+        begin = max(0, first - self.window) // BLOCK * BLOCK if self.window else 0
+        places = range(first, first + fed)
+        rows = np.array(
+            [(token, at, 0, at - begin, at - begin + 1, 0, 0) for token, at in zip(tokens, places, strict=True)],
+            np.int64,
+        )
+        states = np.array([self._before(at - 1, theirs, valid, own) for at in places], np.int64)
+        with self._one_at_a_time:
+            cache.reserve(1, first + fed)
+            self._prepare(fed, 1, first + fed, first + fed - begin)
+            logits, made = torch.empty(self._width), torch.empty(fed, self._hidden)
+            shift, kinds = 2 * begin * self._size, np.ascontiguousarray(states[:, 0])
+            addresses = np.ascontiguousarray(states[:, 1])
+            self._values[self._changing] = (
+                *(fed, 1, fed, 1, cache.slots, rows.ctypes.data),
+                *(cache.keys.data_ptr() + shift, cache.values.data_ptr() + shift, logits.data_ptr(), made.data_ptr()),
+                *(kinds.ctypes.data, addresses.ctypes.data, first + fed - 1 > 0 and first <= valid, first > valid),
+            )
+            run(self._function, self._record, torch.get_num_threads())
+            cache.length = first + fed
+        return logits[: self._out], made
+
+    @staticmethod
+    def _before(place: int, theirs: Tensor | None, valid: int, own: Tensor | None) -> tuple[int, int]:
+        """Whose state stands at a place, and where its numbers begin."""
+        if place < 0:
+            return NONE, 0
+        kind, states = (THEIRS, theirs) if place < valid else (OWN, own)
+        assert states is not None
+        return kind, states.data_ptr() + states.element_size() * states.stride(0) * place
+
+    def _prepare(self, rows: int, kept: int, positions: int, seen: int) -> None:
+        """Memory for a pass of so many rows, at these positions, of which one sees so many slots."""
+        threads, line = torch.get_num_threads(), 4 * (-(-seen // BLOCK) + 1) * BLOCK
+        if positions > len(self._turns):
+            self._turns = self._angles(torch.arange(-(-positions // 256) * 256))
+            self._set(turns=self._turns.data_ptr())
+        if self._prepared == (rows, kept, threads, line):
+            return
+        self._prepared = rows, kept, threads, line
+        group = self._heads // self._shared
+        scores = (ROWS + 1) * group * line
+        buffer = -(-(4 * ROWS * group * (self._size + 1) + 256 * ROWS) // 64) * 64
+        self._set(scores_row=line, scores_size=scores, buffer_size=buffer)
+        sizes = {
+            "x": 4 * rows * self._hidden,
+            "qkv": 4 * rows * (self._heads + 2 * self._shared) * self._size,
+            "normed": room(max(rows, kept), self._hidden),
+            "mixed": room(rows, self._heads * self._size),
+            "gated": room(rows, self._inner),
+            "entered": room(rows, self._hidden),
+            "theirs": room(rows, self._large),
+            "own": room(rows, self._hidden),
+            "scores": threads * scores,
+            "buffer": threads * buffer,
+        }
+        for name, size in sizes.items():
+            if name not in self._scratch or self._scratch[name].numel() < size:
+                self._scratch[name] = torch.zeros(size + size // 4, dtype=torch.uint8)
+            self._set(**{name: self._scratch[name].data_ptr()})
+
+
+def _rows(
+    ids: np.ndarray, positions: np.ndarray, fed: int, mask: Tensor | None, before: int, begin: int
+) -> tuple[np.ndarray, np.ndarray | None, int]:
+    """What the pass must know of each row, slots counted from `begin`; the slots that rows see behind their first
+    ones, and the most slots that one of them sees."""
+    count = len(ids) // fed
+    rows = np.zeros(len(ids), ROW)
+    by_sequence = rows.reshape(count, fed)
+    rows["id"], rows["position"] = ids, positions
+    by_sequence["slot"] = np.arange(before - begin, before - begin + fed)
+    if count > 1:
+        by_sequence["sequence"] = np.arange(count)[:, None]
+    if mask is None:
+        rows["seen"] = rows["slot"] + 1
+        return rows, None, before - begin + fed
+    seen = (mask > torch.finfo(mask.dtype).min / 2).expand(count, 1, fed, -1).reshape(count * fed, -1).numpy()
+    seen = seen[:, begin:]
+    rows["seen"] = np.where(seen.all(axis=1), seen.shape[1], seen.argmin(axis=1))
+    behind = seen & (np.arange(seen.shape[1]) >= rows["seen"][:, None])
+    rows["count"] = behind.sum(axis=1)
+    more = np.nonzero(behind)[1].astype(np.int64)
+    rows["more"] = more.ctypes.data + 8 * (np.cumsum(rows["count"]) - rows["count"])
+    return rows, more, int((rows["seen"] + rows["count"]).max())

@@ -1,0 +1,114 @@
+"""The compiled pass of a feature head equals `DraftHead.states` over the whole sequence, of the weights as rounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession
+from sampling.drafters.draft_heads.modules import DraftHead
+from sampling.models.causal import CausalLM
+from sampling.models.fused import FusedCache
+from sampling.types import Draft
+from tests.support.quantized import keep_code
+from tests.support.students import close, fed, make_student, make_target, spread_logits, text
+from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.kernels.quantized_linear import PackedWeight
+
+pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
+
+keep_code()
+NOTHING, NEAR = Draft.empty(1), 5e-3  # keys and values lie in 16 bits
+SHORT = list(range(0, 40, 2))
+
+
+def pair(layers: int = 1, **changes: Any) -> tuple[Any, DraftHead]:
+    """A target and a feature head whose weights are numbers that 8 bits hold."""
+    import utils.kernels.vectors  # noqa: F401  (with it the compiler is at hand)
+
+    target = make_target(hidden_size=64)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2}
+    head = make_student(
+        "feature", target, SHORT, num_hidden_layers=layers, **(sizes | {"num_key_value_heads": 1} | changes)
+    )
+    for part in head.modules():
+        if isinstance(part, nn.Linear):
+            part.weight.copy_(PackedWeight.rounded(part.weight, "q8").dense())
+    head.rounded = True
+    return target, head
+
+
+def session_of(head: DraftHead, target: Any, row: list[int], held: int) -> FeatureSession:
+    lm = FeatureLM(head, "feature")
+    assert lm.network.compiled is not None
+    found = lm.open([row], target=fed(target, [row], [held], hidden=True))
+    assert isinstance(found, FeatureSession)
+    assert isinstance(found._cache, FusedCache)
+    return found
+
+
+def wanted(head: DraftHead, target: Any, row: list[int], step: int = 0) -> Tensor:
+    """[V] logits behind the row, its last `step` tokens without the target's states, from the whole sequence."""
+    states = CausalLM(target).open([row], hidden=True)
+    states.score([row], NOTHING)
+    made = head.states(torch.tensor([row]), states.hidden()[:, : len(row)], steps=step + 1)
+    return spread_logits(head, made[step])[0, -1]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_one_row_in_pieces_equals_the_whole(layers: int) -> None:
+    target, head = pair(layers)
+    row = text(3, 30)
+    session = session_of(head, target, row, 1)
+    for end in (9, 10, 11, 27, 30):
+        session.target.score([row[: end - 1]], NOTHING)
+        close(session.score([row[:end]], NOTHING)[0, 0], wanted(head, target, row[:end]), NEAR)
+
+
+def test_a_row_ahead_of_its_target_goes_on_from_its_own_states() -> None:
+    target, head = pair()
+    row = text(4, 14)
+    session = session_of(head, target, row, 11)
+    for ahead in (0, 1, 2):
+        close(session.score([row[: 12 + ahead]], NOTHING)[0, 0], wanted(head, target, row[: 12 + ahead], ahead), NEAR)
+    session.target.score([row[:13]], NOTHING)  # the target has moved: drafted positions are computed anew
+    close(session.score([row], NOTHING)[0, 0], wanted(head, target, row), NEAR)
+
+
+def test_a_chain_of_a_tree_equals_the_row_and_rows_of_a_batch_each_alone() -> None:
+    target, head = pair()
+    row = text(5, 12)
+    session = session_of(head, target, row, 11)
+    session.score([row], NOTHING)
+    beside = session.grow([7, 9], [-1, -1])
+    for place, token in enumerate([7, 9]):
+        alone = session_of(head, target, row, 11)
+        alone.score([row], NOTHING)
+        close(beside[place], alone.score_short([[*row, token]], NOTHING)[0, 0], NEAR)
+    below = session.grow([7, 9, 8], [-1, -1, 1])
+    alone = session_of(head, target, row, 11)
+    for end in (12, 13):
+        alone.score([[*row, 9, 8][:end]], NOTHING)
+    close(below[0], alone.score_short([[*row, 9, 8]], NOTHING)[0, 0], NEAR)
+    rows = [text(6, 9), text(7, 4)]
+    both = FeatureLM(head, "feature").open(rows, target=fed(target, rows, [8, 3], hidden=True))
+    for got, one in zip(both.score(rows, Draft.empty(2))[:, 0], rows, strict=True):
+        close(got, wanted(head, target, one), NEAR)
+
+
+def test_what_lies_beyond_the_window_is_not_looked_at() -> None:
+    _, head = pair(window=32)
+    step, states = FeatureLM(head, "feature").network.compiled, torch.randn(120, 64)
+
+    def last(tokens: list[int]) -> Tensor:
+        cache = step.new_cache()
+        for first, end in ((0, 60), (60, 119), (119, 120)):
+            logits, _ = step.of_one_row(tokens[first:end], first, states, 120, None, cache)
+        return logits
+
+    row = text(8, 120)
+    assert torch.equal(last([*text(9, 80), *row[80:]]), last(row))
+    assert not torch.equal(last([*row[:90], *text(9, 29), row[119]]), last(row))

@@ -1,0 +1,210 @@
+"""What a round must know of one position's logits, in one call: the largest few, what the softmax divides by, and which
+id a draw with known noise takes; and how large p / u is for every id. Imports numba.
+
+The noise is the SplitMix64 stream of sampling/sampler.py, the draw the largest p / E of its exponential race. Here p
+and E are rounded otherwise than there, so a race that two ids lead within `NEAR` of each other is left undecided.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import float32, float64, uint64
+from torch import Tensor
+
+from utils.kernels.compiler import Entry
+from utils.kernels.vectors import (
+    WIDTH,
+    add,
+    compiled,
+    div,
+    exponential,
+    get_float,
+    larger,
+    largest,
+    load,
+    mul,
+    put_float,
+    record_at,
+    splat,
+    store,
+    sub,
+    total,
+)
+
+_GOLDEN, _FIRST, _SECOND = uint64(0x9E3779B97F4A7C15), uint64(0xBF58476D1CE4E5B9), uint64(0x94D049BB133111EB)
+MOST = 16  # of the largest that are told
+NEAR = 1e-4  # quotients so near each other, relatively, are told apart by the sampler itself
+_BLOCK, _RIVALS = 256, 256  # ids whose noise is made at a time; that may still win a race
+_ABOVE_ALL = float32(1 - 2.0**-24)  # no uniform number is larger, in 32 bits
+
+WALK = np.dtype(
+    [
+        *((name, np.int64) for name in ("logits", "count", "most", "draws", "state", "drawn", "rival_count")),
+        *((name, np.float32) for name in ("inverse", "mass", "tempered", "unused")),
+        ("ids", np.int64, MOST),
+        ("values", np.float32, MOST),
+        ("rivals", np.int64, _RIVALS),
+    ]
+)
+_walk_at = record_at(WALK)
+
+
+@compiled
+def uniform(state: int, place: int) -> Any:
+    """Number `place` of the stream in this state, in float64."""
+    word = uint64(state) + uint64(place + 1) * _GOLDEN
+    word = (word ^ (word >> uint64(30))) * _FIRST
+    word = (word ^ (word >> uint64(27))) * _SECOND
+    word = (word ^ (word >> uint64(31))) >> uint64(11)
+    return (float64(word) + 0.5) * 2.0**-53
+
+
+@compiled
+def find_largest(w: Any) -> None:
+    """The largest, the first of equal ones before the others; id −1 where there are fewer."""
+    for place in range(w.most):
+        w.ids[place], w.values[place] = -1, -np.inf
+    least, last = float32(-np.inf), w.most - 1
+    for start in range(0, w.count, _BLOCK):
+        size = min(_BLOCK, w.count - start)
+        top = load(w.logits + 4 * start)
+        for at in range(4 * WIDTH, 4 * size, 4 * WIDTH):
+            top = larger(top, load(w.logits + 4 * start + at))
+        if largest(top) <= least:  # not so for NaN
+            continue
+        for number in range(start, start + size):
+            value = get_float(w.logits + 4 * number)
+            if value > least:
+                place = last
+                while place > 0 and w.values[place - 1] < value:
+                    w.values[place], w.ids[place] = w.values[place - 1], w.ids[place - 1]
+                    place -= 1
+                w.values[place], w.ids[place] = value, number
+                least = w.values[last]
+
+
+@compiled
+def add_up(w: Any) -> None:
+    """Σ e to the power of each logit less the largest, at temperature 1 and at the draw's."""
+    top, inverse = splat(w.values[0]), splat(w.inverse)
+    mass, tempered = splat(float32(0.0)), splat(float32(0.0))
+    for start in range(0, w.count, WIDTH):
+        less = sub(load(w.logits + 4 * start), top)
+        mass = add(mass, exponential(less))
+        if w.draws:
+            tempered = add(tempered, exponential(mul(less, inverse)))
+    w.mass, w.tempered = total(mass), total(tempered)
+
+
+@compiled
+def collect(w: Any, quotients: int, weights: int) -> None:
+    """Who may win the race: of p / E it is enough for most ids that u < E < u / (1 − u)."""
+    top, inverse = splat(w.values[0]), splat(w.inverse)
+    best, found, state = float32(0.0), 0, w.state
+    for start in range(0, w.count, _BLOCK):
+        size = min(_BLOCK, w.count - start)
+        for at in range(0, 4 * size, 4 * WIDTH):
+            store(weights + at, exponential(mul(sub(load(w.logits + 4 * start + at), top), inverse)))
+        for place in range(size):
+            put_float(quotients + 4 * place, float32(uniform(state, start + place)))
+        most, sure = splat(float32(0.0)), splat(best)
+        for at in range(0, 4 * size, 4 * WIDTH):
+            weight = load(weights + at)
+            quotient = div(weight, load(quotients + at))
+            store(quotients + at, quotient)
+            most, sure = larger(most, quotient), larger(sure, sub(quotient, weight))
+        best = largest(sure)
+        bound = best * float32(1 - NEAR)
+        if largest(most) < bound:
+            continue
+        for place in range(size):
+            if get_float(quotients + 4 * place) >= bound and found < _RIVALS:
+                w.rivals[found] = start + place
+                found += 1
+    w.rival_count = found
+
+
+@compiled
+def decide(w: Any) -> None:
+    """The race among those who may win it; −1 where two are too near each other."""
+    w.drawn = -1
+    first = second = -1.0
+    for at in range(w.rival_count):
+        number = w.rivals[at]
+        noise = min(float32(uniform(w.state, number)), _ABOVE_ALL)
+        less = float64(get_float(w.logits + 4 * number)) - float64(w.values[0])
+        quotient = math.exp(less * float64(w.inverse)) / -math.log1p(-float64(noise))
+        if quotient > first:
+            first, second, w.drawn = quotient, first, number
+        elif quotient > second:
+            second = quotient
+    if second >= first * (1 - NEAR) or w.rival_count == _RIVALS:
+        w.drawn = -1
+
+
+def _walk(record: int, quotients: int, weights: int) -> None:
+    w = _walk_at(record)
+    find_largest(w)
+    if w.ids[0] < 0:
+        w.mass, w.drawn = float32(np.nan), -1
+        return
+    add_up(w)
+    w.drawn = w.ids[0]
+    if w.draws and w.mass == w.mass:
+        collect(w, quotients, weights)
+        decide(w)
+
+
+_entry = Entry(_walk, 3)
+_kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)
+
+
+class Walk(NamedTuple):
+    """Of one position: the largest logits and their ids, Σ e^(logit − largest) at temperature 1 and at the draw's, and
+    the id drawn, −1 where that is not decided here."""
+
+    ids: list[int]
+    values: list[float]
+    mass: float
+    tempered: float
+    drawn: int
+
+
+def fits(logits: Tensor) -> bool:
+    """Whether a walk reads logits [..., V]."""
+    plain = logits.device.type == "cpu" and logits.element_size() == 4 and logits.stride(-1) == 1
+    return plain and logits.is_floating_point() and logits.shape[-1] % WIDTH == 0
+
+
+def walk(address: int, count: int, most: int, state: int | None = None, temperature: float = 1.0) -> Walk:
+    """Over `count` float32 logits at an address, a multiple of 16: the `most` largest, up to 16, and with a (signed)
+    `state` of the noise the draw at this temperature, without one the largest. `mass` is NaN where a logit is, where
+    one is infinite, and where nothing is possible."""
+    record, spare = np.zeros(1, WALK), np.empty(2 * _BLOCK, np.float32)
+    fields = record[0]
+    fields["logits"], fields["count"], fields["most"], fields["inverse"] = address, count, most, 1 / temperature
+    if state is not None:
+        fields["draws"], fields["state"] = 1, state
+    _kind(_entry.address)(record.ctypes.data, spare.ctypes.data, spare.ctypes.data + 4 * _BLOCK)
+    ids, values = fields["ids"][:most].tolist(), fields["values"][:most].tolist()
+    return Walk(ids, values, float(fields["mass"]), float(fields["tempered"]), int(fields["drawn"]))
+
+
+def _over_noise(state: int, count: int, probs: int, result: int) -> None:
+    for place in range(count):
+        put_float(result + 4 * place, get_float(probs + 4 * place) / float32(uniform(state, place)))
+
+
+_over = Entry(_over_noise, 4)
+_over_kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+
+
+def over_noise(state: int, probs: Tensor) -> np.ndarray:
+    """[V] float32: probs [V] (contiguous float32) over the uniform numbers of the stream in this (signed) state."""
+    result = np.empty(len(probs), np.float32)
+    _over_kind(_over.address)(state, len(probs), probs.data_ptr(), result.ctypes.data)
+    return result
