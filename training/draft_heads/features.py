@@ -81,11 +81,10 @@ class Streamed:
         """In passes of at most FED tokens: the same ones for the same `chosen`, so a run that goes on sees no other."""
         lengths, made = self.lengths, dict[int, Example]()
         for batch in in_batches(sorted(chosen, key=lengths.__getitem__), lengths, FED):
-            for index, one in zip(
-                batch, _run(self.model, [self.texts[at] for at in batch], (), self.reads), strict=True
-            ):
+            found = _run(self.model, [self.texts[at] for at in batch], (), self.reads)
+            for index, one in zip(batch, found, strict=True):
                 width = one["hidden"].shape[-1] // (1 + len(self.reads))
-                last, read = one["hidden"].split([width, width * len(self.reads)], dim=-1)
+                last, read = one["hidden"][:, :width], one["hidden"][:, width:]
                 made[index] = Example(one["ids"].long(), self.texts[index].start, last, {}, read)
         return [made[index] for index in chosen]
 
