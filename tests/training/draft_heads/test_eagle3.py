@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from sampling.drafters.draft_heads.checkpoint import WEIGHTS, load_student
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.loop import never
 from sampling.models.network import network_of
+from tests.support import speculators
 from tests.support.students import make_target, text
 from training.draft_heads.batches import make_batch
 from training.draft_heads.build import new_draft_head, shape_for, taken_up
@@ -117,6 +120,41 @@ def test_it_is_written_in_the_published_format_and_read_back(tmp_path: Path) -> 
     (tmp_path / WEIGHTS).write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     with pytest.raises(UserError, match="their checksum is wrong"):
         load_student(tmp_path, target)
+
+
+def ours(folder: Path, target: Any, features: Tensor, ids: list[int]) -> list[Tensor]:
+    head = load_student(folder, target)
+    states = head.states(torch.tensor([ids]), features[None], steps=3)
+    return [head.lm_head(one)[0, 1:] for one in states]  # token 0 has no state before it
+
+
+def theirs(folder: Path, target: Any, features: Tensor, ids: list[int]) -> list[Tensor]:
+    """By *speculators*, which takes the embedding from the target that the head names."""
+    target.save_pretrained(folder / "target")
+    config = json.loads((folder / "config.json").read_text())
+    config["speculators_config"]["verifier"]["name_or_path"] = str(folder / "target")
+    (folder / "config.json").write_text(json.dumps(config))
+    found = speculators.steps(speculators.read(folder), features, ids, 3)
+    # Its places are those of the states, ours those of the last token read.
+    return [F.pad(one, (0, 0, step, 0))[: len(one)] for step, one in enumerate(found)]
+
+
+READERS = [ours, theirs] if speculators.IMPORTABLE else [ours]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_its_readers_compute_what_was_trained(reader: Any, tmp_path: Path) -> None:
+    trained, target, ids = train(tmp_path).draft_head, large(), list(TEXTS[4].ids)
+    read = streamed(target).take([4])[0].read
+    assert read is not None
+    with torch.no_grad():
+        rounded = {name: one.bfloat16().float() for name, one in trained.state_dict().items() if "embed" not in name}
+        trained.load_state_dict(rounded, strict=False)
+        states = trained.states(torch.tensor([ids]), read.float()[None], steps=3)
+        wanted = [trained.lm_head(one)[0, 1:] for one in states]
+        found = reader(tmp_path, target, read.float(), ids)
+    for step, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        torch.testing.assert_close(one[step:], other[step:], rtol=1e-3, atol=1e-4)
 
 
 def test_without_a_reduced_vocabulary_nothing_says_which_ids_are_drafted(tmp_path: Path) -> None:
