@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from app.distill.draft_head import check_target, draft_head_for
+from app.distill.draft_head import check_target, draft_head_for, verifier_of
 from app.distill.options import DATA_NAMES, TRAINING_NAMES, matters, shown
 from app.distill.result import cpu_name, described, in_lines, licence_of, measured
 from app.distill.texts import load_target, split_texts, texts_for
@@ -25,7 +26,7 @@ from app.lanes.lane import PairEngine
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import load_student
-from training.draft_heads.features import extract, load_shard
+from training.draft_heads.features import Examples, Kept, Streamed, extract, load_shard
 from training.draft_heads.report import expected, write_report
 from training.draft_heads.train import NAME, Training, TrainingJob, teacher_for
 from training.text.dialogues import Talk
@@ -119,7 +120,7 @@ def _make(
 ) -> str:
     """TurnPart after part; each leaves what it has made in the folder. What is kept, where it was interrupted."""
     out, model = args.out, engine.loaded.target.model
-    about = {"target": engine.loaded.target.name, "tokenizer": fingerprint(engine.tokenizer)}
+    about: dict[str, Any] = {"target": engine.loaded.target.name, "tokenizer": fingerprint(engine.tokenizer)}
     read = [] if args.writes else list(args.data)
     files = hash_of([*read, *([args.prompts] if args.prompts else [])])
     chosen = {name: shown(args, name) for name in (*DATA_NAMES, *TRAINING_NAMES)} | {"seed": str(settings.seed)}
@@ -132,22 +133,29 @@ def _make(
     with progress_line(settings) as progress:
         learned, held = split_texts(source, HELD, args)
         draft_head = draft_head_for(engine, args, learned, settings.seed)
-        layers = draft_head.target_layers(engine.target.network.layers)
-        shards = extract(engine.target.network, source.texts, layers, features, progress, interrupt)
-        if interrupt():
-            return f"what the target made of the texts so far is kept in {features}"
-        examples = [example for file in shards for example in load_shard(file)]
-        of = {id(text): example for text, example in zip(source.texts, examples, strict=True)}
-        parts = [[of[id(text)] for text in part] for part in (learned, held)]
+        network = engine.target.network
+        layers = draft_head.target_layers(network.layers)
+        parts: list[Examples]
+        if args.kind == "eagle":
+            parts = [Streamed(network, part, draft_head.config.reads) for part in (learned, held)]
+            about["verifier"] = verifier_of(engine)
+        else:
+            shards = extract(network, source.texts, layers, features, progress, interrupt)
+            if interrupt():
+                return f"what the target made of the texts so far is kept in {features}"
+            examples = [example for file in shards for example in load_shard(file)]
+            of = {id(text): example for text, example in zip(source.texts, examples, strict=True)}
+            parts = [Kept([of[id(text)] for text in part]) for part in (learned, held)]
         teacher, job = teacher_for(model, draft_head), job_of(settings, options, args)
         training = Training(draft_head, teacher, parts[0], parts[1], layers, job, out)
         if not training.run(about, progress, interrupt):
             return f"the checkpoint of step {training.step:,} is kept in {out}"
         progress("measuring what a draft costs", None)
-        costs = measured(engine, out, args.student, source.texts, interrupt)
+        costs = measured(engine, out, args.kind, source.texts, interrupt)
+    about.pop("verifier", None)
     report = {
         **about,
-        "student": described(out),
+        "student": described(out, draft_head.config),
         "data": {
             "text": source.text,
             "tokens": source.tokens,
@@ -188,7 +196,7 @@ def job_of(settings: Settings, options: ModelOptions, args: Namespace) -> Traini
         batch_tokens=args.batch_tokens,
         law=int(args.law) if args.law.isdecimal() else args.law,
         hard=args.hard_weight,
-        steps=args.steps if args.student == "feature" else 1,
+        steps=args.steps if matters(args, "steps") else 1,
         seed=settings.seed,
         minutes=args.minutes,
         patience=args.patience,

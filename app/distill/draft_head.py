@@ -6,6 +6,8 @@ import math
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from app.lanes.lane import PairEngine
 from sampling.drafters.draft_heads.checkpoint import load_student, target_rotary
@@ -30,6 +32,8 @@ def check_target(engine: PairEngine, args: Namespace) -> None:
             f"{name} has no rotary keys that a glide drafter could read: --student plain or feature goes without"
         )
     own = config_for(engine, args, args.short_list).hidden_size
+    if args.kind == "eagle" and own != model.config.get_text_config().hidden_size:
+        raise UsageError(f"--hidden {own}: --student eagle3 has the target's width, whose embedding it shares")
     layers, width = engine.target.network.layers, model.config.get_text_config().hidden_size
     beyond = next((layer for layer in args.init_layers if layer >= layers), None)
     if beyond is not None:
@@ -41,7 +45,7 @@ def check_target(engine: PairEngine, args: Namespace) -> None:
 def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadConfig:
     """The shape, with `listed` ids in its reduced vocabulary. UsageError for numbers that do not go together."""
     model = engine.loaded.target.model
-    plain = shape_for(model, args.student)
+    plain = shape_for(model, args.kind)
     keys = None
     if args.heads is not None:
         width = args.hidden or plain.hidden_size
@@ -50,7 +54,7 @@ def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadCon
         keys = math.gcd(args.heads, plain.num_key_value_heads)
     return shape_for(
         model,
-        args.student,
+        args.kind,
         num_hidden_layers=args.layers,
         hidden_size=args.hidden,
         intermediate_size=args.intermediate,
@@ -64,6 +68,14 @@ def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadCon
     )
 
 
+def verifier_of(engine: PairEngine) -> dict[str, Any]:
+    """The target as *speculators* names it: its hub id or its folder; of one from a single file no name."""
+    spec, model = engine.loaded.spec.target, engine.loaded.target.model
+    folder = None if spec.path is None else str(Path(spec.path).expanduser().absolute())
+    names = getattr(model.config, "architectures", None) or [type(model).__name__]
+    return {"name_or_path": spec.id or folder, "architectures": list(names)}
+
+
 def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[TextIds], seed: int) -> DraftHead:
     """A new draft head, whose layers and head may start as the target's; with --start a trained one to train further.
 
@@ -75,7 +87,8 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[TextId
         listed: list[int] = []
         if 0 < args.short_list < engine.loaded.target.vocab_size:
             listed = short_list(learned, args.short_list, sorted(engine.stop_ids))
-        config = replace(config_for(engine, args, len(listed)), window=seen)
+        # The published format knows no window.
+        config = replace(config_for(engine, args, len(listed)), window=0 if args.kind == "eagle" else seen)
         target = unpacked_copy(model)  # packed weights cannot be copied from
         return new_draft_head(config, target, listed, args.init_layers, seed).to(device)
     old = load_student(args.start, model, fingerprint(engine.tokenizer))
@@ -84,6 +97,8 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[TextId
         theirs, ours = getattr(old.config, name), getattr(wanted, name)
         if theirs != ours:
             raise UsageError(f"--start {args.start}: its {name} is {theirs}, the flags say {ours}")
-    window = max(old.config.window, seen)
+    if args.kind == "eagle" and not old.config.wide:
+        raise UsageError(f"--start {args.start}: it is an EAGLE-1 or 2 head, --student eagle3 trains EAGLE-3")
+    window = 0 if args.kind == "eagle" else max(old.config.window, seen)
     changed = replace(old.config, window=window, block_size=wanted.block_size, recency=wanted.recency)
     return taken_up(old, changed, device)

@@ -54,7 +54,7 @@ _DATA = (
     Field("longest", Whole(16, 65_536), 512, "longest sequence, in tokens", _GROUP),
 )
 _SHAPE = (
-    Field("student", Choice(("plain", "glide", "feature")), "plain", "the kind of drafter", _GROUP),
+    Field("student", Choice(("plain", "glide", "feature", "eagle3")), "plain", "the kind of drafter", _GROUP),
     Field("layers", Whole(1, 100), 1, "its layers", _GROUP),
     Field("hidden", Whole(8, 65_536), None, "its width (default: the target's)", _GROUP),
     Field("heads", Whole(1, 1024), None, "its attention heads (default: the target's)", _GROUP),
@@ -71,7 +71,7 @@ _SHAPE = (
     ),
 )
 _TRAINING = (
-    Field("steps", Whole(1, 16), 3, "drafted steps to train over (feature)", _GROUP),
+    Field("steps", Whole(1, 16), 3, "drafted steps to train over (feature, eagle3)", _GROUP),
     Field("lag", Whole(1, 64), 5, "tokens its view of the target lags behind, at most (glide)", _GROUP),
     Field("recency", Choice(("off", "on")), "off", "a learned leaning towards the latest keys (glide)", _GROUP),
     Field("law", _LAW, "full", "learn the full law, its K likeliest ids, or the likeliest", _GROUP),
@@ -92,7 +92,7 @@ DISTILL_FIELDS: Mapping[str, Field] = {field.name: field for field in (*_WHERE, 
 TRAINING_NAMES = tuple(field.name for field in (*_SHAPE, *_TRAINING))
 """What a checkpoint depends on beside the data."""
 DATA_NAMES = tuple(field.name for field in _DATA)
-_ONLY_FOR = {"steps": "feature", "lag": "glide", "recency": "glide"}
+_ONLY_FOR = {"steps": ("feature", "eagle3"), "lag": ("glide",), "recency": ("glide",)}
 
 
 # -- distill ----------------------------------------------------------------------------------------
@@ -115,9 +115,12 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
     if not args.writes and args.prompts is not None:
         raise UsageError("--data FILES and --prompts contradict each other: give one")
     args.init_layers = _init_layers(args)
-    for name, kind in _ONLY_FOR.items():
-        if name in given and args.student != kind:
-            raise UsageError(f"--{name} belongs to --student {kind}, the student is {args.student}")
+    for name, kinds in _ONLY_FOR.items():
+        if name in given and args.student not in kinds:
+            raise UsageError(f"--{name} belongs to --student {' or '.join(kinds)}, the student is {args.student}")
+    args.kind = "eagle" if args.student == "eagle3" else args.student
+    if args.kind == "eagle":
+        _published(args)
     if args.start is not None and args.init_layers:
         raise UsageError("--start and --init-layers contradict each other: give one")
     if args.export is not None and (args.student != "plain" or args.short_list):
@@ -125,6 +128,16 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
     if args.heads is not None and args.hidden is not None and args.hidden % args.heads:
         raise UsageError(f"--hidden {args.hidden} cannot be shared out over --heads {args.heads}")
     return args
+
+
+def _published(args: Namespace) -> None:
+    """Refuse what the published format has no place for, and what streaming leaves nothing of."""
+    if args.head != "trained":
+        raise UsageError(f"--head {args.head} has no place in an EAGLE-3 checkpoint: --student eagle3 trains its own")
+    if args.init_layers:
+        raise UsageError("--init-layers: the layers of --student eagle3 are wider than a target's")
+    if args.features is not None:
+        raise UsageError("--features: what the target computes for --student eagle3 is streamed, not kept")
 
 
 def _init_layers(args: Namespace) -> tuple[int, ...]:
@@ -143,7 +156,7 @@ def matters(args: Namespace, name: str) -> bool:
     """Whether a setting says anything about this draft head."""
     if name in ("tokens", "temperatures") and not (args.writes or (name == "tokens" and args.limited)):
         return False  # of text that is there already
-    return getattr(args, name, "") is not None and _ONLY_FOR.get(name, args.student) == args.student
+    return getattr(args, name, "") is not None and args.student in _ONLY_FOR.get(name, (args.student,))
 
 
 def shown(args: Namespace, name: str) -> str:

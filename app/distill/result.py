@@ -17,6 +17,7 @@ from app.lanes.lane import Lane, PairEngine
 from app.lanes.pass_times import measure_costs
 from app.settings.table import Settings
 from sampling.drafters.draft_heads.checkpoint import read_config
+from sampling.drafters.draft_heads.config import DraftHeadConfig
 from sampling.events import Step
 from training.draft_heads.report import GAMMAS, Report, best_expected
 from training.text.self_text import TextIds
@@ -24,9 +25,9 @@ from training.text.self_text import TextIds
 _GAMMA, _TOKENS, _PROMPTS, _REPEATS = 4, 24, 4, 11  # of the latency's measurement
 
 
-def described(folder: Path) -> dict[str, Any]:
-    """The draft head in `folder` by its configuration: kind, size, and a line of text."""
-    config = read_config(folder)
+def described(folder: Path, shape: DraftHeadConfig) -> dict[str, Any]:
+    """The draft head in `folder`: kind, size, and a line of text."""
+    config = shape.to_dict() | read_config(folder)
     layers, ids = config["num_hidden_layers"], config["short_list"]
     head = f"a head of {ids:,} ids" if ids else "a head of all ids"
     own = " (the target's rows)" if config["shared_head"] else ""

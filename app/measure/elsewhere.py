@@ -6,8 +6,8 @@ that the programs document:
 - vLLM: docs/features/speculative_decoding/README.md (`--speculative-config` schema; commit 01ed47b), draft_model.md
   (04329df), `SpeculativeConfig` in vllm/config/speculative.py (002e77c), docs/features/quantization/gguf.md (06fed1c).
 - transformers: `GenerationConfig` and generation/candidate_generator.py of 5.23.0.
-- llama.cpp: docs/speculative.md (commit a71f4a0 has the older flags, a3a1c47 EAGLE-3); the newer flags are from
-  texts of `llama-server --help` that other projects quote, in which `--draft-max` and `--draft-min` are removed.
+- llama.cpp: common/arg.cpp (commit 0017d6f), in which `--draft-max` and `--draft-min` are removed; docs/speculative.md
+  (commit a71f4a0 has the older flags, a3a1c47 EAGLE-3).
 
 Knows no models, no measuring and no torch.
 """

@@ -1,7 +1,8 @@
 """What a pair will bring here: predicted from c, v(n) and how many drafts are accepted on a few prompts.
 
 v(n) is timed as in `plan`; c is what a drafted token cost in the answers, where lookups miss and models catch up. The
-mathematics is sampling/stats/theory.py's. Drafts are chains and decoding is greedy.
+mathematics is sampling/stats/theory.py's. Decoding is greedy; drafts are chains. Where the drafter grows trees the
+prompts are answered once more, as the pair drafts by itself.
 Knows loaded pairs, not how they are loaded; prints nothing.
 """
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
 
 PROMPTS, TOKENS = 3, 32  # answered to count what is accepted
+GROWN = 64  # tokens of an answer under gamma auto, which has to find its number first
 WARM_UP = 8  # tokens, not counted: what is compiled or read first is no cost of drafting
 MOST = 16  # highest gamma that is thought of: passes are measured up to 17 tokens
 PAYS = 1.05  # speed-up from which on drafting is said to pay
@@ -32,9 +34,25 @@ SELDOM = 0.3  # share of rounds with drafts below which that is blamed
 
 
 @dataclass(frozen=True)
+class Grown:
+    """A round with trees under gamma auto: tokens a pass, nodes drafted, and what that cost in one-token passes."""
+
+    tokens: float
+    nodes: float
+    drafting: float
+
+    def speedup(self, v: Callable[[int], float]) -> float:
+        """Over plain decoding; v is as good as straight between two numbers of tokens."""
+        whole = int(self.nodes)
+        part = self.nodes - whole
+        return self.tokens / (self.drafting + (1 - part) * v(whole + 1) + part * v(whole + 2))
+
+
+@dataclass(frozen=True)
 class Forecast:
     """`option`: c and v(n). `alpha`: accepted / examined drafts, None where none was drafted. `share`: of the rounds
     those that drafted. `tokens`: answered on `prompts` prompts. `own`: what a round drafts where the drafter says so.
+    `grown`: what trees bring, of a drafter that grows them.
     """
 
     option: Option
@@ -43,6 +61,7 @@ class Forecast:
     prompts: int
     tokens: int
     own: int | None = None
+    grown: Grown | None = None
 
     def speedup(self, gamma: int) -> float:
         """Over plain decoding; a round without drafts costs a pass and gives a token."""
@@ -56,8 +75,14 @@ class Forecast:
         return self.own or max(range(1, MOST + 1), key=self.speedup)
 
     @property
+    def gain(self) -> float:
+        """The speed-up of the better way: chains at the best gamma, or trees."""
+        trees = 0.0 if self.grown is None else self.grown.speedup(self.option.v)
+        return max(self.speedup(self.gamma), trees)
+
+    @property
     def pays(self) -> bool:
-        return self.alpha is not None and self.speedup(self.gamma) >= PAYS
+        return self.alpha is not None and self.gain >= PAYS
 
     def lines(self) -> list[str]:
         """What was measured, and the verdict in one sentence."""
@@ -74,12 +99,17 @@ class Forecast:
         even = break_even(c, v, MOST)
         pays = "no alpha pays at these costs" if even is None else f"it pays from alpha {even:.2f} on"
         found.append(f"predicted: {gain}, the best of chains; {pays}")
+        if (grown := self.grown) is not None:
+            found.append(
+                f"with trees and gamma auto: {grown.speedup(v):.2f}x ({grown.tokens:.2f} tokens a pass, "
+                f"{grown.nodes:.1f} drafts a round)"
+            )
         return [*found, f"verdict: {'it pays here.' if self.pays else self._why(even)}"]
 
     def _why(self, even: float | None) -> str:
         """Why it does not pay, and what would."""
         c, free = self.option.c, break_even(0.0, self.option.v, MOST)
-        word = "hardly pays" if self.speedup(self.gamma) >= 1 else "does not pay"
+        word = "hardly pays" if self.gain >= 1 else "does not pay"
         if free is None or free > 0.9:
             return f"it {word}: a pass over several tokens costs nearly as many passes here, so no drafter would."
         if even is None or c >= DEAR:
@@ -99,27 +129,40 @@ def forecast(engine: PairEngine, settings: Settings, interrupt: Callable[[], boo
 
     UsageError where no prompt leaves room for an answer in the pair's context.
     """
-    settings = settings.changed(temperature=0, max_new_tokens=TOKENS, gamma=GAMMA, expand="none")
+    own = settings.changed(temperature=0, gamma="auto")
+    trees = engine.lane("spec", own).drafter.traits.tree is not None
+    engine.forget()
+    settings = settings.changed(temperature=0, gamma=GAMMA, expand="none")
     lane = engine.lane("spec", settings)
     if not lane.drafts:
         return None
     prompts = _prompts(engine, settings)
 
-    def answered(ids: list[int], tokens: int) -> Stats:
-        lane = engine.lane("spec", settings.changed(max_new_tokens=tokens))
-        return run_lane(lane, ids, lambda ids: "", interrupt=interrupt).stats
+    def answered(settings: Settings, tokens: int, prompts: list[list[int]]) -> Stats:
+        settings, found = settings.changed(max_new_tokens=tokens), list[Stats]()
+        for ids in prompts:
+            lane = engine.lane("spec", settings)
+            found.append(run_lane(lane, ids, lambda ids: "", interrupt=interrupt).stats)
+        engine.forget()
+        return merge(found)
 
-    answered(prompts[0], WARM_UP)
-    engine.forget()
-    stats = merge(answered(ids, TOKENS) for ids in prompts)
-    engine.forget()
+    answered(settings, WARM_UP, prompts[:1])
+    stats = answered(settings, TOKENS, prompts)
     (option,) = measured(engine, settings, ["spec"])
     engine.forget()
     if stats.draft_n and option.t_verify:
         option = replace(option, c=stats.draft_ms / stats.draft_n / (1e3 * option.t_verify))
     rounds = sum(stats.draft_histogram)
     share = 1 - stats.draft_histogram[0] / rounds if rounds else 0.0
-    return Forecast(option, stats.alpha, share, len(prompts), stats.predicted_n, lane.most)
+    grown = _grown(answered(own, GROWN, prompts), option) if trees else None
+    return Forecast(option, stats.alpha, share, len(prompts), stats.predicted_n, lane.most, grown)
+
+
+def _grown(stats: Stats, option: Option) -> Grown | None:
+    passes = stats.target_passes
+    if not passes or not stats.tokens_per_pass or not option.t_verify:
+        return None
+    return Grown(stats.tokens_per_pass, stats.draft_n / passes, stats.draft_ms / (1e3 * passes * option.t_verify))
 
 
 def _prompts(engine: PairEngine, settings: Settings) -> list[list[int]]:

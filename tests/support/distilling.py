@@ -28,7 +28,7 @@ def chats() -> list[str]:
     return found
 
 
-def counting_target(folder: Path, steps: int = 220) -> Path:
+def counting_target(folder: Path, steps: int = 220, layers: int = 2) -> Path:
     """Train the target and save it with its tokenizer; the same one every time."""
     tokenizer = tiny_tokenizer()
     rows = [tokenizer(chat, add_special_tokens=False)["input_ids"] for chat in chats()]
@@ -37,7 +37,7 @@ def counting_target(folder: Path, steps: int = 220) -> Path:
     wanted = ids.masked_fill(ids == 0, -100)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = LlamaForCausalLM(_shape())
+        model = LlamaForCausalLM(_shape(layers))
         optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.95))
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
         for _ in range(steps):
@@ -53,12 +53,12 @@ def counting_target(folder: Path, steps: int = 220) -> Path:
     return folder
 
 
-def _shape() -> LlamaConfig:
+def _shape(layers: int) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,

@@ -21,6 +21,7 @@ class Batch:
     hidden: Tensor  # [B, T, G]
     kv: list[tuple[Tensor, Tensor]]  # of each layer read: K, V [B, H_kv, T, D]
     weight: Tensor  # [B, T] what the target's distribution behind each token counts; 0 at padding
+    read: Tensor | None = None  # [B, T, K·G] the states that an EAGLE-3 head reads
 
     @property
     def tokens(self) -> int:
@@ -33,6 +34,7 @@ class Batch:
             self.hidden.to(device),
             [(key.to(device), value.to(device)) for key, value in self.kv],
             self.weight.to(device),
+            None if self.read is None else self.read.to(device),
         )
 
 
@@ -55,13 +57,13 @@ def make_batch(examples: Sequence[Example], layers: Sequence[int], prompt_weight
         for layer in layers
     ]
     ids, hidden = [example.ids for example in examples], [example.hidden for example in examples]
-    return Batch(stacked(ids), stacked(hidden), kv, weight)
+    read = [example.read for example in examples if example.read is not None]
+    return Batch(stacked(ids), stacked(hidden), kv, weight, stacked(read) if read else None)
 
 
-def grouped(examples: Sequence[Example], tokens: int, seed: int) -> list[list[int]]:
+def grouped(lengths: Sequence[int], tokens: int, seed: int) -> list[list[int]]:
     """Indices in batches of about `tokens` tokens, padding included: like lengths together, in shuffled order."""
-    draw, lengths = random.Random(seed), [len(example.ids) for example in examples]
-    order = list(range(len(examples)))
+    draw, order = random.Random(seed), list(range(len(lengths)))
     draw.shuffle(order)
     pool = 32  # batches' worth of sequences that are sorted by length among themselves
     several = max(1, pool * tokens // max(1, *lengths))

@@ -11,6 +11,7 @@ from torch import nn
 from sampling.drafters.draft_heads.checkpoint import target_rotary
 from sampling.drafters.draft_heads.config import DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
+from sampling.drafters.draft_heads.published import usual_reads
 from utils.errors import UsageError, UserError
 
 
@@ -42,6 +43,8 @@ def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
     except AttributeError as error:
         raise UserError(f"{type(target).__name__} is of no kind a student can be made for: {error}") from None
     given = {name: value for name, value in changes.items() if value is not None}
+    if kind == "eagle":
+        values |= _eagle3(large.num_hidden_layers)
     values |= given
     if "num_attention_heads" in given:
         values["head_dim"] = values["hidden_size"] // given["num_attention_heads"]
@@ -49,6 +52,15 @@ def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
     if values.get("shared_head") and not values["shared_embedding"]:
         raise UsageError(f"a student of width {values['hidden_size']} cannot share what has the target's width {width}")
     return DraftHeadConfig(**values)
+
+
+def _eagle3(layers: int) -> dict[str, Any]:
+    """What its authors read of the target, and the norms that *speculators* 0.9 trains with."""
+    reads = usual_reads(layers)
+    if len(reads) < 3 or reads[0] < 2:
+        raise UserError(f"EAGLE-3 reads three states of its target, one of {layers} layers has too few: it needs 7")
+    norms = dict.fromkeys(("norm_before_fc", "norm_before_residual", "norm_output"), True)
+    return {"reads": tuple(reads), "wide": True, **norms}
 
 
 def new_draft_head(
@@ -80,6 +92,10 @@ def new_draft_head(
         for joined in (trunk.join_feature, trunk.join_state):
             if joined.weight.shape[0] == joined.weight.shape[1]:
                 nn.init.eye_(joined.weight)
+    if config.kind == "eagle":
+        width, large = config.hidden_size, config.large_hidden_size
+        if width == large:
+            trunk.fc.weight.data[:, -large:] = torch.eye(width)  # the highest of the states that it reads
     for layer, index in zip(trunk.layers, init_layers, strict=False):
         _start_layer(layer, target.model.layers[index], index)
     if config.kind == "glide":

@@ -52,7 +52,7 @@ def llama_of(draft_head: DraftHead) -> LlamaForCausalLM:
     """
     config = draft_head.config
     if config.kind != "plain":
-        reads = {"glide": "keys and values", "feature": "hidden states"}[config.kind]
+        reads = {"glide": "keys and values"}.get(config.kind, "hidden states")
         raise UserError(f"a {config.kind} drafter reads its target's {reads}: only a plain one is a model of its own")
     tensors = {name: value.detach().float() for name, value in draft_head.state_dict().items()}
     if config.project:

@@ -1,7 +1,8 @@
-"""What a target computes on given texts: last hidden states, and keys and values of chosen layers.
+"""What a target computes on given texts: last hidden states, keys and values of chosen layers, states between layers.
 
 Everything a draft head learns from follows from them: the target's distribution is its head applied to the states.
-Computed once, kept in shards of safetensors beside the checkpoint, resumable shard by shard. Knows no
+Computed once, kept in shards of safetensors beside the checkpoint, resumable shard by shard; or, where it is too much
+to keep (the states that EAGLE-3 reads are 10 GB of three million tokens), computed whenever it is asked for. Knows no
 draft heads and no loss.
 """
 
@@ -12,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -39,6 +40,53 @@ class Example:
     start: int  # the first token somebody wrote
     hidden: Tensor  # [T, H] what the target's head is applied to
     kv: dict[int, tuple[Tensor, Tensor]]  # layer → K, V [T, H_kv, D], rotated as in the target's cache
+    read: Tensor | None = None  # [T, K·G] the states that an EAGLE-3 head reads, beside each other
+
+
+class Examples(Protocol):
+    """What is learned from, by number."""
+
+    @property
+    def lengths(self) -> list[int]: ...  # tokens of each
+    def take(self, chosen: Sequence[int]) -> list[Example]: ...
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Examples that were computed before."""
+
+    examples: Sequence[Example]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(example.ids) for example in self.examples]
+
+    def take(self, chosen: Sequence[int]) -> list[Example]:
+        return [self.examples[index] for index in chosen]
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Examples that `model` computes of `texts` whenever they are taken, with the states `reads`; none is kept."""
+
+    model: Any
+    texts: Sequence[TextIds]
+    reads: tuple[int, ...]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(text.ids) for text in self.texts]
+
+    def take(self, chosen: Sequence[int]) -> list[Example]:
+        """In passes of at most FED tokens: the same ones for the same `chosen`, so a run that goes on sees no other."""
+        lengths, made = self.lengths, dict[int, Example]()
+        for batch in in_batches(sorted(chosen, key=lengths.__getitem__), lengths, FED):
+            found = _run(self.model, [self.texts[at] for at in batch], (), self.reads)
+            for index, one in zip(batch, found, strict=True):
+                width = one["hidden"].shape[-1] // (1 + len(self.reads))
+                last, read = one["hidden"][:, :width], one["hidden"][:, width:]
+                made[index] = Example(one["ids"].long(), self.texts[index].start, last, {}, read)
+        return [made[index] for index in chosen]
 
 
 def extract(
@@ -104,14 +152,19 @@ def in_batches(order: Sequence[int], lengths: Sequence[int], most: int) -> Itera
 
 
 @torch.no_grad()
-def _run(model: Any, texts: Sequence[TextIds], layers: Sequence[int]) -> list[dict[str, Tensor]]:
-    """One pass; padding lies behind the sequences, where causal attention does not see it."""
+def _run(
+    model: Any, texts: Sequence[TextIds], layers: Sequence[int], reads: tuple[int, ...] = ()
+) -> list[dict[str, Tensor]]:
+    """One pass; padding lies behind the sequences, where causal attention does not see it.
+
+    `hidden` are the last states and behind them those of `reads` (sampling.types.Hidden).
+    """
     network = network_of(model)
     width = max(len(text.ids) for text in texts)
     ids = torch.tensor([[*text.ids, *[0] * (width - len(text.ids))] for text in texts], device=network.device)
     cache = network.new_cache(len(texts))
     positions = torch.arange(width, device=network.device).expand(len(texts), -1)
-    _, hidden = network.forward(ids, positions, None, cache, 1, hidden=True)
+    _, hidden = network.forward(ids, positions, None, cache, 1, hidden=(-1, *reads))
     assert hidden is not None
     found = []
     for row, text in enumerate(texts):

@@ -65,7 +65,7 @@ def loss(
     """
     wanted = batch.weight > 0
     weight, hidden = batch.weight[wanted], batch.hidden[wanted]
-    read = batch.hidden if draft_head.config.kind == "feature" else None
+    read = _read(draft_head, batch)
     states = [state[wanted] for state in draft_head.states(batch.ids, read, batch.kv or None, offset, steps)]
     total, first = torch.zeros((), device=weight.device), 0.0
     scale = sum(decay**step for step in range(steps))
@@ -120,11 +120,16 @@ def held_out(draft_head: DraftHead, teacher: Teacher, batches: Sequence[Batch], 
 def drafted_states(draft_head: DraftHead, batch: Batch, depth: int) -> list[Tensor]:
     """The states of drafted positions 1 … depth, as in a round whose earlier drafts were right."""
     kind = draft_head.config.kind
-    if kind == "feature":
-        return draft_head.states(batch.ids, batch.hidden, steps=depth)
+    if kind in ("feature", "eagle"):
+        return draft_head.states(batch.ids, _read(draft_head, batch), steps=depth)
     if kind == "plain":
         return draft_head.states(batch.ids) * depth
     return [draft_head.states(batch.ids, kv=batch.kv, lag=step)[0] for step in range(depth)]
+
+
+def _read(draft_head: DraftHead, batch: Batch) -> Tensor | None:
+    """The target's states that this kind of draft head reads."""
+    return {"feature": batch.hidden, "eagle": batch.read}.get(draft_head.config.kind)
 
 
 def _first(draft_head: DraftHead, teacher: Teacher, hidden: Tensor, states: Tensor) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """The training of a draft head: AdamW, cosine schedule, checkpoints, early stop on held-out acceptance.
 
-A run's state lies on disk, so that it goes on where it was stopped. Knows examples
-(training/draft_heads/features.py) and draft heads; no texts, no screen.
+A run's state lies on disk, so that it goes on where it was stopped. Knows examples, kept or streamed
+(training/draft_heads/features.py), and draft heads; no texts, no screen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sampling.drafters.draft_heads.checkpoint import save_student
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.loop import never
 from training.draft_heads.batches import Batch, grouped, make_batch
-from training.draft_heads.features import Example
+from training.draft_heads.features import Examples
 from training.draft_heads.losses import Law, Teacher, held_out, loss
 from training.draft_heads.report import tokens_per_pass
 from utils.errors import UserError
@@ -91,24 +91,25 @@ class Training:
         self,
         draft_head: DraftHead,
         teacher: Teacher,
-        examples: Sequence[Example],
-        held: Sequence[Example],
+        examples: Examples,
+        held: Examples,
         layers: Sequence[int],
         job: TrainingJob,
         folder: Path,
     ) -> None:
         self.draft_head, self.teacher, self.examples, self.layers = draft_head, teacher, examples, layers
         self.job, self.folder, self.device = job, folder, draft_head.lm_head.weight.device
+        self.lengths = examples.lengths
         self.held = [
-            make_batch([held[index] for index in batch], layers, job.prompt_weight)
-            for batch in grouped(held, job.batch_tokens, 0)
+            make_batch(held.take(batch), layers, job.prompt_weight)
+            for batch in grouped(held.lengths, job.batch_tokens, 0)
         ]
         self.trained = {name: one for name, one in draft_head.named_parameters() if one.requires_grad}
         matrices = [one for one in self.trained.values() if one.dim() > 1]
         vectors = [one for one in self.trained.values() if one.dim() <= 1]
         groups = [{"params": matrices, "weight_decay": job.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=job.lr, betas=job.betas)
-        self.total = max(1, round(job.epochs * len(grouped(examples, job.batch_tokens, 0))))
+        self.total = max(1, round(job.epochs * len(grouped(self.lengths, job.batch_tokens, 0))))
         self.step = self.tokens = self.worse = 0
         self.seconds = 0.0
         self.curve: list[dict[str, Any]] = []
@@ -124,7 +125,7 @@ class Training:
         return {
             "job": {**asdict(self.job), "betas": list(self.job.betas)},
             "student": self.draft_head.config.to_dict(),
-            "examples": len(self.examples),
+            "examples": len(self.lengths),
         }
 
     def _resume(self) -> None:
@@ -194,13 +195,13 @@ class Training:
         epoch, place = 0, self.step
         while place >= len(self._order(epoch)):
             epoch, place = epoch + 1, place - len(self._order(epoch))
-        chosen = [self.examples[index] for index in self._order(epoch)[place]]
+        chosen = self.examples.take(self._order(epoch)[place])
         return make_batch(chosen, self.layers, self.job.prompt_weight).to(self.device)
 
     def _order(self, epoch: int) -> list[list[int]]:
         """The batches of an epoch; earlier epochs are asked for at every step, so none is made twice."""
         if epoch not in self._orders:
-            self._orders[epoch] = grouped(self.examples, self.job.batch_tokens, self.job.seed + epoch)
+            self._orders[epoch] = grouped(self.lengths, self.job.batch_tokens, self.job.seed + epoch)
         return self._orders[epoch]
 
     def _learn(self, batch: Batch) -> float:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.config import KINDS, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_heads.published import check_verifier, translated
+from sampling.drafters.draft_heads.published import as_published, check_verifier, translated
 from utils.catalogue.catalogue import FORMAT, head_kind
 from utils.errors import UserError
 from utils.files import write_together
@@ -43,8 +43,8 @@ def is_draft_head(folder: str | Path) -> bool:
 def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] | None = None) -> int:
     """Write the folder and return the bytes of its weights; each file appears whole or not at all.
 
-    `about` joins the configuration: `tokenizer` (a fingerprint), `target`, figures … Raises OSError (a full disk)
-    with an earlier version of the files left as it was.
+    `about` joins the configuration: `tokenizer` (a fingerprint), `target`, figures … An EAGLE-3 head is written in the
+    published format. Raises OSError (a full disk) with an earlier version of the files left as it was.
     """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -54,18 +54,20 @@ def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] |
     tensors = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in own.items()}
     if config.short_list:
         tensors[IDS] = student.ids.to("cpu", torch.int32).contiguous()
+    if config.kind == "eagle":
+        stored, tensors = as_published(config.to_dict(), tensors, about or {})
+    else:
+        stored = {
+            "student": FORMAT,
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "tie_word_embeddings": False,
+            **config.to_dict(),
+            **(about or {}),
+        }
     data = save(tensors, metadata={"format": "pt"})
-    stored = {
-        "student": FORMAT,
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        **config.to_dict(),
-        **(about or {}),
-        "bytes": len(data),
-        "crc32": zlib.crc32(data),
-    }
+    stored |= {"bytes": len(data), "crc32": zlib.crc32(data)}
     write_together({place / WEIGHTS: data, place / CONFIG: (json.dumps(stored, indent=2) + "\n").encode("utf-8")})
     return len(data)
 

@@ -5,8 +5,8 @@
   (arXiv 2402.02082; no norm before it, only q and o projections of its own).
 * feature: each token enters together with the target's last hidden state one position before; where
   there is none yet, the drafter's own state stands in (EAGLE, arXiv 2401.15077).
-* eagle: the same as its authors publish it (EAGLE-1 and 2, and EAGLE-3, arXiv 2503.01840, which reads several of the
-  target's states): parameters alone, its pass is the drafting one.
+* eagle: the same as its authors publish it: EAGLE-3 (arXiv 2503.01840), which reads several of the target's states,
+  and EAGLE-1 and 2, of which only the parameters are here (they draft and are not trained).
 
 The head may cover a reduced vocabulary only. Parameter names follow the published GLIDE checkpoints.
 Knows sequences in one piece: no cache, no sessions (sampling/drafters/draft_heads/network.py), no loss (training/).
@@ -92,6 +92,7 @@ class SelfAttention(nn.Module):
         self.k_proj = nn.Linear(width, shared * size, bias=bias)
         self.v_proj = nn.Linear(width, shared * size, bias=bias)
         self.o_proj = nn.Linear(heads * size, config.hidden_size, bias=False)
+        self.qk_norm = config.qk_norm
         if config.qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(size, config.rms_norm_eps) for _ in range(2))
 
@@ -101,6 +102,8 @@ class SelfAttention(nn.Module):
         """x [B, T, H]; mask bool over the keys of `earlier` steps and then x's own; appends x's to `earlier`."""
         reading = (self.q_proj, self.k_proj, self.v_proj)
         query, key, value = (linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for linear in reading)
+        if self.qk_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
         earlier.append((turned(key, rotation), value))
         keys, values = (torch.cat(parts, dim=2) for parts in zip(*earlier, strict=True))
         mixed = F.scaled_dot_product_attention(
@@ -189,6 +192,7 @@ class Layer(nn.Module):
     def __init__(self, config: DraftHeadConfig, first: bool = False) -> None:
         super().__init__()
         normed, self.joins = config.wide or not first, first and config.wide
+        self.norm_before_residual = config.norm_before_residual
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps) if normed else nn.Identity()
         self.self_attn = SelfAttention(config, 2 * config.hidden_size if self.joins else None)
         if self.joins:
@@ -197,6 +201,15 @@ class Layer(nn.Module):
             self.cross_attn = CrossAttention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = Gated(config)
+
+    def entered(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention reads, and what goes by it: of token and state side by side [B, T, 2H] the state, or x."""
+        if not self.joins:
+            return self.input_layernorm(x), x
+        token, state = x.chunk(2, dim=-1)
+        normed = self.hidden_norm(state)
+        read = torch.cat((self.input_layernorm(token), normed), dim=-1)
+        return read, normed if self.norm_before_residual else state
 
 
 class Trunk(nn.Module):
@@ -223,6 +236,15 @@ class Trunk(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if config.final_norm else nn.Identity()
         if config.project:
             self.project = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def fused(self, features: Tensor) -> Tensor:
+        """EAGLE-3: the target's states [B, T, K·G] as one of its own [B, T, H]."""
+        if hasattr(self, "input_norm"):
+            features = self.input_norm(features)
+        if hasattr(self, "fc_norm"):
+            parts = zip(self.fc_norm, features.chunk(len(self.fc_norm), dim=-1), strict=True)
+            features = torch.cat([norm(part) for norm, part in parts], dim=-1)
+        return cast(Tensor, self.fc(features))
 
 
 class DraftHead(nn.Module):
@@ -279,13 +301,14 @@ class DraftHead(nn.Module):
 
         Args:
             ids: [B, T] long, padded on the right.
-            hidden: feature: the target's last hidden states [B, T, G].
+            hidden: feature: the target's last hidden states [B, T, G]; EAGLE-3: those that it reads, beside each
+                other [B, T, K·G].
             kv: glide: the target's keys and values of each layer read, [B, H_kv, T, D].
             offset: glide: where the first block of the mask begins, 0 … block_size − 1.
             lag: glide: instead of blocks every position misses its last `lag` tokens, as the draft at that depth does.
         """
-        if self.config.kind == "eagle":
-            raise UserError("a published EAGLE head drafts, it is not trained here")
+        if self.config.kind == "eagle" and not self.config.wide:
+            raise UserError("an EAGLE-1 or 2 head drafts, it is not trained here")
         embedded = self.model.embed_tokens(ids)
         length = ids.shape[1]
         positions = torch.arange(length, device=ids.device)[None]
@@ -300,16 +323,21 @@ class DraftHead(nn.Module):
         for step in range(steps):
             x = embedded if hidden is None else self._joined(embedded, hidden, own)
             mask = step_mask(length, step, ids.device)
+            if self.config.kind == "eagle":
+                mask[1:, 0] = False  # an EAGLE head's text begins with token 1: no state stands before token 0
             for index, layer in enumerate(self.model.layers):
                 x = self._layer(cast(Layer, layer), index, x, rotation, mask, earlier[index], cross)
-            own = x
-            x = self.model.norm(x)
+            own, x = x, self.model.norm(x)
+            own = x if self.config.norm_output else own
             found.append(self.model.project(x) if self.config.project else x)
         return found
 
     def _joined(self, embedded: Tensor, hidden: Tensor, own: Tensor | None) -> Tensor:
         """Token and state one position before: the target's, or after the first step the draft head's own."""
         trunk = self.model
+        if self.config.kind == "eagle":
+            state = trunk.fused(hidden.to(embedded.dtype)) if own is None else own
+            return torch.cat((embedded, F.pad(state, (0, 0, 1, 0))[:, :-1]), dim=-1)
         if own is None:
             state = trunk.join_feature(trunk.feature_norm(hidden.to(embedded.dtype)))
         else:
@@ -326,7 +354,8 @@ class DraftHead(nn.Module):
         earlier: list[tuple[Tensor, Tensor]],
         cross: tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, Tensor], Tensor] | None,
     ) -> Tensor:
-        x = x + layer.self_attn(layer.input_layernorm(x), rotation, mask, earlier)
+        read, x = layer.entered(x)
+        x = x + layer.self_attn(read, rotation, mask, earlier)
         if cross is not None:
             kv, turning, seen = cross
             x = x + layer.cross_attn(x, turning, *kv[index], seen)

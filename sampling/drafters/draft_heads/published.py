@@ -1,8 +1,9 @@
-"""EAGLE heads as others publish them → our configuration and our names of tensors.
+"""EAGLE heads as others publish them → our configuration and our names of tensors; ours of EAGLE-3 → theirs.
 
 EAGLE-1 and 2 (Li et al., arXiv 2401.15077, 2406.16858): `fc` [H, 2H], `layers.i`, the first without an input norm.
 EAGLE-3 (arXiv 2503.01840) in three namings: `midlayer.*` (its authors, SpecForge), `layers.0.*` (speculators), and
 either behind `model.`. Shapes are believed of the weights, not of `config.json`: a published one says 40 layers of one.
+Written is what *speculators* 0.9.0 writes, but for the embedding, which is the target's.
 Knows neither files nor modules; what does not fit is refused by name.
 """
 
@@ -126,7 +127,7 @@ def _reads(stored: Found, layers: int, place: Path) -> tuple[int, ...]:
     store in `eagle_config` the layers that *give* them; SGLang adds one when it loads those ("we plus 1 here",
     `set_eagle3_layers_to_capture`). Whatever equals the authors' choice, or that less one, is meant as that.
     """
-    usual = sorted({2, layers // 2, layers - 3})
+    usual = usual_reads(layers)
     inside = stored.get("eagle_config")
     nested = inside.get("eagle_aux_hidden_state_layer_ids") if isinstance(inside, dict) else None
     ids = stored.get("eagle_aux_hidden_state_layer_ids") or nested or usual
@@ -138,6 +139,53 @@ def _reads(stored: Found, layers: int, place: Path) -> tuple[int, ...]:
     if len({*reads}) != len(reads) or not 0 <= reads[0] <= reads[-1] <= layers or (ids is usual and len(usual) < 3):
         raise UserError(f"the drafter {place} reads states {reads}: a target of {layers} layers has not those")
     return tuple(-1 if one == layers else one for one in reads)
+
+
+def usual_reads(layers: int) -> list[int]:
+    """What the authors read of a target of so many layers: what enters these. Of fewer than 7 they are no three."""
+    return sorted({2, layers // 2, layers - 3})
+
+
+def as_published(config: Found, own: dict[str, Tensor], about: Found) -> tuple[Found, dict[str, Tensor]]:
+    """The reverse for EAGLE-3: our configuration and tensors, by our names (`ids` those of a reduced vocabulary), as
+    *speculators* writes them. `about` says of its target the `verifier` {name_or_path, architectures} and joins in.
+    """
+    tensors = {name.removeprefix("model."): value for name, value in own.items() if name != "lm_head.ids"}
+    count = config["vocab_size"]
+    if (ids := own.get("lm_head.ids")) is not None:
+        tensors["d2t"] = ids.long() - torch.arange(len(ids))
+        tensors["t2d"] = torch.zeros(count, dtype=torch.bool).index_fill_(0, ids.long(), True)
+    verifier = about.get("verifier", {"name_or_path": None, "architectures": []})
+    proposal = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    inner = {name: config[name] for name in (*_SAME, "attention_bias")}
+    rope = {"rope_type": "default", **config["rope"], "rope_theta": config["rope_theta"]}
+    llama = {"model_type": "llama", "hidden_act": "silu", "mlp_bias": False, "tie_word_embeddings": False}
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": verifier,
+        },
+        "draft_vocab_size": config["short_list"] or count,
+        "eagle_aux_hidden_state_layer_ids": list(config["reads"]),
+        "embed_requires_grad": False,
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        **{name: config[name] for name in _SWITCHES},
+        "transformer_layer_config": {**llama, **inner, "rope_parameters": rope},
+        **{name: value for name, value in about.items() if name != "verifier"},
+    }, tensors
+
+
+_SAME = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
+)
 
 
 def _context(config: Any) -> int:

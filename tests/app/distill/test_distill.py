@@ -33,7 +33,7 @@ from tests.support.places import largest_file
 from tests.support.tiny import VOCAB, tiny_pair, write_prompts
 from tests.support.warm import Warm
 from training.draft_heads.batches import grouped, make_batch
-from training.draft_heads.features import extract, load_shard
+from training.draft_heads.features import Examples, Kept, Streamed, extract, load_shard
 from training.draft_heads.losses import held_out
 from training.draft_heads.report import curve_svg, expected, tokens_per_pass
 from training.draft_heads.train import load_checkpoint, teacher_for
@@ -47,6 +47,12 @@ QUICK = ["--epochs", "6", "--lr", "0.006", "--batch-tokens", "1024"]
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return counting_target(tmp_path_factory.mktemp("toy") / "target")
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of as many layers as EAGLE-3 needs."""
+    return counting_target(tmp_path_factory.mktemp("deep") / "target", layers=7)
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +84,12 @@ def untrained_alpha(target: Path, data: Path, kind: str, folder: Path) -> float:
     learned, held = split(read_texts([data], VOCAB, 512), app.distill.distill.HELD)
     student = draft_head_for(engine, distill_args({"out": "d", "student": kind}), learned, 42)
     layers = student.target_layers(engine.target.network.layers)
-    files = extract(engine.target.network, held, layers, folder, lambda *_: None)
-    examples = [example for file in files for example in load_shard(file)]
-    batches = [make_batch([examples[i] for i in one], layers, 0.3) for one in grouped(examples, 1024, 0)]
+    if kind == "eagle3":
+        examples: Examples = Streamed(engine.target.network, held, student.config.reads)
+    else:
+        files = extract(engine.target.network, held, layers, folder, lambda *_: None)
+        examples = Kept([example for file in files for example in load_shard(file)])
+    batches = [make_batch(examples.take(one), layers, 0.3) for one in grouped(examples.lengths, 1024, 0)]
     return held_out(student, teacher_for(engine.loaded.target.model, student), batches, 1).alpha[0]
 
 
@@ -114,6 +123,36 @@ def test_a_drafter_learns_its_target_and_drafts_for_it(
     assert spec["ids"] == ar["ids"]
     assert spec["alpha"] > 0.6
     assert spec["target_passes"] < ar["target_passes"]
+
+
+def test_an_eagle_3_head_learns_from_what_is_streamed_and_is_written_as_published(
+    deep: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "eagle3"
+    flags = ["--data", str(data), "--student", "eagle3", *QUICK, "--epochs", "16"]
+    assert main(words(deep, out, *flags)) == 0
+    assert f"use it: python infer.py --target {deep} --drafter {out}\n" in capsys.readouterr().out
+    assert not (out / "work").exists()
+    found = report(out)
+    assert untrained_alpha(deep, data, "eagle3", tmp_path) < 0.3
+    assert found["best"]["held"]["alpha"][0] > 0.6
+    assert found["student"]["kind"] == "eagle"
+    assert found["settings"]["steps"] == "3"
+    assert (out / "README.md").read_text().startswith("# eagle drafter for target\n")
+    config = read_config(out)
+    assert config["speculators_config"]["verifier"] == {
+        "name_or_path": str(deep),
+        "architectures": ["LlamaForCausalLM"],
+    }
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
+    run = ["run", "three", "--json", "--target", str(deep), "--drafter", str(out), "--device", "cpu", "--gamma", "3"]
+    assert main([*run, "--temperature", "0"]) == 0
+    ar, spec = json.loads(capsys.readouterr().out)["results"]
+    assert spec["ids"] == ar["ids"]
+    assert spec["alpha"] > 0.6
+    assert spec["target_passes"] < ar["target_passes"]
+    assert main(["check", "--target", str(deep), "--drafter", str(out), "--device", "cpu", "--for", "vllm"]) == 0
+    assert '"method": "eagle3"' in capsys.readouterr().out
 
 
 def test_a_trained_drafter_is_trained_further(
@@ -277,7 +316,12 @@ def test_prompts_are_answered_and_none_is_learned_and_held_out(target: Path, tmp
     [
         (["--data", "self", "a.jsonl"], 2, "--data takes self or files, not both"),
         (["--data", "a.jsonl", "--prompts", "b"], 2, "--data FILES and --prompts contradict"),
-        (["--steps", "2"], 2, "--steps belongs to --student feature, the student is plain"),
+        (["--steps", "2"], 2, "--steps belongs to --student feature or eagle3, the student is plain"),
+        (["--student", "eagle3"], 1, "EAGLE-3 reads three states of its target, one of 2 layers has too few"),
+        (["--student", "eagle3", "--lag", "2"], 2, "--lag belongs to --student glide, the student is eagle3"),
+        (["--student", "eagle3", "--head", "shared"], 2, "--head shared has no place in an EAGLE-3 checkpoint"),
+        (["--student", "eagle3", "--init-layers", "0"], 2, "--init-layers: the layers of --student eagle3 are wider"),
+        (["--student", "eagle3", "--features", "f"], 2, "--features: what the target computes for --student eagle3"),
         (["--student", "feature", "--lag", "2"], 2, "--lag belongs to --student glide, the student is feature"),
         (["--law", "some"], 2, "--law must be full, hard or a whole number from 1 to 1000000, got 'some'"),
         (["--init-layers", "0,1"], 2, "--init-layers names 2 layers, --layers is 1"),

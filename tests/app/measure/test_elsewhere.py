@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from app.command_line.main import main
 from app.measure.elsewhere import PROGRAMS, Recipe, written
-from app.measure.forecast import Forecast
+from app.measure.forecast import Forecast, Grown
 from app.measure.plan import Option
 from tests.app.lanes.test_draft_heads import write_student
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
@@ -112,6 +114,20 @@ def test_a_forecast_is_the_theorys_and_its_verdict_names_what_stands_in_the_way(
         assert one.pays == (one is flat)
 
 
+def test_trees_have_a_forecast_of_their_own_and_the_better_of_both_decides() -> None:
+    poor = brings(0.02, 0.05, 0.0)
+    grown = Grown(tokens=2.4, nodes=4.5, drafting=0.1)
+    assert grown.speedup(lambda n: 1 + 0.05 * (n - 1)) == pytest.approx(2.4 / (0.1 + 1.225))  # v(5.5) by hand
+    better = replace(poor, grown=grown)
+    assert not poor.pays
+    assert better.pays
+    assert better.lines()[-2:] == [
+        "with trees and gamma auto: 2.18x (2.40 tokens a pass, 4.5 drafts a round)",
+        "verdict: it pays here.",
+    ]
+    assert not replace(poor, grown=replace(grown, tokens=1.0)).pays
+
+
 # -- with models ------------------------------------------------------------------------------------
 
 
@@ -144,6 +160,11 @@ def test_two_words_say_that_a_pair_fits_and_what_it_brings(pair: TinyPair, capsy
     assert "3 prompts, 96 tokens" in told["agreement"]
     assert "x plain decoding at gamma" in told["predicted"]
     assert told["verdict"].startswith("verdict: it ")
+    assert "with trees and gamma auto" not in told
+    trees = checked(capsys, pair.target, "tables")[1]
+    assert any(
+        re.fullmatch(r"with trees and gamma auto: \d\.\d\dx \(\d\.\d\d tokens a pass, .*", line) for line in trees
+    )
     assert checked(capsys, pair.target, "none")[1][-2] == "nothing drafts: the speed is plain decoding's"
 
 

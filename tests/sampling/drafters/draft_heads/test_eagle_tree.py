@@ -249,14 +249,16 @@ def test_sampled_text_is_plain_decodings_with_the_same_seed() -> None:
 
 
 @pytest.mark.parametrize("drafts", ["law", "greedy"])
-def test_trees_are_exact_by_every_branch(drafts: str) -> None:
+@pytest.mark.parametrize("kind", ["feature", "eagle"])
+def test_trees_are_exact_by_every_branch(kind: str, drafts: str) -> None:
     make = lambda chain: FeatureTreeDrafter(chain.lm, expansion=Expansion(4))  # noqa: E731
-    assert enumerated("feature", make, drafts, NaiveLaw(top_k=2)) < EXACT
+    assert enumerated(kind, make, drafts, NaiveLaw(top_k=2)) < EXACT
 
 
-def test_rows_of_a_batch_get_chains_with_siblings_and_keep_the_targets_law() -> None:
+@pytest.mark.parametrize("kind", ["feature", "eagle"])
+def test_rows_of_a_batch_get_chains_with_siblings_and_keep_the_targets_law(kind: str) -> None:
     make = lambda chain: FeatureTreeDrafter(chain.lm, expansion=Expansion(5))  # noqa: E731
-    assert counted("feature", "rejection, shaped", 2_500, make=make) > FAIL_BELOW
+    assert counted(kind, "rejection, shaped", 2_500, make=make) > FAIL_BELOW
 
 
 def test_limits_are_kept() -> None:

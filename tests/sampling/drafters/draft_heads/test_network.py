@@ -268,6 +268,32 @@ def test_a_feature_draft_at_each_depth_is_what_it_was_trained_for(shape: str, dt
             close(got, wanted[step][length - 1 + step], precision(dtype))
 
 
+EAGLE: dict[str, dict[str, Any]] = {
+    "as trained here": {"norm_before_fc": True, "norm_before_residual": True, "norm_output": True, "short": SHORT},
+    "as first published": {"short": SHORT},
+    "two layers, Qwen3": {"num_hidden_layers": 2, "fc_norm": True, "qk_norm": True},
+}
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", EAGLE)
+def test_an_eagle_3_draft_at_each_depth_is_what_it_was_trained_for(shape: str, dtype: torch.dtype) -> None:
+    """The same of EAGLE-3, whose token 0 nothing looks back to."""
+    target = make_target(dtype=dtype)
+    student, ids = make_student("eagle", target, dtype=dtype, **EAGLE[shape]), text(15, 20)
+    reads = student.config.reads
+    features = fed(target, [ids], [len(ids)], hidden=reads).hidden(reads)
+    steps = student.states(torch.tensor([ids]), hidden=features, steps=4)
+    wanted = [spread_logits(student, states)[0] for states in steps]
+    target_session = fed(target, [ids], [1], hidden=reads)
+    session = FeatureLM(student, "eagle").open([ids[:1]], target=target_session)
+    for length in (1, 2, 3, 4, 7, 8, 15, 16):
+        target_session.score([ids[: max(1, length - 1)]], NOTHING)
+        for step in range(4) if length > 1 else (0,):
+            got = session.score([ids[: length + step]], NOTHING)[0, 0]
+            close(got, wanted[step][length - 1 + step], precision(dtype))
+
+
 def test_ragged_rows_of_a_feature_student_equal_each_row_alone() -> None:
     """Rows at different depths of their drafts, one that stands still, in one pass each."""
     for shape in ("one layer", "two layers, short list"):

@@ -1,7 +1,8 @@
 """Published EAGLE heads: each naming and option gives the logits of a naive forward written from the papers.
 
-The forward here knows no cache, no sessions and none of our names: a token at a time, attention over a list. (The
-package `speculators` pins another transformers; its layer was compared with this forward once, by hand.)
+The forward here knows no cache, no sessions and none of our names: a token at a time, attention over a list. Where the
+package `speculators` can be imported (requirements-dev.txt says why it is not required), its own model is one more
+reference.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sampling.drafters.draft_heads.published import _reads
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft
+from tests.support import speculators
 from tests.support.runs import answers, greedy
 from tests.support.students import close, fed, make_drafter, make_target, text
 from utils.catalogue.catalogue import head_kind
@@ -248,10 +250,39 @@ class Naive:
 # -- what a head says -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_three_recycled_drafts_have_the_logits_of_the_papers_forward(name: str, tmp_path: Path) -> None:
+class Theirs:
+    """The same from the package *speculators*. Of EAGLE-3 heads as wide as their target: of others it has no model."""
+
+    def __init__(self, case: Case, target: Any) -> None:
+        config, tensors = published(case)
+        inner = dict(config.get("transformer_layer_config", config))
+        inner |= {"intermediate_size": 32, "num_hidden_layers": case.layers, "attention_bias": case.bias}
+        inner["model_type"] = "qwen3" if case.qk else "llama"
+        inner["rope_parameters"] = {"rope_type": "default", **(inner.pop("rope_scaling") or {})}
+        inner["rope_parameters"]["rope_theta"] = inner.pop("rope_theta")
+        self.model = speculators.made({**config, "transformer_layer_config": inner}, tensors, target)
+        self.target, self.ids = target, torch.tensor(SHORT if case.short else range(V))
+
+    @torch.no_grad()
+    def logits(self, ids: list[int], held: int) -> Tensor:
+        """[1, V] behind the last token: the draft after those that the target has not read."""
+        states = self.target(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
+        features = torch.cat([states[at][0] for at in (2, 4, 5)], dim=-1)
+        step = len(ids) - 1 - held
+        row = torch.full((V,), float("-inf"))
+        row[self.ids] = speculators.steps(self.model, features, ids, step + 1)[step][held - 1]
+        return row[None]
+
+
+REFERENCES: list[tuple[str, Any]] = [(name, Naive) for name in CASES]
+if speculators.IMPORTABLE:
+    REFERENCES += [(name, Theirs) for name, case in CASES.items() if case.style != "one" and case.embedding in (0, G)]
+
+
+@pytest.mark.parametrize(("name", "reference"), REFERENCES)
+def test_three_recycled_drafts_have_the_logits_of_the_reference(name: str, reference: Any, tmp_path: Path) -> None:
     target = large()
-    student, naive = loaded(tmp_path, name, target), Naive(CASES[name], target)
+    student, naive = loaded(tmp_path, name, target), reference(CASES[name], target)
     assert student.config.num_hidden_layers == CASES[name].layers
     lm, row = FeatureLM(student, "eagle"), text(1, 9, V)
     session = lm.open([row], target=fed(target, [row], [8], hidden=lm.reads_hidden))
