@@ -22,7 +22,7 @@ from rich.terminal_theme import SVG_EXPORT_THEME
 from app.chat.export import drawing
 from app.lanes.race import timed
 from app.replay.steps import STEPS, Step
-from app.replay.tour import Played, parts
+from app.replay.tour import Played, parts, side_by_side
 from app.screen.live import FRAMES_A_SECOND, frame, look_of, panes
 from app.screen.view import heading, question
 
@@ -50,7 +50,7 @@ class _Frames:
             if (at - last) * slow >= 1000 / FRAMES_A_SECOND:
                 drawn.append((at * slow, self._lines([*head, frame(one.tracks, look, settings)])))
                 last = at
-        drawn.append((at * slow, self._lines([*head, panes(one.tracks, self.console, settings)])))
+        drawn.append((at * slow, self._lines([*head, panes(one.tracks, self.console, settings, notes=False)])))
         return list(_changes(drawn))
 
     def rounds(self, one: Played) -> list[Any]:
@@ -61,6 +61,11 @@ class _Frames:
             lines = [*lines, *self._lines([part])]
             drawn.append((1000.0 * second, lines))
         return list(_changes(drawn))
+
+    def table(self, step: Step, answers: Sequence[Played]) -> list[Any]:
+        """What the answers of a step come to beside each other."""
+        told = side_by_side(step, [one.tracks for one in answers], self.console, answers[-1].settings)
+        return list(_changes([(0.0, self._lines([told]))]))
 
     def _lines(self, things: Iterable[Any]) -> list[Line]:
         found: list[Line] = []
@@ -102,6 +107,8 @@ def page(steps: Iterable[tuple[Step, Sequence[Played]]]) -> str:
         scenes = [frames.scene(one) for one in answers]
         if step.traced and answers:
             scenes.append(frames.rounds(answers[-1]))
+        if step.varied and len(answers) > 1:
+            scenes.append(frames.table(step, answers))
         title = f"{STEPS.index(step) + 1}/{len(STEPS)} {step.title}"
         told.append({"title": title, "look": step.look, "scenes": scenes})
     data = json.dumps(told, separators=(",", ":")).replace("<", "\\u003c")

@@ -184,9 +184,10 @@ def streaming(
 
 
 class Surface(Protocol):
-    """What an answer is printed on."""
+    """What an answer is printed on. `touring`: it is looked at, and neither copied nor gone on with."""
 
     out: Console
+    touring: bool
 
     @property
     def settings(self) -> Settings: ...
@@ -202,14 +203,15 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
         if note(last):
             place.say(note(last))
         return
-    place.say(panes(tracks, place.out, settings))
+    place.say(panes(tracks, place.out, settings, notes=not place.touring))
     if settings.view == "trace":
         place.say(traced(tracks, place.out, settings, None))
-    place.out.print()
-    place.out.print(Text(visible(text)))
+    if not place.touring:
+        place.out.print()
+        place.out.print(Text(visible(text)))
 
 
-def panes(tracks: Sequence[Track], console: Console, settings: Settings) -> RenderableType:
+def panes(tracks: Sequence[Track], console: Console, settings: Settings, **more: Any) -> RenderableType:
     """All lanes in full with comparison and legend."""
     look = look_of(console, settings).sized(height=None)
     answers = [track.answer() for track in tracks]
@@ -217,7 +219,7 @@ def panes(tracks: Sequence[Track], console: Console, settings: Settings) -> Rend
     if plain is not None:
         for track, found in zip(tracks, answers, strict=True):
             track.expected = found.expected(plain)
-    return frame(tracks, look, settings, comparison=comparison_of(answers))
+    return frame(tracks, look, settings, comparison=comparison_of(answers), **more)
 
 
 def current_round(tracks: Sequence[Track], look: Look) -> RoundPane | None:
