@@ -207,7 +207,7 @@ def test_positions_and_keyword_names_are_those_of_its_repository() -> None:
     spec: Any = sampling.speculative_generate
     wanted = sampling.speculative_generate(PROMPT, DRAFTER, MODEL, gamma=3, max_gen_len=12, end_tokens_id=end)
     assert wanted[0] == here
-    assert spec(PROMPT, DRAFTER, MODEL, None, 3, greedy, 12, end, pad, True, False, True, False) == wanted
+    assert spec(PROMPT, DRAFTER, MODEL, tiny_tokenizer(), 3, greedy, 12, end, pad, True, False, True, False) == wanted
     assert spec(inputs=PROMPT, drafter=DRAFTER, target=MODEL, gamma=3, max_gen_len=12, eos_tokens_id=end) == wanted
     ngram: Any = sampling.ngram_assisted_speculative_generate
     grams = ngram(PROMPT, None, MODEL, None, 3, 2, greedy, 12, end, pad, False, True, True, False)
