@@ -94,9 +94,12 @@ def side_by_side(step: Step, answers: Answers, out: Console, settings: Settings)
 
 def ended(steps: Sequence[tuple[int, Step]], whole: bool) -> str:
     """What is said behind a tour in the console, `whole` or left."""
-    again = f"/demo {steps[0][0]}" if len(steps) == 1 else f"/demo N, N from 1 to {len(STEPS)},"
-    told = "that was the demo" if whole else "the demo was left"
-    return f"{told}: {again} plays a step alone; conversation and settings are as they were"
+    number = steps[0][0]
+    again = f"/demo {number}" if len(steps) == 1 else f"/demo N, N from 1 to {len(STEPS)},"
+    told = f"{'that was the demo' if whole else 'the demo was left'}: {again} plays a step alone"
+    if whole and len(steps) == 1:
+        told = f"that was step {number}: /demo plays all {len(STEPS)}"
+    return f"{told}; conversation and settings are as they were"
 
 
 def parts(tracks: Sequence[Track], out: Console, settings: Settings) -> Iterator[Any]:

@@ -65,6 +65,7 @@ class Track:
         self.spanner = self.beams or Spanner(decode, bool(getattr(lane, "drafts", False)), context=before)
         self.decode = decode
         self._rounds, self._read = Rounds(decode), 0
+        self.waiting = ""  # what it is waiting for, where that is to be said
         self._state: State = "waiting"
         self._progress = ""
         self.expected: float | None = None  # the speed-up that the figures measured let expect
@@ -113,7 +114,7 @@ class Track:
             tuple(self.spanner.spans),
             self.meter.stats,
             self._state,
-            self._progress,
+            self._progress or self.waiting,
             self.limit,
             expected=self.expected,
             gamma=self._gamma(),

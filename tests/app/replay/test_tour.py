@@ -72,6 +72,7 @@ def test_a_step_that_was_left_ends_the_tour() -> None:
     assert not walk(chosen(None), play, place())
     assert seen == [STEPS[0].title]
     assert ended(chosen(3), False).startswith("the demo was left: /demo 3 plays a step alone")
+    assert ended(chosen(3), True).startswith("that was step 3: /demo plays all 6; ")
     assert ended(chosen(None), True).startswith("that was the demo: /demo N, N from 1 to 6, plays a step alone")
 
 
