@@ -106,6 +106,9 @@ def _sentence(run: Run, temperature: float | None) -> str:
         said = f"{_spelled(best)} writes {mean:.1f} tokens a second"
     if best.speedup is not None:
         said += f", {times(best.speedup)} plain decoding"
+    if best.method == "ar" and len(ours) > 1:
+        rate, second = ours[1]
+        said += f"; the fastest that drafts, {_spelled(second)}, writes {rate:.1f} ({times(rate / mean)})"
     if rivals:
         rate, rival = rivals[0]
         said += f"; the fastest of other programs, {_spelled(rival)}, writes {rate:.1f} ({times(mean / rate)})"
@@ -114,6 +117,8 @@ def _sentence(run: Run, temperature: float | None) -> str:
 
 def _spelled(row: SummaryRow) -> str:
     """A method with its gamma, for a sentence."""
+    if row.method == "ar":
+        return "plain decoding (ar)"
     return row.method if row.gamma is None else f"{row.method} at gamma {row.gamma}"
 
 
