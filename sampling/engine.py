@@ -158,7 +158,7 @@ class Engine:
 
     Attributes:
         last: the figures of the last `generate`.
-        glide_offset: added to the positions of a GLIDE drafter's queries towards the target, 0 or more; read by
+        glide_offset: added to the positions of what a GLIDE drafter drafts, 0 or more; read by
             `enable_spec_dec`. The paper's is 0, ColossalAI's engine adds the number of drafted tokens.
     """
 

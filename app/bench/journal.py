@@ -29,7 +29,10 @@ from app.settings.table import MODEL_FIELDS, ModelOptions, Settings
 from utils.errors import UsageError, UserError
 from utils.files import beside
 
-_ELSEWHERE = ("prompts", "ids", "limit", "turns", "methods", "out", "check_identity")  # entered otherwise, or no matter
+_ELSEWHERE = (  # entered otherwise, or no matter
+    *("prompts", "ids", "limit", "turns", "methods"),
+    *("out", "report", "check_identity"),
+)
 _MODELS_ELSEWHERE = (  # entered by the pair's own names or by the machine, or no matter
     *("pair", "models", "target", "drafter", "device", "dtype", "quantization"),
     *("tp_size", "trust_remote_code", "offline"),

@@ -91,16 +91,18 @@ def rates(rows: Sequence[SummaryRow], names: Mapping[Key, str]) -> Plot:
         return Plot(title, about, missing="The file tells no tokens a second: what it has is below.")
 
     def draw(figure: Figure) -> None:
-        axes = figure.subplots()
+        axes, meant = figure.subplots(), {}
         for place, (row, mean) in enumerate((row, mean) for row, mean in found if mean is not None):
-            colour = GREY if row.method == "ar" else COLOURS[1 if row.method.startswith(RIVALS) else 0]
+            rival = row.method.startswith(RIVALS)
+            colour = GREY if row.method == "ar" else COLOURS[1 if rival else 0]
+            meant[colour] = "plain decoding" if row.method == "ar" else "other programs" if rival else "drafting"
             axes.barh(place, mean, 0.7, color=colour)
             if spread := row.predicted_per_second.spread:
                 axes.hlines(place, max(0.0, mean - spread), mean + spread, color="black", linewidth=1)
             axes.annotate(
                 f"{mean:.1f}", (mean + (spread or 0.0), place), (4, 0), textcoords="offset points", va="center"
             )
-        for label, colour in (("drafting", COLOURS[0]), ("plain decoding", GREY), ("other programs", COLOURS[1])):
+        for colour, label in meant.items():
             axes.plot([], [], "s", color=colour, label=label)
         axes.margins(x=0.08)
         axes.set_xlim(left=0)

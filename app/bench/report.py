@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from app.bench.options import ReportArgs
 from app.bench.results import Run, read_run
-from app.bench.summary import RIVALS, Row, named, shown, times
+from app.bench.summary import RIVALS, Row, SummaryRow, named, shown, times
 from app.bench.table import calls_cell, loops_line, modelled, reviews_cell, swi_tables
 from app.lanes.costs import BY
 from app.screen.rows import visible
@@ -101,15 +101,25 @@ def _sentence(run: Run, temperature: float | None) -> str:
     if not ours:
         return ""
     mean, best = ours[0]
-    said = f"{named(best.model_dump())} is the fastest of {len(ours)} methods: {mean:.1f} tokens a second"
+    said = f"{_spelled(best)} is the fastest of {len(ours)} methods: {mean:.1f} tokens a second"
     if len(ours) == 1:
-        said = f"{named(best.model_dump())} says {mean:.1f} tokens a second"
+        said = f"{_spelled(best)} writes {mean:.1f} tokens a second"
     if best.speedup is not None:
         said += f", {times(best.speedup)} plain decoding"
+    if best.method == "ar" and len(ours) > 1:
+        rate, second = ours[1]
+        said += f"; the fastest that drafts, {_spelled(second)}, writes {rate:.1f} ({times(rate / mean)})"
     if rivals:
         rate, rival = rivals[0]
-        said += f"; the fastest of other programs, {named(rival.model_dump())}, says {rate:.1f} ({times(mean / rate)})"
+        said += f"; the fastest of other programs, {_spelled(rival)}, writes {rate:.1f} ({times(mean / rate)})"
     return f"{said}."
+
+
+def _spelled(row: SummaryRow) -> str:
+    """A method with its gamma, for a sentence."""
+    if row.method == "ar":
+        return "plain decoding (ar)"
+    return row.method if row.gamma is None else f"{row.method} at gamma {row.gamma}"
 
 
 def _resumed(run: Run) -> list[list[str]]:

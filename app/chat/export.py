@@ -81,12 +81,12 @@ class Shown:
     answered: Sequence[Answered] = ()
 
 
-def drawing() -> Console:
+def drawing(width: int = WIDTH) -> Console:
     """A screen that remembers what was drawn on it, in full colour whatever the terminal can do."""
     return Console(
         file=io.StringIO(),
         record=True,
-        width=WIDTH,
+        width=width,
         force_terminal=True,
         color_system="truecolor",
         no_color=False,

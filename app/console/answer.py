@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from utils.growing_text import Decode
 
 
+FIRST = "decoding, to be shown slowly"
 UNANSWERED = "stopped before the first token: the conversation is unchanged"
 
 
@@ -49,6 +50,9 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     asked = Asked(plan.user, plan.prompt, plan.answer, bool(plan.begun))
     answer_log = state.log.open_answer(engine, asked, settings, made, chat.text) if state.log is not None else None
     live = state.live and not settings.quiet
+    if live and settings.slow > 1:
+        for track in tracks:
+            track.waiting = FIRST
     with streaming(tracks, state.out, settings, state.stop) if live else nullcontext(lambda: None) as draw:
         events = answer_log.tee(race) if answer_log else race
         if live and settings.slow > 1:

@@ -17,12 +17,12 @@ from app.console.state import ConsoleState
 from app.console.tryout import loaded
 from app.lanes.answers import run_lane
 from app.prompts.questions import conversation, fitting
-from app.replay.steps import BASE, Step, chosen
-from app.replay.tour import Played, left, play_recorded, played, steps_of, walk
+from app.replay.steps import BASE, Step, chosen, slowness
+from app.replay.tour import Answers, Played, ended, play_recorded, played, steps_of, walk
 from app.screen.live import Track, look_of
 from app.screen.output import load_engine
 from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
-from app.screen.view import heading, question
+from app.screen.view import drafting, heading, question
 from app.settings.layers import Layers
 from utils.errors import UserError
 from utils.files import writable, write_text
@@ -42,8 +42,7 @@ def demo(state: ConsoleState, number: int | None) -> None:
     steps = chosen(number)
     whole = Tour(state, engine).walk(steps)
     state.note_stop()
-    if not whole:
-        state.hint(left(steps))
+    state.hint(ended(steps, whole))
 
 
 class Tour:
@@ -56,16 +55,17 @@ class Tour:
         # An engine of its own: what the conversation's drafters have learned stays.
         self.aside.pairs = copy.copy(state.pairs)
         self.engine = self.aside.pairs.engine = PairEngine(engine.loaded)
-        self.aside.answers = []
+        self.aside.answers, self.aside.touring = [], True
         self.answers: dict[Step, list[Answered]] = {}
+        self.slow = state.settings.slow
 
     def walk(self, steps: Sequence[tuple[int, Step]]) -> bool:
         """Go through them; False if Ctrl-C ended it."""
         self._warm_up(steps[0][1])
         return walk(steps, self.play, self.state)
 
-    def play(self, step: Step) -> Sequence[Track] | None:
-        """The answers of a step; one that these models cannot give is left out. The tracks of the last one."""
+    def play(self, step: Step) -> Answers | None:
+        """The answers of a step; one that these models cannot give is left out."""
         for changes in step.plays:
             try:
                 self._answer(step, changes)
@@ -73,12 +73,11 @@ class Tour:
                 self.state.fail(f"left out: {error}")
             if self.state.stop():
                 return None
-        told = self.answers.get(step)
-        return told[-1].tracks if told else ()
+        return [one.tracks for one in self.answers.get(step, [])]
 
     def _set(self, changes: Mapping[str, object]) -> Settings:
         """The settings of an answer, from here on those of the tour."""
-        self.aside.layers = self.state.layers.with_set(**{**BASE, **changes})
+        self.aside.layers = self.state.layers.with_set(**{**BASE, "slow": self.slow, **changes})
         return self.aside.settings
 
     def _answer(self, step: Step, changes: Mapping[str, object]) -> None:
@@ -89,7 +88,8 @@ class Tour:
         fitting(plan.prompt, self.engine.context)
         if not settings.quiet:
             look = look_of(aside.out, settings)
-            aside.say(heading(self._models(), settings, look))
+            aside.say("")
+            aside.say(heading(drafting(self._models(), settings.compare), settings, look))
             aside.say(question(step.question, look))
         if answer(plan, aside):
             self.answers.setdefault(step, []).append(aside.answers[-1])
@@ -100,11 +100,15 @@ class Tour:
         return models_of(self.engine)
 
     def _warm_up(self, step: Step) -> None:
-        """The first answer of a process pays for memory that is touched first: it is none of the tour's."""
-        settings = self._set({**step.plays[0], "max_new_tokens": _WARM_UP})
-        chat = conversation(self.engine, settings)
-        for lane in self.engine.lanes(settings):
-            run_lane(lane, chat.plan(step.question).prompt, chat.text, interrupt=self.state.stop)
+        """The first answer of a process pays for memory that is touched first: it is none of the tour's, but what is
+        decoded plainly behind it says how much slower the tour is shown.
+        """
+        for compare in (step.plays[0].get("compare", BASE["compare"]), "ar"):
+            settings = self._set({**step.plays[0], "compare": compare, "max_new_tokens": _WARM_UP})
+            chat = conversation(self.engine, settings)
+            for lane in self.engine.lanes(settings):
+                told = run_lane(lane, chat.plan(step.question).prompt, chat.text, interrupt=self.state.stop)
+        self.slow = slowness(self.state.settings, told.stats.predicted_per_second)
 
     def played(self) -> list[tuple[Step, list[Played]]]:
         """What was shown, to be drawn on a page."""
@@ -117,7 +121,8 @@ def _again(answered: Answered) -> Played:
         Track(one.lane, one.decode, one.meter.stats.prompt_n, one.limit, (), one.terms) for one in answered.tracks
     ]
     events = [(index, event) for index, one in enumerate(answered.tracks) for event in one.events]
-    return Played(answered.models, answered.turn.user, answered.settings, tracks, events)
+    models = drafting(answered.models, answered.settings.compare)
+    return Played(models, answered.turn.user, answered.settings, tracks, events)
 
 
 # -- the sub-command --------------------------------------------------------------------------------
@@ -131,7 +136,7 @@ def run_demo(settings: Settings, options: ModelOptions, args: DemoArgs) -> int:
     if args.recorded:
         if args.html is None:
             return play_recorded(settings, steps)
-        every = steps_of()
+        every = steps_of(settings)
         _write(args.html, [(step, [played(one) for one in every[number - 1]]) for number, step in steps], settings)
         return 0
     tour, whole = _live(settings, options, steps)

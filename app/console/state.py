@@ -50,6 +50,7 @@ class ConsoleState:
         self.next_line = ""  # what the next input line begins with
         self.editing = False  # the next message replaces the last one
         self.leaving = False
+        self.touring = False  # an answer is a step of the demo
         self.reading = False  # the prompt is waiting for keys
         self.stop = Interrupts()  # of the command that is running
         self.log = log_writer_of(layers.settings)

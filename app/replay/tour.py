@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from app.replay.player import Player
 from app.replay.session_log import LoggedAnswer, read_log
-from app.replay.steps import RECORDED, SLOW, STEPS, Step
+from app.replay.steps import RECORDED, STEPS, Step, slowness
 from app.screen.live import Track, traced
+from app.screen.output import fitted
 from app.screen.terminal import Interrupts, await_enter, is_live, make_console, quiet_keys
 from app.screen.trace import Trace
-from app.screen.view import Canvas
+from app.screen.view import Canvas, drafting
 from app.settings.table import Settings
 from sampling.events import Event
 from utils.errors import UserError
@@ -56,25 +58,48 @@ class Played:
     events: Sequence[tuple[int, Event]]
 
 
-def walk(steps: Sequence[tuple[int, Step]], play: Callable[[Step], Sequence[Track] | None], place: Place) -> bool:
-    """Go through the steps; `play` gives the tracks of its last answer, None where Ctrl-C ended it. False after one."""
+Answers = Sequence[Sequence[Track]]  # of a step, the lanes of each
+
+
+def walk(steps: Sequence[tuple[int, Step]], play: Callable[[Step], Answers | None], place: Place) -> bool:
+    """Go through the steps; `play` gives a step's answers, None where Ctrl-C ended it. False after one."""
     for index, (number, step) in enumerate(steps):
         place.say(Text.assemble("\n", (f"{number}/{len(STEPS)} {step.title}", "bold")))
         place.say(Text.assemble(("Look: ", "bold"), step.look))
-        tracks = play(step)
-        if tracks is None or (step.traced and not _slowly(tracks, place)):
+        answers = play(step)
+        if answers is None or (step.traced and answers and not _slowly(answers[-1], place)):
             return False
+        if step.varied and len(answers) > 1:
+            place.say("")
+            place.say(side_by_side(step, answers, place.out, place.settings))
+        place.say("")
         if index + 1 < len(steps):
-            place.hint(f"Enter: step {number + 1}, {steps[index + 1][1].title}; Ctrl-C leaves")
+            place.hint(f"Enter: step {number + 1} of {len(STEPS)}, {steps[index + 1][1].title}; Ctrl-C leaves")
             if not await_enter(place.stop):
                 return False
     return True
 
 
-def left(steps: Sequence[tuple[int, Step]]) -> str:
-    """What is said where a tour was left."""
-    again = f"/demo {steps[0][0]}" if len(steps) == 1 else f"/demo N, N from 1 to {len(STEPS)},"
-    return f"the demo was left: {again} plays a step alone; conversation and settings are as they were"
+def side_by_side(step: Step, answers: Answers, out: Console, settings: Settings) -> Table:
+    """What the last lane's figures come to in each answer of a step."""
+    rows = []
+    for tracks, changes in zip(answers, step.plays, strict=False):
+        stats = tracks[-1].meter.stats
+        told = [(stats.predicted_per_second, ".1f"), (stats.tokens_per_pass, ".2f"), (stats.acceptance_rate, ".0%")]
+        texts = ["-" if value is None else format(value, form) for value, form in [*told, (stats.alpha, ".2f")]]
+        names = (step.varied, "tok/s", "tok/pass", "accepted", "alpha")
+        rows.append(dict(zip(names, (f"{changes[step.varied]}", *texts), strict=True)))
+    return fitted(out, settings, rows, ["accepted"])
+
+
+def ended(steps: Sequence[tuple[int, Step]], whole: bool) -> str:
+    """What is said behind a tour in the console, `whole` or left."""
+    number = steps[0][0]
+    again = f"/demo {number}" if len(steps) == 1 else f"/demo N, N from 1 to {len(STEPS)},"
+    told = f"{'that was the demo' if whole else 'the demo was left'}: {again} plays a step alone"
+    if whole and len(steps) == 1:
+        told = f"that was step {number}: /demo plays all {len(STEPS)}"
+    return f"{told}; conversation and settings are as they were"
 
 
 def parts(tracks: Sequence[Track], out: Console, settings: Settings) -> Iterator[Any]:
@@ -85,6 +110,7 @@ def parts(tracks: Sequence[Track], out: Console, settings: Settings) -> Iterator
 
 def _slowly(tracks: Sequence[Track], place: Place) -> bool:
     """The rounds, one a second on a terminal; False after Ctrl-C."""
+    place.say("")
     for part in parts(tracks, place.out, place.settings):
         due = time.monotonic() + (1.0 if place.live else 0.0)
         place.say(part)
@@ -98,40 +124,39 @@ def _slowly(tracks: Sequence[Track], place: Place) -> bool:
 # -- the recorded tour --------------------------------------------------------------------------
 
 
-def steps_of(path: Path = RECORDED) -> list[list[LoggedAnswer]]:
-    """The answers of each step of a recorded tour; UserError where the file is none."""
+def steps_of(settings: Settings, path: Path = RECORDED) -> list[list[LoggedAnswer]]:
+    """The answers of each step of a recorded tour, as slow as they are shown; UserError where the file is none."""
     answers = read_log(path).answers
     if len(answers) != sum(len(step.plays) for step in STEPS) or any(one.closing is None for one in answers):
         raise UserError(f"{path} is no recorded demo: python infer.py demo --quiet --log FILE records one")
-    each = iter(answers)
-    found = [list(islice(each, len(step.plays))) for step in STEPS]
+    rate = _over(answers[0])[0].meter.stats.predicted_per_second
     for answer in answers:
-        answer.settings = answer.settings.changed(slow=SLOW)
-    return found
+        answer.settings = answer.settings.changed(slow=slowness(settings, rate))
+    each = iter(answers)
+    return [list(islice(each, len(step.plays))) for step in STEPS]
 
 
 def played(answer: LoggedAnswer) -> Played:
     """A recorded answer, to be drawn on a page."""
-    models = answer.head.model_dump()
+    models = drafting(answer.head.model_dump(), [lane.name for lane in answer.lanes])
     return Played(models, answer.opening.prompt, answer.settings, answer.tracks(), answer.events)
 
 
 def play_recorded(settings: Settings, steps: Sequence[tuple[int, Step]]) -> int:
     """Play the recorded tour; the exit code."""
-    answers = dict(zip(STEPS, steps_of(), strict=True))
+    answers = dict(zip(STEPS, steps_of(settings), strict=True))
     console = make_console(settings)
     live = is_live(console) and not settings.quiet
     with quiet_keys(), Interrupts() as stop:
-        place = Canvas(settings, console, live, stop)
-        player = Player(place, 1 / SLOW)
+        place = Canvas(settings, console, live, stop, touring=True)
+        player = Player(place, 1 / answers[STEPS[0]][0].settings.slow)
 
-        def play(step: Step) -> Sequence[Track] | None:
-            tracks: Sequence[Track] | None = None
+        def play(step: Step) -> Answers | None:
             for answer in answers[step]:
+                place.say("")
                 if not player.play(answer):
                     return None
-                tracks = _over(answer)
-            return tracks
+            return [_over(answer) for answer in answers[step]]
 
         if not walk(steps, play, place):
             sys.stderr.write("the demo was left: infer.py demo --recorded N plays a step alone\n")

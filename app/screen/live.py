@@ -65,6 +65,7 @@ class Track:
         self.spanner = self.beams or Spanner(decode, bool(getattr(lane, "drafts", False)), context=before)
         self.decode = decode
         self._rounds, self._read = Rounds(decode), 0
+        self.waiting = ""  # what it is waiting for, where that is to be said
         self._state: State = "waiting"
         self._progress = ""
         self.expected: float | None = None  # the speed-up that the figures measured let expect
@@ -113,7 +114,7 @@ class Track:
             tuple(self.spanner.spans),
             self.meter.stats,
             self._state,
-            self._progress,
+            self._progress or self.waiting,
             self.limit,
             expected=self.expected,
             gamma=self._gamma(),
@@ -184,9 +185,10 @@ def streaming(
 
 
 class Surface(Protocol):
-    """What an answer is printed on."""
+    """What an answer is printed on. `touring`: it is looked at, and neither copied nor gone on with."""
 
     out: Console
+    touring: bool
 
     @property
     def settings(self) -> Settings: ...
@@ -202,14 +204,15 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
         if note(last):
             place.say(note(last))
         return
-    place.say(panes(tracks, place.out, settings))
+    place.say(panes(tracks, place.out, settings, notes=not place.touring))
     if settings.view == "trace":
         place.say(traced(tracks, place.out, settings, None))
-    place.out.print()
-    place.out.print(Text(visible(text)))
+    if not place.touring:
+        place.out.print()
+        place.out.print(Text(visible(text)))
 
 
-def panes(tracks: Sequence[Track], console: Console, settings: Settings) -> RenderableType:
+def panes(tracks: Sequence[Track], console: Console, settings: Settings, **more: Any) -> RenderableType:
     """All lanes in full with comparison and legend."""
     look = look_of(console, settings).sized(height=None)
     answers = [track.answer() for track in tracks]
@@ -217,7 +220,7 @@ def panes(tracks: Sequence[Track], console: Console, settings: Settings) -> Rend
     if plain is not None:
         for track, found in zip(tracks, answers, strict=True):
             track.expected = found.expected(plain)
-    return frame(tracks, look, settings, comparison=comparison_of(answers))
+    return frame(tracks, look, settings, comparison=comparison_of(answers), **more)
 
 
 def current_round(tracks: Sequence[Track], look: Look) -> RoundPane | None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from app.lanes.comparison import Comparison
-from app.screen.figures import RATES_NOTE, PaneData, StatsLines, details, note, positions
+from app.screen.figures import RATES_NOTE, TITLES, PaneData, StatsLines, details, note, positions
 from app.screen.legend import meanings
 from app.screen.palette import Look
 from app.screen.panes import Layout, SideBySide, beside
@@ -82,6 +82,12 @@ def drafter_name(engine: PairEngine) -> str:
     return names.get(kind, named)
 
 
+def drafting(models: Models, lanes: Sequence[str]) -> Models:
+    """The names of what runs in these lanes: the pair's drafter, or the lanes' own where it is in none of them."""
+    own = [TITLES.get(name, name) for name in lanes if name != "ar"]
+    return {**models, "drafter": ", ".join(own)} if own and "spec" not in lanes else models
+
+
 def dtype_name(model: LoadedModel) -> str:
     """The number format of a model's weights."""
     name = model.dtype_text
@@ -133,8 +139,9 @@ class Summary(Drawn):
         *,
         legend: bool = True,
         show_discarded: bool = False,
+        notes: bool = True,
     ) -> None:
-        self.panes, self.look, self.comparison = panes, look, comparison
+        self.panes, self.look, self.comparison, self.notes = panes, look, comparison, notes
         self.telling = [pane for pane in panes if pane.telling]
         marks = legend and any(span.kind != "plain" for pane in panes for span in pane.spans)
         self.legend = meanings(look, panes, show_discarded=show_discarded) if marks else []
@@ -148,7 +155,7 @@ class Summary(Drawn):
                 blocks.append(Block(3, [row for pane in self.telling for row in self._named(pane)]))
             blocks.append(Block(4, flow(positions(drafting[-1] if drafting else None, look), look, 2)))
         # Why the answer that the conversation goes on with is not whole.
-        text = note(self.panes[-1]) if self.panes else ""
+        text = note(self.panes[-1]) if self.panes and self.notes else ""
         notes = flow([chunk(text, "bad")], look) if text else []
         blocks += [Block(2, notes), Block(5, flow(self._reading_aids(), look))]
         return [block for block in blocks if block.rows]
@@ -198,12 +205,13 @@ class Frame(Drawn):
         layout: Layout = "auto",
         comparison: Comparison | None = None,
         show_discarded: bool = False,
+        notes: bool = True,
         aside: Aside | None = None,
     ) -> None:
         self.look, self.aside = look, aside
         width = look.width - (1 + aside.look.width if aside else 0)
         self.body = SideBySide(panes, replace(look, width=width), layout, show_discarded=show_discarded)
-        self.summary = Summary(panes, look, comparison, show_discarded=show_discarded)
+        self.summary = Summary(panes, look, comparison, show_discarded=show_discarded, notes=notes)
 
     def rows(self) -> list[Row]:
         blocks, height = self.summary.blocks(), self.look.height
@@ -236,6 +244,7 @@ class Canvas:
     live: bool = False
     stop: Interrupts = dataclasses.field(default_factory=Interrupts)
     recorder: None = None  # what is drawn here has been recorded, or is not to be
+    touring: bool = False
 
     def say(self, what: Any) -> None:
         self.out.print(Text(what) if isinstance(what, str) else what)

@@ -240,7 +240,7 @@ class Settings(_Record):
         DECODING,
     )
     nodes: int = row(24, Whole(1, 64), "most draft nodes of a round, where drafts are trees", DECODING)
-    glide_offset: int = row(0, Whole(0, 64), "added to the positions of GLIDE's queries to the target", DECODING)
+    glide_offset: int = row(0, Whole(0, 64), "added to the positions of what GLIDE drafts", DECODING)
     system: str = row("", Text(), "system prompt", DECODING)
     chat: bool = row(True, Switch(), "use the model's chat template", DECODING)
     template: str = row(AUTO, Choice(NAMES, suggests=True), "chat template; auto: the model's own", DECODING)

@@ -207,7 +207,7 @@ def test_positions_and_keyword_names_are_those_of_its_repository() -> None:
     spec: Any = sampling.speculative_generate
     wanted = sampling.speculative_generate(PROMPT, DRAFTER, MODEL, gamma=3, max_gen_len=12, end_tokens_id=end)
     assert wanted[0] == here
-    assert spec(PROMPT, DRAFTER, MODEL, None, 3, greedy, 12, end, pad, True, False, True, False) == wanted
+    assert spec(PROMPT, DRAFTER, MODEL, tiny_tokenizer(), 3, greedy, 12, end, pad, True, False, True, False) == wanted
     assert spec(inputs=PROMPT, drafter=DRAFTER, target=MODEL, gamma=3, max_gen_len=12, eos_tokens_id=end) == wanted
     ngram: Any = sampling.ngram_assisted_speculative_generate
     grams = ngram(PROMPT, None, MODEL, None, 3, 2, greedy, 12, end, pad, False, True, True, False)
@@ -451,16 +451,18 @@ def test_a_module_that_is_no_glide_drafter_is_named() -> None:
 
 
 @pytest.mark.parametrize("published_offset", [False, True])
-def test_the_positions_of_glides_queries(
+def test_the_positions_of_a_glide_drafter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published_offset: bool
 ) -> None:
-    """Draft j of a round stands at length + j; ColossalAI's engine adds the number of drafted tokens to each."""
+    """Draft j of a round stands at length + j; ColossalAI's engine adds the number of drafted tokens to each pass that
+    drafts, in all its attentions, and none to those of its prompt.
+    """
     gamma, seen = 3, []
     run = StudentNetwork.run
 
-    def noted(self: Any, x: Any, positions: Any, mask: Any, cache: Any, sight: Any = None) -> Any:
-        seen.append(int(positions[0, -1]) + sight.offset)
-        return run(self, x, positions, mask, cache, sight)
+    def noted(self: Any, x: Any, positions: Any, mask: Any, cache: Any, sight: Any, turned: Any) -> Any:
+        seen.append((positions if turned is None else turned)[0].tolist())
+        return run(self, x, positions, mask, cache, sight, turned)
 
     monkeypatch.setattr(StudentNetwork, "run", noted)
     published(tmp_path, MODEL, WEIGHTS)
@@ -468,10 +470,12 @@ def test_the_positions_of_glides_queries(
     engine.glide_offset = gamma if published_offset else 0
     engine.enable_spec_dec(tmp_path, gamma, use_glide_drafter=True)
     engine.generate([PROMPT], {"max_new_tokens": 1 + gamma + 1})
-    length = len(PROMPT)  # the first pass reads the prompt; the target's own first token is fed behind it
-    theirs = [8, 9, 10]
-    ours = [5, 6, 7]
-    assert seen[1 : 1 + gamma] == (theirs if published_offset else ours)
+    length = len(PROMPT)  # the target's own first token is fed behind it
+    ours, theirs = [5, 6, 7], [8, 9, 10]
+    read = [place for run in seen for place in run if place < length]
+    drafting = [run[-1] for run in seen if run[-1] >= length][:gamma]
+    assert read == [0, 1, 2, 3, 4]
+    assert drafting == (theirs if published_offset else ours)
     assert ours == [length + j for j in range(gamma)]
     assert theirs == [length + j + gamma for j in range(gamma)]
 

@@ -23,7 +23,7 @@ from sampling.drafters.draft_model import ModelDrafter, chain_of_head
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.causal import CausalSession
 from sampling.models.masks import additive
-from sampling.types import Hidden, Rows
+from sampling.types import Hidden, Rows, Session
 
 
 class GlideLM(FollowingLM):
@@ -33,7 +33,8 @@ class GlideLM(FollowingLM):
         student: of kind glide.
         target_layers: how many layers the target has: the draft head reads the last of them.
         name: how events and figures call it.
-        offset: added to the position of each query towards the target (one published engine adds gamma).
+        offset: added to the position of each token behind the prompt, in the head's own attention and towards the
+            target (one published engine adds gamma).
         vocab_size: use only the first so many ids (padded vocabularies).
 
     Raises:
@@ -60,6 +61,12 @@ class GlideLM(FollowingLM):
         found._offset = offset
         return found
 
+    def open(
+        self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
+    ) -> FollowingSession:
+        """As of any following head; with an offset no cache is taken over: what was answered is prompt now."""
+        return super().open(prompt, previous=None if self._offset else previous, target=target, hidden=hidden)
+
     def _session(self, prompt: Rows, hidden: Hidden, target: CausalSession) -> GlideSession:
         session = GlideSession(self.network, prompt, self.vocab_size, hidden, target)
         session.reads, session.offset = self._reads, self._offset
@@ -81,8 +88,15 @@ class GlideSession(FollowingSession):
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         network = self.network
         seen = self._seen(positions, fed_columns(mask, positions))
-        own = network.run(network.embed(ids), positions, mask, self._cache, seen)
+        own = network.run(network.embed(ids), positions, mask, self._cache, seen, self._turned(positions))
         return network.answer(own, keep, self._hidden is not None)
+
+    def _turned(self, positions: Tensor) -> Tensor | None:
+        """The positions [B, T] as the head rotates by them; None: as they are."""
+        if not self.offset:
+            return None
+        prompt = torch.tensor([len(row) for row in self.initial], device=positions.device)[:, None]
+        return positions + self.offset * (positions >= prompt)
 
     def _seen(self, positions: Tensor, fed: Tensor) -> Seen | None:
         """What queries at positions [B, T], fed [B] of them no padding, see of the target; None: it holds nothing."""
@@ -92,17 +106,17 @@ class GlideSession(FollowingSession):
         kv = [self.target.kv(layer)[:2] for layer in self.reads]
         if positions.numel() == 1:  # the usual pass: one query
             count = min(max(int(positions), 1), longest)
-            return Seen([(key[:, :, :count], value[:, :, :count]) for key, value in kv], offset=self.offset)
+            return Seen([(key[:, :, :count], value[:, :, :count]) for key, value in kv])
         slots, device = kv[0][0].shape[2], positions.device
         ends = positions.clamp(min=1).minimum(torch.tensor(valid, device=device)[:, None])
         window = self.network.window if len(valid) > 1 else 0  # of one row the network itself cuts what is too far
         first = ends + 1 - window - fed[:, None] if window else torch.zeros_like(ends)
         if slots == longest and bool((ends == slots).all()) and bool((first <= 0).all()):
-            return Seen(kv, offset=self.offset)
+            return Seen(kv)
         place = torch.arange(slots, device=device)
         hidden = (place >= ends[..., None]) | (place < first[..., None])
         blind = (ends == 0)[..., None] if 0 in valid else None
-        return Seen(kv, additive(~hidden, self.network), blind, self.offset)
+        return Seen(kv, additive(~hidden, self.network), blind)
 
 
 def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:

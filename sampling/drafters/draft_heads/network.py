@@ -40,13 +40,12 @@ class Seen:
 
     `kv`: for each layer K and V [B, H_kv, S, D], rotated, as they lie in the target's cache; `bias`
     [B, 1, T, S] additive, None = everything; `blind` [B, T, 1] bool: queries without a single key, None = no such
-    query; `offset` is added to the positions of the queries.
+    query.
     """
 
     kv: Sequence[tuple[Tensor, Tensor]]
     bias: Tensor | None = None
     blind: Tensor | None = None
-    offset: int = 0
 
 
 def alike(one: Rotary, other: Rotary) -> bool:
@@ -226,20 +225,28 @@ class StudentNetwork:
         return cast(Tensor, self._fc(features))
 
     def run(
-        self, x: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, seen: Seen | None = None
+        self,
+        x: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: KVCache,
+        seen: Seen | None = None,
+        turned: Tensor | None = None,
     ) -> Tensor:
         """Through all layers: x [B, T, H] at positions [B, T] → own states [B, T, H], which no norm has seen unless the
         configuration says `norm_output`.
 
-        mask as in :class:`sampling.types.Network`; `seen` is what a GLIDE head sees of its target, None = nothing.
+        mask as in :class:`sampling.types.Network`; `seen` is what a GLIDE head sees of its target, None = nothing;
+        `turned` [B, T] are the positions by which queries and keys are rotated, where they are others.
         """
         assert isinstance(cache, SlotCache)
-        rotation = turning = self._angles(positions, x)
+        turned = positions if turned is None else turned
+        rotation = turning = self._angles(turned, x)
         bias = causal_bias(x.shape[1], cache.length, x) if mask is None else self._near(mask, positions, cache.length)
         if self._from and (mask is not None or not cache.length):
             bias = _without_first(bias, positions)
-        if seen is not None and (seen.offset or self._cross_angles is not self._angles):
-            turning = self._cross_angles(positions + seen.offset, x)
+        if seen is not None and self._cross_angles is not self._angles:
+            turning = self._cross_angles(turned, x)
         for index, layer in enumerate(self._layers):
             x = layer.attend(x, rotation, bias, cache, index)
             if seen is not None:

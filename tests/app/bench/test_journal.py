@@ -248,6 +248,14 @@ def test_the_journal_of_another_run_is_refused_and_kept(world: Any, changes: dic
     assert world.asked == []
 
 
+def test_a_run_that_goes_on_may_have_its_report_too(world: Any) -> None:
+    world.cut(len(world.kept))
+    page = world.out.with_suffix(".html")
+    world.run(report=page)
+    assert world.asked == []
+    assert "<h1>Benchmark of " in page.read_text()
+
+
 def test_another_model_machine_or_tokenizer_is_refused(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world.cut(len(world.kept))
     with pytest.raises(UsageError, match=r"another run: drafter drafter there, ngram here"):

@@ -246,10 +246,22 @@ def test_the_first_screen_says_the_result_in_a_sentence(data: dict[str, Any], be
     best = max(data["summary"], key=lambda row: row["predicted_per_second"]["mean"])
     times = "" if best["speedup"] is None else f", {best['speedup']:.2f}x plain decoding"
     count, rate = len(data["summary"]), best["predicted_per_second"]["mean"]
-    told = f"{named(best)} is the fastest of {count} methods: {rate:.1f} tokens a second{times}."
+    name = best["method"] if best["gamma"] is None else f"{best['method']} at gamma {best['gamma']}"
+    name = "plain decoding (ar)" if name == "ar" else name
+    told = f"{name} is the fastest of {count} methods: {rate:.1f} tokens a second{times}."
     text = (bench / "b.html").read_text()
-    assert result(text) == [told]
+    assert [line.partition(";")[0].rstrip(".") + "." for line in result(text)] == [told]
+    told = told.rstrip(".")
     assert text.index(told) < text.index('id="rates-') < text.index("<h2>")
+
+
+def test_the_sentence_names_the_fastest_that_drafts_where_plain_decoding_is_faster() -> None:
+    rows = [{"method": "ar", "predicted_per_second": {"mean": 40.0}}]
+    rows += [{"method": "spec", "gamma": gamma, "predicted_per_second": {"mean": 5.0 * gamma}} for gamma in (2, 4)]
+    assert result(page(Run.model_validate({"summary": rows}), "")) == [
+        "plain decoding (ar) is the fastest of 3 methods: 40.0 tokens a second; "
+        "the fastest that drafts, spec at gamma 4, writes 20.0 (0.50x)."
+    ]
 
 
 def test_the_sentence_names_the_fastest_of_other_programs() -> None:
@@ -258,8 +270,8 @@ def test_the_sentence_names_the_fastest_of_other_programs() -> None:
     rows[1] |= {"gamma": 4, "speedup": 3.0}
     text = page(Run.model_validate({"summary": rows}), "")
     assert result(text) == [
-        "spec 4 is the fastest of 2 methods: 30.0 tokens a second, 3.00x plain decoding; "
-        "the fastest of other programs, llama-cpp, says 20.0 (1.50x)."
+        "spec at gamma 4 is the fastest of 2 methods: 30.0 tokens a second, 3.00x plain decoding; "
+        "the fastest of other programs, llama-cpp, writes 20.0 (1.50x)."
     ]
     assert list(Parsed(text).plotted(RATES)) == ["ar", "spec 4", "hf-plain", "llama-cpp"]
 

@@ -14,6 +14,7 @@ from typing import Any
 import pexpect
 import pytest
 
+from app.console.answer import FIRST
 from tests.support.screen import ROOT, Terminal
 from utils.kernels.instruction_sets import instruction_set
 
@@ -238,6 +239,7 @@ def test_type_ahead_is_not_lost(chat: Terminal) -> None:
     chat.enter("/slow 20")
     chat.wait("slow = 20", 20)
     chat.enter("What is snow?")
+    chat.wait(lambda: FIRST in chat.raw, ANSWER)
     chat.wait(lambda: bool(re.search(r"[1-9](/| of )8 tok", chat.text)), ANSWER)
     chat.type("typed early")
     chat.wait(lambda: "› typed early" in chat.text, ANSWER)

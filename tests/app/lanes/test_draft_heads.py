@@ -29,13 +29,16 @@ from app.prompts.questions import prompt_ids
 from app.screen.live import Track
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
+from app.settings.types import LANES
 from sampling.drafters.draft_heads.checkpoint import is_draft_head, save_student
 from sampling.drafters.draft_heads.config import KINDS, DraftHeadConfig
 from sampling.drafters.draft_heads.eagle import FeatureTreeDrafter
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.events import Step
 from sampling.loop import never
+from sampling.stream import decode_of, pieces
 from sampling.types import Budget
+from tests.support.runs import after
 from tests.support.scripted import run_lines
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer, write_prompts
 from utils.catalogue.catalogue import head_kind
@@ -136,6 +139,38 @@ def test_greedy_text_is_plain_decodings_with_every_trained_drafter(engine: PairE
         assert made.ids == answer(engine, "ar", settings).ids
         assert made.stats.draft_n > 0
     assert (name == "plain") == (made.stats.acceptance_rate == 1.0)
+
+
+@pytest.fixture(scope="module")
+def whole(pair: TinyPair, students: Path, tmp_path_factory: pytest.TempPathFactory) -> PairEngine:
+    """A pair with which every lane drafts."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "bigrams.json").write_text(json.dumps([(7 * token + 3) % 300 for token in range(300)]))
+    more = f"    tables: {folder / 'bigrams.json'}\n    cascade: [plain, maxgram]\n    k_matrix: [[1, 3], [0, 3]]\n"
+    options = ModelOptions(models=str(catalogue(folder, pair, students, "tables+feature", more)), device="cpu")
+    return load_engine(Settings(quiet=True), options, never)
+
+
+@pytest.mark.parametrize("name", [name for name in LANES if name not in ("beam", "draft")])  # no rounds; no small model
+@pytest.mark.parametrize("looks", [None, 4])
+def test_what_a_lane_streams_is_its_answer(whole: PairEngine, name: str, looks: int | None) -> None:
+    """Joined, the pieces of each row are its ids decoded, to the end and to where it was interrupted."""
+    settings, decode = Settings(**SHORT, temperature=0.8), decode_of(whole.tokenizer)
+    prompts = [prompt_ids(whole, text, settings) for text in ("one two one two", "tell me")]
+    lane = whole.lane(name, settings)
+    if lane.drafter.traits.one_row:
+        del prompts[1:]
+    asked = after(looks) if looks is not None else iter(lambda: False, True)
+    found = list(pieces(lane.run_rows(prompts, interrupt=lambda: next(asked)), decode))
+    for row, prompt in enumerate(prompts):
+        text = "".join(piece.text for piece in found if piece.row == row)
+        ids = [token for piece in found if piece.row == row for token in piece.ids]
+        waited = run_lane(whole.lane(name, settings), prompt, decode, interrupt=never) if row == 0 else None
+        assert text == decode(ids)
+        assert {piece.reason for piece in found if piece.row == row} == {None, "interrupted" if looks else "length"}
+        assert looks is not None or len(ids) == SHORT["max_new_tokens"]
+        assert waited is None or waited.may_differ or tuple(ids) == waited.ids[: len(ids)]
+    assert name != "plain" or any(piece.from_draft for piece in found)  # it has the target's own weights
 
 
 @pytest.mark.parametrize("name", KINDS)

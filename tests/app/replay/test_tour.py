@@ -19,8 +19,8 @@ from rich.console import Console
 
 from app.command_line.main import main
 from app.replay.player import Player
-from app.replay.steps import RECORDED, SLOW, STEPS, chosen
-from app.replay.tour import left, parts, played, steps_of, walk
+from app.replay.steps import RECORDED, STEPS, chosen, slowness
+from app.replay.tour import ended, parts, played, side_by_side, steps_of, walk
 from app.replay.tour_page import page
 from app.screen.view import Canvas
 from app.settings.table import Settings
@@ -49,13 +49,16 @@ def test_a_step_says_its_title_and_what_to_look_at_and_the_next_one_is_announced
         told
         == """
 1/6 Plain decoding against drafts
-Look: Both lanes say the same text; see how many of the
-drafting one's tokens only had to be verified.
-Enter: step 2, Gamma: how much to draft; Ctrl-C leaves
+Look: Both lanes write the same text; plain decoding runs
+the target once for every token, speculative decoding only
+for the tokens marked as the target's own: count its passes.
+
+Enter: step 2 of 6, Gamma: how much to draft; Ctrl-C leaves
 
 2/6 Gamma: how much to draft
 Look: One question at gamma 1, 4 and 16: tokens a pass rise,
 but so do rejected drafts, and each one costs time.
+
 """
     )
 
@@ -68,12 +71,42 @@ def test_a_step_that_was_left_ends_the_tour() -> None:
 
     assert not walk(chosen(None), play, place())
     assert seen == [STEPS[0].title]
-    assert "/demo 3 plays a step alone" in left(chosen(3))
+    assert ended(chosen(3), False).startswith("the demo was left: /demo 3 plays a step alone")
+    assert ended(chosen(3), True).startswith("that was step 3: /demo plays all 6; ")
+    assert ended(chosen(None), True).startswith("that was the demo: /demo N, N from 1 to 6, plays a step alone")
+
+
+def test_plain_decoding_is_shown_at_ten_tokens_a_second_unless_slow_is_set() -> None:
+    assert slowness(Settings(), 156.2) == 16
+    assert slowness(Settings(), 3.0) == slowness(Settings(), None) == 1
+    assert slowness(Settings(), 1e9) == 1000
+    assert slowness(Settings(slow=3), 156.2) == 3
+    for answer in (answer for step in steps_of(Settings(slow=3)) for answer in step):
+        assert answer.settings.slow == 3
+
+
+def test_several_answers_of_a_step_end_in_a_table() -> None:
+    answers = steps_of(Settings())[1]
+    where, shown = place(40), []
+    for answer in answers:
+        shown.append(answer.tracks())
+        for index, event in answer.events:
+            shown[-1][index].feed(event)
+    assert walk([(2, STEPS[1])], lambda _: shown, where)
+    told = where.out.file.getvalue().split("\n")  # type: ignore[attr-defined]
+    stats = [tracks[0].meter.stats for tracks in shown]
+    head = next(row for row, line in enumerate(told) if line.startswith("gamma"))
+    assert told[head].split() == ["gamma", "tok/s", "tok/pass", "accepted", "alpha"]
+    for line, one, gamma in zip(told[head + 2 :], stats, (1, 4, 16), strict=False):
+        figures = f"{one.predicted_per_second:.1f} {one.tokens_per_pass:.2f} {one.acceptance_rate:.0%} {one.alpha:.2f}"
+        assert line.split() == f"{gamma} {figures}".split()
+    assert side_by_side(STEPS[1], shown[:1], where.out, Settings()).row_count == 1
 
 
 def test_the_recording_is_the_steps_own() -> None:
     assert RECORDED.stat().st_size < 300_000
-    for step, answers in zip(STEPS, steps_of(), strict=True):
+    slow = steps_of(Settings())[0][0].settings.slow
+    for step, answers in zip(STEPS, steps_of(Settings()), strict=True):
         assert [answer.opening.prompt for answer in answers] == [step.question] * len(step.plays)
         for answer, changes in zip(answers, step.plays, strict=True):
             settings = answer.settings.model_dump()
@@ -81,14 +114,14 @@ def test_the_recording_is_the_steps_own() -> None:
             assert {name: settings[name] for name in changes if name != "compare"} == {
                 name: told[name] for name in changes if name != "compare"
             }
-            assert settings["slow"] == SLOW
+            assert settings["slow"] == slow > 1
             if "compare" in changes:
                 assert ",".join(lane.name for lane in answer.lanes) == changes["compare"]
 
 
 def test_what_the_steps_say_is_so_in_the_recording() -> None:
     found = []
-    for answers in steps_of():
+    for answers in steps_of(Settings()):
         found.append([])
         for answer in answers:
             tracks = answer.tracks()
@@ -107,11 +140,11 @@ def test_what_the_steps_say_is_so_in_the_recording() -> None:
 
 def test_a_log_of_something_else_is_no_recording() -> None:
     with pytest.raises(UserError, match="is no recorded demo"):
-        steps_of(ROOT / "docs/examples/session.jsonl")
+        steps_of(Settings(), ROOT / "docs/examples/session.jsonl")
 
 
 def test_the_rounds_are_those_of_the_trace() -> None:
-    answer = steps_of()[4][0]
+    answer = steps_of(Settings())[4][0]
     where, tracks = place(), answer.tracks()
     for index, event in answer.events:
         tracks[index].feed(event)
@@ -122,7 +155,7 @@ def test_the_rounds_are_those_of_the_trace() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 140])
 def test_every_step_is_shown_at_any_width(width: int) -> None:
-    answers = dict(zip(STEPS, steps_of(), strict=True))
+    answers = dict(zip(STEPS, steps_of(Settings()), strict=True))
     where = place(width)
     for step in STEPS:
         assert all(Player(where, 0).play(answer) for answer in answers[step])
@@ -179,7 +212,7 @@ class Parsed(HTMLParser):
 
 
 def test_the_page_is_complete_and_hostile_text_is_inert() -> None:
-    answers = steps_of()[5]
+    answers = steps_of(Settings())[5]
     for answer in answers:
         answer.opening = answer.opening.model_copy(update={"prompt": HOSTILE})
         answer.head = answer.head.model_copy(update={"target": HOSTILE})
@@ -196,17 +229,19 @@ def test_the_page_is_complete_and_hostile_text_is_inert() -> None:
     assert "<" not in data
     assert not re.search("innerHTML|insertAdjacent|document.write|eval", script)
     assert not re.search(r"https?://|url\(", text)
-    shown = "".join(run for step in json.loads(data) for scene in step["scenes"] for _, _, rows in scene
-                    for _, runs in rows for run in runs[1::2])  # fmt: skip
+    frames = [frame for step in json.loads(data) for screen in step["screens"] for scene in screen for frame in scene]
+    shown = "".join(run for _, _, rows in frames for _, runs in rows for run in runs[1::2])
     assert "alert(1)" in shown
     assert "\x1b" not in shown
 
 
 def test_the_last_frame_of_the_page_is_the_final_print() -> None:
-    answer = steps_of()[5][0]
+    answer = steps_of(Settings())[5][0]
     where = place()
-    Player(where, 0).play(steps_of()[5][0])
-    frames = json.loads(Parsed(page([(STEPS[5], [played(answer)])])).scripts[0])[0]["scenes"][0]
+    Player(where, 0).play(steps_of(Settings())[5][0])
+    wide, narrow = json.loads(Parsed(page([(STEPS[5], [played(answer)])])).scripts[0])[0]["screens"]
+    assert max(len("".join(runs[1::2])) for _, _, rows in narrow[0] for _, runs in rows) <= 60
+    frames = wide[0]
     lines: list[str] = []
     for at, (_, height, rows) in enumerate(frames):
         lines = (lines + [""] * height)[:height]
@@ -216,4 +251,5 @@ def test_the_last_frame_of_the_page_is_the_final_print() -> None:
     told = where.out.file.getvalue()
     assert "5.00 tok/pass" in "\n".join(lines)
     assert "5.00 tok/pass" in told
+    assert "/continue" not in "\n".join(lines)
     assert "faster" in lines[-1] or any("faster" in line for line in lines)

@@ -178,27 +178,31 @@ def test_ragged_rows_of_a_glide_student_equal_each_row_alone() -> None:
             close(got[place, : len(more) + 1], wanted[len(row) - 1 :])
 
 
-def test_the_positions_towards_the_target_can_be_moved() -> None:
-    target, student = some("glide", "one layer")
+@pytest.mark.parametrize("shape", ["one layer", "two layers, short list"])
+def test_the_positions_behind_the_prompt_can_be_moved(shape: str) -> None:
+    """In the head's own attention and towards the target; the prompt stays where it is, a finished answer is prompt."""
+    target, student = some("glide", shape)
     ids = text(12, 12)
-    plain, moved = (
-        GlideLM(student, 3, offset=offset).open([ids], target=fed(target, [ids], [9])).score([ids], NOTHING)
-        for offset in (0, 4)
-    )
+    lm = GlideLM(student, 3, offset=4)
+    plain = GlideLM(student, 3).open([ids[:9]], target=fed(target, [ids], [9])).score([ids], NOTHING)
+    session = lm.open([ids[:9]], target=fed(target, [ids], [9]))
+    moved = session.score([ids], NOTHING)
     assert not torch.allclose(plain, moved, atol=1e-3)
-    rotary = student.cross_rotary
-    assert rotary is not None
-    student.cross_rotary = Moved(rotary, 4)  # type: ignore[assignment]
+    later = lm.open([ids], previous=session, target=fed(target, [ids], [9])).score([ids], NOTHING)
+    close(later, GlideLM(student, 3).open([ids], target=fed(target, [ids], [9])).score([ids], NOTHING))
+    assert student.cross_rotary is not None
+    for name in ("rotary", "cross_rotary"):
+        setattr(student, name, Moved(getattr(student, name), 9, 4))
     close(moved[0, 0], beside(student, target, ids, 9)[-1])
 
 
 class Moved(torch.nn.Module):
-    def __init__(self, rotary: Any, by: int) -> None:
+    def __init__(self, rotary: Any, first: int, by: int) -> None:
         super().__init__()
-        self.rotary, self.by = rotary, by
+        self.rotary, self.first, self.by = rotary, first, by
 
     def forward(self, positions: Tensor) -> Any:
-        return self.rotary(positions + self.by)
+        return self.rotary(positions + self.by * (positions >= self.first))
 
 
 def test_every_layer_may_read_the_last_one() -> None:
