@@ -19,8 +19,7 @@ from app.bench.table import calls_cell, loops_line, modelled, reviews_cell, swi_
 from app.lanes.costs import BY
 from app.screen.rows import visible
 from app.settings.table import ModelOptions, Settings
-from utils.errors import UserError
-from utils.files import writable, write_text
+from utils.files import writable, writable_folder, write_text
 
 if TYPE_CHECKING:
     from app.bench.plots import Variants
@@ -41,6 +40,8 @@ class Cell(NamedTuple):
 def run_report(settings: Settings, options: ModelOptions, args: ReportArgs) -> int:
     """Write the page of a file, and its drawings; the exit code."""
     writable(args.out)
+    if args.svg is not None:
+        writable_folder(args.svg, "--svg")
     run, drawn = read_run(args.file), []
     write_text(args.out, page(run, args.file.name))
     if args.svg is not None:
@@ -58,10 +59,7 @@ def write_drawings(run: Run, folder: Path) -> list[Path]:
     for index, temperature in enumerate(_temperatures(run)):
         found += plots(run, _variants(run, temperature, index))
     drawn = {folder / f"{plot.name}.svg": plot.drawing for plot in found if plot.drawing}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from error
+    folder.mkdir(parents=True, exist_ok=True)
     for path, drawing in drawn.items():
         write_text(path, f"{drawing}\n")
     return list(drawn)
