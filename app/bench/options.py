@@ -74,10 +74,11 @@ def bench_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> Bench
 
 @dataclass(frozen=True)
 class ReportArgs:
-    """The bench run's file, and the page to write."""
+    """The bench run's file, the page to write, and the folder for its drawings, if they are wanted by themselves."""
 
     file: Path
     out: Path
+    svg: Path | None = None
 
 
 REPORT_FIELDS = {
@@ -88,6 +89,13 @@ REPORT_FIELDS = {
         "the HTML file to write (default: the name of FILE, ending in .html)",
         "report",
     ),
+    "svg": Field(
+        "svg",
+        Text(metavar="DIR", allowed="a folder", optional=True),
+        None,
+        "a folder for the plots as SVG files",
+        "report",
+    ),
 }
 
 
@@ -96,8 +104,9 @@ def report_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> Repo
     if not given.get("file"):
         raise UsageError("report needs a file that bench --out wrote: python infer.py report FILE.json")
     file = Path(os.path.expanduser(given["file"]))
-    named = REPORT_FIELDS["out"].read(given["out"], label="--out") if "out" in given else None
-    out = Path(os.path.expanduser(named)) if named else file.with_suffix(".html")
+    said = {name: field.read(given[name], label=f"--{name}") for name, field in REPORT_FIELDS.items() if name in given}
+    named = {name: Path(os.path.expanduser(value)) for name, value in said.items() if value}
+    out = named.get("out", file.with_suffix(".html"))
     if out == file:
         raise UsageError(f"--out {out} is the file to be read: name another")
-    return ReportArgs(file, out)
+    return ReportArgs(file, out, named.get("svg"))

@@ -6,8 +6,8 @@ HTML.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from app.bench.results import PARTS, Run, Value, time_split
@@ -27,7 +27,8 @@ ALL = "all prompts"
 
 @dataclass(frozen=True)
 class Plot:
-    """`rows` are a name and a figure for each of `head`; without `drawing` there is only `missing`."""
+    """`rows` are a name and a figure for each of `head`; without `drawing` there is only `missing`. `name` tells the
+    drawing from the others of a page, as a file's name can."""
 
     title: str
     about: str
@@ -35,6 +36,7 @@ class Plot:
     rows: tuple[tuple[str, tuple[Value, ...]], ...] = ()
     drawing: str = ""
     missing: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,9 @@ def plots(run: Run, variants: Variants) -> list[Plot]:
     return [_speedups(variants), _alphas(variants), *_gammas(variants), _times(run, variants)]
 
 
-def _drawn(draw: Callable[[Figure], None], height: float, name: str) -> str:
-    return svg(draw, _WIDTH, min(height, _MOST), name)
+def _drawn(plot: Plot, draw: Callable[[Figure], None], height: float, name: str) -> Plot:
+    """The plot with its drawing."""
+    return replace(plot, drawing=svg(draw, _WIDTH, min(height, _MOST), name), name=name)
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
@@ -108,7 +111,7 @@ def rates(rows: Sequence[SummaryRow], names: Mapping[Key, str]) -> Plot:
         axes.set_xlim(left=0)
         _lines(figure, axes, [name for name, _ in table], "tokens a second")
 
-    return Plot(title, about, ("mean", "spread"), table, _drawn(draw, 1.0 + 0.28 * len(table), "rates"))
+    return _drawn(Plot(title, about, ("mean", "spread"), table), draw, 1.0 + 0.28 * len(table), "rates")
 
 
 # -- speed-up by category -----------------------------------------------------------------------
@@ -137,9 +140,9 @@ def _speedups(variants: Variants) -> Plot:
         words = "speed-up (the line at 1 is plain decoding; bars: least and most of the repeats)"
         _lines(figure, axes, [named(place) for place in places], words)
 
-    height = 1.2 + (1 + len(categories)) * max(0.32, 0.09 * len(rows))
-    drawing = _drawn(draw, max(height, 0.7 + _ROW * len(rows)), f"{variants.prefix}speedups")
-    return Plot(title, about, (ALL, *categories), table, drawing, missing)
+    height = max(1.2 + (1 + len(categories)) * max(0.32, 0.09 * len(rows)), 0.7 + _ROW * len(rows))
+    plot = Plot(title, about, (ALL, *categories), table, missing=missing)
+    return _drawn(plot, draw, height, f"{variants.prefix}speedups")
 
 
 def _category(row: SummaryRow, name: str) -> Value:
@@ -172,7 +175,7 @@ def _alphas(variants: Variants) -> Plot:
         _legend(figure, axes)
 
     head = tuple(map(str, range(1, deepest + 1)))
-    return Plot(title, about, head, table, _drawn(draw, max(3.2, 0.7 + _ROW * len(rows)), f"{variants.prefix}alpha"))
+    return _drawn(Plot(title, about, head, table), draw, max(3.2, 0.7 + _ROW * len(rows)), f"{variants.prefix}alpha")
 
 
 def _padded(values: Sequence[Value], length: int) -> tuple[Value, ...]:
@@ -184,8 +187,8 @@ def _padded(values: Sequence[Value], length: int) -> tuple[Value, ...]:
 
 def _gammas(variants: Variants) -> list[Plot]:
     """The sweep of fixed gammas, the rounds of `gamma auto`, or what run would fill them."""
-    sweep, rounds = _sweep(variants), _rounds(variants)
-    return [plot for plot in (sweep, rounds) if plot.drawing] or [sweep]
+    sweep, *others = _sweep(variants), _tokens(variants), _rounds(variants)
+    return [plot for plot in (sweep, *others) if plot.drawing] or [sweep]
 
 
 def _rounds(variants: Variants) -> Plot:
@@ -221,8 +224,8 @@ def _rounds(variants: Variants) -> Plot:
             axes.legend(fontsize=7)
         grid[0].set_ylabel("share of rounds")
 
-    drawing = _drawn(draw, 3.1 * -(-len(rows) // 3), f"{variants.prefix}rounds")
-    return Plot(title, about, tuple(map(str, range(most))), table, drawing)
+    plot = Plot(title, about, tuple(map(str, range(most))), table)
+    return _drawn(plot, draw, 3.1 * -(-len(rows) // 3), f"{variants.prefix}rounds")
 
 
 def _shares(counts: Sequence[int]) -> list[Value]:
@@ -236,11 +239,7 @@ def _sweep(variants: Variants) -> Plot:
         "these runs. It is left out where a drafter often drafts fewer than gamma tokens, which the formula does not "
         "describe."
     )
-    found: dict[str, list[SummaryRow]] = {}
-    for row in variants.rows:
-        if isinstance(row.gamma, int) and row.speedup is not None:
-            found.setdefault(row.method, []).append(row)
-    swept = {method: sorted(rows, key=_gamma) for method, rows in found.items() if len(rows) > 1}
+    swept = _swept(row for row in variants.rows if row.speedup is not None)
     if not swept:
         needed = (
             "No method was timed at several gammas beside plain decoding: bench --methods ar,spec --gammas 1,2,4,8."
@@ -260,7 +259,38 @@ def _sweep(variants: Variants) -> Plot:
 
     height = 3.1 * -(-len(swept) // 3)
     head = ("measured", "least", "most", "expected")
-    return Plot(title, about, head, table, _drawn(draw, height, f"{variants.prefix}gamma"))
+    return _drawn(Plot(title, about, head, table), draw, height, f"{variants.prefix}gamma")
+
+
+def _tokens(variants: Variants) -> Plot:
+    title, about = "Tokens a pass by gamma (TAR)", "Tokens said over passes of the target, its own tokens included."
+    swept = _swept(row for row in variants.rows if row.tokens_per_pass is not None)
+    if not swept:
+        return Plot(title, about)
+    table = tuple((variants.of(row), (row.tokens_per_pass,)) for rows in swept.values() for row in rows)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for method, rows in swept.items():
+            colour, marker = variants.look(rows[0])
+            tokens = [row.tokens_per_pass or 0.0 for row in rows]
+            axes.plot(list(map(_gamma, rows)), tokens, marker=marker, color=colour, markersize=4, label=named(method))
+        axes.set_xticks(sorted({_gamma(row) for rows in swept.values() for row in rows}))
+        axes.set_ylim(bottom=1)
+        axes.set_xlabel("gamma")
+        axes.set_ylabel("tokens a pass")
+        _legend(figure, axes)
+
+    return _drawn(Plot(title, about, ("tokens a pass",), table), draw, 3.2, f"{variants.prefix}tokens")
+
+
+def _swept(rows: Iterable[SummaryRow]) -> dict[str, list[SummaryRow]]:
+    """The rows of each method that has several fixed gammas, in their order."""
+    found: dict[str, list[SummaryRow]] = {}
+    for row in rows:
+        if isinstance(row.gamma, int):
+            found.setdefault(row.method, []).append(row)
+    return {method: sorted(each, key=_gamma) for method, each in found.items() if len(each) > 1}
 
 
 def _gamma(row: SummaryRow) -> int:
@@ -316,4 +346,4 @@ def _times(run: Run, variants: Variants) -> Plot:
             left = [start + width for start, width in zip(left, widths, strict=True)]
         _lines(figure, axes, [name for name, _ in table], "milliseconds a token")
 
-    return Plot(title, about, PARTS, table, _drawn(draw, 1.0 + 0.28 * len(table), f"{variants.prefix}time"))
+    return _drawn(Plot(title, about, PARTS, table), draw, 1.0 + 0.28 * len(table), f"{variants.prefix}time")

@@ -10,16 +10,20 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.bench.options import ReportArgs
 from app.bench.results import Run, read_run
-from app.bench.summary import RIVALS, Row, SummaryRow, named, shown, times
+from app.bench.summary import RIVALS, Key, Row, SummaryRow, named, shown, times
 from app.bench.table import calls_cell, loops_line, modelled, reviews_cell, swi_tables
 from app.lanes.costs import BY
 from app.screen.rows import visible
 from app.settings.table import ModelOptions, Settings
-from utils.files import writable, write_text
+from utils.files import writable, writable_folder, write_text
+
+if TYPE_CHECKING:
+    from app.bench.plots import Variants
+
 
 _PAGE = Path(__file__).with_name("report.html")
 _CUT = 100  # characters of a prompt
@@ -34,12 +38,31 @@ class Cell(NamedTuple):
 
 
 def run_report(settings: Settings, options: ModelOptions, args: ReportArgs) -> int:
-    """Write the page of a file; the exit code."""
+    """Write the page of a file, and its drawings; the exit code."""
     writable(args.out)
-    write_text(args.out, page(read_run(args.file), args.file.name))
+    if args.svg is not None:
+        writable_folder(args.svg, "--svg")
+    run, drawn = read_run(args.file), []
+    write_text(args.out, page(run, args.file.name))
+    if args.svg is not None:
+        drawn = write_drawings(run, args.svg)
     if not settings.quiet:
-        sys.stderr.write(f"written: {args.out}\n")
+        sys.stderr.writelines(f"written: {path}\n" for path in (args.out, *drawn))
     return 0
+
+
+def write_drawings(run: Run, folder: Path) -> list[Path]:
+    """Write every drawing of the page as an SVG file of its own into `folder`; their paths."""
+    from app.bench.plots import plots, rates
+
+    found = [rates(run.summary, _names(run.summary))]
+    for index, temperature in enumerate(_temperatures(run)):
+        found += plots(run, _variants(run, temperature, index))
+    drawn = {folder / f"{plot.name}.svg": plot.drawing for plot in found if plot.drawing}
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, drawing in drawn.items():
+        write_text(path, f"{drawing}\n")
+    return list(drawn)
 
 
 def write_report(data: dict[str, Any], path: Path) -> None:
@@ -55,12 +78,12 @@ def page(run: Run, name: str) -> str:
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(_PAGE.read_text(encoding="utf-8"))
-    temperatures = list(dict.fromkeys(row.temperature for row in run.summary))
+    temperatures = _temperatures(run)
     return template.render(
         run=run,
         name=name,
         sentences=[_sentence(run, temperature) for temperature in temperatures],
-        rates=rates(run.summary, {row.key: named(row.model_dump()) for row in run.summary}),
+        rates=rates(run.summary, _names(run.summary)),
         parts=[_part(run, temperature, index) for index, temperature in enumerate(temperatures)],
         facts=_facts(run),
         machine=[(key.replace("_", " "), _said(value)) for key, value in run.machine.items() if value is not None],
@@ -73,13 +96,28 @@ def page(run: Run, name: str) -> str:
     )
 
 
-def _part(run: Run, temperature: float | None, index: int) -> dict[str, Any]:
-    """All of one temperature ("" where the file tells none by row)."""
-    from app.bench.plots import Variants, plots
+def _temperatures(run: Run) -> list[float | None]:
+    return list(dict.fromkeys(row.temperature for row in run.summary))
+
+
+def _names(rows: Sequence[SummaryRow]) -> dict[Key, str]:
+    return {row.key: named(row.model_dump()) for row in rows}
+
+
+def _variants(run: Run, temperature: float | None, index: int) -> Variants:
+    """The rows of one temperature, with the names of its drawings."""
+    from app.bench.plots import Variants
 
     rows = [row for row in run.summary if row.temperature == temperature]
-    figures = [row.model_dump() for row in rows]
-    names = {row.key: named(one) for row, one in zip(rows, figures, strict=True)}
+    return Variants(rows, _names(rows), f"t{index}-")
+
+
+def _part(run: Run, temperature: float | None, index: int) -> dict[str, Any]:
+    """All of one temperature ("" where the file tells none by row)."""
+    from app.bench.plots import plots
+
+    variants = _variants(run, temperature, index)
+    figures = [row.model_dump() for row in variants.rows]
     calling = modelled(figures)
     columns = [key for key in shown("report") if any(row[key] not in (None, []) for row in figures)]
     tables = swi_tables(calling)
@@ -87,7 +125,7 @@ def _part(run: Run, temperature: float | None, index: int) -> dict[str, Any]:
         "temperature": "" if temperature is None else f"{temperature:g}",
         "columns": ["method", *(shown("report")[key].head("report") for key in columns)],
         "methods": [_methods(row, columns) for row in figures],
-        "plots": plots(run, Variants(rows, names, f"t{index}-")),
+        "plots": plots(run, variants),
         "swi_head": ["method", "calls a target pass", "reviews passed", *(f"by {BY[name]}" for name in tables)],
         "swi": [_costs(row, tables) for row in calling],
     }

@@ -105,7 +105,7 @@ COMMANDS: Mapping[str, SubCommand] = {
         shares=True,
     ),
     "report": SubCommand(
-        "report FILE [--out FILE] [options]",
+        "report FILE [--out FILE] [--svg DIR] [options]",
         "tables and plots of a bench run, as one HTML file",
         "app.bench.report:run_report",
         REPORT_FIELDS,

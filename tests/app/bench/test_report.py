@@ -75,11 +75,12 @@ class Parsed(HTMLParser):
         return {row[0][0]: [None if value is None else float(value) for _, value, _ in row[1:]] for row in table[1:]}
 
 
-RATES, SPEEDUPS, ALPHAS, SWEEP, ROUNDS, TIMES = TITLES = (
+RATES, SPEEDUPS, ALPHAS, SWEEP, TOKENS, ROUNDS, TIMES = TITLES = (
     "Tokens a second",
     "Speed-up by category",
     "Acceptance by draft position",
     "Gamma: measured and expected speed-up",
+    "Tokens a pass by gamma (TAR)",
     "Gamma auto: what a round drafts and what it keeps",
     "Where the time goes",
 )
@@ -132,9 +133,10 @@ def test_the_table_holds_exactly_the_figures_of_the_summary(data: dict[str, Any]
 
 
 def test_the_plots_hold_exactly_the_figures_of_the_file(data: dict[str, Any], parsed: Parsed) -> None:
-    rates, speedups, alphas, sweep, rounds, times = map(parsed.plotted, TITLES)
+    rates, speedups, alphas, sweep, tokens, rounds, times = map(parsed.plotted, TITLES)
     fixed = [row for row in data["summary"] if isinstance(row["gamma"], int)]
     assert list(sweep) == [named(row) for row in fixed]
+    assert tokens == {named(row): [row["tokens_per_pass"]] for row in fixed}
     for row in data["summary"][1:]:
         name, each = named(row), row["speedup_per_repeat"]
         assert speedups[name] == [row["speedup"], *(row["categories"][one]["speedup"] for one in ("qa", "rag"))]
@@ -153,9 +155,9 @@ def test_the_plots_hold_exactly_the_figures_of_the_file(data: dict[str, Any], pa
             one for prompt in data["prompts"] for one in prompt["results"]
             if (one["method"], one["gamma"]) == (row["method"], row["gamma"])
         ]  # fmt: skip
-        tokens = sum(one["predicted_n"] - 1 for one in answers)
-        assert times[named(row)][0] == pytest.approx(sum(one["draft_ms"] for one in answers) / tokens, abs=1e-4)
-        whole = sum(one["predicted_ms"] for one in answers) / tokens
+        said = sum(one["predicted_n"] - 1 for one in answers)
+        assert times[named(row)][0] == pytest.approx(sum(one["draft_ms"] for one in answers) / said, abs=1e-4)
+        whole = sum(one["predicted_ms"] for one in answers) / said
         assert sum(part or 0.0 for part in times[named(row)]) == pytest.approx(whole, abs=1e-3)
 
 
@@ -216,6 +218,20 @@ def test_a_report_of_the_file_is_the_report_of_the_run(bench: Path, tmp_path: Pa
     out = tmp_path / "other.html"
     assert main(["report", str(bench / "b.json"), "--out", str(out), "--quiet"]) == 0
     assert out.read_text().replace("; made from b.json", "") == (bench / "b.html").read_text()
+
+
+def test_the_drawings_are_written_as_the_page_has_them(bench: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "drawings"
+    flags = ["--out", str(tmp_path / "p.html"), "--svg", str(folder), "--quiet"]
+    assert main(["report", str(bench / "b.json"), *flags]) == 0
+    drawn = {file.name: file.read_text() for file in folder.iterdir()}
+    assert sorted(drawn) == sorted(
+        ["rates.svg", *(f"t0-{name}.svg" for name in ("speedups", "alpha", "gamma", "tokens", "rounds", "time"))]
+    )
+    text = (tmp_path / "p.html").read_text()
+    for drawing in drawn.values():
+        assert ElementTree.fromstring(drawing).tag.endswith("svg")
+        assert drawing.strip() in text
 
 
 def test_what_was_not_measured_says_what_run_would_fill_it(tmp_path: Path) -> None:
@@ -362,6 +378,7 @@ def test_what_cannot_be_read_or_written_is_one_line(
         (["report", str(tmp_path)], 2, "Is a directory"),
         (["report", good, "--out", good], 2, "is the file to be read: name another"),
         (["report", good, "--out", gone], 2, f"error: --out {gone}: the folder"),
+        (["report", good, "--svg", good], 2, f"error: --svg {good} is a file: name a folder"),
         (["bench", "--report", gone], 2, f"error: --report {gone}: the folder"),
         (["bench", "--report", str(tmp_path)], 2, "is a folder: name a file"),
     ):
