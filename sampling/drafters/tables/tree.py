@@ -22,13 +22,22 @@ import math
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate, chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sampling.drafters.registry import DraftRequest, Parts
-from sampling.drafters.tables.prompt_lookup import CHANCE, MATCH, TABLES, Found, MatchIndex, TablesDrafter
+from sampling.drafters.tables.prompt_lookup import (
+    CHANCE,
+    MATCH,
+    NAMES,
+    RECALLED,
+    TABLES,
+    Found,
+    MatchIndex,
+    TablesDrafter,
+)
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.rows import behind
 from sampling.types import Budget, Draft, NodeCosts, Rows, Rule, Sampler, Session, Traits, Tree, Verdict
@@ -39,7 +48,6 @@ SHARES = {2: 0.6, 1: 0.3}
 "Distributions recalled")."""
 _MOST = 4  # tokens kept behind a context
 
-RECALLED = 2  # index into the names of TableTreeDrafter's traits
 LEAST = 0.03
 """Less likely paths are not looked at."""
 _KEPT = 4096  # contexts whose entries in the tables are at hand
@@ -123,10 +131,10 @@ class TableTreeDrafter(TablesDrafter):
         least: float = LEAST,
         shared_noise: bool = False,
         recall: bool = False,
-        **how: int,
+        **how: Any,
     ) -> None:
         super().__init__(tables, least=least, **how)
-        names = (*TablesDrafter.traits.names, *(["recalled"] if recall else []))
+        names = NAMES[: RECALLED + 1] if recall and self.said is None else self.traits.names
         self.traits = Traits(names, Rule.POINT, shared_noise=shared_noise, tree=Tree.BEST_FIRST)
         self._recalled = Recalled() if recall else None
         self._trees = True  # whether the target takes them
@@ -210,11 +218,15 @@ class TableTreeDrafter(TablesDrafter):
 
     def _offered(self, index: MatchIndex, tail: list[int]) -> list[Found]:
         """Every token that some context offers, in the order in which a chain would believe them; a later one counts
-        for what those before it leave."""
+        for what those before it leave. Answers that are over are believed where the tables say less of a token."""
         matches = [(size, Found(token, MATCH, CHANCE[size])) for size, token in index.every(tail)]
         longer, bigrams = self._of_tables(tail)
         recalled = (self._from_recalled(tail, 2), self._from_recalled(tail, 1))
         sure = [found for size, found in matches if size >= self.sure_match]
+        if said := self._said(tail):
+            told = {found.token: found.p for found in longer}
+            known = [found for found in said if found.p > told.get(found.token, 0.0)]
+            sure = sorted([*sure, *known], key=lambda found: -found.p)
         unsure = [found for size, found in matches if size < self.sure_match]
         left, seen, offered = 1.0, set[int](), list[Found]()
         for token, source, p in chain(sure, longer, recalled[0], unsure, bigrams, recalled[1]):
@@ -227,7 +239,7 @@ class TableTreeDrafter(TablesDrafter):
     def _of_tables(self, tail: list[int]) -> tuple[list[Found], list[Found]]:
         """What the tables offer behind two tokens and more, and behind one. They never change: what a round has looked
         up is there for the next ones, most of whose contexts it has met."""
-        context = tuple(tail)
+        context = tuple(tail[-self._deepest :]) if self._deepest else ()
         if (found := self._looked_up.get(context)) is None:
             known = [] if self._known is None else list(self._known.every(tail, most=_CHOICES))
             longer, bigrams = (
@@ -266,15 +278,20 @@ def favour(noise: Noise | None, depth: int, ids: Sequence[int], believed: float)
 
 def build(pair: Parts, asked: DraftRequest) -> TablesDrafter:
     """Matches, then the pair's tables."""
-    tables = pair.tables()
-    return (
-        TableTreeDrafter(tables, shared_noise=True, recall=True) if asked.grown == "dynamic" else TablesDrafter(tables)
-    )
+    tables, said = pair.tables(), pair.said(asked)
+    if asked.grown == "dynamic":
+        return TableTreeDrafter(tables, shared_noise=True, recall=True, said=said)
+    return TablesDrafter(tables, said=said)
 
 
 def build_match(pair: Parts, asked: DraftRequest) -> TablesDrafter:
-    """Matches alone."""
-    return TableTreeDrafter(None, shared_noise=True) if asked.grown == "dynamic" else TablesDrafter(None)
+    """Matches alone; of `suffix` in answers that are over too."""
+    said = pair.said(asked)
+    return (
+        TableTreeDrafter(None, shared_noise=True, said=said)
+        if asked.grown == "dynamic"
+        else TablesDrafter(None, said=said)
+    )
 
 
 def build_static(pair: Parts, asked: DraftRequest) -> TablesDrafter:
