@@ -44,7 +44,7 @@ class SuffixIndex:
     def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Hold an answer that is over, with the end of what it answers."""
         tokens = [*prompt[len(prompt) - READ if len(prompt) > READ else 0 :], *answer][-self.room :]
-        while self._size < self.room and self._end % self._size + len(tokens) > self._size:
+        while self._size < self.room and self._end + len(tokens) > 2 * self._size:
             self._double()
         self._append(tokens)
 
