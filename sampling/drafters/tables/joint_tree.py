@@ -52,8 +52,8 @@ AGREEING = (0.4, 0.57)
 """How often the likeliest token of two students was the target's greedy one on held-out text, and what fitted beside
 them (docs/notes.md, "How probable a token is"): a drafter trained on the same text knows what a table knows.
 """
-WEAK = Beliefs((0.95, 0.3, 2.1, 0.95), own=0.42, sharpened=1.4, noise=0.9)
-STRONG = Beliefs((0.95, 0.2, 2.1, 0.95), own=0.78, sharpened=1.6, noise=1.0)
+WEAK = Beliefs((0.95, 0.3, 2.1, 0.5), own=0.42, sharpened=1.4, noise=0.9)
+STRONG = Beliefs((0.95, 0.2, 2.1, 0.5), own=0.78, sharpened=1.6, noise=1.0)
 
 
 def beliefs(agreement: float) -> Beliefs:
@@ -75,6 +75,8 @@ class JointTreeDrafter(TableTreeDrafter):
     that pays. `agreement`: how often its likeliest token is the target's. `source` of the drafter's tokens is the last
     of its names. The arguments in `how` are those of :class:`TableTreeDrafter`.
     """
+
+    least_said = 4  # what follows a word or two the drafter knows better (docs/notes/tables.md)
 
     def __init__(
         self, lm: LM, tables: StaticTables | None = None, *, learn: bool = True, agreement: float = 0.0, **how: Any

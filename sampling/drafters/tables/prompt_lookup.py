@@ -147,6 +147,7 @@ class TablesDrafter(LookupDrafter[MatchIndex]):
     """
 
     traits = Traits(NAMES[:RECALLED], Rule.POINT)
+    least_said = SIZES[-1]  # tokens of context behind which answers that are over are looked at
 
     def __init__(
         self,
@@ -205,7 +206,7 @@ class TablesDrafter(LookupDrafter[MatchIndex]):
 
     def _said(self, tail: list[int]) -> list[Found]:
         """What followed in answers that are over, the likeliest first."""
-        return [Found(token, SUFFIX, p) for token, p in self.said.behind(tail)] if self.said else []
+        return [Found(token, SUFFIX, p) for token, p in self.said.behind(tail, self.least_said)] if self.said else []
 
     def _own(self, index: MatchIndex, tail: list[int]) -> Found | None:
         """One token: sure match, table context of two tokens or more, any match, bigram."""

@@ -48,11 +48,12 @@ class SuffixIndex:
             self._double()
         self._append(tokens)
 
-    def behind(self, tail: Sequence[int]) -> list[tuple[int, float]]:
-        """(token, its chance) of what followed the longest known context at the end of `tail`, the likeliest first."""
+    def behind(self, tail: Sequence[int], least: int = SIZES[-1]) -> list[tuple[int, float]]:
+        """(token, its chance) of what followed the longest known context of at least so many tokens at the end of
+        `tail`, the likeliest first."""
         oldest, mask = self._end - self._size, self._size - 1
         for level, size in enumerate(SIZES):
-            if len(tail) < size:
+            if len(tail) < size or size < least:
                 continue
             context = tail[-size:]
             place, same = self._newest[level][hash(tuple(context)) & mask], array("i", context)
