@@ -141,6 +141,9 @@ class Bench(Measurement):
                     if not self._measure(together, bar):
                         self.interrupted = True
                         return
+                    for turn in together:  # all have answered it: from now on it was said before
+                        said = turn.item.answers[-1][self.reference].ids
+                        self.engine.drafters.answers.add(turn.prompt, said)
                     left -= len(together)
                 bar.total = (bar.total or 0) - left * each
 

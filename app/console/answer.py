@@ -68,6 +68,7 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     earlier = chat.turns[plan.keep].record.get("decodings", []) if plan.answer else []
     models, records = models_of(engine), [track.record() for track in tracks]
     decodings = [*earlier, {"models": models, "settings": shown_settings(settings), "lanes": records}]
+    engine.drafters.answers.add(plan.prompt, last.meter.ids)  # no lane of this turn has read it
     turn = chat.commit(plan, last.meter.ids, last.reason, seed=settings.seed, decodings=decodings)
     state.latest = Answered(engine.loaded.spec.name, settings, turn, tracks, models)
     state.answers.append(state.latest)

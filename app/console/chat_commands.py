@@ -121,12 +121,14 @@ def system(state: ConsoleState, text: str) -> None:
     state.say(f"system = {state.settings.system or '(none)'}")
 
 
-def clear(state: ConsoleState, _: object) -> None:
+def clear(state: ConsoleState, which: str | None) -> None:
     if state.chat is not None:
         state.chat.clear()
     if state.pairs.engine is not None:
         state.pairs.engine.forget()
-    state.say("conversation cleared")
+    for answers in state.said_before.values() if which == "all" else ():
+        answers.clear()
+    state.say("conversation cleared" + (", and what was said before it" if which == "all" else ""))
 
 
 def undo(state: ConsoleState, _: object) -> None:
@@ -247,6 +249,8 @@ def load(state: ConsoleState, path: Path) -> None:
     layers = state.layers if found.system == state.settings.system else state.layers.with_set(system=found.system)
     chat.load(found.turns, found.system, same=same)
     state.layers = layers
+    for turn in chat.turns:
+        engine.drafters.answers.add(turn.prompt, turn.answer)
     state.latest = next(reversed(_answered(state, chat.turns[-1])), None) if same else None
     state.say(f"loaded {_turns(found.turns)} from {path}" + (f", system = {found.system}" if found.system else ""))
     if not same:

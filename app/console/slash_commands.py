@@ -42,7 +42,10 @@ def command_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]
 
 
 TABLE: tuple[Command, ...] = (
-    Command("/clear", "forget the conversation", CHAT, chat.clear),
+    Command(
+        "/clear [all]", "forget the conversation; all: and every answer before", CHAT, chat.clear,
+        one(Choice(("all",)), None), words("all"),
+    ),
     Command("/undo", "take the last exchange back", CHAT, chat.undo),
     Command("/regen", "answer the last message again", CHAT, chat.regen),
     Command("/continue", "go on with a cut answer", CHAT, chat.go_on),

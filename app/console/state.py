@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from app.chat.answered import Answered
     from app.lanes.lane import PairEngine
     from app.prompts.questions import Question
+    from sampling.drafters.tables.suffix import SuffixIndex
     from sampling.types import Session
 
 
@@ -45,6 +46,7 @@ class ConsoleState:
         self.chat: Conversation | None = None
         self.session: Session | None = None  # the target's, with the cache of what was said
         self.answers: list[Answered] = []  # all of this run
+        self.said_before: dict[str, SuffixIndex] = {}  # by tokenizer: the answers that are over
         self.asked: list[Question] = []  # of the last /prompts
         self.latest: Answered | None = None  # the one to look back at, also one that was loaded
         self.next_line = ""  # what the next input line begins with
@@ -128,11 +130,20 @@ class ConsoleState:
         elif self.chat.adopt(*models, single, settings.template):
             self.hint("another tokenizer: the conversation goes on from its texts")
         self.session = None
+        self._remember(engine)
         if not settings.quiet:
             self.say(header(engine, settings, self.out))
         for note in engine.notes:
             self.hint(note)
         self._say_if_plain()
+
+    def _remember(self, engine: PairEngine) -> None:
+        """Its drafters look at what any pair of the same tokenizer answered in this session."""
+        from utils.loading.fit import fingerprint
+
+        drafters = engine.drafters
+        drafters.answers = self.said_before.setdefault(fingerprint(engine.tokenizer), drafters.answers)
+        drafters.in_session = True
 
     def _say_if_plain(self) -> None:
         if self.chat is not None and self.chat.single:

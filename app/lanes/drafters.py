@@ -19,6 +19,7 @@ from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.published import verifier
 from sampling.drafters.draft_model import ModelDrafter, rule_of
 from sampling.drafters.registry import MEMBERS, ROWS, TREE, DraftRequest
+from sampling.drafters.tables.suffix import SuffixIndex
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import lm_of
@@ -45,6 +46,8 @@ class PairDrafters:
     def __init__(self, loaded: LoadedPair, target: CausalLM, mark: str | None = None) -> None:
         self._loaded, self.target, self._mark = loaded, target, mark
         self.model: LM | None = None  # the pair's drafter, where it is a model that runs alone
+        self.answers = SuffixIndex()  # that are over: who decodes adds them
+        self.in_session = False  # whether they are looked at without being asked for
         self._tables: StaticTables | None = None
         self._models: dict[str, LM] = {}  # of cascades, by name
         self._heads: dict[str, ModelDrafter] = {}  # of each kind one that never starts
@@ -73,6 +76,11 @@ class PairDrafters:
             size = None if self._loaded.target.model is None else self._loaded.target.vocab_size  # a recording's guess
             self._tables = StaticTables.open(file, vocab_size=size, fingerprint=mark)
         return self._tables
+
+    def said(self, asked: DraftRequest) -> SuffixIndex | None:
+        """The answers that are over, where the lane or the setting `suffix` asks for them, or a session keeps them."""
+        wanted = {"on": True, "off": False}.get(asked.settings.suffix, self.in_session)
+        return self.answers if wanted or asked.word == "suffix" else None
 
     def head(self, kind: str, make: Callable[[DraftHead], ModelDrafter]) -> ModelDrafter:
         """What `make` made of the draft head when first asked for; UserError names a file that cannot be used."""

@@ -239,6 +239,12 @@ class Settings(_Record):
         "grow drafts into trees: siblings where a model is unsure, the likeliest nodes of all, or what is fastest",
         DECODING,
     )
+    suffix: str = row(
+        "auto",
+        Choice(("auto", "on", "off")),
+        "look up earlier answers too, where matches are looked up; auto: in the console, not in bench",
+        DECODING,
+    )
     nodes: int = row(24, Whole(1, 64), "most draft nodes of a round, where drafts are trees", DECODING)
     glide_offset: int = row(0, Whole(0, 64), "added to the positions of what GLIDE drafts", DECODING)
     system: str = row("", Text(), "system prompt", DECODING)

@@ -141,6 +141,7 @@ class Simulation:
                     row[variant] = played
                     bar.update()
                 self.played.append(row)
+                self.stage.drafters.answers.add(one.prompt, one.answer)
         return True
 
     # -- what came of it ----------------------------------------------------------------------

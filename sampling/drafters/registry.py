@@ -26,6 +26,7 @@ NEEDS = {
 }
 NGRAM = ("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset")
 TREE = ("verify", "expand", "nodes")
+LOOKS_UP = (*TREE, "gamma", "suffix")
 CASCADE = ("cascade", "k_matrix", "lenience")
 
 
@@ -80,7 +81,7 @@ _ALONE = (
         "n-gram tables",
         "matches, then n-gram tables",
         "sampling.drafters.tables.tree:build",
-        settings=(*TREE, "gamma"),
+        settings=LOOKS_UP,
         grows="dynamic",
         member=5,
         first=True,
@@ -101,11 +102,19 @@ _ALONE = (
         "matches alone",
         "matches in the conversation alone",
         "sampling.drafters.tables.tree:build_match",
-        settings=(*TREE, "gamma"),
+        settings=LOOKS_UP,
         grows="dynamic",
         pair=False,
         first=True,
         short="matches",
+    ),
+    DrafterRow(
+        "suffix",
+        "what was said before",
+        "matches, in earlier answers too",
+        "sampling.drafters.tables.tree:build_match",
+        settings=LOOKS_UP,
+        grows="dynamic",
     ),
     DrafterRow(
         "maxgram",
@@ -186,7 +195,7 @@ def _beside(first: DrafterRow, second: DrafterRow) -> DrafterRow:
         f"{first.short}, and {second.word} where they are unsure",
         "sampling.drafters.tables.joint_tree:build",
         needs=second.needs,
-        settings=second.settings,
+        settings=tuple(dict.fromkeys((*first.settings, *second.settings))),
         grows="joint",
         pair=first.pair,
     )
@@ -243,6 +252,9 @@ class Parts(Protocol):
 
     def tables(self) -> Any:
         """The pair's n-gram tables; None if it names none."""
+
+    def said(self, asked: DraftRequest) -> Any:
+        """The answers that are over, as an index, if this drafter may look there; else None."""
 
     def head(self, kind: str, make: Any) -> Any:
         """What `make` made of the pair's draft head of this kind when it was first asked for."""

@@ -68,8 +68,10 @@ class Buffer:
 
 
 def joined(states: list[Tensor]) -> Tensor:
-    """States [B, T, H] beside each other, [B, T, K·H]."""
-    return states[0] if len(states) == 1 else torch.cat(states, dim=-1)
+    """States [B, T, H] beside each other, [B, T, K·H], where the first of them lies."""
+    if len(states) == 1:
+        return states[0]
+    return torch.cat([one.to(states[0].device) for one in states], dim=-1)
 
 
 class SlotCache:

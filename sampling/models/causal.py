@@ -176,7 +176,7 @@ class CausalSession(Session):
         ids = torch.tensor(padded, device=self.device).clamp_(0, self.network.vocab_size - 1)
         logits, hidden = self._run(ids, positions.to(self.device), mask, count + 1)
         if self._hidden is not None and hidden is not None:
-            self._hidden.append(hidden[:, None])
+            self._hidden.append(hidden[:, None].to(self.device))
         self._note(feed, nodes, start + width, parents is None)
         return logits
 
@@ -244,9 +244,11 @@ class CausalSession(Session):
         return twin
 
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """K, V [B, H_kv, S, D] of one layer and the valid length of each row [B]; read only."""
+        """K, V [B, H_kv, S, D] of one layer and the valid length of each row [B]; read only. They are moved to the
+        session's device where the layer lies on another."""
         self._settle()
-        return *self._cache.layer(layer), torch.tensor(list(map(len, self._tokens)))
+        key, value = (part.to(self.device) for part in self._cache.layer(layer))
+        return key, value, torch.tensor(list(map(len, self._tokens)))
 
     def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
         """[B, S, K·H] states of the cached tokens, K of them beside each other; needs `open(…, hidden=…)`."""

@@ -14,6 +14,7 @@ from sampling.models.cache import SlotCache, as_transformers_cache, joined
 from sampling.types import Hidden, KVCache, Network, states_of
 from utils.errors import UserError
 from utils.kernels.packed_linear import ready
+from utils.loading.spread import main_device
 
 _CROPPABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 _MASKABLE = {"sdpa", "eager"}
@@ -33,7 +34,8 @@ class ModelNetwork:
 
     @property
     def device(self) -> torch.device:
-        return cast(torch.device, self.model.device)
+        """Where it reads its tokens and says its logits: of a model that is spread over several the first."""
+        return main_device(self.model) or cast(torch.device, self.model.device)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -19,6 +19,7 @@ from utils.loading.loaded import NO_LIMIT, UNSAID, LoadedModel, LoadOptions
 from utils.loading.packed_gguf import load_packed, make_kernels, runs_as_one, weight_bytes, weight_count
 from utils.loading.quantization import held_bytes, parameter_count, quantization_config
 from utils.loading.quiet import quiet_warnings
+from utils.loading.spread import device_map, room_of
 from utils.progress import Progress, check
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -61,15 +62,18 @@ def load_model(
                 found = load_packed(spec, config, folder, options, progress, cancelled)
             if found is not None:
                 return _loaded(spec.name, found[0], config, place, dtype, found[1], started, None, options)
-        if plain and place.type == "cpu":
+        family = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
+        spread = None
+        if device == "auto" and options.tp_size == 1 and not encodes and kind not in KINDS:
+            spread = device_map(spec.name, family, config, dtype, kind, room_of(place))
+        if plain and place.type == "cpu" and spread is None:
             _check_memory(spec.name, folder, dtype, config.dtype)
         given = {
             "attn_implementation": attention,
             "quantization_config": quantized,
-            "device_map": None if quantized is None else {"": str(place)},
+            "device_map": {"": str(place)} if spread is None and quantized is not None else spread,
             **sharing(options.tp_size),
         }
-        family = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
         with _ONE_AT_A_TIME:
             check(cancelled)
             model = family.from_pretrained(
@@ -82,14 +86,14 @@ def load_model(
             )
         check(cancelled)
         model = model.eval().requires_grad_(False)
-        if plain:
+        if plain and spread is None:
             model = model.to(place)
         parameters = parameter_count(model)
         if kind in KINDS:
             progress(f"rounding {spec.name} to {kind}", None)
             make_kernels(progress)
             quantize(model, kind, tables=runs_as_one(config))
-        if in_float32:
+        if in_float32 and spread is None:
             progress(f"packing {spec.name}", None)
             check(cancelled)
             pack(model)

@@ -66,7 +66,10 @@ def load_pair(
         context=target.context,
     )
     found = _with_drafter(pair, spec.drafter, options, progress, cancelled)
-    return replace(found, notes=(*expanded(spec.target, options, target), *found.notes))
+    from utils.loading.spread import spread_note
+
+    spread = filter(None, [spread_note(target.name, target.model)])
+    return replace(found, notes=(*expanded(spec.target, options, target), *spread, *found.notes))
 
 
 def expanded(spec: ModelSpec, options: LoadOptions, target: LoadedModel) -> list[str]:

@@ -44,7 +44,9 @@ def check_shards(spec: ModelSpec, folder: Path, options: LoadOptions, local_size
     """UsageError, with the reason, if `options.tp_size` processes cannot share the target."""
     count, name = options.tp_size, spec.name
     if (kind := spec.quantization if options.quantization == "auto" else options.quantization) != "none":
-        raise UsageError(f"{name}: quantization {kind} goes with one process, {count} share the target: use none")
+        raise UsageError(
+            f"{name}: quantization {kind} goes with one process, {count} share the target: use none, or one process"
+        )
     _check_device(options.device, local_size)
     from transformers import AutoConfig
 

@@ -36,12 +36,12 @@ HOPED = 0.25  # tokens a pass of the drafter is thought to bring before it has b
 
 
 class Beliefs(NamedTuple):
-    """How far the probability that a match, a table, a recalled distribution (`shares`) and a trained drafter (`own`)
-    give a token is believed beside those of the others; the power their sum is raised to; how much of the noise is
-    believed.
+    """How far the probability that a match, a table, a recalled distribution, an answer that is over (`shares`, in the
+    order of the sources) and a trained drafter (`own`) give a token is believed beside those of the others; the power
+    their sum is raised to; how much of the noise is believed.
     """
 
-    shares: tuple[float, float, float]
+    shares: tuple[float, float, float, float]
     own: float
     sharpened: float
     noise: float
@@ -51,8 +51,8 @@ AGREEING = (0.4, 0.57)
 """How often the likeliest token of two students was the target's greedy one on held-out text, and what fitted beside
 them (docs/notes.md, "How probable a token is"): a drafter trained on the same text knows what a table knows.
 """
-WEAK = Beliefs((0.95, 0.3, 2.1), own=0.42, sharpened=1.4, noise=0.9)
-STRONG = Beliefs((0.95, 0.2, 2.1), own=0.78, sharpened=1.6, noise=1.0)
+WEAK = Beliefs((0.95, 0.3, 2.1, 0.5), own=0.42, sharpened=1.4, noise=0.9)
+STRONG = Beliefs((0.95, 0.2, 2.1, 0.5), own=0.78, sharpened=1.6, noise=1.0)
 
 
 def beliefs(agreement: float) -> Beliefs:
@@ -63,8 +63,8 @@ def beliefs(agreement: float) -> Beliefs:
     def between(weak: float, strong: float) -> float:
         return weak + part * (strong - weak)
 
-    matches, tables, recalled = map(between, WEAK.shares, STRONG.shares)
-    return Beliefs((matches, tables, recalled), *map(between, WEAK[1:], STRONG[1:]))
+    matches, tables, recalled, said = map(between, WEAK.shares, STRONG.shares)
+    return Beliefs((matches, tables, recalled, said), *map(between, WEAK[1:], STRONG[1:]))
 
 
 class JointTreeDrafter(TableTreeDrafter):
@@ -74,6 +74,8 @@ class JointTreeDrafter(TableTreeDrafter):
     that pays. `agreement`: how often its likeliest token is the target's. `source` of the drafter's tokens is the last
     of its names. The arguments in `how` are those of :class:`TableTreeDrafter`.
     """
+
+    least_said = 4  # what follows a word or two the drafter knows better (docs/notes/tables.md)
 
     def __init__(
         self, lm: LM, tables: StaticTables | None = None, *, learn: bool = True, agreement: float = 0.0, **how: Any
@@ -182,6 +184,12 @@ def build(pair: Parts, asked: DraftRequest) -> Drafter:
     if joint:
         agreement, recall = pair.agreement(second.needs), first.word == "tables"
         return JointTreeDrafter(
-            head.lm, looks_up.tables, learn=asked.auto, agreement=agreement, shared_noise=True, recall=recall
+            head.lm,
+            looks_up.tables,
+            learn=asked.auto,
+            agreement=agreement,
+            shared_noise=True,
+            recall=recall,
+            said=looks_up.said,
         )
     return FallbackDrafter(looks_up, head, sure=UNSURE, learn=asked.auto)

@@ -2,23 +2,27 @@
 
 Point-mass chains. Each token follows the longest match of the last tokens in prompt + answer so far,
 if it is at least two tokens long; else the longest known context of the static tables; else a match
-of one token; else the bigram. A chain ends where nothing is known, or before the chance that the
-whole chain holds falls below `least`. Needs no model and knows none.
+of one token; else the bigram; and what followed the same tokens in answers that are over, where that is likelier. A
+chain ends where nothing is known, or before the chance that the whole chain holds falls below `least`. Needs no model
+and knows none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
+from sampling.drafters.tables.suffix import SIZES, SuffixIndex
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.rows import behind, common_prefix, lead, padded, parted
 from sampling.types import Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits
 from utils.errors import UserError
 
-MATCH, TABLES = 0, 1  # indices into the names of TablesDrafter's traits
+NAMES = ("match", "tables", "recalled", "suffix")
+MATCH, TABLES, RECALLED, SUFFIX = range(len(NAMES))  # sources: indices into the names of a drafter's traits
 _FIELDS = ((0, -1), (1, 0))  # of Found: token and source, and what stands behind a row's end
 LONGEST = 5
 SURE_MATCH = 2
@@ -139,9 +143,11 @@ class TablesDrafter(LookupDrafter[MatchIndex]):
         longest: tokens of the longest match looked for, 0 … 5; 0 drafts from the tables alone.
         least: a chain stops before the product of its tokens' chances falls below this; 0 never does.
         sure_match: matches of so many tokens and more come before the tables.
+        said: answers that are over; None: there are none to look at.
     """
 
-    traits = Traits(("match", "tables"), Rule.POINT)
+    traits = Traits(NAMES[:RECALLED], Rule.POINT)
+    least_said = SIZES[-1]  # tokens of context behind which answers that are over are looked at
 
     def __init__(
         self,
@@ -150,14 +156,18 @@ class TablesDrafter(LookupDrafter[MatchIndex]):
         longest: int = LONGEST,
         sure_match: int = SURE_MATCH,
         least: float = LEAST,
+        said: SuffixIndex | None = None,
     ) -> None:
         if not 0 <= least <= 1:
             raise UserError(f"least must be from 0 to 1, got {least}")
         if not 0 <= longest <= LONGEST:
             raise UserError(f"longest must be from 0 to {LONGEST}, got {longest}")
         super().__init__(tables)
-        self.longest, self.least, self.sure_match = longest, least, sure_match
-        self._reach = max(1, longest, tables.max_n if tables is not None else 0)
+        self.longest, self.least, self.sure_match, self.said = longest, least, sure_match, said
+        self._deepest = tables.max_n if tables is not None else 0
+        self._reach = max(1, longest, self._deepest, SIZES[0] if said is not None else 0)
+        if said is not None:
+            self.traits = replace(self.traits, names=NAMES)
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         """Index the prompts; what the last answer left is kept as far as it is still the beginning."""
@@ -189,6 +199,16 @@ class TablesDrafter(LookupDrafter[MatchIndex]):
         return chain
 
     def _next(self, index: MatchIndex, tail: list[int]) -> Found | None:
+        """One token: what followed in answers that are over, where it is likelier than what the rest would say."""
+        found = self._own(index, tail)
+        said = next(iter(self._said(tail)), None)
+        return said if said is not None and (found is None or said.p > found.p) else found
+
+    def _said(self, tail: list[int]) -> list[Found]:
+        """What followed in answers that are over, the likeliest first."""
+        return [Found(token, SUFFIX, p) for token, p in self.said.behind(tail, self.least_said)] if self.said else []
+
+    def _own(self, index: MatchIndex, tail: list[int]) -> Found | None:
         """One token: sure match, table context of two tokens or more, any match, bigram."""
         match = index.next(tail)
         if match is None or match[0] < self.sure_match:

@@ -22,13 +22,22 @@ import math
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sampling.drafters.registry import DraftRequest, Parts
-from sampling.drafters.tables.prompt_lookup import CHANCE, MATCH, TABLES, Found, MatchIndex, TablesDrafter
+from sampling.drafters.tables.prompt_lookup import (
+    CHANCE,
+    MATCH,
+    NAMES,
+    RECALLED,
+    TABLES,
+    Found,
+    MatchIndex,
+    TablesDrafter,
+)
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.rows import behind
 from sampling.types import Budget, Draft, NodeCosts, Rows, Rule, Sampler, Session, Traits, Tree, Verdict
@@ -39,7 +48,6 @@ SHARES = {2: 0.6, 1: 0.3}
 "Distributions recalled")."""
 _MOST = 4  # tokens kept behind a context
 
-RECALLED = 2  # index into the names of TableTreeDrafter's traits
 LEAST = 0.03
 """Less likely paths are not looked at."""
 _KEPT = 4096  # contexts whose entries in the tables are at hand
@@ -120,10 +128,10 @@ class TableTreeDrafter(TablesDrafter):
         least: float = LEAST,
         shared_noise: bool = False,
         recall: bool = False,
-        **how: int,
+        **how: Any,
     ) -> None:
         super().__init__(tables, least=least, **how)
-        names = (*TablesDrafter.traits.names, *(["recalled"] if recall else []))
+        names = NAMES[: RECALLED + 1] if recall and self.said is None else self.traits.names
         self.traits = Traits(names, Rule.POINT, shared_noise=shared_noise, tree=Tree.BEST_FIRST)
         self._recalled = Recalled() if recall else None
         self._trees = True  # whether the target takes them
@@ -206,12 +214,16 @@ class TableTreeDrafter(TablesDrafter):
 
     def _offered(self, index: MatchIndex, tail: list[int]) -> list[Found]:
         """Every token that some context offers, in the order in which a chain would believe them; a later one counts
-        for what those before it leave."""
+        for what those before it leave. Answers that are over are believed where the tables say less of a token."""
         sure, unsure = list[tuple[int, int, float]](), list[tuple[int, int, float]]()
         for size, token in index.every(tail):
             (sure if size >= self.sure_match else unsure).append((token, MATCH, CHANCE[size]))
         longer, bigrams = self._of_tables(tail)
         recalled = (self._from_recalled(tail, 2), self._from_recalled(tail, 1))
+        if said := self._said(tail):
+            told = {token: p for token, _, p in longer}
+            known = [found for found in said if found.p > told.get(found.token, 0.0)]
+            sure = sorted([*sure, *known], key=lambda one: -one[2])
         left, offered = 1.0, dict[int, Found]()
         for part in (sure, longer, recalled[0], unsure, bigrams, recalled[1]):
             for token, source, p in part:
@@ -223,7 +235,7 @@ class TableTreeDrafter(TablesDrafter):
     def _of_tables(self, tail: list[int]) -> tuple[list[Found], list[Found]]:
         """What the tables offer behind two tokens and more, and behind one. They never change: what a round has looked
         up is there for the next ones, most of whose contexts it has met."""
-        context = tuple(tail)
+        context = tuple(tail[-self._deepest :]) if self._deepest else ()
         if (found := self._looked_up.get(context)) is None:
             known = [] if self._known is None else list(self._known.every(tail, most=_CHOICES))
             longer, bigrams = (
@@ -273,15 +285,20 @@ def favour(noise: Noise | None, depth: int, ids: Sequence[int], believed: float)
 
 def build(pair: Parts, asked: DraftRequest) -> TablesDrafter:
     """Matches, then the pair's tables."""
-    tables = pair.tables()
-    return (
-        TableTreeDrafter(tables, shared_noise=True, recall=True) if asked.grown == "dynamic" else TablesDrafter(tables)
-    )
+    tables, said = pair.tables(), pair.said(asked)
+    if asked.grown == "dynamic":
+        return TableTreeDrafter(tables, shared_noise=True, recall=True, said=said)
+    return TablesDrafter(tables, said=said)
 
 
 def build_match(pair: Parts, asked: DraftRequest) -> TablesDrafter:
-    """Matches alone."""
-    return TableTreeDrafter(None, shared_noise=True) if asked.grown == "dynamic" else TablesDrafter(None)
+    """Matches alone; of `suffix` in answers that are over too."""
+    said = pair.said(asked)
+    return (
+        TableTreeDrafter(None, shared_noise=True, said=said)
+        if asked.grown == "dynamic"
+        else TablesDrafter(None, said=said)
+    )
 
 
 def build_static(pair: Parts, asked: DraftRequest) -> TablesDrafter:

@@ -1,0 +1,209 @@
+"""What was said before: what the index finds, what it forgets, what a look costs, and that no text changes by it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sampling.drafters.tables.suffix as suffix
+from sampling.drafters.draft_model import NoDrafter
+from sampling.drafters.tables.joint_tree import JointTreeDrafter
+from sampling.drafters.tables.prompt_lookup import CHANCE, NAMES, SUFFIX, TablesDrafter
+from sampling.drafters.tables.suffix import DOUBT, LOOKS, READ, SIZES, SuffixIndex
+from sampling.drafters.tables.tree import TableTreeDrafter
+from sampling.rows import ALONE
+from sampling.types import Budget, Rows
+from tests.sampling.drafters.tables.test_prompt_lookup import tables_of
+from tests.sampling.drafters.tables.test_tree import SAMPLER, tree
+from tests.sampling.verify.test_enumeration import EXACT, PROMPT
+from tests.support.reference import NaiveLaw
+from tests.support.runs import answers, decode, emitted, enumeration_error, sampler, steps
+from tests.support.toys import TableLM
+
+ANSWERS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), max_size=12)
+
+
+def index_of(*said: list[int], room: int = suffix.ROOM) -> SuffixIndex:
+    index = SuffixIndex(room)
+    for answer in said:
+        index.add([], answer)
+    return index
+
+
+def triples(row: list[int]) -> Iterable[tuple[int, ...]]:
+    return zip(row, row[1:], row[2:], strict=False)
+
+
+def counted(said: list[list[int]], tail: list[int], mask: int) -> dict[int, float]:
+    """The same without a ring, chains and growth: of the newest places with the same hash those of the same context."""
+    for size in SIZES:
+        places = [
+            (tuple(answer[at - size : at]), answer[at]) for answer in said for at in range(size, len(answer)) if size
+        ]
+        context = tuple(tail[-size:])
+        alike = [(known, token) for known, token in places if (hash(known) ^ hash(context)) & mask == 0][-LOOKS:]
+        counts = Counter(token for known, token in alike if known == context)
+        if counts and len(tail) >= size:
+            return {token: count / (counts.total() + DOUBT[size]) for token, count in counts.items()}
+    return {}
+
+
+@given(said=ANSWERS, tail=st.lists(st.integers(0, 3), max_size=20))
+@settings(max_examples=150, deadline=None)
+def test_it_counts_what_followed_the_longest_known_context(said: list[list[int]], tail: list[int]) -> None:
+    for end in [tail, *(answer[:-1] for answer in said)]:
+        found = index_of(*said).behind(end)
+        assert dict(found) == counted(said, end, suffix._FIRST - 1)
+        assert [chance for _, chance in found] == sorted((chance for _, chance in found), reverse=True)
+
+
+@given(said=ANSWERS, tail=st.lists(st.integers(0, 3), min_size=2, max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_growing_loses_nothing(said: list[list[int]], tail: list[int]) -> None:
+    """An index that began too small for what it holds has doubled on the way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suffix, "_FIRST", 8)
+        grown = index_of(*said)
+    assert dict(grown.behind(tail)) == counted(said, tail, grown._size - 1)
+
+
+@given(said=st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=80), min_size=1, max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_what_it_holds_is_bounded_and_the_newest_is_there(said: list[list[int]]) -> None:
+    index = index_of(*said, room=64)
+    assert {len(part) for part in (index._text, *index._newest, *index._older)} == {64}
+    newest = said[-1][-64:]
+    for at in range(2, len(newest)):
+        assert newest[at] in dict(index.behind(newest[:at])) or len(newest) == at
+    for context in pairwise(newest):
+        followers = {token for answer in said for *before, token in triples(answer) if tuple(before) == context}
+        assert {token for token, _ in index.behind(list(context))} <= followers
+
+
+def test_the_oldest_answers_go() -> None:
+    index = index_of([1, 2, 3], room=64)
+    assert dict(index.behind([1, 2])) == {3: 1 / (1 + DOUBT[2])}
+    for _ in range(10):
+        index.add([], [7, 8] * 5)
+    assert index.behind([1, 2]) == []
+    assert dict(index.behind([7, 8]))[7] > 0.6
+    index.clear()
+    assert not index
+    assert index.behind([7, 8]) == []
+
+
+def test_what_was_asked_finds_what_was_said() -> None:
+    """The end of the prompt is held too, and not more of it."""
+    index, prompt = SuffixIndex(), list(range(100, 300))
+    index.add(prompt, [1, 2])
+    assert index.behind(prompt) == [(1, 1 / (1 + DOUBT[16]))]
+    assert index.behind([*prompt, 1]) == [(2, 1 / (1 + DOUBT[16]))]
+    assert index.behind(prompt[: 1 - READ]) == []
+
+
+def test_a_look_costs_the_same_behind_a_million_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worst text there is: every context has very many places. Places looked at, not seconds, are counted."""
+    monkeypatch.setattr(suffix, "_FIRST", suffix.ROOM)
+    index = SuffixIndex()
+    for start in range(1_000):
+        index.add([], [(at * at + start) % 7 for at in range(1_000)])
+    drafter = TableTreeDrafter(None, said=index, least=0.0)
+    for nodes in (1, 4, 11):
+        before = index.looks
+        tokens, _, _ = tree(drafter, [(at * at + 3) % 7 for at in range(40)], nodes)
+        assert len(tokens) == nodes
+        assert index.looks - before <= LOOKS * len(SIZES) * nodes
+
+
+# -- as a drafter ----------------------------------------------------------------------------------
+
+
+def test_an_answer_that_is_over_drafts_and_the_conversations_own_matches_come_before_unlikelier_ones() -> None:
+    row, said = [9, 5, 1, 2, 3, 7, 8, 5, 1, 2], index_of([5, 1, 2, 4, 6, 6])
+    for drafter in (TablesDrafter(None, said=said, least=0.0), TableTreeDrafter(None, said=said, least=0.0)):
+        drafter.start([row], ALONE, ALONE)
+        draft = drafter.propose([row], Budget([1]), SAMPLER)
+        assert draft.tokens.tolist() == [[3]]  # three tokens of its own, against two of another answer
+        row_of_another = [9, 9, 1, 2]
+        drafter.start([row_of_another], ALONE, ALONE)
+        draft = drafter.propose([row_of_another], Budget([3]), SAMPLER)
+        assert draft.tokens.tolist() == [[4, 6, 6]]
+        assert draft.source is not None
+        assert {drafter.traits.names[one] for one in draft.source[0].tolist()} == {"suffix"}
+    assert CHANCE[3] > 1 / (1 + DOUBT[2])
+
+
+def test_tables_that_say_more_of_a_token_keep_it() -> None:
+    tables, said = tables_of(*[[1, 2, 30]] * 30), index_of([1, 2, 30])
+    _, _, draft = tree(TableTreeDrafter(tables, said=said), [1, 2], 1)
+    assert draft.source is not None
+    assert NAMES[int(draft.source[0, 0])] == "tables"
+    _, _, draft = tree(TableTreeDrafter(tables, said=index_of(*[[0, 1, 2, 31]] * 40)), [0, 1, 2], 1)
+    assert draft.tokens.tolist() == [[31]]
+
+
+def test_nothing_said_changes_nothing() -> None:
+    tables, rows = tables_of([1, 2, 3, 4, 1, 2, 4]), [[1, 2, 3, 1, 2], [4, 1, 2, 4]]
+    for made in (TablesDrafter, TableTreeDrafter):
+        for row in rows:
+            drafts = []
+            for said in (None, SuffixIndex()):
+                drafter = made(tables, said=said, least=0.0)
+                drafter.start([row], ALONE, ALONE)
+                drafts.append(drafter.propose([row], Budget([6]), SAMPLER).tokens.tolist())
+            assert drafts[0] == drafts[1]
+
+
+V = 6
+SPOKEN = [answers(TableLM(V, seed=4), [[1, 2]], NoDrafter(), sampler(0.8, seed), length=60)[0] for seed in range(5)]
+
+MADE: dict[str, Callable[[SuffixIndex], Any]] = {
+    "chain": lambda said: TablesDrafter(None, said=said, least=0.0),
+    "tree": lambda said: TableTreeDrafter(None, said=said, least=0.0, recall=True, shared_noise=True),
+    "joint": lambda said: JointTreeDrafter(
+        TableLM(V, seed=9), learn=False, said=said, least=0.0, recall=True, shared_noise=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_text_is_plain_decodings_with_that_seed(name: str, temperature: float) -> None:
+    taken = 0
+    prompts: tuple[Rows, ...] = ([[1, 2, 0]], [[1, 2], [3, 0, 4]])
+    for prompt in prompts:
+        for seed in range(10):
+            lm, made = TableLM(V, seed=4), MADE[name](index_of(*SPOKEN))
+            run = decode(lm, prompt, made, sampler(temperature, seed), length=30, gamma=5)
+            assert emitted(run, len(prompt)) == answers(lm, prompt, None, sampler(temperature, seed), length=30)
+            each = [step for row in range(len(prompt)) for step in steps(run, row)]
+            taken += sum(step.source[node] == SUFFIX for step in each for node in step.path)
+    assert taken > 20
+
+
+@pytest.mark.parametrize("name", ["chain", "tree"])
+def test_the_law_is_the_targets(name: str) -> None:
+    said = index_of([2, 0, 1, 1, 2, 0, 1, 0], [1, 0, 2, 1])
+    make = lambda: MADE[name](said)  # noqa: E731
+    target = TableLM(3, seed=1)
+    error = enumeration_error(target, make, prompt=[*PROMPT, 2, 0], length=4, gamma=3, law=NaiveLaw(top_k=2))
+    assert error < EXACT
+
+
+def test_what_is_asked_again_takes_few_passes() -> None:
+    lm, prompt = TableLM(40, seed=4), [1, 2]
+    text = answers(lm, [prompt], None, sampler(0.0), length=60)[0]
+    passes = []
+    for said in (SuffixIndex(), SuffixIndex()):
+        if passes:
+            said.add(prompt, text)
+        run = decode(lm, [prompt], TablesDrafter(None, said=said), sampler(0.0), length=60, gamma=8)
+        assert emitted(run)[0] == text
+        passes.append(len(steps(run)))
+    assert 3 * passes[1] < passes[0]
