@@ -1,6 +1,6 @@
-"""What it costs to round a model at load, weights or what its products take in: KL, greedy agreement, time beside floats.
+"""What it costs to round a model at load, its weights or what its products take in: KL, agreement and time.
 
-Reads the built-in questions with both, so for a moment the float weights are in memory too. Knows no drafting.
+Reads the built-in questions with both, so for a moment its float weights are in memory too. Knows no drafting.
 """
 
 from __future__ import annotations
