@@ -28,6 +28,7 @@ from sampling.types import LM, Drafter
 from utils.catalogue.k_matrix import Matrix
 from utils.catalogue.specs import head_kind_of
 from utils.errors import UsageError, UserError
+from utils.kernels.quantized_linear import QuantizedEmbedding
 from utils.loading.fit import SAMPLE, TokenBytes, fingerprint
 
 if TYPE_CHECKING:
@@ -216,12 +217,17 @@ class UnusableDrafterError(UserError):
 
 def moved(head: DraftHead, device: torch.device, dtype: torch.dtype, target: Any) -> DraftHead:
     """The head's parameters on `device` in `dtype`, its angles in float32, a shared embedding the target's own."""
+    table = head.model.embed_tokens
+    if isinstance(table, QuantizedEmbedding):
+        if device.type == "cpu" and dtype == torch.float32:
+            return head  # it is there already, and the table is the target's
+        head.model.embed_tokens = table.unpacked()
     head = head.to(device)
     for parameter in head.parameters():
         parameter.data = parameter.data.to(dtype)
-    embedding = target.get_input_embeddings().weight
-    if head.config.shared_embedding and embedding.dtype == dtype:
-        head.model.embed_tokens.weight = embedding
+    shared = target.get_input_embeddings()
+    if head.config.shared_embedding and not isinstance(shared, QuantizedEmbedding) and shared.weight.dtype == dtype:
+        head.model.embed_tokens.weight = shared.weight
     return head
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -17,6 +17,7 @@ from app.prompts.built_in import PROMPTS
 from sampling.models.causal import CausalLM
 from sampling.models.network import network_of
 from sampling.types import Network
+from utils.catalogue.specs import ModelSpec
 from utils.errors import UserError
 from utils.kernels.instruction_sets import why_not
 from utils.kernels.quantized_linear import KINDS
@@ -36,7 +37,7 @@ def rounding_lines(
     """A line for the target and for a drafter that is a model, where the weights were rounded at load."""
     loaded, found = engine.loaded, [(engine.loaded.target, engine.loaded.spec.target, engine.target)]
     if loaded.drafter is not None and isinstance(engine.drafter, CausalLM):
-        found.append((loaded.drafter, loaded.spec.drafter, engine.drafter))
+        found.append((loaded.drafter, cast(ModelSpec, loaded.spec.drafter), engine.drafter))
     if engine.encodes:
         return []
     texts = [engine.tokenizer(turn)["input_ids"] for _, turns in PROMPTS for turn in turns]

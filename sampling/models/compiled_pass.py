@@ -519,11 +519,9 @@ def head(p: Any, thread: int, team: int) -> None:
         columns(p.columns, p.head_layout, block, p.normed, y, groups, COLUMNS * p.vocab_blocks, rows)
 
 
-def _pass(record: int) -> None:
-    p = _pass_at(record)
-    thread, team, at = asked(p.thread_number), asked(p.team_size), 0
-    embed(p, thread, team)
-    at = meet(p.meeting, team, at, p.sleep)
+@compiled
+def layers(p: Any, thread: int, team: int, at: int) -> int:
+    """All layers over x; the next turn of :func:`meet`."""
     for index in range(p.layers):
         layer = _layer_at(p.table + index * _LAYER_SIZE)
         if layer.states:
@@ -540,6 +538,15 @@ def _pass(record: int) -> None:
         at = meet(p.meeting, team, at, p.sleep)
         added(p, layer.down, layer.down_layout, p.gated, p.inner // GROUP, thread, team)
         at = meet(p.meeting, team, at, p.sleep)
+    return at
+
+
+def _pass(record: int) -> None:
+    p = _pass_at(record)
+    thread, team, at = asked(p.thread_number), asked(p.team_size), 0
+    embed(p, thread, team)
+    at = meet(p.meeting, team, at, p.sleep)
+    at = layers(p, thread, team, at)
     last_norm(p, thread, team)
     at = meet(p.meeting, team, at, p.sleep)
     head(p, thread, team)

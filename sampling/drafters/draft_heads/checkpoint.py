@@ -27,6 +27,7 @@ from sampling.drafters.draft_heads.published import as_published, check_verifier
 from utils.catalogue.catalogue import FORMAT, head_kind
 from utils.errors import UserError
 from utils.files import write_together
+from utils.kernels.quantized_linear import QuantizedEmbedding
 
 CONFIG, WEIGHTS, PYTORCH = "config.json", "model.safetensors", "pytorch_model.bin"
 IDS = "lm_head.ids"  # of the reduced vocabulary
@@ -135,6 +136,8 @@ def _built(config: DraftHeadConfig, tensors: dict[str, Tensor], place: Path, tar
     missing, surplus = student.load_state_dict(values, strict=False, assign=True)
     if missing or surplus:
         raise UserError(f"{unfit} it {f'lacks {missing[0]}' if missing else f'has {surplus[0]}, which nothing reads'}")
+    if config.shared_embedding and isinstance(table := cast(Any, target).get_input_embeddings(), QuantizedEmbedding):
+        cast(Any, student.model).embed_tokens = table  # its few bits serve both
     return student.eval().requires_grad_(False)
 
 

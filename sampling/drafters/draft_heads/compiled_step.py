@@ -19,25 +19,22 @@ from torch import Tensor
 
 from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
 from sampling.models.compiled_pass import (
+    FEW,
     LAYER,
     PASS,
     ROW,
     added,
-    attention,
-    gate_up,
     head,
     inverse_rms,
+    layers,
     mix_entry,
-    norm,
-    place_heads,
-    query_key_value,
     score_entry,
 )
 from sampling.models.fused import BLOCK, FusedCache
 from utils.kernels.blocks import COLUMNS, GROUP
 from utils.kernels.compiler import Entry
-from utils.kernels.products import ROWS, SIZES, columns, columns_entry, quantise, room
-from utils.kernels.quantized_linear import QuantizedLinear
+from utils.kernels.products import ROWS, SIZES, columns, columns_entry, look_up, quantise, room
+from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from utils.kernels.team import introduce, run
 from utils.kernels.vectors import asked, compiled, get64, get_float, load, meet, mul, record_at, share, splat, store
 
@@ -51,8 +48,8 @@ _CHANGING = (
     *("rows", "kept", "fed", "batch", "slots", "row", "keys", "values", "logits", "states"),
     *("kinds", "states_at", "any_theirs", "any_own"),
 )
-_step_at, _pass_at, _layer_at, _row_at = record_at(STEP), record_at(PASS), record_at(LAYER), record_at(ROW)
-_LAYER_SIZE, _ROW_SIZE = LAYER.itemsize, ROW.itemsize
+_step_at, _pass_at, _row_at = record_at(STEP), record_at(PASS), record_at(ROW)
+_ROW_SIZE = ROW.itemsize
 
 
 @compiled
@@ -65,14 +62,14 @@ def normed(x: int, weight: int, size: int, epsilon: Any, to: int, row: int) -> N
             mul(mul(load(x + at), by), load(weight + at)),
             mul(mul(load(x + at + 64), by), load(weight + at + 64)),
         )
-        quantise(low, high, to, row, group, size // GROUP)
+        quantise(low, high, to, row, group, size // GROUP, 0)
 
 
 @compiled
 def nothing(to: int, row: int, groups: int) -> None:
     none = splat(float32(0.0))
     for group in range(groups):
-        quantise(none, none, to, row, group, groups)
+        quantise(none, none, to, row, group, groups, 0)
 
 
 @compiled
@@ -81,7 +78,11 @@ def enter(p: Any, thread: int, team: int) -> None:
     first, last = share(p.rows, thread, team)
     for row in range(first, last):
         kind, state = get64(p.kinds + 8 * row), get64(p.states_at + 8 * row)
-        embedded = p.embed + 4 * p.hidden * _row_at(p.row + row * _ROW_SIZE).id
+        token, embedded = _row_at(p.row + row * _ROW_SIZE).id, p.x + 4 * row * p.hidden
+        if p.embed_layout < 0:
+            embedded = p.embed + 4 * p.hidden * token
+        else:
+            look_up(p.embed_layout, p.embed, token, embedded, p.hidden // GROUP)
         normed(embedded, p.embed_norm, p.hidden, get_float(p.epsilon), p.entered, row)
         if p.any_theirs:
             if kind == THEIRS:
@@ -128,24 +129,7 @@ def _step(record: int) -> None:
     at = meet(p.meeting, team, at, p.sleep)
     join(p, whole, thread, team)
     at = meet(p.meeting, team, at, p.sleep)
-    for index in range(p.layers):
-        layer = _layer_at(p.table + index * _LAYER_SIZE)
-        norm(whole, layer.before, 0, thread, team)
-        at = meet(p.meeting, team, at, p.sleep)
-        query_key_value(whole, layer, thread, team)
-        at = meet(p.meeting, team, at, p.sleep)
-        place_heads(whole, layer, index, thread, team)
-        at = meet(p.meeting, team, at, p.sleep)
-        attention(whole, index, thread, team)
-        at = meet(p.meeting, team, at, p.sleep)
-        added(whole, layer.o, layer.o_layout, p.mixed, p.heads * p.size // GROUP, thread, team)
-        at = meet(p.meeting, team, at, p.sleep)
-        norm(whole, layer.after, 0, thread, team)
-        at = meet(p.meeting, team, at, p.sleep)
-        gate_up(whole, layer, thread, team)
-        at = meet(p.meeting, team, at, p.sleep)
-        added(whole, layer.down, layer.down_layout, p.gated, p.inner // GROUP, thread, team)
-        at = meet(p.meeting, team, at, p.sleep)
+    at = layers(whole, thread, team, at)
     leave(p, thread, team)
     at = meet(p.meeting, team, at, p.sleep)
     head(whole, thread, team)
@@ -204,7 +188,7 @@ class CompiledStep:
             half=1,
             wide=2,
             table=table.ctypes.data,
-            embed=self._address(trunk.embed_tokens.weight),
+            **self._table(trunk.embed_tokens),
             head=out.address,
             head_layout=out.number,
             norm=self._address(trunk.norm.weight),
@@ -223,6 +207,13 @@ class CompiledStep:
             join_own=own.address,
             own_layout=own.number,
         )
+
+    def _table(self, embedding: Any) -> dict[str, int]:
+        """The embedding where it lies: a target's packed one, or numbers as they are."""
+        if isinstance(embedding, QuantizedEmbedding):
+            self._held.append(embedding.packed)
+            return {"embed": embedding.packed.address, "embed_layout": embedding.packed.number}
+        return {"embed": self._address(embedding.weight), "embed_layout": -1}
 
     def _address(self, tensor: Tensor) -> int:
         self._held.append(tensor.detach().to(torch.float32).contiguous())
@@ -328,13 +319,13 @@ class CompiledStep:
             return
         self._prepared = rows, kept, threads, line
         group = self._heads // self._shared
-        scores = (ROWS + 1) * group * line
+        scores, normed = (ROWS + 1) * group * line, room(max(rows, kept), self._hidden)
         buffer = -(-(4 * ROWS * group * (self._size + 1) + 256 * ROWS) // 64) * 64
-        self._set(scores_row=line, scores_size=scores, buffer_size=buffer)
+        self._set(scores_row=line, scores_size=scores, buffer_size=buffer, normed_size=normed)
         sizes = {
             "x": 4 * rows * self._hidden,
             "qkv": 4 * rows * (self._heads + 2 * self._shared) * self._size,
-            "normed": room(max(rows, kept), self._hidden),
+            "normed": normed * (threads if rows <= FEW else 1),
             "mixed": room(rows, self._heads * self._size),
             "gated": room(rows, self._inner),
             "entered": room(rows, self._hidden),

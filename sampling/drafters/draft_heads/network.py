@@ -114,7 +114,8 @@ class StudentNetwork:
         frozen = take is not as_it_is
         self.kind, self.window, self.layers = config.kind, config.window, config.num_hidden_layers
         self.vocab_size, self.context = config.vocab_size, config.max_position_embeddings
-        self._embed = cast(nn.Embedding, trunk.embed_tokens)
+        self._embed = trunk.embed_tokens
+        self.device, self.dtype = student.lm_head.weight.device, student.lm_head.weight.dtype
         self._ids = student.ids if config.short_list else None
         self.compiled: Any = None  # the whole pass, where it is one compiled call: nothing else is made then
         if take is _rounded and _compilable(student):
@@ -152,14 +153,6 @@ class StudentNetwork:
             self._fc = take(trunk.fc)
             self._all = norm_of(trunk.input_norm, frozen) if config.norm_before_fc else nn.Identity()
             self._each = [norm_of(norm, frozen) for norm in trunk.fc_norm] if config.fc_norm else []
-
-    @property
-    def device(self) -> torch.device:
-        return self._embed.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._embed.weight.dtype
 
     @property
     def takes_trees(self) -> bool:
@@ -271,14 +264,13 @@ class StudentNetwork:
 
 def _compilable(student: DraftHead) -> bool:
     """Whether the whole pass of this rounded head can be one compiled call: a feature head of the usual shape."""
-    config, trunk = student.config, cast(Any, student.model)
+    config = student.config
     sizes = (config.hidden_size, config.large_hidden_size, config.intermediate_size, config.head_dim)
     plain = not (config.project or config.norm_output or config.qk_norm or config.attention_bias) and config.final_norm
-    dense = trunk.embed_tokens.weight.dtype == torch.float32
     return (
         config.kind == "feature"
         and plain
-        and dense
+        and student.lm_head.weight.dtype == torch.float32
         and not any(size % GROUP for size in sizes)
         and fits(student.lm_head.weight)
     )
