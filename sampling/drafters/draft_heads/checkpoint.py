@@ -41,11 +41,13 @@ def is_draft_head(folder: str | Path) -> bool:
     return head_kind(folder) is not None
 
 
-def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] | None = None) -> int:
+def save_student(
+    folder: str | Path, student: DraftHead, about: dict[str, Any] | None = None, *, published: bool = False
+) -> int:
     """Write the folder and return the bytes of its weights; each file appears whole or not at all.
 
-    `about` joins the configuration: `tokenizer` (a fingerprint), `target`, figures … An EAGLE-3 head is written in the
-    published format. Raises OSError (a full disk) with an earlier version of the files left as it was.
+    `about` joins the configuration: `tokenizer` (a fingerprint), `target`, figures … An EAGLE-3 head is written as
+    *speculators* does where `published` says so. Raises OSError (a full disk) with an earlier version of the files left as it was.
     """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -55,7 +57,7 @@ def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] |
     tensors = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in own.items()}
     if config.short_list:
         tensors[IDS] = student.ids.to("cpu", torch.int32).contiguous()
-    if config.kind == "eagle":
+    if published:
         stored, tensors = as_published(config.to_dict(), tensors, about or {})
     else:
         stored = {

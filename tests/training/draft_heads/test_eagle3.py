@@ -109,7 +109,12 @@ def rounded(head: DraftHead) -> DraftHead:
 def test_it_is_written_in_the_published_format_and_read_back(tmp_path: Path) -> None:
     target = large()
     head = rounded(new(target))
-    save_student(tmp_path, head, {"verifier": {"name_or_path": "org/Large", "architectures": ["X"]}, "tokenizer": "t"})
+    save_student(
+        tmp_path,
+        head,
+        {"verifier": {"name_or_path": "org/Large", "architectures": ["X"]}, "tokenizer": "t"},
+        published=True,
+    )
     config = json.loads((tmp_path / "config.json").read_text())
     assert head_kind(tmp_path) == "eagle"
     assert config["speculators_model_type"] == "eagle3"
@@ -173,7 +178,7 @@ def test_its_readers_compute_what_was_trained(reader: Any, tmp_path: Path) -> No
 def test_without_a_reduced_vocabulary_nothing_says_which_ids_are_drafted(tmp_path: Path) -> None:
     target = large()
     head = new(target, None)
-    save_student(tmp_path, head)
+    save_student(tmp_path, head, published=True)
     read = load_student(tmp_path, target)
     assert not len(read.ids)
     torch.testing.assert_close(read.lm_head.weight, head.lm_head.weight.bfloat16().float())
