@@ -46,8 +46,8 @@ def save_student(
 ) -> int:
     """Write the folder and return the bytes of its weights; each file appears whole or not at all.
 
-    `about` joins the configuration: `tokenizer` (a fingerprint), `target`, figures … An EAGLE-3 head is written as
-    *speculators* does where `published` says so. Raises OSError (a full disk) with an earlier version of the files left as it was.
+    `about` joins the configuration: `tokenizer` (a fingerprint), `target`, figures … `published`: an EAGLE-3 head, as
+    *speculators* writes it. Raises OSError (a full disk) with an earlier version of the files left as it was.
     """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
