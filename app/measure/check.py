@@ -55,7 +55,8 @@ def check_pair(
 ) -> int:
     """Load the pair and print what it is made of and that it fits; 0.
 
-    With `speed` also the time of passes over 1 … 16 tokens, the cost of drafting and the parts of a round. Raises
+    With `speed` also the time of passes over 1 … 16 tokens, the cost of drafting, the parts of a round, and what a
+    file's own bits give beside the same numbers in float. Raises
     UserError (exit code 1) with the reason where the pair cannot be loaded or does not fit, its own tables or
     draft head included; others that the pair names have a line each. What was rounded at load is measured beside the
     float weights. `asked` (see
@@ -81,7 +82,7 @@ def check_pair(
                 raise
             raise UserError(f"{error}{would}") from None
         found = [*_shared(loaded), *_translated(engine), *_memory(engine, before)]
-        found += rounding_lines(engine, given, progress, interrupted)
+        found += rounding_lines(engine, given, speed, progress, interrupted)
     console = _console(settings.color)
     console.print(_models(loaded))
     for line in [*found, *_draft_heads(engine), *(f"note: {note}" for note in loaded.notes)]:

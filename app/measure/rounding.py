@@ -1,10 +1,11 @@
-"""What it costs to round a model at load, its weights or what its products take in: KL, agreement and time.
+"""What it costs to round a model, its weights or what its products take in: KL, agreement, perplexity and time.
 
 Reads the built-in questions with both, so for a moment its float weights are in memory too. Knows no drafting.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from typing import Any, cast
@@ -32,9 +33,10 @@ OURS = {"int8": "q8", "nf4": "q4", "fp4": "q4"}  # bitsandbytes' kinds, and ours
 
 
 def rounding_lines(
-    engine: PairEngine, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
+    engine: PairEngine, options: LoadOptions, files: bool, progress: Progress, cancelled: Callable[[], bool]
 ) -> list[str]:
-    """A line for the target and for a drafter that is a model, where the weights were rounded at load."""
+    """A line for the target and for a drafter that is a model, where something was rounded at load; with `files` also
+    where a file's own bits are computed with, whose float weights are the same numbers."""
     loaded, found = engine.loaded, [(engine.loaded.target, engine.loaded.spec.target, engine.target)]
     if loaded.drafter is not None and isinstance(engine.drafter, CausalLM):
         found.append((loaded.drafter, cast(ModelSpec, loaded.spec.drafter), engine.drafter))
@@ -43,7 +45,8 @@ def rounding_lines(
     texts = [engine.tokenizer(turn)["input_ids"] for _, turns in PROMPTS for turn in turns]
     lines = []
     for model, spec, lm in found:
-        if model.quantization in (*KINDS, *BITSANDBYTES) or options.activations == "q8":
+        rounded = model.quantization in (*KINDS, *BITSANDBYTES) or options.activations == "q8"
+        if rounded or (files and model.quantization != "none"):
             bare = spec.model_copy(update={"quantization": "none"})
 
             def unrounded(kind: str, model: LoadedModel = model, bare: Any = bare) -> Network:
@@ -69,24 +72,29 @@ def _line(
         return f"what {shown} costs {model.name} is not known: {error}"
     turns = {name: passes(one, (1,), CONTEXT)[1] for name, one in {"none": plain, **others}.items()}
     ms = {name: 1e3 * statistics.median(laps) for name, laps in timed(turns, REPEATS, model.device).items()}
-    said = []
+    said, own = [], 0.0
     for name, one in others.items():
-        kl, agreed = divergence(plain, one, texts)
-        said.append(f"{name} has KL {kl:.2g}, greedy agreement {agreed:.4f}, {ms[name]:.1f} ms a pass")
+        kl, agreed, own, perplexity = divergence(plain, one, texts)
+        shares = f"KL {kl:.2g}, greedy agreement {agreed:.4f}, perplexity {perplexity:.3f}"
+        said.append(f"{name} has {shares}, {ms[name]:.1f} ms a pass")
     of = f"over {sum(map(len, texts))} tokens of the built-in questions"
-    return f"{model.name} beside its float weights ({ms['none']:.1f} ms a pass) {of}: {'; '.join(said)}"
+    floats = f"perplexity {own:.3f}, {ms['none']:.1f} ms a pass"
+    return f"{model.name} beside its float weights ({floats}) {of}: {'; '.join(said)}"
 
 
 @torch.inference_mode()
-def divergence(plain: Network, other: Network, texts: list[list[int]]) -> tuple[float, float]:
-    """Mean KL(plain ‖ other) of the next token over all places of `texts`, and how often the likeliest are the same."""
-    total = torch.zeros(3, dtype=torch.float64)
+def divergence(plain: Network, other: Network, texts: list[list[int]]) -> tuple[float, float, float, float]:
+    """Mean KL(plain ‖ other) of the next token over all places of `texts`, how often the likeliest are the same, and
+    the perplexity of both."""
+    total = torch.zeros(5, dtype=torch.float64)
     for ids in texts:
         p, q = (_log_probs(network, ids) for network in (plain, other))
-        agreed = (p.argmax(-1) == q.argmax(-1)).sum()
-        total += torch.tensor([float((p.exp() * (p - q)).sum()), float(agreed), len(ids)], dtype=torch.float64)
-    kl, agreed, count = total.tolist()
-    return kl / count, agreed / count
+        follows = torch.tensor(ids[1:])[:, None]
+        told = [float(one[:-1].gather(1, follows).sum()) for one in (p, q)]
+        agreed = float((p.argmax(-1) == q.argmax(-1)).sum())
+        total += torch.tensor([float((p.exp() * (p - q)).sum()), agreed, *told, len(ids)], dtype=torch.float64)
+    kl, agreed, *told, count = total.tolist()
+    return kl / count, agreed / count, *(math.exp(-one / (count - len(texts))) for one in told)
 
 
 def _log_probs(network: Network, ids: list[int]) -> torch.Tensor:
