@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -68,7 +69,9 @@ def grown(
         told = [promised * chance for chance in chances[: budget.depth[0]]]
         nodes = worthwhile(told, budget.costs)
         path = tuple(rank for rank in range(nodes) if noise.random() < chances[rank])
-        pace.observe([tree_step(nodes, (-1,) * nodes, path, 0.002, v(nodes + 1))], sum(told[:nodes]))
+        above = {node: parent for parent, node in pairwise(path)}  # each accepted one stands below the one before
+        parents = tuple(above.get(node, -1) for node in range(nodes))
+        pace.observe([tree_step(nodes, parents, path, 0.002, v(nodes + 1))], sum(told[:nodes]))
         sizes.append(nodes)
     return pace, sizes
 
