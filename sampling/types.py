@@ -107,6 +107,8 @@ class Distributions(Protocol):
     """A verifier's processed distributions at the root and after each node of a draft, worked out where they are asked
     for."""
 
+    quick: bool  # `drawn` works out no distribution
+
     def at(self, rows: Tensor, nodes: Tensor) -> Tensor: ...  # [M] places, [M] nodes (-1: the root) → [M, V]
     def all(self) -> Tensor: ...  # [B, N+1, V]
     def drawn(self, row: int, node: int, position: tuple[int, int]) -> int: ...  # the token there, by this key's noise

@@ -32,6 +32,7 @@ from sampling.events import BeamStep, Event, Finished, Prefill, Reason, Step, to
 from sampling.stats.metrics import Meter
 
 FRAMES_A_SECOND = 12
+DRAWING = 0.04  # of the time between two frames, at most
 
 
 def look_of(console: Console, settings: Settings) -> Look:
@@ -159,12 +160,15 @@ def play(
     draw: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Run a race to its end, drawing between rounds at most 12 times a second."""
+    """Run a race to its end, drawing between rounds at most 12 times a second, and less often where drawing takes long:
+    frames are dropped, never tokens."""
+    began = clock()
     draw()
     last = clock()
     for index, event in race:
         tracks[index].feed(event)
-        if clock() - last >= 1 / FRAMES_A_SECOND:
+        if (now := clock()) >= last + max(1 / FRAMES_A_SECOND, (last - began) / DRAWING):
+            began = now
             draw()
             last = clock()
 

@@ -7,7 +7,7 @@ drafter that falls silent is not overrated. Knows outcomes only: no tokens, dist
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import mul
 
 from sampling.events import Step
@@ -18,10 +18,6 @@ MEMORY = 0.98  # what an outcome keeps of its weight in the steady mean from rou
 SHIFT = 0.5  # quick and steady mean so far apart: the text has changed
 GIVEN_WEIGHT = 0.1  # of the newest round in the chance that a position is drafted at all
 BORROWED = 6.0  # outcomes that the position before is worth as a guess for this one
-RANK_PRIOR, RANK_WORTH = 0.5, 2.0  # chance of the best node of a tree, and outcomes that it is worth
-RANK_BORROWED = 8.0  # outcomes that the node before is worth as a guess for this one
-RANK_FALL = 0.8  # how likely that guess thinks it, relative to the node before
-RANK_MEMORY = 0.99  # single nodes hold seldom: their chances need more rounds than positions do
 
 
 def chain_accepted(step: Step) -> int:
@@ -81,7 +77,11 @@ class Acceptance:
     @property
     def alphas(self) -> list[float]:
         """The estimates, first position first."""
-        return _leaning(self._sum, self._count, PRIOR, 1.0, BORROWED)
+        found: list[float] = []
+        for total, count in zip(self._sum, self._count, strict=True):
+            guess, worth = (found[-1], BORROWED) if found else (PRIOR, 0.0)
+            found.append((total + worth * guess) / (count + worth))
+        return found
 
     def _learn(self, place: int, outcome: float) -> None:
         before = self.alphas[place]
@@ -95,46 +95,6 @@ class Acceptance:
             self._sum[place], self._count[place] = quick * worth, worth
             for deeper in range(place + 1, len(self._sum)):
                 self._sum[deeper], self._count[deeper], self._quick[deeper] = 0.0, 0.0, None
-
-
-class Ranks:
-    """Estimates for trees whose best nodes come first: how often node r is on the accepted path, drafted or not.
-
-    `alphas` are the ratios of neighbours, so that :func:`expected_tokens` gives 1 + Σ_{r≤N} of those chances.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._sum = [RANK_WORTH * RANK_PRIOR] + [0.0] * (limit - 1)
-        self._count = [RANK_WORTH] + [0.0] * (limit - 1)
-        self.given = [1.0] * limit  # P(node r is drafted | it is asked for)
-
-    def learn(self, steps: Sequence[Step]) -> None:
-        """One round, a Step a row."""
-        self._sum = [RANK_MEMORY * total for total in self._sum]
-        self._count = [RANK_MEMORY * count for count in self._count]
-        for step in steps:
-            for rank in range(min(step.gamma, len(self._sum))):
-                self._sum[rank] += rank in step.path
-                self._count[rank] += 1.0
-                self.given[rank] += (float(len(step.drafted) > rank) - self.given[rank]) * GIVEN_WEIGHT
-
-    @property
-    def chances(self) -> list[float]:
-        """P(node r is drafted and accepted | it is asked for), best node first; an untried one leans on the last."""
-        return _leaning(self._sum, self._count, RANK_PRIOR, RANK_FALL, RANK_BORROWED)
-
-    @property
-    def alphas(self) -> list[float]:
-        return [here / before for before, here in pairwise([1.0, *self.chances])]
-
-
-def _leaning(sums: list[float], counts: list[float], prior: float, fall: float, borrowed: float) -> list[float]:
-    """Means, each of which leans on `fall` times the one before it as if that were so many outcomes more."""
-    found: list[float] = []
-    for total, count in zip(sums, counts, strict=True):
-        guess, worth = (fall * found[-1], borrowed) if found else (prior, 0.0)
-        found.append((total + worth * guess) / (count + worth))
-    return found
 
 
 def expected_tokens(alphas: Sequence[float]) -> list[float]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sampling.events import Step
-from sampling.gamma.acceptance_estimate import Acceptance, Ranks, expected_tokens
+from sampling.gamma.acceptance_estimate import Acceptance, expected_tokens
 from sampling.gamma.costs import Costs
 from sampling.types import Budget
 
@@ -107,7 +107,7 @@ class GoodputController:
         self.gamma_max, self.whole = gamma_max, whole is not None
         # What rounds cost is the machine's, not the text's: it may outlive the controller.
         self.costs = self._learned = Costs() if costs is None else costs
-        self.acceptance: Acceptance | Ranks = Acceptance(gamma_max)
+        self.acceptance = Acceptance(gamma_max)
         self.last: int | None = None  # gamma of the last round
         self.chosen = 0  # gamma of the last round that was neither a probe nor a plain pass for timing
         self.rounds = self.probes = 0

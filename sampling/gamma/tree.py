@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sampling.events import Step
-from sampling.gamma.acceptance_estimate import MEMORY, Ranks, chain_accepted, expected_tokens
+from sampling.gamma.acceptance_estimate import MEMORY, chain_accepted, expected_tokens
 from sampling.gamma.costs import Costs
 from sampling.gamma.goodput import GAMMA_MAX, SLACK, GoodputController
 from sampling.types import Budget, NodeCosts, Traits, Tree
@@ -40,7 +40,6 @@ class BestFirstController(GoodputController):
 
     def __init__(self, gamma_max: int = MOST_NODES, costs: Costs | None = None) -> None:
         super().__init__(gamma_max, costs)
-        self.acceptance = Ranks(gamma_max)
         self._predicted = self._accepted = self._time = self._tokens = 0.0
 
     def budget(self, rows: list[int]) -> Budget:
@@ -53,7 +52,7 @@ class BestFirstController(GoodputController):
         return replace(found, costs=NodeCosts(self.costs.v(found.depth[0] + 1), trust, rate))
 
     def _best(self, rows: int) -> int:
-        """Nodes are judged one by one when they are known; rows of a batch get chains, judged by their past."""
+        """Nodes are judged one by one when they are known; rows of a batch get chains, judged as chains."""
         return super()._best(rows) if rows > 1 else self.reach
 
     def observe(self, steps: list[Step], predicted: float = 0.0) -> None:
@@ -61,7 +60,8 @@ class BestFirstController(GoodputController):
             (step,) = steps
             self._predicted = MEMORY * self._predicted + predicted
             self._accepted = MEMORY * self._accepted + len(step.path) * (predicted > 0)
-            time = self.costs.v(len(step.drafted) + 1)[-1] + self.costs.c * len(step.drafted)
+            plain = self.costs.plain or step.verify_s
+            time = self.costs.v(len(step.drafted) + 1)[-1] + (step.draft_s + step.sample_s) / plain
             self._time = MEMORY * self._time + time
             self._tokens = MEMORY * self._tokens + len(step.emitted)
         super().observe(steps, predicted)

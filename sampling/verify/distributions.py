@@ -34,6 +34,7 @@ class LazyDistributions:
         self._known: dict[tuple[int, int], Tensor] = {}
         self._glances: dict[tuple[int, int], Seen] = {}
         self._walks = at_hand() and logits.shape[-1] >= MANY_IDS and _readable(logits)
+        self.quick = self._walks and (sampler.greedy or sampler.tempered is not None)
 
     def all(self) -> Tensor:
         if self._all is None:
@@ -58,7 +59,7 @@ class LazyDistributions:
         compiler is at hand a walk over the logits draws, and what it cannot tell apart the sampler decides.
         """
         sampler, temperature = self._sampler, self._sampler.tempered
-        if self._walks and (sampler.greedy or temperature is not None):
+        if self.quick:
             state = None if temperature is None else sampler.noise_state(*position)
             seen = self._glances[row, node] = Seen(self._logits[row, node + 1], temperature or 0.0, state)
             if seen.walk.drawn >= 0:

@@ -63,8 +63,8 @@ def rule_of(drafter: Drafter, sampler: Sampler) -> Rule:
 
 def verify_points(draft: Draft, keys: Tensor, distributions: Distributions, sampler: Sampler) -> tuple[Tensor, Tensor]:
     """Point masses: down to the child that is drawn."""
-    if len(keys) == 1:
-        return verify_points_of_one_row(draft, keys, distributions, sampler)
+    if len(keys) == 1 or distributions.quick:
+        return walk_down(draft, keys, distributions)
     tokens, table = F.pad(draft.tokens.cpu(), (0, 1), value=-1), children(draft.parents, draft.tokens.shape[1])
 
     def examine(here: Tensor, active: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,25 +96,26 @@ def verify_drawn(draft: Draft, keys: Tensor, distributions: Distributions, sampl
     return descend(draft, keys, examine)
 
 
-def verify_points_of_one_row(
-    draft: Draft, keys: Tensor, distributions: Distributions, sampler: Sampler
-) -> tuple[Tensor, Tensor]:
-    """:func:`verify_points` for one row, without tensors of one element: down to the child that is drawn until there is
-    none. Path [1, depth] and token [1].
+def walk_down(draft: Draft, keys: Tensor, distributions: Distributions) -> tuple[Tensor, Tensor]:
+    """:func:`verify_points` row by row on the host, without tensors of one element: down to the child that is drawn
+    until there is none. Path [B, depth] and token [B].
     """
-    kids: dict[tuple[int, int], int] = {}  # by node above and token
     count = draft.tokens.shape[1]
-    for node, (parent, token) in enumerate(zip(above(draft.parents, count), draft.tokens[0].tolist(), strict=True)):
-        if token >= 0:
-            kids.setdefault((parent, token), node)
-    path, ((row, start),) = [-1], keys.tolist()  # the root, then accepted nodes
-    while True:
-        token = distributions.drawn(0, path[-1], (row, start + len(path) - 1))
-        if (path[-1], token) not in kids:
-            break
-        path.append(kids[path[-1], token])
-    room = depth_of(draft.parents, count) + 1 - len(path)
-    return torch.tensor([[*path[1:], *[-1] * room]], dtype=torch.long), torch.tensor([token])
+    parents, depth, paths, tokens = above(draft.parents, count), depth_of(draft.parents, count), list[list[int]](), []
+    for place, (drafted, (row, start)) in enumerate(zip(draft.tokens.tolist(), keys.tolist(), strict=True)):
+        kids: dict[tuple[int, int], int] = {}  # by node above and token
+        for node, (parent, token) in enumerate(zip(parents, drafted, strict=True)):
+            if token >= 0:
+                kids.setdefault((parent, token), node)
+        path = [-1]  # the root, then accepted nodes
+        while True:
+            token = distributions.drawn(place, path[-1], (row, start + len(path) - 1))
+            if (path[-1], token) not in kids:
+                break
+            path.append(kids[path[-1], token])
+        paths.append([*path[1:], *[-1] * (depth + 1 - len(path))])
+        tokens.append(token)
+    return torch.tensor(paths, dtype=torch.long), torch.tensor(tokens)
 
 
 def children(parents: Tensor | None, count: int) -> Tensor:

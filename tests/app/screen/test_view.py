@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import StringIO
 
 import pytest
@@ -18,6 +18,7 @@ from syrupy.assertion import SnapshotAssertion
 from app.lanes.comparison import Comparison
 from app.screen.figures import PaneData, StatsLines, note, positions
 from app.screen.legend import meanings
+from app.screen.live import play
 from app.screen.palette import PALETTES, Look
 from app.screen.panes import Pane, SideBySide, pieces_of
 from app.screen.rows import Chunks, Drawn, Row, shared
@@ -453,3 +454,27 @@ def test_a_slowed_race_says_so_on_every_width() -> None:
         panes = [PaneData(name, SPANS, SPEC, "running", limit=128, slow=8) for name in ("ar", "spec")]
         top, *_ = shown(Frame(panes, Look(width, None, color=False))).split("\n")
         assert "33/128 tok, slow 8" in top
+
+
+@pytest.mark.parametrize(("frame_s", "most"), [(0.0001, 13), (0.02, 3)])
+def test_frames_are_dropped_where_drawing_takes_long_and_tokens_never(frame_s: float, most: int) -> None:
+    """A second of 400 rounds: at most 12 frames and the first, and no more than 4% of the time."""
+    now, drawn, fed = [0.0], list[float](), list[int]()
+
+    class Reader:
+        def feed(self, event: int) -> None:
+            fed.append(event)
+
+    def race() -> Iterator[tuple[int, int]]:
+        for event in range(400):
+            now[0] += 1 / 400
+            yield 0, event
+
+    def draw() -> None:
+        drawn.append(now[0])
+        now[0] += frame_s
+
+    play(race(), [Reader()], draw, lambda: now[0])  # type: ignore[arg-type, list-item]
+    assert fed == list(range(400))
+    assert 1 < len(drawn) <= most
+    assert frame_s * (len(drawn) - 1) <= 0.045 * now[0]

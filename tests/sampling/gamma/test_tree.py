@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from sampling.drafters.tables.tree import may_grow, worthwhile
 from sampling.events import Step
-from sampling.gamma.acceptance_estimate import Ranks, chain_accepted, expected_tokens
+from sampling.gamma.acceptance_estimate import chain_accepted
 from sampling.gamma.tree import BestFirstController, Rescue, SidewaysController
 from sampling.types import NodeCosts
 from tests.support.pacing import PLAIN, flat, make_step, packed, unpacked
@@ -33,16 +34,6 @@ BESIDE = (-1, 0, -1, -1, 0)  # a chain of two, two siblings of its first node an
 @pytest.mark.parametrize(("path", "kept"), [((), 0), ((0,), 1), ((0, 1), 2), ((2,), 0), ((0, 4), 1)])
 def test_how_much_of_the_chain_was_accepted(path: tuple[int, ...], kept: int) -> None:
     assert chain_accepted(tree_step(2, BESIDE, path)) == kept
-
-
-def test_ranks_learn_the_chance_of_every_node() -> None:
-    ranks = Ranks(4)
-    for turn in range(400):
-        path = (0, 2) if turn % 2 else (1,) if turn % 4 else ()
-        ranks.learn([tree_step(3, (-1, -1, 0), path)])
-    assert ranks.chances[:3] == pytest.approx([0.5, 0.25, 0.5], abs=0.03)
-    assert expected_tokens(ranks.alphas)[3] == pytest.approx(1 + sum(ranks.chances[:3]))
-    assert ranks.chances[3] == pytest.approx(0.8 * ranks.chances[2])  # never tried: somewhat less than the one before
 
 
 def test_siblings_are_judged_where_the_chain_was_refused() -> None:
@@ -78,7 +69,9 @@ def grown(
         told = [promised * chance for chance in chances[: budget.depth[0]]]
         nodes = worthwhile(told, budget.costs)
         path = tuple(rank for rank in range(nodes) if noise.random() < chances[rank])
-        pace.observe([tree_step(nodes, (-1,) * nodes, path, 0.002, v(nodes + 1))], sum(told[:nodes]))
+        above = {node: parent for parent, node in pairwise(path)}  # each accepted one stands below the one before
+        parents = tuple(above.get(node, -1) for node in range(nodes))
+        pace.observe([tree_step(nodes, parents, path, 0.002, v(nodes + 1))], sum(told[:nodes]))
         sizes.append(nodes)
     return pace, sizes
 

@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from sampling import sampler as drawing
+from sampling.drafters.tables.tree import thought_likely
 from sampling.sampler import KeyedSampler
+from sampling.types import Draft, Rule, Verdict
+from sampling.verify import distributions
+from sampling.verify.round_metrics import RoundMetrics
+from sampling.verify.rules import verify
 from tests.support.quantized import keep_code
 from utils.kernels.instruction_sets import instruction_set, why_not
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
@@ -87,6 +92,42 @@ def test_two_that_are_too_near_each_other_are_left_to_the_sampler() -> None:
         logits[7], logits[9] = 0.0, float((noise[9] / noise[7]).log()) + off  # p / E of both alike but for this
         drawn = walks.walk(logits.data_ptr(), len(logits), 2, sampler.noise_state(0, 0), 1.0).drawn
         assert drawn == (9 if decided else -1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_a_walk_judges_and_tells_is_what_whole_distributions_do(
+    rows: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import utils.kernels.walk  # noqa: F401  (with it the compiler is at hand)
+
+    logits = 4 * torch.randn(rows, 6, 4112, generator=torch.Generator().manual_seed(4))
+    sampler = KeyedSampler(LogitsProcessor(temperature), seed=3)
+    keys = torch.tensor([[row, 7] for row in range(rows)])
+    drawn = [int(sampler.draw(sampler.probs(logits[row, :1], []), keys[row : row + 1])) for row in range(rows)]
+    tokens = torch.tensor([[drawn[row], 11, 12, 13, drawn[0]] for row in range(rows)])
+    draft = Draft(tokens, parents=torch.tensor([-1, -1, 0, 0, 1]))
+
+    def judged() -> tuple[Verdict, RoundMetrics]:
+        found = verify(logits, draft, [[1]] * rows, keys, sampler, Rule.POINT)
+        return found, RoundMetrics.of(found, draft)
+
+    (quick, told), nodes = judged(), torch.tensor([-1, 0])
+    assert not isinstance(quick.distributions, torch.Tensor)
+    assert quick.distributions.quick
+    near = thought_likely(quick, [-1, 0])
+    monkeypatch.setattr(distributions, "at_hand", lambda: False)
+    (whole, said) = judged()
+    assert torch.equal(quick.path, whole.path)
+    assert torch.equal(quick.token, whole.token)
+    for row in range(rows):
+        assert told.gaps[row] == pytest.approx(said.gaps[row], rel=1e-5)
+        assert told.target_p[row] == pytest.approx(said.target_p[row], rel=1e-4)
+    likely = whole.at(torch.zeros_like(nodes), nodes).topk(4)
+    for found, ids, chances in zip(near, likely.indices.tolist(), likely.values.tolist(), strict=True):
+        count = len(found) if temperature else 1
+        assert [one for one, _ in found] == ids[:count]
+        assert [p for _, p in found] == pytest.approx(chances[:count], rel=1e-4)
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
