@@ -56,18 +56,19 @@ def device_map(
     first, have = next(iter(room)), dict(room)
     if scale * sizes[""] <= have[first]:
         return None
-    ends = {one for one in (model.get_input_embeddings(), model.get_output_embeddings()) if one is not None}
-    kept = {part for part, module in model.named_modules() if module in ends}
-    needed = int(sum(sizes[part] for part in kept))
+    ends = [one for one in (model.get_input_embeddings(), model.get_output_embeddings()) if one is not None]
+    kept = {part: sizes[part] for part, module in model.named_modules() if module in ends}
+    tied = ends[0].weight is ends[-1].weight
+    head = 0 if tied else sum(sizes[part] for part, module in model.named_modules() if module is ends[-1])
     if scale < 1:  # bitsandbytes computes where its weights lie
         have = {place: size for place, size in have.items() if place not in COPIED}
-    have[first] -= needed
+    have[first] -= head  # the embedding comes first by itself
     asked = {place: int(size / scale) for place, size in have.items()}
     found: dict[str, Place] = infer_auto_device_map(
         model, max_memory=asked, no_split_module_classes=list(model._no_split_modules or ()), dtype=dtype
     )
     found |= {part: first for part in found if any(inside(end, part) for end in kept)}
-    if have[first] < 0 or (scale < 1 and "disk" in found.values()):
+    if sum(kept.values()) > room[first] or (scale < 1 and "disk" in found.values()):
         total, free = scale * sizes[""] / 1e9, sum(size for place, size in room.items() if place not in COPIED) / 1e9
         raise UserError(
             f"{name} needs {total:.1f} GB, {free:.1f} GB are free: try --quantization nf4 or a smaller model"
