@@ -24,7 +24,7 @@ from tests.app.lanes.test_draft_heads import KINDS, catalogue, write_student
 from tests.support.runs import answers, emitted, sampler
 from tests.support.students import make_drafter, make_student, make_target
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair
-from utils.loading.spread import main_device
+from utils.device_map import main_device
 from utils.progress import never
 
 SHAPE = {"layers": 4, "hidden": 32}

@@ -254,7 +254,21 @@ def test_lanes_are_one_list() -> None:
     assert len(set(LANES)) == len(LANES)
     trained = ("plain", "glide", "feature", "eagle")
     assert set(LANES) == {
-        *("ar", "spec", "draft", "ngram", "tables", "static", "match", "maxgram", "cascade", "chain", "beam", *trained),
+        *(
+            "ar",
+            "spec",
+            "draft",
+            "ngram",
+            "tables",
+            "static",
+            "match",
+            "suffix",
+            "maxgram",
+            "cascade",
+            "chain",
+            "beam",
+            *trained,
+        ),
         *(f"{first}+{kind}" for first in ("tables", "match") for kind in trained),
     }
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from utils.device_map import COPIED, device_map
 from utils.errors import UserError
-from utils.loading.spread import COPIED, device_map
 
 LAYERS = 8
 CONFIG = LlamaConfig(
