@@ -214,7 +214,7 @@ USAGE_ERRORS = [
     ),
     (
         ["bench", "--methods", "arr"],
-        "error: --methods must be a comma list of ar, spec, draft, ngram, tables, static, match, maxgram, plain, "
+        "error: --methods must be a comma list of ar, spec, draft, ngram, tables, static, match, suffix, maxgram, plain, "
         "glide, feature, eagle, tables+plain, tables+glide, tables+feature, tables+eagle, match+plain, match+glide, "
         "match+feature, match+eagle, cascade, chain, beam, each once, got 'arr'",
     ),

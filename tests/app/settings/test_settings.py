@@ -49,7 +49,7 @@ def test_every_value_offered_on_tab_is_accepted(name: str) -> None:
 
 
 A_LIST = (
-    "a comma list of ar, spec, draft, ngram, tables, static, match, maxgram, plain, glide, feature, eagle, "
+    "a comma list of ar, spec, draft, ngram, tables, static, match, suffix, maxgram, plain, glide, feature, eagle, "
     "tables+plain, tables+glide, tables+feature, tables+eagle, match+plain, match+glide, match+feature, match+eagle, "
     "cascade, chain, beam, each once"
 )
