@@ -38,18 +38,18 @@ def room_of(place: torch.device) -> dict[Place, int]:
 
 
 def device_map(
-    name: str, family: Any, config: Any, dtype: torch.dtype, kind: str, room: Mapping[Place, int]
+    name: str, family: Any, config: Any, dtype: torch.dtype, kind: str, room: Mapping[Place, int], trusted: bool = False
 ) -> dict[str, Place] | None:
     """The device of each part of the model; None where the first device holds all of it.
 
-    `kind`: its quantization. UserError where what must lie on the first device, or a quantized model on the GPUs, does
-    not fit.
+    `kind`: its quantization; `trusted`: code that comes with it may run. UserError where what must lie on the first
+    device, or a quantized model on the GPUs, does not fit.
     """
     from accelerate import infer_auto_device_map, init_empty_weights
     from accelerate.utils import compute_module_sizes
 
     with init_empty_weights():
-        model = family.from_config(config, dtype=dtype)
+        model = family.from_config(config, dtype=dtype, trust_remote_code=trusted)
     model.tie_weights()
     scale = _BYTES.get(kind, dtype.itemsize) / dtype.itemsize
     sizes = compute_module_sizes(model, dtype=dtype)

@@ -65,7 +65,10 @@ def load_model(
         family = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
         spread = None
         if device == "auto" and options.tp_size == 1 and not encodes and kind not in KINDS:
-            spread = device_map(spec.name, family, config, dtype, kind, room_of(place))
+            room = room_of(place)
+            if _weights(folder) * dtype.itemsize / (config.dtype or dtype).itemsize > next(iter(room.values())):
+                with _ONE_AT_A_TIME:
+                    spread = device_map(spec.name, family, config, dtype, kind, room, options.trust_remote_code)
         if plain and place.type == "cpu" and spread is None:
             _check_memory(spec.name, folder, dtype, config.dtype)
         given = {
