@@ -22,7 +22,7 @@ from pathlib import Path
 
 from sampling.drafters.registry import HEADS, ROWS
 
-LOOKUPS = ("ngram", "tables", "static", "match", "maxgram")  # what looks tokens up, in any way
+LOOKUPS = ("ngram", "tables", "static", "match", "suffix", "maxgram")  # what looks tokens up, in any way
 PUBLISHED = ("eagle1", "eagle3")  # heads in their authors' formats
 PROMPT = "Why is the sky blue?"
 
@@ -67,7 +67,7 @@ def _stays(recipe: Recipe, program: str) -> list[str]:
         notes.append(f"{program} reads no {head or first} heads of this program")
     if first in ("tables", "static", "maxgram"):
         notes.append(f"{program} has no n-gram tables or bigrams")
-    if recipe.looks_up and recipe.way != "ngram":
+    if recipe.looks_up and recipe.way != "ngram" and (recipe.way, program) != ("suffix", "vLLM"):
         notes.append("what comes nearest is prompt lookup: fewer drafts, and gamma was not measured for it")
     if recipe.packed:
         notes.append(f"the compiled pass over 4- to 8-bit weights stays here: c and v(n) are others in {program}")
@@ -98,6 +98,9 @@ def _vllm(recipe: Recipe) -> tuple[list[str], str]:
         method = "eagle" if recipe.way == "eagle1" else "eagle3"
         config = {"method": method, "model": recipe.drafter, "num_speculative_tokens": recipe.gamma}
         notes.append("vLLM drafts a chain, no tree")
+    elif recipe.way == "suffix":
+        config = {"method": "suffix", "num_speculative_tokens": recipe.gamma}
+        notes.append("it needs the package arctic-inference there, and reads every answer of the server")
     elif recipe.looks_up:
         bounds = {"prompt_lookup_max": recipe.lookup, "prompt_lookup_min": 1}
         config = {"method": "ngram", "num_speculative_tokens": recipe.gamma, **bounds}

@@ -244,11 +244,9 @@ class CausalSession(Session):
         return twin
 
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """K, V [B, H_kv, S, D] of one layer and the valid length of each row [B]; read only. They are moved to the
-        session's device where the layer lies on another."""
+        """K, V [B, H_kv, S, D] of one layer, where that layer lies, and the valid length of each row [B]; read only."""
         self._settle()
-        key, value = (part.to(self.device) for part in self._cache.layer(layer))
-        return key, value, torch.tensor(list(map(len, self._tokens)))
+        return *self._cache.layer(layer), torch.tensor(list(map(len, self._tokens)))
 
     def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
         """[B, S, K·H] states of the cached tokens, K of them beside each other; needs `open(…, hidden=…)`."""

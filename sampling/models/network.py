@@ -12,9 +12,9 @@ from torch import Tensor
 
 from sampling.models.cache import SlotCache, as_transformers_cache, joined
 from sampling.types import Hidden, KVCache, Network, states_of
+from utils.device_map import main_device
 from utils.errors import UserError
 from utils.kernels.packed_linear import ready
-from utils.loading.spread import main_device
 
 _CROPPABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 _MASKABLE = {"sdpa", "eager"}

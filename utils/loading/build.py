@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from utils.catalogue.specs import ModelSpec
+from utils.device_map import device_map, room_of
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import PackedLinear, lean, pack
 from utils.kernels.quantized_linear import KINDS, narrow_activations, quantize
@@ -19,7 +20,6 @@ from utils.loading.loaded import NO_LIMIT, UNSAID, LoadedModel, LoadOptions
 from utils.loading.packed_gguf import load_packed, make_kernels, runs_as_one, weight_bytes, weight_count
 from utils.loading.quantization import held_bytes, parameter_count, quantization_config
 from utils.loading.quiet import quiet_warnings
-from utils.loading.spread import device_map, room_of
 from utils.progress import Progress, check
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -65,7 +65,10 @@ def load_model(
         family = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
         spread = None
         if device == "auto" and options.tp_size == 1 and not encodes and kind not in KINDS:
-            spread = device_map(spec.name, family, config, dtype, kind, room_of(place))
+            room = room_of(place)
+            if _weights(folder) * dtype.itemsize / (config.dtype or dtype).itemsize > next(iter(room.values())):
+                with _ONE_AT_A_TIME:
+                    spread = device_map(spec.name, family, config, dtype, kind, room, options.trust_remote_code)
         if plain and place.type == "cpu" and spread is None:
             _check_memory(spec.name, folder, dtype, config.dtype)
         given = {

@@ -66,7 +66,7 @@ def load_pair(
         context=target.context,
     )
     found = _with_drafter(pair, spec.drafter, options, progress, cancelled)
-    from utils.loading.spread import spread_note
+    from utils.device_map import spread_note
 
     spread = filter(None, [spread_note(target.name, target.model)])
     return replace(found, notes=(*expanded(spec.target, options, target), *spread, *found.notes))

@@ -180,7 +180,18 @@ def test_lanes_of_a_two_model_cascade_give_plain_decodings_text(
 
 @pytest.mark.parametrize(
     "name",
-    ["static", "match", "maxgram", "cascade", "chain", "match+plain", "match+glide", "match+feature", "tables+feature"],
+    [
+        "static",
+        "match",
+        "suffix",
+        "maxgram",
+        "cascade",
+        "chain",
+        "match+plain",
+        "match+glide",
+        "match+feature",
+        "tables+feature",
+    ],
 )
 @pytest.mark.parametrize("changes", [{}, {"cascade": "model,glide,feature", "k_matrix": K_TWO, "lenience": 3}])
 def test_every_new_lane_is_exact_with_tables_and_trained_drafters(

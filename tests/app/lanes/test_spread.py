@@ -24,7 +24,7 @@ from tests.app.lanes.test_draft_heads import KINDS, catalogue, write_student
 from tests.support.runs import answers, emitted, sampler
 from tests.support.students import make_drafter, make_student, make_target
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair
-from utils.loading.spread import main_device
+from utils.device_map import main_device
 from utils.progress import never
 
 SHAPE = {"layers": 4, "hidden": 32}
@@ -108,11 +108,13 @@ def test_rows_beside_each_other_too(engines: dict[str, PairEngine]) -> None:
 class Elsewhere(Tensor):
     """A tensor of another device: nothing mixes with it before it is moved."""
 
+    moves = True
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.to:
+        if func is Tensor.to and cls.moves:
             return args[0].as_subclass(Tensor)
-        if func is not Tensor.as_subclass and any(type(one) is Tensor and one.dim() for one in args):
+        if func not in (Tensor.as_subclass, Tensor.to) and any(type(one) is Tensor and one.dim() for one in args):
             raise RuntimeError("two devices")
         return super().__torch_function__(func, types, args, kwargs or {})
 
@@ -148,16 +150,11 @@ def test_states_of_several_layers_meet_where_the_first_lies() -> None:
         torch.add(one, other)
 
 
-def test_what_is_not_moved_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong code: keys and values are given as they lie."""
+@pytest.mark.parametrize("kind", ["glide", "feature"])
+def test_what_is_not_moved_is_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_target(8, seed=10)
-    made = make_drafter(make_student("glide", target, seed=2))
+    made = make_drafter(make_student(kind, target, seed=2))
     elsewhere(monkeypatch)
-
-    def kept(self: CausalSession, layer: int) -> Any:
-        self._settle()
-        return *self._cache.layer(layer), torch.tensor(list(map(len, self._tokens)))
-
-    monkeypatch.setattr(CausalSession, "kv", kept)
+    monkeypatch.setattr(Elsewhere, "moves", False)
     with pytest.raises(RuntimeError, match="two devices"):
         answers(CausalLM(target), [HEAD_PROMPT], made, sampler(0.0), length=20)

@@ -32,6 +32,12 @@ CALLS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     ),
     "ngram": (NGRAM, LOOK, "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ", ""),
     "tables": (NGRAM, LOOK, "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ", "has no n-gram tables"),
+    "suffix": (
+        {"method": "suffix", "num_speculative_tokens": 4},
+        LOOK,
+        "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ",
+        "",
+    ),
     "maxgram": (NGRAM, LOOK, "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ", "has no n-gram tables"),
     "glide": (NGRAM, LOOK, "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ", "reads no glide heads"),
     "feature": (NGRAM, LOOK, "prompt_lookup_num_tokens=4, max_matching_ngram_size=3, ", "reads no feature heads"),

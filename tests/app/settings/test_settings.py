@@ -49,7 +49,7 @@ def test_every_value_offered_on_tab_is_accepted(name: str) -> None:
 
 
 A_LIST = (
-    "a comma list of ar, spec, draft, ngram, tables, static, match, maxgram, plain, glide, feature, eagle, "
+    "a comma list of ar, spec, draft, ngram, tables, static, match, suffix, maxgram, plain, glide, feature, eagle, "
     "tables+plain, tables+glide, tables+feature, tables+eagle, match+plain, match+glide, match+feature, match+eagle, "
     "cascade, chain, beam, each once"
 )
@@ -254,7 +254,21 @@ def test_lanes_are_one_list() -> None:
     assert len(set(LANES)) == len(LANES)
     trained = ("plain", "glide", "feature", "eagle")
     assert set(LANES) == {
-        *("ar", "spec", "draft", "ngram", "tables", "static", "match", "maxgram", "cascade", "chain", "beam", *trained),
+        *(
+            "ar",
+            "spec",
+            "draft",
+            "ngram",
+            "tables",
+            "static",
+            "match",
+            "suffix",
+            "maxgram",
+            "cascade",
+            "chain",
+            "beam",
+            *trained,
+        ),
         *(f"{first}+{kind}" for first in ("tables", "match") for kind in trained),
     }
 

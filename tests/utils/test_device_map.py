@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from utils.device_map import COPIED, device_map
 from utils.errors import UserError
-from utils.loading.spread import COPIED, device_map
 
 LAYERS = 8
 CONFIG = LlamaConfig(
@@ -23,7 +23,7 @@ CONFIG = LlamaConfig(
 )
 ENDS = 2 * 300 * 64 * 4  # bytes of embedding and head
 LAYER = (64 * 64 * 3 + 64 * 128 * 3 + 2 * 64) * 4
-WHOLE = ENDS + LAYERS * LAYER + 64 * 4
+WHOLE = ENDS + LAYERS * LAYER + 64 * 4 + 2 * 8 * 4  # the last norm, and how rotary angles turn
 PLENTY = 1 << 40
 
 

@@ -38,36 +38,37 @@ def room_of(place: torch.device) -> dict[Place, int]:
 
 
 def device_map(
-    name: str, family: Any, config: Any, dtype: torch.dtype, kind: str, room: Mapping[Place, int]
+    name: str, family: Any, config: Any, dtype: torch.dtype, kind: str, room: Mapping[Place, int], trusted: bool = False
 ) -> dict[str, Place] | None:
     """The device of each part of the model; None where the first device holds all of it.
 
-    `kind`: its quantization. UserError where what must lie on the first device, or a quantized model on the GPUs, does
-    not fit.
+    `kind`: its quantization; `trusted`: code that comes with it may run. UserError where what must lie on the first
+    device, or a quantized model on the GPUs, does not fit.
     """
     from accelerate import infer_auto_device_map, init_empty_weights
     from accelerate.utils import compute_module_sizes
 
     with init_empty_weights():
-        model = family.from_config(config, dtype=dtype)
+        model = family.from_config(config, dtype=dtype, trust_remote_code=trusted)
     model.tie_weights()
     scale = _BYTES.get(kind, dtype.itemsize) / dtype.itemsize
     sizes = compute_module_sizes(model, dtype=dtype)
     first, have = next(iter(room)), dict(room)
     if scale * sizes[""] <= have[first]:
         return None
-    ends = {one for one in (model.get_input_embeddings(), model.get_output_embeddings()) if one is not None}
-    kept = {part for part, module in model.named_modules() if module in ends}
-    needed = int(sum(sizes[part] for part in kept))
+    ends = [one for one in (model.get_input_embeddings(), model.get_output_embeddings()) if one is not None]
+    kept = {part: sizes[part] for part, module in model.named_modules() if module in ends}
+    tied = ends[0].weight is ends[-1].weight
+    head = 0 if tied else sum(sizes[part] for part, module in model.named_modules() if module is ends[-1])
     if scale < 1:  # bitsandbytes computes where its weights lie
         have = {place: size for place, size in have.items() if place not in COPIED}
-    have[first] -= needed
+    have[first] -= head  # the embedding comes first by itself
     asked = {place: int(size / scale) for place, size in have.items()}
     found: dict[str, Place] = infer_auto_device_map(
         model, max_memory=asked, no_split_module_classes=list(model._no_split_modules or ()), dtype=dtype
     )
     found |= {part: first for part in found if any(inside(end, part) for end in kept)}
-    if have[first] < 0 or (scale < 1 and "disk" in found.values()):
+    if sum(kept.values()) > room[first] or (scale < 1 and "disk" in found.values()):
         total, free = scale * sizes[""] / 1e9, sum(size for place, size in room.items() if place not in COPIED) / 1e9
         raise UserError(
             f"{name} needs {total:.1f} GB, {free:.1f} GB are free: try --quantization nf4 or a smaller model"
