@@ -256,6 +256,7 @@ def _sweep(variants: Variants) -> Plot:
         for axes, (method, rows) in zip(grid, swept.items(), strict=False):
             _panel(axes, rows, variants)
             axes.set_title(named(method))
+        grid[0].set_ylim(bottom=0)  # all panels share it, and it keeps the top that the drawn ones need
 
     height = 3.1 * -(-len(swept) // 3)
     head = ("measured", "least", "most", "expected")
@@ -317,7 +318,6 @@ def _panel(axes: Axes, rows: Sequence[SummaryRow], variants: Variants) -> None:
         axes.axhline(auto.speedup, linestyle=":", color=colour, label="gamma auto")
     axes.axhline(1.0, color=GREY, linewidth=1)
     axes.set_xticks(gammas)
-    axes.set_ylim(bottom=0)
     axes.set_xlabel("gamma")
     axes.legend(loc="lower center", fontsize=7)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure
 
 from app.bench.report import page
 from app.bench.results import PARTS, Run, read_run, time_split
@@ -305,6 +306,27 @@ def test_under_gamma_auto_expected_is_left_out_and_the_rounds_are_drawn() -> Non
         "spec auto drafted": [0.25, 0.0, 0.75],
         "spec auto accepted": [0.5, 0.5, None],
     }
+
+
+def test_the_sweep_shows_the_fastest_panel_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: dict[str, Figure] = {}
+
+    def drawn(draw: Callable[[Figure], None], width: float, height: float, name: str) -> str:
+        draw(figures.setdefault(name, Figure()))
+        return "<svg/>"
+
+    monkeypatch.setattr("app.bench.plots.svg", drawn)
+    speeds = {"plain": (1.1, 1.2), "feature": (1.5, 3.0)}
+    told = [
+        {"method": method, "gamma": gamma, "speedup": speed, "tokens_per_pass": speed}
+        for method, each in speeds.items()
+        for gamma, speed in zip((1, 2), each, strict=True)
+    ]
+    page(Run.model_validate({"summary": [{"method": "ar"}, *told]}), "")
+    for name, least in (("t0-gamma", 0.0), ("t0-tokens", 1.0)):
+        for axes in figures[name].axes:
+            assert axes.get_ylim()[0] == least
+            assert axes.get_ylim()[1] > 3.0 or not axes.lines
 
 
 def test_the_parts_of_a_resumed_run_are_a_small_table(data: dict[str, Any], parsed: Parsed) -> None:
