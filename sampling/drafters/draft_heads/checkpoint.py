@@ -54,7 +54,7 @@ def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] |
     tensors = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in own.items()}
     if config.short_list:
         tensors[IDS] = student.ids.to("cpu", torch.int32).contiguous()
-    if config.kind == "eagle":
+    if config.wide and not config.project:  # what the published format has a place for
         stored, tensors = as_published(config.to_dict(), tensors, about or {})
     else:
         stored = {
