@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.config import KINDS, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_heads.published import as_published, check_verifier, translated
+from sampling.drafters.draft_heads.published import as_published, check_verifier, has_place, translated
 from utils.catalogue.catalogue import FORMAT, head_kind
 from utils.errors import UserError
 from utils.files import write_together
@@ -54,7 +54,7 @@ def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] |
     tensors = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in own.items()}
     if config.short_list:
         tensors[IDS] = student.ids.to("cpu", torch.int32).contiguous()
-    if config.wide and not config.project:  # what the published format has a place for
+    if has_place(config.to_dict(), about or {}):
         stored, tensors = as_published(config.to_dict(), tensors, about or {})
     else:
         stored = {
