@@ -73,7 +73,8 @@ def verifier_of(engine: PairEngine) -> dict[str, Any]:
     spec, model = engine.loaded.spec.target, engine.loaded.target.model
     folder = None if spec.path is None else str(Path(spec.path).expanduser().absolute())
     names = getattr(model.config, "architectures", None) or [type(model).__name__]
-    return {"name_or_path": spec.id or folder, "architectures": list(names)}
+    layers = engine.target.network.layers
+    return {"name_or_path": spec.id or folder, "architectures": list(names), "layers": layers}
 
 
 def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[TextIds], seed: int) -> DraftHead:

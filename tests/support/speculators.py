@@ -23,7 +23,7 @@ def read(folder: Path) -> Any:
 
     config: Any = SpeculatorModelConfig.from_pretrained(folder)
     config.transformer_layer_config._attn_implementation = "eager"
-    model: Any = SpeculatorModel.from_pretrained(folder, config=config)
+    model: Any = SpeculatorModel.from_pretrained(folder, config=config, dtype=torch.float32)
     return model.float().eval()
 
 

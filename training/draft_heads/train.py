@@ -239,8 +239,7 @@ class Training:
         self.worse += 1
         if not self.best or mark["tokens_per_pass"] > self.best["tokens_per_pass"]:
             self.best, self.worse = mark, 0
-            eagle = self.draft_head.config.kind == "eagle"
-            save_student(self.folder, self.draft_head, {**about, "held_out": mark}, published=eagle)
+            save_student(self.folder, self.draft_head, {**about, "held_out": mark})
 
 
 def _flat(facts: dict[str, Any]) -> dict[str, Any]:

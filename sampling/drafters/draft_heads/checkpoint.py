@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.config import KINDS, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.drafters.draft_heads.published import as_published, check_verifier, translated
+from sampling.drafters.draft_heads.published import as_published, check_verifier, has_place, translated
 from utils.catalogue.catalogue import FORMAT, head_kind
 from utils.errors import UserError
 from utils.files import write_together
@@ -41,13 +41,11 @@ def is_draft_head(folder: str | Path) -> bool:
     return head_kind(folder) is not None
 
 
-def save_student(
-    folder: str | Path, student: DraftHead, about: dict[str, Any] | None = None, *, published: bool = False
-) -> int:
+def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] | None = None) -> int:
     """Write the folder and return the bytes of its weights; each file appears whole or not at all.
 
-    `about` joins the configuration: `tokenizer` (a fingerprint), `target`, figures … `published`: an EAGLE-3 head, as
-    *speculators* writes it. Raises OSError (a full disk) with an earlier version of the files left as it was.
+    `about` joins the configuration: `tokenizer` (a fingerprint), `target`, figures … An EAGLE-3 head is written in the
+    published format. Raises OSError (a full disk) with an earlier version of the files left as it was.
     """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -57,7 +55,7 @@ def save_student(
     tensors = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in own.items()}
     if config.short_list:
         tensors[IDS] = student.ids.to("cpu", torch.int32).contiguous()
-    if published:
+    if has_place(config.to_dict(), about or {}):
         stored, tensors = as_published(config.to_dict(), tensors, about or {})
     else:
         stored = {

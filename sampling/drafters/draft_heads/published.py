@@ -146,16 +146,27 @@ def usual_reads(layers: int) -> list[int]:
     return sorted({2, layers // 2, layers - 3})
 
 
+def has_place(config: Found, about: Found) -> bool:
+    """Whether the published format can say this configuration: what the last layer gives it numbers by the layers."""
+    return (
+        config["wide"]
+        and not config["project"]
+        and (min(config["reads"]) >= 0 or "layers" in about.get("verifier", {}))
+    )
+
+
 def as_published(config: Found, own: dict[str, Tensor], about: Found) -> tuple[Found, dict[str, Tensor]]:
     """The reverse for EAGLE-3: our configuration and tensors, by our names (`ids` those of a reduced vocabulary), as
-    *speculators* writes them. `about` says of its target the `verifier` {name_or_path, architectures} and joins in.
+    *speculators* writes them. `about` says of its target the `verifier` {name_or_path, architectures, layers} and joins
+    in.
     """
     tensors = {name.removeprefix("model."): value for name, value in own.items() if name != "lm_head.ids"}
     count = config["vocab_size"]
     if (ids := own.get("lm_head.ids")) is not None:
         tensors["d2t"] = ids.long() - torch.arange(len(ids))
         tensors["t2d"] = torch.zeros(count, dtype=torch.bool).index_fill_(0, ids.long(), True)
-    verifier = about.get("verifier", {"name_or_path": None, "architectures": []})
+    verifier = {"name_or_path": None, "architectures": [], **about.get("verifier", {})}
+    layers = verifier.pop("layers", None)
     proposal = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
     inner = {name: config[name] for name in (*_SAME, "attention_bias")}
     rope = {"rope_type": "default", **config["rope"], "rope_theta": config["rope_theta"]}
@@ -171,7 +182,7 @@ def as_published(config: Found, own: dict[str, Tensor], about: Found) -> tuple[F
             "verifier": verifier,
         },
         "draft_vocab_size": config["short_list"] or count,
-        "eagle_aux_hidden_state_layer_ids": list(config["reads"]),
+        "eagle_aux_hidden_state_layer_ids": [layers if one < 0 else one for one in config["reads"]],
         "embed_requires_grad": False,
         "target_hidden_size": None,
         "tie_word_embeddings": False,

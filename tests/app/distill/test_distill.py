@@ -52,7 +52,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One of as many layers as EAGLE-3 needs."""
-    return counting_target(tmp_path_factory.mktemp("deep") / "target", layers=7)
+    return counting_target(tmp_path_factory.mktemp("deep") / "target", steps=140, layers=7)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +110,7 @@ def rounded(head: DraftHead) -> DraftHead:
 def test_it_is_written_in_the_published_format_and_read_back(tmp_path: Path) -> None:
     target = large()
     head = rounded(new(target))
-    save_student(
-        tmp_path,
-        head,
-        {"verifier": {"name_or_path": "org/Large", "architectures": ["X"]}, "tokenizer": "t"},
-        published=True,
-    )
+    save_student(tmp_path, head, {"verifier": {"name_or_path": "org/Large", "architectures": ["X"]}, "tokenizer": "t"})
     config = json.loads((tmp_path / "config.json").read_text())
     assert head_kind(tmp_path) == "eagle"
     assert config["speculators_model_type"] == "eagle3"
@@ -175,10 +171,26 @@ def test_its_readers_compute_what_was_trained(reader: Any, tmp_path: Path) -> No
         close(one, other[HELD + step])
 
 
+@pytest.mark.parametrize(("about", "stored"), [({"verifier": {"layers": 8}}, [2, 5, 8]), ({}, None)])
+def test_the_last_layers_output_is_numbered_where_the_layers_are_known(
+    about: dict[str, Any], stored: list[int] | None, tmp_path: Path
+) -> None:
+    """Without that number the head stays in this program's own format, and is read back all the same."""
+    target = large()
+    shape = replace(new(target).config, reads=(2, 5, -1))
+    head = rounded(new_draft_head(shape, target, SHORT, [], seed=1))
+    save_student(tmp_path, head, about)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config.get("eagle_aux_hidden_state_layer_ids") == stored
+    read = load_student(tmp_path, target)
+    assert read.config.reads == (2, 5, -1)
+    assert torch.equal(read.model.fc.weight, head.model.fc.weight)
+
+
 def test_without_a_reduced_vocabulary_nothing_says_which_ids_are_drafted(tmp_path: Path) -> None:
     target = large()
     head = new(target, None)
-    save_student(tmp_path, head, published=True)
+    save_student(tmp_path, head)
     read = load_student(tmp_path, target)
     assert not len(read.ids)
     torch.testing.assert_close(read.lm_head.weight, head.lm_head.weight.bfloat16().float())
