@@ -132,7 +132,7 @@ FILES = {
     ),
     "reference": Output(renewed, rereads=True),
 }
-FOLDERS = ("distill --out", "distill --features", "distill --export", "selftest --out")
+FOLDERS = ("distill --out", "distill --features", "distill --export", "selftest --out", "report --svg")
 READ = {
     *("--models", "--target", "--drafter", "--tables", "--data-dir", "/load FILE", "/prompts FILE|NAME"),
     *("bench --prompts", "bench --ids", "record --prompts", "record --ids", "simulate --prompts", "write --prompts"),
@@ -354,13 +354,19 @@ def test_a_folder_that_cannot_be_filled_is_refused_before_anything_is_made(
     refused.mkdir()
     folders = {one: work / one for one in ("out", "features", "export")}
     which = name.partition("--")[2]
+
+    def filled(folder: Path) -> int:
+        if name == "report --svg":
+            return main(["report", home.file("bench.json"), "--svg", str(folder)])
+        return distilled(home, texts, **{**folders, which: folder})
+
     if place == "device":
         with Device() as device:
-            assert distilled(home, texts, **{**folders, which: device.path}) == 2
+            assert filled(device.path) == 2
             assert device.path.is_char_device()
     else:
         with read_only(refused):
-            assert distilled(home, texts, **{**folders, which: refused / "new"}) == 2
+            assert filled(refused / "new") == 2
     error = capsys.readouterr().err
     assert re.fullmatch(r"error: --\w+ \S+( is a file: name a folder|: the folder \S+ cannot be written to)\n", error)
     assert list(work.iterdir()) == list(refused.iterdir()) == []

@@ -365,11 +365,11 @@ def passes_beside_trouble(passes: int) -> None:
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
-    other, children, interrupts = threading.Thread(target=disturb), [], 0
+    other, children, interrupts, done = threading.Thread(target=disturb), list[int](), 0, 0
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
         other.start()
-        for done in range(0, passes, 10):
+        while done < passes or interrupts <= passes // 100:
             try:
                 torch.set_num_threads(1 + done // 10 % 3)
                 may[0] = True
@@ -385,6 +385,7 @@ def passes_beside_trouble(passes: int) -> None:
                         os._exit(0)
                     finally:
                         os._exit(1)
+            done += 10
     finally:
         stop.set()
         for one in busy:
@@ -392,7 +393,6 @@ def passes_beside_trouble(passes: int) -> None:
             one.wait()
     other.join()
     assert all(os.waitpid(child, 0)[1] == 0 for child in children)
-    assert interrupts > passes // 100
 
 
 def test_no_pass_hangs_whatever_happens_beside_it() -> None:
