@@ -51,6 +51,15 @@ class BestFirstController(GoodputController):
         rate = (self._tokens + RATE * RATED) / (self._time + RATED)
         return replace(found, costs=NodeCosts(self.costs.v(found.depth[0] + 1), trust, rate))
 
+    def _affordable(self, wanted: int) -> int:
+        """As of chains, but a round's drafting costs the same whatever it drafts."""
+        left, v = self._account.left(self.costs) + SLACK, self.costs.v(wanted + 1)
+        price = self.costs.waking if self._idle > 1 else self.costs.c
+        return next((g for g in range(wanted, 0, -1) if price + v[g] - 1 <= left), 0)
+
+    def _paid_for(self, step: Step) -> int:
+        return 1
+
     def _best(self, rows: int) -> int:
         """Nodes are judged one by one when they are known; rows of a batch get chains, judged as chains."""
         return super()._best(rows) if rows > 1 else self.reach
