@@ -187,7 +187,7 @@ class GoodputController:
         if self.whole:
             loss = wanted * price + v[wanted] - 1
             return wanted if loss <= left + max(0.0, loss - ALLOWANCE) else 0
-        return next((g for g in range(wanted, 0, -1) if g * price + v[g] - 1 <= left), 0)
+        return next((g for g in range(wanted, 0, -1) if self._priced(g) * price + v[g] - 1 <= left), 0)
 
     # -- learning -----------------------------------------------------------------------------
 
@@ -212,8 +212,12 @@ class GoodputController:
         self._idle = 0
 
     def _paid_for(self, step: Step) -> int:
-        """Drafted tokens that cost c."""
-        return len(step.drafted)
+        """Drafted tokens of a round that cost c."""
+        return self._priced(len(step.drafted))
+
+    def _priced(self, drafted: int) -> int:
+        """Of so many drafted tokens those that cost c."""
+        return drafted
 
     def _paid(self, drafted: int, called: bool) -> int:
         """Of so many drafted tokens those that cost c: none where a drafter with a model has not run it."""

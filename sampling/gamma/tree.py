@@ -51,13 +51,8 @@ class BestFirstController(GoodputController):
         rate = (self._tokens + RATE * RATED) / (self._time + RATED)
         return replace(found, costs=NodeCosts(self.costs.v(found.depth[0] + 1), trust, rate))
 
-    def _affordable(self, wanted: int) -> int:
-        """As of chains, but a round's drafting costs the same whatever it drafts."""
-        left, v = self._account.left(self.costs) + SLACK, self.costs.v(wanted + 1)
-        price = self.costs.waking if self._idle > 1 else self.costs.c
-        return next((g for g in range(wanted, 0, -1) if price + v[g] - 1 <= left), 0)
-
-    def _paid_for(self, step: Step) -> int:
+    def _priced(self, drafted: int) -> int:
+        """A round's drafting costs the same whatever it drafts."""
         return 1
 
     def _best(self, rows: int) -> int:

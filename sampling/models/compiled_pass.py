@@ -19,7 +19,7 @@ from numba import float32
 
 from utils.kernels.blocks import COLUMNS, GROUP
 from utils.kernels.compiler import Entry
-from utils.kernels.products import ROWS, SIZES, UNIT, columns, look_up, quantise
+from utils.kernels.products import ROWS, SIZES, UNIT, columns, look_up, quantise, room
 from utils.kernels.team import TEAM
 from utils.kernels.vectors import (
     F16,
@@ -553,3 +553,22 @@ def _pass(record: int) -> None:
 
 
 whole_pass = Entry(_pass)
+
+
+def memory_of(
+    rows: int, kept: int, threads: int, line: int, hidden: int, inner: int, heads: int, shared: int, size: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """What a record says of its memory, and the bytes that each of its places takes: of a pass over so many rows, of
+    which `kept` get logits, where a query's scores take `line` bytes."""
+    group = heads // shared
+    scores, normed = (ROWS + 1) * group * line, room(max(rows, kept), hidden)
+    buffer = -(-(4 * ROWS * group * (size + 1) + 256 * ROWS) // 64) * 64
+    return {"scores_row": line, "scores_size": scores, "buffer_size": buffer, "normed_size": normed}, {
+        "x": 4 * rows * hidden,
+        "qkv": 4 * rows * (heads + 2 * shared) * size,
+        "normed": normed * (threads if rows <= FEW else 1),
+        "mixed": room(rows, heads * size),
+        "gated": room(rows, inner),
+        "scores": threads * scores,
+        "buffer": threads * buffer,
+    }

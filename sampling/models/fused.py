@@ -311,22 +311,11 @@ class FusedNetwork:
 
     def _take_memory(self, rows: int, kept: int, threads: int, line: int) -> None:
         """The same, where a query's scores take `line` bytes."""
-        from sampling.models.compiled_pass import FEW
-        from utils.kernels.products import ROWS, room
+        from sampling.models.compiled_pass import memory_of
 
-        group = self._heads // self._shared
-        scores, normed = (ROWS + 1) * group * line, room(max(rows, kept), self._hidden)
-        buffer = -(-(4 * ROWS * group * (self._size + 1) + 256 * ROWS) // 64) * 64
-        self._set(scores_row=line, scores_size=scores, buffer_size=buffer, normed_size=normed)
-        sizes = {
-            "x": 4 * rows * self._hidden,
-            "qkv": 4 * rows * (self._heads + 2 * self._shared) * self._size,
-            "normed": normed * (threads if rows <= FEW else 1),
-            "mixed": room(rows, self._heads * self._size),
-            "gated": room(rows, self._inner),
-            "scores": threads * scores,
-            "buffer": threads * buffer,
-        }
+        shape = self._hidden, self._inner, self._heads, self._shared, self._size
+        told, sizes = memory_of(rows, kept, threads, line, *shape)
+        self._set(**told)
         for name, size in sizes.items():
             if name not in self._scratch or self._scratch[name].numel() < size:
                 self._scratch[name] = torch.zeros(size + size // 4, dtype=torch.uint8)

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import hashlib
 import importlib.metadata
+import mmap
 import sys
 import threading
 from collections.abc import Callable
@@ -19,7 +20,6 @@ from typing import Any
 from utils.kernels.instruction_sets import instruction_set
 
 _HERE = Path(__file__).parent
-_DONT_NEED = 4  # of madvise
 _one_at_a_time = threading.Lock()
 _folder: Path | None = None
 
@@ -51,7 +51,7 @@ def put_away() -> None:
         return
     libc.malloc_trim(0)
     for first, size in _clean_pages("libllvmlite"):
-        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _DONT_NEED)
+        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
 def _clean_pages(library: str) -> list[tuple[int, int]]:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
 from sampling.models.compiled_pass import (
-    FEW,
     LAYER,
     PASS,
     ROW,
@@ -27,13 +26,14 @@ from sampling.models.compiled_pass import (
     head,
     inverse_rms,
     layers,
+    memory_of,
     mix_entry,
     score_entry,
 )
 from sampling.models.fused import BLOCK, FusedCache
 from utils.kernels.blocks import COLUMNS, GROUP
 from utils.kernels.compiler import Entry
-from utils.kernels.products import ROWS, SIZES, columns, columns_entry, look_up, quantise, room
+from utils.kernels.products import SIZES, columns, columns_entry, look_up, quantise, room
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from utils.kernels.team import introduce, run
 from utils.kernels.vectors import asked, compiled, get64, get_float, load, meet, mul, record_at, share, splat, store
@@ -318,22 +318,11 @@ class CompiledStep:
         if self._prepared == (rows, kept, threads, line):
             return
         self._prepared = rows, kept, threads, line
-        group = self._heads // self._shared
-        scores, normed = (ROWS + 1) * group * line, room(max(rows, kept), self._hidden)
-        buffer = -(-(4 * ROWS * group * (self._size + 1) + 256 * ROWS) // 64) * 64
-        self._set(scores_row=line, scores_size=scores, buffer_size=buffer, normed_size=normed)
-        sizes = {
-            "x": 4 * rows * self._hidden,
-            "qkv": 4 * rows * (self._heads + 2 * self._shared) * self._size,
-            "normed": normed * (threads if rows <= FEW else 1),
-            "mixed": room(rows, self._heads * self._size),
-            "gated": room(rows, self._inner),
-            "entered": room(rows, self._hidden),
-            "theirs": room(rows, self._large),
-            "own": room(rows, self._hidden),
-            "scores": threads * scores,
-            "buffer": threads * buffer,
-        }
+        shape = self._hidden, self._inner, self._heads, self._shared, self._size
+        told, sizes = memory_of(rows, kept, threads, line, *shape)
+        self._set(**told)
+        wide = room(rows, self._hidden)
+        sizes |= {"entered": wide, "theirs": room(rows, self._large), "own": wide}
         for name, size in sizes.items():
             if name not in self._scratch or self._scratch[name].numel() < size:
                 self._scratch[name] = torch.zeros(size + size // 4, dtype=torch.uint8)
