@@ -120,6 +120,45 @@ class FusedCache:
         found = [part.flatten(2, 3)[:, :, : self.length].float() for part in (keys, values)]
         return found[0], found[1]
 
+    @property
+    def starts(self) -> int | np.ndarray:
+        """The slot of a pass's first token: one for all rows, or one each [B, 1]."""
+        return self.length
+
+
+class FusedRows(FusedCache):
+    """`rows` sequences of at most `capacity` tokens, each at a length of its own; a pass feeds one token to each of the
+    first N."""
+
+    def __init__(self, like: FusedCache, rows: int, capacity: int) -> None:
+        super().__init__(like.layers, like.heads, like.size, like.dtype)
+        super().reserve(rows, capacity)
+        self._starts = np.zeros((0, 1), np.int64)
+
+    @property
+    def starts(self) -> np.ndarray:
+        return self._starts
+
+    def reserve(self, rows: int, length: int) -> None:
+        """All of it was taken at once."""
+        assert rows <= self.keys.shape[1] and length <= self.slots
+
+    def at(self, slots: Tensor) -> None:
+        """Row i's next token goes to slot slots[i] [N]; it sees the slots before."""
+        self._starts, self.length = slots.numpy()[:, None], int(slots.max())
+
+    def fill(self, row: int, content: FusedCache) -> None:
+        """Begin a row with the first row of `content`."""
+        filled = -(-content.length // BLOCK)
+        self.keys[:, row, :, :filled] = content.keys[:, 0, :, :filled]
+        self.values[:, row, :, :filled] = content.values[:, 0, :, :filled]
+
+    def move(self, row: int, to: int, length: int) -> None:
+        """Row `to` becomes the first `length` slots of `row`."""
+        filled = -(-length // BLOCK)
+        for part in (self.keys, self.values):
+            part[:, to, :, :filled] = part[:, row, :, :filled]
+
 
 _networks: weakref.WeakSet[FusedNetwork] = weakref.WeakSet()
 
@@ -233,6 +272,10 @@ class FusedNetwork:
         """An empty cache; it takes the number of rows from what is first fed."""
         return FusedCache(self.layers, self._shared, self._size, self.cache_dtype)
 
+    def ragged_cache(self, rows: int, capacity: int) -> FusedRows:
+        """An empty cache of rows that need not be equally long."""
+        return FusedRows(self.new_cache(rows), rows, capacity)
+
     def forward(
         self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: Hidden = False
     ) -> tuple[Tensor, Tensor | None]:
@@ -245,7 +288,7 @@ class FusedNetwork:
             raise IndexError(f"ids must lie in 0 … {self.vocab_size - 1}")
         with self._one_at_a_time:
             cache.reserve(count, cache.length + fed)
-            rows, seen = self._rows(tokens, depths, fed, mask, cache.length)
+            rows, seen = self._rows(tokens, depths, fed, mask, cache)
             width = int(self._values[self._places["vocab_blocks"]]) * COLUMNS
             logits = torch.empty(count, keep, width)
             wanted = states_of(hidden)
@@ -261,7 +304,7 @@ class FusedNetwork:
                 rows=count * fed,
                 kept=keep,
                 fed=fed,
-                batch=count,
+                batch=cache.keys.shape[1],
                 slots=cache.slots,
                 row=rows.ctypes.data,
                 keys=cache.keys.data_ptr(),
@@ -275,7 +318,7 @@ class FusedNetwork:
         return logits[..., : self.vocab_size], states
 
     def _rows(
-        self, ids: np.ndarray, positions: np.ndarray, fed: int, mask: Tensor | None, start: int
+        self, ids: np.ndarray, positions: np.ndarray, fed: int, mask: Tensor | None, cache: FusedCache
     ) -> tuple[np.ndarray, int]:
         """What the pass must know of each row, `fed` of each sequence, and the most slots that one of them sees."""
         from sampling.models.compiled_pass import ROW
@@ -285,10 +328,10 @@ class FusedNetwork:
         by_sequence = rows.reshape(count, fed)
         rows["id"], rows["position"] = ids, positions
         by_sequence["sequence"] = np.arange(count)[:, None]
-        by_sequence["slot"] = np.arange(start, start + fed)
+        by_sequence["slot"] = cache.starts + np.arange(fed)
         if mask is None:
-            by_sequence["seen"] = np.arange(start + 1, start + fed + 1)
-            return rows, start + fed
+            rows["seen"] = rows["slot"] + 1
+            return rows, cache.length + fed
         open_ = (mask > torch.finfo(mask.dtype).min / 2).expand(count, 1, fed, -1).reshape(count * fed, -1).numpy()
         first = np.where(open_.all(axis=1), open_.shape[1], open_.argmin(axis=1))
         rows["seen"] = first

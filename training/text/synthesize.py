@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -18,9 +19,11 @@ from torch import Tensor
 
 from sampling.loop import never
 from sampling.models.cache import Buffer, SlotCache
+from sampling.models.fused import FusedNetwork
 from sampling.models.network import network_of
 from sampling.rows import common_prefix
 from sampling.sampler import stream_key, uniforms
+from sampling.types import Network
 from training.text.dialogues import Ask, Chat, Line, Source
 from utils.errors import UserError
 
@@ -35,17 +38,19 @@ Ended = tuple[int, list[Line]]
 class RowCache(SlotCache):
     """`rows` sequences of at most `capacity` tokens through `layers` layers; a pass feeds the first N rows."""
 
-    def __init__(self, layers: int, rows: int, capacity: int) -> None:
-        super().__init__(layers)
-        self._rows, self._capacity = rows, capacity
+    def __init__(self, network: Network, rows: int, capacity: int) -> None:
+        super().__init__(network.layers)
+        self._rows, self._capacity, self._dtype = rows, capacity, network.dtype
         self._slots = torch.empty(0, dtype=torch.long)
 
-    def at(self, slots: Tensor) -> int:
-        """Row i's next token goes to slot slots[i] [N]; how many slots that pass then shows of every row."""
+    def at(self, slots: Tensor) -> Tensor:
+        """Row i's next token goes to slot slots[i] [N]; the mask [N, 1, 1, S] of that pass."""
         self._slots, width = slots, int(slots.max()) + 1
         for buffer in self.buffers:
             buffer.length = width - 1
-        return width
+        unseen = torch.arange(width, device=slots.device)[None] > slots[:, None]
+        mask = torch.zeros(unseen.shape, dtype=self._dtype, device=slots.device)
+        return mask.masked_fill_(unseen, torch.finfo(mask.dtype).min)[:, None, None]
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write [N, heads, 1, D] each into the rows' own slots; views of the first N rows' slots in use."""
@@ -78,8 +83,8 @@ class RowCache(SlotCache):
 class TextWriter:
     """What writes: a causal model (or Network), the ids that end a turn, `batch` rows at once.
 
-    Only the first `vocab_size` ids are ever drawn. `model` may have any dtype; on the CPU float32 with packed weights
-    (utils.kernels.packed_linear) is the fastest.
+    Only the first `vocab_size` ids are ever drawn. `model` may have any dtype; on the CPU quantised weights in the compiled pass are
+    the fastest, then float32 with packed ones (utils.kernels.packed_linear).
     """
 
     model: Any
@@ -118,7 +123,8 @@ class _Batch:
         self.writer = writer
         self.network = network_of(writer.model)
         self.capacity = min(self.network.context, writer.source.longest)
-        self.cache = RowCache(self.network.layers, writer.batch, self.capacity)
+        ragged = self.network.ragged_cache if isinstance(self.network, FusedNetwork) else partial(RowCache, self.network)
+        self.cache: Any = ragged(writer.batch, self.capacity)
         self.waiting = _chats(writer.source, done)
         self.rows: list[_Row] = []
         self.fruitless = 0
@@ -169,12 +175,8 @@ class _Batch:
         """Feed every row its next token; those that have none left to feed draw one."""
         device = self.network.device
         slots = torch.tensor([row.fed for row in self.rows], device=device)
-        width = self.cache.at(slots)
-        unseen = torch.arange(width, device=device)[None] > slots[:, None]
-        mask = torch.zeros(unseen.shape, dtype=self.network.dtype, device=device)
-        mask.masked_fill_(unseen, torch.finfo(mask.dtype).min)
         fed = torch.tensor([[row.ids[row.fed]] for row in self.rows], device=device)
-        logits, _ = self.network.forward(fed, slots[:, None], mask[:, None, None], self.cache, 1)
+        logits, _ = self.network.forward(fed, slots[:, None], self.cache.at(slots), self.cache, 1)
         for row in self.rows:
             row.fed += 1
         due = [index for index, row in enumerate(self.rows) if row.fed == len(row.ids)]
