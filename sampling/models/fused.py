@@ -141,7 +141,8 @@ class FusedRows(FusedCache):
 
     def reserve(self, rows: int, length: int) -> None:
         """All of it was taken at once."""
-        assert rows <= self.keys.shape[1] and length <= self.slots
+        assert rows <= self.keys.shape[1]
+        assert length <= self.slots
 
     def at(self, slots: Tensor) -> None:
         """Row i's next token goes to slot slots[i] [N]; it sees the slots before."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -83,8 +82,8 @@ class RowCache(SlotCache):
 class TextWriter:
     """What writes: a causal model (or Network), the ids that end a turn, `batch` rows at once.
 
-    Only the first `vocab_size` ids are ever drawn. `model` may have any dtype; on the CPU quantised weights in the compiled pass are
-    the fastest, then float32 with packed ones (utils.kernels.packed_linear).
+    Only the first `vocab_size` ids are ever drawn. `model` may have any dtype; on the CPU quantised weights in the
+    compiled pass are the fastest, then float32 with packed ones (utils.kernels.packed_linear).
     """
 
     model: Any
@@ -123,8 +122,8 @@ class _Batch:
         self.writer = writer
         self.network = network_of(writer.model)
         self.capacity = min(self.network.context, writer.source.longest)
-        ragged = self.network.ragged_cache if isinstance(self.network, FusedNetwork) else partial(RowCache, self.network)
-        self.cache: Any = ragged(writer.batch, self.capacity)
+        network, room = self.network, (writer.batch, self.capacity)
+        self.cache: Any = network.ragged_cache(*room) if isinstance(network, FusedNetwork) else RowCache(network, *room)
         self.waiting = _chats(writer.source, done)
         self.rows: list[_Row] = []
         self.fruitless = 0

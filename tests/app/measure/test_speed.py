@@ -122,7 +122,7 @@ def test_a_second_copy_is_not_made_of_a_large_model(monkeypatch: pytest.MonkeyPa
 def test_a_pass_behind_a_long_context_is_timed_where_the_target_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     real = speed.passes
-    monkeypatch.setattr(speed, "passes", lambda net, counts, context: read.append(context) or real(net, counts, context))
+    monkeypatch.setattr(speed, "passes", lambda net, counts, far: read.append(far) or real(net, counts, far))
     assert "cached tokens: " not in table(engine(tiny_model()))
     monkeypatch.setattr(speed, "LONG", 100)
     assert "behind 100 cached tokens: " in table(engine(tiny_model()))
