@@ -40,7 +40,10 @@ Seed = int | torch.Generator
 PADDING = 1024
 """Models whose sizes differ by so many ids have different tokenizers: drafts of the one would be noise to the other."""
 _REFUSED = {
-    ("skip_sample_adjustment", True): "without the adjustment after a refusal the text no longer has the target's law",
+    (
+        "skip_sample_adjustment",
+        True,
+    ): "without the adjustment after a refusal the text no longer has the target's distribution",
     ("first_target", False): "the target always does the opening round (no drafts before the prompt is read)",
 }
 _TAKEN = ("use_cache", "debug", "first_target", "skip_sample_adjustment")

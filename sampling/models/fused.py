@@ -175,7 +175,7 @@ class FusedNetwork:
     """
 
     takes_trees = True
-    short_list: Tensor | None = None  # logits of all ids
+    reduced_ids: Tensor | None = None  # logits of all ids
     device = torch.device("cpu")
     dtype = torch.float32
 

@@ -198,7 +198,7 @@ def test_the_text_is_plain_decodings_with_that_seed(peek: bool, temperature: flo
         )
         assert emitted(run) == alone
         recalled += sum(step.source.count(RECALLED) for step in steps(run))
-    assert (recalled > 100) == (temperature > 0)  # a greedy target's law says no more than its text
+    assert (recalled > 100) == (temperature > 0)  # a greedy target's distribution says no more than its text
 
 
 def test_more_is_accepted() -> None:
