@@ -66,13 +66,13 @@ class Amount:
 # -- random models ----------------------------------------------------------------------------------
 
 
-def enliven(module: nn.Module, seed: int, spread: float = LIVELY) -> None:
+def enliven(module: nn.Module, seed: int) -> None:
     """Gaussian weights, a matrix's scaled to its width; norms around 1. The global generator is left alone."""
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
             drawn = torch.randn(parameter.shape, generator=noise)
-            scaled = 1 + 0.3 * drawn if parameter.dim() == 1 else spread * drawn / parameter.shape[-1] ** 0.5
+            scaled = 1 + 0.3 * drawn if parameter.dim() == 1 else LIVELY * drawn / parameter.shape[-1] ** 0.5
             parameter.copy_(scaled)
 
 
@@ -147,12 +147,12 @@ def placed(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
     return model
 
 
-def noisy(model: Any, noise: float, seed: int = 1) -> Any:
+def noisy(model: Any, noise: float) -> Any:
     """A copy with Gaussian noise of `noise` × each matrix's own spread: it agrees often, not always."""
     with torch.random.fork_rng(devices=[]):
         twin: Any = LlamaForCausalLM(model.config)
     twin.load_state_dict(model.state_dict())
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     for weight in twin.parameters():
         if weight.dim() == 2:
             weight.data += noise * weight.std() * torch.randn(weight.shape, generator=generator)

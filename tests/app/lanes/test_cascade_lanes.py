@@ -21,10 +21,10 @@ from sampling.drafters.fallback import FallbackDrafter
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.events import Step
 from sampling.loop import never
-from sampling.rows import ALONE
 from tests.app.lanes.test_draft_heads import write_student
 from tests.support.scripted import run_lines
 from tests.support.tiny import noisy_copy, tiny_model, tiny_pair, tiny_tokenizer
+from tests.support.toys import ALONE
 from utils.errors import UsageError, UserError
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair
