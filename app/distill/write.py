@@ -56,8 +56,8 @@ def write(settings: Settings, options: ModelOptions, args: Namespace) -> int:
             "answer tokens": str(args.answer_tokens),
             "seed": str(settings.seed),
         }
-        if target.activations != "q16":
-            facts["activations"] = target.activations
+        if options.activations != "q16":
+            facts["activations"] = options.activations
         begin(args.file, facts)
         wrote = let_write(engine, source, args.file, args.tokens, settings, interrupt, args.batch)
         if interrupt() and (args.tokens is None or wrote.tokens < args.tokens):

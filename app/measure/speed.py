@@ -27,7 +27,8 @@ from sampling.types import Budget, Limits
 from utils.kernels.packed_linear import unpacked_copy
 from utils.timing import Stopwatch
 
-SECOND_COPY = 4e9  # bytes of weights up to which a plain copy is made to compare with
+SECOND_COPY = 4e9  # bytes of weights up to which a plain copy is made to compare with, and a long context is read
+LONG = 4000  # cached tokens behind which a pass is timed too, where the target takes as many
 BUSY = 1.4  # median over minimum, above which the repeats were disturbed
 
 GAMMA = 4  # drafts a round
@@ -72,6 +73,8 @@ def speed_table(
         turns |= {(role, count): run for count, run in passes(network, COUNTS, context).items()}
     if target.bytes <= SECOND_COPY:  # plain transformers has no packed layers
         turns["plain", 1] = plain_pass(unpacked_copy(target.model), context)
+        if networks["target"].context > LONG > context:
+            turns["far", 1] = passes(networks["target"], (1,), LONG)[1]
     lane, prompt = drafting_lane(engine, settings, context, rounds)
     turns |= {("drafts", count): run for count, run in proposals(lane, prompt).items()}
     laps = timed(turns, repeats, target.device)
@@ -85,6 +88,8 @@ def speed_table(
         lines.append(
             f"one-token pass: {own * 1e3:.1f} ms, {own / plain:.2f}x plain transformers' ({plain * 1e3:.1f} ms)"
         )
+    if far := costs.get(("far", 1)):
+        lines.append(f"behind {LONG:,} cached tokens: {far * 1e3:.1f} ms, {(far - own) * 1e3:.1f} more")
     lines += [*_drafting(costs, lane, around), str(around), *_doubts(laps)]
     return Group(_table(costs, list(networks)), *map(Text, lines))
 

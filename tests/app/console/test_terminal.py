@@ -160,10 +160,12 @@ def test_a_pasted_prompt_of_40_lines_is_one_message(chat: Terminal) -> None:
 
 
 def test_ctrl_c_in_mid_answer_keeps_it_and_the_next_turn_works(chat: Terminal) -> None:
-    chat.enter("/length 400")
-    chat.wait("= 400", 10)
+    chat.enter("/clear")  # behind other turns the story is over before the screen is read
+    chat.wait("conversation cleared", 20)
+    chat.enter("/length 800")
+    chat.wait("= 800", 10)
     chat.enter("Tell me a long story about a river.")
-    chat.wait(lambda: bool(re.search(r"[3-9] of 400 tok", chat.text)), ANSWER)
+    chat.wait(lambda: bool(re.search(r"[1-9] of 800 tok", chat.text)), ANSWER)
     chat.interrupt()
     chat.wait(lambda: chat.at_prompt and "stopped at" in chat.text, ANSWER)
     assert not chat.screen.cursor.hidden

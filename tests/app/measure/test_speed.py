@@ -114,7 +114,19 @@ def test_plain_transformers_is_measured_on_an_unpacked_copy(monkeypatch: pytest.
 
 def test_a_second_copy_is_not_made_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "SECOND_COPY", 10)
-    assert "plain transformers'" not in table(engine(tiny_model()))
+    text = table(engine(tiny_model()))
+    assert "plain transformers'" not in text
+    assert "cached tokens: " not in text
+
+
+def test_a_pass_behind_a_long_context_is_timed_where_the_target_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    real = speed.passes
+    monkeypatch.setattr(speed, "passes", lambda net, counts, context: read.append(context) or real(net, counts, context))
+    assert "cached tokens: " not in table(engine(tiny_model()))
+    monkeypatch.setattr(speed, "LONG", 100)
+    assert "behind 100 cached tokens: " in table(engine(tiny_model()))
+    assert read == [16, 16, 100]
 
 
 def test_the_table_shows_every_length_for_target_and_drafter() -> None:

@@ -251,6 +251,31 @@ def test_rows_beside_each_other_are_as_if_each_were_alone(model: Any) -> None:
         assert torch.equal(together[row, :count], own[0, :count])
 
 
+def test_rows_of_any_length_beside_each_other_are_as_if_each_were_alone(model: Any) -> None:
+    network = FusedNetwork(model)
+    texts = [tokens(count, count) for count in (20, 3, 37)]
+    rows = network.ragged_cache(4, 64)
+    own = []
+    for row, text in enumerate(texts):
+        cache = network.new_cache(1)
+        feed(network, cache, text)
+        rows.fill(row, cache)
+        own.append(cache)
+    rows.move(2, 3, 37)
+    rows.move(0, 2, 20)  # now texts 0, 1, 0, 2
+    told = [own[0], own[1], own[0].fork(), own[2]]
+    lengths = [20, 3, 20, 37]
+    for step in range(3):
+        fed = torch.tensor([[5 + step], [6], [7], [8]])
+        slots = torch.tensor([length + step for length in lengths])
+        mask = rows.at(slots)
+        found, _ = network.forward(fed, slots[:, None], mask, rows, 1)
+        for row, cache in enumerate(told):
+            assert torch.equal(found[row], feed(network, cache, fed[row].tolist())[-1:]), (step, row)
+    with pytest.raises(AssertionError):
+        rows.reserve(5, 10)
+
+
 def test_text_with_drafts_is_the_text_without(model: Any) -> None:
     network, prompt = FusedNetwork(model), tokens(30)
     other = FusedNetwork(quantized_model("llama, three queries a key", kinds=("Q8_0",)))

@@ -13,10 +13,12 @@ from sampling.drafters.draft_model import NoDrafter
 from sampling.events import Step
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
-from sampling.models.network import TransformersNetwork
+from sampling.models.fused import FusedNetwork
+from sampling.models.network import TransformersNetwork, network_of
 from sampling.sampler import KeyedSampler
 from sampling.types import Limits
 from tests.support.places import largest_file
+from tests.support.quantized import quantized_model
 from tests.support.tiny import VOCAB, tiny_model, tiny_tokenizer
 from training.tables.build import read_passages
 from training.text.dialogues import KINDS, Ask, Chat, GivenPrompts, OwnChats
@@ -64,6 +66,14 @@ def test_a_chat_does_not_depend_on_its_neighbours_or_on_where_the_run_began(mode
     assert not set(later) & set(range(7))
     other = first(own(model, tokenizer, batch=8, seed=4), 24)
     assert any(other[number] != lines for number, lines in together.items() if number in other)
+
+
+def test_a_compiled_pass_writes_whatever_stands_beside_it_bit_for_bit(tokenizer: Any) -> None:
+    model = quantized_model("llama, three queries a key")
+    assert isinstance(network_of(model), FusedNetwork)
+    alone, together = first(own(model, tokenizer, batch=1), 6), first(own(model, tokenizer, batch=7), 12)
+    assert sum(bool(lines) for lines in alone.values()) >= 2
+    assert all(together[number] == lines for number, lines in alone.items() if number in together)
 
 
 def test_chats_of_any_kind_do_not_depend_on_their_neighbours_either(model: Any, tokenizer: Any) -> None:
