@@ -27,6 +27,7 @@ from sampling.events import BeamStep, BeamTree, Event, Step
 from sampling.loop import generate, never
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import check_same_kind, is_encoder_decoder, lm_of
+from sampling.recorded.target import RecordedLM
 from sampling.sampler import Coupling, DraftSampling, KeyedSampler
 from sampling.stream import Piece, decode_of, pieces
 from sampling.types import LM, Drafter, FixedPace, Limits, Rows, Sampler, Traits
@@ -40,7 +41,10 @@ Seed = int | torch.Generator
 PADDING = 1024
 """Models whose sizes differ by so many ids have different tokenizers: drafts of the one would be noise to the other."""
 _REFUSED = {
-    ("skip_sample_adjustment", True): "without the adjustment after a refusal the text no longer has the target's law",
+    (
+        "skip_sample_adjustment",
+        True,
+    ): "without the adjustment after a refusal the text no longer has the target's distribution",
     ("first_target", False): "the target always does the opening round (no drafts before the prompt is read)",
 }
 _TAKEN = ("use_cache", "debug", "first_target", "skip_sample_adjustment")
@@ -161,7 +165,7 @@ def stop_ids_of(end: Stop, eos: Stop, model: Any, tokenizer: Any = None) -> froz
         given = [
             getattr(getattr(model, "generation_config", None), "eos_token_id", None),
             getattr(tokenizer, "eos_token_id", None),
-            getattr(model, "end_id", None),  # a recording's
+            model.end_id if isinstance(model, RecordedLM) else None,
         ]
     ids: set[int] = set()
     for stop in given:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from sampling.types import Rows, Session, Traits
 from utils.errors import UserError
-
-ALONE: Any = SimpleNamespace(vocab_size=1 << 62, takes_trees=True, source=None)
-"""Stands for the target's session where a drafter is looked at by itself: nothing bounds its ids."""
 
 _NEAR = 32  # sequences that part mostly part near their ends
 

@@ -174,7 +174,7 @@ class Network(Protocol):
     layers: int
 
     @property
-    def short_list(self) -> Tensor | None: ...  # [n] long, ascending: the ids that logits are of; None = all
+    def reduced_ids(self) -> Tensor | None: ...  # [n] long, ascending: the ids that logits are of; None = all
     @property
     def takes_trees(self) -> bool: ...  # whether its attention takes the mask of a tree, of any size at any length
     @property
@@ -206,7 +206,7 @@ class Session(Protocol):
     initial: Rows  # what rows begin with: the prompt, or [[decoder_start]] * B
     source: Rows | None = None  # the prompt where it is no part of the rows: an encoder reads it
     device: torch.device | None = None  # where passes run; None: there is nothing to wait for
-    short_list: Tensor | None = None  # [n] the ids, ascending, that `score_short` is of; None: all
+    reduced_ids: Tensor | None = None  # [n] the ids, ascending, that `score_reduced` is of; None: all
 
     @property
     def takes_trees(self) -> bool:
@@ -225,8 +225,8 @@ class Session(Protocol):
         """Read what stands apart from the rows (`source`), once; how many tokens that were."""
         return 0
 
-    def score_short(self, rows: Rows, draft: Draft) -> Tensor:
-        """[B, N+1, n] logits of the ids in `short_list`."""
+    def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
+        """[B, N+1, n] logits of the ids in `reduced_ids`."""
         return self.score(rows, draft)
 
 

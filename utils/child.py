@@ -7,7 +7,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from utils.progress import check
 
@@ -19,7 +18,6 @@ def run_child(
     on_line: Callable[[str], None],
     on_tick: Callable[[], None],
     cancelled: Callable[[], bool],
-    cwd: Path | None = None,
 ) -> tuple[int, str]:
     """Run `command` until it ends; (exit status, what it wrote to stderr).
 
@@ -30,7 +28,6 @@ def run_child(
     process = subprocess.Popen(
         list(command),
         env=dict(env),
-        cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

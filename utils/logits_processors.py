@@ -298,7 +298,9 @@ class LogitsProcessor:
         flat = scores.reshape(-1, scores.shape[-1]).clone()
         given = len(prefixes or ())
         if prefixes is None or given != len(flat):
-            raise ValueError(f"this processor needs the tokens before each law: {len(flat)} laws, {given} prefixes")
+            raise ValueError(
+                f"this processor needs the tokens before each distribution: {len(flat)} rows, {given} prefixes"
+            )
         for rule, value in self.at_work:
             if rule.on_prefixes:
                 rule.on_prefixes(flat, value, prefixes)

@@ -204,7 +204,7 @@ def _assistant(pair: LoadedPair, engine: PairEngine) -> Any:
         if theirs != ours:
             return f"transformers takes no drafter with another number of logits ({theirs:,}, the target's {ours:,})"
         return unpacked_copy(pair.drafter.model)
-    folder = pair.student if pair.drafter_kind == "plain" else None
+    folder = pair.draft_head if pair.drafter_kind == "plain" else None
     if folder is None:
         try:
             folder = pair.spec.head_folder("plain")

@@ -23,7 +23,6 @@ from app.screen.view import heading, question
 from app.settings.table import Settings
 
 WIDTH = 100
-EXPORTS = (".md", ".html", ".svg")
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FONTS = "'Fira Code',Menlo,'DejaVu Sans Mono',Consolas,monospace"
 

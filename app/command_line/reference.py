@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from app.command_line.arguments import ALIASES
 from app.command_line.subcommands import COMMANDS, OWN_FIELDS
 from app.console.slash_commands import TABLE
+from app.screen.output import markdown_table
 from app.settings.table import FIELDS, SETTING_FIELDS, Field
 from app.settings.types import Switch
 from sampling.drafters.registry import table
 from utils.errors import UsageError, UserError
 from utils.files import write_text
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def _code(text: str) -> str:
@@ -43,12 +39,12 @@ def _flag_row(group: str, known: Field) -> list[str]:
 
 def drafters() -> str:
     """Every way of drafting that has a word."""
-    return _table(("Drafter", "What it is", "Needs"), [(_code(row[0]), *row[2:]) for row in table()])
+    return markdown_table(("Drafter", "What it is", "Needs"), [(_code(row[0]), *row[2:]) for row in table()])
 
 
 def subcommands() -> str:
     """Every sub-command of infer.py."""
-    return _table(("Command", "Meaning"), [(_code(known.usage), known.about) for known in COMMANDS.values()])
+    return markdown_table(("Command", "Meaning"), [(_code(known.usage), known.about) for known in COMMANDS.values()])
 
 
 def flags() -> str:
@@ -60,7 +56,7 @@ def flags() -> str:
     for command, known in COMMANDS.items():
         rows += [[f"`{command}`", f"`--{switch}`", "", text] for switch, text in known.switches.items()]
     order = list(dict.fromkeys(row[0] for row in rows))
-    return _table(("Group", "Flag", "Default", "Meaning"), sorted(rows, key=lambda row: order.index(row[0])))
+    return markdown_table(("Group", "Flag", "Default", "Meaning"), sorted(rows, key=lambda row: order.index(row[0])))
 
 
 def settings() -> str:
@@ -69,13 +65,13 @@ def settings() -> str:
         [_code(known.name), known.kind.allowed, _code(_default(known)), _code(known.variable), known.help]
         for known in SETTING_FIELDS.values()
     ]
-    return _table(("Setting", "Allowed", "Default", "Variable", "Meaning"), rows)
+    return markdown_table(("Setting", "Allowed", "Default", "Variable", "Meaning"), rows)
 
 
 def commands() -> str:
     """Every console command, by group."""
     rows = [[one.group, ", ".join(map(_code, (one.usage, *one.aliases))), one.help] for one in TABLE]
-    return _table(("Group", "Command", "Meaning"), rows)
+    return markdown_table(("Group", "Command", "Meaning"), rows)
 
 
 TABLES: Mapping[str, Callable[[], str]] = {

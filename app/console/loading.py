@@ -108,7 +108,7 @@ def warm(engine: PairEngine, progress: Progress) -> PairEngine:
     for width in (8, 9):
         ids = [0] * width
         engine.open(ids).score([ids], Draft.empty(1))
-    if engine.loaded.student is not None:
+    if engine.loaded.draft_head is not None:
         for _ in engine.lane("spec", Settings(max_new_tokens=4)).run(ids):
             pass
         engine.forget()

@@ -243,15 +243,15 @@ class HungUpError(Exception):
     """The terminal has gone."""
 
 
-def state_folder(environ: Any = os.environ) -> Path:
+def state_folder() -> Path:
     """Where the console keeps what outlives it."""
-    state = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "speculative-console"
 
 
-def history_path(environ: Any = os.environ) -> Path:
+def history_path() -> Path:
     """Where typed lines are kept between runs."""
-    return state_folder(environ) / "history"
+    return state_folder() / "history"
 
 
 class PromptReader:

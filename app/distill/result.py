@@ -48,7 +48,7 @@ def measured(
     """
     prompts = [list(text.ids[: max(1, text.start or 16)]) for text in texts]
     prompts = [ids for ids in prompts if len(ids) + _TOKENS < engine.context][:_PROMPTS]
-    other = PairEngine(replace(engine.loaded, drafter_kind=kind, student=folder))
+    other = PairEngine(replace(engine.loaded, drafter_kind=kind, draft_head=folder))
     settings = Settings(max_new_tokens=_TOKENS, gamma=_GAMMA, quiet=True)
     alone, lane = other.lane("ar", settings), other.lane("spec", settings)
     plain: list[float] = []

@@ -54,7 +54,7 @@ def rule_of(temperature: float, *, sampled: bool, coupling: str = "rejection", d
 def may_differ(lane: Any, settings: Settings) -> bool:
     """Whether the lane's text may rightly differ from that of `ar` with the same seed."""
     sampled = settings.temperature > 0 and settings.coupling == "rejection" and settings.draft_sampling == "law"
-    return lane.name in ("draft", "beam") or (lane.law_drafts and sampled)
+    return lane.name in ("draft", "beam") or (lane.drawn_drafts and sampled)
 
 
 def chance(rule: Rule, q: float, p: float) -> float | None:

@@ -157,7 +157,7 @@ class PairDrafters:
 
         UsageError if the pair has none or its folder is not there.
         """
-        own = self._loaded.student
+        own = self._loaded.draft_head
         if head_kind_of(self._loaded.drafter_kind) == kind and own is not None and own.is_dir():
             return own
         return self._loaded.spec.head_folder(kind)

@@ -71,7 +71,7 @@ class Lane:
         return self.drafts and self.most is None
 
     @property
-    def law_drafts(self) -> bool:
+    def drawn_drafts(self) -> bool:
         """Whether its drafts may be drawn from a model's distribution: sampled text may rightly be another draw of the
         target's then."""
         return self.drafter.traits.rule is not Rule.POINT

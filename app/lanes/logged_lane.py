@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, Field
 
 from app.lanes.costs import Terms
 from app.settings.table import SETTING_FIELDS, Settings
@@ -25,7 +27,7 @@ class LoggedLane:
     name: str
     drafts: bool = False
     source_names: tuple[str, ...] = ()
-    law_drafts: bool = False
+    drawn_drafts: Annotated[bool, Field(validation_alias=AliasChoices("drawn_drafts", "law_drafts"))] = False
     auto: bool = False
     lenience: float | None = None
     beams: BeamPlan | None = None
@@ -44,7 +46,9 @@ class LoggedLane:
 
 def known(lane: Any, terms: Terms) -> LoggedLane:
     """What a file has to say of a lane."""
-    same = {name: getattr(lane, name) for name in ("name", "drafts", "source_names", "law_drafts", "beams", "settings")}
+    same = {
+        name: getattr(lane, name) for name in ("name", "drafts", "source_names", "drawn_drafts", "beams", "settings")
+    }
     return LoggedLane(**same, auto=lane.pace is not None, lenience=lenience_of(lane), terms=terms)
 
 

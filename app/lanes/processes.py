@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -148,9 +148,9 @@ def load_pair(spec: PairSpec, options: LoadOptions, progress: Progress, cancelle
     return replace(loaded, target=replace(loaded.target, model=network))
 
 
-def tell_launcher(text: str, environ: Mapping[str, str] = os.environ) -> None:
+def tell_launcher(text: str) -> None:
     """Leave the error's line where torchrun looks for it: its table shows it in place of a hint about tracebacks."""
-    if file := environ.get("TORCHELASTIC_ERROR_FILE"):
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         with contextlib.suppress(OSError):
             more = {"py_callstack": text, "timestamp": str(int(time.time()))}
             write_json(file, {"message": {"message": text, "extraInfo": more}})

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from sampling.drafters.registry import HEADS, ROWS
 
-LOOKUPS = ("ngram", "tables", "static", "match", "suffix", "maxgram")  # what looks tokens up, in any way
 PUBLISHED = ("eagle1", "eagle3")  # heads in their authors' formats
 PROMPT = "Why is the sky blue?"
 

@@ -1,4 +1,4 @@
-"""Proofs on any device: drafts change no text, sampled text has the target's law, caches hold what fresh ones would.
+"""Proofs on any device: drafts change no text, samples have the target's distribution, caches hold what fresh ones do.
 
 The targets are random Llama models made from a seed, so small that thousands of passes take seconds; heads and drafts
 with a known share of right ones are made for them. What rounding may do is measured on the target at hand and bounded
@@ -66,13 +66,13 @@ class Amount:
 # -- random models ----------------------------------------------------------------------------------
 
 
-def enliven(module: nn.Module, seed: int, spread: float = LIVELY) -> None:
+def enliven(module: nn.Module, seed: int) -> None:
     """Gaussian weights, a matrix's scaled to its width; norms around 1. The global generator is left alone."""
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
             drawn = torch.randn(parameter.shape, generator=noise)
-            scaled = 1 + 0.3 * drawn if parameter.dim() == 1 else spread * drawn / parameter.shape[-1] ** 0.5
+            scaled = 1 + 0.3 * drawn if parameter.dim() == 1 else LIVELY * drawn / parameter.shape[-1] ** 0.5
             parameter.copy_(scaled)
 
 
@@ -147,12 +147,12 @@ def placed(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
     return model
 
 
-def noisy(model: Any, noise: float, seed: int = 1) -> Any:
+def noisy(model: Any, noise: float) -> Any:
     """A copy with Gaussian noise of `noise` × each matrix's own spread: it agrees often, not always."""
     with torch.random.fork_rng(devices=[]):
         twin: Any = LlamaForCausalLM(model.config)
     twin.load_state_dict(model.state_dict())
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     for weight in twin.parameters():
         if weight.dim() == 2:
             weight.data += noise * weight.std() * torch.randn(weight.shape, generator=generator)
@@ -303,31 +303,31 @@ def gap_of(lm: CausalLM, row: list[int], one: int, other: int, sampler: KeyedSam
     return float(logits[one] - logits[other]) + noise[0] - noise[1]
 
 
-def law_of(lm: CausalLM, prompt: list[int], processor: Any) -> dict[tuple[int, ...], float]:
-    """The target's exact law of the first tokens, by its own passes over all that may be said."""
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+def distribution_of(lm: CausalLM, prompt: list[int], processor: Any) -> dict[tuple[int, ...], float]:
+    """The target's exact distribution of the first tokens, by its own passes over all that may be said."""
+    expected: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(COUNTED):
-        rows = [[*prompt, *said] for said in law]
+        rows = [[*prompt, *said] for said in expected]
         probs = processor(lm.open(rows).score(rows, Draft.empty(len(rows)))[:, 0]).tolist()
-        law = {
+        expected = {
             (*said, token): mass * p
-            for (said, mass), row in zip(law.items(), probs, strict=True)
+            for (said, mass), row in zip(expected.items(), probs, strict=True)
             for token, p in enumerate(row)
         }
-    return law
+    return expected
 
 
-def chi_square_p(counts: Mapping[Any, int], law: Mapping[Any, float]) -> float:
-    """How likely counts at least as far from `law` are; cells that expect fewer than 5 are one."""
+def chi_square_p(counts: Mapping[Any, int], expected: Mapping[Any, float]) -> float:
+    """How likely counts at least as far from `expected` are; cells that expect fewer than 5 are one."""
     total, cells, rest = sum(counts.values()), list[tuple[float, float]](), (0.0, 0.0)
-    for key, p in law.items():
+    for key, p in expected.items():
         seen, wanted = counts.get(key, 0), p * total
         if wanted < 5:
             rest = rest[0] + seen, rest[1] + wanted
         else:
             cells.append((seen, wanted))
     if sum(seen for seen, _ in cells) + rest[0] < total:
-        return 0.0  # something was said that the law leaves no chance
+        return 0.0  # something was said that the distribution leaves no chance
     cells += [rest] if rest[1] > 0 else []
     statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in cells)
     shape = torch.tensor([max(1, len(cells) - 1) / 2, statistic / 2], dtype=torch.float64)
@@ -335,7 +335,7 @@ def chi_square_p(counts: Mapping[Any, int], law: Mapping[Any, float]) -> float:
 
 
 def counted(lm: CausalLM, drafter: Drafter, prompt: list[int], samples: int, batch: int = 500) -> Found:
-    """The first tokens of many sampled answers have the target's law."""
+    """The first tokens of many sampled answers have the target's distribution."""
     processor, counts, steps = make_processor(1.0), Counter[tuple[int, ...]](), list[Step]()
     for seed in range(-(-samples // batch)):
         rows: Rows = [[] for _ in range(batch)]
@@ -343,10 +343,10 @@ def counted(lm: CausalLM, drafter: Drafter, prompt: list[int], samples: int, bat
             rows[event.row] += emitted(event)
             steps += [event] if isinstance(event, Step) else []
         counts.update(tuple(row[:COUNTED]) for row in rows)
-    p = chi_square_p(counts, law_of(lm, prompt, processor))
+    p = chi_square_p(counts, distribution_of(lm, prompt, processor))
     told = f"{counts.total():,} answers, chi-square p = {p:.2g}"
     if not p > UNLIKELY:
-        raise WrongError(f"sampled text has not the target's law: {told}")
+        raise WrongError(f"sampled text has not the target's distribution: {told}")
     return f"{told}; {check_both(steps)}", {"answers": counts.total(), "p": p}
 
 

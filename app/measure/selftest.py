@@ -48,7 +48,7 @@ from app.measure.proofs import (
     surviving,
 )
 from app.prompts.questions import BUILT_IN, conversation, prompt_ids
-from app.screen.output import LoadProgress, print_table, screen, small_table
+from app.screen.output import LoadProgress, markdown_table, print_table, screen, small_table
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import target_rotary
@@ -547,23 +547,18 @@ def page(report: Mapping[str, Any]) -> str:
         "",
     ]
     rows = [(one["part"], one["name"], one["state"], one["text"], f"{one['seconds']:.1f}") for one in report["checks"]]
-    lines += _table(("part", "check", "state", "what was found", "s"), rows)
+    lines.append(markdown_table(("part", "check", "state", "what was found", "s"), rows))
     for one in report["checks"]:
         if seconds := one["figures"].get("seconds"):
             lines += ["", "## Passes against the bandwidth floor", ""]
             floor = one["figures"]["floor"]
             cells = [(n, f"{1e3 * spent:.3g}", f"{spent / floor:.2f}x") for n, spent in seconds.items()]
-            lines += _table(("rows", "ms", "of the floor"), cells)
+            lines.append(markdown_table(("rows", "ms", "of the floor"), cells))
         if gammas := one["figures"].get("gammas"):
             lines += ["", f"## {one['name']}", ""]
             cells = [(g, f"{row['tokens_per_second']:.3g}", f"{row['speedup']:.2f}x") for g, row in gammas.items()]
-            lines += _table(("gamma", "tokens/s", "of plain"), cells)
+            lines.append(markdown_table(("gamma", "tokens/s", "of plain"), cells))
     return "\n".join(lines) + "\n"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 
 def show(report: Mapping[str, Any], settings: Settings, folder: Path) -> None:

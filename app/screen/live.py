@@ -247,7 +247,7 @@ def traced(tracks: Sequence[Track], console: Console, settings: Settings, rounds
     shaped = (used.top_k, used.top_p, used.min_p, used.repetition_penalty, used.no_repeat_ngram)
     exact = used.temperature == 1 and shaped == (0, 1.0, 0.0, 1.0, 0)
     rule = rule_of(
-        used.temperature, sampled=lane.law_drafts, coupling=used.coupling, draft_sampling=used.draft_sampling
+        used.temperature, sampled=lane.drawn_drafts, coupling=used.coupling, draft_sampling=used.draft_sampling
     )
     names, lenience = lane.source_names, lenience_of(lane)
     return Trace(track.steps, track.decode, look, names, rule=rule, last=rounds, exact=exact, lenience=lenience)

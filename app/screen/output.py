@@ -1,4 +1,4 @@
-"""What a command that is no console shows: how far it is on standard error, small tables on standard output.
+"""What a command that is no console shows: how far it is on standard error, small tables; tables in Markdown too.
 
 Loading says how far it is; so does work that answers prompts, seldom where that is no terminal. At most 100 columns
 where a table goes to a file. Knows no figures and no answers.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from rich import box
@@ -141,6 +141,12 @@ def fitted(console: Console, settings: Settings, rows: Sequence[dict[str, str]],
         if table_width(table, console) <= console.width:
             break
     return table
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The lines of a table in Markdown, without the last one's end."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def table_width(table: Table, console: Console) -> int:

@@ -66,10 +66,10 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     return next((bare[name] for name in (wanted, *begun, *close) if name in bare), None)
 
 
-def did_you_mean(word: str, names: Iterable[str], prefix: str = "") -> str:
+def did_you_mean(word: str, names: Iterable[str]) -> str:
     """ " (did you mean NAME?)" with a leading space, or nothing."""
     name = nearest(word, names)
-    return f" (did you mean {prefix}{name}?)" if name else ""
+    return f" (did you mean {name}?)" if name else ""
 
 
 def plain(value: float) -> str:

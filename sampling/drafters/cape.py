@@ -78,7 +78,7 @@ def _joined(chain: Draft, leaves: dict[int, Leaves], drawing: Drawing) -> Draft:
     probs = chain.probs
     if probs is not None:
         beside = torch.cat([found.probs for found in leaves.values() if found.probs is not None], dim=1)
-        probs = torch.cat([probs, spread(beside, drawing.short_list, drawing.vocab_size, 0.0)], dim=1)
+        probs = torch.cat([probs, spread(beside, drawing.reduced_ids, drawing.vocab_size, 0.0)], dim=1)
     assert chain.raw is not None
     return replace(
         chain,

@@ -33,8 +33,8 @@ def opened(lm: LM, prompt: Rows, previous: Session | None, target: Session) -> S
 
 def scoring(session: Session, whole: bool = False) -> tuple[Callable[[Rows, Draft], Tensor], Tensor | None]:
     """What gives logits of a session and the ids [n] of their columns; None: all, as `whole` asks for."""
-    short = None if whole else session.short_list
-    return (session.score if short is None else session.score_short), short
+    short = None if whole else session.reduced_ids
+    return (session.score if short is None else session.score_reduced), short
 
 
 def check_blocks(traits: Traits) -> None:

@@ -81,7 +81,7 @@ class ReducedSampler(SamplerView):
 class Drawing:
     """Draws the columns of one draft.
 
-    `numbers` are the caller's numbers of the rows, which key the noise; `short_list` [n] the ids that the
+    `numbers` are the caller's numbers of the rows, which key the noise; `reduced_ids` [n] the ids that the
     logits cover, ascending, None = all `vocab_size` of them. `likeliest`: where the sampler would draw with noise of
     the drafter's own the likeliest ids are taken, so that all drafts are point masses.
     """
@@ -89,7 +89,7 @@ class Drawing:
     sampler: Sampler
     numbers: list[int]
     vocab_size: int
-    short_list: Tensor | None = None
+    reduced_ids: Tensor | None = None
     likeliest: bool = False
 
     @property
@@ -100,8 +100,8 @@ class Drawing:
     def column(self, logits: Tensor, rows: Rows, going: list[bool]) -> Column:
         """Draw for each row with `going`; logits [B, n], at temperature 1 before any processor."""
         sampler = self.sampler
-        if self.short_list is not None:
-            sampler = ReducedSampler(sampler, self.short_list, self.vocab_size)
+        if self.reduced_ids is not None:
+            sampler = ReducedSampler(sampler, self.reduced_ids, self.vocab_size)
         probs = sampler.probs(logits, rows if sampler.needs_prefixes else [])
         places = [place for place, goes in enumerate(going) if goes]
         keys = torch.tensor([[self.numbers[place], len(rows[place])] for place in places])
@@ -115,7 +115,7 @@ class Drawing:
 
     def _ids(self, at: Tensor) -> Tensor:
         """The ids at these places [M] among those covered."""
-        return at if self.short_list is None else self.short_list.index_select(0, at)
+        return at if self.reduced_ids is None else self.reduced_ids.index_select(0, at)
 
     def others(self, columns: list[Column], count: int) -> list[list[list[Other]]]:
         """By column and row the `count` likeliest tokens but the drawn one, best first, of equals the lower id.
@@ -127,7 +127,7 @@ class Drawing:
         least = probs.topk(min(count + 1, probs.shape[-1]), dim=-1).values[..., -1:]
         where = ((probs >= least) & (probs > 0)).nonzero(as_tuple=True)  # `topk` orders equals as it likes
         depths, places, at = where
-        ids = at if self.short_list is None else self.short_list[at]
+        ids = at if self.reduced_ids is None else self.reduced_ids[at]
         drawn = [column.tokens.tolist() for column in columns]
         found: list[list[list[Other]]] = [[[] for _ in row] for row in drawn]
         listed = (part.tolist() for part in (depths, places, ids, probs[where]))
@@ -156,7 +156,7 @@ class Drawing:
         """max(counts) ≥ 1 tokens of each row, counts[b] of them present; no token twice."""
         tokens, raw, probs = [], [], []
         left, first = column.probs, column.tokens.clamp(min=0)
-        at = (first if self.short_list is None else torch.searchsorted(self.short_list.cpu(), first)).to(left.device)
+        at = (first if self.reduced_ids is None else torch.searchsorted(self.reduced_ids.cpu(), first)).to(left.device)
         places = [[name, len(row) + depth, 0] for name, row in zip(self.numbers, rows, strict=True)]
         keys = torch.tensor(places)  # turn 0 is the chain's own draw
         for turn in range(max(counts)):
@@ -176,7 +176,7 @@ class Drawing:
         probs = None
         if not self.point_mass:
             reduced = torch.stack([column.probs for column in columns], dim=1)
-            probs = spread(reduced, self.short_list, self.vocab_size, 0.0)
+            probs = spread(reduced, self.reduced_ids, self.vocab_size, 0.0)
         tokens = torch.stack([column.tokens for column in columns], dim=1)
         return Draft(tokens, probs, torch.stack([column.raw for column in columns], dim=1), calls=(call,))
 

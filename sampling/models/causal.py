@@ -80,7 +80,7 @@ class CausalLM(LM):
 class CausalSession(Session):
     """B rows of one causal model; satisfies :class:`sampling.types.Session`.
 
-    `short_list` [n] is its reduced vocabulary: those of the `vocab_size` ids, ascending, that the model's head covers;
+    `reduced_ids` [n] is its reduced vocabulary: those of the `vocab_size` ids, ascending, that the model's head covers;
     None = all of them. An id that the model has no row for is read as its last one.
     """
 
@@ -95,11 +95,11 @@ class CausalSession(Session):
 
     def cover(self, own: int, size: int) -> None:
         """Give logits of `size` ids, of which the model has the first `own`."""
-        ids, known = self.network.short_list, min(own, size)
+        ids, known = self.network.reduced_ids, min(own, size)
         if ids is None and own < size:
             ids = torch.arange(own, device=self.device)
         self.vocab_size = size
-        self.short_list = None if ids is None else ids[: int((ids < known).sum())]
+        self.reduced_ids = None if ids is None else ids[: int((ids < known).sum())]
 
     @property
     def takes_trees(self) -> bool:
@@ -143,10 +143,10 @@ class CausalSession(Session):
 
         At least the last token of each row is fed. An error in the pass leaves an empty cache.
         """
-        return spread(self.score_short(rows, draft), self.short_list, self.vocab_size, float("-inf"))
+        return spread(self.score_reduced(rows, draft), self.reduced_ids, self.vocab_size, float("-inf"))
 
     @torch.inference_mode()
-    def score_short(self, rows: Rows, draft: Draft) -> Tensor:
+    def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
         """`score` with the logits of the reduced vocabulary alone, [B, N+1, n]; of all ids if there is none."""
         cached = [min(length, len(row) - 1) for length, row in zip(self.rollback(rows), rows, strict=True)]
         self._crop(cached)
@@ -160,7 +160,7 @@ class CausalSession(Session):
 
     def cut(self, logits: Tensor) -> Tensor:
         """The columns of the session's ids of the model's logits [..., n or V]."""
-        return logits[..., : self.vocab_size if self.short_list is None else len(self.short_list)]
+        return logits[..., : self.vocab_size if self.reduced_ids is None else len(self.reduced_ids)]
 
     def _forward(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
         start, width, count = self._cache.length, max(map(len, feed)), len(nodes[0])

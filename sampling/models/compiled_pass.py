@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import float32
 
+from sampling.models.pass_record import FEW, LAYER, PASS, ROW
 from utils.kernels.blocks import COLUMNS, GROUP
 from utils.kernels.compiler import Entry
-from utils.kernels.products import ROWS, SIZES, UNIT, columns, look_up, quantise, room
-from utils.kernels.team import TEAM
+from utils.kernels.products import ROWS, SIZES, UNIT, columns, look_up, quantise
 from utils.kernels.vectors import (
     F16,
     F32,
@@ -62,34 +61,12 @@ from utils.kernels.vectors import (
     write,
 )
 
-
-def _record(fields: str, first: list[tuple[str, type]] | None = None) -> np.dtype:
-    return np.dtype([*(first or []), *((name, np.int64) for name in fields.split())])
-
-
-# Sizes, then addresses. Of a weight: its address and the number of its layout. `states` of the pass are what the head
-# reads, of a layer what enters it, 0 where they are not wanted; `states_row`: numbers of a row of them.
-PASS = _record(
-    "rows kept fed layers hidden inner heads shared size vocab_blocks "  # fed: rows of one sequence; kept: with logits
-    "batch slots half wide "  # of the cache, wide: bytes of one of its numbers
-    "row table embed embed_layout head head_layout norm turns keys values "
-    "x qkv normed normed_size mixed gated buffer buffer_size scores scores_size scores_row logits states states_row "
-    "epsilon scale narrow columns score mix",
-    TEAM,
-)
-LAYER = _record(
-    "before after q q_layout k k_layout v v_layout o o_layout gate gate_layout up up_layout down down_layout "
-    "q_bias k_bias v_bias q_norm k_norm states"
-)
-ROW = _record("id position sequence slot seen more count")  # sees the first `seen` slots, then those in the list `more`
-
 _pass_at, _layer_at, _row_at = record_at(PASS), record_at(LAYER), record_at(ROW)
 _LAYER_SIZE, _ROW_SIZE = LAYER.itemsize, ROW.itemsize
 
 HEADS = 4  # queries that share one reading of a key
 STEP = 16  # dimensions of a head taken in one turn of a loop
 PARTS = LANES // 8  # vectors of a head's values whose sums run beside each other
-FEW = 4  # rows that every thread norms for itself
 CHUNK = 4  # blocks of 16 slots that stay in the first cache for all rows of a tile
 LOWEST = -1e30  # the score of what is not there
 
@@ -553,22 +530,3 @@ def _pass(record: int) -> None:
 
 
 whole_pass = Entry(_pass)
-
-
-def memory_of(
-    rows: int, kept: int, threads: int, line: int, hidden: int, inner: int, heads: int, shared: int, size: int
-) -> tuple[dict[str, int], dict[str, int]]:
-    """What a record says of its memory, and the bytes that each of its places takes: of a pass over so many rows, of
-    which `kept` get logits, where a query's scores take `line` bytes."""
-    group = heads // shared
-    scores, normed = (ROWS + 1) * group * line, room(max(rows, kept), hidden)
-    buffer = -(-(4 * ROWS * group * (size + 1) + 256 * ROWS) // 64) * 64
-    return {"scores_row": line, "scores_size": scores, "buffer_size": buffer, "normed_size": normed}, {
-        "x": 4 * rows * hidden,
-        "qkv": 4 * rows * (heads + 2 * shared) * size,
-        "normed": normed * (threads if rows <= FEW else 1),
-        "mixed": room(rows, heads * size),
-        "gated": room(rows, inner),
-        "scores": threads * scores,
-        "buffer": threads * buffer,
-    }

@@ -18,18 +18,17 @@ import torch
 from torch import Tensor
 
 from sampling.models import llama
+from sampling.models.pass_record import BLOCK, PASS, PassRecord, linears
 from sampling.types import Hidden, KVCache, states_of
 from utils.kernels.blocks import COLUMNS, GROUP
 from utils.kernels.compiler import put_away
 from utils.kernels.instruction_sets import instruction_set
-from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedLinear
-from utils.kernels.team import introduce, run
+from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
+from utils.kernels.team import run
 
 FAMILIES = (*llama.FAMILIES, "Qwen3ForCausalLM")
-BLOCK = 16  # slots whose keys lie side by side
 GROW = 128  # slots added at least, whenever the cache is full; positions whose angles are worked out at once
 CACHE_DTYPES = (torch.float16, torch.float32)  # the first unless a model says otherwise
-_PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 def supports(model: Any) -> bool:
@@ -39,23 +38,17 @@ def supports(model: Any) -> bool:
         return False
     trunk = model.model
     size = trunk.layers[0].self_attn.head_dim
-    linears = [_linears(layer) for layer in trunk.layers]
-    packed = [model.lm_head, *(one for each in linears for one in each.values())]
-    biased = [model.lm_head, *(each[name] for each in linears for name in ("o", "gate", "up", "down"))]
+    maps = [linears(layer) for layer in trunk.layers]
+    packed = [model.lm_head, *(one for each in maps for one in each.values())]
+    biased = [model.lm_head, *(each[name] for each in maps for name in ("o", "gate", "up", "down"))]
     return (
         isinstance(trunk.embed_tokens, QuantizedEmbedding)
         and all(isinstance(one, QuantizedLinear) for one in packed)
         and all(one.bias is None for one in biased)
         and size % GROUP == 0
         and model.config.hidden_size % GROUP == 0
-        and linears[0]["gate"].out_features % GROUP == 0
+        and maps[0]["gate"].out_features % GROUP == 0
     )
-
-
-def _linears(layer: Any) -> dict[str, Any]:
-    attention, mlp = layer.self_attn, layer.mlp
-    parents = {name: mlp if name in ("gate", "up", "down") else attention for name in _PROJECTIONS}
-    return {name: getattr(parent, f"{name}_proj") for name, parent in parents.items()}
 
 
 class FusedCache:
@@ -182,14 +175,14 @@ class FusedNetwork:
     """
 
     takes_trees = True
-    short_list: Tensor | None = None  # logits of all ids
+    reduced_ids: Tensor | None = None  # logits of all ids
     device = torch.device("cpu")
     dtype = torch.float32
 
     def __init__(self, model: Any, cache_dtype: torch.dtype | None = None) -> None:
         if not supports(model):
             raise ValueError(f"{type(model).__name__} has no compiled pass: its weights or its shape do not fit")
-        from sampling.models.compiled_pass import LAYER, PASS, mix_entry, score_entry, whole_pass
+        from sampling.models.compiled_pass import mix_entry, score_entry, whole_pass
         from utils.kernels.products import columns_entry, narrow_columns_entry
 
         config, trunk = model.config, model.model
@@ -206,36 +199,18 @@ class FusedNetwork:
         self._rotary = trunk.rotary_emb
         self._one_at_a_time = threading.Lock()
         _networks.add(self)
-        self._held: list[Any] = []  # what the addresses below point to
-        self._scratch: dict[str, Tensor] = {}
         self._turns = torch.empty(0, self._size)
         self._function = whole_pass.address
-        self._record = np.zeros(1, PASS)
-        self._values, self._places = self._record.view(np.int64), {name: at for at, name in enumerate(PASS.names or ())}
-        self._prepared: tuple[int, ...] = ()
-        introduce(self._record)
-        head, embed = model.lm_head.packed, trunk.embed_tokens.packed
-        self._table = table = np.zeros(self.layers, LAYER)
-        for entry, layer in zip(table, trunk.layers, strict=True):
-            self._describe(entry, layer)
+        self._record = PassRecord(PASS, (self._hidden, self._inner, self._heads, self._shared, self._size))
+        self._table = self._record.describe(trunk.layers, model.lm_head)
+        self._width = len(model.lm_head.packed.data) * COLUMNS
         constants = np.array([trunk.norm.variance_epsilon, attention.scaling], np.float32)
-        self._held += [constants, head, embed]
-        self._set(
-            layers=self.layers,
-            hidden=self._hidden,
-            inner=self._inner,
-            heads=self._heads,
-            shared=self._shared,
-            size=self._size,
-            vocab_blocks=len(head.data),
+        self._record.held.append(constants)
+        self._record.set(
             half=int(cache_dtype == torch.float16),
             wide=cache_dtype.itemsize,
-            table=table.ctypes.data,
-            embed=embed.address,
-            embed_layout=embed.number,
-            head=head.address,
-            head_layout=head.number,
-            norm=self._address(trunk.norm.weight),
+            **self._record.weight("embed", trunk.embed_tokens),
+            norm=self._record.address(trunk.norm.weight),
             epsilon=constants.ctypes.data,
             scale=constants.ctypes.data + 4,
             narrow=int(narrow),
@@ -244,30 +219,6 @@ class FusedNetwork:
             mix=mix_entry.address,
         )
         put_away()
-
-    def _describe(self, entry: Any, layer: Any) -> None:
-        attention = layer.self_attn
-        entry["before"] = self._address(layer.input_layernorm.weight)
-        entry["after"] = self._address(layer.post_attention_layernorm.weight)
-        for name, linear in _linears(layer).items():
-            packed: PackedWeight = linear.packed
-            self._held.append(packed)
-            entry[name], entry[f"{name}_layout"] = packed.address, packed.number
-            if name in ("q", "k", "v"):
-                entry[f"{name}_bias"] = self._address(linear.bias)
-        for name in ("q_norm", "k_norm"):
-            entry[name] = self._address(getattr(getattr(attention, name, None), "weight", None))
-
-    def _address(self, tensor: Tensor | None) -> int:
-        if tensor is None:
-            return 0
-        self._held.append(tensor.detach().to(torch.float32).contiguous())
-        address: int = self._held[-1].data_ptr()
-        return address
-
-    def _set(self, **values: int) -> None:
-        for name, value in values.items():
-            self._values[self._places[name]] = value
 
     def new_cache(self, rows: int) -> FusedCache:
         """An empty cache; it takes the number of rows from what is first fed."""
@@ -289,9 +240,8 @@ class FusedNetwork:
             raise IndexError(f"ids must lie in 0 … {self.vocab_size - 1}")
         with self._one_at_a_time:
             cache.reserve(count, cache.length + fed)
-            rows, seen = self._rows(tokens, depths, fed, mask, cache)
-            width = int(self._values[self._places["vocab_blocks"]]) * COLUMNS
-            logits = torch.empty(count, keep, width)
+            rows, seen = self._record.rows(tokens, depths, fed, mask, cache.starts)
+            logits = torch.empty(count, keep, self._width)
             wanted = states_of(hidden)
             states = torch.empty(count, fed, len(wanted) * self._hidden) if wanted else None
             places = (
@@ -300,8 +250,11 @@ class FusedNetwork:
                 else {one: states.data_ptr() + 4 * self._hidden * place for place, one in enumerate(wanted)}
             )
             self._table["states"] = [places.get(layer, 0) for layer in range(self.layers)]
-            self._prepare(count * fed, count * keep, int(depths.max()) + 1, seen)
-            self._set(
+            self._record.prepare(count * fed, count * keep, seen)
+            if (last := int(depths.max())) >= len(self._turns):
+                self._turns = torch.cat([self._turns, *self._angles(len(self._turns), last + 1)])
+            self._record.set(
+                turns=self._turns.data_ptr(),
                 rows=count * fed,
                 kept=keep,
                 fed=fed,
@@ -314,56 +267,9 @@ class FusedNetwork:
                 states=places.get(-1, 0),
                 states_row=len(wanted) * self._hidden,
             )
-            run(self._function, self._record, torch.get_num_threads())
+            run(self._function, self._record.record, torch.get_num_threads())
             cache.length += fed
         return logits[..., : self.vocab_size], states
-
-    def _rows(
-        self, ids: np.ndarray, positions: np.ndarray, fed: int, mask: Tensor | None, cache: FusedCache
-    ) -> tuple[np.ndarray, int]:
-        """What the pass must know of each row, `fed` of each sequence, and the most slots that one of them sees."""
-        from sampling.models.compiled_pass import ROW
-
-        count = len(ids) // fed
-        rows = np.zeros(len(ids), ROW)
-        by_sequence = rows.reshape(count, fed)
-        rows["id"], rows["position"] = ids, positions
-        by_sequence["sequence"] = np.arange(count)[:, None]
-        by_sequence["slot"] = cache.starts + np.arange(fed)
-        if mask is None:
-            rows["seen"] = rows["slot"] + 1
-            return rows, cache.length + fed
-        open_ = (mask > torch.finfo(mask.dtype).min / 2).expand(count, 1, fed, -1).reshape(count * fed, -1).numpy()
-        first = np.where(open_.all(axis=1), open_.shape[1], open_.argmin(axis=1))
-        rows["seen"] = first
-        behind = open_ & (np.arange(open_.shape[1]) >= first[:, None])
-        rows["count"] = behind.sum(axis=1)
-        more = np.nonzero(behind)[1].astype(np.int64)
-        self._more = more  # kept until the next pass
-        rows["more"] = more.ctypes.data + 8 * (np.cumsum(rows["count"]) - rows["count"])
-        return rows, int((rows["seen"] + rows["count"]).max())
-
-    def _prepare(self, rows: int, kept: int, positions: int, seen: int) -> None:
-        """Memory for a pass of so many rows, at these positions, of which one sees so many slots."""
-        threads, line = torch.get_num_threads(), 4 * (-(-seen // BLOCK) + 1) * BLOCK
-        if self._prepared != (rows, kept, threads, line):
-            self._prepared = rows, kept, threads, line
-            self._take_memory(rows, kept, threads, line)
-        if positions > len(self._turns):
-            self._turns = torch.cat([self._turns, *self._angles(len(self._turns), positions)])
-        self._set(turns=self._turns.data_ptr())
-
-    def _take_memory(self, rows: int, kept: int, threads: int, line: int) -> None:
-        """The same, where a query's scores take `line` bytes."""
-        from sampling.models.compiled_pass import memory_of
-
-        shape = self._hidden, self._inner, self._heads, self._shared, self._size
-        told, sizes = memory_of(rows, kept, threads, line, *shape)
-        self._set(**told)
-        for name, size in sizes.items():
-            if name not in self._scratch or self._scratch[name].numel() < size:
-                self._scratch[name] = torch.zeros(size + size // 4, dtype=torch.uint8)
-            self._set(**{name: self._scratch[name].data_ptr()})
 
     def _angles(self, first: int, last: int) -> list[Tensor]:
         """cos and sin [n, D], halves side by side, in whole blocks of positions: their bits must depend on a position

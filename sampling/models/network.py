@@ -23,7 +23,7 @@ _MASKABLE = {"sdpa", "eager"}
 class ModelNetwork:
     """What every transformers model tells of itself: its vocabulary, where it lies, whether it takes a mask of ours."""
 
-    short_list = None
+    reduced_ids = None
 
     def __init__(self, model: Any, config: Any) -> None:
         self.model, self.config = model, config

@@ -207,7 +207,7 @@ class TranslatedLM(LM):
 class TranslatedSession(Session):
     """B rows of the target's ids; `inner` is the model's session of the same rows in its own.
 
-    `short_list` [n]: the target's ids that the model has too. What outgrows the model's context is forgotten from its
+    `reduced_ids` [n]: the target's ids that the model has too. What outgrows the model's context is forgotten from its
     beginning, half a context at a time.
     """
 
@@ -216,7 +216,7 @@ class TranslatedSession(Session):
         by = lm.translation
         count = int((by.ours < size).sum())
         self.vocab_size = size
-        self.short_list: Tensor | None = by.ours[:count].to(lm.device)
+        self.reduced_ids: Tensor | None = by.ours[:count].to(lm.device)
         self._columns = by.theirs[:count].to(lm.device)
         self._spellings: list[Spelling] = [Spelling(by) for _ in prompt] if previous is None else previous._spellings
         self.inner: Any = lm.lm.open(self.own(prompt), previous=None if previous is None else previous.inner)
@@ -245,15 +245,15 @@ class TranslatedSession(Session):
         found: Tensor = self.inner.score(rows, Draft.empty(len(rows)))[:, 0]
         return found
 
-    def score_short(self, rows: Rows, draft: Draft) -> Tensor:
-        """[B, 1, n] logits of the ids in `short_list`. ValueError for a draft that is not empty."""
+    def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
+        """[B, 1, n] logits of the ids in `reduced_ids`. ValueError for a draft that is not empty."""
         if draft.tokens.shape[1]:
             raise ValueError("a model of another vocabulary scores no drafts of the target's tokens")
         return self.score_own(self.own(rows)).index_select(1, self._columns)[:, None]
 
     def score(self, rows: Rows, draft: Draft) -> Tensor:
         """[B, 1, V]; -inf for what the model has no token for."""
-        return spread(self.score_short(rows, draft), self.short_list, self.vocab_size, -torch.inf)
+        return spread(self.score_reduced(rows, draft), self.reduced_ids, self.vocab_size, -torch.inf)
 
     def commit(self, path: Tensor) -> None:
         self.inner.commit(path[:, :0])

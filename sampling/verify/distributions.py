@@ -160,7 +160,7 @@ def normal(left: Tensor, p: Tensor) -> Tensor:
 def check_ratio(ratio: Tensor) -> None:
     """ValueError where p(x)/q(x) is no number."""
     if bool(ratio.isnan().any()):
-        raise ValueError("p(x)/q(x) is 0/0: a token was drafted that its own law gives no mass")
+        raise ValueError("p(x)/q(x) is 0/0: a token was drafted that its own distribution gives no mass")
 
 
 def one_hot(tokens: Tensor, like: Tensor) -> Tensor:

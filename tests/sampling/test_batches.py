@@ -30,7 +30,6 @@ from sampling.loop import generate
 from sampling.models.cache import Buffer
 from sampling.models.causal import CausalLM
 from sampling.recorded.target import RecordedLM
-from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, FixedPace, GammaController, Limits, Rows, Verdict
 from tests.sampling.drafters.tables.test_prompt_lookup import tables_of
@@ -39,7 +38,7 @@ from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.runs import answers, decode, emitted, greedy, reasons, steps
 from tests.support.students import PrefixLM, make_drafter, make_student, make_target, text
 from tests.support.toy_drafters import PointDrafter, TreeDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import ALONE, TableLM
 from utils.errors import UserError
 from utils.logits_processors import make_processor
 

@@ -79,7 +79,7 @@ def test_what_would_change_the_distribution_is_refused_with_the_reason(name: str
     told = refused(lambda: CALLS[name](skip_sample_adjustment=True))
     assert told == (
         "skip_sample_adjustment=True is refused: without the adjustment after a refusal the text no longer has the "
-        "target's law"
+        "target's distribution"
     )
     told = refused(lambda: CALLS[name](first_target=False))
     assert told.startswith("first_target=False is refused: the target always does the opening round")

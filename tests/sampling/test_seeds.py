@@ -229,7 +229,7 @@ def joint_counts(drafter: CausalLM, target: CausalLM, parts: list[int], samples:
 
 
 def joint_law(model: Any, temperature: float) -> dict[tuple[int, ...], float]:
-    """The exact law of tokens 2 and 5 behind the prompt, over all 8⁵ answers."""
+    """The exact distribution of tokens 2 and 5 behind the prompt, over all 8⁵ answers."""
     texts, mass = torch.tensor([[5, 6, 7]]), torch.ones(1, dtype=torch.float64)
     for _ in range(5):
         logits = torch.cat([model(part).logits[:, -1, :FLAT] for part in texts.split(1024)])

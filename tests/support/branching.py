@@ -1,8 +1,8 @@
 """A sampler that takes every branch: each draw and each coin forks with its probability, and no key may come twice.
 
 `enumerate_runs` repeats a run under it, depth first, until all decisions with positive probability
-have been taken, and returns the exact law of the run's result in float64. `enumerate_rows` does so with many branches
-at once, each the row of a batch. Knows nothing of models or verification.
+have been taken, and returns the exact distribution of the run's result in float64. `enumerate_rows` does so with many
+branches at once, each the row of a batch. Knows nothing of models or verification.
 Forks are independent of each other, so a scheme that relies on *shared* noise (gumbel coupling)
 cannot be enumerated this way.
 """
@@ -122,7 +122,7 @@ def _checked(law: list[float]) -> list[float]:
 def enumerate_runs(
     run: Callable[[BranchingSampler], Result], law: Law = softmax, drafts: Drafting = "law", limit: int = 200_000
 ) -> dict[Result, float]:
-    """The exact law of `run(sampler)` over all decisions. Fails beyond `limit` runs.
+    """The exact distribution of `run(sampler)` over all decisions. Fails beyond `limit` runs.
 
     `run` must be deterministic but for its sampler.
     """
@@ -196,7 +196,7 @@ def enumerate_rows(
     together: int = 128,
     limit: int = 200_000,
 ) -> dict[Result, float]:
-    """The exact law of each row's result of `run(sampler, rows)` over all decisions, up to `together` branches at once.
+    """The distribution of each row's result of `run(sampler, rows)` over all decisions, `together` branches at once.
 
     Fails beyond `limit` branches. A decision is known by its noise's key: what other rows ask for does not matter.
     """

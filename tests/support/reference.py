@@ -104,7 +104,7 @@ def exact_law(
     max_new_tokens: int,
     stop: Iterable[int] = (),
 ) -> dict[tuple[int, ...], float]:
-    """The target's own law over answers: each ends at a stop token or at `max_new_tokens`."""
+    """The target's own distribution over answers: each ends at a stop token or at `max_new_tokens`."""
     stops, outcome = frozenset(stop), {}
     open_answers = {(): 1.0}
     for length in range(1, max_new_tokens + 1):

@@ -58,7 +58,7 @@ def fed(target: LlamaForCausalLM, rows: Rows, held: list[int], hidden: bool = Fa
 def spread_logits(student: DraftHead, states: Tensor) -> Tensor:
     """What the head makes of states [..., H]: [..., V], -inf outside the short list. Written naively."""
     short = states @ student.lm_head.weight.T
-    ids = student.short_list
+    ids = student.reduced_ids
     if not len(ids):
         return short
     wide = torch.full((*short.shape[:-1], student.config.vocab_size), float("-inf"), dtype=short.dtype)

@@ -115,7 +115,7 @@ class MixedDrafter(LawDrafter):
 
 
 class TreeDrafter(LawDrafter):
-    """Full trees: `widths[d]` children of every node at depth d, drawn one after the other from the toy's law.
+    """Full trees: `widths[d]` children of every node at depth d, drawn one after the other from the toy's distribution.
 
     `replacing`: each from the same law, so that siblings may be equal; else from what earlier siblings leave of it.
     Where the sampler's drafts are point masses the children are the most likely tokens. `extra` absent nodes are

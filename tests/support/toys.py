@@ -8,6 +8,8 @@ no transformers, no cache tensors and no randomness while decoding.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,8 @@ from torch import Tensor
 from sampling.types import LM, Draft, Rows, Session
 
 Prefix = tuple[int, ...]
+ALONE: Any = SimpleNamespace(vocab_size=1 << 62, takes_trees=True, source=None)
+"""Stands for the target's session where a drafter is looked at by itself: nothing bounds its ids."""
 PEAK = 30.0  # logit of the one scripted token: every other one has probability ~1e-13
 
 

@@ -34,13 +34,12 @@ def _turns(user: str, assistant: str) -> str:
     )
 
 
-def _headed(head: str, end: str, begin: str = "", assistant: str = "assistant") -> str:
+def _headed(head: str, end: str, begin: str = "") -> str:
     """Every message, the system's too, between a heading with its role and a token that ends it."""
-    role = "('" + assistant + "' if message['role'] == 'assistant' else message['role'])"
     start, _, rest = head.partition("ROLE")
     return (
-        begin + "{% for message in messages %}" + start + "{{ " + role + " }}" + rest + "{{ message['content'] }}" + end
-        + "{% endfor %}{% if add_generation_prompt %}" + start + assistant + rest + "{% endif %}"
+        begin + "{% for message in messages %}" + start + "{{ message['role'] }}" + rest + "{{ message['content'] }}"
+        + end + "{% endfor %}{% if add_generation_prompt %}" + start + "assistant" + rest + "{% endif %}"
     )  # fmt: skip
 
 

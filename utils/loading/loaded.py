@@ -93,7 +93,7 @@ class LoadedPair:
     vocab_size: int  # of the target, as far as its tokenizer knows them
     context: int
     notes: tuple[str, ...] = ()
-    student: Path | None = None  # the trained drafter's folder
+    draft_head: Path | None = None  # the trained drafter's folder
     cascade_models: Mapping[str, LoadedModel] = field(default_factory=dict)  # of the cascade, by name, large to small
 
     @property

@@ -201,11 +201,11 @@ def _beside(
     notes: Sequence[str],
     drafter: LoadedModel | None = None,
     cascade_models: Mapping[str, LoadedModel] | None = None,
-    student: Path | None = None,
+    draft_head: Path | None = None,
 ) -> LoadedPair:
     """The pair with what drafts for it, cut to the context that all models have."""
     models: dict[str, Any] = {"drafter": drafter, "cascade_models": cascade_models or {}}
-    found = replace(pair, drafter_kind=kind, student=student, notes=tuple(notes), **models)
+    found = replace(pair, drafter_kind=kind, draft_head=draft_head, notes=tuple(notes), **models)
     bounds = [model.context for model in found.drafting_models if model.vocabulary is None]
     return replace(found, context=min([pair.target.context, *bounds]))
 
@@ -219,7 +219,7 @@ def _with_student(pair: LoadedPair, kind: str, folder: Path, options: LoadOption
     where = f"a trained drafter runs where its target does: --drafter-device {device} is unused"
     how = f"a trained drafter is not quantized: --drafter-quantization {quantization} is unused"
     unused = {where: device not in (None, options.device), how: quantization not in UNSAID}
-    return _beside(pair, kind, student=folder, notes=[note for note, given in unused.items() if given])
+    return _beside(pair, kind, draft_head=folder, notes=[note for note, given in unused.items() if given])
 
 
 def _load(

@@ -19,23 +19,20 @@ from torch import Tensor
 
 from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
 from sampling.models.compiled_pass import (
-    LAYER,
-    PASS,
-    ROW,
     added,
     head,
     inverse_rms,
     layers,
-    memory_of,
     mix_entry,
     score_entry,
 )
-from sampling.models.fused import BLOCK, FusedCache
+from sampling.models.fused import FusedCache
+from sampling.models.pass_record import BLOCK, PASS, ROW, PassRecord
 from utils.kernels.blocks import COLUMNS, GROUP
 from utils.kernels.compiler import Entry
-from utils.kernels.products import SIZES, columns, columns_entry, look_up, quantise, room
+from utils.kernels.products import SIZES, columns, columns_entry, look_up, quantise
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
-from utils.kernels.team import introduce, run
+from utils.kernels.team import run
 from utils.kernels.vectors import asked, compiled, get64, get_float, load, meet, mul, record_at, share, splat, store
 
 _FIELDS = (
@@ -149,80 +146,46 @@ class CompiledStep:
         attention_ = trunk.layers[0].self_attn
         self.layers, self.window = len(trunk.layers), config.window
         self._size = int(attention_.head_dim)
-        self._heads, self._shared = config.num_attention_heads, config.num_key_value_heads
-        self._hidden, self._inner = config.hidden_size, config.intermediate_size
-        self._large = config.large_hidden_size
+        self._hidden, self._shared = config.hidden_size, config.num_key_value_heads
         self._angles, self._turns = angles, torch.empty(0, self._size)
-        self._held: list[Any] = []
         self._one_at_a_time = threading.Lock()
-        self._scratch: dict[str, Tensor] = {}
-        self._prepared: tuple[int, ...] = ()
         self._function = step_entry.address
-        self._record = np.zeros(1, STEP)
-        introduce(self._record)
-        self._values, self._places = self._record.view(np.int64), {name: at for at, name in enumerate(STEP.names or ())}
-        table = np.zeros(self.layers, LAYER)
-        for entry, layer in zip(table, trunk.layers, strict=True):
-            entry["before"] = self._address(layer.input_layernorm.weight)
-            entry["after"] = self._address(layer.post_attention_layernorm.weight)
-            for name in ("q", "k", "v", "o", "gate", "up", "down"):
-                weight = take(getattr(layer.mlp if len(name) > 1 else layer.self_attn, f"{name}_proj")).packed
-                entry[name], entry[f"{name}_layout"] = weight.address, weight.number
-                self._held.append(weight)
+        widths = {"entered": self._hidden, "theirs": config.large_hidden_size, "own": self._hidden}
+        sizes = self._hidden, config.intermediate_size, config.num_attention_heads, self._shared, self._size
+        self._record = PassRecord(STEP, sizes, widths)
+        out = take(student.lm_head)
+        self._record.describe(trunk.layers, out, take)
+        self._out, self._width = out.out_features, len(out.packed.data) * COLUMNS
+        self._changing = [self._record.places[name] for name in _CHANGING]
         constants = np.array([config.rms_norm_eps, attention_.scaling], np.float32)
-        join, theirs, own, out = (
-            take(one).packed for one in (trunk.join_embed, trunk.join_feature, trunk.join_state, student.lm_head)
-        )
-        self._out, self._width = out.out_features, len(out.data) * COLUMNS
-        self._changing = [self._places[name] for name in _CHANGING]
-        self._held += [table, constants, join, theirs, own, out]
-        self._set(
-            layers=self.layers,
-            hidden=self._hidden,
-            inner=self._inner,
-            heads=self._heads,
-            shared=self._shared,
-            size=self._size,
-            large=self._large,
-            vocab_blocks=len(out.data),
+        theirs, own = take(trunk.join_feature), take(trunk.join_state)
+        self._record.held += [constants, theirs.packed, own.packed]
+        self._record.set(
+            large=config.large_hidden_size,
             half=1,
             wide=2,
-            table=table.ctypes.data,
-            **self._table(trunk.embed_tokens),
-            head=out.address,
-            head_layout=out.number,
-            norm=self._address(trunk.norm.weight),
+            **self._embedding(trunk.embed_tokens),
+            norm=self._record.address(trunk.norm.weight),
             epsilon=constants.ctypes.data,
             scale=constants.ctypes.data + 4,
             columns=columns_entry.address,
             score=score_entry.address,
             mix=mix_entry.address,
-            embed_norm=self._address(trunk.embed_norm.weight),
-            theirs_norm=self._address(trunk.feature_norm.weight),
-            own_norm=self._address(trunk.state_norm.weight),
-            join=join.address,
-            join_layout=join.number,
-            join_theirs=theirs.address,
-            theirs_layout=theirs.number,
-            join_own=own.address,
-            own_layout=own.number,
+            embed_norm=self._record.address(trunk.embed_norm.weight),
+            theirs_norm=self._record.address(trunk.feature_norm.weight),
+            own_norm=self._record.address(trunk.state_norm.weight),
+            **self._record.weight("join", take(trunk.join_embed)),
+            join_theirs=theirs.packed.address,
+            theirs_layout=theirs.packed.number,
+            join_own=own.packed.address,
+            own_layout=own.packed.number,
         )
 
-    def _table(self, embedding: Any) -> dict[str, int]:
+    def _embedding(self, embedding: Any) -> dict[str, int]:
         """The embedding where it lies: a target's packed one, or numbers as they are."""
         if isinstance(embedding, QuantizedEmbedding):
-            self._held.append(embedding.packed)
-            return {"embed": embedding.packed.address, "embed_layout": embedding.packed.number}
-        return {"embed": self._address(embedding.weight), "embed_layout": -1}
-
-    def _address(self, tensor: Tensor) -> int:
-        self._held.append(tensor.detach().to(torch.float32).contiguous())
-        address: int = self._held[-1].data_ptr()
-        return address
-
-    def _set(self, **values: int) -> None:
-        for name, value in values.items():
-            self._values[self._places[name]] = value
+            return self._record.weight("embed", embedding)
+        return {"embed": self._record.address(embedding.weight), "embed_layout": -1}
 
     def new_cache(self) -> FusedCache:
         """An empty cache, in 16 bits."""
@@ -249,17 +212,17 @@ class CompiledStep:
         with self._one_at_a_time:
             cache.reserve(count, before + fed)
             begin = max(0, before - self.window) // BLOCK * BLOCK if self.window else 0  # slots too far back to be seen
-            rows, more, seen = _rows(ids.numpy().reshape(-1), depths, fed, mask, before, begin)
+            visible = None if mask is None else mask[..., begin:]
+            rows, seen = self._record.rows(ids.numpy().reshape(-1), depths, fed, visible, before - begin)
             self._prepare(count * fed, count * keep, int(depths.max()) + 1, seen)
             logits, own = torch.empty(count, keep, self._width), torch.empty(count, fed, self._hidden)
             shift = 2 * begin * self._size
-            self._values[self._changing] = (
+            self._record.values[self._changing] = (
                 *(count * fed, keep, fed, count, cache.slots, rows.ctypes.data),
                 *(cache.keys.data_ptr() + shift, cache.values.data_ptr() + shift, logits.data_ptr(), own.data_ptr()),
                 *(kinds.ctypes.data, states.ctypes.data, (kinds == THEIRS).any(), (kinds == OWN).any()),
             )
-            run(self._function, self._record, torch.get_num_threads())
-            del more  # what the rows point to
+            run(self._function, self._record.record, torch.get_num_threads())
             cache.length += fed
         return logits[..., : self._out], own
 
@@ -291,12 +254,12 @@ class CompiledStep:
             logits, made = torch.empty(self._width), torch.empty(fed, self._hidden)
             shift, kinds = 2 * begin * self._size, np.ascontiguousarray(states[:, 0])
             addresses = np.ascontiguousarray(states[:, 1])
-            self._values[self._changing] = (
+            self._record.values[self._changing] = (
                 *(fed, 1, fed, 1, cache.slots, rows.ctypes.data),
                 *(cache.keys.data_ptr() + shift, cache.values.data_ptr() + shift, logits.data_ptr(), made.data_ptr()),
                 *(kinds.ctypes.data, addresses.ctypes.data, first + fed - 1 > 0 and first <= valid, first > valid),
             )
-            run(self._function, self._record, torch.get_num_threads())
+            run(self._function, self._record.record, torch.get_num_threads())
             cache.length = first + fed
         return logits[: self._out], made
 
@@ -311,44 +274,7 @@ class CompiledStep:
 
     def _prepare(self, rows: int, kept: int, positions: int, seen: int) -> None:
         """Memory for a pass of so many rows, at these positions, of which one sees so many slots."""
-        threads, line = torch.get_num_threads(), 4 * (-(-seen // BLOCK) + 1) * BLOCK
         if positions > len(self._turns):
             self._turns = self._angles(torch.arange(-(-positions // 256) * 256))
-            self._set(turns=self._turns.data_ptr())
-        if self._prepared == (rows, kept, threads, line):
-            return
-        self._prepared = rows, kept, threads, line
-        shape = self._hidden, self._inner, self._heads, self._shared, self._size
-        told, sizes = memory_of(rows, kept, threads, line, *shape)
-        self._set(**told)
-        wide = room(rows, self._hidden)
-        sizes |= {"entered": wide, "theirs": room(rows, self._large), "own": wide}
-        for name, size in sizes.items():
-            if name not in self._scratch or self._scratch[name].numel() < size:
-                self._scratch[name] = torch.zeros(size + size // 4, dtype=torch.uint8)
-            self._set(**{name: self._scratch[name].data_ptr()})
-
-
-def _rows(
-    ids: np.ndarray, positions: np.ndarray, fed: int, mask: Tensor | None, before: int, begin: int
-) -> tuple[np.ndarray, np.ndarray | None, int]:
-    """What the pass must know of each row, slots counted from `begin`; the slots that rows see behind their first
-    ones, and the most slots that one of them sees."""
-    count = len(ids) // fed
-    rows = np.zeros(len(ids), ROW)
-    by_sequence = rows.reshape(count, fed)
-    rows["id"], rows["position"] = ids, positions
-    by_sequence["slot"] = np.arange(before - begin, before - begin + fed)
-    if count > 1:
-        by_sequence["sequence"] = np.arange(count)[:, None]
-    if mask is None:
-        rows["seen"] = rows["slot"] + 1
-        return rows, None, before - begin + fed
-    seen = (mask > torch.finfo(mask.dtype).min / 2).expand(count, 1, fed, -1).reshape(count * fed, -1).numpy()
-    seen = seen[:, begin:]
-    rows["seen"] = np.where(seen.all(axis=1), seen.shape[1], seen.argmin(axis=1))
-    behind = seen & (np.arange(seen.shape[1]) >= rows["seen"][:, None])
-    rows["count"] = behind.sum(axis=1)
-    more = np.nonzero(behind)[1].astype(np.int64)
-    rows["more"] = more.ctypes.data + 8 * (np.cumsum(rows["count"]) - rows["count"])
-    return rows, more, int((rows["seen"] + rows["count"]).max())
+            self._record.set(turns=self._turns.data_ptr())
+        self._record.prepare(rows, kept, seen)

@@ -79,7 +79,7 @@ class FeatureSession(FollowingSession):
         """Position p reads state p − 1, which the target has if p ≤ view."""
         return view + 1
 
-    def score_short(self, rows: Rows, draft: Draft) -> Tensor:
+    def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
         """[B, 1, n] logits behind each row. Takes more than one pass if a row is over a token ahead of its target.
 
         Raises UserError for a draft: there is nothing to review with.
@@ -93,14 +93,14 @@ class FeatureSession(FollowingSession):
         done = [min(length, len(row) - 1) for length, row in zip(cached, rows, strict=True)]
         ends = [max(count, held) + 1 for count, held in zip(done, valid, strict=True)]
         while True:
-            logits = super().score_short([row[:end] for row, end in zip(rows, ends, strict=True)], draft)
+            logits = super().score_reduced([row[:end] for row, end in zip(rows, ends, strict=True)], draft)
             if all(end >= len(row) for row, end in zip(rows, ends, strict=True)):
                 return logits
             ends = [end + 1 for end in ends]
 
     @torch.inference_mode()
     def _behind(self, row: list[int]) -> Tensor:
-        """:meth:`score_short` of one row by the compiled step, without tensors of a few elements."""
+        """:meth:`score_reduced` of one row by the compiled step, without tensors of a few elements."""
         self._settle()
         (valid,), (tokens,), hidden = self.target.held(), self._tokens, self._hidden
         assert hidden is not None
@@ -128,7 +128,7 @@ class FeatureSession(FollowingSession):
         """[M, n] logits behind the last M of N nodes of a tree behind the one row just scored; the others are here.
 
         `parents` [N] are places in `tokens`, -1 = the row. A node reads its parent's own state and sees the row and its
-        path. No two of the M may be above each other. The next `score_short` or `sync` drops all of them. (Of a draft
+        path. No two of the M may be above each other. The next `score_reduced` or `sync` drops all of them. (Of a draft
         head with a window the nodes beside count as well.) An error in the pass leaves an empty cache.
         """
         if not self._nodes or not self._nodes[0]:
@@ -276,9 +276,9 @@ class FeatureTreeDrafter(ModelDrafter):
         session = self.session
         assert isinstance(session, FeatureSession)
         drawn, fed, above = list[Node](), list[int](), [-1]
-        logits = session.score_short(rows, Draft.empty(1))[0]
+        logits = session.score_reduced(rows, Draft.empty(1))[0]
         for level in range(1, depth + 1):
-            drawn += self._children(logits, above, drawn, level, session.short_list, most)
+            drawn += self._children(logits, above, drawn, level, session.reduced_ids, most)
             best = sorted(range(len(drawn)), key=lambda at: -drawn[at].path)[:most]  # of equals those above come first
             # What is below the last of the best is not among them any more.
             above = [at for at in best[: most - 1] if drawn[at].depth == level and drawn[at].path >= self.least]
@@ -290,13 +290,13 @@ class FeatureTreeDrafter(ModelDrafter):
         return drawn, best, level
 
     def _children(
-        self, logits: Tensor, above: list[int], drawn: list[Node], depth: int, short_list: Tensor | None, most: int
+        self, logits: Tensor, above: list[int], drawn: list[Node], depth: int, reduced_ids: Tensor | None, most: int
     ) -> list[Node]:
         """As many of the likeliest tokens behind each of the nodes `above` as may be kept; logits [M, n]."""
         most = min(most if self._trees else 1, logits.shape[-1])
         chances, ids = logits.float().softmax(dim=-1).topk(most, dim=-1)
         check_finite(chances)
-        ids = ids if short_list is None else short_list[ids]
+        ids = ids if reduced_ids is None else reduced_ids[ids]
         return [
             Node(token, parent, depth, chance, chance * (1.0 if parent < 0 else drawn[parent].path))
             for parent, tokens, row in zip(above, ids.tolist(), chances.tolist(), strict=True)

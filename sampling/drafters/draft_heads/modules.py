@@ -250,25 +250,25 @@ class Trunk(nn.Module):
 class DraftHead(nn.Module):
     """A draft head's parameters and its pass over whole sequences.
 
-    `short_list` [N] long holds the ids of the head's rows, ascending; empty = all ids. `rounded`: while drafting its
+    `reduced_ids` [N] long holds the ids of the head's rows, ascending; empty = all ids. `rounded`: while drafting its
     products may be taken in bfloat16 (its weights come from 16 bit); drafts need no more, the target judges them.
     """
 
-    def __init__(self, config: DraftHeadConfig, short_list: Tensor | None = None) -> None:
+    def __init__(self, config: DraftHeadConfig, reduced_ids: Tensor | None = None) -> None:
         super().__init__()
         self.config, self.rounded = config, False
-        listed = 0 if short_list is None else len(short_list)
+        listed = 0 if reduced_ids is None else len(reduced_ids)
         if listed != config.short_list:
             raise UserError(f"the reduced vocabulary has {listed} ids, the configuration says {config.short_list}")
         self.model = Trunk(config)
         self.lm_head = nn.Linear(config.hidden_size, config.short_list or config.vocab_size, bias=False)
-        self.adopt(short_list)
+        self.adopt(reduced_ids)
 
-    def adopt(self, short_list: Tensor | None, target_rotary: nn.Module | None = None) -> None:
+    def adopt(self, reduced_ids: Tensor | None, target_rotary: nn.Module | None = None) -> None:
         """Set what is no parameter: the reduced vocabulary's ids [N] and, for glide, the target's rotary module."""
         config = self.config
-        ids = torch.empty(0, dtype=torch.long) if short_list is None else short_list.long()
-        self.register_buffer("short_list", ids, persistent=False)
+        ids = torch.empty(0, dtype=torch.long) if reduced_ids is None else reduced_ids.long()
+        self.register_buffer("reduced_ids", ids, persistent=False)
         self.rotary = rotary_of(config)
         self.cross_rotary: Rotary | None = None
         if config.kind == "glide":
@@ -279,7 +279,7 @@ class DraftHead(nn.Module):
     @property
     def ids(self) -> Tensor:
         """The reduced vocabulary [N] long, the head's rows in order; empty = all ids."""
-        return cast(Tensor, self.short_list)
+        return cast(Tensor, self.reduced_ids)
 
     def target_layers(self, count: int) -> list[int]:
         """Which of the target's `count` layers each layer of a GLIDE head reads; [] for the others."""

@@ -160,7 +160,7 @@ class StudentNetwork:
         return not self.window
 
     @property
-    def short_list(self) -> Tensor | None:
+    def reduced_ids(self) -> Tensor | None:
         """The reduced vocabulary [n] long, ascending, as the rows of the output layer; None = all ids."""
         return None if self._ids is None else self._ids.to(self.device)
 

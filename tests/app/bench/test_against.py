@@ -237,7 +237,7 @@ def test_a_pair_with_another_drafter_has_its_plain_student_assist(
     spec = engine.loaded.spec.model_copy(update={"students": HeadFolders(plain=str(tmp_path))})
     for kind in ("tables", "glide", "plain"):
         folder = tmp_path if kind == "plain" else None
-        engine.loaded = replace(engine.loaded, spec=spec, drafter=None, drafter_kind=kind, student=folder)
+        engine.loaded = replace(engine.loaded, spec=spec, drafter=None, drafter_kind=kind, draft_head=folder)
         assert answers(engine, options, SETTINGS)[ASSISTED].stats.tokens_per_pass > 1.9
     damaged = tmp_path / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])

@@ -236,14 +236,14 @@ LETTERS = list(range(60, 68))  # eight ids of the tiny tokenizer, none of which 
 
 def evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Target and drafter hold these eight ids for equally likely, whatever was said."""
-    real = CausalSession.score_short
+    real = CausalSession.score_reduced
 
-    def score_short(session: Any, rows: Any, draft: Any) -> Any:
+    def score_reduced(session: Any, rows: Any, draft: Any) -> Any:
         logits = torch.full_like(real(session, rows, draft), -1e9)
         logits[..., LETTERS] = 0.0
         return logits
 
-    monkeypatch.setattr(CausalSession, "score_short", score_short)
+    monkeypatch.setattr(CausalSession, "score_reduced", score_reduced)
 
 
 DRAWN = {"temperature": 1.0, "compare": "spec", "max_new_tokens": 100}

@@ -21,10 +21,10 @@ from sampling.drafters.fallback import FallbackDrafter
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.events import Step
 from sampling.loop import never
-from sampling.rows import ALONE
 from tests.app.lanes.test_draft_heads import write_student
 from tests.support.scripted import run_lines
 from tests.support.tiny import noisy_copy, tiny_model, tiny_pair, tiny_tokenizer
+from tests.support.toys import ALONE
 from utils.errors import UsageError, UserError
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair
@@ -117,7 +117,7 @@ def steps_of(engine: PairEngine, lane: Lane, settings: Settings) -> list[Step]:
 
 def test_the_models_of_a_cascade_are_loaded_by_name_and_fitted(folder: Path) -> None:
     pair = load_pair(catalogue_in(folder / "models.yaml").pair("two"), CPU)
-    assert (pair.drafter, pair.drafter_kind, pair.student, pair.notes) == (None, "cascade", None, ())
+    assert (pair.drafter, pair.drafter_kind, pair.draft_head, pair.notes) == (None, "cascade", None, ())
     assert list(pair.cascade_models) == ["drafter", "small"]
     assert pair.drafting_models == tuple(pair.cascade_models.values())
     assert (pair.vocab_size, pair.context) == (300, 512)
@@ -210,7 +210,7 @@ def test_the_pairs_own_cascade_reviews_and_ignores_gamma(engines: Callable[[str]
     engine = engines("two")
     told = [engine.lane("spec", Settings(gamma=gamma, **SHORT)) for gamma in (1, 9)]
     for lane in told:
-        assert (lane.takes_gamma, lane.drafts, lane.law_drafts) == (False, True, True)
+        assert (lane.takes_gamma, lane.drafts, lane.drawn_drafts) == (False, True, True)
         assert lane.source_names == ("drafter", "small", "maxgram", "bigram")
         assert lane.most == engine.lane("cascade", Settings()).most
         steps = steps_of(engine, lane, lane.settings)

@@ -177,7 +177,7 @@ def test_what_a_lane_streams_is_its_answer(whole: PairEngine, name: str, looks: 
 def test_sampled_drafts_may_change_the_text_and_coupled_ones_do_not(engine: PairEngine, name: str) -> None:
     sampled = Settings(**SHORT, temperature=0.8)
     lane = engine.lane(name, sampled)
-    assert lane.law_drafts
+    assert lane.drawn_drafts
     assert may_differ(lane, sampled)
     coupled = sampled.changed(coupling="gumbel")
     assert not may_differ(engine.lane(name, coupled), coupled)

@@ -138,14 +138,16 @@ FAULTS: dict[str, tuple[Any, str, Any, dict[str, str]]] = {  # where, what, what
         accepts_one_more,
         {
             **dict.fromkeys(CHAINS, r"the text leaves plain decoding's at token \d+"),
-            **dict.fromkeys(("counting, token by token", "counting, block"), "sampled text has not the target's law"),
+            **dict.fromkeys(
+                ("counting, token by token", "counting, block"), "sampled text has not the target's distribution"
+            ),
         },
     ),
     "a refusal answered by a draw from the whole distribution": (
         sampling.verify.rules,
         "residual",
         lambda p, q: p,
-        {"counting, token by token": "sampled text has not the target's law"},
+        {"counting, token by token": "sampled text has not the target's distribution"},
     ),
     "a cache that is not rolled back": (
         Buffer,

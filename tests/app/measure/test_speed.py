@@ -28,7 +28,7 @@ class Slow:
     def __init__(self, inner: Any, clock: list[float]) -> None:
         self.inner, self.clock, self.fed = inner, clock, []
         self.vocab_size, self.context, self.layers = inner.vocab_size, inner.context, inner.layers
-        self.device, self.dtype, self.short_list = inner.device, inner.dtype, inner.short_list
+        self.device, self.dtype, self.reduced_ids = inner.device, inner.dtype, inner.reduced_ids
 
     def new_cache(self, rows: int) -> Any:
         return self.inner.new_cache(rows)
@@ -47,7 +47,7 @@ def engine(model: Any, kind: str = "none", drafter: Any = None) -> PairEngine:
         target=entry(model),
         drafter=None if drafter is None else entry(drafter),
         drafter_kind=kind,
-        student=None,
+        draft_head=None,
         tokenizer=None,
         stop_ids=frozenset(),
         context=512,

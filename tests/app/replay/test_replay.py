@@ -439,6 +439,18 @@ def test_an_answer_is_recorded_by_its_number_of_lanes(session: tuple[Path, Ran])
     assert answer.lanes[3].lenience == 2
 
 
+@pytest.mark.parametrize("key", ["drawn_drafts", "law_drafts"])
+def test_logs_with_the_older_name_of_drawn_drafts_are_read(key: str, session: tuple[Path, Ran], tmp_path: Path) -> None:
+    """Both names mean the same; the newer one is written."""
+    text = session[0].read_text()
+    assert '"drawn_drafts":true' in text
+    assert "law_drafts" not in text
+    file = tmp_path / "older.jsonl"
+    file.write_text(text.replace('"drawn_drafts"', f'"{key}"'))
+    read, written = ([lane.drawn_drafts for lane in read_log(one).answers[0].lanes] for one in (file, session[0]))
+    assert read == written
+
+
 def test_a_benchmark_is_recorded_too(pair: TinyPair, tmp_path: Path) -> None:
     """Each answer by itself, warm-ups left out; the file's ids are those of the figures."""
     prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "one"}, {"prompt": "two"}])

@@ -31,7 +31,7 @@ TARGET, DRAFTER = object(), object()
 def lane(name: str, gamma: int | str | None, pace: GoodputController | None = None, drafter: object = DRAFTER) -> Any:
     return SimpleNamespace(
         name=name, lm=TARGET, drafter=drafter, drafts=gamma is not None, takes_gamma=gamma is not None, beams=None,
-        law_drafts=False, pace=pace, settings=Settings(gamma=gamma or 1),
+        drawn_drafts=False, pace=pace, settings=Settings(gamma=gamma or 1),
     )  # fmt: skip
 
 

@@ -496,7 +496,7 @@ def test_the_console_traces_a_cascade_with_its_lenience() -> None:
     lane = SimpleNamespace(
         name="cascade",
         settings=Settings(),
-        law_drafts=True,
+        drawn_drafts=True,
         source_names=drafter.traits.names,
         drafter=drafter,
         beams=None,
@@ -520,7 +520,7 @@ def test_the_console_expects_of_a_cascade_what_its_own_figures_say() -> None:
     _, steps = real(2.0, reviewers=1)
     tracks = []
     for name, rounds, terms in (("ar", [reviewed([], 0, 3)] * 40, Terms()), ("cascade", steps, Terms(drafts=True))):
-        lane = SimpleNamespace(name=name, settings=Settings(gamma=4), law_drafts=False, drafts=terms.drafts)
+        lane = SimpleNamespace(name=name, settings=Settings(gamma=4), drawn_drafts=False, drafts=terms.drafts)
         tracks.append(Track(lane, lambda ids: "x" * len(ids), 2, 40, terms=terms))
         for event in [*rounds, Finished(0, "length")]:
             tracks[-1].feed(event)

@@ -1,4 +1,4 @@
-"""Cascades and chains emit exactly the target's law, for every lenience: by taking every branch, and by counting.
+"""Cascades and chains emit exactly the target's distribution, for every lenience: by every branch, and by counting.
 
 Passing the reviewer's own law up, or the right one a position late, is seen by both.
 """

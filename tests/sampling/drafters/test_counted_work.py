@@ -24,13 +24,12 @@ from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.events import Step
 from sampling.loop import generate
 from sampling.models.cache import GROW, Buffer
-from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Rule, Verdict, depths_of
 from sampling.verify.rules import verify
 from tests.support.cascades import big
 from tests.support.toy_drafters import PointDrafter
-from tests.support.toys import TableLM, ToySession
+from tests.support.toys import ALONE, TableLM, ToySession
 from utils import logits_processors
 from utils.logits_processors import LogitsProcessor, NucleusProcessor, make_processor
 

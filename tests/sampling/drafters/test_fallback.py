@@ -11,11 +11,10 @@ from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.fallback import FallbackDrafter
 from sampling.events import Call, Step
 from sampling.gamma.goodput import GoodputController
-from sampling.rows import ALONE
 from sampling.types import Budget, Draft, Sampler, Verdict
 from tests.support.runs import drafting, sampler
 from tests.support.toy_drafters import PointDrafter
-from tests.support.toys import TableLM
+from tests.support.toys import ALONE, TableLM
 
 V = 5
 

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from sampling.drafters.max_gram import BIGRAM, MAXGRAM, MaxGramDrafter, SuffixMatches
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget
 from tests.sampling.drafters.tables.test_prompt_lookup import tables_of
 from tests.support.runs import answers, decode, steps
-from tests.support.toys import TableLM, chain_lm
+from tests.support.toys import ALONE, TableLM, chain_lm
 from utils.logits_processors import make_processor
 
 NOTHING: Any = None

@@ -1,7 +1,7 @@
 """Encoder-decoder sessions and every drafter above them, on small random T5s in float64.
 
 After every round the cache's logits are those of the model without a cache; the encoder runs once an answer; sampled
-texts have the target's law. What a trained pair does in the console is in tests/app/lanes/test_encoder_decoder.py.
+texts have the target's distribution. What a trained pair does in the console: tests/app/lanes/test_encoder_decoder.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drafters with another vocabulary: their context spells the target's text, and the text keeps the target's law.
+"""Drafters with another vocabulary: their context spells the target's text, which keeps the target's distribution.
 
 The tokenizers are trained here, on different text: byte-level BPE and unigram.
 """
@@ -119,7 +119,7 @@ def test_special_tokens_map_by_name_or_role() -> None:
     assert b"".join(map(BYTES["pieces"].spelled, told[1:-1])) == b" <|im_start|>cat"
 
 
-# -- the target's law -----------------------------------------------------------------------------
+# -- the target's distribution --------------------------------------------------------------------
 
 SIZE = len(byte_level())
 PROMPT = BYTES["bytes"].ids(b"the cat in")
@@ -147,13 +147,13 @@ def test_two_tokens_have_the_targets_law(kind: str) -> None:
 
 def test_a_draft_that_names_another_distribution_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any distribution will do, whatever a translation loses; but it must be the one that was drawn from."""
-    target, whole = TableTarget(Table(SIZE, 1)), translated.TranslatedSession.score_short
+    target, whole = TableTarget(Table(SIZE, 1)), translated.TranslatedSession.score_reduced
 
     def tilted(self: Any, rows: Any, draft: Any) -> Any:
         return whole(self, rows, draft).roll(1, dims=-1)
 
     options: dict[str, Any] = {"prompt": PROMPT, "length": 3, "gamma": 1, "law": NaiveLaw(top_k=3), "together": 128}
-    monkeypatch.setattr(translated.TranslatedSession, "score_short", tilted)
+    monkeypatch.setattr(translated.TranslatedSession, "score_reduced", tilted)
     assert enumeration_error(target, lambda: drafter_of("tokens"), **options) < EXACT
     monkeypatch.undo()
     propose = ModelDrafter.propose

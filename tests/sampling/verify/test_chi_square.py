@@ -1,4 +1,4 @@
-"""Proof by counting: the real sampler, noise and loop emit the target's law.
+"""Proof by counting: the real sampler, noise and loop emit the target's distribution.
 
 50,000 answers drawn as rows of large batches; the first three tokens jointly against the exact law.
 Every row number and every seed has noise of its own, so the samples are independent.

@@ -1,4 +1,4 @@
-"""Proof by taking every branch: the loop emits exactly the target's law.
+"""Proof by taking every branch: the loop emits exactly the target's distribution.
 
 The real `verify` and `loop` run under a sampler whose every draw and coin forks. The first token
 of an answer comes from the opening round, which drafts nothing; the toys make it certain unless a

@@ -198,7 +198,7 @@ PROMPT = [0, 1, 0]
 
 
 def error(make: Callable[[], Drafter]) -> float:
-    """The total variation of five tokens of 2 ids at gamma 3, every branch taken, from the target's law."""
+    """The total variation of five tokens of 2 ids at gamma 3, every branch taken, from the target's distribution."""
     target = TableLM(2, 1)
 
     def run(sampler: BranchingSampler) -> tuple[int, ...]:

@@ -192,7 +192,7 @@ def test_a_block_drawn_from_the_plain_residual_is_caught(monkeypatch: pytest.Mon
 
 
 def counted(near: float, count: int, rule: Rule) -> Tensor:
-    """Tokens accepted in each of 20,000 rounds [R]; the share `near` of each draft's law is the target's own."""
+    """Tokens accepted in each of 20,000 rounds [R]; the share `near` of a draft's distribution is the target's own."""
     logits, draft, rows, keys = random_draft(5, 20_000, count, 8, True)
     assert draft.probs is not None
     law = near * torch.softmax(logits[:, :-1], dim=-1) + (1 - near) * draft.probs

@@ -26,11 +26,11 @@ from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.drafters.tables.table_file import MAGIC, StaticTables
 from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.loop import never
-from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget
 from tests.support.scripted import run_lines
 from tests.support.tiny import VOCAB, TinyPair, tiny_pair
+from tests.support.toys import ALONE
 from training.tables.build import LEAST, PRIOR, Passage, build, count_levels, read_passages
 from training.text.dialogues import OwnChats
 from training.text.self_text import passages, write_self, written

@@ -50,7 +50,7 @@ def test_what_was_saved_is_what_is_loaded(tmp_path: Path, kind: str) -> None:
     assert is_draft_head(tmp_path / "it")
     loaded = load_student(tmp_path / "it", target, "abc")
     assert loaded.config == student.config
-    assert loaded.short_list.tolist() == SHORT
+    assert loaded.reduced_ids.tolist() == SHORT
     assert torch.equal(states(loaded, target), states(student, target))
 
 

@@ -87,12 +87,12 @@ def test_a_chain_of_a_tree_equals_the_row_and_rows_of_a_batch_each_alone() -> No
     for place, token in enumerate([7, 9]):
         alone = session_of(head, target, row, 11)
         alone.score([row], NOTHING)
-        close(beside[place], alone.score_short([[*row, token]], NOTHING)[0, 0], NEAR)
+        close(beside[place], alone.score_reduced([[*row, token]], NOTHING)[0, 0], NEAR)
     below = session.grow([7, 9, 8], [-1, -1, 1])
     alone = session_of(head, target, row, 11)
     for end in (12, 13):
         alone.score([[*row, 9, 8][:end]], NOTHING)
-    close(below[0], alone.score_short([[*row, 9, 8]], NOTHING)[0, 0], NEAR)
+    close(below[0], alone.score_reduced([[*row, 9, 8]], NOTHING)[0, 0], NEAR)
     rows = [text(6, 9), text(7, 4)]
     both = FeatureLM(head, "feature").open(rows, target=fed(target, rows, [8, 3], hidden=True))
     for got, one in zip(both.score(rows, Draft.empty(2))[:, 0], rows, strict=True):

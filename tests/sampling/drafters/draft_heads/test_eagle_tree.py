@@ -61,9 +61,9 @@ class Told(FeatureSession):
     """A session without a network: probabilities of the next token by the path behind the row."""
 
     def __init__(self, chances: dict[tuple[int, ...], tuple[float, ...]]) -> None:
-        self.chances, self.short_list, self.levels = chances, None, list[list[tuple[int, ...]]]()
+        self.chances, self.reduced_ids, self.levels = chances, None, list[list[tuple[int, ...]]]()
 
-    def score_short(self, rows: Rows, draft: Draft) -> Tensor:
+    def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
         return self._log([()])[None]
 
     def grow(self, tokens: list[int], parents: list[int]) -> Tensor:
@@ -132,7 +132,7 @@ LEVELS = [([2, 5, 7], [-1, -1, -1]), ([3, 0, 6], [1, 0, 1]), ([4, 4], [5, 3])]
 def grown(target: Any, lm: FeatureLM, row: list[int]) -> tuple[list[Tensor], list[tuple[int, ...]]]:
     """The logits of LEVELS behind `row`, and the path to each of its nodes."""
     session: Any = beside(FeatureTreeDrafter(lm), target, row).sessions[0]
-    session.score_short([row], NOTHING)
+    session.score_reduced([row], NOTHING)
     tokens, parents, logits, paths = [], [], [], []
     for more, above in LEVELS:
         tokens, parents = tokens + more, parents + above
@@ -146,7 +146,7 @@ def worst(target: Any, lm: FeatureLM, row: list[int]) -> float:
     found = []
     for logits, path in zip(*grown(target, lm, row), strict=True):
         chain: Any = beside(ModelDrafter(lm), target, row).sessions[0]
-        wanted = chain.score_short([[*row, *path]], NOTHING)[0, 0]
+        wanted = chain.score_reduced([[*row, *path]], NOTHING)[0, 0]
         found.append(float((logits - wanted).abs().max() / wanted.abs().max()))
     return max(found)
 

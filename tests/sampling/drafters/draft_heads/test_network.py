@@ -83,18 +83,18 @@ def test_the_short_logits_are_the_wide_ones_without_the_rest() -> None:
     ids = text(5, 9)
     session = CausalLM(StudentNetwork(student)).open([ids])
     wide = session.score([ids], NOTHING)
-    short = session.score_short([ids], NOTHING)
-    assert session.short_list is not None
-    assert session.short_list.tolist() == SHORT
+    short = session.score_reduced([ids], NOTHING)
+    assert session.reduced_ids is not None
+    assert session.reduced_ids.tolist() == SHORT
     assert short.shape == (1, 1, len(SHORT))
     assert torch.allclose(wide[..., SHORT], short, atol=1e-6)
 
 
-def test_a_cut_vocabulary_cuts_the_short_list() -> None:
+def test_a_cut_vocabulary_cuts_the_reduced_one() -> None:
     _, student = some("plain", "projected, short list")
     session = CausalLM(StudentNetwork(student), vocab_size=14).open([[3, 4]])
     assert session.score([[3, 4]], NOTHING).shape == (1, 1, 14)
-    assert session.score_short([[3, 4]], NOTHING).shape == (1, 1, 5)
+    assert session.score_reduced([[3, 4]], NOTHING).shape == (1, 1, 5)
 
 
 def test_hidden_states_are_those_the_head_is_applied_to() -> None:
@@ -374,8 +374,8 @@ def test_an_unpacked_network_sees_later_changes() -> None:
 def test_sixteen_bits_go_unpacked() -> None:
     _, student = some("plain", "projected, short list")
     ids = text(22, 9)
-    exact = CausalLM(StudentNetwork(student)).open([ids]).score_short([ids], NOTHING)
-    rounded = CausalLM(StudentNetwork(student.bfloat16())).open([ids]).score_short([ids], NOTHING)
+    exact = CausalLM(StudentNetwork(student)).open([ids]).score_reduced([ids], NOTHING)
+    rounded = CausalLM(StudentNetwork(student.bfloat16())).open([ids]).score_reduced([ids], NOTHING)
     assert rounded.dtype == torch.bfloat16
     assert (rounded.float() - exact).abs().max() < 0.1 * exact.abs().max()
 
@@ -427,10 +427,10 @@ def test_products_in_16_bit_are_the_same_up_to_their_rounding(kind: str) -> None
 
     def last() -> Tensor:
         if kind == "plain":
-            return CausalLM(StudentNetwork(student)).open([ids]).score_short([ids], NOTHING)[0, 0]
+            return CausalLM(StudentNetwork(student)).open([ids]).score_reduced([ids], NOTHING)[0, 0]
         beside = CausalLM(target).open([ids], hidden=True)
         beside.score([ids[:-1]], NOTHING)
-        return FeatureLM(student, "feature").open([ids], target=beside).score_short([ids], NOTHING)[0, 0]
+        return FeatureLM(student, "feature").open([ids], target=beside).score_reduced([ids], NOTHING)[0, 0]
 
     exact, student.rounded = last(), True
     assert isinstance(StudentNetwork(student)._head, HalfLinear)

@@ -300,7 +300,7 @@ def test_a_tree_has_them_node_by_node_and_rows_beside_each_other_too(name: str, 
     student, naive = loaded(tmp_path, name, target), Naive(CASES[name], target)
     lm, row = FeatureLM(student, "eagle"), text(2, 7, V)
     session: Any = lm.open([row], target=fed(target, [row], [6], hidden=lm.reads_hidden))
-    session.score_short([row], NOTHING)
+    session.score_reduced([row], NOTHING)
     session.grow([4, 9], [-1, -1])
     for got, path in zip(session.grow([4, 9, 1, 30], [-1, -1, 1, 0]), ([9, 1], [4, 30]), strict=True):
         wanted = naive.logits([*row, *path], 6)[-1]

@@ -93,7 +93,7 @@ def test_chances_by_hand() -> None:
 
 
 def test_each_kind_of_offer_is_believed_in_its_own_way() -> None:
-    """Beside a drafter's law a match says more than a table; chances of all tokens never exceed one."""
+    """Beside a drafter's distribution a match says more than a table; chances of all tokens never exceed one."""
     kinds = (MATCH, TABLES, RECALLED)
     believed = Beliefs((0.9, 0.2, 1.5), own=0.7, sharpened=2.0, noise=1.0)
     found = pooled([Found(kind, kind, 0.3) for kind in kinds], {7: 0.4}, 3, None, believed)

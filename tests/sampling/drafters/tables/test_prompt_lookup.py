@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from sampling.drafters.tables.prompt_lookup import MATCH, TABLES, MatchIndex, TablesDrafter
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.reference import NaiveLaw
 from tests.support.runs import answers, decode, enumeration_error, steps
-from tests.support.toys import TableLM, chain_lm
+from tests.support.toys import ALONE, TableLM, chain_lm
 from training.tables.build import Passage, arrays_of, count_levels
 from utils.errors import UserError
 from utils.logits_processors import make_processor

@@ -17,14 +17,13 @@ from sampling.drafters.tables.joint_tree import JointTreeDrafter
 from sampling.drafters.tables.prompt_lookup import CHANCE, NAMES, SUFFIX, TablesDrafter
 from sampling.drafters.tables.suffix import DOUBT, LOOKS, READ, SIZES, SuffixIndex
 from sampling.drafters.tables.tree import TableTreeDrafter
-from sampling.rows import ALONE
 from sampling.types import Budget, Rows
 from tests.sampling.drafters.tables.test_prompt_lookup import tables_of
 from tests.sampling.drafters.tables.test_tree import SAMPLER, tree
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT
 from tests.support.reference import NaiveLaw
 from tests.support.runs import answers, decode, emitted, enumeration_error, sampler, steps
-from tests.support.toys import TableLM
+from tests.support.toys import ALONE, TableLM
 
 ANSWERS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), max_size=12)
 

@@ -22,14 +22,13 @@ from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.tables.prompt_lookup import CHANCE, TablesDrafter
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.drafters.tables.tree import BELIEVED, RECALLED, SHARES, SURE, Recalled, TableTreeDrafter, thought_likely
-from sampling.rows import ALONE
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Rows, Verdict
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.branching import softmax
 from tests.support.reference import NaiveLaw
 from tests.support.runs import answers, decode, drafting, emitted, enumeration_error, sampler, steps
-from tests.support.toys import TableLM, parents_of
+from tests.support.toys import ALONE, TableLM, parents_of
 from training.tables.build import Passage, build
 from utils.logits_processors import make_processor
 
@@ -198,7 +197,7 @@ def test_the_text_is_plain_decodings_with_that_seed(peek: bool, temperature: flo
         )
         assert emitted(run) == alone
         recalled += sum(step.source.count(RECALLED) for step in steps(run))
-    assert (recalled > 100) == (temperature > 0)  # a greedy target's law says no more than its text
+    assert (recalled > 100) == (temperature > 0)  # a greedy target's distribution says no more than its text
 
 
 def test_more_is_accepted() -> None:
