@@ -24,6 +24,7 @@ from utils.kernels.compiler import put_away
 from utils.kernels.instruction_sets import instruction_set
 from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedLinear
 from utils.kernels.team import introduce, run
+from utils.loading.packed_gguf import PackedModel, head_size
 
 FAMILIES = (*llama.FAMILIES, "Qwen3ForCausalLM")
 BLOCK = 16  # slots whose keys lie side by side
@@ -35,10 +36,10 @@ _PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 def supports(model: Any) -> bool:
     """Whether `FusedNetwork` computes what `model` does: a model of the families whose every product has packed
     weights, without biases but those of queries, keys and values."""
-    if instruction_set() is None or not llama.supports(model, FAMILIES):
+    if instruction_set() is None or not (isinstance(model, PackedModel) or llama.supports(model, FAMILIES)):
         return False
     trunk = model.model
-    size = trunk.layers[0].self_attn.head_dim
+    size = head_size(model.config)
     linears = [_linears(layer) for layer in trunk.layers]
     packed = [model.lm_head, *(one for each in linears for one in each.values())]
     biased = [model.lm_head, *(each[name] for each in linears for name in ("o", "gate", "up", "down"))]
@@ -159,7 +160,7 @@ class FusedNetwork:
         self.layers, self.vocab_size = len(trunk.layers), int(model.lm_head.out_features)
         self.context = int(config.max_position_embeddings)
         attention = trunk.layers[0].self_attn
-        self._size = int(attention.head_dim)
+        self._size = head_size(config)
         self._heads = attention.q_proj.out_features // self._size
         self._shared = attention.k_proj.out_features // self._size
         self._hidden, self._inner = int(config.hidden_size), trunk.layers[0].mlp.gate_proj.out_features
@@ -178,7 +179,7 @@ class FusedNetwork:
         self._table = table = np.zeros(self.layers, LAYER)
         for entry, layer in zip(table, trunk.layers, strict=True):
             self._describe(entry, layer)
-        constants = np.array([trunk.norm.variance_epsilon, attention.scaling], np.float32)
+        constants = np.array([config.rms_norm_eps, self._size**-0.5], np.float32)
         self._held += [constants, head, embed]
         self._set(
             layers=self.layers,
