@@ -28,6 +28,7 @@ from utils.loading.packed_gguf import (
 from utils.loading.quantization import held_bytes, parameter_count, quantization_config
 from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.progress import Progress, check
+from utils.tokenizer import file_tokenizer
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -192,14 +193,18 @@ def load_tokenizer(folder: Path, options: LoadOptions) -> Any | None:
     names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model", "vocab.txt")
     if not any((folder / name).is_file() for name in names):
         return None
-    quiet_libraries()
-    from transformers import AutoTokenizer
 
-    try:
+    def whole() -> Any:
+        quiet_libraries()
+        from transformers import AutoTokenizer
+
         with quiet_warnings():
             return AutoTokenizer.from_pretrained(
                 str(folder), trust_remote_code=options.trust_remote_code, local_files_only=True
             )
+
+    try:
+        return file_tokenizer(folder, whole) or whole()
     except Exception as error:  # its kinds of failure are not documented; all end here as one line
         raise UserError(f"cannot load the tokenizer in {folder}: {' '.join(str(error).split())[:200]}") from error
 
