@@ -1,4 +1,4 @@
-"""A folder → a transformers model and tokenizer on a device, quantized or packed. Imports torch."""
+"""A folder → a model and its tokenizer on a device, quantized or packed. Imports torch, transformers where it must."""
 
 from __future__ import annotations
 
