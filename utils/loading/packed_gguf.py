@@ -28,7 +28,7 @@ from utils.kernels.blocks import GROUP, LAYOUTS, TYPES, lossless, pack, read_blo
 from utils.kernels.compiler import keep_in
 from utils.kernels.instruction_sets import instruction_set
 from utils.kernels.packed_linear import unpacked_copy
-from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedLinear, put_weights
+from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedLinear
 from utils.loading.cache import cache_folder, is_whole, locked, publish, remembered_sha256, scratch, writing
 from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.sources import gguf_file
@@ -248,7 +248,7 @@ class PackedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.generation_config, self._folder = config, generation, folder
-        self._weights, self._vectors = weights, vectors
+        self._packed, self._vectors = tuple(weights), vectors
         self._place("model.layers", nn.ModuleList(nn.Module() for _ in range(config.num_hidden_layers)))
         for name, packed in weights.items():
             bias = vectors.get(f"{name}.bias")
@@ -291,7 +291,8 @@ class PackedModel(nn.Module):
             for name, values in self._vectors.items():
                 parent, _, part = name.rpartition(".")
                 setattr(model.get_submodule(parent), part, nn.Parameter(values, requires_grad=False))
-            put_weights(model, self._weights)
+            for name in self._packed:
+                model.set_submodule(name, self.get_submodule(name))
             model.model.rotary_emb = type(model.model.rotary_emb)(config=config)
             if (self._folder / _GENERATION).is_file():
                 model.generation_config = GenerationConfig.from_pretrained(str(self._folder))

@@ -100,8 +100,8 @@ def test_its_parts_are_named_as_in_transformers(target: LoadedModel) -> None:
     assert isinstance(model, PackedModel)
     assert model.state_dict().keys() == whole.state_dict().keys()
     assert torch.equal(model.model.rotary_emb.inv_freq, whole.model.rotary_emb.inv_freq)
-    assert model.get_input_embeddings().packed is whole.get_input_embeddings().packed
-    assert model.get_output_embeddings().packed is whole.get_output_embeddings().packed
+    assert model.get_input_embeddings() is whole.get_input_embeddings()
+    assert model.get_output_embeddings() is whole.get_output_embeddings()
     assert stop_ids(model, None) == stop_ids(whole, None)
     attention, config = whole.model.layers[0].self_attn, model.config
     assert (head_size(config), head_size(config) ** -0.5) == (attention.head_dim, attention.scaling)
