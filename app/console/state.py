@@ -46,7 +46,7 @@ class ConsoleState:
         self.chat: Conversation | None = None
         self.session: Session | None = None  # the target's, with the cache of what was said
         self.answers: list[Answered] = []  # all of this run
-        self.said_before: dict[str, SuffixIndex] = {}  # by tokenizer: the answers that are over
+        self.said_before: dict[str | None, SuffixIndex] = {}  # by tokenizer: the answers that are over
         self.asked: list[Question] = []  # of the last /prompts
         self.latest: Answered | None = None  # the one to look back at, also one that was loaded
         self.next_line = ""  # what the next input line begins with
@@ -139,10 +139,8 @@ class ConsoleState:
 
     def _remember(self, engine: PairEngine) -> None:
         """Its drafters look at what any pair of the same tokenizer answered in this session."""
-        from utils.loading.fit import fingerprint
-
         drafters = engine.drafters
-        drafters.answers = self.said_before.setdefault(fingerprint(engine.tokenizer), drafters.answers)
+        drafters.answers = self.said_before.setdefault(drafters.mark, drafters.answers)
         drafters.in_session = True
 
     def _say_if_plain(self) -> None:

@@ -6,6 +6,7 @@ when it is first asked for, checked, and kept. Knows no lanes and keeps no draft
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,14 +69,17 @@ class PairDrafters:
 
     # -- what builders ask for ----------------------------------------------------------------
 
+    @functools.cached_property
+    def mark(self) -> str | None:
+        """The fingerprint of the target's tokenizer."""
+        return self._mark if self._loaded.tokenizer is None else fingerprint(self._loaded.tokenizer)
+
     def tables(self) -> StaticTables | None:
         """The pair's static tables; None if it names none. UserError if the file cannot be used."""
         file = self._loaded.spec.tables
         if self._tables is None and file is not None:
-            tokenizer = self._loaded.tokenizer
-            mark = self._mark if tokenizer is None else fingerprint(tokenizer)
             size = None if self._loaded.target.model is None else self._loaded.target.vocab_size  # a recording's guess
-            self._tables = StaticTables.open(file, vocab_size=size, fingerprint=mark)
+            self._tables = StaticTables.open(file, vocab_size=size, fingerprint=self.mark)
         return self._tables
 
     def said(self, asked: DraftRequest) -> SuffixIndex | None:
@@ -166,7 +170,7 @@ class PairDrafters:
 
     def _load(self, kind: str) -> DraftHead:
         loaded, place = self._loaded, self.folder(kind)
-        head = load_student(place, loaded.target.model, fingerprint(loaded.tokenizer), loaded.spec.target.id)
+        head = load_student(place, loaded.target.model, self.mark, loaded.spec.target.id)
         if head.config.kind != kind:
             raise UserError(f"the drafter {place} is a {head.config.kind} drafter, not a {kind} one")
         network = self.target.network

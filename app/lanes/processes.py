@@ -60,12 +60,11 @@ def serve(options: ModelOptions, world: World, word: IO[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from sampling.models.sharded import serve as obey
     from utils.distributed.process_group import LostError, joined, known
-    from utils.loading.quiet import quiet_environment, quiet_libraries
+    from utils.loading.quiet import quiet_environment
     from utils.loading.shards import load_shard, share_cores
     from utils.progress import never, silent
 
     quiet_environment()
-    quiet_libraries()
     share_cores(world.local_size)
 
     def load(spec: Any, given: Any) -> Any:

@@ -94,11 +94,10 @@ def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Calla
     """The target's tokenizer and how many ids it has; the weights are not loaded."""
     from app.lanes.pairing import choose_pair, load_options
     from utils.loading.build import load_tokenizer
-    from utils.loading.quiet import quiet_environment, quiet_libraries
+    from utils.loading.quiet import quiet_environment
     from utils.loading.sources import model_folder
 
     quiet_environment()
-    quiet_libraries()
     target = choose_pair(options).target
     with LoadProgress(sys.stderr, quiet=settings.quiet) as progress:
         tokenizer = load_tokenizer(

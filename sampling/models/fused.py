@@ -25,6 +25,7 @@ from utils.kernels.compiler import put_away
 from utils.kernels.instruction_sets import instruction_set
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from utils.kernels.team import run
+from utils.loading.packed_gguf import PackedModel, head_size
 
 FAMILIES = (*llama.FAMILIES, "Qwen3ForCausalLM")
 GROW = 128  # slots added at least, whenever the cache is full; positions whose angles are worked out at once
@@ -34,10 +35,10 @@ CACHE_DTYPES = (torch.float16, torch.float32)  # the first unless a model says o
 def supports(model: Any) -> bool:
     """Whether `FusedNetwork` computes what `model` does: a model of the families whose every product has packed
     weights, without biases but those of queries, keys and values."""
-    if instruction_set() is None or not llama.supports(model, FAMILIES):
+    if instruction_set() is None or not (isinstance(model, PackedModel) or llama.supports(model, FAMILIES)):
         return False
     trunk = model.model
-    size = trunk.layers[0].self_attn.head_dim
+    size = head_size(model.config)
     maps = [linears(layer) for layer in trunk.layers]
     packed = [model.lm_head, *(one for each in maps for one in each.values())]
     biased = [model.lm_head, *(each[name] for each in maps for name in ("o", "gate", "up", "down"))]
@@ -192,7 +193,7 @@ class FusedNetwork:
         self.layers, self.vocab_size = len(trunk.layers), int(model.lm_head.out_features)
         self.context = int(config.max_position_embeddings)
         attention = trunk.layers[0].self_attn
-        self._size = int(attention.head_dim)
+        self._size = head_size(config)
         self._heads = attention.q_proj.out_features // self._size
         self._shared = attention.k_proj.out_features // self._size
         self._hidden, self._inner = int(config.hidden_size), trunk.layers[0].mlp.gate_proj.out_features
@@ -204,7 +205,7 @@ class FusedNetwork:
         self._record = PassRecord(PASS, (self._hidden, self._inner, self._heads, self._shared, self._size))
         self._table = self._record.describe(trunk.layers, model.lm_head)
         self._width = len(model.lm_head.packed.data) * COLUMNS
-        constants = np.array([trunk.norm.variance_epsilon, attention.scaling], np.float32)
+        constants = np.array([config.rms_norm_eps, self._size**-0.5], np.float32)
         self._record.held.append(constants)
         self._record.set(
             half=int(cache_dtype == torch.float16),

@@ -217,6 +217,9 @@ def unpacked_copy(model: nn.Module) -> nn.Module:
     Everything else (embeddings, norms, buffers) is shared with `model`, so only the linear weights take
     memory a second time. Returns `model` itself if nothing in it is packed.
     """
+    whole: Any = model
+    if hasattr(whole, "unpacked"):
+        return cast(nn.Module, whole.unpacked())
     packed: list[Any] = [module for module in model.modules() if hasattr(module, "unpacked")]
     if not packed:
         return model

@@ -1,8 +1,7 @@
-"""A folder → a transformers model and tokenizer on a device, quantized or packed. Imports torch."""
+"""A folder → a model and its tokenizer on a device, quantized or packed. Imports torch, transformers where it must."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,13 +16,20 @@ from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import PackedLinear, lean, pack
 from utils.kernels.quantized_linear import KINDS, narrow_activations, quantize
 from utils.loading.loaded import NO_LIMIT, UNSAID, LoadedModel, LoadOptions
-from utils.loading.packed_gguf import load_packed, make_kernels, runs_as_one, weight_bytes, weight_count
+from utils.loading.packed_gguf import (
+    ONE_AT_A_TIME,
+    config_in,
+    load_packed,
+    make_kernels,
+    runs_as_one,
+    weight_bytes,
+    weight_count,
+)
 from utils.loading.quantization import held_bytes, parameter_count, quantization_config
-from utils.loading.quiet import quiet_warnings
+from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.progress import Progress, check
+from utils.tokenizer import file_tokenizer
 
-_ONE_AT_A_TIME = threading.Lock()
-"""transformers swaps functions of its classes while it builds a model: two at once leave them swapped for good."""
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -41,33 +47,34 @@ def load_model(
     float32 models on the CPU get their weights packed; with `options.tp_size` processes each loads its part, unpacked
     and where the process belongs. Raises UserError in one line, Cancelled when stopped.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
     started = time.perf_counter()
     place = pick_device(device)
     kind = spec.quantization if quantization == "auto" else quantization
     wanted = options.dtype if options.dtype != "auto" else spec.dtype
+    attention = options.attn_implementation or spec.attn_implementation
+    as_is = quantization == "auto" and kind in UNSAID and not attention and options.tp_size == 1
     progress(f"loading {spec.name}", None)
     with quiet_warnings(), _in_one_line(spec.name, folder, place):
+        if as_is and place.type == "cpu" and pick_dtype(wanted, place, None) == torch.float32:
+            said = config_in(folder)
+            found = said and load_packed(spec, said, folder, options, progress, cancelled)
+            if said is not None and found:
+                return _loaded(spec.name, found[0], said, place, torch.float32, found[1], started, None, options)
+        quiet_libraries()
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=options.trust_remote_code)
         encodes = bool(config.is_encoder_decoder)
         dtype = pick_dtype(wanted, place, config.dtype)
         quantized = quantization_config(kind, place, dtype)
         plain = quantized is None and options.tp_size == 1
         in_float32 = plain and place.type == "cpu" and dtype == torch.float32
-        attention = options.attn_implementation or spec.attn_implementation
-        as_is = quantization == "auto" and kind in UNSAID and not attention
-        if as_is and in_float32 and not encodes:
-            with _ONE_AT_A_TIME:
-                found = load_packed(spec, config, folder, options, progress, cancelled)
-            if found is not None:
-                return _loaded(spec.name, found[0], config, place, dtype, found[1], started, None, options)
         family = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
         spread = None
         if device == "auto" and options.tp_size == 1 and not encodes and kind not in KINDS:
             room = room_of(place)
             if _weights(folder) * dtype.itemsize / (config.dtype or dtype).itemsize > next(iter(room.values())):
-                with _ONE_AT_A_TIME:
+                with ONE_AT_A_TIME:
                     spread = device_map(spec.name, family, config, dtype, kind, room, options.trust_remote_code)
         if plain and place.type == "cpu" and spread is None:
             _check_memory(spec.name, folder, dtype, config.dtype)
@@ -77,7 +84,7 @@ def load_model(
             "device_map": {"": str(place)} if spread is None and quantized is not None else spread,
             **sharing(options.tp_size),
         }
-        with _ONE_AT_A_TIME:
+        with ONE_AT_A_TIME:
             check(cancelled)
             model = family.from_pretrained(
                 str(folder),
@@ -186,13 +193,18 @@ def load_tokenizer(folder: Path, options: LoadOptions) -> Any | None:
     names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model", "vocab.txt")
     if not any((folder / name).is_file() for name in names):
         return None
-    from transformers import AutoTokenizer
 
-    try:
+    def whole() -> Any:
+        quiet_libraries()
+        from transformers import AutoTokenizer
+
         with quiet_warnings():
             return AutoTokenizer.from_pretrained(
                 str(folder), trust_remote_code=options.trust_remote_code, local_files_only=True
             )
+
+    try:
+        return file_tokenizer(folder, whole) or whole()
     except Exception as error:  # its kinds of failure are not documented; all end here as one line
         raise UserError(f"cannot load the tokenizer in {folder}: {' '.join(str(error).split())[:200]}") from error
 

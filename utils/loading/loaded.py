@@ -47,7 +47,7 @@ class LoadOptions:
 class LoadedModel:
     """A model ready to run. `bytes` are really held, `parameters` as designed, `seconds` to load it."""
 
-    model: Any
+    model: Any  # transformers', or of a GGUF file its parts (utils/loading/packed_gguf.py)
     name: str
     parameters: int
     bytes: int

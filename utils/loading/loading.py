@@ -24,7 +24,7 @@ from utils.distributed.world import World
 from utils.errors import UsageError, UserError
 from utils.loading.fit import check_fit, fit_notes, other_vocabulary, spoken_ids
 from utils.loading.loaded import UNSAID, LoadedModel, LoadedPair, LoadOptions
-from utils.loading.quiet import quiet_environment, quiet_libraries
+from utils.loading.quiet import quiet_environment
 from utils.loading.sources import mended_folder, model_folder
 from utils.progress import Cancelled, Progress, check, never, silent
 
@@ -43,7 +43,6 @@ def load_pair(
     """
     quiet_environment()
     progress("starting the model libraries", None)
-    quiet_libraries()
     check(cancelled)
     if options.tp_size > 1:
         target, tokenizer = _share(spec.target, options, progress, cancelled)

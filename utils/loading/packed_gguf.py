@@ -3,26 +3,34 @@
 The first load reads the file's blocks (utils/kernels/blocks.py) and writes one file of packed weights; later ones map
 it, so weights are read from disk as they are used and shared between processes. A file with a tensor of a type, or a
 model of a kind, that the kernels do not know is loaded as float32, as ever.
+
+What is loaded is a model's parts and what its configuration file says: all that the compiled pass reads. transformers,
+whose model classes take longer to import than all else, comes in where somebody asks for its own pass.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from utils.files import replacing, write_text
 from utils.kernels.blocks import GROUP, LAYOUTS, TYPES, lossless, pack, read_blocks
 from utils.kernels.compiler import keep_in
 from utils.kernels.instruction_sets import instruction_set
-from utils.kernels.quantized_linear import PackedWeight, put_weights
+from utils.kernels.packed_linear import unpacked_copy
+from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedLinear
 from utils.loading.cache import cache_folder, is_whole, locked, publish, remembered_sha256, scratch, writing
+from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.sources import gguf_file
 from utils.progress import Progress, check
 
@@ -31,11 +39,13 @@ if TYPE_CHECKING:
     from utils.loading.loaded import LoadOptions
 
 FORMAT = 1  # raised whenever the same file would be packed differently
-FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}  # the file's word for an architecture, transformers'
-_OF_ONE_PASS = {*(f"{name}Config" for name in FAMILIES.values()), "MistralConfig"}
+FAMILIES = ("llama", "qwen2", "qwen3")  # as both the file and the configuration say it
+_OF_ONE_PASS = {*FAMILIES, "mistral"}
 _ALIGNED, _PAST = 64, 8192  # where a weight may begin; what lies behind the last one may be fetched ahead of its use
 
-_OUTSIDE = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
+_TABLE, _HEAD = "model.embed_tokens", "lm_head"
+_GENERATION = "generation_config.json"
+_OUTSIDE = {"token_embd": _TABLE, "output": _HEAD, "output_norm": "model.norm"}
 _INSIDE = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -50,15 +60,41 @@ _INSIDE = {
     "ffn_down": "mlp.down_proj",
 }
 _IGNORED = ("rope_freqs.weight",)  # in the converted model's configuration
+_SAID = {  # without which a configuration file is read by transformers, who knows what it leaves out
+    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"),
+    *("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "hidden_act", "rope_parameters"),
+}
+
+
+ONE_AT_A_TIME = threading.Lock()
+"""transformers swaps functions of its classes while it builds a model: two at once leave them swapped for good."""
 
 
 class UnfitError(Exception):
     """The kernels cannot compute with this file, for the reason said."""
 
 
+class FileConfig(SimpleNamespace):
+    """What a configuration file says, by attributes, as transformers' configurations have it. Nothing is filled in."""
+
+    is_encoder_decoder = False
+
+    def get_text_config(self, decoder: bool = False) -> FileConfig:
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def config_in(folder: Path) -> FileConfig | None:
+    """The configuration of a converted model; None where it does not say all that the compiled pass must know."""
+    stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return FileConfig(**stored) if isinstance(stored, dict) and stored.keys() >= _SAID else None
+
+
 def load_packed(
     spec: ModelSpec, config: Any, folder: Path, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
-) -> tuple[Any, str] | None:
+) -> tuple[PackedModel, str] | None:
     """The model of a GGUF file over its own bits, and their commonest type; None where it is to be loaded as float32.
 
     `folder` holds the converted model, whose `config` it is. Raises UserError or Cancelled.
@@ -95,7 +131,7 @@ def runs_as_one(config: Any) -> bool:
     heads = getattr(config, "num_attention_heads", 1)
     size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
     return (
-        type(config).__name__ in _OF_ONE_PASS
+        config.model_type in _OF_ONE_PASS
         and not any(width % GROUP for width in (size, config.hidden_size, config.intermediate_size))
         and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
         and not any(getattr(config, name, None) for name in ("sliding_window", "attention_bias", "mlp_bias"))
@@ -195,35 +231,138 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
     write_text(folder / "index.json", text)
 
 
-def packed_model(config: Any, entry: Path, folder: Path) -> tuple[Any, str] | None:
-    """The transformers model of `config` over the packed weights in `entry`, and their commonest type; None if it has
-    other parts than the file. `folder` is the converted model's, for what is said about generation."""
-    from transformers import AutoModelForCausalLM, GenerationConfig
+class PackedModel(nn.Module):
+    """The parts of a Llama-like model over packed weights, under the names that transformers has for them.
 
+    Nothing here computes: sampling/models/fused.py runs them as one compiled pass. `whole` is transformers' own model
+    over the same layers, `unpacked()` the plain one with the same numbers; both are built when they are asked for.
+    """
+
+    def __init__(
+        self,
+        config: FileConfig,
+        generation: FileConfig,
+        folder: Path,
+        weights: Mapping[str, PackedWeight],
+        vectors: Mapping[str, Tensor],
+    ) -> None:
+        super().__init__()
+        self.config, self.generation_config, self._folder = config, generation, folder
+        self._packed, self._vectors = tuple(weights), vectors
+        self._place("model.layers", nn.ModuleList(nn.Module() for _ in range(config.num_hidden_layers)))
+        for name, packed in weights.items():
+            bias = vectors.get(f"{name}.bias")
+            self._place(name, QuantizedEmbedding(packed) if name == _TABLE else QuantizedLinear(packed, bias))
+        for name, values in vectors.items():
+            parent, _, part = name.rpartition(".")
+            if parent not in weights:
+                self._place(parent, nn.Module()).register_parameter(part, nn.Parameter(values, requires_grad=False))
+        rope = config.rope_parameters or {}
+        plain = rope.keys() == {"rope_theta", "rope_type"} and rope["rope_type"] == "default"
+        self._place("model.rotary_emb", _Rotary(config) if plain else self.whole.model.rotary_emb)
+        self.eval()
+
+    def _place(self, name: str, part: nn.Module) -> nn.Module:
+        *parents, own = name.split(".")
+        within: nn.Module = self
+        for parent in parents:
+            if parent not in within._modules:
+                within.add_module(parent, nn.Module())
+            within = within.get_submodule(parent)
+        within.add_module(own, part)
+        return part
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.get_submodule(_TABLE)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.get_submodule(_HEAD)
+
+    @functools.cached_property
+    def _own(self) -> list[Any]:
+        """transformers' model, in a list: a module that is an attribute would be a part."""
+        quiet_libraries()
+        from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+        with quiet_warnings(), ONE_AT_A_TIME:
+            config = AutoConfig.from_pretrained(str(self._folder))
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            for name, values in self._vectors.items():
+                parent, _, part = name.rpartition(".")
+                setattr(model.get_submodule(parent), part, nn.Parameter(values, requires_grad=False))
+            for name in self._packed:
+                model.set_submodule(name, self.get_submodule(name))
+            model.model.rotary_emb = type(model.model.rotary_emb)(config=config)
+            if (self._folder / _GENERATION).is_file():
+                model.generation_config = GenerationConfig.from_pretrained(str(self._folder))
+        return [model.eval()]
+
+    @property
+    def whole(self) -> Any:
+        """The same in transformers, over the same layers."""
+        return self._own[0]
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """transformers' own pass."""
+        return self.whole(*given, **named)
+
+    def unpacked(self) -> Any:
+        """transformers' model with plain layers of the same numbers."""
+        return unpacked_copy(self.whole)
+
+
+class _Rotary(nn.Module):
+    """What turns queries and keys, unstretched: inv_freq [D/2]."""
+
+    attention_scaling = 1.0
+
+    def __init__(self, config: FileConfig) -> None:
+        super().__init__()
+        size = head_size(config)
+        inverse = 1.0 / (config.rope_parameters["rope_theta"] ** (torch.arange(0, size, 2).float() / size))
+        self.register_buffer("inv_freq", inverse, persistent=False)
+
+
+def head_size(config: Any) -> int:
+    """Numbers of one head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def packed_model(config: FileConfig, entry: Path, folder: Path) -> tuple[PackedModel, str] | None:
+    """The model of `config` over the packed weights in `entry`, and their commonest type; None if it has other parts
+    than the file. `folder` is the converted model's, for what is said about generation."""
     index = json.loads((entry / "index.json").read_text(encoding="utf-8"))
-    if type(config).__name__ != f"{FAMILIES[index['architecture']]}Config":
+    if config.model_type != index["architecture"] or not _whole(config, {*index["weights"], *index["vectors"]}):
         return None
     data = np.memmap(entry / "weights.bin", np.uint8, mode="r")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    vectors, weights = {}, {}
     for name, said in index["vectors"].items():
-        parent, _, part = name.rpartition(".")
-        values = torch.from_numpy(data[said["at"] : said["at"] + 4 * said["size"]].view(np.float32).copy())
-        setattr(model.get_submodule(parent), part, nn.Parameter(values, requires_grad=False))
-    weights = {}
+        vectors[name] = torch.from_numpy(data[said["at"] : said["at"] + 4 * said["size"]].view(np.float32).copy())
     for name, said in index["weights"].items():
         *shape, count = said["shape"]
         part = data[said["at"] : said["at"] + int(np.prod(shape))].reshape(shape)
         weights[name] = PackedWeight(part, LAYOUTS[said["layout"]], count)
-    weights.setdefault("lm_head", weights["model.embed_tokens"])
-    put_weights(model, weights)
-    trunk: Any = model.model
-    trunk.rotary_emb = type(trunk.rotary_emb)(config=config)
-    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        return None
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(str(folder))
-    return model.eval(), str(index["type"])
+    weights.setdefault(_HEAD, weights[_TABLE])
+    file = folder / _GENERATION
+    said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return PackedModel(config, FileConfig(**said), folder, weights, vectors), str(index["type"])
+
+
+def _whole(config: FileConfig, have: set[str]) -> bool:
+    """Whether these are the names of all weights and vectors of a model; biases of queries, keys and values may be."""
+    maps = {name for name in _INSIDE.values() if not name.endswith("norm")}
+    norms = {f"{name}.weight" for word, name in _INSIDE.items() if name.endswith("norm")}
+    own = {f"{_INSIDE[word]}.weight" for word in ("attn_q_norm", "attn_k_norm")}  # of each head
+    biases = {f"{_INSIDE[word]}.bias" for word in ("attn_q", "attn_k", "attn_v")}
+    each = maps | (norms if config.model_type == "qwen3" else norms - own)
+    each |= biases if config.model_type == "qwen2" else set()
+
+    def of_all(names: set[str]) -> set[str]:
+        return {f"model.layers.{layer}.{name}" for layer in range(config.num_hidden_layers) for name in names}
+
+    needed = of_all(each) | {_TABLE, "model.norm.weight"}
+    return needed <= have <= needed | {_HEAD} | of_all(biases)
 
 
 def weight_bytes(model: Any) -> int:

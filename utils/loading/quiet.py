@@ -28,17 +28,17 @@ _LOGGERS = ("transformers", "huggingface_hub", "bitsandbytes", "accelerate", "gg
 
 
 def quiet_environment() -> None:
-    """Set the switches that are read at import time; values of the user are kept. Imports nothing."""
+    """Set the switches that are read at import time (values of the user are kept) and silence what needs no import."""
     os.environ.update({**_SWITCHES, **os.environ})
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for pattern in _NOISE:
+        warnings.filterwarnings("ignore", message=pattern)
 
 
 def quiet_libraries() -> None:
     """Silence warnings and progress bars of the model libraries; imports transformers."""
     quiet_environment()
-    for name in _LOGGERS:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    for pattern in _NOISE:
-        warnings.filterwarnings("ignore", message=pattern)
     from huggingface_hub.utils.tqdm import disable_progress_bars
     from transformers.utils import logging as transformers_logging
 

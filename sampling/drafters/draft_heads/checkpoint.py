@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sampling.drafters.draft_heads.config import KINDS, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
@@ -122,7 +123,7 @@ def head_of(module: nn.Module, target: nn.Module) -> DraftHead:
 def _built(config: DraftHeadConfig, tensors: dict[str, Tensor], place: Path, target: nn.Module | None) -> DraftHead:
     """A draft head of these tensors, named as they are stored."""
     ids = _ids(tensors.pop(IDS, None), config, place)
-    with torch.device("meta"):  # no memory for parameters that are replaced
+    with torch.device("meta"), _Unfilled():  # no memory for parameters that are replaced
         student = DraftHead(config, ids)
     student.adopt(ids, target_rotary(target))
     # Older Llama checkpoints store the rotary frequencies as well; they follow from the configuration.
@@ -139,6 +140,16 @@ def _built(config: DraftHeadConfig, tensors: dict[str, Tensor], place: Path, tar
     if config.shared_embedding and isinstance(table := cast(Any, target).get_input_embeddings(), QuantizedEmbedding):
         cast(Any, student.model).embed_tokens = table  # its few bits serve both
     return student.eval().requires_grad_(False)
+
+
+class _Unfilled(TorchFunctionMode):
+    """New parameters get no first values. Those of tensors without memory would bring in all of torch's compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return named["tensor"] if "tensor" in named else args[0]
+        return func(*args, **named)
 
 
 def _completed(
@@ -311,7 +322,11 @@ def _shared(config: DraftHeadConfig, student: DraftHead, target: nn.Module | Non
     if model is None and (config.shared_embedding or config.shared_head):
         raise UserError(f"the drafter {place} shares its target's embedding: it cannot be used without it")
     if config.shared_embedding:
-        found[_EMBEDDING] = model.get_input_embeddings().weight.detach()
+        table = model.get_input_embeddings()
+        if isinstance(table, QuantizedEmbedding):  # will take the place itself
+            found[_EMBEDDING] = torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
+        else:
+            found[_EMBEDDING] = table.weight.detach()
     if config.shared_head:
         rows = model.get_output_embeddings().weight.detach()
         found[_HEAD] = rows[student.ids] if config.short_list else rows

@@ -44,7 +44,8 @@ class Rotary(nn.Module):
 
     def __init__(self, size: int, theta: float, inv_freq: Tensor | None = None) -> None:
         super().__init__()
-        made = 1.0 / theta ** (torch.arange(0, size, 2).float() / size)
+        with torch.device("cpu"):  # also while parameters are made without memory
+            made = 1.0 / theta ** (torch.arange(0, size, 2).float() / size)
         self.register_buffer("inv_freq", made if inv_freq is None else inv_freq.detach().float(), persistent=False)
         self.attention_scaling = 1.0
 

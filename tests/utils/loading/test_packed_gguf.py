@@ -20,11 +20,23 @@ from tests.support.quantized import keep_code, quantised
 from utils.catalogue.specs import spec_from_argument
 from utils.kernels.instruction_sets import instruction_set, why_not
 from utils.kernels.packed_linear import unpacked_copy
-from utils.kernels.quantized_linear import QuantizedLinear, quantize
-from utils.loading.build import load_model
+from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, quantize
+from utils.loading.build import load_model, stop_ids
 from utils.loading.cache import cache_folder
 from utils.loading.loaded import LoadedModel, LoadOptions
-from utils.loading.packed_gguf import UnfitError, halves_apart, load_packed, module_name, packed_entry, runs_as_one
+from utils.loading.packed_gguf import (
+    FileConfig,
+    PackedModel,
+    UnfitError,
+    config_in,
+    halves_apart,
+    head_size,
+    load_packed,
+    module_name,
+    packed_entry,
+    packed_model,
+    runs_as_one,
+)
 from utils.loading.sources import model_folder
 from utils.progress import never, silent
 
@@ -81,6 +93,79 @@ def test_its_own_forward_computes_with_the_same_layers(target: LoadedModel) -> N
     with torch.no_grad():
         logits, expected = target.model(ids).logits, unpacked_copy(target.model)(ids).logits
     assert torch.allclose(logits, expected, atol=0.1)
+
+
+def test_its_parts_are_named_as_in_transformers(target: LoadedModel) -> None:
+    model, whole = target.model, target.model.whole
+    assert isinstance(model, PackedModel)
+    assert model.state_dict().keys() == whole.state_dict().keys()
+    assert torch.equal(model.model.rotary_emb.inv_freq, whole.model.rotary_emb.inv_freq)
+    assert model.get_input_embeddings() is whole.get_input_embeddings()
+    assert model.get_output_embeddings() is whole.get_output_embeddings()
+    assert stop_ids(model, None) == stop_ids(whole, None)
+    attention, config = whole.model.layers[0].self_attn, model.config
+    assert (head_size(config), head_size(config) ** -0.5) == (attention.head_dim, attention.scaling)
+    assert config.rms_norm_eps == whole.model.norm.variance_epsilon
+
+
+def small_parts(tmp_path: Path, **changes: Any) -> tuple[FileConfig, dict[str, PackedWeight], dict[str, torch.Tensor]]:
+    """The configuration, weights and vectors of a random model of eleven layers, none in order."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 11, "vocab_size": 60, "head_dim": 32}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, **changes)
+    config.save_pretrained(str(tmp_path))
+    dense = transformers.LlamaForCausalLM(config)
+    shuffled = sorted(dense.named_parameters(), key=lambda one: one[0], reverse=True)
+    weights = {
+        name.removesuffix(".weight"): PackedWeight.rounded(part, "q8") for name, part in shuffled if part.ndim == 2
+    }
+    said = config_in(tmp_path)
+    assert said is not None
+    return said, weights, {name: part.detach() for name, part in shuffled if part.ndim == 1}
+
+
+def test_layers_stand_in_order_whatever_the_files_order(tmp_path: Path) -> None:
+    config, weights, vectors = small_parts(tmp_path)
+    model: Any = PackedModel(config, FileConfig(), tmp_path, weights, vectors)
+    found = [layer.self_attn.q_proj.packed for layer in model.model.layers]
+    assert found == [weights[f"model.layers.{layer}.self_attn.q_proj"] for layer in range(11)]
+    assert "_own" not in vars(model)  # transformers' model was not needed
+    network, ids = FusedNetwork(model), torch.tensor([[5, 7, 9]])
+    logits = network.forward(ids, torch.arange(3)[None], None, network.new_cache(1), 3)[0]
+    with torch.no_grad():
+        assert torch.allclose(logits, unpacked_copy(model)(ids).logits, atol=1e-2)
+
+
+def test_stretched_positions_are_those_of_transformers(tmp_path: Path) -> None:
+    stretched = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+    config, weights, vectors = small_parts(tmp_path, rope_parameters=stretched)
+    model: Any = PackedModel(config, FileConfig(), tmp_path, weights, vectors)
+    plain = 1.0 / 1e4 ** (torch.arange(0, 32, 2).float() / 32)
+    assert torch.allclose(model.model.rotary_emb.inv_freq, plain / 4)
+    assert supports(model)
+
+
+@pytest.mark.parametrize("changed", ["less", "more"])
+def test_a_file_of_other_parts_is_left_to_float32(target: LoadedModel, tmp_path: Path, changed: str) -> None:
+    entry = cache_folder() / "packed" / str(catalogue_in(CATALOGUE).pair("smollm2").target.sha256)[:16]
+    index = json.loads((entry / "index.json").read_text())
+    (tmp_path / "weights.bin").symlink_to(entry / "weights.bin")
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    assert packed_model(target.model.config, tmp_path, tmp_path) is not None
+    norm = index["vectors"]["model.norm.weight"]
+    if changed == "less":
+        del index["vectors"]["model.norm.weight"]
+    else:
+        index["vectors"]["model.layers.0.self_attn.o_proj.bias"] = norm
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    assert packed_model(target.model.config, tmp_path, tmp_path) is None
+
+
+def test_a_configuration_that_leaves_something_out_is_read_by_transformers(tmp_path: Path) -> None:
+    small_parts(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    del stored["rms_norm_eps"]
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert config_in(tmp_path) is None
 
 
 def test_text_with_drafts_is_plain_decoding(target: LoadedModel, plain: LoadedModel) -> None:

@@ -19,6 +19,7 @@ from sampling.types import Draft
 from tests.support.students import KINDS, STATES, fed, make_student, make_target, text
 from utils.catalogue.catalogue import head_kind
 from utils.errors import UserError
+from utils.kernels.quantized_linear import PackedWeight, put_weights
 
 SHORT = [1, 2, 3, 8, 13, 21, 34, 39]
 
@@ -68,6 +69,24 @@ def test_what_is_the_targets_is_not_stored_but_taken_from_it(tmp_path: Path) -> 
     assert torch.equal(states(loaded, target), states(student, target))
     with pytest.raises(UserError, match="shares its target's embedding"):
         load_student(tmp_path)
+
+
+def test_a_packed_table_is_taken_as_it_lies_and_never_made_dense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make_target(hidden_size=64)
+    shape = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {**shape, "num_key_value_heads": 1, "shared_embedding": True}
+    save_student(tmp_path, make_student("feature", target, short=SHORT, **sizes))
+    put_weights(target, {"model.embed_tokens": PackedWeight.rounded(target.model.embed_tokens.weight, "q8")})
+
+    def never_asked(weight: PackedWeight) -> Tensor:
+        raise AssertionError("a dense copy is made")
+
+    monkeypatch.setattr(PackedWeight, "dense", never_asked)
+    loaded = load_student(tmp_path, target)
+    assert loaded.model.embed_tokens is target.get_input_embeddings()
+    assert not any(part.is_meta for part in (*loaded.parameters(), *loaded.buffers()))
 
 
 # -- the published format, by its names alone -------------------------------------------------------

@@ -1,0 +1,140 @@
+"""A tokenizer read as one file is transformers' tokenizer of the same folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from app.lanes.pairing import catalogue_in
+from utils.catalogue.templates import TEMPLATES, end_ids, render
+from utils.loading.build import load_tokenizer
+from utils.loading.fit import TokenBytes, fingerprint
+from utils.loading.loaded import LoadOptions
+from utils.loading.sources import model_folder
+from utils.progress import never, silent
+from utils.tokenizer import ROLES, FileTokenizer, file_tokenizer
+
+TEXTS = ["", " ", "Name a colour.", "naïve 東京 🙂\u200d\n\t 1234567", "<|im_start|>user\nHi<|im_end|>", "a" * 300]
+CHAT = [{"role": "user", "content": "Hi\n"}, {"role": "assistant", "content": "Ja?"}, {"role": "user", "content": "No"}]
+CUT = {"max_length": 5, "stride": 0, "strategy": "LongestFirst", "direction": "Right"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    spec = catalogue_in(Path(__file__).parents[2] / "models.yaml").pair("smollm2").target
+    return model_folder(spec, LoadOptions(), silent, never)
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+
+
+@pytest.fixture
+def ours(folder: Path) -> FileTokenizer:
+    """One that must not ask for transformers' own."""
+
+    def never_asked() -> Any:
+        raise AssertionError("transformers' own is asked for")
+
+    found = file_tokenizer(folder, never_asked)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_ids_are_theirs(ours: FileTokenizer, theirs: Any, special: bool) -> None:
+    for text in TEXTS:
+        expected = theirs(text, add_special_tokens=special)
+        found = ours(text, add_special_tokens=special)
+        assert found["input_ids"] == found.input_ids == expected["input_ids"]
+        assert ours.encode(text, add_special_tokens=special) == theirs.encode(text, add_special_tokens=special)
+
+
+@pytest.mark.parametrize("skipped", [True, False])
+def test_texts_are_theirs(ours: FileTokenizer, theirs: Any, skipped: bool) -> None:
+    rows = [theirs(text).input_ids for text in TEXTS] + [[1], [2, 5, 49151], list(range(40))]
+    for ids in rows:
+        how = {"skip_special_tokens": skipped, "clean_up_tokenization_spaces": False}
+        assert ours.decode(ids, **how) == theirs.decode(ids, **how)
+        assert ours.decode(ids) == theirs.decode(ids)
+        assert ours.convert_ids_to_tokens(ids) == theirs.convert_ids_to_tokens(ids)
+    assert ours.decode(600) == theirs.decode(600)
+
+
+def test_its_vocabulary_is_theirs(ours: FileTokenizer, theirs: Any) -> None:
+    assert ours.get_vocab() == theirs.get_vocab()
+    assert (len(ours), fingerprint(ours)) == (len(theirs), fingerprint(theirs))
+    for role in ROLES:
+        assert getattr(ours, role) == getattr(theirs, role)
+        assert getattr(ours, f"{role}_id") == getattr(theirs, f"{role}_id")
+    for token in ("<|im_end|>", "no such token", "Ġthe", ["Ġthe", "<|im_start|>"]):
+        assert ours.convert_tokens_to_ids(token) == theirs.convert_tokens_to_ids(token)
+    assert end_ids(ours, "chatml") == end_ids(theirs, "chatml") != frozenset()
+    mine, other = TokenBytes(ours), TokenBytes(theirs)
+    assert (mine.by_bytes, mine.special, mine.begin) == (other.by_bytes, other.special, other.begin)
+
+
+@pytest.mark.parametrize("name", ["auto", *TEMPLATES])
+@pytest.mark.parametrize("chat", [CHAT, [SYSTEM, *CHAT], CHAT[:1]])
+def test_chats_are_theirs(ours: FileTokenizer, theirs: Any, name: str, chat: list[dict[str, str]]) -> None:
+    assert render(ours, chat, name) == render(theirs, chat, name)
+
+
+def test_what_it_cannot_do_itself_is_asked_of_theirs(folder: Path, theirs: Any) -> None:
+    asked: list[int] = []
+
+    def load() -> Any:
+        asked.append(1)
+        return theirs
+
+    found = file_tokenizer(folder, load)
+    assert found is not None
+    assert not asked
+    assert found(["a", "b c"])["input_ids"] == theirs(["a", "b c"])["input_ids"]
+    assert (
+        found.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
+        == theirs.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
+    )
+    stating = "{{ raise_exception('no') if messages | length > 9 else messages | tojson }}"
+    told = found.apply_chat_template(CHAT, tokenize=False, chat_template=stating)
+    assert told == theirs.apply_chat_template(CHAT, tokenize=False, chat_template=stating)
+    assert found.padding_side == theirs.padding_side
+    assert len(asked) == 1
+    with pytest.raises(AttributeError):
+        _ = found.no_such_thing
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"}),
+        ("tokenizer_config.json", {"add_bos_token": True}),
+        ("tokenizer_config.json", {"bos_token": {"content": "<|im_start|>", "lstrip": True}}),
+        ("tokenizer_config.json", {"bos_token": "never seen"}),
+        ("config.json", {"model_type": "qwen2"}),
+        ("tokenizer.json", {"truncation": CUT}),
+    ],
+)
+def test_another_folder_is_left_to_transformers(
+    folder: Path, tmp_path: Path, file: str, changes: dict[str, Any]
+) -> None:
+    for path in folder.iterdir():
+        if path.suffix != ".safetensors":
+            shutil.copy(path, tmp_path)
+    assert file_tokenizer(tmp_path, dict) is not None
+    stored = json.loads((tmp_path / file).read_text(encoding="utf-8"))
+    (tmp_path / file).write_text(json.dumps(stored | changes), encoding="utf-8")
+    assert file_tokenizer(tmp_path, dict) is None
+
+
+def test_the_loader_takes_the_one_or_the_other(folder: Path, tmp_path: Path, theirs: Any) -> None:
+    assert isinstance(load_tokenizer(folder, LoadOptions()), FileTokenizer)
+    theirs.save_pretrained(str(tmp_path))  # no model's configuration beside it
+    assert isinstance(load_tokenizer(tmp_path, LoadOptions()), type(theirs))

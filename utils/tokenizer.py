@@ -1,0 +1,139 @@
+"""A tokenizer that is one file, read by itself: what this program asks of a tokenizer, without importing transformers.
+
+The same ids and texts as transformers' `TokenizersBackend` of the same folder, whose names it has. What is asked for
+beyond that comes from transformers' own, which is loaded then. Knows no models.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+_WITHOUT_EFFECT = {"backend", "tokenizer_class", "model_max_length"}
+_BEYOND = re.compile(r"\b(dict|namespace|tojson|strftime_now|raise_exception|generation|break|continue)\b")
+_LARGEST = 100_000  # ids; of larger vocabularies transformers mends some
+
+
+class Encoded(dict[str, Any]):
+    """What comes of a text, as an item and as an attribute."""
+
+    @property
+    def input_ids(self) -> list[int]:
+        ids: list[int] = self["input_ids"]
+        return ids
+
+
+class FileTokenizer:
+    """The tokenizer of a folder that :func:`file_tokenizer` takes. `load` is called for what it cannot do itself."""
+
+    def __init__(self, backend: Any, tokens: Mapping[str, str], template: str | None, load: Callable[[], Any]) -> None:
+        self.backend_tokenizer, self.special_tokens_map, self.chat_template = backend, dict(tokens), template
+        self._load = load
+        for role in ROLES:
+            token = tokens.get(role)
+            setattr(self, role, token)
+            setattr(self, f"{role}_id", None if token is None else backend.token_to_id(token))
+
+    @functools.cached_property
+    def whole(self) -> Any:
+        """transformers' own."""
+        return self._load()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+    def __len__(self) -> int:
+        return int(self.backend_tokenizer.get_vocab_size())
+
+    def __call__(self, text: Any, add_special_tokens: bool = True, **more: Any) -> Any:
+        """`input_ids` of a text; of several, or with more to be said of them, as transformers has it."""
+        if more or not isinstance(text, str):
+            return self.whole(text, add_special_tokens=add_special_tokens, **more)
+        return Encoded(input_ids=self.encode(text, add_special_tokens))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(
+        self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
+    ) -> Any:
+        """The text of ids, or of one."""
+        if clean_up_tokenization_spaces or not isinstance(ids, int | list | tuple):
+            return self.whole.decode(ids, skip_special_tokens, clean_up_tokenization_spaces=True)
+        if not isinstance(ids, int) and any(not isinstance(one, int) for one in ids):
+            return self.whole.decode(ids, skip_special_tokens)
+        listed = [ids] if isinstance(ids, int) else list(ids)
+        return self.backend_tokenizer.decode(listed, skip_special_tokens=skip_special_tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab()
+        return vocabulary
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        added: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
+        return added
+
+    def convert_ids_to_tokens(self, ids: Any) -> Any:
+        if isinstance(ids, int):
+            return self.backend_tokenizer.id_to_token(ids)
+        return [self.backend_tokenizer.id_to_token(int(one)) for one in ids]
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        if not isinstance(tokens, str):
+            return [self.convert_tokens_to_ids(one) for one in tokens]
+        found = self.backend_tokenizer.token_to_id(tokens)
+        return self.unk_token_id if found is None else found
+
+    def apply_chat_template(self, messages: Any, chat_template: str | None = None, **more: Any) -> Any:
+        """The chat as text. A template with words that are transformers' own, or a call for ids, is left to those."""
+        template = chat_template or self.chat_template
+        asked = dict(more)
+        as_text, begun = asked.pop("tokenize", True) is False, asked.pop("add_generation_prompt", False)
+        if asked or not as_text or not messages or template is None or _BEYOND.search(template):
+            return self.whole.apply_chat_template(messages, chat_template=chat_template, **more)
+        given = {"tools": None, "documents": None, **self.special_tokens_map}
+        return _compiled(template).render(messages=messages, add_generation_prompt=begun, **given)
+
+
+@functools.cache
+def _compiled(template: str) -> Any:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
+
+
+def file_tokenizer(folder: Path, load: Callable[[], Any]) -> FileTokenizer | None:
+    """The tokenizer in a converted model's folder; None where transformers does more than to read `tokenizer.json`.
+
+    `load` makes transformers' own. Raises what reading a file raises.
+    """
+    file, said, model = (folder / f"{name}.json" for name in ("tokenizer", "tokenizer_config", "config"))
+    if not (file.is_file() and said.is_file() and model.is_file()):
+        return None
+    stored, kind = (json.loads(one.read_text(encoding="utf-8")) for one in (said, model))
+    tokens = {role: stored[role] for role in ROLES if role in stored}
+    plain = stored.get("tokenizer_class") == "TokenizersBackend" and kind.get("model_type") == "llama"
+    if (
+        not plain
+        or stored.keys() - {*ROLES, *_WITHOUT_EFFECT}
+        or not all(isinstance(one, str) for one in tokens.values())
+    ):
+        return None
+    from tokenizers import Tokenizer
+
+    backend: Any = Tokenizer.from_file(str(file))
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    if backend.truncation or backend.padding or not {*tokens.values()} <= special:
+        return None
+    if backend.get_vocab_size() > _LARGEST:
+        return None
+    template = folder / "chat_template.jinja"
+    return FileTokenizer(backend, tokens, template.read_text(encoding="utf-8") if template.is_file() else None, load)
