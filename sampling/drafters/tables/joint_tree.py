@@ -33,7 +33,7 @@ ENOUGH = 0.6  # where a token of the tables is likelier than this the drafter is
 FLOOR = 0.004  # what a token has of being named at all
 NOBODY = 0.067  # weight of all the tokens that nobody names
 CANDIDATES = 16  # of the drafter's likeliest tokens
-HOPED = 1.0  # tokens that a pass of the drafter is thought to bring where nothing else says one
+HOPED = 0.5  # tokens that a pass of the drafter is thought to bring where nothing else says any
 
 
 class Beliefs(NamedTuple):
@@ -139,7 +139,7 @@ class JointTreeDrafter(TableTreeDrafter):
 
     def _asks(self, sure: float) -> bool:
         """Whether the drafter is asked where what was said is `sure` of a token: that bounds what it brings."""
-        if not self.learn:
+        if not self.learn or not self.price.drafting:
             return sure < ENOUGH
         self.idle += 1
         pays = self.gain.value * (1 - sure) > self.price.in_tokens
