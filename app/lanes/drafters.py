@@ -22,6 +22,7 @@ from sampling.drafters.draft_model import ModelDrafter, rule_of
 from sampling.drafters.registry import MEMBERS, ROWS, TREE, DraftRequest
 from sampling.drafters.tables.suffix import SuffixIndex
 from sampling.drafters.tables.table_file import StaticTables
+from sampling.gamma.chances import Chances
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import lm_of
 from sampling.models.translated import TranslatedLM, Translation
@@ -143,9 +144,9 @@ class PairDrafters:
             values |= {name: getattr(settings, name) for name in own}
         return (word, *sorted(values.items()))
 
-    def make(self, word: str, settings: Settings) -> Drafter:
+    def make(self, word: str, settings: Settings, chances: Chances | None = None) -> Drafter:
         """A new drafter as these settings have it; UsageError if the pair lacks what it is made of."""
-        return self.build(DraftRequest(word, settings, self._grown(word, settings), settings.gamma == "auto"))
+        return self.build(DraftRequest(word, settings, self._grown(word, settings), settings.gamma == "auto", chances))
 
     def _grown(self, word: str, settings: Settings) -> str:
         """none, cape, dynamic or joint: whether drafts become trees, where the target takes them.

@@ -18,7 +18,7 @@ from sampling.beam.plan import BeamPlan
 from sampling.beam.search import beam_generate
 from sampling.drafters.draft_model import NoDrafter
 from sampling.events import Event
-from sampling.gamma.costs import Costs
+from sampling.gamma.chances import Chances
 from sampling.gamma.goodput import GoodputController
 from sampling.gamma.tree import controller_of
 from sampling.loop import generate, never
@@ -152,6 +152,7 @@ class _Kept:
 
     key: Any
     drafter: Drafter
+    chances: Chances
     pace: GoodputController | None = None
 
 
@@ -169,7 +170,7 @@ class PairEngine:
         self.target = lm_of(loaded.target.model, "target", loaded.vocab_size)
         self.drafters = PairDrafters(loaded, self.target)
         self._kept: dict[str, _Kept] = {}  # by lane
-        self._costs: dict[tuple[str, Any], Costs] = {}
+        self._paces: dict[tuple[str, Any], GoodputController] = {}  # by lane and what its drafter depends on
         self._own: Session | None = None  # the draft lane's session
 
     @property
@@ -243,9 +244,9 @@ class PairEngine:
         return go_on(self.target.open([prompt], previous=previous, hidden=hidden), begun)
 
     def forget(self) -> None:
-        """Drop everything kept from earlier answers: n-gram stores, the drafters' caches, acceptances.
+        """Drop everything kept from earlier answers: n-gram stores, the drafters' caches.
 
-        How long passes take here is no answer's and stays known.
+        How long passes take here, and how often this pair's drafts hold on average, is no answer's and stays known.
         """
         self._kept.clear()
         self._own = None
@@ -263,9 +264,12 @@ class PairEngine:
         word = {"ar": "none", "spec": self.loaded.drafter_kind}.get(name, name)
         key = self.drafters.key(word, settings)
         kept = self._kept.get(name)
+        pace = self._paces.get((name, key))
         if kept is None or kept.key != key:
-            kept = self._kept[name] = _Kept(key, self.drafters.make(word, settings))
+            chances = Chances() if pace is None else pace.chances
+            kept = self._kept[name] = _Kept(key, self.drafters.make(word, settings, chances), chances)
         drafts = not isinstance(kept.drafter, NoDrafter) and kept.drafter.traits.most != 0
         if settings.gamma == "auto" and drafts and kept.pace is None:
-            kept.pace = controller_of(kept.drafter.traits, settings.nodes, self._costs.setdefault((name, key), Costs()))
+            kept.pace = pace or controller_of(kept.drafter.traits, settings.nodes, chances=kept.chances)
+            self._paces[name, key] = kept.pace
         return kept

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from sampling.gamma.chances import Chances
     from sampling.types import Drafter
 
 HEADS = ("plain", "glide", "feature", "eagle")  # the kinds of trained draft head, as their configurations name them
@@ -235,13 +236,15 @@ def table() -> list[tuple[str, str, str, str]]:
 class DraftRequest:
     """What is asked of a drafter: `grown` is none, cape, dynamic or joint, `auto` that gamma is chosen every round.
 
-    `settings` has the values that its row names, as attributes.
+    `settings` has the values that its row names, as attributes. `chances`: what it learns with, if that is to outlive
+    it.
     """
 
     word: str
     settings: Any
     grown: str = "none"
     auto: bool = False
+    chances: Chances | None = None
 
 
 class Parts(Protocol):

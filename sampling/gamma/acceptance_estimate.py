@@ -11,12 +11,11 @@ from itertools import accumulate
 from operator import mul
 
 from sampling.events import Step
+from sampling.gamma.chances import Chances
 
-WEIGHT = 0.3  # of the newest outcome in the quick mean, and of the first one in the steady mean
+WEIGHT = 0.3  # of the newest outcome in the quick mean
 PRIOR = 0.85
-MEMORY = 0.98  # what an outcome keeps of its weight in the steady mean from round to round: 50 rounds
 SHIFT = 0.5  # quick and steady mean so far apart: the text has changed
-GIVEN_WEIGHT = 0.1  # of the newest round in the chance that a position is drafted at all
 BORROWED = 6.0  # outcomes that the position before is worth as a guess for this one
 
 
@@ -31,70 +30,83 @@ def chain_accepted(step: Step) -> int:
 
 
 class Acceptance:
-    """Estimates of alpha_1 … alpha_`limit`.
+    """Estimates of alpha_1 … alpha_`limit`, a :class:`sampling.gamma.chances.Chance` each.
 
-    An exponential mean of weight .3 (prior .85) follows a change within a few rounds but scatters by
-    ±.2, which moves the best gamma by several. So its weight falls, as that of a plain mean does, to
-    about 1 / 50 while outcomes agree with the estimate; where a second mean that keeps the weight .3 leaves
-    it by more than .5 the text has changed: the estimate starts again from the quick mean, and what
+    Where a mean of weight .3, which follows a change within a few rounds but scatters by ±.2, leaves the
+    estimate by more than .5 the text has changed: the estimate starts again from the quick mean, and what
     was known of deeper positions, which came from the other text, is dropped. A position seldom
     reached leans on the one before it.
     """
 
-    def __init__(self, limit: int) -> None:
-        start = (1 - WEIGHT) / WEIGHT  # outcomes that the prior is worth: the first outcome has weight .3
-        self._sum = [PRIOR * start] + [0.0] * (limit - 1)
-        self._count = [start] + [0.0] * (limit - 1)
+    def __init__(self, limit: int, chances: Chances | None = None) -> None:
+        chances = Chances() if chances is None else chances
+        first = chances.of(("held", 0), PRIOR)
+        self._held = [first, *(chances.of(("held", place), 0.0, 0.0) for place in range(1, limit))]
+        self._given = [chances.of(("given", place), 1.0) for place in range(limit)]
         self._quick: list[float | None] = [None] * limit
-        self.given = [1.0] * limit  # P(position j is drafted | j is asked for): 1 for a drafter that always drafts
+        self._alphas: list[float] = []
+
+    def begin(self) -> None:
+        """A new answer: another text."""
+        self._quick = [None] * len(self._held)
+        self._alphas = []
 
     def learn(self, steps: Sequence[Step]) -> None:
         """One round, a Step a row; of a tree the chain that its siblings stand beside counts."""
         self.add([(step.gamma, chain_accepted(step), step.token is None) for step in steps])
         # One row that drafts makes the pass wide for all.
         asked, given = max(step.gamma for step in steps), max(step.length for step in steps)
-        for place in range(min(asked, len(self.given))):
-            self.given[place] += (float(given > place) - self.given[place]) * GIVEN_WEIGHT
+        for place, one in enumerate(self._given[:asked]):
+            one.learn(float(given > place))
 
     def add(self, outcomes: Sequence[tuple[int, int, bool]]) -> None:
         """One round of one or more rows: (asked, accepted, ended) of each.
 
         `ended`: an accepted stop token closed the row, so the position behind it was not examined.
         """
-        deepest = max((asked for asked, _, _ in outcomes), default=0)
         # Time passes for all positions, else one that had bad luck and is no longer asked for stays condemned.
-        self._sum = [MEMORY * total for total in self._sum]
-        self._count = [MEMORY * count for count in self._count]
-        for position in range(1, min(deepest, len(self._sum)) + 1):
+        for one in self._held:
+            one.fade(all_of_it=True)
+        self._alphas = []
+        deepest = min(max((asked for asked, _, _ in outcomes), default=0), len(self._held))
+        for place in range(min(deepest, max((accepted for _, accepted, _ in outcomes), default=0) + 1)):
             seen = [
-                accepted >= position
+                accepted > place
                 for asked, accepted, ended in outcomes
-                if asked >= position and (accepted >= position or (accepted == position - 1 and not ended))
+                if asked > place and (accepted > place or (accepted == place and not ended))
             ]
             if seen:
-                self._learn(position - 1, sum(seen) / len(seen))
+                self._learn(place, sum(seen) / len(seen))
 
     @property
     def alphas(self) -> list[float]:
         """The estimates, first position first."""
-        found: list[float] = []
-        for total, count in zip(self._sum, self._count, strict=True):
-            guess, worth = (found[-1], BORROWED) if found else (PRIOR, 0.0)
-            found.append((total + worth * guess) / (count + worth))
+        if not self._alphas:
+            self._alphas = self._until(len(self._held))
+        return self._alphas
+
+    def _until(self, count: int) -> list[float]:
+        """The first `count` of them."""
+        found = [self._held[0].value]
+        for one in self._held[1:count]:
+            found.append(one.beside(found[-1], BORROWED))
         return found
 
+    @property
+    def given(self) -> list[float]:
+        """P(position j is drafted | j is asked for): 1 for a drafter that always drafts."""
+        return [one.value for one in self._given]
+
     def _learn(self, place: int, outcome: float) -> None:
-        before = self.alphas[place]
-        quick = self._quick[place]
-        quick = before if quick is None else quick
-        self._quick[place] = quick = quick + WEIGHT * (outcome - quick)
-        self._sum[place] += outcome
-        self._count[place] += 1.0
-        if abs(quick - self.alphas[place]) > SHIFT:  # start again from the quick mean
-            worth = (2 - WEIGHT) / WEIGHT  # outcomes that a mean of this weight is worth
-            self._sum[place], self._count[place] = quick * worth, worth
-            for deeper in range(place + 1, len(self._sum)):
-                self._sum[deeper], self._count[deeper], self._quick[deeper] = 0.0, 0.0, None
+        held, quick = self._held[place], self._quick[place]
+        quick = self._until(place + 1)[place] if quick is None else quick
+        self._quick[place] = quick = (1 - WEIGHT) * quick + WEIGHT * outcome
+        held.add(outcome)
+        if abs(quick - self._until(place + 1)[place]) > SHIFT:  # start again from the quick mean
+            held.restart(quick, (2 - WEIGHT) / WEIGHT)  # outcomes that a mean of this weight is worth
+            for deeper in range(place + 1, len(self._held)):
+                self._held[deeper].restart()
+                self._quick[deeper] = None
 
 
 def expected_tokens(alphas: Sequence[float]) -> list[float]:

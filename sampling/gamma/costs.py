@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from itertools import accumulate
 
 KEPT = 15  # latest samples of each figure
@@ -22,6 +21,7 @@ DRAFT_COST = 0.1  # c, before it is measured
 DISTURBED = 1.15  # T(1) over the least T(n) from which on T(1) is not believed
 ENOUGH = 4  # measured up to this width, the measured slope replaces the guessed one
 IDLE = 2  # undrafted rounds after which a drafter has catching up to do
+STALE = 0.02  # how far a width's figure may move before the curve is drawn anew
 
 
 class Costs:
@@ -36,12 +36,15 @@ class Costs:
             raise ValueError(f"costs must be positive, got c {c} and v {dict(seeds)}")
         self._seeded_c, self._seeds = c, seeds
         self._passes: dict[int, deque[float]] = {}  # width n → seconds of the latest passes
+        self._lows: dict[int, float] = {}  # their lower thirds
+        self._drawn: dict[int, float] = {}  # those of them that the curve was drawn with
+        self._plain: float | None = None
         self._drafting: deque[float] = deque(maxlen=KEPT)  # seconds a drafted token
         self._calling = False  # whether those are of rounds in which the drafter ran a model
         self._waking: deque[float] = deque(maxlen=KEPT)  # seconds a drafted token of a drafter that was idle
         self._prior = _Curve({1: 1.0, **seeds})
         self._batches: dict[int, Costs] = {1: self}
-        self._v: list[float] = []  # what v() found since the last round
+        self._v: list[float] = []  # the curve as it was drawn last
 
     def of(self, rows: int) -> Costs:
         """The costs of a batch of so many rows, learned apart: its passes are other passes.
@@ -74,26 +77,31 @@ class Costs:
             self._calling = True
             self._drafting.clear()
             self._waking.clear()
-        self._v = []
-        for name in ("plain", "c", "waking"):
-            self.__dict__.pop(name, None)
         if verify_s > 0:
-            self._passes.setdefault(width, deque(maxlen=KEPT)).append(verify_s)
+            laps = self._passes.setdefault(width, deque(maxlen=KEPT))
+            laps.append(verify_s)
+            self._lows[width] = low = _low(laps)
+            # The curve is drawn anew when that changes something: most rounds repeat what is known.
+            if len(laps) <= TWICE or abs(low - self._drawn.get(width, 0.0)) > STALE * low:
+                self._v, self._plain = [], None
         if drafted and draft_s >= 0 and called >= self._calling:
             (self._waking if idle >= IDLE else self._drafting).append(draft_s / drafted)
 
-    @cached_property
+    @property
     def plain(self) -> float | None:
         """Seconds of a 1-token target pass; None before any pass was timed.
 
         A wider pass is never faster: where wider ones were faster by far, the narrow ones were disturbed.
         """
-        if not self._passes:
-            return None
+        if self._plain is None and self._passes:
+            self._plain, self._drawn = self._narrow(), dict(self._lows)
+        return self._plain
+
+    def _narrow(self) -> float:
         if 1 not in self._passes:
-            return min(_low(laps) / self._prior(n) for n, laps in self._passes.items())
-        own = _low(self._passes[1])
-        least = min((_low(laps) for laps in self._passes.values() if len(laps) >= TWICE), default=own)
+            return min(low / self._prior(n) for n, low in self._lows.items())
+        own = self._lows[1]
+        least = min((self._lows[n] for n, laps in self._passes.items() if len(laps) >= TWICE), default=own)
         return own if own <= DISTURBED * least else least
 
     @property
@@ -101,12 +109,12 @@ class Costs:
         """How many 1-token passes were timed."""
         return len(self._passes.get(1, ()))
 
-    @cached_property
+    @property
     def c(self) -> float:
         """Of a drafted token; the seed, or a guess, before two were timed."""
         return self._relative(self._drafting, DRAFT_COST if self._seeded_c is None else self._seeded_c)
 
-    @cached_property
+    @property
     def waking(self) -> float:
         """Of a drafted token after idle rounds: c and the catching up."""
         return max(self.c, self._relative(self._waking, self.c))
@@ -134,7 +142,7 @@ class Costs:
         if plain:
             for n, laps in sorted(self._passes.items()):
                 if n > 1 and len(laps) >= TWICE:
-                    anchors[n] = min(float(n), max(1.0, _low(laps) / plain))
+                    anchors[n] = min(float(n), max(1.0, self._lows[n] / plain))
         found = _Curve(anchors, self._prior)
         widest = max(limit, *anchors)
         return list(accumulate((found(n) for n in range(widest, 0, -1)), min))[::-1]

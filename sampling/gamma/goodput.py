@@ -18,13 +18,13 @@ text is plain decoding's for every gamma. With drafts drawn from a distribution 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sampling.events import Step
 from sampling.gamma.acceptance_estimate import Acceptance, expected_tokens
+from sampling.gamma.chances import Chances
 from sampling.gamma.costs import Costs
 from sampling.types import Budget
 
@@ -33,8 +33,8 @@ COOLDOWN = 2  # rounds that keep a gamma after a change to it
 LOOK = 1  # gamma while c and v are unknown, and of a probe
 GROWTH = 3  # how much further than the widest pass measured a draft may reach
 PROBE_EVERY, PROBE_SELDOM = 8, 64  # plain rounds between probes: doubled by each that fails
-ALLOWANCE, SLACK = 1.0, 0.015  # passes an answer may cost beyond plain decoding's: 1 and 1.5% of its tokens
-CALLS = 0.1  # weight of a round in the share of rounds that run the drafter's model
+ALLOWANCE, SLACK = 3.0, 0.015  # passes that may be lost on plain decoding: 3 and 1.5% of the tokens
+CREDIT = 8.0  # passes that may be lost after drafts which paid, at most
 REFERENCE = (0, 0, 32, 64, 128)  # rounds until the next plain pass, by how many were timed: T(1) must be known
 
 
@@ -61,53 +61,51 @@ def best(values: Sequence[float]) -> int:
 
 @dataclass
 class _Account:
-    """What an answer has cost and brought so far, in counts: c and v price it when they are known better."""
+    """Passes of the target that may still be lost to drafting: what plain decoding would have cost, and the margin,
+    less what the rounds did. It goes on from answer to answer, so that not each need find out whether drafts pay.
+    """
 
-    tokens: float = 0.0  # mean over rows
-    drafted: int = 0
-    woken: int = 0  # drafted by a drafter that had been idle
-    widths: Counter[int] = field(default_factory=Counter)
+    left: float = ALLOWANCE
 
-    def add(self, tokens: float, width: int, drafted: int, woken: bool) -> None:
-        """A round that brought `tokens` with a pass over `width` positions."""
-        self.tokens += tokens
-        self.widths[width] += 1
-        if woken:
-            self.woken += drafted
-        else:
-            self.drafted += drafted
-
-    def left(self, costs: Costs) -> float:
-        """Passes the answer may still lose: what plain decoding would have cost, and the margin, less the cost."""
-        v = costs.v(max(self.widths, default=1))
-        cost = self.drafted * costs.c + self.woken * costs.waking
-        cost += sum(count * v[width - 1] for width, count in self.widths.items())
-        return ALLOWANCE + (1 + SLACK) * self.tokens - cost
+    def add(self, tokens: float, cost: float, stake: float = 1.0) -> None:
+        """A round that brought `tokens` (mean over rows) for so many passes' time. `stake`: what a draft risks."""
+        self.left = min(self.left + (1 + SLACK) * tokens - cost, CREDIT * stake)
 
 
 class GoodputController:
-    """A :class:`sampling.types.GammaController`. One object a drafter and conversation; `begin()` opens an answer.
+    """A :class:`sampling.types.GammaController`. One object a drafter; `begin()` opens an answer.
 
     *First rounds*: two plain passes (T(1)), two looks at gamma 1 (c, v(2)), then gamma up to three
     times what was measured. Seeded `costs` save them. *Later*: the best gamma, kept for at least two
     more rounds after a change. *Where drafting does not pay*: gamma 0 and a probe of gamma 1 after 8, 16, 32,
-    64 … plain rounds; an accepted probe is followed by another. *Whatever comes*: no draft is begun whose loss, should
-    all of it be refused, would bring the answer above 1.015 × plain decoding + 1 pass: at most 3% from 67 tokens on.
+    64 … plain rounds; an accepted probe is followed by another. *A new answer* begins with what costs and chances were
+    in those before. *Whatever comes*: no draft is begun whose loss, should all of it be refused, would bring the cost
+    of all answers above 1.015 × plain decoding + 3 passes; what drafts gained before counts for up to 8.
     A batch has one gamma for all rows: its passes cost what the longest draft costs. c and v are learned apart for each
     number of rows: a batch that has lost some is another batch.
 
     `whole`: for a drafter whose drafts are not cut, such as a cascade: gamma is this or 0, looks and probes too. As
-    such a draft may cost more than a pass, an answer may always lose one (two before their costs are known).
+    such a draft may cost more than all that may be lost, one is allowed while nothing is (two before costs are known).
+    `chances`: those that the drafter itself learns with.
     """
 
-    def __init__(self, gamma_max: int = GAMMA_MAX, costs: Costs | None = None, whole: int | None = None) -> None:
+    def __init__(
+        self,
+        gamma_max: int = GAMMA_MAX,
+        costs: Costs | None = None,
+        whole: int | None = None,
+        chances: Chances | None = None,
+    ) -> None:
         gamma_max = gamma_max if whole is None else whole
         if gamma_max < 1:
             raise ValueError(f"gamma_max must be at least 1, got {gamma_max}")
         self.gamma_max, self.whole = gamma_max, whole is not None
         # What rounds cost is the machine's, not the text's: it may outlive the controller.
         self.costs = self._learned = Costs() if costs is None else costs
-        self.acceptance = Acceptance(gamma_max)
+        self.chances = Chances() if chances is None else chances
+        self.acceptance = Acceptance(gamma_max, self.chances)
+        self._calls = self.chances.of("called", 1.0)  # of the drafting rounds those in which the drafter runs a model
+        self._account, self._stake = _Account(), 1.0
         self.last: int | None = None  # gamma of the last round
         self.chosen = 0  # gamma of the last round that was neither a probe nor a plain pass for timing
         self.rounds = self.probes = 0
@@ -116,13 +114,13 @@ class GoodputController:
         self._unreferenced = 0  # rounds since a plain pass was timed
         self._patience = PROBE_EVERY
         self._again = False  # the last probe was accepted
-        self._calls = 1.0  # share of the drafting rounds in which the drafter runs a model; 1 where it has none
         self._called = False  # whether it ever ran one
-        self.begin()
 
     def begin(self) -> None:
-        """A new answer: its costs are counted from here. What is known of the drafter stays."""
-        self._account = _Account()
+        """A new answer: another text. What passes cost and may still be lost stays; chances become a first guess."""
+        self.chances.begin()
+        self.acceptance.begin()
+        self._since, self._again = COOLDOWN, False
 
     # -- choosing -----------------------------------------------------------------------------
 
@@ -175,17 +173,23 @@ class GoodputController:
     def expected(self, limit: int) -> list[float]:
         """Expected tokens per plain pass for gamma 0 … `limit`, however little is known of the wider passes."""
         acceptance = self.acceptance
-        c = self._calls * self.costs.c
+        c = self.draft_cost
         return goodput(acceptance.alphas[:limit], c, self.costs.v(limit + 1), acceptance.given[:limit])
 
+    @property
+    def draft_cost(self) -> float:
+        """c of a drafted token, the rounds included in which the drafter runs no model."""
+        return (self._calls.value if self._called else 1.0) * self.costs.c
+
     def _affordable(self, wanted: int) -> int:
-        """The largest gamma up to `wanted` whose loss, should all of it be rejected, the answer can bear."""
+        """The largest gamma up to `wanted` whose loss, should all of it be rejected, can be borne."""
         if wanted == 0:
             return 0
-        left, v = self._account.left(self.costs) + SLACK, self.costs.v(wanted + 1)
+        left, v = self._account.left + SLACK, self.costs.v(wanted + 1)
         price = self.costs.waking if self._idle > 1 else self.costs.c
         if self.whole:
             loss = wanted * price + v[wanted] - 1
+            self._stake = max(1.0, loss)
             return wanted if loss <= left + max(0.0, loss - ALLOWANCE) else 0
         return next((g for g in range(wanted, 0, -1) if self._priced(g) * price + v[g] - 1 <= left), 0)
 
@@ -198,7 +202,8 @@ class GoodputController:
         paid = self._paid(max(1, *map(self._paid_for, steps)), called) if asked else 0
         draft_s, verify_s = sum(step.draft_s for step in steps), sum(step.verify_s for step in steps)
         self.costs.add(given + 1, paid, self._idle, draft_s, verify_s, called)
-        self._account.add(sum(len(step.emitted) for step in steps) / len(steps), given + 1, paid, self._idle > 1)
+        cost = paid * (self.costs.waking if self._idle > 1 else self.costs.c) + self.costs.v(given + 1)[given]
+        self._account.add(sum(len(step.emitted) for step in steps) / len(steps), cost, self._stake)
         self.rounds += 1
         self._unreferenced = 0 if given == 0 else self._unreferenced + 1
         if asked == 0:
@@ -224,7 +229,7 @@ class GoodputController:
         self._called = self._called or called
         if not self._called:
             return drafted
-        self._calls += CALLS * (called - self._calls)
+        self._calls.learn(float(called))
         return drafted if called else 0
 
     # -- what others see ----------------------------------------------------------------------

@@ -10,10 +10,12 @@ Knows no drafters, no tokens and no clock; decides from past rounds only, as eve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sampling.events import Step
-from sampling.gamma.acceptance_estimate import MEMORY, chain_accepted, expected_tokens
+from sampling.gamma.acceptance_estimate import chain_accepted, expected_tokens
+from sampling.gamma.chances import Chances
 from sampling.gamma.costs import Costs
 from sampling.gamma.goodput import GAMMA_MAX, SLACK, GoodputController
 from sampling.types import Budget, NodeCosts, Traits, Tree
@@ -21,35 +23,35 @@ from sampling.types import Budget, NodeCosts, Traits, Tree
 SIBLINGS = (0, 1, 2, 4, 6, 8, 12, 16, 24)  # how many may stand beside a chain
 HALF = 10.0  # siblings that are thought to be taken every other time where the chain is rejected
 MOST_NODES = 11  # of a best-first tree: wider passes cost more than such nodes bring (docs/notes.md)
-WORTH = 3.0  # rejections that this guess is worth
-TRUST, TRUSTED = 0.85, 8.0  # share of the predicted tokens that comes, and how many of them that guess is worth
-RATE, RATED = 1.5, 8.0  # tokens a plain pass' time, and how many passes' time that guess is worth
+TRUST = 0.85  # share of the predicted tokens that comes
+RATE = 1.5  # tokens a plain pass' time
 
 
-def controller_of(traits: Traits, nodes: int, costs: Costs | None = None) -> GoodputController:
+def controller_of(
+    traits: Traits, nodes: int, costs: Costs | None = None, chances: Chances | None = None
+) -> GoodputController:
     """What chooses gamma for a drafter whose rounds may have so many nodes."""
     if traits.tree is Tree.BEST_FIRST:
-        return BestFirstController(min(nodes, MOST_NODES), costs)
+        return BestFirstController(min(nodes, MOST_NODES), costs, chances)
     if traits.tree is Tree.SIDEWAYS:
-        return SidewaysController(nodes, costs=costs)
-    return GoodputController(costs=costs, whole=traits.most)
+        return SidewaysController(nodes, costs=costs, chances=chances)
+    return GoodputController(costs=costs, whole=traits.most, chances=chances)
 
 
 class BestFirstController(GoodputController):
     """For trees that grow best first: gamma is the most nodes."""
 
-    def __init__(self, gamma_max: int = MOST_NODES, costs: Costs | None = None) -> None:
-        super().__init__(gamma_max, costs)
-        self._predicted = self._accepted = self._time = self._tokens = 0.0
+    def __init__(self, gamma_max: int = MOST_NODES, costs: Costs | None = None, chances: Chances | None = None) -> None:
+        super().__init__(gamma_max, costs, chances=chances)
+        self._trust, self._rate = self.chances.of("promised", TRUST), self.chances.of("rate", RATE)
 
     def budget(self, rows: list[int]) -> Budget:
         """The most nodes of the coming round, and what each must bring."""
         found = super().budget(rows)
         if not self.costs.drafting_known:
             return found
-        trust = (self._accepted + TRUST * TRUSTED) / (self._predicted + TRUSTED)
-        rate = (self._tokens + RATE * RATED) / (self._time + RATED)
-        return replace(found, costs=NodeCosts(self.costs.v(found.depth[0] + 1), trust, rate))
+        v = self.costs.v(found.depth[0] + 1)
+        return replace(found, costs=NodeCosts(v, self._trust.value, self._rate.value))
 
     def _priced(self, drafted: int) -> int:
         """A round's drafting costs the same whatever it drafts."""
@@ -62,12 +64,10 @@ class BestFirstController(GoodputController):
     def observe(self, steps: list[Step], predicted: float = 0.0) -> None:
         if len(steps) == 1:
             (step,) = steps
-            self._predicted = MEMORY * self._predicted + predicted
-            self._accepted = MEMORY * self._accepted + len(step.path) * (predicted > 0)
+            self._trust.learn(len(step.path) * (predicted > 0), predicted)
             plain = self.costs.plain or step.verify_s
             time = self.costs.v(len(step.drafted) + 1)[-1] + (step.draft_s + step.sample_s) / plain
-            self._time = MEMORY * self._time + time
-            self._tokens = MEMORY * self._tokens + len(step.emitted)
+            self._rate.learn(len(step.emitted), time)
         super().observe(steps, predicted)
 
 
@@ -76,8 +76,9 @@ class Rescue:
     rejections say of that, and how many tokens there are from it on (1 where siblings are leaves).
     """
 
-    def __init__(self) -> None:
-        self._taken = self._guessed = self._tokens = WORTH
+    def __init__(self, chances: Chances | None = None) -> None:
+        chances = Chances() if chances is None else chances
+        self._taken, self._tokens = chances.of("beside", 1.0), chances.of("behind", 1.0)
 
     def learn(self, step: Step) -> None:
         """A round; only one with siblings whose chain was rejected says anything."""
@@ -86,22 +87,28 @@ class Rescue:
         gained = len(step.path) - accepted
         if not beside or not (gained or (step.token is not None and accepted < length)):
             return
-        self._taken = MEMORY * self._taken + bool(gained)
-        self._tokens = MEMORY * self._tokens + gained
-        self._guessed = MEMORY * self._guessed + beside / (beside + HALF)
+        self._taken.learn(float(gained > 0), beside / (beside + HALF))
+        if gained:
+            self._tokens.learn(gained)
 
     def __call__(self, siblings: int) -> float:
         """Expected tokens with so many siblings."""
-        return min(0.95, siblings / (siblings + HALF) * self._taken / self._guessed) * self._tokens / self._taken
+        return min(0.95, siblings / (siblings + HALF) * self._taken.value) * self._tokens.value
 
 
 class SidewaysController(GoodputController):
     """For a model's tree: gamma is the depth; the budget says how many nodes a round may have."""
 
-    def __init__(self, most: int, gamma_max: int = GAMMA_MAX, costs: Costs | None = None) -> None:
+    def __init__(
+        self,
+        most: int,
+        gamma_max: int = GAMMA_MAX,
+        costs: Costs | None = None,
+        chances: Chances | None = None,
+    ) -> None:
         """`most`: nodes of a round, chain and siblings together."""
-        super().__init__(gamma_max, costs)
-        self.most, self.rescue = most, Rescue()
+        super().__init__(gamma_max, costs, chances=chances)
+        self.most, self.rescue = most, Rescue(self.chances)
 
     def budget(self, rows: list[int]) -> Budget:
         """The depth of the coming round, the same for all rows, and its nodes."""
@@ -111,23 +118,29 @@ class SidewaysController(GoodputController):
 
     def expected(self, limit: int) -> list[float]:
         """Expected tokens per plain pass for depth 0 … `limit`, with the number of siblings that is best there."""
-        return [max(self._rate(gamma, beside) for beside in self._options(gamma)) for gamma in range(limit + 1)]
-
-    def _options(self, gamma: int) -> list[int]:
-        return [count for count in SIBLINGS if gamma and gamma + count <= self.most] or [0]
+        return [max(rates.values()) for rates in self._rates(range(limit + 1))]
 
     def _beside(self, gamma: int) -> int:
-        left = self._account.left(self.costs) + SLACK - gamma * self.costs.c
-        v = self.costs.v(gamma + max(self._options(gamma)) + 1)
-        fits = [count for count in self._options(gamma) if v[gamma + count] - 1 <= left] or [0]
-        return max(fits, key=lambda count: (self._rate(gamma, count), -count))
+        """How many siblings to stand beside a chain, of those whose loss can be borne."""
+        left = self._account.left + SLACK - gamma * self.costs.c
+        (rates,) = self._rates([gamma])
+        v = self.costs.v(gamma + max(rates) + 1)
+        fits = [count for count in rates if v[gamma + count] - 1 <= left] or [0]
+        return max(fits, key=lambda count: (rates[count], -count))
 
-    def _rate(self, gamma: int, beside: int) -> float:
-        alphas = self.acceptance.alphas[:gamma]
-        chain = expected_tokens(alphas)
-        whole = chain[gamma] - chain[gamma - 1] if gamma else 1.0  # the chance that all of the chain is accepted
-        tokens = chain[gamma] + (1 - whole) * self.rescue(beside)
-        return tokens / (gamma * self._calls * self.costs.c + self.costs.v(gamma + beside + 1)[-1])
+    def _rates(self, gammas: Sequence[int]) -> list[dict[int, float]]:
+        """For each depth, by number of siblings: expected tokens per plain pass."""
+        chain = expected_tokens(self.acceptance.alphas[: max(gammas)])
+        c, v = self.draft_cost, self.costs.v(max(gammas) + SIBLINGS[-1] + 1)
+        rescued = [(count, self.rescue(count)) for count in SIBLINGS]
+        found = []
+        for gamma in gammas:
+            whole = chain[gamma] - chain[gamma - 1] if gamma else 1.0  # the chance that all of the chain is accepted
+            fit = [one for one in rescued if gamma and gamma + one[0] <= self.most] or rescued[:1]
+            found.append(
+                {count: (chain[gamma] + (1 - whole) * saved) / (gamma * c + v[gamma + count]) for count, saved in fit}
+            )
+        return found
 
     def observe(self, steps: list[Step], predicted: float = 0.0) -> None:
         for step in steps:

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from sampling.drafters.draft_model import opened, scoring
-from sampling.drafters.fallback import PROBE_EVERY, FallbackDrafter, Gain, Price
+from sampling.drafters.fallback import PROBE_EVERY, FallbackDrafter, Price
 from sampling.drafters.registry import DraftRequest, Parts, parts
 from sampling.drafters.tables.prompt_lookup import Found
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.drafters.tables.tree import SURE, Noise, TableTreeDrafter, favour
 from sampling.events import Call
+from sampling.gamma.chances import Chances
 from sampling.types import LM, Budget, Draft, Drafter, Rows, Sampler, Session, Verdict
 from sampling.vocabulary import likeliest
 from utils.timing import Stopwatch
@@ -32,7 +33,7 @@ ENOUGH = 0.6  # where a token of the tables is likelier than this the drafter is
 FLOOR = 0.004  # what a token has of being named at all
 NOBODY = 0.067  # weight of all the tokens that nobody names
 CANDIDATES = 16  # of the drafter's likeliest tokens
-HOPED = 0.25  # tokens a pass of the drafter is thought to bring before it has been asked
+HOPED = 0.5  # tokens that a pass of the drafter is thought to bring where nothing else says any
 
 
 class Beliefs(NamedTuple):
@@ -71,23 +72,33 @@ class JointTreeDrafter(TableTreeDrafter):
     """As :class:`TableTreeDrafter` with a trained drafter `lm`, which is asked for the root's children of one row.
 
     A batch, and a row that outgrows the context of `lm`, get what matches and tables offer. `learn`: ask only while
-    that pays. `agreement`: how often its likeliest token is the target's. `source` of the drafter's tokens is the last
-    of its names. The arguments in `how` are those of :class:`TableTreeDrafter`.
+    that pays, by `chances`. `agreement`: how often its likeliest token is the target's. `source` of the drafter's
+    tokens is the last of its names. The arguments in `how` are those of :class:`TableTreeDrafter`.
     """
 
     least_said = 4  # what follows a word or two the drafter knows better (docs/notes/tables.md)
 
     def __init__(
-        self, lm: LM, tables: StaticTables | None = None, *, learn: bool = True, agreement: float = 0.0, **how: Any
+        self,
+        lm: LM,
+        tables: StaticTables | None = None,
+        *,
+        learn: bool = True,
+        agreement: float = 0.0,
+        chances: Chances | None = None,
+        **how: Any,
     ) -> None:
         super().__init__(tables, **how)
         names = (*self.traits.names, lm.name)
         self.traits = replace(self.traits, names=names, needs_hidden=lm.reads_hidden, needs_kv=lm.reads_kv)
         self.lm, self.learn, self.beliefs = lm, learn, beliefs(agreement)
-        self.gain, self.price = Gain(then=HOPED), Price()
+        self.gain = (Chances() if chances is None else chances).of("asked", HOPED)
+        self.price, self.idle = Price(), 0
         self.session: Session | None = None
         self._names: list[int] | None = None  # the ids of its session's columns
         self._asked: float | None = None  # seconds that the drafter took this round
+        self._open = 1.0  # the chance that what was said left it
+        self._without: int | None = None  # the token that what was said would have come to first
         self._watch = Stopwatch(lm.device)
 
     @property
@@ -117,16 +128,25 @@ class JointTreeDrafter(TableTreeDrafter):
         """What may follow the row: of matches and tables, and where that pays of the drafter."""
         known = super()._first(rows, offered, noise)
         sure = max((found.p for found in known), default=0.0)
-        if sure >= ENOUGH or self.session is None or len(rows[0]) >= self.lm.context:
+        if self.session is None or len(rows[0]) >= self.lm.context or not self._asks(sure):
             return known
-        if self.learn and self.gain.then <= self.price.in_tokens and self.gain.idle < PROBE_EVERY:
-            self.gain.idle += 1
-            return known
-        self.gain.idle = 0
+        self._open = 1 - sure
+        self._without = max(known, key=lambda found: found.p).token if known else None
         self._watch.lap()
         forecast = self._forecast(self.session, rows)
         self._asked = self._watch.lap()
         return pooled(offered, forecast, len(self.traits.names) - 1, noise, self.beliefs)
+
+    def _asks(self, sure: float) -> bool:
+        """Whether the drafter is asked where what was said is `sure` of a token: that bounds what it brings."""
+        if not self.learn or not self.price.drafting:
+            return sure < ENOUGH
+        self.idle += 1
+        pays = self.gain.value * (1 - sure) > self.price.in_tokens
+        if pays or (self.idle > PROBE_EVERY and sure < ENOUGH):
+            self.idle = 0
+            return True
+        return False
 
     def _forecast(self, session: Session, rows: Rows) -> dict[int, float]:
         """The drafter's likeliest tokens behind the row and their probabilities."""
@@ -139,9 +159,9 @@ class JointTreeDrafter(TableTreeDrafter):
         if len(rows) != 1:
             return
         path = [node for node in verdict.path[0].tolist() if node >= 0]
-        if self._asked is not None and draft.source is not None:
-            mine = bool(path) and int(draft.source[0, path[0]]) == len(self.traits.names) - 1
-            self.gain.learn(0, len(path) if mine else 0)
+        if self._asked is not None:
+            news = bool(path) and int(draft.tokens[0, path[0]]) != self._without
+            self.gain.learn(len(path) if news else 0, self._open)
         self.price.learn(self._asked, self._watch.lap(), len(path) + 1)
 
     def select(self, rows: Tensor) -> None:
@@ -191,5 +211,6 @@ def build(pair: Parts, asked: DraftRequest) -> Drafter:
             shared_noise=True,
             recall=recall,
             said=looks_up.said,
+            chances=asked.chances,
         )
     return FallbackDrafter(looks_up, head, sure=UNSURE, learn=asked.auto)

@@ -86,7 +86,7 @@ def test_auto_lanes_give_plain_decodings_text(engine: PairEngine, name: str, mor
     assert pace.rounds > 10
 
 
-def test_a_pace_lives_as_long_as_its_drafter(engine: PairEngine) -> None:
+def test_a_pace_outlives_the_conversation_and_its_drafter(engine: PairEngine) -> None:
     settings = Settings(**AUTO)
     engine.forget()
     assert (engine.pace("spec"), engine.last_gamma(settings)) == (None, None)
@@ -99,11 +99,12 @@ def test_a_pace_lives_as_long_as_its_drafter(engine: PairEngine) -> None:
     assert engine.lane("ar", settings).pace is None
     ngram = engine.lane("ngram", settings).pace
     assert engine.lane("ngram", settings.changed(ngram_n=5)).pace is not ngram
+    drafter = engine.lane("spec", settings).drafter
     engine.forget()
-    again = engine.lane("spec", settings).pace
-    assert isinstance(again, GoodputController)
-    assert again is not first
-    assert again.costs is first.costs  # how long passes take is no conversation's
+    again = engine.lane("spec", settings)
+    assert isinstance(again.pace, GoodputController)
+    assert again.pace is first  # how long passes take, and what drafts of this pair are worth, is no conversation's
+    assert again.drafter is not drafter
 
 
 def test_the_console_tells_what_auto_does(tmp_path: Path) -> None:

@@ -173,8 +173,8 @@ def test_drafts_that_cost_nothing_are_not_charged_against_the_answer() -> None:
         pace.begin()
         rounds(pace, 6, calls=True, accepted=0, seconds=0.2)
         rounds(pace, 4, calls=calls, accepted=0, seconds=0.2)
-        spare.append(pace._account.drafted)
-    assert spare[0] < spare[1]
+        spare.append(pace._account.left)
+    assert spare[0] > spare[1]
 
 
 # -- who is asked ---------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Step
 from sampling.gamma.acceptance_estimate import Acceptance, expected_tokens
 from sampling.gamma.costs import Costs
-from sampling.gamma.goodput import COOLDOWN, GAMMA_MAX, GoodputController, best, goodput
+from sampling.gamma.goodput import ALLOWANCE, COOLDOWN, CREDIT, GAMMA_MAX, SLACK, GoodputController, best, goodput
 from sampling.loop import generate
 from sampling.sampler import KeyedSampler
 from sampling.stats.theory import expected_speedup
@@ -35,6 +35,12 @@ from utils.logits_processors import make_processor
 
 WORLDS = [(flat, 0.05), (packed, 0.02), (packed, 0.05), (packed, 0.2), (unpacked, 0.05), (unpacked, 0.2)]
 KNOWN = dict.fromkeys(range(2, GAMMA_MAX + 2), 1.0)  # a measured flat table: no first looks
+
+
+def bound(tokens: int, lost: float = ALLOWANCE) -> float:
+    """Passes that so many tokens may cost, whatever is drafted."""
+    return (1 + SLACK) * tokens + lost
+
 
 WHOLE_WORLDS = [(flat, 0.05), (packed, 0.05), (rising, 0.1), (unpacked, 0.05)]
 
@@ -257,12 +263,14 @@ def test_it_reaches_nine_tenths_of_the_best_rate(v: Callable[[int], float], c: f
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.2, 0.3])
 @pytest.mark.parametrize(("v", "c"), [*WORLDS, (packed, 0.5)])
-def test_the_worst_prompt_costs_at_most_3_percent_more_than_plain_decoding(
+def test_the_worst_prompt_costs_at_most_3_passes_and_the_margin(
     v: Callable[[int], float], c: float, alpha: float
 ) -> None:
-    """128 tokens, clocks that tell the truth: what is proved is the budget, not the clock."""
+    """Clocks that tell the truth: what is proved is the budget, not the clock. One look is not priced yet."""
     for seed in range(8):
-        run = simulate(GoodputController(), World(alpha, c, v, noise=0.0, slow=0.0, seed=seed), 128)
+        for tokens in (128, 512):
+            run = simulate(GoodputController(), World(alpha, c, v, noise=0.0, slow=0.0, seed=seed), tokens)
+            assert run.cost <= bound(tokens, ALLOWANCE + c + v(2) - 1), (seed, run.slowdown, run.gammas)
         assert run.slowdown <= 1.03, (seed, run.slowdown, run.gammas)
 
 
@@ -276,10 +284,11 @@ class Trap(World):
 
 @pytest.mark.parametrize(("wake", "tokens"), [(0.0, 67), (0.0, 128), (0.0, 512), (0.01, 96), (0.01, 128), (0.01, 512)])
 @pytest.mark.parametrize("kind", [World, Trap])
-def test_a_trained_drafter_that_is_always_wrong_costs_at_most_3_percent(
+def test_a_trained_drafter_that_is_always_wrong_costs_at_most_3_passes_and_the_margin(
     kind: type[World], wake: float, tokens: int
 ) -> None:
-    """c = 0.07, every further token of a pass 5%: the worst prompt in counted passes, alone or after a good answer.
+    """c = 0.07, every further token of a pass 5%: the worst prompt in counted passes, alone or after a good answer,
+    whose gains count for some passes more.
 
     `wake`: 64 tokens to catch up with cost most of a pass of the target.
     """
@@ -289,32 +298,68 @@ def test_a_trained_drafter_that_is_always_wrong_costs_at_most_3_percent(
             simulate(pace, World(0.9, 0.07, rising, noise=0.0, slow=0.0, wake=wake), before)
             pace.begin()
         run = simulate(pace, kind(0.0, 0.07, rising, noise=0.0, slow=0.0, wake=wake), tokens)
-        assert run.slowdown <= 1.03, (before, run.slowdown, run.gammas)
-        assert kind is Trap or run.gammas.count(0) > 0.75 * len(run.gammas)
+        assert run.cost <= bound(tokens, (CREDIT if before else ALLOWANCE) + 0.12), (before, run.slowdown, run.gammas)
+        assert before or tokens < 512 or run.slowdown <= 1.03
+        assert tokens < 128 or kind is Trap or run.gammas.count(0) > 0.75 * len(run.gammas)
 
 
 @pytest.mark.parametrize("right", range(1, 60, 7))
-def test_a_trained_drafter_that_turns_wrong_costs_at_most_3_percent(right: int) -> None:
+def test_a_trained_drafter_that_turns_wrong_loses_what_it_gained_at_most(right: int) -> None:
     """Always right up to some token, always wrong from there on."""
     world = World(lambda at: 1.0 if at < right else 0.0, 0.07, rising, noise=0.0, slow=0.0, wake=0.01)
     run = simulate(GoodputController(), world, 128)
-    assert run.slowdown <= 1.03, (run.slowdown, run.gammas)
+    assert run.cost <= bound(128), (run.slowdown, run.gammas)
 
 
 @pytest.mark.parametrize(("v", "c"), WORLDS)
-def test_with_a_noisy_clock_the_mean_stays_below_3_percent(v: Callable[[int], float], c: float) -> None:
-    runs = [simulate(GoodputController(), World(0.0, c, v, seed=seed), 128) for seed in range(12)]
-    assert fmean(run.slowdown for run in runs) <= 1.03
+def test_with_a_noisy_clock_the_mean_stays_within_the_bound(v: Callable[[int], float], c: float) -> None:
+    runs = [simulate(GoodputController(), World(0.0, c, v, seed=seed), 256) for seed in range(12)]
+    assert fmean(run.cost for run in runs) <= bound(256)
     assert max(run.slowdown for run in runs) <= 1.05
 
 
-def test_a_prompt_after_a_good_one_has_its_own_budget() -> None:
+def test_a_hopeless_prompt_after_a_good_one_loses_some_passes_of_the_gain_at_most() -> None:
     pace = GoodputController()
     simulate(pace, World(0.95, 0.1, packed, noise=0.0, slow=0.0), 400)
     assert pace.chosen >= 5
     pace.begin()
-    run = simulate(pace, World(0.0, 0.1, packed, noise=0.0, slow=0.0), 128)
-    assert run.slowdown <= 1.03, run.gammas
+    run = simulate(pace, World(0.0, 0.1, packed, noise=0.0, slow=0.0), 256)
+    assert run.cost <= bound(256, CREDIT), run.gammas
+
+
+def test_answers_that_are_never_drafted_for_well_cost_3_passes_once() -> None:
+    """The bound holds over a conversation: what drafts of this pair are worth need not be found out in every answer."""
+    pace, cost = GoodputController(), 0.0
+    for answer in range(12):
+        pace.begin()
+        run = simulate(pace, World(0.0, 0.1, packed, noise=0.0, slow=0.0, seed=answer), 64)
+        cost += run.cost
+        assert cost <= bound(64 * (answer + 1), ALLOWANCE + 0.13), answer
+    assert cost < 1.02 * 12 * 64
+
+
+def test_a_new_answer_begins_with_what_the_last_ones_were() -> None:
+    """One that pays is drafted for at once, with as long drafts as before; one that never did is not."""
+    for alpha, least in ((0.8, 3), (0.0, 0)):
+        pace = GoodputController()
+        for answer in range(3):
+            pace.begin()
+            simulate(pace, World(alpha, 0.05, packed, noise=0.0, slow=0.0, seed=answer), 200)
+        pace.begin()
+        (gamma,) = pace.budget([0]).depth
+        assert (gamma >= least) if least else (gamma == 0), (alpha, gamma)
+
+
+def test_a_machine_that_becomes_slower_or_faster_is_followed_within_some_rounds() -> None:
+    """Figures that moved by less than 2% leave the curve as it was; others do not."""
+    costs = Costs()
+    for slow in (1.0, 3.0, 0.5):
+        for _ in range(15):
+            costs.add(1, 0, 0, 0.0, slow)
+            costs.add(4, 3, 0, 0.3 * slow, (1.6 if slow > 1 else 1.3) * slow)
+        assert costs.plain == pytest.approx(slow)
+        assert costs.v(4)[3] == pytest.approx(1.6 if slow > 1 else 1.3, rel=0.02)
+        assert costs.c == pytest.approx(0.1)
 
 
 def test_a_fixed_gamma_would_fail_that() -> None:
@@ -447,12 +492,14 @@ def test_it_comes_near_the_better_of_all_and_none(v: Callable[[int], float], c: 
 
 @pytest.mark.parametrize(("v", "c"), [*WHOLE_WORLDS, (unpacked, 0.3)])
 @pytest.mark.parametrize("most", [4, 12, 29])
-def test_an_answer_loses_at_most_two_drafts_and_the_margin(v: Callable[[int], float], c: float, most: int) -> None:
-    """Every draft refused, clocks that tell the truth, counted in passes of the target; two drafts measure."""
+def test_it_loses_at_most_two_drafts_or_3_passes_and_the_margin(v: Callable[[int], float], c: float, most: int) -> None:
+    """Every draft refused, clocks that tell the truth, counted in passes of the target; two drafts measure.
+
+    Cheap ones may be refused until they have cost what any drafter may lose."""
     loss = most * c + v(most + 1) - 1
     for tokens in (1, 32, 128, 512):
         run = simulate(GoodputController(whole=most), World(0.0, c, v, noise=0.0, slow=0.0), tokens)
-        assert run.cost <= 1.02 * tokens + max(2 * loss, 1.0), (tokens, run.gammas)
+        assert run.cost <= 1.02 * tokens + max(2 * loss, ALLOWANCE + loss), (tokens, run.gammas)
         assert tokens < 32 or most in run.gammas
 
 

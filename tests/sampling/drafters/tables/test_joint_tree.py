@@ -187,7 +187,7 @@ def test_it_is_asked_while_that_pays(clock: list[float], path: list[int], second
         calls += len(draft.calls)
         clock[0] += 1.0
         judged(made, ROW, draft, path if draft.tokens.shape[1] else [])
-        most = max(most, made.gain.idle)
+        most = max(most, made.idle)
     assert calls == asked if asked == 40 else calls <= asked
     assert (most == PROBE_EVERY) == (asked < 40)
 
