@@ -203,6 +203,8 @@ class GoodputController:
         draft_s, verify_s = sum(step.draft_s for step in steps), sum(step.verify_s for step in steps)
         self.costs.add(given + 1, paid, self._idle, draft_s, verify_s, called)
         cost = paid * (self.costs.waking if self._idle > 1 else self.costs.c) + self.costs.v(given + 1)[given]
+        if asked and not paid:  # without its model a drafter still takes the time to look things up
+            cost += min(self.costs.c, draft_s / (self.costs.plain or verify_s or 1.0))
         self._account.add(sum(len(step.emitted) for step in steps) / len(steps), cost, self._stake)
         self.rounds += 1
         self._unreferenced = 0 if given == 0 else self._unreferenced + 1
