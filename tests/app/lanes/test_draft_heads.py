@@ -272,7 +272,7 @@ def test_auto_learns_what_a_trained_drafter_costs(
     settings = Settings(max_new_tokens=60, quiet=True, gamma="auto")
     plain = answer(engine, "ar", settings).ids
     engine.forget()
-    engine._costs.clear()
+    engine._paces.clear()
     now, network = [0.0], engine.target.network
     monkeypatch.setattr("utils.timing.time.perf_counter", lambda: now[0])
     lane = engine.lane(name, settings)
@@ -298,7 +298,7 @@ def test_auto_learns_what_a_trained_drafter_costs(
     assert pace.last == engine.last_gamma(settings.changed(compare=("ar", name)))
     assert (pace.chosen > 4) == (name == "plain")  # always right against nearly always wrong
     engine.forget()
-    engine._costs.clear()
+    engine._paces.clear()
 
 
 # -- the program ----------------------------------------------------------------------------------
