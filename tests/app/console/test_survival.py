@@ -264,6 +264,7 @@ def test_each_signal_has_its_exit_code_and_no_line_is_read_after_it(
     catalogue: Path, chats: Path, number: signal.Signals
 ) -> None:
     ran = run_lines(catalogue, FIRST, end_with(number), "never read")
+    assert chats.is_dir(), ran.text
     (file,) = chats.iterdir()
     assert (ran.code, last_line(ran)) == (128 + number, f"the conversation was saved, it goes on with: /load {file}")
     assert "never read" not in ran.text
