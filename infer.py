@@ -1,8 +1,12 @@
 """The one entry: `python infer.py [COMMAND] …`; --help lists the commands. Everything else is in app/."""
 
+import gc
 import os
 import signal
 import sys
+
+# What is made while the program starts stays: looking through it for garbage again and again is a tenth of a start.
+gc.set_threshold(100_000, 50, 50)
 
 # OpenMP's threads wait for each other by spinning. Without a bound a pass takes many times longer as soon as
 # another program wants the cores; with this one it costs nothing measurable on a quiet machine (docs/notes.md).

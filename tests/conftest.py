@@ -16,6 +16,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import pytest
 import torch
 
+# A shell that starts the tests in the background has both ignored, and so would the programs that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
 SLOWEST_FIRST = (
     "sampling/test_identity_real.py",
     "app/console/test_survival.py",
