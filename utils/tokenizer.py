@@ -65,12 +65,12 @@ class FileTokenizer:
         self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> Any:
         """The text of ids, or of one."""
-        if clean_up_tokenization_spaces or not isinstance(ids, int | list | tuple):
-            return self.whole.decode(ids, skip_special_tokens, clean_up_tokenization_spaces=True)
-        if not isinstance(ids, int) and any(not isinstance(one, int) for one in ids):
-            return self.whole.decode(ids, skip_special_tokens)
-        listed = [ids] if isinstance(ids, int) else list(ids)
-        return self.backend_tokenizer.decode(listed, skip_special_tokens=skip_special_tokens)
+        listed = [ids] if isinstance(ids, int) else ids
+        ours = isinstance(listed, list | tuple) and all(isinstance(one, int) for one in listed)
+        if clean_up_tokenization_spaces or not ours:
+            how = {"clean_up_tokenization_spaces": clean_up_tokenization_spaces}
+            return self.whole.decode(ids, skip_special_tokens=skip_special_tokens, **how)
+        return self.backend_tokenizer.decode(list(listed), skip_special_tokens=skip_special_tokens)
 
     def get_vocab(self) -> dict[str, int]:
         vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab()

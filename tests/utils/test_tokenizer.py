@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from app.lanes.pairing import catalogue_in
@@ -105,6 +106,10 @@ def test_what_it_cannot_do_itself_is_asked_of_theirs(folder: Path, theirs: Any) 
     stating = "{{ raise_exception('no') if messages | length > 9 else messages | tojson }}"
     told = found.apply_chat_template(CHAT, tokenize=False, chat_template=stating)
     assert told == theirs.apply_chat_template(CHAT, tokenize=False, chat_template=stating)
+    spaced = torch.tensor(theirs("He said , no .").input_ids)
+    for cleaned in (None, False, True):
+        how = {"clean_up_tokenization_spaces": cleaned}
+        assert found.decode(spaced, **how) == theirs.decode(spaced, **how)
     assert found.padding_side == theirs.padding_side
     assert len(asked) == 1
     with pytest.raises(AttributeError):

@@ -128,11 +128,9 @@ def make_kernels(progress: Progress) -> None:
 def runs_as_one(config: Any) -> bool:
     """Whether a model of `config`, its weights packed, runs as one compiled pass (sampling/models/fused.py). Where it
     would not, its many small products cost more than float32 saves, so its file is converted as ever."""
-    heads = getattr(config, "num_attention_heads", 1)
-    size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
     return (
         config.model_type in _OF_ONE_PASS
-        and not any(width % GROUP for width in (size, config.hidden_size, config.intermediate_size))
+        and not any(width % GROUP for width in (head_size(config), config.hidden_size, config.intermediate_size))
         and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
         and not any(getattr(config, name, None) for name in ("sliding_window", "attention_bias", "mlp_bias"))
         and config.hidden_act in ("silu", "swish")

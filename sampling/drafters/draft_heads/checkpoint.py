@@ -29,6 +29,7 @@ from utils.catalogue.catalogue import FORMAT, head_kind
 from utils.errors import UserError
 from utils.files import write_together
 from utils.kernels.quantized_linear import QuantizedEmbedding
+from utils.loading.packed_gguf import head_size
 
 CONFIG, WEIGHTS, PYTORCH = "config.json", "model.safetensors", "pytorch_model.bin"
 IDS = "lm_head.ids"  # of the reduced vocabulary
@@ -173,7 +174,7 @@ def _completed(
     if target is None:
         raise UserError(f"the drafter {place}: {CONFIG} tells nothing of its target (large_…): load it with its target")
     large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
-    size = found.setdefault("large_head_dim", _head_size(large))
+    size = found.setdefault("large_head_dim", head_size(large))
     found.setdefault("large_hidden_size", large.hidden_size)
     if query.shape[0] % size:
         raise UserError(f"the drafter {place} has queries of {query.shape[0]} numbers: no heads of the target's {size}")
@@ -245,7 +246,7 @@ def _ids(ids: Tensor | None, config: DraftHeadConfig, place: Path) -> Tensor | N
 def check_target(config: DraftHeadConfig, target: nn.Module, place: str | Path) -> None:
     """UserError, with both numbers, if a draft head of this shape cannot draft for `target`."""
     large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
-    size = _head_size(large)
+    size = head_size(large)
     compared = [
         ("a vocabulary of", "ids", config.vocab_size, large.vocab_size, KINDS),
         ("a target of hidden size", "", config.large_hidden_size, large.hidden_size, KINDS[1:]),
@@ -255,11 +256,6 @@ def check_target(config: DraftHeadConfig, target: nn.Module, place: str | Path) 
     for what, unit, theirs, ours, kinds in compared:
         if config.kind in kinds and theirs != ours:
             raise UserError(f"the drafter {place} is for {what} {theirs} {unit}".rstrip() + f", this one has {ours}")
-
-
-def _head_size(large: Any) -> int:
-    """Numbers of one of the target's heads, by its configuration."""
-    return int(getattr(large, "head_dim", None) or large.hidden_size // large.num_attention_heads)
 
 
 def target_rotary(target: nn.Module | None) -> nn.Module | None:
