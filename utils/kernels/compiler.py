@@ -1,16 +1,20 @@
 """Python functions into machine code, once a machine: what numba compiled is kept on disk and mapped at later starts.
 
 A compiled function here takes the address of one record and is run by a team of threads (utils/kernels/team.py). What
-is kept is found by the text of its sources and the versions of the compilers, so that nothing stale is ever run.
+is kept is found by the text of its sources and the versions of the compilers, so that nothing stale is ever run. numba
+compiles one function at a time, so a second process takes its part of what a new machine needs.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import hashlib
+import importlib
 import importlib.metadata
 import mmap
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -78,6 +82,7 @@ class Entry:
     def __init__(self, function: Callable[..., None], arguments: int = 1) -> None:
         self._function, self._arguments = function, arguments
         self._made: Any = None
+        self._elsewhere: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> int:
@@ -87,6 +92,16 @@ class Entry:
                 self._made = self._made or self._compile()
         address: int = self._made.address
         return address
+
+    def compiled_by(self, process: subprocess.Popen[bytes]) -> None:
+        """Whoever asks for the address waits for this process, which leaves the code on disk, and takes it from there;
+        if it failed, the function is compiled here."""
+        self._elsewhere = process
+
+    @property
+    def said(self) -> str:
+        """What :func:`compile_said` finds the function by."""
+        return f"{self._function.__module__}:{self._function.__name__}:{self._arguments}"
 
     @property
     def is_kept(self) -> bool:
@@ -100,8 +115,9 @@ class Entry:
     def _compile(self) -> Any:
         from numba import cfunc, config, types
 
+        if self._elsewhere is not None:
+            self._elsewhere.wait()
         settings: Any = config
-
         signature = types.void(*[types.int64] * self._arguments)
         if _folder is None:
             return cfunc(signature, error_model="numpy")(self._function)
@@ -111,3 +127,32 @@ class Entry:
             return cfunc(signature, error_model="numpy", cache=True)(self._function)
         finally:
             settings.CACHE_DIR = before
+
+
+def compile_beside(*entries: Entry) -> None:
+    """Begin to compile entries in a process of its own, which ends with this one. Needs a folder to keep them in."""
+    assert _folder is not None
+    told = [str(_folder), *(entry.said for entry in entries)]
+    command = [sys.executable, "-c", f"from {__name__} import compile_said; compile_said(*{told!r})"]
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=_HERE.parents[1],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:  # no process is to be had: they are compiled here
+        return
+    atexit.register(process.kill)
+    for entry in entries:
+        entry.compiled_by(process)
+
+
+def compile_said(folder: str, *entries: str) -> None:
+    """Compile functions by their module, name and number of arguments, for another process to find in `folder`."""
+    keep_in(Path(folder))
+    for entry in entries:
+        module, name, arguments = entry.split(":")
+        _ = Entry(vars(importlib.import_module(module))[name], int(arguments)).address

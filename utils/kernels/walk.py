@@ -159,7 +159,7 @@ def _walk(record: int, quotients: int, weights: int) -> None:
         decide(w)
 
 
-_entry = Entry(_walk, 3)
+walk_entry = Entry(_walk, 3)
 _kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)
 
 
@@ -189,7 +189,7 @@ def walk(address: int, count: int, most: int, state: int | None = None, temperat
     fields["logits"], fields["count"], fields["most"], fields["inverse"] = address, count, most, 1 / temperature
     if state is not None:
         fields["draws"], fields["state"] = 1, state
-    _kind(_entry.address)(record.ctypes.data, spare.ctypes.data, spare.ctypes.data + 4 * _BLOCK)
+    _kind(walk_entry.address)(record.ctypes.data, spare.ctypes.data, spare.ctypes.data + 4 * _BLOCK)
     ids, values = fields["ids"][:most].tolist(), fields["values"][:most].tolist()
     return Walk(ids, values, float(fields["mass"]), float(fields["tempered"]), int(fields["drawn"]))
 
@@ -199,12 +199,12 @@ def _over_noise(state: int, count: int, probs: int, result: int) -> None:
         put_float(result + 4 * place, get_float(probs + 4 * place) / float32(uniform(state, place)))
 
 
-_over = Entry(_over_noise, 4)
+over_entry = Entry(_over_noise, 4)
 _over_kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 
 def over_noise(state: int, probs: Tensor) -> np.ndarray:
     """[V] float32: probs [V] (contiguous float32) over the uniform numbers of the stream in this (signed) state."""
     result = np.empty(len(probs), np.float32)
-    _over_kind(_over.address)(state, len(probs), probs.data_ptr(), result.ctypes.data)
+    _over_kind(over_entry.address)(state, len(probs), probs.data_ptr(), result.ctypes.data)
     return result

@@ -118,11 +118,13 @@ def load_packed(
 def make_kernels(progress: Progress) -> None:
     """Compile what every product needs, behind a line of progress, unless this machine's user has it already."""
     keep_in(cache_folder() / "compiled")
+    from utils.kernels.compiler import compile_beside
     from utils.kernels.products import columns_entry
+    from utils.kernels.walk import over_entry, walk_entry
 
     if not columns_entry.is_kept:
         progress("compiling the kernels, once on this machine", None)
-    _ = columns_entry.address
+        compile_beside(columns_entry, walk_entry, over_entry)
 
 
 def runs_as_one(config: Any) -> bool:
