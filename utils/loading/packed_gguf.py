@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from utils.files import replacing, write_text
 from utils.kernels.blocks import GROUP, LAYOUTS, TYPES, lossless, pack, read_blocks
-from utils.kernels.compiler import keep_in
+from utils.kernels.compiler import compile_beside, keep_in
 from utils.kernels.instruction_sets import instruction_set
 from utils.kernels.packed_linear import unpacked_copy
 from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedLinear
@@ -116,13 +116,13 @@ def load_packed(
 
 
 def make_kernels(progress: Progress) -> None:
-    """Compile what every product needs, behind a line of progress, unless this machine's user has it already."""
+    """Begin to compile what products need, behind a line of progress, unless this machine's user has it already."""
     keep_in(cache_folder() / "compiled")
-    from utils.kernels.compiler import compile_beside
     from utils.kernels.products import columns_entry
-    from utils.kernels.walk import over_entry, walk_entry
 
     if not columns_entry.is_kept:
+        from utils.kernels.walk import over_entry, walk_entry
+
         progress("compiling the kernels, once on this machine", None)
         compile_beside(columns_entry, walk_entry, over_entry)
 
