@@ -16,6 +16,7 @@ from sampling.gamma.chances import Chances
 WEIGHT = 0.3  # of the newest outcome in the quick mean
 PRIOR = 0.85
 SHIFT = 0.5  # quick and steady mean so far apart: the text has changed
+LATER = 64  # rounds that are taken in at once, at most
 BORROWED = 6.0  # outcomes that the position before is worth as a guess for this one
 
 
@@ -45,6 +46,7 @@ class Acceptance:
         self._given = [chances.of(("given", place), 1.0) for place in range(limit)]
         self._quick: list[float | None] = [None] * limit
         self._alphas: list[float] = []
+        self._new: list[Sequence[Step]] = []  # rounds that nobody has asked about yet
 
     def begin(self) -> None:
         """A new answer: another text."""
@@ -53,11 +55,19 @@ class Acceptance:
 
     def learn(self, steps: Sequence[Step]) -> None:
         """One round, a Step a row; of a tree the chain that its siblings stand beside counts."""
-        self.add([(step.gamma, chain_accepted(step), step.token is None) for step in steps])
-        # One row that drafts makes the pass wide for all.
-        asked, given = max(step.gamma for step in steps), max(step.length for step in steps)
-        for place, one in enumerate(self._given[:asked]):
-            one.learn(float(given > place))
+        self._new.append(steps)
+        if len(self._new) == LATER:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Take in what came since somebody last asked: who judges a tree's nodes one by one seldom does."""
+        rounds, self._new = self._new, []
+        for steps in rounds:
+            self.add([(step.gamma, chain_accepted(step), step.token is None) for step in steps])
+            # One row that drafts makes the pass wide for all.
+            asked, given = max(step.gamma for step in steps), max(step.length for step in steps)
+            for place, one in enumerate(self._given[:asked]):
+                one.learn(float(given > place))
 
     def add(self, outcomes: Sequence[tuple[int, int, bool]]) -> None:
         """One round of one or more rows: (asked, accepted, ended) of each.
@@ -81,6 +91,7 @@ class Acceptance:
     @property
     def alphas(self) -> list[float]:
         """The estimates, first position first."""
+        self.catch_up()
         if not self._alphas:
             self._alphas = self._until(len(self._held))
         return self._alphas
@@ -95,6 +106,7 @@ class Acceptance:
     @property
     def given(self) -> list[float]:
         """P(position j is drafted | j is asked for): 1 for a drafter that always drafts."""
+        self.catch_up()
         return [one.value for one in self._given]
 
     def _learn(self, place: int, outcome: float) -> None:

@@ -1,10 +1,10 @@
 """What rounds cost here, learned from the rounds themselves: c and v(n).
 
 c = seconds a drafted token / seconds of a 1-token target pass, v(n) = T_target(n) / T_target(1).
-Machines are shared and disturbances only make a pass slower, so every figure is the lower third of
-the latest samples (of two and three the least), a width counts as measured only after two passes, a
-narrow pass is never dearer than a wider one, and one over n tokens never than n passes. Knows no
-tokens and no acceptance.
+Machines are shared: passes last a fifth more or less from second to second, now and then one lasts many times as long.
+So every time is taken relative to how slow passes are at the moment, whatever their width, and every figure is the
+median of the latest such times (of two and three the least). A width counts as measured only after two passes, a narrow
+pass is never dearer than a wider one, and one over n tokens never than n passes. Knows no tokens and no acceptance.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import accumulate
+from math import exp, log
 
 KEPT = 15  # latest samples of each figure
 TWICE = 2  # samples that make a measurement: of two the faster one counts
@@ -22,6 +23,44 @@ DISTURBED = 1.15  # T(1) over the least T(n) from which on T(1) is not believed
 ENOUGH = 4  # measured up to this width, the measured slope replaces the guessed one
 IDLE = 2  # undrafted rounds after which a drafter has catching up to do
 STALE = 0.02  # how far a width's figure may move before the curve is drawn anew
+NEWEST = 0.4
+ODD = 0.7  # a pass that lasts e^ODD times as long as expected is odd: it says something only together with the next
+BACK = 0.02  # what the moment's share of a slower machine loses from pass to pass: in the end it is the machine's
+
+
+class _Moment:
+    """How slow passes are now, as a factor on what their widths took in the mean."""
+
+    def __init__(self) -> None:
+        self._log, self._odd = 0.0, False
+        self.slowness = 1.0
+
+    def learn(self, factor: float) -> None:
+        """A pass took `factor` times what its width takes."""
+        found = log(factor)
+        odd = abs(found - self._log) > ODD
+        if odd and not self._odd:
+            self._odd = True
+            return
+        self._log = (1 - BACK) * (found if odd else self._log + NEWEST * (found - self._log))
+        self._odd, self.slowness = False, exp(self._log)
+
+
+class _Times:
+    """The latest samples of one figure, and what they say: their median, of two and three the least."""
+
+    __slots__ = ("_latest", "middle")
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=KEPT)
+        self.middle = 0.0
+
+    def __len__(self) -> int:
+        return len(self._latest)
+
+    def add(self, seconds: float) -> None:
+        self._latest.append(seconds)
+        self.middle = sorted(self._latest)[(len(self) - 1) // 2 if len(self) > 3 else 0]
 
 
 class Costs:
@@ -35,13 +74,15 @@ class Costs:
         if any(value <= 0 for value in seeds.values()) or (c is not None and c < 0):
             raise ValueError(f"costs must be positive, got c {c} and v {dict(seeds)}")
         self._seeded_c, self._seeds = c, seeds
-        self._passes: dict[int, deque[float]] = {}  # width n → seconds of the latest passes
-        self._lows: dict[int, float] = {}  # their lower thirds
-        self._drawn: dict[int, float] = {}  # those of them that the curve was drawn with
-        self._plain: float | None = None
-        self._drafting: deque[float] = deque(maxlen=KEPT)  # seconds a drafted token
+        self._moment = _Moment()
+        # All times are over the moment's slowness.
+        self._passes: dict[int, _Times] = {}  # by width n
+        self._widest = 1  # of those that count as measured
+        self._drawn: dict[int, float] = {}  # what the curve was drawn with
+        self._one: float | None = None  # a 1-token pass
+        self._drafting = _Times()  # a drafted token
         self._calling = False  # whether those are of rounds in which the drafter ran a model
-        self._waking: deque[float] = deque(maxlen=KEPT)  # seconds a drafted token of a drafter that was idle
+        self._waking = _Times()  # a drafted token of a drafter that was idle
         self._prior = _Curve({1: 1.0, **seeds})
         self._batches: dict[int, Costs] = {1: self}
         self._v: list[float] = []  # the curve as it was drawn last
@@ -74,34 +115,38 @@ class Costs:
         a model; where it sometimes does (tables with a trained drafter behind them), c is that of those rounds.
         """
         if called and not self._calling:
-            self._calling = True
-            self._drafting.clear()
-            self._waking.clear()
+            self._calling, self._drafting, self._waking = True, _Times(), _Times()
         if verify_s > 0:
-            laps = self._passes.setdefault(width, deque(maxlen=KEPT))
-            laps.append(verify_s)
-            self._lows[width] = low = _low(laps)
+            laps = self._passes.setdefault(width, _Times())
+            if len(laps) >= TWICE:
+                self._moment.learn(verify_s / laps.middle)
+            laps.add(verify_s / self._moment.slowness)
+            if len(laps) == TWICE:
+                self._widest = max(self._widest, width)
             # The curve is drawn anew when that changes something: most rounds repeat what is known.
-            if len(laps) <= TWICE or abs(low - self._drawn.get(width, 0.0)) > STALE * low:
-                self._v, self._plain = [], None
+            if len(laps) <= TWICE or abs(laps.middle - self._drawn.get(width, 0.0)) > STALE * laps.middle:
+                self._v, self._one = [], None
         if drafted and draft_s >= 0 and called >= self._calling:
-            (self._waking if idle >= IDLE else self._drafting).append(draft_s / drafted)
+            (self._waking if idle >= IDLE else self._drafting).add(draft_s / drafted / self._moment.slowness)
 
     @property
     def plain(self) -> float | None:
-        """Seconds of a 1-token target pass; None before any pass was timed.
+        """Seconds of a 1-token target pass now; None before any pass was timed."""
+        one = self._plain
+        return None if one is None else one * self._moment.slowness
 
-        A wider pass is never faster: where wider ones were faster by far, the narrow ones were disturbed.
-        """
-        if self._plain is None and self._passes:
-            self._plain, self._drawn = self._narrow(), dict(self._lows)
-        return self._plain
+    @property
+    def _plain(self) -> float | None:
+        """A wider pass is never faster: where wider ones were faster by far, the narrow ones were disturbed."""
+        if self._one is None and self._passes:
+            self._one, self._drawn = self._narrow(), {n: laps.middle for n, laps in self._passes.items()}
+        return self._one
 
     def _narrow(self) -> float:
         if 1 not in self._passes:
-            return min(low / self._prior(n) for n, low in self._lows.items())
-        own = self._lows[1]
-        least = min((self._lows[n] for n, laps in self._passes.items() if len(laps) >= TWICE), default=own)
+            return min(laps.middle / self._prior(n) for n, laps in self._passes.items())
+        own = self._passes[1].middle
+        least = min((laps.middle for laps in self._passes.values() if len(laps) >= TWICE), default=own)
         return own if own <= DISTURBED * least else least
 
     @property
@@ -122,13 +167,12 @@ class Costs:
     @property
     def drafting_known(self) -> bool:
         """Whether c was measured (or given) rather than guessed."""
-        return self._seeded_c is not None or (len(self._drafting) >= TWICE and self.plain is not None)
+        return self._seeded_c is not None or (len(self._drafting) >= TWICE and bool(self._passes))
 
     @property
     def reach(self) -> int:
         """The widest pass that was measured or given; 1 at first."""
-        measured = [n for n, laps in self._passes.items() if len(laps) >= TWICE and self.references]
-        return max([1, *self._seeds, *measured])
+        return max(self._widest if self.references else 1, *self._seeds, 1)
 
     def v(self, limit: int) -> list[float]:
         """v(1) … v(`limit`): measured widths, straight lines between them, the seed's or a guessed slope beyond."""
@@ -137,19 +181,19 @@ class Costs:
         return self._v[:limit]
 
     def _table(self, limit: int) -> list[float]:
-        plain = self.plain
+        plain = self._plain
         anchors = {1: 1.0}
         if plain:
             for n, laps in sorted(self._passes.items()):
                 if n > 1 and len(laps) >= TWICE:
-                    anchors[n] = min(float(n), max(1.0, self._lows[n] / plain))
+                    anchors[n] = min(float(n), max(1.0, laps.middle / plain))
         found = _Curve(anchors, self._prior)
         widest = max(limit, *anchors)
         return list(accumulate((found(n) for n in range(widest, 0, -1)), min))[::-1]
 
-    def _relative(self, samples: deque[float], unknown: float) -> float:
-        plain = self.plain
-        return _low(samples) / plain if plain and len(samples) >= TWICE else unknown
+    def _relative(self, samples: _Times, unknown: float) -> float:
+        plain = self._plain
+        return samples.middle / plain if plain and len(samples) >= TWICE else unknown
 
 
 def pass_times(seconds: Mapping[int, float]) -> Callable[[int], float]:
@@ -164,11 +208,6 @@ def pass_times(seconds: Mapping[int, float]) -> Callable[[int], float]:
         return lambda n: first
     costs = Costs(table={n: one / first for n, one in seconds.items()})
     return lambda n: first * costs.v(n)[n - 1]
-
-
-def _low(samples: deque[float]) -> float:
-    """The lower third: of two and three samples the least, of 15 the fifth."""
-    return sorted(samples)[(len(samples) - 1) // 3]
 
 
 class _Curve:

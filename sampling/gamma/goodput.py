@@ -118,6 +118,7 @@ class GoodputController:
 
     def begin(self) -> None:
         """A new answer: another text. What passes cost and may still be lost stays; chances become a first guess."""
+        self.acceptance.catch_up()
         self.chances.begin()
         self.acceptance.begin()
         self._since, self._again = COOLDOWN, False
@@ -197,15 +198,21 @@ class GoodputController:
 
     def observe(self, steps: list[Step], predicted: float = 0.0) -> None:
         """A round is over, a Step a row: learn from it."""
-        asked, given = max(step.gamma for step in steps), max(len(step.drafted) for step in steps)
-        called = any(len(step.calls) > 1 for step in steps)  # the target's own call is always there
-        paid = self._paid(max(1, *map(self._paid_for, steps)), called) if asked else 0
-        draft_s, verify_s = sum(step.draft_s for step in steps), sum(step.verify_s for step in steps)
+        asked = given = longest = tokens = 0
+        draft_s = verify_s = 0.0
+        called = False
+        for step in steps:
+            asked, given = max(asked, step.gamma), max(given, len(step.drafted))
+            longest = max(longest, self._paid_for(step))
+            tokens += len(step.path) + (step.token is not None)
+            draft_s, verify_s = draft_s + step.draft_s, verify_s + step.verify_s
+            called = called or len(step.calls) > 1  # the target's own call is always there
+        paid = self._paid(max(1, longest), called) if asked else 0
         self.costs.add(given + 1, paid, self._idle, draft_s, verify_s, called)
         cost = paid * (self.costs.waking if self._idle > 1 else self.costs.c) + self.costs.v(given + 1)[given]
         if asked and not paid:  # without its model a drafter still takes the time to look things up
             cost += min(self.costs.c, draft_s / (self.costs.plain or verify_s or 1.0))
-        self._account.add(sum(len(step.emitted) for step in steps) / len(steps), cost, self._stake)
+        self._account.add(tokens / len(steps), cost, self._stake)
         self.rounds += 1
         self._unreferenced = 0 if given == 0 else self._unreferenced + 1
         if asked == 0:

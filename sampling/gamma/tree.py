@@ -51,7 +51,7 @@ class BestFirstController(GoodputController):
         if not self.costs.drafting_known:
             return found
         v = self.costs.v(found.depth[0] + 1)
-        return replace(found, costs=NodeCosts(v, self._trust.value, self._rate.value))
+        return Budget(found.depth, costs=NodeCosts(v, self._trust.value, self._rate.value))
 
     def _priced(self, drafted: int) -> int:
         """A round's drafting costs the same whatever it drafts."""
@@ -65,9 +65,9 @@ class BestFirstController(GoodputController):
         if len(steps) == 1:
             (step,) = steps
             self._trust.learn(len(step.path) * (predicted > 0), predicted)
-            plain = self.costs.plain or step.verify_s
-            time = self.costs.v(len(step.drafted) + 1)[-1] + (step.draft_s + step.sample_s) / plain
-            self._rate.learn(len(step.emitted), time)
+            plain, width = self.costs.plain or step.verify_s, len(step.drafted)
+            time = self.costs.v(width + 1)[width] + (step.draft_s + step.sample_s) / plain
+            self._rate.learn(len(step.path) + (step.token is not None), time)
         super().observe(steps, predicted)
 
 

@@ -19,7 +19,8 @@ the tokens before them, as in token recycling (Luo et al., arXiv 2408.08696: by 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -68,12 +69,20 @@ def worthwhile(paths: Sequence[float], costs: NodeCosts | None) -> int:
     return max(counts, key=lambda n: costs.trust * sums[n] - costs.rate * costs.v[n])
 
 
-def may_grow(path: float, taken: int, costs: NodeCosts | None) -> bool:
-    """Whether :func:`worthwhile` could still take more than `taken` nodes if none behind them is likelier than this."""
-    if costs is None:
-        return True
-    counts = range(taken + 1, len(costs.v))
-    return any(costs.trust * path * (n - taken) > costs.rate * (costs.v[n] - costs.v[taken]) for n in counts)
+def likely_enough(costs: NodeCosts) -> list[float]:
+    """By the nodes that are taken: what the path of a further one must exceed, or :func:`worthwhile` takes no number of
+    further ones of which none is likelier."""
+    believed = costs.rate / costs.trust if costs.trust > 0 else math.inf
+    return [believed * slope for slope in _gentlest(tuple(costs.v))]
+
+
+@lru_cache(maxsize=8)
+def _gentlest(v: tuple[float, ...]) -> list[float]:
+    """By the nodes of a pass: the least that each of some further ones adds to it; ∞ where it holds no more."""
+    return [
+        min(((v[n] - here) / (n - taken) for n in range(taken + 1, len(v))), default=math.inf)
+        for taken, here in enumerate(v)
+    ]
 
 
 class Recalled:
@@ -192,45 +201,65 @@ class TableTreeDrafter(TablesDrafter):
         self, index: MatchIndex, tail: list[int], budget: Budget, noise: Noise | None, offered: list[Found]
     ) -> list[_Offer]:
         """The nodes, the likeliest path first, as far as they may be worth while; `offered` behind the root."""
+        most, floors = budget.depth[0], likely_enough(budget.costs) if budget.costs else [-1.0] * budget.depth[0]
+        lowest = [*accumulate(reversed(floors), min)][::-1]  # what no node behind may be below
         offers: list[_Offer] = []
         taken: list[_Offer] = []
-        order = 0
+        order = count = 0
         at = _Offer(-1.0, 0, -1, -1, Found(-1, 0, 1.0), tail)  # the root, then the node taken last
-        while len(taken) < budget.depth[0] and may_grow(at.path, len(taken), budget.costs):
+        while count < min(most, len(floors)) and -at.less > floors[count]:
+            above, least = -at.less, max(self.least, lowest[count])
             if taken:
                 tail = [*at.tail[1 - self._reach :], at.found.token]
-                offered = favoured(self._offered(index, tail), noise, at.depth + 1)
+                offered = self._offered(index, tail, least / above if noise is None else 0.0)
+                offered = favoured(offered, noise, at.depth + 1)
             for found in offered:
-                if (path := at.path * found.p) >= self.least:
+                if (path := above * found.p) >= least:
                     order += 1
-                    heappush(offers, _Offer(-path, order, len(taken) - 1, at.depth + 1, found, tail))
-            if not offers or not may_grow(offers[0].path, len(taken), budget.costs):
+                    heappush(offers, _Offer(-path, order, count - 1, at.depth + 1, found, tail))
+            if not offers or -offers[0].less <= floors[count]:
                 break
             at = heappop(offers)
             if not self._trees:
                 offers.clear()  # what stands beside it
             taken.append(at)
+            count += 1
         return taken
 
-    def _offered(self, index: MatchIndex, tail: list[int]) -> list[Found]:
+    def _offered(self, index: MatchIndex, tail: list[int], least: float = 0.0) -> list[Found]:
         """Every token that some context offers, in the order in which a chain would believe them; a later one counts
-        for what those before it leave. Answers that are over are believed where the tables say less of a token."""
-        sure, unsure = list[tuple[int, int, float]](), list[tuple[int, int, float]]()
-        for size, token in index.every(tail):
-            (sure if size >= self.sure_match else unsure).append((token, MATCH, CHANCE[size]))
-        longer, bigrams = self._of_tables(tail)
-        recalled = (self._from_recalled(tail, 2), self._from_recalled(tail, 1))
-        if said := self._said(tail):
-            told = {token: p for token, _, p in longer}
-            known = [found for found in said if found.p > told.get(found.token, 0.0)]
-            sure = sorted([*sure, *known], key=lambda one: -one[2])
+        for what those before it leave. Answers that are over are believed where the tables say less of a token.
+
+        Nothing is looked up any more once less than `least` is left.
+        """
         left, offered = 1.0, dict[int, Found]()
-        for part in (sure, longer, recalled[0], unsure, bigrams, recalled[1]):
+        for part in self._parts(index, tail):
             for token, source, p in part:
                 if token not in offered and left > 0:
                     offered[token] = Found(token, source, left * p)
                     left *= 1 - p
+            if left < least:
+                break
         return list(offered.values())
+
+    def _parts(self, index: MatchIndex, tail: list[int]) -> Iterator[Sequence[tuple[int, int, float]]]:
+        """(token, source, chance) by where they are known from, the ones to believe first."""
+        sure, unsure = list[tuple[int, int, float]](), list[tuple[int, int, float]]()
+        for size, token in index.every(tail):
+            (sure if size >= self.sure_match else unsure).append((token, MATCH, CHANCE[size]))
+        said = self._said(tail)
+        if not said:
+            yield sure
+        longer, bigrams = self._of_tables(tail)
+        if said:
+            told = {token: p for token, _, p in longer}
+            known = [found for found in said if found.p > told.get(found.token, 0.0)]
+            yield sorted([*sure, *known], key=lambda one: -one[2])
+        yield longer
+        yield self._from_recalled(tail, 2)
+        yield unsure
+        yield bigrams
+        yield self._from_recalled(tail, 1)
 
     def _of_tables(self, tail: list[int]) -> tuple[list[Found], list[Found]]:
         """What the tables offer behind two tokens and more, and behind one. They never change: what a round has looked

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling.drafters.tables.tree import may_grow, worthwhile
+from sampling.drafters.tables.tree import likely_enough, worthwhile
 from sampling.events import Step
 from sampling.gamma.acceptance_estimate import chain_accepted
 from sampling.gamma.tree import BestFirstController, Rescue, SidewaysController
@@ -133,18 +133,15 @@ def test_a_tree_that_stops_growing_keeps_what_it_would_have_kept(
     falling = sorted((chance / 100 for chance in chances), reverse=True)
     v = tuple(1.0 + sum(steps[:count]) / 100 for count in range(len(steps)))
     costs = NodeCosts(trust=trust / 100, v=v, rate=rate / 100)
-    grown = next((count for count, chance in enumerate(falling) if not may_grow(chance, count, costs)), len(falling))
+    least = [*likely_enough(costs), *[float("inf")] * len(falling)]
+    grown = next((count for count, chance in enumerate(falling) if chance <= least[count]), len(falling))
     assert worthwhile(falling[:grown], costs) == worthwhile(falling, costs)
 
 
 def test_a_tree_stops_growing_by_hand() -> None:
     """rate 2, v 1, 1.1, 1.2, 1.9, trust ½: a node behind the first must bring .2, two of them 1.6."""
     costs = NodeCosts(trust=0.5, v=(1.0, 1.1, 1.2, 1.9), rate=2.0)
-    assert may_grow(0.41, 1, costs)
-    assert not may_grow(0.39, 1, costs)
-    assert not may_grow(0.99, 2, costs)  # the last node costs 1.4
-    assert not may_grow(0.99, 3, costs)  # the pass holds no more
-    assert may_grow(0.01, 50, None)  # nothing known of costs: all may stay
+    assert likely_enough(costs)[1:] == [pytest.approx(0.4), pytest.approx(2.8), float("inf")]  # the pass holds no more
 
 
 def expanded(v: V, taken: float, alpha: float = 0.3, c: float = 0.07, rounds: int = 300) -> list[tuple[int, int]]:
