@@ -24,7 +24,6 @@ from utils.kernels.blocks import COLUMNS, GROUP
 from utils.kernels.compiler import put_away
 from utils.kernels.instruction_sets import instruction_set
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
-from utils.kernels.team import run
 from utils.loading.packed_gguf import PackedModel, head_size
 
 FAMILIES = (*llama.FAMILIES, "Qwen3ForCausalLM")
@@ -167,6 +166,11 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+_CHANGING = (
+    *("turns", "rows", "kept", "fed", "batch", "slots", "row", "keys", "values", "logits", "states", "states_row"),
+)
+
+
 class FusedNetwork:
     """A model that :func:`supports` takes. One pass runs at a time; other threads of the interpreter wait for it.
 
@@ -203,7 +207,8 @@ class FusedNetwork:
         self._turns = torch.empty(0, self._size)
         self._function = whole_pass.address
         self._record = PassRecord(PASS, (self._hidden, self._inner, self._heads, self._shared, self._size))
-        self._table = self._record.describe(trunk.layers, model.lm_head)
+        self._table, self._between = self._record.describe(trunk.layers, model.lm_head), False  # states between layers
+        self._changing = [self._record.places[name] for name in _CHANGING]
         self._width = len(model.lm_head.packed.data) * COLUMNS
         constants = np.array([config.rms_norm_eps, self._size**-0.5], np.float32)
         self._record.held.append(constants)
@@ -250,25 +255,18 @@ class FusedNetwork:
                 if states is None
                 else {one: states.data_ptr() + 4 * self._hidden * place for place, one in enumerate(wanted)}
             )
-            self._table["states"] = [places.get(layer, 0) for layer in range(self.layers)]
+            if self._between or any(layer >= 0 for layer in wanted):
+                self._table["states"] = [places.get(layer, 0) for layer in range(self.layers)]
+                self._between = True
             self._record.prepare(count * fed, count * keep, seen)
             if (last := int(depths.max())) >= len(self._turns):
                 self._turns = torch.cat([self._turns, *self._angles(len(self._turns), last + 1)])
-            self._record.set(
-                turns=self._turns.data_ptr(),
-                rows=count * fed,
-                kept=keep,
-                fed=fed,
-                batch=cache.keys.shape[1],
-                slots=cache.slots,
-                row=rows.ctypes.data,
-                keys=cache.keys.data_ptr(),
-                values=cache.values.data_ptr(),
-                logits=logits.data_ptr(),
-                states=places.get(-1, 0),
-                states_row=len(wanted) * self._hidden,
+            self._record.values[self._changing] = (
+                *(self._turns.data_ptr(), count * fed, keep, fed, cache.keys.shape[1], cache.slots, rows.ctypes.data),
+                *(cache.keys.data_ptr(), cache.values.data_ptr(), logits.data_ptr()),
+                *(places.get(-1, 0), len(wanted) * self._hidden),
             )
-            run(self._function, self._record.record, torch.get_num_threads())
+            self._record.run(self._function, torch.get_num_threads())
             cache.length += fed
         return logits[..., : self.vocab_size], states
 

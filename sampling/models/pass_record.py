@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from utils.kernels.quantized_linear import QuantizedLinear
-from utils.kernels.team import TEAM, introduce
+from utils.kernels.team import TEAM, Team
 
 BLOCK = 16  # slots whose keys lie side by side
 FEW = 4  # rows that every thread norms for itself
@@ -64,7 +64,7 @@ class PassRecord:
         self._scratch: dict[str, Tensor] = {}
         self._prepared: tuple[int, ...] = ()
         self._more = np.zeros(0, np.int64)
-        introduce(self.record)
+        self.run = Team(self.record).run
         hidden, inner, heads, shared, size = sizes
         self.set(hidden=hidden, inner=inner, heads=heads, shared=shared, size=size)
 

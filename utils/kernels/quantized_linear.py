@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from utils.kernels.blocks import COLUMNS, GROUP, LAYOUTS, Codes, Layout, dequantised, pack
 from utils.kernels.compiler import at_hand
 from utils.kernels.packed_linear import packable
-from utils.kernels.team import introduce, run
+from utils.kernels.team import Team
 
 KINDS = ("q4", "q8")  # what float weights are rounded to here, in groups of 32; "q4" leaves the table and head 8 bits
 _PIECE = 4096  # rows of a weight that are rounded at a time
@@ -111,7 +111,7 @@ class PackedWeight:
                 ids=ids.data_ptr(),
                 result=result.data_ptr(),
             )
-            run(looked_up.address, record, torch.get_num_threads())
+            Team(record).run(looked_up.address, torch.get_num_threads())
         return result
 
 
@@ -150,6 +150,7 @@ class _Product:
             narrow=int(narrow),
             columns=(narrow_columns_entry if narrow else columns_entry).address,
         )
+        self._team = Team(self._record)
 
     def __call__(self, x: Tensor, result: Tensor) -> None:
         from utils.kernels.products import ROWS, room
@@ -163,18 +164,11 @@ class _Product:
         record = self._record
         record["rows"], record["x"], record["result"] = len(x), x.data_ptr(), result.data_ptr()
         record["activations"] = activations.data_ptr()
-        run(self._function, record, torch.get_num_threads())
-
-
-@functools.cache
-def _blank(kind: np.dtype) -> np.ndarray:
-    record = np.zeros(1, kind)
-    introduce(record)
-    return record
+        self._team.run(self._function, torch.get_num_threads())
 
 
 def _filled(kind: np.dtype, /, **values: int) -> np.ndarray:
-    record = _blank(kind).copy()
+    record = np.zeros(1, kind)
     for name, value in values.items():
         record[name] = value
     return record

@@ -79,29 +79,35 @@ class Pace:
 _pace = Pace()
 
 
-def introduce(record: np.ndarray) -> None:
-    """Fill a record's TEAM fields, but for `meeting`, which every run makes anew."""
-    library = openmp()
-    libc = ctypes.CDLL(None)
-    record["thread_number"] = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p).value  # type: ignore[union-attr]
-    record["team_size"] = ctypes.cast(library.omp_get_num_threads, ctypes.c_void_p).value  # type: ignore[union-attr]
-    record["sleep"] = ctypes.cast(libc.usleep, ctypes.c_void_p).value
+@functools.cache
+def _addresses() -> tuple[int | None, ...]:
+    library: Any = openmp()
+    functions = library.omp_get_thread_num, library.omp_get_num_threads, ctypes.CDLL(None).usleep
+    return tuple(ctypes.cast(one, ctypes.c_void_p).value for one in functions)
 
 
-def run(function: int, record: np.ndarray, threads: int) -> None:
-    """Run the compiled `function` (its address) on a team of up to `threads` threads; returns when all are done.
+class Team:
+    """Runs compiled functions on `record`, whose TEAM fields it fills; one at a time: that is its owner's affair."""
 
-    The interpreter's lock is given back meanwhile. One run at a time of one record: that is its owner's affair.
-    """
-    meeting = np.zeros(16, np.int64)  # who has come, naps taken: cache lines of their own
-    record["meeting"] = meeting.ctypes.data
-    began = time.perf_counter()
-    if _alone or _pace.threads(threads, began) == 1:
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(record.ctypes.data)
-        return
-    openmp().GOMP_parallel(function, record.ctypes.data, threads, 0)  # type: ignore[union-attr]
-    ended = time.perf_counter()
-    _pace.ran(int(meeting[8]), ended - began, ended)
+    def __init__(self, record: np.ndarray) -> None:
+        self._meeting = np.zeros(16, np.int64)  # who has come, naps taken: cache lines of their own
+        self._record, self._address = record, record.ctypes.data
+        record["thread_number"], record["team_size"], record["sleep"] = _addresses()
+        record["meeting"] = self._meeting.ctypes.data
+
+    def run(self, function: int, threads: int) -> None:
+        """Run the compiled `function` (its address) on up to `threads` threads; returns when all are done.
+
+        The interpreter's lock is given back meanwhile.
+        """
+        self._meeting.fill(0)
+        began = time.perf_counter()
+        if _alone or _pace.threads(threads, began) == 1:
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(self._address)
+            return
+        openmp().GOMP_parallel(function, self._address, threads, 0)  # type: ignore[union-attr]
+        ended = time.perf_counter()
+        _pace.ran(int(self._meeting[8]), ended - began, ended)
 
 
 def _forked() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,16 +42,24 @@ NEAR = 1e-4  # quotients so near each other, relatively, are told apart by the s
 _BLOCK, _RIVALS = 256, 256  # ids whose noise is made at a time; that may still win a race
 _ABOVE_ALL = float32(1 - 2.0**-24)  # no uniform number is larger, in 32 bits
 
-WALK = np.dtype(
-    [
-        *((name, np.int64) for name in ("logits", "count", "most", "draws", "state", "drawn", "rival_count")),
-        *((name, np.float32) for name in ("inverse", "mass", "tempered", "unused")),
-        ("ids", np.int64, MOST),
-        ("values", np.float32, MOST),
-        ("rivals", np.int64, _RIVALS),
-    ]
-)
-_walk_at = record_at(WALK)
+
+
+class _Record(ctypes.Structure):
+    """What a walk is told and tells, and what it works in."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("logits", "count", "most", "draws", "state", "drawn", "rival_count")),
+        *((name, ctypes.c_float) for name in ("inverse", "mass", "tempered", "unused")),
+        ("ids", ctypes.c_int64 * MOST),
+        ("values", ctypes.c_float * MOST),
+        ("rivals", ctypes.c_int64 * _RIVALS),
+        ("quotients", ctypes.c_float * _BLOCK),
+        ("weights", ctypes.c_float * _BLOCK),
+    )
+
+
+_walk_at = record_at(np.dtype(_Record))
+_QUOTIENTS, _WEIGHTS = _Record.quotients.offset, _Record.weights.offset
 
 
 @compiled
@@ -146,7 +155,7 @@ def decide(w: Any) -> None:
         w.drawn = -1
 
 
-def _walk(record: int, quotients: int, weights: int) -> None:
+def _walk(record: int) -> None:
     w = _walk_at(record)
     find_largest(w)
     if w.ids[0] < 0:
@@ -155,12 +164,17 @@ def _walk(record: int, quotients: int, weights: int) -> None:
     add_up(w)
     w.drawn = w.ids[0]
     if w.draws and w.mass == w.mass:
-        collect(w, quotients, weights)
+        collect(w, record + _QUOTIENTS, record + _WEIGHTS)
         decide(w)
 
 
-walk_entry = Entry(_walk, 3)
-_kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)
+walk_entry = Entry(_walk)
+
+
+@cache
+def _function(address: int, arguments: int) -> Any:
+    """The compiled function at an address, to be called from Python."""
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * arguments)(address)
 
 
 class Walk(NamedTuple):
@@ -184,14 +198,9 @@ def walk(address: int, count: int, most: int, state: int | None = None, temperat
     """Over `count` float32 logits at an address, a multiple of 16: the `most` largest, up to 16, and with a (signed)
     `state` of the noise the draw at this temperature, without one the largest. `mass` is NaN where a logit is, where
     one is infinite, and where nothing is possible."""
-    record, spare = np.zeros(1, WALK), np.empty(2 * _BLOCK, np.float32)
-    fields = record[0]
-    fields["logits"], fields["count"], fields["most"], fields["inverse"] = address, count, most, 1 / temperature
-    if state is not None:
-        fields["draws"], fields["state"] = 1, state
-    _kind(walk_entry.address)(record.ctypes.data, spare.ctypes.data, spare.ctypes.data + 4 * _BLOCK)
-    ids, values = fields["ids"][:most].tolist(), fields["values"][:most].tolist()
-    return Walk(ids, values, float(fields["mass"]), float(fields["tempered"]), int(fields["drawn"]))
+    w = _Record(address, count, most, state is not None, state or 0, inverse=1 / temperature)
+    _function(walk_entry.address, 1)(ctypes.addressof(w))
+    return Walk(w.ids[:most], w.values[:most], w.mass, w.tempered, w.drawn)
 
 
 def _over_noise(state: int, count: int, probs: int, result: int) -> None:
@@ -200,11 +209,10 @@ def _over_noise(state: int, count: int, probs: int, result: int) -> None:
 
 
 over_entry = Entry(_over_noise, 4)
-_over_kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 
 def over_noise(state: int, probs: Tensor) -> np.ndarray:
     """[V] float32: probs [V] (contiguous float32) over the uniform numbers of the stream in this (signed) state."""
     result = np.empty(len(probs), np.float32)
-    _over_kind(over_entry.address)(state, len(probs), probs.data_ptr(), result.ctypes.data)
+    _function(over_entry.address, 4)(state, len(probs), probs.data_ptr(), result.ctypes.data)
     return result

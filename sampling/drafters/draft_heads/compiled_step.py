@@ -32,7 +32,6 @@ from utils.kernels.blocks import COLUMNS, GROUP
 from utils.kernels.compiler import Entry
 from utils.kernels.products import SIZES, columns, columns_entry, look_up, quantise
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
-from utils.kernels.team import run
 from utils.kernels.vectors import asked, compiled, get64, get_float, load, meet, mul, record_at, share, splat, store
 
 _FIELDS = (
@@ -222,7 +221,7 @@ class CompiledStep:
                 *(cache.keys.data_ptr() + shift, cache.values.data_ptr() + shift, logits.data_ptr(), own.data_ptr()),
                 *(kinds.ctypes.data, states.ctypes.data, (kinds == THEIRS).any(), (kinds == OWN).any()),
             )
-            run(self._function, self._record.record, torch.get_num_threads())
+            self._record.run(self._function, torch.get_num_threads())
             cache.length += fed
         return logits[..., : self._out], own
 
@@ -242,24 +241,24 @@ class CompiledStep:
         """
         fed = len(tokens)
         begin = max(0, first - self.window) // BLOCK * BLOCK if self.window else 0
-        places = range(first, first + fed)
-        rows = np.array(
-            [(token, at, 0, at - begin, at - begin + 1, 0, 0) for token, at in zip(tokens, places, strict=True)],
-            np.int64,
-        )
-        states = np.array([self._before(at - 1, theirs, valid, own) for at in places], np.int64)
+        told: list[int] = []  # of each token its row, then whose state stands before each, then where
+        for at, token in enumerate(tokens, start=first):
+            told += (token, at, 0, at - begin, at - begin + 1, 0, 0)
+        before = [self._before(at - 1, theirs, valid, own) for at in range(first, first + fed)]
+        numbers = np.array([*told, *(kind for kind, _ in before), *(place for _, place in before)], np.int64)
+        rows = numbers.ctypes.data
+        kinds = rows + fed * _ROW_SIZE
         with self._one_at_a_time:
             cache.reserve(1, first + fed)
             self._prepare(fed, 1, first + fed, first + fed - begin)
             logits, made = torch.empty(self._width), torch.empty(fed, self._hidden)
-            shift, kinds = 2 * begin * self._size, np.ascontiguousarray(states[:, 0])
-            addresses = np.ascontiguousarray(states[:, 1])
+            shift = 2 * begin * self._size
             self._record.values[self._changing] = (
-                *(fed, 1, fed, 1, cache.slots, rows.ctypes.data),
+                *(fed, 1, fed, 1, cache.slots, rows),
                 *(cache.keys.data_ptr() + shift, cache.values.data_ptr() + shift, logits.data_ptr(), made.data_ptr()),
-                *(kinds.ctypes.data, addresses.ctypes.data, first + fed - 1 > 0 and first <= valid, first > valid),
+                *(kinds, kinds + 8 * fed, first + fed - 1 > 0 and first <= valid, first > valid),
             )
-            run(self._function, self._record.record, torch.get_num_threads())
+            self._record.run(self._function, torch.get_num_threads())
             cache.length = first + fed
         return logits[: self._out], made
 
