@@ -162,9 +162,10 @@ def loop(builder: Any, count: Any, values: list[Any], step: Callable[[Any, list[
 
 
 def fetch(builder: Any, address: Any) -> None:
-    """Have the cache line at an address read: it is needed soon."""
+    """Have the cache line at an address read: it is needed soon, and once. A pass reads more weights than caches hold;
+    they should not push out what the rest of a round works on."""
     place = builder.inttoptr(address, I8.as_pointer())
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), place, *(ir.Constant(I32, value) for value in (0, 3, 1)))
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), place, *(ir.Constant(I32, value) for value in (0, 0, 1)))
 
 
 # -- memory ---------------------------------------------------------------------------------------------
