@@ -82,6 +82,7 @@ class Budget:
     depth: list[int]  # of each row the tokens down to its deepest draft; the loop cuts it to the room that is left
     nodes: int | None = None  # of a row in all; None: as many as the drafter itself has
     costs: NodeCosts | None = None  # None: nothing is known of costs, every node stays
+    price: float | None = None  # tokens that come anyway while the drafter's model runs; None: nothing is known
 
 
 @dataclass(frozen=True, slots=True)

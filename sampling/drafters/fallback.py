@@ -11,59 +11,33 @@ distributions (`coupling rejection`) and `learn`, clocks decide which draw of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sampling.drafters.combined import Composite
+from sampling.gamma.chances import Chances
 from sampling.rows import common_prefix
 from sampling.types import Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Tree, Verdict
 from sampling.verify.rules import depth_of
 from utils.errors import UserError
-from utils.timing import Stopwatch
 
-WEIGHT = 0.1  # of a round in the running means
 PROBE_EVERY = 8  # rounds without the second drafter after which it is asked again
 HOPED = 0.6  # tokens a round that it is thought to bring before it has drafted
 
 
-@dataclass
-class Gain:
+class Case:
     """What both drafters bring, in tokens a round, where the first is silent, or where it is unsure."""
 
-    first: float = 0.0
-    then: float = HOPED
-    idle: int = 0  # such rounds since the second was asked
-
-    def learn(self, first: int, then: int | None) -> None:
-        """A row's round is over; `then` is None where the second was not asked."""
-        self.first += WEIGHT * (first - self.first)
-        if then is not None:
-            self.then += WEIGHT * (then - self.then)
-
-
-@dataclass
-class Price:
-    """What the second drafter's time costs: seconds of its drafts, of everything else, and tokens a round."""
-
-    drafting: float = 0.0
-    rest: float = 0.0
-    tokens: float = 1.0
-
-    def learn(self, drafting: float | None, rest: float, tokens: float) -> None:
-        """A round is over; `drafting` is None where the second was not asked."""
-        self.rest = rest if self.rest == 0.0 else self.rest + WEIGHT * (min(rest, 3 * self.rest) - self.rest)
-        self.tokens += WEIGHT * (tokens - self.tokens)
-        if drafting is not None:
-            least = 3 * self.drafting or drafting  # a disturbed round counts as three
-            self.drafting += (WEIGHT if self.drafting else 1.0) * (min(drafting, least) - self.drafting)
+    def __init__(self, name: str, chances: Chances) -> None:
+        self.first, self.then = chances.of((name, "first"), 0.0), chances.of((name, "then"), HOPED)
+        self.idle = 0  # such rounds since the second was asked
 
     @property
-    def in_tokens(self) -> float:
-        """Tokens that the time of one round's drafts would have brought."""
-        return self.drafting * self.tokens / self.rest if self.rest else 0.0
+    def gain(self) -> float:
+        return max(0.0, self.then.value - self.first.value)
 
 
 @dataclass
@@ -71,11 +45,9 @@ class _Round:
     """What `observe` must know of the round, by row: where the second may gain (None: the first drafts), what the first
     guessed, and whether the second was asked."""
 
-    cases: list[Gain | None]
+    cases: list[Case | None]
     guesses: Rows
     asked: list[bool]
-    drafting: float = 0.0
-    watch: Stopwatch = field(default_factory=Stopwatch)
 
 
 class FallbackDrafter(Composite):
@@ -86,7 +58,15 @@ class FallbackDrafter(Composite):
         learn: ask the second only where that pays.
     """
 
-    def __init__(self, first: Drafter, then: Drafter, *, sure: float = 0.0, learn: bool = False) -> None:
+    def __init__(
+        self,
+        first: Drafter,
+        then: Drafter,
+        *,
+        sure: float = 0.0,
+        learn: bool = False,
+        chances: Chances | None = None,
+    ) -> None:
         names = first.traits.names
         if sure > 0 and first.traits.rule is not Rule.POINT:
             raise UserError(f"sure must be 0 beside {', '.join(names)}, whose drafts are drawn, got {sure:g}")
@@ -94,7 +74,8 @@ class FallbackDrafter(Composite):
         tree = Tree.SIDEWAYS if then.traits.tree is Tree.SIDEWAYS else None
         self.traits = replace(self.traits, names=(*names, *then.traits.names), tree=tree)
         self.first, self.then, self.sure, self.learn = first, then, sure, learn
-        self.silent, self.unsure, self.price = Gain(), Gain(), Price()
+        chances = Chances() if chances is None else chances
+        self.silent, self.unsure = Case("silent", chances), Case("unsure", chances)
         self._round: _Round | None = None
 
     def given_away(self) -> tuple[Drafter, ...]:
@@ -110,34 +91,32 @@ class FallbackDrafter(Composite):
         draft = self.first.propose(rows, budget, sampler)
         guesses = [[token for token in row if token >= 0] for row in draft.tokens.tolist()]
         cases = self._cases(rows, budget.depth, guesses)
-        asked = self._asked(cases)
+        asked = self._asked(cases, budget.price)
         self._round = _Round(cases, guesses, asked)
         if not any(asked):
             return draft
         depth = [most if ask else 0 for most, ask in zip(budget.depth, asked, strict=True)]
         other = self.then.propose(rows, replace(budget, depth=depth), sampler)
-        self._round.drafting = sum(call.seconds for call in other.calls)
-        self._round.watch.lap()
         source = _sources(other) + len(self.first.traits.names)
         other = replace(other, source=source, calls=(*draft.calls, *other.calls))
         answered = (other.tokens >= 0).any(dim=1).tolist()  # a trained drafter may have run out of context
         firsts = torch.tensor([bool(guess) and not has for guess, has in zip(guesses, answered, strict=True)])
         return _merged(draft, other, firsts[:, None]) if bool(firsts.any()) else other
 
-    def _cases(self, rows: Rows, depth: list[int], guesses: Rows) -> list[Gain | None]:
+    def _cases(self, rows: Rows, depth: list[int], guesses: Rows) -> list[Case | None]:
         confidence = self.first.confidence(rows) if self.sure > 0 else [1.0] * len(rows)
-        found: list[Gain | None] = []
+        found: list[Case | None] = []
         for guess, sure, most in zip(guesses, confidence, depth, strict=True):
             case = self.unsure if sure < self.sure else None
             found.append(None if most <= 0 else case if guess else self.silent)
         return found
 
-    def _asked(self, cases: list[Gain | None]) -> list[bool]:
+    def _asked(self, cases: list[Case | None], price: float | None) -> list[bool]:
         """Which rows to ask the second drafter for. Its time is lost to every row, whichever it drafts for."""
         if not self.learn:
             return [case is not None for case in cases]
-        gains = [0.0 if case is None else max(0.0, case.then - case.first) for case in cases]
-        pays = sum(gains) > self.price.in_tokens * len(cases)
+        gains = [0.0 if case is None else case.gain for case in cases]
+        pays = sum(gains) > (price or 0.0) * len(cases)
         due = [case is not None and case.idle >= PROBE_EVERY for case in cases]
         return [(pays and gain > 0) or again for gain, again in zip(gains, due, strict=True)]
 
@@ -154,9 +133,9 @@ class FallbackDrafter(Composite):
                 kind.idle = 0 if any(met) else kind.idle + bool(met)
             for case, guess, text, ask in zip(last.cases, last.guesses, emitted, last.asked, strict=True):
                 if case is not None:
-                    case.learn(common_prefix(guess, text), len(text) - 1 if ask else None)
-            each = sum(map(len, emitted)) / len(emitted)
-            self.price.learn(last.drafting if any(last.asked) else None, last.watch.lap(), each)
+                    case.first.learn(common_prefix(guess, text))
+                    if ask:
+                        case.then.learn(len(text) - 1)
         super().observe(rows, draft, verdict)
 
 

@@ -82,6 +82,7 @@ class Costs:
         self._one: float | None = None  # a 1-token pass
         self._drafting = _Times()  # a drafted token
         self._calling = False  # whether those are of rounds in which the drafter ran a model
+        self._looking = _Times()  # a drafted token where it has one and did not run it
         self._waking = _Times()  # a drafted token of a drafter that was idle
         self._prior = _Curve({1: 1.0, **seeds})
         self._batches: dict[int, Costs] = {1: self}
@@ -126,8 +127,10 @@ class Costs:
             # The curve is drawn anew when that changes something: most rounds repeat what is known.
             if len(laps) <= TWICE or abs(laps.middle - self._drawn.get(width, 0.0)) > STALE * laps.middle:
                 self._v, self._one = [], None
-        if drafted and draft_s >= 0 and called >= self._calling:
+        if draft_s >= 0 and called >= self._calling and drafted:
             (self._waking if idle >= IDLE else self._drafting).add(draft_s / drafted / self._moment.slowness)
+        elif draft_s > 0 and self._calling and not called:
+            self._looking.add(draft_s / self._moment.slowness)
 
     @property
     def plain(self) -> float | None:
@@ -158,6 +161,11 @@ class Costs:
     def c(self) -> float:
         """Of a drafted token; the seed, or a guess, before two were timed."""
         return self._relative(self._drafting, DRAFT_COST if self._seeded_c is None else self._seeded_c)
+
+    @property
+    def asking(self) -> float:
+        """Of c what the drafter's model takes: the rest is paid in rounds without it too."""
+        return max(0.0, self.c - self._relative(self._looking, 0.0))
 
     @property
     def waking(self) -> float:

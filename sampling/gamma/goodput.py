@@ -31,6 +31,7 @@ from sampling.types import Budget
 GAMMA_MAX = 16
 COOLDOWN = 2  # rounds that keep a gamma after a change to it
 LOOK = 1  # gamma while c and v are unknown, and of a probe
+RATE = 1.5  # tokens a plain pass' time, before any came
 GROWTH = 3  # how much further than the widest pass measured a draft may reach
 PROBE_EVERY, PROBE_SELDOM = 8, 64  # plain rounds between probes: doubled by each that fails
 ALLOWANCE, SLACK = 3.0, 0.015  # passes that may be lost on plain decoding: 3 and 1.5% of the tokens
@@ -104,6 +105,7 @@ class GoodputController:
         self.costs = self._learned = Costs() if costs is None else costs
         self.chances = Chances() if chances is None else chances
         self.acceptance = Acceptance(gamma_max, self.chances)
+        self._rate = self.chances.of("rate", RATE)
         self._calls = self.chances.of("called", 1.0)  # of the drafting rounds those in which the drafter runs a model
         self._account, self._stake = _Account(), 1.0
         self.last: int | None = None  # gamma of the last round
@@ -128,8 +130,10 @@ class GoodputController:
     def budget(self, rows: list[int]) -> Budget:
         """The gamma of the coming round, the same for all rows."""
         self.costs = self._learned.of(len(rows))
-        self.last = self._affordable(self._next(len(rows)))
-        return Budget([self.last] * len(rows))
+        gamma = self.last = self._affordable(self._next(len(rows)))
+        known = self._called and self.costs.drafting_known
+        price = self._priced(gamma) * self.costs.asking * self._rate.value if known else None
+        return Budget([gamma] * len(rows), price=price)
 
     def _next(self, rows: int) -> int:
         if self._unreferenced >= REFERENCE[min(self.costs.references, len(REFERENCE) - 1)] and self._needs_reference:
@@ -199,19 +203,21 @@ class GoodputController:
     def observe(self, steps: list[Step], predicted: float = 0.0) -> None:
         """A round is over, a Step a row: learn from it."""
         asked = given = longest = tokens = 0
-        draft_s = verify_s = 0.0
+        draft_s = verify_s = sample_s = 0.0
         called = False
         for step in steps:
             asked, given = max(asked, step.gamma), max(given, len(step.drafted))
             longest = max(longest, self._paid_for(step))
             tokens += len(step.path) + (step.token is not None)
-            draft_s, verify_s = draft_s + step.draft_s, verify_s + step.verify_s
+            draft_s, verify_s, sample_s = draft_s + step.draft_s, verify_s + step.verify_s, sample_s + step.sample_s
             called = called or len(step.calls) > 1  # the target's own call is always there
         paid = self._paid(max(1, longest), called) if asked else 0
         self.costs.add(given + 1, paid, self._idle, draft_s, verify_s, called)
-        cost = paid * (self.costs.waking if self._idle > 1 else self.costs.c) + self.costs.v(given + 1)[given]
+        plain, v = self.costs.plain or verify_s or 1.0, self.costs.v(given + 1)[given]
+        self._rate.learn(tokens / len(steps), v + (draft_s + sample_s) / plain)
+        cost = paid * (self.costs.waking if self._idle > 1 else self.costs.c) + v
         if asked and not paid:  # without its model a drafter still takes the time to look things up
-            cost += min(self.costs.c, draft_s / (self.costs.plain or verify_s or 1.0))
+            cost += min(self.costs.c, draft_s / plain)
         self._account.add(tokens / len(steps), cost, self._stake)
         self.rounds += 1
         self._unreferenced = 0 if given == 0 else self._unreferenced + 1

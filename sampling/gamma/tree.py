@@ -24,7 +24,6 @@ SIBLINGS = (0, 1, 2, 4, 6, 8, 12, 16, 24)  # how many may stand beside a chain
 HALF = 10.0  # siblings that are thought to be taken every other time where the chain is rejected
 MOST_NODES = 11  # of a best-first tree: wider passes cost more than such nodes bring (docs/notes.md)
 TRUST = 0.85  # share of the predicted tokens that comes
-RATE = 1.5  # tokens a plain pass' time
 
 
 def controller_of(
@@ -43,7 +42,7 @@ class BestFirstController(GoodputController):
 
     def __init__(self, gamma_max: int = MOST_NODES, costs: Costs | None = None, chances: Chances | None = None) -> None:
         super().__init__(gamma_max, costs, chances=chances)
-        self._trust, self._rate = self.chances.of("promised", TRUST), self.chances.of("rate", RATE)
+        self._trust = self.chances.of("promised", TRUST)
 
     def budget(self, rows: list[int]) -> Budget:
         """The most nodes of the coming round, and what each must bring."""
@@ -51,7 +50,7 @@ class BestFirstController(GoodputController):
         if not self.costs.drafting_known:
             return found
         v = self.costs.v(found.depth[0] + 1)
-        return Budget(found.depth, costs=NodeCosts(v, self._trust.value, self._rate.value))
+        return Budget(found.depth, costs=NodeCosts(v, self._trust.value, self._rate.value), price=found.price)
 
     def _priced(self, drafted: int) -> int:
         """A round's drafting costs the same whatever it drafts."""
@@ -65,9 +64,6 @@ class BestFirstController(GoodputController):
         if len(steps) == 1:
             (step,) = steps
             self._trust.learn(len(step.path) * (predicted > 0), predicted)
-            plain, width = self.costs.plain or step.verify_s, len(step.drafted)
-            time = self.costs.v(width + 1)[width] + (step.draft_s + step.sample_s) / plain
-            self._rate.learn(len(step.path) + (step.token is not None), time)
         super().observe(steps, predicted)
 
 

@@ -24,6 +24,7 @@ from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.events import Finished, Step
+from sampling.gamma.chances import MEMORY
 from sampling.gamma.costs import Costs
 from sampling.gamma.goodput import GoodputController
 from sampling.loop import generate
@@ -280,12 +281,12 @@ def test_a_row_too_long_for_the_drafter_does_not_silence_it_for_others(reviewing
 # -- taking over ----------------------------------------------------------------------------------
 
 
-def taking_over(gain: float, drafting: float) -> FallbackDrafter:
-    """Silent on rows that begin with 0; the second drafter is known to bring `gain` tokens for so many seconds."""
+def taking_over(gain: float) -> FallbackDrafter:
+    """Silent on rows that begin with 0; the second drafter is known to bring `gain` tokens there."""
     drafter = FallbackDrafter(
         PointDrafter(V, lambda row: None if row[0] == 0 else 2), PointDrafter(V, lambda row: 3), learn=True
     )
-    drafter.silent.then, drafter.price.drafting, drafter.price.rest = gain, drafting, 1.0
+    drafter.silent.then.restart(gain, 1.0)
     return drafter
 
 
@@ -293,9 +294,9 @@ def taking_over(gain: float, drafting: float) -> FallbackDrafter:
 def test_the_second_drafters_time_is_lost_to_every_row(silent: int, asked: bool) -> None:
     """A gain of .6 in one row of four is not worth .2 in all four, in three of them it is."""
     rows = [[0] if place < silent else [1] for place in range(4)]
-    drafter = taking_over(0.6, 0.2)
+    drafter = taking_over(0.6)
     drafter.start(rows, ALONE, ALONE)
-    draft = drafter.propose(rows, Budget([1] * 4), greedy())
+    draft = drafter.propose(rows, Budget([1] * 4, price=0.2), greedy())
     assert draft.tokens[:silent].eq(3).all().item() is asked
     assert draft.tokens[silent:].eq(2).all()
 
@@ -314,14 +315,15 @@ def test_it_learns_only_from_rows_that_were_drafted_for() -> None:
     """The second is asked where the first is silent, not where it is unsure: of that case nothing was learned."""
     rows = [[0], [1]]
     drafter = FallbackDrafter(Unsure(), PointDrafter(V, lambda row: 3), sure=0.5, learn=True)
-    drafter.silent.then, drafter.unsure.then = 5.0, 0.0
+    drafter.silent.then.restart(5.0, 1.0)
+    drafter.unsure.then.restart(0.0, 1.0)
     drafter.start(rows, ALONE, ALONE)
     draft = drafter.propose(rows, Budget([1, 1]), greedy())
     assert draft.tokens.tolist() == [[3], [2]]
     nothing = torch.empty(2, 2, V)
     drafter.observe(rows, draft, Verdict(torch.tensor([[0], [0]]), torch.tensor([5, 5]), nothing, nothing))
-    assert (drafter.silent.then, drafter.silent.idle) == (pytest.approx(4.6), 0)
-    assert (drafter.unsure.then, drafter.unsure.idle) == (0.0, 1)
+    assert (drafter.silent.then.value, drafter.silent.idle) == (pytest.approx((5 * MEMORY + 1) / (MEMORY + 1)), 0)
+    assert (drafter.unsure.then.value, drafter.unsure.idle) == (0.0, 1)
 
 
 # -- what a batch costs ---------------------------------------------------------------------------

@@ -43,7 +43,6 @@ _BLOCK, _RIVALS = 256, 256  # ids whose noise is made at a time; that may still 
 _ABOVE_ALL = float32(1 - 2.0**-24)  # no uniform number is larger, in 32 bits
 
 
-
 class _Record(ctypes.Structure):
     """What a walk is told and tells, and what it works in."""
 

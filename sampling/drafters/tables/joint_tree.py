@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from sampling.drafters.draft_model import opened, scoring
-from sampling.drafters.fallback import PROBE_EVERY, FallbackDrafter, Price
+from sampling.drafters.fallback import PROBE_EVERY, FallbackDrafter
 from sampling.drafters.registry import DraftRequest, Parts, parts
 from sampling.drafters.tables.prompt_lookup import Found
 from sampling.drafters.tables.table_file import StaticTables
@@ -93,7 +93,8 @@ class JointTreeDrafter(TableTreeDrafter):
         self.traits = replace(self.traits, names=names, needs_hidden=lm.reads_hidden, needs_kv=lm.reads_kv)
         self.lm, self.learn, self.beliefs = lm, learn, beliefs(agreement)
         self.gain = (Chances() if chances is None else chances).of("asked", HOPED)
-        self.price, self.idle = Price(), 0
+        self.price: float | None = None  # of this round's budget
+        self.idle = 0  # rounds since it was asked
         self.session: Session | None = None
         self._names: list[int] | None = None  # the ids of its session's columns
         self._asked: float | None = None  # seconds that the drafter took this round
@@ -119,9 +120,8 @@ class JointTreeDrafter(TableTreeDrafter):
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """A tree of at most budget.depth[0] nodes; `source` is [1, N]."""
-        self._asked = None
+        self._asked, self.price = None, budget.price
         draft = super().propose(rows, budget, sampler)
-        self._watch.lap()
         return draft if self._asked is None else replace(draft, calls=(Call(self.lm.name, 1, self._asked),))
 
     def _first(self, rows: Rows, offered: list[Found], noise: Noise | None) -> list[Found]:
@@ -139,10 +139,10 @@ class JointTreeDrafter(TableTreeDrafter):
 
     def _asks(self, sure: float) -> bool:
         """Whether the drafter is asked where what was said is `sure` of a token: that bounds what it brings."""
-        if not self.learn or not self.price.drafting:
+        if not self.learn or self.price is None:
             return sure < ENOUGH
         self.idle += 1
-        pays = self.gain.value * (1 - sure) > self.price.in_tokens
+        pays = self.gain.value * (1 - sure) > self.price
         if pays or (self.idle > PROBE_EVERY and sure < ENOUGH):
             self.idle = 0
             return True
@@ -156,13 +156,11 @@ class JointTreeDrafter(TableTreeDrafter):
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         super().observe(rows, draft, verdict)
-        if len(rows) != 1:
+        if len(rows) != 1 or self._asked is None:
             return
         path = [node for node in verdict.path[0].tolist() if node >= 0]
-        if self._asked is not None:
-            news = bool(path) and int(draft.tokens[0, path[0]]) != self._without
-            self.gain.learn(len(path) if news else 0, self._open)
-        self.price.learn(self._asked, self._watch.lap(), len(path) + 1)
+        news = bool(path) and int(draft.tokens[0, path[0]]) != self._without
+        self.gain.learn(len(path) if news else 0, self._open)
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
@@ -213,4 +211,4 @@ def build(pair: Parts, asked: DraftRequest) -> Drafter:
             said=looks_up.said,
             chances=asked.chances,
         )
-    return FallbackDrafter(looks_up, head, sure=UNSURE, learn=asked.auto)
+    return FallbackDrafter(looks_up, head, sure=UNSURE, learn=asked.auto, chances=asked.chances)

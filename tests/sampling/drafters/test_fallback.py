@@ -192,26 +192,26 @@ class Guess(PointDrafter):
         return [self.chance] * len(rows)
 
 
-class Timed(PointDrafter):
-    """Drafts `token`; each chain takes as long as is said."""
+class Second(PointDrafter):
+    """Drafts `token`, and counts how often it was asked."""
 
-    def __init__(self, token: int, seconds: float) -> None:
+    def __init__(self, token: int) -> None:
         super().__init__(V, lambda row: token)
-        self.seconds, self.asked = seconds, 0
+        self.asked = 0
 
     def propose(self, rows: list[list[int]], budget: Budget, sampler: Sampler) -> Draft:
         self.asked += 1
-        return replace(super().propose(rows, budget, sampler), calls=(Call("timed", 1, self.seconds),))
+        return super().propose(rows, budget, sampler)
 
 
-def play(drafter: FallbackDrafter, text: int, count: int, clock: list[float], gamma: int = 2) -> list[int]:
-    """So many rounds of a text that is one token for ever, a pass of the target taking a second; who drafted."""
+def play(drafter: FallbackDrafter, text: int, count: int, price: float, gamma: int = 2) -> list[int]:
+    """So many rounds of a text that is one token for ever, where the second drafter's time is worth so many; who
+    drafted."""
     row, who = [0], []
     drafter.start([row], ALONE, ALONE)
     for _ in range(count):
-        draft = drafter.propose([row], Budget([gamma]), drafting(sampler(0.0, 7), [row]))
+        draft = drafter.propose([row], Budget([gamma], price=price), drafting(sampler(0.0, 7), [row]))
         who.append(-1 if draft.source is None else int(draft.source[0, 0]))
-        clock[0] += 1.0
         right = 0
         while right < draft.tokens.shape[1] and draft.tokens[0, right] == text:
             right += 1
@@ -222,38 +222,38 @@ def play(drafter: FallbackDrafter, text: int, count: int, clock: list[float], ga
     return who
 
 
-def test_the_second_drafts_where_the_first_is_unsure(clock: list[float]) -> None:
+def test_the_second_drafts_where_the_first_is_unsure() -> None:
     for chance, expected in ((0.2, 1), (0.5, -1)):
         first = Guess()
         first.chance = chance
-        assert play(FallbackDrafter(first, Timed(2, 0.1), sure=0.35), 2, 4, clock) == [expected] * 4
+        assert play(FallbackDrafter(first, Second(2), sure=0.35), 2, 4, 0.1) == [expected] * 4
 
 
-def test_a_second_that_brings_nothing_is_only_asked_now_and_then(clock: list[float]) -> None:
-    wrong = Timed(3, 0.1)
-    who = play(FallbackDrafter(Guess(), wrong, sure=0.35, learn=True), 2, 120, clock)
+def test_a_second_that_brings_nothing_is_only_asked_now_and_then() -> None:
+    wrong = Second(3)
+    who = play(FallbackDrafter(Guess(), wrong, sure=0.35, learn=True), 2, 120, 0.1)
     assert sum(one == 1 for one in who[40:]) <= 80 // 9 + 1
     assert wrong.asked >= 10, "it is asked again every so often"
 
 
-def test_a_second_that_is_right_and_cheap_is_asked_always(clock: list[float]) -> None:
-    who = play(FallbackDrafter(Guess(), Timed(2, 0.1), sure=0.35, learn=True), 2, 60, clock)
+def test_a_second_that_is_right_and_cheap_is_asked_always() -> None:
+    who = play(FallbackDrafter(Guess(), Second(2), sure=0.35, learn=True), 2, 60, 0.1)
     assert who == [1] * 60
 
 
-def test_a_second_that_is_right_but_too_dear_is_not(clock: list[float]) -> None:
-    """Two tokens more a round for three seconds, where a pass of a second brings one."""
-    who = play(FallbackDrafter(Guess(), Timed(2, 3.0), sure=0.35, learn=True), 2, 120, clock)
+def test_a_second_that_is_right_but_too_dear_is_not() -> None:
+    """Two tokens more a round, in whose time three would come."""
+    who = play(FallbackDrafter(Guess(), Second(2), sure=0.35, learn=True), 2, 120, 3.0)
     assert sum(one == 1 for one in who[40:]) <= 80 // 9 + 1
 
 
-def test_a_first_that_is_right_though_unsure_keeps_its_drafts(clock: list[float]) -> None:
+def test_a_first_that_is_right_though_unsure_keeps_its_drafts() -> None:
     """Both draft what comes, one of them for nothing."""
-    who = play(FallbackDrafter(Guess(), Timed(1, 0.1), sure=0.35, learn=True), 1, 120, clock)
+    who = play(FallbackDrafter(Guess(), Second(1), sure=0.35, learn=True), 1, 120, 0.1)
     assert sum(one == 1 for one in who[60:]) <= 60 // 9 + 1
 
 
-def test_a_second_that_has_nothing_to_say_leaves_the_drafts_to_the_first(clock: list[float]) -> None:
+def test_a_second_that_has_nothing_to_say_leaves_the_drafts_to_the_first() -> None:
     silent = PointDrafter(V, lambda row: None)
     draft = FallbackDrafter(Guess(), silent, sure=0.35)
     draft.start([[0]], ALONE, ALONE)

@@ -354,12 +354,12 @@ def test_a_machine_that_becomes_slower_or_faster_is_followed_within_some_rounds(
     """Figures that moved by less than 2% leave the curve as it was; others do not."""
     costs = Costs()
     for slow in (1.0, 3.0, 0.5):
-        for _ in range(15):
+        for _ in range(30):
             costs.add(1, 0, 0, 0.0, slow)
             costs.add(4, 3, 0, 0.3 * slow, (1.6 if slow > 1 else 1.3) * slow)
         assert costs.plain == pytest.approx(slow, rel=0.05)
         assert costs.v(4)[3] == pytest.approx(1.6 if slow > 1 else 1.3, rel=0.02)
-        assert costs.c == pytest.approx(0.1)
+        assert costs.c == pytest.approx(0.1, rel=0.02)
 
 
 def test_a_fixed_gamma_would_fail_that() -> None:

@@ -172,20 +172,14 @@ def test_rows_of_a_batch_and_rows_beyond_its_context_do_without_it() -> None:
     assert lm.passes == 0
 
 
-@pytest.mark.parametrize(("path", "seconds", "asked"), [([-1], 0.2, 8), ([0], 0.2, 40), ([-1], 0.0, 40)])
-def test_it_is_asked_while_that_pays(clock: list[float], path: list[int], seconds: float, asked: int) -> None:
-    """40 rounds of a pass of one second: a drafter that brings nothing for its time is asked now and then."""
-
-    def think(prefix: Any) -> list[float]:
-        clock[0] += seconds
-        return [0.0, *[-30.0] * (V - 1)]
-
-    made = started(ToyLM(V, think, name="trained"), [ROW])
+@pytest.mark.parametrize(("path", "price", "asked"), [([-1], 0.2, 8), ([0], 0.2, 40), ([-1], None, 40)])
+def test_it_is_asked_while_that_pays(path: list[int], price: float | None, asked: int) -> None:
+    """40 rounds: a drafter that brings nothing is asked now and then, once it is known what its time is worth."""
+    made = started(thinking([0.0, *[-30.0] * (V - 1)]), [ROW])
     calls, most = 0, 0
     for _ in range(40):
-        draft = made.propose([ROW], Budget([1]), drafting(sampler(0.0), [ROW]))
+        draft = made.propose([ROW], Budget([1], price=price), drafting(sampler(0.0), [ROW]))
         calls += len(draft.calls)
-        clock[0] += 1.0
         judged(made, ROW, draft, path if draft.tokens.shape[1] else [])
         most = max(most, made.idle)
     assert calls == asked if asked == 40 else calls <= asked
