@@ -22,6 +22,7 @@ from training.text.self_text import ENDLESS, TextIds, read_texts, split, write_s
 from training.text.synthesize import TextWriter
 from utils.errors import UserError
 from utils.files import hash_of
+from utils.machine import keep_memory
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Wrote(NamedTuple):
 
 def load_target(settings: Settings, options: ModelOptions, interrupt: Callable[[], bool]) -> PairEngine:
     """The target alone. Here `auto` means none: what is written and learned stays what it was on any processor."""
+    keep_memory()
     quantization = "none" if options.quantization == "auto" else options.quantization
     return load_engine(settings, options.changed(drafter="none", quantization=quantization), interrupt)
 
