@@ -110,6 +110,10 @@ class StaticTables:
 
     def every(self, tail: list[int], least: int = 1, most: int = 1) -> Iterator[Known]:
         """The `most` best tokens behind each known suffix of `tail` of at least `least` tokens, the longest first."""
+        return map(Known._make, self.entries(tail, least, most))
+
+    def entries(self, tail: list[int], least: int = 1, most: int = 1) -> Iterator[tuple[int, int, float]]:
+        """The same as plain tuples, which are made faster."""
         keys = suffix_keys(tail, self.max_n)
         for size in range(len(keys), least - 1, -1):
             known, tokens, confidence = self._levels[size - 1]
@@ -119,7 +123,7 @@ class StaticTables:
                 if known[at] != key:
                     break
                 if tokens[at] < self._end:
-                    yield Known(size, tokens[at], confidence[at] / 255)
+                    yield size, tokens[at], confidence[at] / 255
 
     @staticmethod
     def open(path: str | Path, *, vocab_size: int | None = None, fingerprint: str | None = None) -> StaticTables:

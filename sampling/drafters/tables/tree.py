@@ -56,6 +56,7 @@ _CHOICES = 4  # tokens of one context of the tables that may become siblings
 BELIEVED = 0.5  # of the noise
 LOUDEST = 100.0  # noise in a logit beyond which it makes no difference; at a temperature of thousands there is more
 SURE = 0.97  # no token favoured by the noise is likelier
+_Said = list[tuple[int, int, float]]  # token, source, its chance by that source
 Noise = Callable[[int, Sequence[int]], list[float]]  # tokens above a node, ids → what the draw adds to their logits
 
 
@@ -144,7 +145,7 @@ class TableTreeDrafter(TablesDrafter):
         self.traits = Traits(names, Rule.POINT, shared_noise=shared_noise, tree=Tree.BEST_FIRST)
         self._recalled = Recalled() if recall else None
         self._trees = True  # whether the target takes them
-        self._looked_up: dict[tuple[int, ...], tuple[list[Found], list[Found]]] = {}
+        self._looked_up: dict[tuple[int, ...], tuple[_Said, _Said]] = {}
         self._certain = False  # whether the target's draws leave no choice
         self._ids: list[int] = []  # the caller's numbers of the rows, which key the noise
 
@@ -243,8 +244,8 @@ class TableTreeDrafter(TablesDrafter):
         return list(offered.values())
 
     def _parts(self, index: MatchIndex, tail: list[int]) -> Iterator[Sequence[tuple[int, int, float]]]:
-        """(token, source, chance) by where they are known from, the ones to believe first."""
-        sure, unsure = list[tuple[int, int, float]](), list[tuple[int, int, float]]()
+        """What is said by where it is known from, the ones to believe first."""
+        sure, unsure = _Said(), _Said()
         for size, token in index.every(tail):
             (sure if size >= self.sure_match else unsure).append((token, MATCH, CHANCE[size]))
         said = self._said(tail)
@@ -261,26 +262,24 @@ class TableTreeDrafter(TablesDrafter):
         yield bigrams
         yield self._from_recalled(tail, 1)
 
-    def _of_tables(self, tail: list[int]) -> tuple[list[Found], list[Found]]:
+    def _of_tables(self, tail: list[int]) -> tuple[_Said, _Said]:
         """What the tables offer behind two tokens and more, and behind one. They never change: what a round has looked
         up is there for the next ones, most of whose contexts it has met."""
         context = tuple(tail[-self._deepest :]) if self._deepest else ()
         if (found := self._looked_up.get(context)) is None:
-            known = [] if self._known is None else list(self._known.every(tail, most=_CHOICES))
-            longer, bigrams = (
-                [Found(one.token, TABLES, one.confidence) for one in known if (one.size > 1) == long]
-                for long in (True, False)
-            )
+            longer, bigrams = _Said(), _Said()
+            for size, token, p in () if self._known is None else self._known.entries(tail, most=_CHOICES):
+                (longer if size > 1 else bigrams).append((token, TABLES, p))
             if len(self._looked_up) >= _KEPT:
                 self._looked_up.clear()
             found = self._looked_up[context] = longer, bigrams
         return found
 
-    def _from_recalled(self, tail: list[int], size: int) -> list[Found]:
+    def _from_recalled(self, tail: list[int], size: int) -> _Said:
         """What the target thought likely behind the last `size` tokens, if it is to be recalled."""
         if self._recalled is None:
             return []
-        return [Found(token, RECALLED, p) for token, p in self._recalled.behind(tail, size)]
+        return [(token, RECALLED, p) for token, p in self._recalled.behind(tail, size)]
 
 
 def thought_likely(verdict: Verdict, nodes: list[int]) -> list[list[tuple[int, float]]]:
