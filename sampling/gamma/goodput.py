@@ -26,7 +26,7 @@ from sampling.events import Step
 from sampling.gamma.acceptance_estimate import Acceptance, expected_tokens
 from sampling.gamma.chances import Chances
 from sampling.gamma.costs import Costs
-from sampling.types import Budget
+from sampling.types import Budget, NodeCosts
 
 GAMMA_MAX = 16
 COOLDOWN = 2  # rounds that keep a gamma after a change to it
@@ -131,9 +131,13 @@ class GoodputController:
         """The gamma of the coming round, the same for all rows."""
         self.costs = self._learned.of(len(rows))
         gamma = self.last = self._affordable(self._next(len(rows)))
-        known = self._called and self.costs.drafting_known
-        price = self._priced(gamma) * self.costs.asking * self._rate.value if known else None
-        return Budget([gamma] * len(rows), price=price)
+        known = self.costs.drafting_known
+        price = self._priced(gamma) * self.costs.asking * self._rate.value if known and self._called else None
+        return Budget([gamma] * len(rows), costs=self._node_costs(gamma) if known else None, price=price)
+
+    def _node_costs(self, gamma: int) -> NodeCosts | None:
+        """What a node must bring, of a tree whose nodes are judged one by one."""
+        return None
 
     def _next(self, rows: int) -> int:
         if self._unreferenced >= REFERENCE[min(self.costs.references, len(REFERENCE) - 1)] and self._needs_reference:

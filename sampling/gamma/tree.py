@@ -44,13 +44,8 @@ class BestFirstController(GoodputController):
         super().__init__(gamma_max, costs, chances=chances)
         self._trust = self.chances.of("promised", TRUST)
 
-    def budget(self, rows: list[int]) -> Budget:
-        """The most nodes of the coming round, and what each must bring."""
-        found = super().budget(rows)
-        if not self.costs.drafting_known:
-            return found
-        v = self.costs.v(found.depth[0] + 1)
-        return Budget(found.depth, costs=NodeCosts(v, self._trust.value, self._rate.value), price=found.price)
+    def _node_costs(self, gamma: int) -> NodeCosts:
+        return NodeCosts(self.costs.v(gamma + 1), self._trust.value, self._rate.value)
 
     def _priced(self, drafted: int) -> int:
         """A round's drafting costs the same whatever it drafts."""
