@@ -33,6 +33,7 @@ ENOUGH = 0.6  # where a token of the tables is likelier than this the drafter is
 FLOOR = 0.004  # what a token has of being named at all
 NOBODY = 0.067  # weight of all the tokens that nobody names
 CANDIDATES = 16  # of the drafter's likeliest tokens
+PLAIN_CANDIDATES = 8  # the same where no noise can lift an unlikely one
 HOPED = 0.5  # tokens that a pass of the drafter is thought to bring where nothing else says any
 
 
@@ -133,7 +134,7 @@ class JointTreeDrafter(TableTreeDrafter):
         self._open = 1 - sure
         self._without = max(known, key=lambda found: found.p).token if known else None
         self._watch.lap()
-        forecast = self._forecast(self.session, rows)
+        forecast = self._forecast(self.session, rows, PLAIN_CANDIDATES if noise is None else CANDIDATES)
         self._asked = self._watch.lap()
         return pooled(offered, forecast, len(self.traits.names) - 1, noise, self.beliefs)
 
@@ -148,10 +149,10 @@ class JointTreeDrafter(TableTreeDrafter):
             return True
         return False
 
-    def _forecast(self, session: Session, rows: Rows) -> dict[int, float]:
+    def _forecast(self, session: Session, rows: Rows, count: int) -> dict[int, float]:
         """The drafter's likeliest tokens behind the row and their probabilities."""
         score, _ = scoring(session)
-        found = likeliest(score(rows, Draft.empty(1))[0, 0].float(), CANDIDATES)
+        found = likeliest(score(rows, Draft.empty(1))[0, 0].float(), count)
         return found if self._names is None else {self._names[place]: p for place, p in found.items()}
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
