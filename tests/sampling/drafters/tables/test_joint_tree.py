@@ -18,6 +18,7 @@ from sampling.drafters.tables.joint_tree import (
     ENOUGH,
     FLOOR,
     NOBODY,
+    PLAIN_CANDIDATES,
     STRONG,
     WEAK,
     Beliefs,
@@ -85,7 +86,7 @@ def test_chances_by_hand() -> None:
     found = {one.token: one for one in made._first([PROMPT], offered, None)}
     ours = [weight(OWN * p) for p in (0.1, 0.1, 0.1, 0.2)]
     both = weight(OWN * 0.5, SHARES[MATCH] * CHANCE[2])
-    total = NOBODY + sum(ours) + both + (V - 5) * weight()
+    total = NOBODY + sum(ours) + both + (PLAIN_CANDIDATES - 5) * weight()
     assert found[4].p == pytest.approx(both / total)
     assert made.traits.names[found[4].source] == ("trained" if SHARES[MATCH] * CHANCE[2] <= OWN * 0.5 else "match")
     assert found[1].p == pytest.approx(ours[1] / total)
