@@ -24,6 +24,7 @@ class Answered:
     turn: Turn
     tracks: list[Track]
     models: Mapping[str, str] = field(default_factory=dict)  # what ran, as app/screen/view.py tells it
+    shown: float | None = None  # share of a race's time that screen, text and figures took; None where none was drawn
 
     @property
     def answers(self) -> list[Answer]:

@@ -108,6 +108,8 @@ def last_stats(answered: Answered, console: Console, settings: Settings) -> Rend
         panes.append(pane)
         lines += [f"{pane.label}: {_times(answer.stats)}"]
         lines += [f"{' ' * len(pane.label)}  {line}" for line in cost_lines(answer.stats, answer.terms)]
+    if answered.shown is not None:
+        lines += [f"screen, text and figures: {answered.shown:.1%} of the time"]
     return Group(Summary(panes, look, comparison_of(answers), legend=False), Text("\n".join(lines), style="dim"))
 
 

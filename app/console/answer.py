@@ -57,7 +57,7 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
         events = answer_log.tee(race) if answer_log else race
         if live and settings.slow > 1:
             events = slowed(events, settings.slow, state.stop, idle=draw)
-        play(events, tracks, draw)
+        beside = play(events, tracks, draw)
     if answer_log is not None and (problem := answer_log.end()):
         state.say(Text(problem, style="bold yellow"))
     state.session = race.session
@@ -70,7 +70,8 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     decodings = [*earlier, {"models": models, "settings": shown_settings(settings), "lanes": records}]
     engine.drafters.answers.add(plan.prompt, last.meter.ids)  # no lane of this turn has read it
     turn = chat.commit(plan, last.meter.ids, last.reason, seed=settings.seed, decodings=decodings)
-    state.latest = Answered(engine.loaded.spec.name, settings, turn, tracks, models)
+    shown = beside if live and settings.slow == 1 else None
+    state.latest = Answered(engine.loaded.spec.name, settings, turn, tracks, models, shown)
     state.answers.append(state.latest)
     show(tracks, turn.text, state)
     return True

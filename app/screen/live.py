@@ -18,6 +18,7 @@ from app.lanes.answers import Answer, comparison_of, plain_answer
 from app.lanes.comparison import may_differ, rule_of
 from app.lanes.costs import Terms
 from app.lanes.logged_lane import known, lenience_of
+from app.lanes.race import seconds
 from app.screen.beams import BeamReader, BeamTrace, search_of
 from app.screen.figures import PaneData, State, StatsLines, note
 from app.screen.palette import Look
@@ -159,18 +160,23 @@ def play(
     tracks: Sequence[Track],
     draw: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
-) -> None:
+) -> float:
     """Run a race to its end, drawing between rounds at most 12 times a second, and less often where drawing takes long:
-    frames are dropped, never tokens."""
-    began = clock()
+    frames are dropped, never tokens. The share of its time that is on no lane's clock: screen, text and figures."""
+    start = began = clock()
     draw()
-    last = clock()
+    last, computed, read = clock(), 0.0, None
     for index, event in race:
         tracks[index].feed(event)
+        if event is not read:  # a prompt is read once and is on every clock
+            computed += seconds(event)
+        read = event
         if (now := clock()) >= last + max(1 / FRAMES_A_SECOND, (last - began) / DRAWING):
             began = now
             draw()
             last = clock()
+    whole = clock() - start
+    return max(0.0, 1 - computed / whole) if whole > 0 else 0.0
 
 
 @contextmanager

@@ -83,6 +83,7 @@ class Costs:
         self._drafting = _Times()  # a drafted token
         self._calling = False  # whether those are of rounds in which the drafter ran a model
         self._looking = _Times()  # a drafted token where it has one and did not run it
+        self._sampling = _Times()  # sampling of a round without drafts
         self._waking = _Times()  # a drafted token of a drafter that was idle
         self._prior = _Curve({1: 1.0, **seeds})
         self._batches: dict[int, Costs] = {1: self}
@@ -108,12 +109,22 @@ class Costs:
         """New costs that begin with what these are now."""
         return Costs(self.c, {n: value for n, value in enumerate(self.v(self.reach), start=1) if n > 1})
 
-    def add(self, width: int, drafted: int, idle: int, draft_s: float, verify_s: float, called: bool = False) -> None:
+    def add(
+        self,
+        width: int,
+        drafted: int,
+        idle: int,
+        draft_s: float,
+        verify_s: float,
+        called: bool = False,
+        sample_s: float = 0.0,
+    ) -> None:
         """One round: the pass scored `width` positions; `drafted` counts the tokens paid for (0: nothing was asked).
 
         `idle` counts the rounds just before in which nothing was asked of the drafter. Seconds are of
         the whole round, all rows together; rounds without a duration teach nothing. `called`: the drafter ran
         a model; where it sometimes does (tables with a trained drafter behind them), c is that of those rounds.
+        What judging drafts takes beyond the sampling of a round without any is part of c.
         """
         if called and not self._calling:
             self._calling, self._drafting, self._waking = True, _Times(), _Times()
@@ -127,10 +138,17 @@ class Costs:
             # The curve is drawn anew when that changes something: most rounds repeat what is known.
             if len(laps) <= TWICE or abs(laps.middle - self._drawn.get(width, 0.0)) > STALE * laps.middle:
                 self._v, self._one = [], None
+        if width == 1 and not drafted:
+            self._sampling.add(sample_s / self._moment.slowness)
+        draft_s += self.judging(sample_s)
         if draft_s >= 0 and called >= self._calling and drafted:
             (self._waking if idle >= IDLE else self._drafting).add(draft_s / drafted / self._moment.slowness)
         elif draft_s > 0 and self._calling and not called:
             self._looking.add(draft_s / self._moment.slowness)
+
+    def judging(self, sample_s: float) -> float:
+        """Of the seconds that a round sampled those that one without drafts does not need."""
+        return max(0.0, sample_s - self._sampling.middle * self._moment.slowness) if self._sampling else 0.0
 
     @property
     def plain(self) -> float | None:

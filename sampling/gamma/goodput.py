@@ -216,12 +216,12 @@ class GoodputController:
             draft_s, verify_s, sample_s = draft_s + step.draft_s, verify_s + step.verify_s, sample_s + step.sample_s
             called = called or len(step.calls) > 1  # the target's own call is always there
         paid = self._paid(max(1, longest), called) if asked else 0
-        self.costs.add(given + 1, paid, self._idle, draft_s, verify_s, called)
+        self.costs.add(given + 1, paid, self._idle, draft_s, verify_s, called, sample_s)
         plain, v = self.costs.plain or verify_s or 1.0, self.costs.v(given + 1)[given]
         self._rate.learn(tokens / len(steps), v + (draft_s + sample_s) / plain)
         cost = paid * (self.costs.waking if self._idle > 1 else self.costs.c) + v
         if asked and not paid:  # without its model a drafter still takes the time to look things up
-            cost += min(self.costs.c, draft_s / plain)
+            cost += min(self.costs.c, (draft_s + self.costs.judging(sample_s)) / plain)
         self._account.add(tokens / len(steps), cost, self._stake)
         self.rounds += 1
         self._unreferenced = 0 if given == 0 else self._unreferenced + 1

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -25,7 +26,9 @@ from app.screen.rows import Chunks, Drawn, Row, shared
 from app.screen.spans import Span
 from app.screen.view import Frame, heading
 from app.settings.table import Settings
+from sampling.events import Event, Prefill, Step
 from sampling.stats.summary import Stats
+from tests.support.pacing import make_step
 from utils.growing_text import NO_TEXT
 
 WIDTHS = [30, 39, 40, 60, 79, 80, 100, 140]
@@ -459,22 +462,43 @@ def test_a_slowed_race_says_so_on_every_width() -> None:
 @pytest.mark.parametrize(("frame_s", "most"), [(0.0001, 13), (0.02, 3)])
 def test_frames_are_dropped_where_drawing_takes_long_and_tokens_never(frame_s: float, most: int) -> None:
     """A second of 400 rounds: at most 12 frames and the first, and no more than 4% of the time."""
-    now, drawn, fed = [0.0], list[float](), list[int]()
+    now, drawn, fed = [0.0], list[float](), list[Step]()
 
     class Reader:
-        def feed(self, event: int) -> None:
+        def feed(self, event: Step) -> None:
             fed.append(event)
 
-    def race() -> Iterator[tuple[int, int]]:
-        for event in range(400):
+    step = make_step(0, 0, 0, verify_s=1 / 400)
+
+    def race() -> Iterator[tuple[int, Step]]:
+        for _ in range(400):
             now[0] += 1 / 400
-            yield 0, event
+            yield 0, replace(step)  # an event of its own
 
     def draw() -> None:
         drawn.append(now[0])
         now[0] += frame_s
 
-    play(race(), [Reader()], draw, lambda: now[0])  # type: ignore[arg-type, list-item]
-    assert fed == list(range(400))
+    share = play(race(), [Reader()], draw, lambda: now[0])  # type: ignore[list-item]
+    assert len(fed) == 400
+    assert share == pytest.approx(frame_s * len(drawn) / now[0])
     assert 1 < len(drawn) <= most
     assert frame_s * (len(drawn) - 1) <= 0.045 * now[0]
+
+
+def test_a_prompt_that_all_lanes_share_counts_once() -> None:
+    now = [0.0]
+
+    def race() -> Iterator[tuple[int, Event]]:
+        read = Prefill(9, 9, 1.0)
+        now[0] += 1.0
+        yield from ((0, read), (1, read))
+        for lane in (0, 1):
+            now[0] += 0.5
+            yield lane, make_step(0, 0, 0, verify_s=0.5)
+        now[0] += 0.5  # of text and figures
+
+    class Reader:
+        def feed(self, event: Event) -> None: ...
+
+    assert play(race(), [Reader(), Reader()], clock=lambda: now[0]) == pytest.approx(0.2)  # type: ignore[list-item]

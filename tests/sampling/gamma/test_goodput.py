@@ -437,6 +437,16 @@ def test_what_a_woken_drafter_catches_up_is_not_its_c() -> None:
     assert (costs.c, costs.waking) == (pytest.approx(0.1), pytest.approx(0.9))
 
 
+def test_judging_drafts_is_part_of_their_cost_and_sampling_is_not() -> None:
+    costs = Costs()
+    for _ in range(3):
+        costs.add(1, 0, 0, 0.0, 1.0, sample_s=0.2)
+        costs.add(2, 1, 0, 0.1, 1.0, sample_s=0.25)
+    assert costs.c == pytest.approx(0.15)
+    assert costs.judging(0.25) == pytest.approx(0.05)
+    assert costs.judging(0.1) == 0
+
+
 def test_rows_of_a_batch_share_one_gamma_and_one_pass() -> None:
     one, batch = GoodputController(), GoodputController()
     for turn in range(60):
