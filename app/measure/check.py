@@ -10,7 +10,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from rich.text import Text
 
 from app.lanes.pairing import catalogue, choose_pair, load_options
 from app.measure.elsewhere import Recipe, written
+from app.prompts.questions import BUILT_IN, prompt_ids
 from app.screen.view import kernels_of
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UsageError, UserError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _HEAD = "a head made for this very target would (infer.py distill makes one), or any causal model with its tokenizer"
 _WIDE = 200  # columns for a table that goes into a file or a pipe
+ASKED = 6  # built-in prompts behind which rounds are timed
 _CACHED = 512  # tokens behind which the process's memory is read
 
 
@@ -90,7 +92,7 @@ def check_pair(
     if speed:
         from app.measure.speed import speed_table
 
-        console.print(speed_table(engine, settings))
+        console.print(speed_table(engine, settings, prompts=_prompts(engine, settings)))
     if asked and asked.forecast:
         from app.measure.forecast import forecast
 
@@ -103,6 +105,15 @@ def check_pair(
             console.print()
             console.print(Text(written(asked.program, recipe)), soft_wrap=True)
     return 0
+
+
+def _prompts(engine: PairEngine, settings: Settings) -> list[list[int]]:
+    """Some built-in prompts, those that this pair has room for."""
+    found = []
+    for question in BUILT_IN[:ASKED]:
+        with suppress(UsageError):
+            found.append(prompt_ids(engine, question.turns[0], settings))
+    return found
 
 
 def _is_pair(options: ModelOptions) -> bool:

@@ -2,13 +2,14 @@
 
 Times passes over 1 … 16 tokens of the target and of a drafter that runs alone, against plain transformers'
 own one-token pass, and the drafter's own `propose`. Everything is measured in turns and the medians are compared; then
-some rounds of the real loop. Knows no texts: tokens are random, and the prompt of the loop repeats itself, so that a
-drafter that looks tokens up finds them.
+some rounds of the real loop behind the prompts given. Knows no texts: tokens are random, and where no prompt is given
+that of the loop repeats itself, so that a drafter that looks tokens up finds them.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,9 +59,15 @@ def plain_pass(model: Any, context: int) -> Pass:
 
 
 def speed_table(
-    engine: PairEngine, settings: Settings | None = None, context: int = 256, repeats: int = 15, rounds: int = ROUNDS
+    engine: PairEngine,
+    settings: Settings | None = None,
+    context: int = 256,
+    repeats: int = 15,
+    rounds: int = ROUNDS,
+    prompts: Sequence[list[int]] = (),
 ) -> RenderableType:
-    """Measure a pair and lay it out: milliseconds and v(n) = T(n) / T(1), what drafting costs, a round's parts.
+    """Measure a pair and lay it out: milliseconds and v(n) = T(n) / T(1), what drafting costs, the parts of a round (of
+    so many behind each of `prompts`).
 
     Takes some 20 s for the default pair, a minute for slow ones; prints nothing.
     """
@@ -80,7 +87,8 @@ def speed_table(
     laps = timed(turns, repeats, target.device)
     costs = {key: statistics.median(seconds) for key, seconds in laps.items()}
     engine.forget()  # what was measured is no conversation
-    around = measure_rounds(*drafting_lane(engine, settings, context, rounds), rounds)
+    lane, prompt = drafting_lane(engine, settings, context, rounds)
+    around = measure_rounds(lane, prompts or [prompt], rounds)
     engine.forget()
     own = costs["target", 1]
     lines = [f"a pass over n tokens behind {context} cached ones; v(8) = {costs['target', 8] / own:.2f}"]
@@ -142,6 +150,8 @@ class RoundParts:
     sampling: float
     overhead: float
     drafted: float | None  # None: nothing was drafted
+    beside: float  # all but the passes of the target and of what drafts
+    helping: float | None  # a pass of what drafts; None: there was none
     rounds: int
 
     @property
@@ -151,7 +161,11 @@ class RoundParts:
     def __str__(self) -> str:
         parts = ("verifying", "drafting", "sampling", "overhead")
         shares = (f"{name} {100 * getattr(self, name) / self.seconds:.1f}%" for name in parts)
-        return f"a round: {', '.join(shares)} of {self.seconds * 1e3:.1f} ms ({self.rounds} rounds, gamma {GAMMA})"
+        passes = "" if self.helping is None else f"; a pass of what drafts {self.helping * 1e3:.2f} ms"
+        return (
+            f"a round: {', '.join(shares)} of {self.seconds * 1e3:.1f} ms ({self.rounds} rounds, gamma {GAMMA})\n"
+            f"a round beside its passes: {self.beside * 1e3:.2f} ms{passes}"
+        )
 
 
 def drafting_lane(
@@ -194,20 +208,27 @@ def proposals(lane: Lane, prompt: list[int]) -> dict[int, Pass]:
     return {count: one(count) for count, length in lengths.items() if length == count}
 
 
-def measure_rounds(lane: Lane, prompt: list[int], rounds: int = ROUNDS) -> RoundParts:
-    """Run the real loop for so many rounds and take the medians; overhead is all that is none of the other parts."""
-    found: list[tuple[float, float, float, float]] = []
+def measure_rounds(lane: Lane, prompts: Sequence[list[int]], rounds: int = ROUNDS) -> RoundParts:
+    """Run the real loop for so many rounds behind each prompt and take the medians; overhead is all that is none of the
+    other parts."""
+    found: list[tuple[float, float, float, float, float]] = []
     drafted: list[float] = []
-    events = _opened(lane, prompt)
-    watch = Stopwatch(lane.lm.device)
-    for event in events:
-        whole = watch.lap()
-        if isinstance(event, Step):
-            parts = (event.verify_s, event.draft_s, event.sample_s)
-            found.append((*parts, max(0.0, whole - sum(parts))))
-            drafted += [event.draft_s / len(event.drafted)] if event.drafted else []
-        if len(found) >= rounds:
-            break
-    events.close()
-    verify, draft, sample, rest = (statistics.median(part) for part in zip(*found, strict=True))
-    return RoundParts(verify, draft, sample, rest, statistics.median(drafted) if drafted else None, len(found))
+    helping: list[float] = []
+    for prompt in prompts:
+        events, ends = _opened(lane, prompt), len(found) + rounds
+        watch = Stopwatch(lane.lm.device)
+        for event in events:
+            whole = watch.lap()
+            if isinstance(event, Step):
+                parts = (event.verify_s, event.draft_s, event.sample_s)
+                calls = event.calls[:-1]  # the last one is the target's own
+                passes = event.verify_s + sum(call.seconds for call in calls)
+                found.append((*parts, max(0.0, whole - sum(parts)), max(0.0, whole - passes)))
+                drafted += [event.draft_s / len(event.drafted)] if event.drafted else []
+                helping += [call.seconds / call.passes for call in calls if call.passes]
+            if len(found) >= ends:
+                break
+        events.close()
+    verify, draft, sample, rest, beside = (statistics.median(part) for part in zip(*found, strict=True))
+    each, one = (statistics.median(times) if times else None for times in (drafted, helping))
+    return RoundParts(verify, draft, sample, rest, each, beside, one, len(found))

@@ -34,8 +34,6 @@ SHOWN = 40
 LANES = ("ar", "spec", "draft", *registry.LANES, "beam")
 SEED_LIMIT = 2**63 - 1
 
-_WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
-
 METHODS = ("spec", *registry.LANES)
 
 NONE = "(none)"

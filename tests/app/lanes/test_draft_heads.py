@@ -623,13 +623,16 @@ def test_the_parts_of_a_round_are_those_of_the_loop(engine: PairEngine, monkeypa
     monkeypatch.setattr(lane.drafter, "observe", slow(0.5, observe))
     monkeypatch.setattr("sampling.loop.verify", slow(2.0, sampling.loop.verify))
     monkeypatch.setattr("sampling.loop._Run._commit", slow(0.25, sampling.loop._Run._commit))
-    around = measure_rounds(lane, prompt, rounds=6)
+    around = measure_rounds(lane, [prompt], rounds=6)
     assert (around.drafting, around.sampling, around.overhead, around.verifying) == (8.5, 2.0, 0.25, 0.0)
     assert around.drafted == 8.5 / GAMMA
+    assert around.beside == 10.75  # no pass takes any time
     assert around.rounds == 6
     assert str(around).startswith(
         "a round: verifying 0.0%, drafting 79.1%, sampling 18.6%, overhead 2.3% of 10750.0 ms"
     )
+    assert around.helping in (None, 0.0)
+    assert "a round beside its passes: 10750.00 ms" in str(around)
     engine.forget()
 
 

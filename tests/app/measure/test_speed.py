@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -160,7 +161,7 @@ def test_a_drafter_that_says_nothing_is_told_and_plain_decoding_has_rounds_too()
     lane, prompt = speed.drafting_lane(given, Settings(), 16)
     lane.drafter.propose = lambda rows, k, sampler: Draft.empty(1)  # type: ignore[method-assign]
     assert speed.proposals(lane, prompt) == {}
-    around = speed.measure_rounds(lane, prompt, 3)
+    around = speed.measure_rounds(lane, [prompt], 3)
     assert speed._drafting({("target", 1): 1.0}, lane, around) == [
         "the drafter proposed nothing here: its cost is unknown"
     ]
@@ -170,10 +171,18 @@ def test_a_drafter_that_says_nothing_is_told_and_plain_decoding_has_rounds_too()
     assert "(3 rounds, gamma 4)" in " ".join(text.split())
 
 
+def test_rounds_are_timed_behind_every_prompt_and_told_without_the_passes() -> None:
+    given = engine(tiny_model(), "model", tiny_model())
+    text = shown(speed.speed_table(given, context=16, repeats=1, rounds=3, prompts=[[1, 2, 3], [4, 5]]))
+    assert "(6 rounds, gamma 4)" in " ".join(text.split())
+    assert re.search(r"a round beside its passes: \d+\.\d\d ms; a pass of what drafts \d+\.\d\d ms", text)
+    assert "a pass of what drafts" not in table(engine(tiny_model()))
+
+
 def test_a_short_context_still_leaves_rounds() -> None:
     lane, prompt = speed.drafting_lane(engine(tiny_model(context=64), "model", tiny_model(context=64)), Settings(), 256)
     assert len(prompt) == 32
-    assert 0 < speed.measure_rounds(lane, prompt).rounds < speed.ROUNDS
+    assert 0 < speed.measure_rounds(lane, [prompt]).rounds < speed.ROUNDS
 
 
 @pytest.mark.parametrize(("seconds", "busy"), [([1.0, 1.1, 1.2], False), ([1.0, 3.0, 9.0], True)])
