@@ -78,7 +78,8 @@ def verifier_of(engine: PairEngine) -> dict[str, Any]:
 
 
 def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[TextIds], seed: int) -> DraftHead:
-    """A new draft head, whose layers and head may start as the target's; with --start a trained one to train further.
+    """A new draft head, whose layers and head may start as the target's; with --start a trained one to train further,
+    plain ones and GLIDE heads deeper too.
 
     UsageError if that is of another shape than the flags say.
     """
@@ -96,10 +97,11 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[TextId
     wanted = config_for(engine, args, old.config.short_list if args.short_list else 0)
     for name in _SHAPE:
         theirs, ours = getattr(old.config, name), getattr(wanted, name)
-        if theirs != ours:
+        if theirs != ours and not (name == "num_hidden_layers" and theirs < ours and args.kind in ("plain", "glide")):
             raise UsageError(f"--start {args.start}: its {name} is {theirs}, the flags say {ours}")
     if args.kind == "eagle" and not old.config.wide:
         raise UsageError(f"--start {args.start}: it is an EAGLE-1 or 2 head, --student eagle3 trains EAGLE-3")
     window = 0 if args.kind == "eagle" else max(old.config.window, seen)
-    changed = replace(old.config, window=window, block_size=wanted.block_size, recency=wanted.recency)
-    return taken_up(old, changed, device)
+    same = ("block_size", "recency", "num_hidden_layers")
+    changed = replace(old.config, window=window, **{name: getattr(wanted, name) for name in same})
+    return taken_up(old, changed, device, seed)

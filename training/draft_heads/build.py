@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.checkpoint import target_rotary
 from sampling.drafters.draft_heads.config import DraftHeadConfig
@@ -128,18 +129,28 @@ def _trainable(made: DraftHead) -> DraftHead:
     return made
 
 
-def taken_up(old: DraftHead, config: DraftHeadConfig, device: torch.device) -> DraftHead:
+def taken_up(old: DraftHead, config: DraftHeadConfig, device: torch.device, seed: int = 0) -> DraftHead:
     """A draft head with the weights of `old`, to be trained further; it shares none but the embedding.
 
-    `config` may differ in window, block size and recency; recency that `old` has not begins with slopes of 0, i.e. as
-    if it were not there.
+    `config` may differ in window, block size, recency and depth. What `old` has not begins as if it were not there:
+    recency with slopes of 0, further layers, which stand in front of its own, with nothing to add.
     """
+    torch.manual_seed(seed)
     with torch.device("meta"):  # no memory for parameters that are replaced
         made = DraftHead(config, old.ids)
-    slopes = {name: torch.zeros(config.large_num_attention_heads) for name in made.state_dict() if "recency" in name}
-    weights = {name: value.detach().clone() for name, value in old.state_dict().items() if "embed_tokens" not in name}
-    weights["model.embed_tokens.weight"] = old.model.embed_tokens.weight.detach()
-    made.load_state_dict(slopes | weights, assign=True)
+    further, weights = config.num_hidden_layers - old.config.num_hidden_layers, dict[str, Tensor]()
+    for name, value in old.state_dict().items():
+        moved = re.sub(r"(?<=^model\.layers\.)\d+", lambda number: str(int(number[0]) + further), name)
+        weights[moved] = value.detach() if "embed_tokens" in name else value.detach().clone()
+    fresh = {name: _silent(name, value.shape) for name, value in made.state_dict().items() if name not in weights}
+    made.load_state_dict(fresh | weights, assign=True)
     made.requires_grad_(True)
     made.adopt(old.ids, old.cross_rotary)
     return _trainable(made).to(device)
+
+
+def _silent(name: str, shape: torch.Size) -> Tensor:
+    """A parameter that a trained draft head has not: noise, but 0 where it would be heard."""
+    if name.endswith(("o_proj.weight", "down_proj.weight")) or "recency" in name:
+        return torch.zeros(shape)
+    return torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * shape[1] ** -0.5 / 2
