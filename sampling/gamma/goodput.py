@@ -113,6 +113,7 @@ class GoodputController:
         self.rounds = self.probes = 0
         self._since = COOLDOWN  # rounds since `chosen` changed
         self._idle = 0  # rounds since the drafter was last asked
+        self._asleep = 0  # rounds since its model last ran (since it was asked, if it has none)
         self._unreferenced = 0  # rounds since a plain pass was timed
         self._patience = PROBE_EVERY
         self._again = False  # the last probe was accepted
@@ -195,7 +196,7 @@ class GoodputController:
         if wanted == 0:
             return 0
         left, v = self._account.left + SLACK, self.costs.v(wanted + 1)
-        price = self.costs.waking if self._idle > 1 else self.costs.c
+        price = self.costs.waking if self._asleep > 1 else self.costs.c
         if self.whole:
             loss = wanted * price + v[wanted] - 1
             self._stake = max(1.0, loss)
@@ -216,10 +217,12 @@ class GoodputController:
             draft_s, verify_s, sample_s = draft_s + step.draft_s, verify_s + step.verify_s, sample_s + step.sample_s
             called = called or len(step.calls) > 1  # the target's own call is always there
         paid = self._paid(max(1, longest), called) if asked else 0
-        self.costs.add(given + 1, paid, self._idle, draft_s, verify_s, called, sample_s)
+        idle = self._asleep if self.costs.drafting_known else self._idle  # one that seldom runs its model is timed too
+        self.costs.add(given + 1, paid, idle, draft_s, verify_s, called, sample_s)
         plain, v = self.costs.plain or verify_s or 1.0, self.costs.v(given + 1)[given]
         self._rate.learn(tokens / len(steps), v + (draft_s + sample_s) / plain)
-        cost = paid * (self.costs.waking if self._idle > 1 else self.costs.c) + v
+        cost = paid * (self.costs.waking if self._asleep > 1 else self.costs.c) + v
+        self._asleep = 0 if (called if self._called else asked) else self._asleep + 1
         if asked and not paid:  # without its model a drafter still takes the time to look things up
             cost += min(self.costs.c, (draft_s + self.costs.judging(sample_s)) / plain)
         self._account.add(tokens / len(steps), cost, self._stake)

@@ -17,7 +17,7 @@ import pytest
 
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
-from sampling.events import Step
+from sampling.events import Call, Step
 from sampling.gamma.acceptance_estimate import Acceptance, expected_tokens
 from sampling.gamma.costs import Costs
 from sampling.gamma.goodput import ALLOWANCE, COOLDOWN, CREDIT, GAMMA_MAX, SLACK, GoodputController, best, goodput
@@ -435,6 +435,20 @@ def test_what_a_woken_drafter_catches_up_is_not_its_c() -> None:
         costs.add(2, 1, idle, seconds, 1.0)
         costs.add(1, 0, 0, 0.0, 1.0)
     assert (costs.c, costs.waking) == (pytest.approx(0.1), pytest.approx(0.9))
+
+
+def test_what_a_model_catches_up_is_not_its_c_where_it_was_left_out_of_rounds_that_drafted() -> None:
+    """Tables with a head behind them: they draft every round, the head runs four times and rests as often."""
+    pace = GoodputController()
+    for turn in range(160):
+        called, woken = turn % 8 < 4, turn % 8 == 0 and turn > 0
+        gamma = pace.budget([0]).depth[0]
+        drafted = min(gamma, 1)
+        step = make_step(gamma, drafted, drafted, (0.9 if woken else 0.1 if called else 0.01) * PLAIN, PLAIN)
+        calls = (Call("head", 1, 0.0), Call("target", 1, PLAIN)) if called else (Call("target", 1, PLAIN),)
+        pace.observe([replace(step, calls=calls)])
+    assert pace.costs.c == pytest.approx(0.1, abs=0.01)
+    assert pace.costs.waking == pytest.approx(0.9, abs=0.05)
 
 
 def test_judging_drafts_is_part_of_their_cost_and_sampling_is_not() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sampling.drafters.tables.tree import likely_enough, worthwhile
@@ -127,6 +127,7 @@ def test_what_is_kept_by_hand() -> None:
     st.integers(20, 120),
     st.integers(50, 400),
 )
+@example([24, 24, 24], [2, 24, 24, 0], 58, 58)
 def test_a_tree_that_stops_growing_keeps_what_it_would_have_kept(
     chances: list[int], steps: list[int], trust: int, rate: int
 ) -> None:
@@ -135,7 +136,12 @@ def test_a_tree_that_stops_growing_keeps_what_it_would_have_kept(
     costs = NodeCosts(trust=trust / 100, v=v, rate=rate / 100)
     least = [*likely_enough(costs), *[float("inf")] * len(falling)]
     grown = next((count for count, chance in enumerate(falling) if chance <= least[count]), len(falling))
-    assert worthwhile(falling[:grown], costs) == worthwhile(falling, costs)
+
+    def brings(nodes: int) -> float:
+        return costs.trust * sum(falling[:nodes]) - costs.rate * v[nodes]
+
+    kept = worthwhile(falling[:grown], costs)
+    assert brings(kept) == pytest.approx(brings(worthwhile(falling, costs)), abs=1e-12)  # a tie may fall either way
 
 
 def test_a_tree_stops_growing_by_hand() -> None:
