@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ class FusedCache:
 
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype) -> None:
         self.layers, self.heads, self.size, self.dtype = layers, heads, size, dtype
-        self.length = 0
+        self.length = self.rows = 0  # both may have room for more
         self.keys = self._empty(0, 0, (size, BLOCK))
         self.values = self._empty(0, 0, (BLOCK, size))
 
@@ -73,15 +74,15 @@ class FusedCache:
 
     def reserve(self, rows: int, length: int) -> None:
         """Room for `length` slots of each of `rows` rows."""
-        if self.slots >= length and self.keys.shape[1] == rows:
+        if self.slots >= length and self.rows == rows:
             return
         filled = -(-self.length // BLOCK)
         blocks = -(-max(length + GROW, length + length // 4) // BLOCK)
         keys, values = self._empty(rows, blocks, (self.size, BLOCK)), self._empty(rows, blocks, (BLOCK, self.size))
         if filled:
-            keys[:, :, :, :filled] = self.keys[:, :, :, :filled]
-            values[:, :, :, :filled] = self.values[:, :, :, :filled]
-        self.keys, self.values = keys, values
+            keys[:, :, :, :filled] = self.keys[:, : self.rows, :, :filled]
+            values[:, :, :, :filled] = self.values[:, : self.rows, :, :filled]
+        self.keys, self.values, self.rows = keys, values, rows
 
     def crop(self, length: int) -> None:
         self.length = min(self.length, length)
@@ -96,12 +97,23 @@ class FusedCache:
         self.length = length
 
     def select(self, rows: Tensor) -> None:
-        if self.slots:
+        """Rows that go on in their order move up, in the memory that is there; others are copied."""
+        if not self.slots:
+            return
+        chosen, filled = rows.tolist(), -(-self.length // BLOCK)
+        if all(one < other for one, other in pairwise(chosen)):
+            for place, row in enumerate(chosen):
+                if place < row:
+                    self.keys[:, place, :, :filled] = self.keys[:, row, :, :filled]
+                    self.values[:, place, :, :filled] = self.values[:, row, :, :filled]
+        else:
             self.keys, self.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)
+        self.rows = len(chosen)
 
     def fork(self) -> FusedCache:
         twin = FusedCache(self.layers, self.heads, self.size, self.dtype)
-        twin.keys, twin.values, twin.length = self.keys.clone(), self.values.clone(), self.length
+        twin.keys, twin.values = self.keys[:, : self.rows].clone(), self.values[:, : self.rows].clone()
+        twin.length, twin.rows = self.length, self.rows
         return twin
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -109,8 +121,8 @@ class FusedCache:
         if not self.slots:
             raise ValueError("the cache is empty: nothing has been scored yet")
         filled = -(-self.length // BLOCK)
-        keys, values = self.keys[index, :, :, :filled].transpose(3, 4), self.values[index, :, :, :filled]
-        found = [part.flatten(2, 3)[:, :, : self.length].float() for part in (keys, values)]
+        keys, values = self.keys[index, : self.rows, :, :filled], self.values[index, : self.rows, :, :filled]
+        found = [part.flatten(2, 3)[:, :, : self.length].float() for part in (keys.transpose(3, 4), values)]
         return found[0], found[1]
 
     @property

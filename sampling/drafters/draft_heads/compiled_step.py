@@ -217,7 +217,7 @@ class CompiledStep:
             logits, own = torch.empty(count, keep, self._width), torch.empty(count, fed, self._hidden)
             shift = 2 * begin * self._size
             self._record.values[self._changing] = (
-                *(count * fed, keep, fed, count, cache.slots, rows.ctypes.data),
+                *(count * fed, keep, fed, cache.keys.shape[1], cache.slots, rows.ctypes.data),
                 *(cache.keys.data_ptr() + shift, cache.values.data_ptr() + shift, logits.data_ptr(), own.data_ptr()),
                 *(kinds.ctypes.data, states.ctypes.data, (kinds == THEIRS).any(), (kinds == OWN).any()),
             )
@@ -254,7 +254,7 @@ class CompiledStep:
             logits, made = torch.empty(self._width), torch.empty(fed, self._hidden)
             shift = 2 * begin * self._size
             self._record.values[self._changing] = (
-                *(fed, 1, fed, 1, cache.slots, rows),
+                *(fed, 1, fed, cache.keys.shape[1], cache.slots, rows),
                 *(cache.keys.data_ptr() + shift, cache.values.data_ptr() + shift, logits.data_ptr(), made.data_ptr()),
                 *(kinds, kinds + 8 * fed, first + fed - 1 > 0 and first <= valid, first > valid),
             )

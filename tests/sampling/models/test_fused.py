@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -328,6 +328,34 @@ def test_a_cache_moves_selects_and_copies_what_it_holds(dtype: torch.dtype) -> N
     assert torch.equal(twin.layer(1)[0][[0, 2]], before[1][0][[1, 0]])
     twin.crop(3)
     assert twin.layer(0)[1].shape[2] == 3
+    before = [[part.clone() for part in twin.layer(layer)] for layer in range(2)]
+    place = twin.keys.data_ptr()
+    twin.select(torch.tensor([1, 2]))
+    assert twin.keys.data_ptr() == place  # rows that go on are moved, not copied
+    for again in (twin, twin.fork()):
+        for layer in range(2):
+            assert all(torch.equal(now, then[1:]) for now, then in zip(again.layer(layer), before[layer], strict=True))
+    twin.reserve(2, 5000)
+    assert torch.equal(twin.layer(1)[1], before[1][1][1:])
+
+
+def test_rows_that_end_leave_the_others_bits_as_they_are(model: Any) -> None:
+    """The pass over fewer rows than its cache has room for, before and after that grows."""
+
+    def fed(cache: Any, rows: list[list[int]]) -> Tensor:
+        places = torch.arange(cache.length, cache.length + len(rows[0])).expand(len(rows), -1)
+        return cast(Tensor, network.forward(torch.tensor(rows), places, None, cache, len(rows[0]))[0])
+
+    network, texts = FusedNetwork(model), [tokens(9, seed) for seed in range(3)]
+    together, alone = network.new_cache(3), [network.new_cache(1) for _ in texts]
+    fed(together, texts)
+    for cache, text in zip(alone, texts, strict=True):
+        fed(cache, [text])
+    together.select(torch.tensor([0, 2]))
+    for more in (tokens(1, 3), tokens(700, 4)):
+        now = fed(together, [more, more])
+        assert torch.equal(now[0], fed(alone[0], [more])[0])
+        assert torch.equal(now[1], fed(alone[2], [more])[0])
 
 
 def test_two_threads_of_the_interpreter_take_turns(model: Any) -> None:
