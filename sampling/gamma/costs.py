@@ -74,6 +74,7 @@ class Costs:
         if any(value <= 0 for value in seeds.values()) or (c is not None and c < 0):
             raise ValueError(f"costs must be positive, got c {c} and v {dict(seeds)}")
         self._seeded_c, self._seeds = c, seeds
+        self.borrowed = False  # from a batch of another size: here a plain pass may cost anything
         self._moment = _Moment()
         # All times are over the moment's slowness.
         self._passes: dict[int, _Times] = {}  # by width n
@@ -107,7 +108,9 @@ class Costs:
 
     def handed_on(self) -> Costs:
         """New costs that begin with what these are now."""
-        return Costs(self.c, {n: value for n, value in enumerate(self.v(self.reach), start=1) if n > 1})
+        given = Costs(self.c, {n: value for n, value in enumerate(self.v(self.reach), start=1) if n > 1})
+        given.borrowed = True
+        return given
 
     def add(
         self,

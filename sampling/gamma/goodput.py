@@ -168,7 +168,7 @@ class GoodputController:
     @property
     def _needs_reference(self) -> bool:
         """Whether a plain pass would teach anything: rounds with gamma 0 time themselves."""
-        return self.costs.references > 0 or self.costs.reach == 1
+        return self.costs.references > 0 or self.costs.reach == 1 or self.costs.borrowed
 
     @property
     def reach(self) -> int:

@@ -437,6 +437,23 @@ def test_what_a_woken_drafter_catches_up_is_not_its_c() -> None:
     assert (costs.c, costs.waking) == (pytest.approx(0.1), pytest.approx(0.9))
 
 
+def test_a_batch_times_its_own_plain_pass_though_one_row_was_timed_before() -> None:
+    """One row's pass takes a second token for 10% more, eight rows' for 65%: drafts pay there and not here."""
+    pace = GoodputController()
+    for rows, second, paid in ((1, 1.1, True), (8, 1.65, False)):
+        pace.begin()
+        gammas = []
+        for turn in range(200):
+            gamma = pace.budget(list(range(rows))).depth[0]
+            seconds = PLAIN * (1.0 + (second - 1) * gamma)
+            step = make_step(gamma, gamma, min(gamma, turn % 2), 0.05 * PLAIN * gamma / rows, seconds / rows)
+            pace.observe([replace(step, row=row) for row in range(rows)])
+            gammas.append(gamma)
+        assert (fmean(gammas[20:]) > 0.9) == paid
+        assert pace.costs.references >= 2
+    assert fmean(gammas) < 0.15
+
+
 def test_what_a_model_catches_up_is_not_its_c_where_it_was_left_out_of_rounds_that_drafted() -> None:
     """Tables with a head behind them: they draft every round, the head runs four times and rests as often."""
     pace = GoodputController()
