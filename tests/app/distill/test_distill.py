@@ -164,7 +164,7 @@ def test_a_trained_drafter_is_trained_further(
     assert f"start {plain}" in (out / "README.md").read_text()
     capsys.readouterr()
     for more, said in (
-        (["--hidden", "16"], f"--start {plain}: its hidden_size is 32, the flags say 16"),
+        (["--hidden", "16"], f"--start {plain}: its hidden_size is 64, the flags say 16"),
         (["--student", "feature"], f"--start {plain}: its kind is plain, the flags say feature"),
         (["--init-layers", "0"], "--start and --init-layers contradict each other: give one"),
     ):
