@@ -102,6 +102,11 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[TextId
     if args.kind == "eagle" and not old.config.wide:
         raise UsageError(f"--start {args.start}: it is an EAGLE-1 or 2 head, --student eagle3 trains EAGLE-3")
     window = 0 if args.kind == "eagle" else max(old.config.window, seen)
-    same = ("block_size", "recency", "num_hidden_layers")
-    changed = replace(old.config, window=window, **{name: getattr(wanted, name) for name in same})
+    changed = replace(
+        old.config,
+        window=window,
+        block_size=wanted.block_size,
+        recency=wanted.recency,
+        num_hidden_layers=wanted.num_hidden_layers,
+    )
     return taken_up(old, changed, device, seed)

@@ -162,7 +162,13 @@ def test_a_trained_drafter_is_trained_further(
     assert main(words(target, out, *flags, "--start", str(plain))) == 0
     assert report(out)["curve"][0]["held"]["alpha"][0] > report(plain)["best"]["held"]["alpha"][0] - 0.1
     assert f"start {plain}" in (out / "README.md").read_text()
+    deeper = tmp_path / "deeper"
+    assert main(words(target, deeper, *flags, "--start", str(plain), "--layers", "2")) == 0
+    assert read_config(deeper)["num_hidden_layers"] == 2
+    assert report(deeper)["curve"][0]["held"]["alpha"][0] > report(plain)["best"]["held"]["alpha"][0] - 0.1
     capsys.readouterr()
+    assert main(words(target, tmp_path / "refused", *flags, "--start", str(deeper))) == 2
+    assert capsys.readouterr().err.strip().endswith(f"--start {deeper}: its num_hidden_layers is 2, the flags say 1")
     for more, said in (
         (["--hidden", "16"], f"--start {plain}: its hidden_size is 64, the flags say 16"),
         (["--student", "feature"], f"--start {plain}: its kind is plain, the flags say feature"),
