@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 GROW = 256  # slots added at least, whenever a buffer is full
+
+
+def in_order(rows: list[int]) -> bool:
+    """Whether rows only drop out: those that stay keep their order, none twice."""
+    return all(one < other for one, other in pairwise(rows))
 
 
 @dataclass(eq=False)
@@ -56,11 +62,15 @@ class Buffer:
         self.length = length
 
     def select(self, rows: Tensor) -> None:
+        """Rows that go on in their order move up, in the memory that is there; others are copied."""
         if self.data is None:
             return
-        chosen = self.data.new_empty((len(rows), *self.data.shape[1:]))
-        for place, row in enumerate(rows.tolist()):  # one copy, of what is filled: a row's room is larger
-            chosen[place, :, : self.length] = self.data[row, :, : self.length]
+        wanted = rows.tolist()
+        kept = in_order(wanted)
+        chosen = self.data[: len(wanted)] if kept else self.data.new_empty((len(wanted), *self.data.shape[1:]))
+        for place, row in enumerate(wanted):  # of what is filled: a row's room is larger
+            if not kept or place < row:
+                chosen[place, :, : self.length] = self.data[row, :, : self.length]
         self.data = chosen
 
     def fork(self) -> Buffer:

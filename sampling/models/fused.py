@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sampling.models import llama
+from sampling.models.cache import in_order
 from sampling.models.pass_record import BLOCK, PASS, PassRecord, linears
 from sampling.types import Hidden, KVCache, states_of
 from utils.kernels.blocks import COLUMNS, GROUP
@@ -101,7 +101,7 @@ class FusedCache:
         if not self.slots:
             return
         chosen, filled = rows.tolist(), -(-self.length // BLOCK)
-        if all(one < other for one, other in pairwise(chosen)):
+        if in_order(chosen):
             for place, row in enumerate(chosen):
                 if place < row:
                     self.keys[:, place, :, :filled] = self.keys[:, row, :, :filled]
