@@ -179,6 +179,8 @@ class Network(Protocol):
     @property
     def takes_trees(self) -> bool: ...  # whether its attention takes the mask of a tree, of any size at any length
     @property
+    def ragged(self) -> bool: ...  # whether without a mask rows may begin at different slots: those of their positions
+    @property
     def device(self) -> torch.device: ...
     @property
     def dtype(self) -> torch.dtype: ...
@@ -188,7 +190,7 @@ class Network(Protocol):
         self,
         ids: Tensor,  # [B, T] long
         positions: Tensor,  # [B, T] long
-        mask: Tensor | None,  # [B, 1, T, S+T] additive, model dtype; None = causal after all S slots
+        mask: Tensor | None,  # [B, 1, T, S+T] additive, model dtype; None = causal after the slots before
         cache: KVCache,
         keep: int,  # logits of the last `keep` columns only
         hidden: Hidden = False,

@@ -46,47 +46,37 @@ class Acceptance:
         self._given = [chances.of(("given", place), 1.0) for place in range(limit)]
         self._quick: list[float | None] = [None] * limit
         self._alphas: list[float] = []
-        self._new: list[Sequence[Step]] = []  # rounds that nobody has asked about yet
+        self._new: list[tuple[Step, int, int]] = []  # rounds that nobody has asked about yet
 
     def begin(self) -> None:
         """A new answer: another text."""
         self._quick = [None] * len(self._held)
         self._alphas = []
 
-    def learn(self, steps: Sequence[Step]) -> None:
-        """One round, a Step a row; of a tree the chain that its siblings stand beside counts."""
-        self._new.append(steps)
+    def learn(self, step: Step, asked: int, given: int) -> None:
+        """One round, of a batch the row that counts; of a tree the chain that its siblings stand beside. `asked` and
+        `given` are the most tokens of any row: one that drafts makes the pass wide for all."""
+        self._new.append((step, asked, given))
         if len(self._new) == LATER:
             self.catch_up()
 
     def catch_up(self) -> None:
         """Take in what came since somebody last asked: who judges a tree's nodes one by one seldom does."""
         rounds, self._new = self._new, []
-        for steps in rounds:
-            self.add([(step.gamma, chain_accepted(step), step.token is None) for step in steps])
-            # One row that drafts makes the pass wide for all.
-            asked, given = max(step.gamma for step in steps), max(step.length for step in steps)
+        for step, asked, given in rounds:
+            self.add(step.gamma, chain_accepted(step), step.token is None)
             for place, one in enumerate(self._given[:asked]):
                 one.learn(float(given > place))
 
-    def add(self, outcomes: Sequence[tuple[int, int, bool]]) -> None:
-        """One round of one or more rows: (asked, accepted, ended) of each.
-
-        `ended`: an accepted stop token closed the row, so the position behind it was not examined.
-        """
+    def add(self, asked: int, accepted: int, ended: bool = False) -> None:
+        """One round. `ended`: an accepted stop token closed the row, so the position behind it was not examined."""
         # Time passes for all positions, else one that had bad luck and is no longer asked for stays condemned.
         for one in self._held:
             one.fade(all_of_it=True)
         self._alphas = []
-        deepest = min(max((asked for asked, _, _ in outcomes), default=0), len(self._held))
-        for place in range(min(deepest, max((accepted for _, accepted, _ in outcomes), default=0) + 1)):
-            seen = [
-                accepted > place
-                for asked, accepted, ended in outcomes
-                if asked > place and (accepted > place or (accepted == place and not ended))
-            ]
-            if seen:
-                self._learn(place, sum(seen) / len(seen))
+        examined = accepted if ended else accepted + 1
+        for place in range(min(asked, examined, len(self._held))):
+            self._learn(place, float(accepted > place))
 
     @property
     def alphas(self) -> list[float]:

@@ -79,11 +79,12 @@ class GoodputController:
     *First rounds*: two plain passes (T(1)), two looks at gamma 1 (c, v(2)), then gamma up to three
     times what was measured. Seeded `costs` save them. *Later*: the best gamma, kept for at least two
     more rounds after a change. *Where drafting does not pay*: gamma 0 and a probe of gamma 1 after 8, 16, 32,
-    64 … plain rounds; an accepted probe is followed by another. *A new answer* begins with what costs and chances were
+    64 … plain rounds; a probe that paid is followed by another. *A new answer* begins with what costs and chances were
     in those before. *Whatever comes*: no draft is begun whose loss, should all of it be refused, would bring the cost
     of all answers above 1.015 × plain decoding + 3 passes; what drafts gained before counts for up to 8.
-    A batch has one gamma for all rows: its passes cost what the longest draft costs. c and v are learned apart for each
-    number of rows: a batch that has lost some is another batch.
+    A batch has one gamma for all rows: its passes cost what the longest draft costs, and what drafts bring is judged by
+    the row that is behind, as the others wait for it in the end. c and v are learned apart for each number of rows: a
+    batch that has lost some is another batch.
 
     `whole`: for a drafter whose drafts are not cut, such as a cascade: gamma is this or 0, looks and probes too. As
     such a draft may cost more than all that may be lost, one is allowed while nothing is (two before costs are known).
@@ -112,25 +113,29 @@ class GoodputController:
         self.chosen = 0  # gamma of the last round that was neither a probe nor a plain pass for timing
         self.rounds = self.probes = 0
         self._since = COOLDOWN  # rounds since `chosen` changed
+        self._news = True  # something was learned of drafts since it was last thought about
         self._idle = 0  # rounds since the drafter was last asked
         self._asleep = 0  # rounds since its model last ran (since it was asked, if it has none)
         self._unreferenced = 0  # rounds since a plain pass was timed
         self._patience = PROBE_EVERY
         self._again = False  # the last probe was accepted
         self._called = False  # whether it ever ran one
+        self._grown: dict[int, int] = {}  # tokens of each row of a batch in this answer
 
     def begin(self) -> None:
         """A new answer: another text. What passes cost and may still be lost stays; chances become a first guess."""
         self.acceptance.catch_up()
         self.chances.begin()
         self.acceptance.begin()
-        self._since, self._again = COOLDOWN, False
+        self._since, self._again, self._news = COOLDOWN, False, True
+        self._grown.clear()
 
     # -- choosing -----------------------------------------------------------------------------
 
     def budget(self, rows: list[int]) -> Budget:
         """The gamma of the coming round, the same for all rows."""
-        self.costs = self._learned.of(len(rows))
+        if (costs := self._learned.of(len(rows))) is not self.costs:
+            self.costs, self._news = costs, True
         gamma = self.last = self._affordable(self._next(len(rows)))
         known = self.costs.drafting_known
         price = self._priced(gamma) * self.costs.asking * self._rate.value if known and self._called else None
@@ -145,12 +150,13 @@ class GoodputController:
             return 0
         if not self.costs.drafting_known:
             return self._least
-        if self._since >= COOLDOWN:
-            found = self._best(rows)
+        if self._news and self._since >= COOLDOWN:
+            found, self._news = self._best(rows), False
             if found != self.chosen:
                 self.chosen, self._since = found, -1
         self._since += 1
-        if self.chosen == 0 and (self._again or self._idle >= self._patience):
+        patience = min(PROBE_SELDOM, rows * self._patience)  # a probe is one of every row
+        if self.chosen == 0 and (self._again or self._idle >= patience):
             return self._least
         return self.chosen
 
@@ -207,36 +213,46 @@ class GoodputController:
 
     def observe(self, steps: list[Step], predicted: float = 0.0) -> None:
         """A round is over, a Step a row: learn from it."""
-        asked = given = longest = tokens = 0
+        asked = given = longest = 0
         draft_s = verify_s = sample_s = 0.0
         called = False
         for step in steps:
             asked, given = max(asked, step.gamma), max(given, len(step.drafted))
             longest = max(longest, self._paid_for(step))
-            tokens += len(step.path) + (step.token is not None)
             draft_s, verify_s, sample_s = draft_s + step.draft_s, verify_s + step.verify_s, sample_s + step.sample_s
             called = called or len(step.calls) > 1  # the target's own call is always there
+        slowest = self._slowest(steps)
+        tokens = len(slowest.path) + (slowest.token is not None)
         paid = self._paid(max(1, longest), called) if asked else 0
         idle = self._asleep if self.costs.drafting_known else self._idle  # one that seldom runs its model is timed too
         self.costs.add(given + 1, paid, idle, draft_s, verify_s, called, sample_s)
         plain, v = self.costs.plain or verify_s or 1.0, self.costs.v(given + 1)[given]
-        self._rate.learn(tokens / len(steps), v + (draft_s + sample_s) / plain)
+        self._rate.learn(tokens, v + (draft_s + sample_s) / plain)
         cost = paid * (self.costs.waking if self._asleep > 1 else self.costs.c) + v
         self._asleep = 0 if (called if self._called else asked) else self._asleep + 1
         if asked and not paid:  # without its model a drafter still takes the time to look things up
             cost += min(self.costs.c, (draft_s + self.costs.judging(sample_s)) / plain)
-        self._account.add(tokens / len(steps), cost, self._stake)
+        self._account.add(tokens, cost, self._stake)
         self.rounds += 1
         self._unreferenced = 0 if given == 0 else self._unreferenced + 1
         if asked == 0:
             self._idle += 1
             return
-        self.acceptance.learn(steps)
+        self.acceptance.learn(slowest, asked, max(step.length for step in steps))
         if self.chosen == 0 and self.costs.drafting_known:
             self.probes += 1
-            self._again = any(step.path for step in steps)
-            self._patience = PROBE_EVERY if self._again else min(2 * self._patience, PROBE_SELDOM)
-        self._idle = 0
+            before, self._again = self._again, len(slowest.path) > 0 and tokens > paid * self.costs.c + v  # once awake
+            self._patience = PROBE_EVERY if before and self._again else min(2 * self._patience, PROBE_SELDOM)
+        self._idle, self._news = 0, True
+
+    def _slowest(self, steps: list[Step]) -> Step:
+        """Of the rows of a batch the one that was behind, which the others will wait for in the end."""
+        if len(steps) == 1:
+            return steps[0]
+        found = min(steps, key=lambda step: self._grown.get(step.row, 0))
+        for step in steps:
+            self._grown[step.row] = self._grown.get(step.row, 0) + len(step.path) + (step.token is not None)
+        return found
 
     def _paid_for(self, step: Step) -> int:
         """Drafted tokens of a round that cost c."""

@@ -38,6 +38,16 @@ class Buffer:
         self.length = end
         return self.data[:, :, :end]
 
+    def place(self, new: Tensor, slots: Tensor) -> None:
+        """Write `new` [B, 1, T, D] to each row's own slots [B, T]; the last of them all is then the last filled one."""
+        end = int(slots.max()) + 1
+        if self.data is None or self.data.shape[2] < end:
+            self.data = self._grown(new, end)
+        rows, _, room, size = self.data.shape
+        flat = slots + torch.arange(0, rows * room, room)[:, None]
+        self.data.view(-1, size).index_copy_(0, flat.flatten().to(new.device), new.reshape(-1, size))
+        self.length = end
+
     def _grown(self, like: Tensor, needed: int) -> Tensor:
         rows, heads, _, size = like.shape
         grown = like.new_empty((rows, heads, max(needed + GROW, needed + needed // 4), size))

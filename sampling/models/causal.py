@@ -1,8 +1,9 @@
-"""LM and Session over causal models. The cache follows by common prefix: `sync` crops it to what
+"""LM and Session over causal models. The cache follows by common prefix: `rollback` crops it to what
 the rows share with it, `score` feeds what is missing and the draft. Knows no sampling and no text.
 
-Layout: after `keep` or `sync` token i of every row lies in slot i (rows of unequal length leave
-slots behind their end unused). Only between `score` and `keep` lie new tokens elsewhere.
+Layout: after `commit` or `rollback` token i of every row lies in slot i (rows of unequal length leave
+slots behind their end unused). Between `score` and `commit` new tokens may lie elsewhere: of trees, of rows that are fed
+unequally, and of a network that is not ragged all of them lie behind the longest row.
 """
 
 from __future__ import annotations
@@ -164,10 +165,12 @@ class CausalSession(Session):
 
     def _forward(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
         start, width, count = self._cache.length, max(map(len, feed)), len(nodes[0])
-        lengths, mask = self.held(), None
-        uniform = len(set(lengths)) == 1 and len(set(map(len, feed))) == 1
-        if uniform and parents is None and not any(token < 0 for row in nodes for token in row):
-            positions = torch.arange(start, start + width + count).expand(len(feed), -1)
+        lengths, mask, ends = self.held(), None, [start + width] * len(feed)
+        level = len(set(lengths)) == 1
+        chains = parents is None and len(set(map(len, feed))) == 1
+        if chains and (self.network.ragged or (level and not any(token < 0 for row in nodes for token in row))):
+            positions = torch.tensor(lengths)[:, None] + torch.arange(width + count)
+            ends = [length + width for length in lengths]
         else:
             positions, seen = places(lengths, feed, parents, start, width, count)
             positions = positions.clamp(max=self.network.context - 1)  # absent nodes of a long row
@@ -176,18 +179,22 @@ class CausalSession(Session):
         ids = torch.tensor(padded, device=self.device).clamp_(0, self.network.vocab_size - 1)
         logits, hidden = self._run(ids, positions.to(self.device), mask, count + 1)
         if self._hidden is not None and hidden is not None:
-            self._hidden.append(hidden[:, None].to(self.device))
-        self._note(feed, nodes, start + width, parents is None)
+            states = hidden[:, None].to(self.device)
+            if level or mask is not None:
+                self._hidden.append(states)
+            else:
+                self._hidden.place(states, positions)
+        self._note(feed, nodes, ends, parents is None)
         return logits
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         """The pass itself: logits [B, keep, n or V] and, if kept, states [B, T, H] of ids [B, T]."""
         return self.network.forward(ids, positions, mask, self._cache, keep, self.keeps_hidden)
 
-    def _note(self, feed: Rows, nodes: Rows, end: int, chain: bool) -> None:
-        """Remember which slots the pass has filled: fed tokens end at slot `end`, nodes follow."""
-        self._fed = [list(range(end - len(new), end)) for new in feed]
-        self._nodes = [[(t, end + place) for place, t in enumerate(row)] for row in nodes]
+    def _note(self, feed: Rows, nodes: Rows, ends: list[int], chain: bool) -> None:
+        """Remember which slots the pass has filled: each row's fed tokens end at its slot in `ends`, nodes follow."""
+        self._fed = [list(range(end - len(new), end)) for end, new in zip(ends, feed, strict=True)]
+        self._nodes = [[(t, end + place) for place, t in enumerate(row)] for end, row in zip(ends, nodes, strict=True)]
         self._chain = chain
         for tokens, new in zip(self._tokens, feed, strict=True):
             tokens.extend(new)

@@ -125,11 +125,6 @@ class FusedCache:
         found = [part.flatten(2, 3)[:, :, : self.length].float() for part in (keys.transpose(3, 4), values)]
         return found[0], found[1]
 
-    @property
-    def starts(self) -> int | np.ndarray:
-        """The slot of a pass's first token: one for all rows, or one each [B, 1]."""
-        return self.length
-
 
 class FusedRows(FusedCache):
     """`rows` sequences of at most `capacity` tokens, each at a length of its own; a pass feeds one token to each of the
@@ -138,11 +133,6 @@ class FusedRows(FusedCache):
     def __init__(self, like: FusedCache, rows: int, capacity: int) -> None:
         super().__init__(like.layers, like.heads, like.size, like.dtype)
         super().reserve(rows, capacity)
-        self._starts = np.zeros((0, 1), np.int64)
-
-    @property
-    def starts(self) -> np.ndarray:
-        return self._starts
 
     def reserve(self, rows: int, length: int) -> None:
         """All of it was taken at once."""
@@ -150,8 +140,7 @@ class FusedRows(FusedCache):
         assert length <= self.slots
 
     def at(self, slots: Tensor) -> None:
-        """Row i's next token goes to slot slots[i] [N]; it sees the slots before."""
-        self._starts, self.length = slots.numpy()[:, None], int(slots.max())
+        """Row i's next token goes to slot slots[i] [N], which is its position: no mask is needed."""
 
     def fill(self, row: int, content: FusedCache) -> None:
         """Begin a row with the first row of `content`."""
@@ -191,7 +180,7 @@ class FusedNetwork:
     layer says so. ValueError for a model that cannot be computed so.
     """
 
-    takes_trees = True
+    takes_trees = ragged = True
     reduced_ids: Tensor | None = None  # logits of all ids
     device = torch.device("cpu")
     dtype = torch.float32
@@ -253,12 +242,14 @@ class FusedNetwork:
         assert isinstance(cache, FusedCache)
         assert cache.dtype == self.cache_dtype
         count, fed = ids.shape
-        tokens, depths = ids.numpy().reshape(-1), positions.numpy().reshape(-1)
+        tokens, depths = ids.numpy().reshape(-1), positions.numpy()
+        last = int(depths.max())
+        slots, end = (depths, last + 1) if mask is None else (cache.length + np.arange(fed), cache.length + fed)
         if tokens.min() < 0 or tokens.max() >= self.vocab_size:
             raise IndexError(f"ids must lie in 0 … {self.vocab_size - 1}")
         with self._one_at_a_time:
-            cache.reserve(count, cache.length + fed)
-            rows, seen = self._record.rows(tokens, depths, fed, mask, cache.starts)
+            cache.reserve(count, end)
+            rows, seen = self._record.rows(tokens, depths, mask, slots)
             logits = torch.empty(count, keep, self._width)
             wanted = states_of(hidden)
             states = torch.empty(count, fed, len(wanted) * self._hidden) if wanted else None
@@ -271,7 +262,7 @@ class FusedNetwork:
                 self._table["states"] = [places.get(layer, 0) for layer in range(self.layers)]
                 self._between = True
             self._record.prepare(count * fed, count * keep, seen)
-            if (last := int(depths.max())) >= len(self._turns):
+            if last >= len(self._turns):
                 self._turns = torch.cat([self._turns, *self._angles(len(self._turns), last + 1)])
             self._record.values[self._changing] = (
                 *(self._turns.data_ptr(), count * fed, keep, fed, cache.keys.shape[1], cache.slots, rows.ctypes.data),
@@ -279,7 +270,7 @@ class FusedNetwork:
                 *(places.get(-1, 0), len(wanted) * self._hidden),
             )
             self._record.run(self._function, torch.get_num_threads())
-            cache.length += fed
+            cache.length = end
         return logits[..., : self.vocab_size], states
 
     def _angles(self, first: int, last: int) -> list[Tensor]:

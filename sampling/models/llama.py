@@ -106,7 +106,7 @@ class LlamaNetwork:
     def dtype(self) -> torch.dtype:
         return self._embed.weight.dtype
 
-    takes_trees, reduced_ids = True, None
+    takes_trees, ragged, reduced_ids = True, False, None
 
     def new_cache(self, rows: int) -> SlotCache:
         """An empty cache; it takes the number of rows from what is first fed."""

@@ -23,7 +23,7 @@ _MASKABLE = {"sdpa", "eager"}
 class ModelNetwork:
     """What every transformers model tells of itself: its vocabulary, where it lies, whether it takes a mask of ours."""
 
-    reduced_ids = None
+    reduced_ids, ragged = None, False
 
     def __init__(self, model: Any, config: Any) -> None:
         self.model, self.config = model, config

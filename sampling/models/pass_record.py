@@ -136,19 +136,19 @@ class PassRecord:
             self.set(**{name: self._scratch[name].data_ptr()})
 
     def rows(
-        self, ids: np.ndarray, positions: np.ndarray, fed: int, mask: Tensor | None, starts: int | np.ndarray
+        self, ids: np.ndarray, positions: np.ndarray, mask: Tensor | None, slots: np.ndarray
     ) -> tuple[np.ndarray, int]:
-        """What the pass must know of each row, `fed` of each sequence, and the most slots that one of them sees.
+        """What the pass must know of each row, and the most slots that one of them sees.
 
-        mask [B or 1, 1, fed, slots] as in :class:`sampling.types.Network`; `starts` the slot of a sequence's first row,
-        one for all or [B, 1]. Rows point to a list that is kept until the next call.
+        ids [B · T]; positions [B, T] and slots, the same for all sequences [T] or [B, T]; mask [B or 1, 1, T, S] as in
+        :class:`sampling.types.Network`. Rows point to a list that is kept until the next call.
         """
-        count = len(ids) // fed
+        count, fed = positions.shape
         rows = np.zeros(len(ids), ROW)
         by_sequence = rows.reshape(count, fed)
-        rows["id"], rows["position"] = ids, positions
+        rows["id"], by_sequence["position"] = ids, positions
         by_sequence["sequence"] = np.arange(count)[:, None]
-        by_sequence["slot"] = starts + np.arange(fed)
+        by_sequence["slot"] = slots
         if mask is None:
             rows["seen"] = rows["slot"] + 1
             return rows, int(rows["seen"].max())

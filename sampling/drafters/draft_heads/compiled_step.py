@@ -207,12 +207,12 @@ class CompiledStep:
         address of its numbers (`states` [B · T]).
         """
         (count, fed), before = ids.shape, cache.length
-        depths = positions.numpy().reshape(-1)
+        depths = positions.numpy()
         with self._one_at_a_time:
             cache.reserve(count, before + fed)
             begin = max(0, before - self.window) // BLOCK * BLOCK if self.window else 0  # slots too far back to be seen
             visible = None if mask is None else mask[..., begin:]
-            rows, seen = self._record.rows(ids.numpy().reshape(-1), depths, fed, visible, before - begin)
+            rows, seen = self._record.rows(ids.numpy().reshape(-1), depths, visible, before - begin + np.arange(fed))
             self._prepare(count * fed, count * keep, int(depths.max()) + 1, seen)
             logits, own = torch.empty(count, keep, self._width), torch.empty(count, fed, self._hidden)
             shift = 2 * begin * self._size

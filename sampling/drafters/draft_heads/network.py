@@ -106,6 +106,8 @@ class StudentNetwork:
     copied: it may be the target's.
     """
 
+    ragged = False
+
     def __init__(self, student: DraftHead, pack: bool = True) -> None:
         config, trunk = student.config, cast(Any, student.model)
         take = as_it_is

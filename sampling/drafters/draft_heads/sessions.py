@@ -43,8 +43,8 @@ class FollowingSession(CausalSession):
                 del tokens[self.settled(view) :]
         return super().rollback(rows)
 
-    def _note(self, feed: Rows, nodes: Rows, end: int, chain: bool) -> None:
-        super()._note(feed, nodes, end, chain)
+    def _note(self, feed: Rows, nodes: Rows, ends: list[int], chain: bool) -> None:
+        super()._note(feed, nodes, ends, chain)
         self._views = self.target.held()
 
     def select(self, rows: Tensor) -> None:

@@ -80,23 +80,32 @@ def test_silence_costs_no_width() -> None:
 def test_the_first_outcome_weighs_three_tenths_and_the_prior_is_85_percent() -> None:
     estimates = Acceptance(4)
     assert estimates.alphas == pytest.approx([0.85] * 4)
-    estimates.add([(1, 0, False)])
+    estimates.add(1, 0)
     assert estimates.alphas[0] == pytest.approx(0.7 * 0.85, abs=0.01)
 
 
 def test_an_accepted_stop_says_nothing_of_the_position_behind_it() -> None:
     one, other = Acceptance(4), Acceptance(4)
-    one.add([(4, 2, True)])
-    other.add([(4, 2, False)])
+    one.add(4, 2, ended=True)
+    other.add(4, 2)
     assert one.alphas[2] > 0.85 > other.alphas[2]
     assert one.alphas[:2] == other.alphas[:2]
 
 
-def test_rows_of_a_batch_are_one_outcome_each_round() -> None:
-    batch, single = Acceptance(2), Acceptance(2)
-    batch.add([(1, 1, False), (1, 0, False)])
-    single.add([(1, 1, False)])
-    assert 0.5 < batch.alphas[0] < single.alphas[0]
+@pytest.mark.parametrize(("slow", "drafts"), [(0, False), (1, True)])
+def test_a_batch_is_as_fast_as_its_slowest_row(slow: int, drafts: bool) -> None:
+    """Three rows whose drafts always hold gain nothing where the fourth's never do: they wait for it."""
+    pace = GoodputController()
+    gammas = []
+    for _ in range(200):
+        gamma = pace.budget([0, 1, 2, 3]).depth[0]
+        seconds = PLAIN * (1 + 0.3 * gamma) / 4
+        step = make_step(gamma, gamma, gamma, 0.0125 * PLAIN * gamma, seconds)
+        slowest = make_step(gamma, gamma, slow * gamma, 0.0125 * PLAIN * gamma, seconds)
+        pace.observe([replace(step, row=0), replace(slowest, row=1), replace(step, row=2), replace(step, row=3)])
+        gammas.append(gamma)
+    assert (fmean(gammas[40:]) > 0.5) == drafts
+    assert drafts or fmean(gammas[40:]) < 0.1
 
 
 def test_one_slow_pass_moves_neither_c_nor_v_nor_the_choice() -> None:

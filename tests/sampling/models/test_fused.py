@@ -251,6 +251,44 @@ def test_rows_beside_each_other_are_as_if_each_were_alone(model: Any) -> None:
         assert torch.equal(together[row, :count], own[0, :count])
 
 
+def test_rounds_of_ragged_rows_move_nothing_and_give_each_rows_own_bits(model: Any, monkeypatch: Any) -> None:
+    """Three rows that keep 0 to 2 drafts a round, the third silent now and then; over the cache's growth."""
+    network = FusedNetwork(model)
+    rows = [tokens(20, 1), tokens(11, 2), tokens(140, 3)]
+    session = CausalLM(network).open(rows, hidden=(0, 1))
+    session.score(rows, Draft.empty(3))
+    session.commit(torch.empty(3, 0, dtype=torch.long))  # prompts are read to the right of each other and moved once
+    moved: list[Tensor] = []
+    monkeypatch.setattr(FusedCache, "shift", lambda self, moves, length: moved.append(moves))
+    for turn in range(40):
+        nodes = [tokens(2, 10 * turn + row) for row in range(3)]
+        if turn % 3 == 0:
+            nodes[2] = [-1, -1]
+        found = session.score(rows, Draft(torch.tensor(nodes)))
+        if turn % 8 == 0:
+            for row, text in enumerate(rows):
+                drafted = [node for node in nodes[row] if node >= 0]
+                own = CausalLM(network).open([text])
+                alone = own.score([text], Draft(torch.tensor([drafted], dtype=torch.long)))[0]
+                assert torch.equal(found[row, : len(drafted) + 1], alone), (turn, row)
+        kept = [(turn + row) % 3 if nodes[row][0] >= 0 else 0 for row in range(3)]
+        session.commit(torch.tensor([[place if place < count else -1 for place in range(2)] for count in kept]))
+        for row, (text, count) in enumerate(zip(rows, kept, strict=True)):
+            text += [*nodes[row][:count], 100 + turn + row]
+    assert not moved
+    assert len({len(row) for row in rows}) == 3
+    states, held = session.hidden(), session.held()
+    keys, values, lengths = session.kv(1)
+    assert lengths.tolist() == held
+    for row, text in enumerate(rows):
+        own = CausalLM(network).open([text], hidden=(0, 1))
+        own.score([text], Draft.empty(1))
+        count = held[row]
+        assert torch.equal(states[row, :count], own.hidden()[0, :count])
+        for mine, theirs in zip((keys, values), own.kv(1)[:2], strict=True):
+            assert torch.equal(mine[row, :, :count], theirs[0, :, :count])
+
+
 def test_rows_of_any_length_beside_each_other_are_as_if_each_were_alone(model: Any) -> None:
     network = FusedNetwork(model)
     texts = [tokens(count, count) for count in (20, 3, 37)]
