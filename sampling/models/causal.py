@@ -2,8 +2,8 @@
 the rows share with it, `score` feeds what is missing and the draft. Knows no sampling and no text.
 
 Layout: after `commit` or `rollback` token i of every row lies in slot i (rows of unequal length leave
-slots behind their end unused). Between `score` and `commit` new tokens may lie elsewhere: of trees, of rows that are fed
-unequally, and of a network that is not ragged all of them lie behind the longest row.
+slots behind their end unused). Between `score` and `commit` new tokens may lie elsewhere: of trees, of rows that are
+fed unequally, and of a network that is not ragged all of them lie behind the longest row.
 """
 
 from __future__ import annotations
