@@ -35,6 +35,7 @@ NOBODY = 0.067  # weight of all the tokens that nobody names
 CANDIDATES = 16  # of the drafter's likeliest tokens
 PLAIN_CANDIDATES = 8  # the same where no noise can lift an unlikely one
 HOPED = 0.5  # tokens that a pass of the drafter is thought to bring where nothing else says any
+HOPED_WORTH = 10.0  # outcomes that this is worth: a few refusals at first say little
 
 
 class Beliefs(NamedTuple):
@@ -89,11 +90,12 @@ class JointTreeDrafter(TableTreeDrafter):
         chances: Chances | None = None,
         **how: Any,
     ) -> None:
-        super().__init__(tables, **how)
+        chances = Chances() if chances is None else chances
+        super().__init__(tables, chances=chances, **how)
         names = (*self.traits.names, lm.name)
         self.traits = replace(self.traits, names=names, needs_hidden=lm.reads_hidden, needs_kv=lm.reads_kv)
         self.lm, self.learn, self.beliefs = lm, learn, beliefs(agreement)
-        self.gain = (Chances() if chances is None else chances).of("asked", HOPED)
+        self.gain = chances.of("asked", HOPED, HOPED_WORTH)
         self.price: float | None = None  # of this round's budget
         self.idle = 0  # rounds since it was asked
         self.session: Session | None = None
@@ -159,9 +161,9 @@ class JointTreeDrafter(TableTreeDrafter):
         super().observe(rows, draft, verdict)
         if len(rows) != 1 or self._asked is None:
             return
-        path = [node for node in verdict.path[0].tolist() if node >= 0]
-        news = bool(path) and int(draft.tokens[0, path[0]]) != self._without
-        self.gain.learn(len(path) if news else 0, self._open)
+        count = sum(node >= 0 for node in verdict.path[0].tolist())
+        news = count > 0 and int(draft.tokens[0, verdict.path[0, 0]]) != self._without
+        self.gain.learn(count if news else 0, self._open)
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)

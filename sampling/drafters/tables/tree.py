@@ -40,6 +40,7 @@ from sampling.drafters.tables.prompt_lookup import (
     TablesDrafter,
 )
 from sampling.drafters.tables.table_file import StaticTables
+from sampling.gamma.chances import Chances
 from sampling.rows import behind
 from sampling.types import Budget, Draft, NodeCosts, Rows, Rule, Sampler, Session, Traits, Tree, Verdict
 from sampling.vocabulary import best
@@ -53,9 +54,12 @@ LEAST = 0.03
 """Less likely paths are not looked at."""
 _KEPT = 4096  # contexts whose entries in the tables are at hand
 _CHOICES = 4  # tokens of one context of the tables that may become siblings
+LIKELY = 0.5  # of the tokens behind a node the likeliest, as far as it was not looked up
 BELIEVED = 0.5  # of the noise
 LOUDEST = 100.0  # noise in a logit beyond which it makes no difference; at a temperature of thousands there is more
 SURE = 0.97  # no token favoured by the noise is likelier
+FURTHER = 0.85  # of the chances of tokens behind drafted ones what comes, and how many outcomes this is worth at first
+FURTHER_WORTH = 20.0
 _Said = list[tuple[int, int, float]]  # token, source, its chance by that source
 Noise = Callable[[int, Sequence[int]], list[float]]  # tokens above a node, ids → what the draw adds to their logits
 
@@ -129,6 +133,9 @@ class TableTreeDrafter(TablesDrafter):
     takes no trees. `shared_noise`: the noise of the target's draw is looked at where the sampler shows it. Not for a
     drafter beside which another one draws from distributions of its own: which of them drafts must not depend on the
     noise. `recall`: what the target thought likely in this answer is offered too.
+
+    What is drafted is what seems likeliest, and so it is held for likelier than it is, most of all behind drafted
+    tokens: `chances` learn how much of such chances comes.
     """
 
     def __init__(
@@ -138,9 +145,11 @@ class TableTreeDrafter(TablesDrafter):
         least: float = LEAST,
         shared_noise: bool = False,
         recall: bool = False,
+        chances: Chances | None = None,
         **how: Any,
     ) -> None:
         super().__init__(tables, least=least, **how)
+        self.further = (Chances() if chances is None else chances).of("further", FURTHER, FURTHER_WORTH)
         names = NAMES[: RECALLED + 1] if recall and self.said is None else self.traits.names
         self.traits = Traits(names, Rule.POINT, shared_noise=shared_noise, tree=Tree.BEST_FIRST)
         self._recalled = Recalled() if recall else None
@@ -148,6 +157,7 @@ class TableTreeDrafter(TablesDrafter):
         self._looked_up: dict[tuple[int, ...], tuple[_Said, _Said]] = {}
         self._certain = False  # whether the target's draws leave no choice
         self._ids: list[int] = []  # the caller's numbers of the rows, which key the noise
+        self._taken: list[_Offer] = []  # the nodes of the last draft
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         super().start(prompt, target, verifier)
@@ -160,12 +170,23 @@ class TableTreeDrafter(TablesDrafter):
         self._ids = [self._ids[row] for row in rows.tolist()]
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
-        """Keep the distributions at which the row stood; greedy ones leave no choice."""
-        if self._recalled is None or self._certain or len(rows) != 1:
+        """Learn how much came of what was hoped for, and keep the distributions at which the row stood; greedy ones
+        leave no choice."""
+        taken, self._taken = self._taken, []
+        if len(rows) != 1 or (not taken and (self._recalled is None or self._certain)):
             return
-        path = [node for node in verdict.path[0].tolist() if node >= 0]
-        row = [*rows[0][-2:], *draft.tokens[0, path].tolist()]
-        self._recalled.learn(row, thought_likely(verdict, [-1, *path]))
+        path, tokens = [node for node in verdict.path[0].tolist() if node >= 0], draft.tokens[0].tolist()
+        if path and [one.found.token for one in taken] == tokens:
+            self._accepted(taken, path)
+        if self._recalled is not None and not self._certain:
+            row = [*rows[0][-2:], *(tokens[node] for node in path)]
+            self._recalled.learn(row, thought_likely(verdict, [-1, *path]))
+
+    def _accepted(self, taken: list[_Offer], path: list[int]) -> None:
+        """Of these nodes a path was accepted: what was hoped for behind each of them, and whether it came."""
+        behind = [(node in path, one.found.p) for node, one in enumerate(taken) if one.parent in path]
+        if behind:
+            self.further.learn(sum(came for came, _ in behind), sum(hoped for _, hoped in behind))
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """A tree of at most budget.depth[0] nodes; `source` is [1, N]."""
@@ -180,7 +201,7 @@ class TableTreeDrafter(TablesDrafter):
         first = self._first(rows, self._offered(index, tail), noise)
         grown = self._grown(index, tail, budget, noise, first)
         paths = [one.path for one in grown]
-        taken = grown[: worthwhile(paths, budget.costs)]
+        self._taken = taken = grown[: worthwhile(paths, budget.costs)]
         parents = [one.parent for one in taken]
         return Draft(
             torch.tensor([[one.found.token for one in taken]], dtype=torch.long),
@@ -202,20 +223,23 @@ class TableTreeDrafter(TablesDrafter):
         self, index: MatchIndex, tail: list[int], budget: Budget, noise: Noise | None, offered: list[Found]
     ) -> list[_Offer]:
         """The nodes, the likeliest path first, as far as they may be worth while; `offered` behind the root."""
+        further = self.further.value
         most, floors = budget.depth[0], likely_enough(budget.costs) if budget.costs else [-1.0] * budget.depth[0]
         lowest = [*accumulate(reversed(floors), min)][::-1]  # what no node behind may be below
         offers: list[_Offer] = []
         taken: list[_Offer] = []
         order = count = 0
         at = _Offer(-1.0, 0, -1, -1, Found(-1, 0, 1.0), tail)  # the root, then the node taken last
-        while count < min(most, len(floors)) and -at.less > floors[count]:
+        while count < min(most, len(floors)):
             above, least = -at.less, max(self.least, lowest[count])
-            if taken:
+            if taken and above * LIKELY <= floors[count]:
+                offered = []  # looking further costs more than it brings
+            elif taken:
                 tail = [*at.tail[1 - self._reach :], at.found.token]
                 offered = self._offered(index, tail, least / above if noise is None else 0.0)
                 offered = favoured(offered, noise, at.depth + 1)
             for found in offered:
-                if (path := above * found.p) >= least:
+                if (path := above * min(1.0, found.p * (further if taken else 1.0))) >= least:
                     order += 1
                     heappush(offers, _Offer(-path, order, count - 1, at.depth + 1, found, tail))
             if not offers or -offers[0].less <= floors[count]:
@@ -315,7 +339,7 @@ def build(pair: Parts, asked: DraftRequest) -> TablesDrafter:
     """Matches, then the pair's tables."""
     tables, said = pair.tables(), pair.said(asked)
     if asked.grown == "dynamic":
-        return TableTreeDrafter(tables, shared_noise=True, recall=True, said=said)
+        return TableTreeDrafter(tables, shared_noise=True, recall=True, said=said, chances=asked.chances)
     return TablesDrafter(tables, said=said)
 
 
@@ -323,7 +347,7 @@ def build_match(pair: Parts, asked: DraftRequest) -> TablesDrafter:
     """Matches alone; of `suffix` in answers that are over too."""
     said = pair.said(asked)
     return (
-        TableTreeDrafter(None, shared_noise=True, said=said)
+        TableTreeDrafter(None, shared_noise=True, said=said, chances=asked.chances)
         if asked.grown == "dynamic"
         else TablesDrafter(None, said=said)
     )
@@ -333,5 +357,5 @@ def build_static(pair: Parts, asked: DraftRequest) -> TablesDrafter:
     """The pair's tables alone."""
     tables = pair.tables()
     if asked.grown == "dynamic":
-        return TableTreeDrafter(tables, shared_noise=True, longest=0)
+        return TableTreeDrafter(tables, shared_noise=True, longest=0, chances=asked.chances)
     return TablesDrafter(tables, longest=0)

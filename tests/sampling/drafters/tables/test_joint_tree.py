@@ -173,18 +173,18 @@ def test_rows_of_a_batch_and_rows_beyond_its_context_do_without_it() -> None:
     assert lm.passes == 0
 
 
-@pytest.mark.parametrize(("path", "price", "asked"), [([-1], 0.2, 8), ([0], 0.2, 40), ([-1], None, 40)])
+@pytest.mark.parametrize(("path", "price", "asked"), [([-1], 0.2, 24), ([0], 0.2, 80), ([-1], None, 80)])
 def test_it_is_asked_while_that_pays(path: list[int], price: float | None, asked: int) -> None:
-    """40 rounds: a drafter that brings nothing is asked now and then, once it is known what its time is worth."""
+    """80 rounds: a drafter that brings nothing is asked now and then, once it is known what its time is worth."""
     made = started(thinking([0.0, *[-30.0] * (V - 1)]), [ROW])
     calls, most = 0, 0
-    for _ in range(40):
+    for _ in range(80):
         draft = made.propose([ROW], Budget([1], price=price), drafting(sampler(0.0), [ROW]))
         calls += len(draft.calls)
         judged(made, ROW, draft, path if draft.tokens.shape[1] else [])
         most = max(most, made.idle)
-    assert calls == asked if asked == 40 else calls <= asked
-    assert (most == PROBE_EVERY) == (asked < 40)
+    assert calls == asked if asked == 80 else calls <= asked
+    assert (most == PROBE_EVERY) == (asked < 80)
 
 
 def test_it_is_always_asked_where_nothing_is_to_be_learned(clock: list[float]) -> None:

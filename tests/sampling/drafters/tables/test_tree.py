@@ -23,7 +23,7 @@ from sampling.drafters.tables.prompt_lookup import CHANCE, TablesDrafter
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.drafters.tables.tree import BELIEVED, RECALLED, SHARES, SURE, Recalled, TableTreeDrafter, thought_likely
 from sampling.sampler import KeyedSampler
-from sampling.types import Budget, Draft, Rows, Verdict
+from sampling.types import Budget, Draft, NodeCosts, Rows, Verdict
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.branching import softmax
 from tests.support.reference import NaiveLaw
@@ -47,17 +47,54 @@ def tree(drafter: TablesDrafter, row: list[int], nodes: int) -> tuple[list[int],
 
 
 def test_a_tree_of_matches_by_hand() -> None:
-    """1 2 was followed by 3 (.42), then matches grow longer: 9 (.5), 7 (.7), 2 and 5 (.85 each), .106 in all; 2 alone
-    was last followed by 5: .17 of the .58 that are left at the root, .0986.
+    """1 2 was followed by 3 (.42), then matches grow longer: 9 (.5), 7 (.7), 2 and 5 (.85 each). Of each of these .85 is
+    hoped for, .0554 in all. 2 alone was last followed by 5: .17 of the .58 that are left at the root, .0986.
     """
     row = [1, 2, 3, 9, 7, 2, 5, 1, 2]
     tokens, parents, draft = tree(TableTreeDrafter(None, least=0.05), row, 6)
-    assert tokens == [3, 9, 7, 2, 5, 5]
-    assert parents == [-1, 0, 1, 2, 3, -1]
+    assert tokens == [3, 9, 7, 5, 2, 5]
+    assert parents == [-1, 0, 1, -1, 2, 4]
     assert CHANCE == (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
     assert draft.probs is None
     assert draft.source is not None
     assert draft.source.tolist() == [[0] * len(tokens)]
+
+
+def test_what_comes_behind_drafted_tokens_is_learned_where_they_were_accepted() -> None:
+    row = [1, 2, 3, 9, 7, 2, 5, 1, 2]
+    drafter = TableTreeDrafter(None, least=0.05)
+    found = [drafter.further.value]
+    for path in ([0], [0, 1, 2], [], [-1]):
+        _, _, draft = tree(drafter, row, 3)  # 3, 9, 7
+        nodes = [*path, *[-1] * (3 - len(path))]
+        drafter.observe([row], draft, Verdict(torch.tensor([nodes]), torch.tensor([0]), torch.ones(1), torch.ones(1)))
+        found.append(drafter.further.value)
+    assert found[1] < found[0] < found[2]  # 9 was refused, then 9 and 7 were taken
+    assert found[2] == found[3] == found[4]  # nothing was accepted: nothing is known of what comes behind it
+    other = Draft(torch.tensor([[3, 9, 8]]))
+    tree(drafter, row, 3)
+    drafter.observe([row], other, Verdict(torch.tensor([[0, -1, -1]]), torch.tensor([0]), torch.ones(1), torch.ones(1)))
+    assert drafter.further.value == found[4]  # somebody else's draft
+
+
+def test_what_is_not_thought_to_pay_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind 3 (.42) at most half of that is hoped for."""
+    looked: list[list[int]] = []
+    offered = TableTreeDrafter._offered
+
+    def counted(self: Any, index: Any, tail: list[int], least: float = 0.0) -> Any:
+        looked.append(tail)
+        return offered(self, index, tail, least)
+
+    monkeypatch.setattr(TableTreeDrafter, "_offered", counted)
+    for floor, count in ((0.2, 2), (0.22, 1)):
+        looked.clear()
+        drafter, row = TableTreeDrafter(None), [1, 2, 3, 9, 7, 2, 5, 1, 2]
+        drafter.start([row], ALONE, ALONE)
+        costs = NodeCosts([1 + floor * n for n in range(4)], 1.0, 1.0)
+        draft = drafter.propose([row], Budget([3], costs=costs), SAMPLER)
+        assert draft.tokens.tolist() == [[3]]
+        assert len(looked) == count
 
 
 def test_nothing_known_drafts_nothing() -> None:
