@@ -47,8 +47,8 @@ def tree(drafter: TablesDrafter, row: list[int], nodes: int) -> tuple[list[int],
 
 
 def test_a_tree_of_matches_by_hand() -> None:
-    """1 2 was followed by 3 (.42), then matches grow longer: 9 (.5), 7 (.7), 2 and 5 (.85 each). Of each of these .85 is
-    hoped for, .0554 in all. 2 alone was last followed by 5: .17 of the .58 that are left at the root, .0986.
+    """1 2 was followed by 3 (.42), then matches grow longer: 9 (.5), 7 (.7), 2 and 5 (.85 each). Of each of these
+    .85 is hoped for, .0554 in all. 2 alone was last followed by 5: .17 of the .58 left at the root, .0986.
     """
     row = [1, 2, 3, 9, 7, 2, 5, 1, 2]
     tokens, parents, draft = tree(TableTreeDrafter(None, least=0.05), row, 6)
