@@ -197,6 +197,21 @@ class Network(Protocol):
     ) -> tuple[Tensor, Tensor | None]: ...  # logits [B, keep, n]; the states wanted beside each other [B, T, K·H]
 
 
+class RaggedNetwork(Network, Protocol):
+    """One whose `ragged` is true."""
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: KVCache,
+        keep: int,
+        hidden: Hidden = False,
+        sequences: Tensor | None = None,  # [B] which rows of the cache these are; None = all
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
 class Session(Protocol):
     """One LM, its KV cache and the tokens the cache holds.
 

@@ -35,6 +35,7 @@ RATE = 1.5  # tokens a plain pass' time, before any came
 GROWTH = 3  # how much further than the widest pass measured a draft may reach
 PROBE_EVERY, PROBE_SELDOM = 8, 64  # plain rounds between probes: doubled by each that fails
 ALLOWANCE, SLACK = 3.0, 0.015  # passes that may be lost on plain decoding: 3 and 1.5% of the tokens
+APART = 1.1  # what drafts must bring a batch at least: rows drift apart, and the last ones run alone
 CREDIT = 8.0  # passes that may be lost after drafts which paid, at most
 REFERENCE = (0, 0, 32, 64, 128)  # rounds until the next plain pass, by how many were timed: T(1) must be known
 
@@ -162,6 +163,8 @@ class GoodputController:
 
     def _best(self, rows: int) -> int:
         rates = self.rates
+        if rows > 1:
+            rates[0] *= APART
         if self.whole:
             return self.gamma_max if rates[-1] > rates[0] else 0
         return best(rates)

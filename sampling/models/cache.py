@@ -38,13 +38,13 @@ class Buffer:
         self.length = end
         return self.data[:, :, :end]
 
-    def place(self, new: Tensor, slots: Tensor) -> None:
-        """Write `new` [B, 1, T, D] to each row's own slots [B, T]; the last of them all is then the last filled one."""
-        end = int(slots.max()) + 1
+    def place(self, new: Tensor, slots: Tensor, rows: Tensor, of: int) -> None:
+        """Write `new` [N, 1, T, D] to these rows [N] of so many, each to its own slots [N, T]."""
+        end = max(self.length, int(slots.max()) + 1)
         if self.data is None or self.data.shape[2] < end:
-            self.data = self._grown(new, end)
-        rows, _, room, size = self.data.shape
-        flat = slots + torch.arange(0, rows * room, room)[:, None]
+            self.data = self._grown(new[:1].expand(of, -1, -1, -1), end)
+        room, size = self.data.shape[2:]
+        flat = slots + room * rows[:, None]
         self.data.view(-1, size).index_copy_(0, flat.flatten().to(new.device), new.reshape(-1, size))
         self.length = end
 

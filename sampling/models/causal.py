@@ -2,15 +2,15 @@
 the rows share with it, `score` feeds what is missing and the draft. Knows no sampling and no text.
 
 Layout: after `commit` or `rollback` token i of every row lies in slot i (rows of unequal length leave
-slots behind their end unused). Between `score` and `commit` new tokens may lie elsewhere: of trees, of rows that are
-fed unequally, and of a network that is not ragged all of them lie behind the longest row.
+slots behind their end unused). Between `score` and `commit` new tokens may lie elsewhere: of trees, and in a network
+that is not ragged, they lie behind the longest row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from sampling.models.cache import Buffer, joined
 from sampling.models.masks import additive, places
 from sampling.models.network import network_of
 from sampling.rows import common_prefix
-from sampling.types import LM, Draft, Hidden, KVCache, Network, Rows, Session, states_of
+from sampling.types import LM, Draft, Hidden, KVCache, Network, RaggedNetwork, Rows, Session, states_of
 from sampling.vocabulary import spread
 from utils.errors import UserError
 
@@ -165,12 +165,13 @@ class CausalSession(Session):
 
     def _forward(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
         start, width, count = self._cache.length, max(map(len, feed)), len(nodes[0])
-        lengths, mask, ends = self.held(), None, [start + width] * len(feed)
-        level = len(set(lengths)) == 1
-        chains = parents is None and len(set(map(len, feed))) == 1
-        if chains and (self.network.ragged or (level and not any(token < 0 for row in nodes for token in row))):
-            positions = torch.tensor(lengths)[:, None] + torch.arange(width + count)
-            ends = [length + width for length in lengths]
+        lengths, mask = self.held(), None
+        level = len(set(lengths)) == 1 and len(set(map(len, feed))) == 1
+        level = level and not any(token < 0 for row in nodes for token in row)
+        if parents is None and self.network.ragged and not level:
+            return self._by_width(feed, nodes, lengths)
+        if parents is None and level:
+            positions = torch.arange(start, start + width + count).expand(len(feed), -1)
         else:
             positions, seen = places(lengths, feed, parents, start, width, count)
             positions = positions.clamp(max=self.network.context - 1)  # absent nodes of a long row
@@ -179,13 +180,32 @@ class CausalSession(Session):
         ids = torch.tensor(padded, device=self.device).clamp_(0, self.network.vocab_size - 1)
         logits, hidden = self._run(ids, positions.to(self.device), mask, count + 1)
         if self._hidden is not None and hidden is not None:
-            states = hidden[:, None].to(self.device)
-            if level or mask is not None:
-                self._hidden.append(states)
-            else:
-                self._hidden.place(states, positions)
-        self._note(feed, nodes, ends, parents is None)
+            self._hidden.append(hidden[:, None].to(self.device))
+        self._note(feed, nodes, [start + width] * len(feed), parents is None)
         return logits
+
+    def _by_width(self, feed: Rows, nodes: Rows, lengths: list[int]) -> Tensor:
+        """Rows that are fed equally share a pass, in which every token goes to the slot of its position."""
+        alike: dict[int, list[int]] = {}
+        for row, new in enumerate(feed):
+            alike.setdefault(len(new), []).append(row)
+        count, found = len(nodes[0]), list[Tensor]()
+        for width, rows in alike.items():
+            ids = torch.tensor([feed[row] + nodes[row] for row in rows]).clamp_(0, self.network.vocab_size - 1)
+            positions = torch.tensor([lengths[row] for row in rows])[:, None] + torch.arange(width + count)
+            chosen = torch.tensor(rows)
+            logits, hidden = cast(RaggedNetwork, self.network).forward(
+                *(ids, positions, None, self._cache, count + 1, self.keeps_hidden),
+                None if len(alike) == 1 else chosen,
+            )
+            if self._hidden is not None and hidden is not None:
+                self._hidden.place(hidden[:, None], positions, chosen, len(feed))
+            found.append(logits)
+        self._note(feed, nodes, [length + len(new) for length, new in zip(lengths, feed, strict=True)], True)
+        if len(alike) == 1:
+            return found[0]
+        back = torch.tensor([row for rows in alike.values() for row in rows]).argsort()
+        return torch.cat(found)[back]
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         """The pass itself: logits [B, keep, n or V] and, if kept, states [B, T, H] of ids [B, T]."""

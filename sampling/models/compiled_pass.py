@@ -397,7 +397,7 @@ def attention(p: Any, index: int, thread: int, team: int) -> None:
         head, start = unit // p.rows, unit % p.rows
         tile = min(ROWS, p.rows - start, last - unit, p.fed - start % p.fed)
         unit += tile
-        at = cached(p, index, start // p.fed, head)
+        at = cached(p, index, _row_at(p.row + start * _ROW_SIZE).sequence, head)
         keys, values = p.keys + at, p.values + at
         most = 0
         for row in range(tile):

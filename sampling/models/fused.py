@@ -55,12 +55,12 @@ def supports(model: Any) -> bool:
 class FusedCache:
     """Keys [L, B, H, S/16, D, 16] and values [L, B, H, S, D] in float32 or float16; a :class:`sampling.types.KVCache`.
 
-    Its number of rows is that of the first pass.
+    A pass over all rows says how many there are.
     """
 
-    def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype) -> None:
+    def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, rows: int = 0) -> None:
         self.layers, self.heads, self.size, self.dtype = layers, heads, size, dtype
-        self.length = self.rows = 0  # both may have room for more
+        self.length, self.rows = 0, rows  # there may be room for more
         self.keys = self._empty(0, 0, (size, BLOCK))
         self.values = self._empty(0, 0, (BLOCK, size))
 
@@ -98,9 +98,10 @@ class FusedCache:
 
     def select(self, rows: Tensor) -> None:
         """Rows that go on in their order move up, in the memory that is there; others are copied."""
+        chosen, filled = rows.tolist(), -(-self.length // BLOCK)
+        self.rows = len(chosen)
         if not self.slots:
             return
-        chosen, filled = rows.tolist(), -(-self.length // BLOCK)
         if in_order(chosen):
             for place, row in enumerate(chosen):
                 if place < row:
@@ -108,7 +109,6 @@ class FusedCache:
                     self.values[:, place, :, :filled] = self.values[:, row, :, :filled]
         else:
             self.keys, self.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)
-        self.rows = len(chosen)
 
     def fork(self) -> FusedCache:
         twin = FusedCache(self.layers, self.heads, self.size, self.dtype)
@@ -228,15 +228,22 @@ class FusedNetwork:
         put_away()
 
     def new_cache(self, rows: int) -> FusedCache:
-        """An empty cache; it takes the number of rows from what is first fed."""
-        return FusedCache(self.layers, self._shared, self._size, self.cache_dtype)
+        """An empty cache."""
+        return FusedCache(self.layers, self._shared, self._size, self.cache_dtype, rows)
 
     def ragged_cache(self, rows: int, capacity: int) -> FusedRows:
         """An empty cache of rows that need not be equally long."""
         return FusedRows(self.new_cache(rows), rows, capacity)
 
     def forward(
-        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, keep: int, hidden: Hidden = False
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: KVCache,
+        keep: int,
+        hidden: Hidden = False,
+        sequences: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """See :class:`sampling.types.Network`."""
         assert isinstance(cache, FusedCache)
@@ -244,12 +251,16 @@ class FusedNetwork:
         count, fed = ids.shape
         tokens, depths = ids.numpy().reshape(-1), positions.numpy()
         last = int(depths.max())
-        slots, end = (depths, last + 1) if mask is None else (cache.length + np.arange(fed), cache.length + fed)
+        slots, end = depths, max(cache.length, last + 1)
+        if mask is not None:
+            slots, end = cache.length + np.arange(fed), cache.length + fed
         if tokens.min() < 0 or tokens.max() >= self.vocab_size:
             raise IndexError(f"ids must lie in 0 … {self.vocab_size - 1}")
         with self._one_at_a_time:
-            cache.reserve(count, end)
-            rows, seen = self._record.rows(tokens, depths, mask, slots)
+            cache.reserve(count if sequences is None else cache.rows, end)
+            rows, seen = self._record.rows(
+                tokens, depths, mask, slots, None if sequences is None else sequences.numpy()
+            )
             logits = torch.empty(count, keep, self._width)
             wanted = states_of(hidden)
             states = torch.empty(count, fed, len(wanted) * self._hidden) if wanted else None

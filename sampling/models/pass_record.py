@@ -136,18 +136,23 @@ class PassRecord:
             self.set(**{name: self._scratch[name].data_ptr()})
 
     def rows(
-        self, ids: np.ndarray, positions: np.ndarray, mask: Tensor | None, slots: np.ndarray
+        self,
+        ids: np.ndarray,
+        positions: np.ndarray,
+        mask: Tensor | None,
+        slots: np.ndarray,
+        sequences: np.ndarray | None = None,
     ) -> tuple[np.ndarray, int]:
         """What the pass must know of each row, and the most slots that one of them sees.
 
-        ids [B · T]; positions [B, T] and slots, the same for all sequences [T] or [B, T]; mask [B or 1, 1, T, S] as in
-        :class:`sampling.types.Network`. Rows point to a list that is kept until the next call.
+        ids [B · T]; positions [B, T] and slots, the same for all sequences [T] or [B, T]; mask [B or 1, 1, T, S] and
+        sequences [B] as in :class:`sampling.types.Network`. Rows point to a list that is kept until the next call.
         """
         count, fed = positions.shape
         rows = np.zeros(len(ids), ROW)
         by_sequence = rows.reshape(count, fed)
         rows["id"], by_sequence["position"] = ids, positions
-        by_sequence["sequence"] = np.arange(count)[:, None]
+        by_sequence["sequence"] = (np.arange(count) if sequences is None else sequences)[:, None]
         by_sequence["slot"] = slots
         if mask is None:
             rows["seen"] = rows["slot"] + 1

@@ -257,7 +257,6 @@ def test_rounds_of_ragged_rows_move_nothing_and_give_each_rows_own_bits(model: A
     rows = [tokens(20, 1), tokens(11, 2), tokens(140, 3)]
     session = CausalLM(network).open(rows, hidden=(0, 1))
     session.score(rows, Draft.empty(3))
-    session.commit(torch.empty(3, 0, dtype=torch.long))  # prompts are read to the right of each other and moved once
     moved: list[Tensor] = []
     monkeypatch.setattr(FusedCache, "shift", lambda self, moves, length: moved.append(moves))
     for turn in range(40):
@@ -287,6 +286,23 @@ def test_rounds_of_ragged_rows_move_nothing_and_give_each_rows_own_bits(model: A
         assert torch.equal(states[row, :count], own.hidden()[0, :count])
         for mine, theirs in zip((keys, values), own.kv(1)[:2], strict=True):
             assert torch.equal(mine[row, :, :count], theirs[0, :, :count])
+
+
+def test_prompts_of_a_batch_are_read_without_padding(model: Any, monkeypatch: Any) -> None:
+    network, forward = FusedNetwork(model), FusedNetwork.forward
+    fed: list[tuple[int, ...]] = []
+
+    def counted(self: FusedNetwork, ids: Tensor, *rest: Any) -> Any:
+        fed.append(tuple(ids.shape))
+        return forward(self, ids, *rest)
+
+    monkeypatch.setattr(FusedNetwork, "forward", counted)
+    rows = [tokens(20, 1), tokens(300, 2), tokens(20, 3), tokens(5, 4)]
+    session = CausalLM(network).open(rows)
+    found = session.score(rows, Draft.empty(4))
+    assert sorted(fed) == [(1, 5), (1, 300), (2, 20)]
+    for row, text in enumerate(rows):
+        assert torch.equal(found[row], CausalLM(network).open([text]).score([text], Draft.empty(1))[0])
 
 
 def test_rows_of_any_length_beside_each_other_are_as_if_each_were_alone(model: Any) -> None:
