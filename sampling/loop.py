@@ -63,7 +63,8 @@ def generate(
     if limits.max_new_tokens < 1:
         raise UserError(f"max_new_tokens must be at least 1, got {limits.max_new_tokens}")
     if session is None:
-        session = lm.open(prompt, hidden=drafter.traits.needs_hidden)
+        traits = drafter.traits
+        session = lm.open(prompt, hidden=traits.needs_hidden if len(prompt) == 1 or not traits.reads_one_row else False)
     room, rows = min(limits.context, lm.context), first_rows(prompt, session)
     longest = max(map(len, rows), default=0)
     if longest >= room:

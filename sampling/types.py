@@ -61,6 +61,7 @@ class Traits:
     needs_hidden: Hidden = False  # the target's states that it reads: open the target's session with them
     needs_kv: bool = False  # it reads the target's keys and values
     one_row: bool = False  # it follows a single row: several prompts at a time are refused by its name
+    reads_one_row: bool = False  # of several rows it reads no states of the target
     shared_noise: bool = False  # it looks at the noise of the target's draw (point masses only)
     tree: Tree | None = None  # None: chains
     most: int | None = None  # tokens of a round where the drafter says how many (a cascade); None: the budget does

@@ -28,8 +28,9 @@ from sampling.drafters.tables.joint_tree import (
 )
 from sampling.drafters.tables.prompt_lookup import CHANCE, MATCH, TABLES, Found
 from sampling.drafters.tables.tree import RECALLED, SURE, TableTreeDrafter
+from sampling.loop import generate
 from sampling.models.causal import CausalLM
-from sampling.types import Budget, Draft, Rule, Verdict
+from sampling.types import Budget, Draft, Limits, Rule, Verdict
 from tests.sampling.drafters.tables.test_prompt_lookup import tables_of
 from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
 from tests.support.students import make_drafter, make_student, make_target, text
@@ -171,6 +172,23 @@ def test_rows_of_a_batch_and_rows_beyond_its_context_do_without_it() -> None:
     two.select(torch.tensor([0]))
     assert two.propose([PROMPT], Budget([2]), drafting(sampler(0.0), [PROMPT])).tokens[0, 0] == 4
     assert lm.passes == 0
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(1, (0, 1)), (2, False)])
+def test_the_target_keeps_states_for_a_single_row_only(rows: int, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = thinking([0.0])
+    monkeypatch.setattr(lm, "reads_hidden", (0, 1), raising=False)
+    made, target = JointTreeDrafter(lm), thinking([0.0])
+    asked: list[Any] = []
+    opened = target.open
+
+    def noted(prompt: Any, *, hidden: Any = False, **others: Any) -> Any:
+        asked.append(hidden)
+        return opened(prompt, **others)
+
+    monkeypatch.setattr(target, "open", noted)
+    next(generate(target, [PROMPT] * rows, made, sampler(0.0), Limits(4)))
+    assert asked == [kept]
 
 
 @pytest.mark.parametrize(("path", "price", "asked"), [([-1], 0.2, 24), ([0], 0.2, 80), ([-1], None, 80)])
