@@ -119,7 +119,7 @@ class GoodputController:
         self._asleep = 0  # rounds since its model last ran (since it was asked, if it has none)
         self._unreferenced = 0  # rounds since a plain pass was timed
         self._patience = PROBE_EVERY
-        self._again = False  # the last probe was accepted
+        self._again = False  # the last probe paid
         self._called = False  # whether it ever ran one
         self._grown: dict[int, int] = {}  # tokens of each row of a batch in this answer
 

@@ -93,8 +93,9 @@ class JointTreeDrafter(TableTreeDrafter):
         chances = Chances() if chances is None else chances
         super().__init__(tables, chances=chances, **how)
         names = (*self.traits.names, lm.name)
-        traits = replace(self.traits, names=names, reads_one_row=True)
-        self.traits = replace(traits, needs_hidden=lm.reads_hidden, needs_kv=lm.reads_kv)
+        self.traits = replace(
+            self.traits, names=names, needs_hidden=lm.reads_hidden, needs_kv=lm.reads_kv, reads_one_row=True
+        )
         self.lm, self.learn, self.beliefs = lm, learn, beliefs(agreement)
         self.gain = chances.of("asked", HOPED, HOPED_WORTH)
         self.price: float | None = None  # of this round's budget

@@ -223,23 +223,22 @@ class TableTreeDrafter(TablesDrafter):
         self, index: MatchIndex, tail: list[int], budget: Budget, noise: Noise | None, offered: list[Found]
     ) -> list[_Offer]:
         """The nodes, the likeliest path first, as far as they may be worth while; `offered` behind the root."""
-        further = self.further.value
         most, floors = budget.depth[0], likely_enough(budget.costs) if budget.costs else [-1.0] * budget.depth[0]
         lowest = [*accumulate(reversed(floors), min)][::-1]  # what no node behind may be below
         offers: list[_Offer] = []
         taken: list[_Offer] = []
-        order = count = 0
+        order, count, share = 0, 0, 1.0  # share: of what is offered how much comes
         at = _Offer(-1.0, 0, -1, -1, Found(-1, 0, 1.0), tail)  # the root, then the node taken last
         while count < min(most, len(floors)):
             above, least = -at.less, max(self.least, lowest[count])
             if taken and above * LIKELY <= floors[count]:
                 offered = []  # looking further costs more than it brings
             elif taken:
-                tail = [*at.tail[1 - self._reach :], at.found.token]
+                tail, share = [*at.tail[1 - self._reach :], at.found.token], self.further.value
                 offered = self._offered(index, tail, least / above if noise is None else 0.0)
                 offered = favoured(offered, noise, at.depth + 1)
             for found in offered:
-                if (path := above * min(1.0, found.p * (further if taken else 1.0))) >= least:
+                if (path := above * min(1.0, share * found.p)) >= least:
                     order += 1
                     heappush(offers, _Offer(-path, order, count - 1, at.depth + 1, found, tail))
             if not offers or -offers[0].less <= floors[count]:
