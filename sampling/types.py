@@ -212,6 +212,15 @@ class RaggedNetwork(Network, Protocol):
         sequences: Tensor | None = None,  # [B] which rows of the cache these are; None = all
     ) -> tuple[Tensor, Tensor | None]: ...
 
+    def of_one_row(  # the same of a cache of one row: its next tokens, and the nodes of a draft behind them
+        self,
+        new: list[int],
+        nodes: list[int],
+        parents: Sequence[int],  # of each node the one above, which comes before it; -1 = the row
+        cache: KVCache,
+        hidden: Hidden = False,
+    ) -> tuple[Tensor, Tensor | None]: ...  # logits [1, N+1, n] behind the row and each node; states as above
+
 
 class Session(Protocol):
     """One LM, its KV cache and the tokens the cache holds.

@@ -19,7 +19,7 @@ from sampling.models.cache import Buffer, joined
 from sampling.models.masks import additive, places
 from sampling.models.network import network_of
 from sampling.rows import common_prefix
-from sampling.types import LM, Draft, Hidden, KVCache, Network, RaggedNetwork, Rows, Session, states_of
+from sampling.types import LM, Draft, Hidden, KVCache, Network, RaggedNetwork, Rows, Session, above, states_of
 from sampling.vocabulary import spread
 from utils.errors import UserError
 
@@ -165,6 +165,10 @@ class CausalSession(Session):
 
     def _forward(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
         start, width, count = self._cache.length, max(map(len, feed)), len(nodes[0])
+        if len(feed) == 1 and self.network.ragged:
+            network = cast(RaggedNetwork, self.network)
+            known = network.of_one_row(feed[0], nodes[0], above(parents, count), self._cache, self.keeps_hidden)
+            return self._took(*known, feed, nodes, parents is None)
         lengths, mask = self.held(), None
         level = len(set(lengths)) == 1 and len(set(map(len, feed))) == 1
         level = level and not any(token < 0 for row in nodes for token in row)
@@ -179,9 +183,14 @@ class CausalSession(Session):
         padded = [[0] * (width - len(new)) + new + row for new, row in zip(feed, nodes, strict=True)]
         ids = torch.tensor(padded, device=self.device).clamp_(0, self.network.vocab_size - 1)
         logits, hidden = self._run(ids, positions.to(self.device), mask, count + 1)
+        return self._took(logits, hidden, feed, nodes, parents is None)
+
+    def _took(self, logits: Tensor, hidden: Tensor | None, feed: Rows, nodes: Rows, chain: bool) -> Tensor:
+        """`logits`, after the rest of a pass whose new tokens lie behind the longest row is kept."""
         if self._hidden is not None and hidden is not None:
             self._hidden.append(hidden[:, None].to(self.device))
-        self._note(feed, nodes, [start + width] * len(feed), parents is None)
+        end = self._cache.length - len(nodes[0])
+        self._note(feed, nodes, [end] * len(feed), chain)
         return logits
 
     def _by_width(self, feed: Rows, nodes: Rows, lengths: list[int]) -> Tensor:

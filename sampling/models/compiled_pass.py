@@ -342,12 +342,15 @@ def place(p: Any, layer: Any, index: int, row: int, head: int, first: int, last:
 @compiled
 def project(p: Any, layer: Any, index: int, normed: int, thread: int, team: int) -> None:
     """Queries, keys and values of all rows. Units are the pairs of 16 columns that a rotation takes together; whole
-    heads where these have a norm of their own."""
+    heads where these have a norm of their own. The first is in the midst of the keys, which take longest to write: two
+    threads get as many of them each."""
     groups, every = p.hidden // GROUP, p.heads + 2 * p.shared
     pairs = p.size // GROUP
     parts = 1 if layer.q_norm else pairs
-    first, last = share(every * parts, thread, team)
-    for unit in range(first, last):
+    units, middle = every * parts, p.heads * parts + p.shared * parts // 2
+    first, last = share(units, thread, team)
+    for nth in range(first, last):
+        unit = (nth + middle) % units
         head, part = unit // parts, unit % parts
         weight, layout, bias, own = layer.q, layer.q_layout, layer.q_bias, head
         if head >= p.heads + p.shared:

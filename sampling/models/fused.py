@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -261,28 +262,75 @@ class FusedNetwork:
             rows, seen = self._record.rows(
                 tokens, depths, mask, slots, None if sequences is None else sequences.numpy()
             )
-            logits = torch.empty(count, keep, self._width)
-            wanted = states_of(hidden)
-            states = torch.empty(count, fed, len(wanted) * self._hidden) if wanted else None
-            places = (
-                {}
-                if states is None
-                else {one: states.data_ptr() + 4 * self._hidden * place for place, one in enumerate(wanted)}
-            )
-            if self._between or any(layer >= 0 for layer in wanted):
-                self._table["states"] = [places.get(layer, 0) for layer in range(self.layers)]
-                self._between = True
-            self._record.prepare(count * fed, count * keep, seen)
-            if last >= len(self._turns):
-                self._turns = torch.cat([self._turns, *self._angles(len(self._turns), last + 1)])
-            self._record.values[self._changing] = (
-                *(self._turns.data_ptr(), count * fed, keep, fed, cache.keys.shape[1], cache.slots, rows.ctypes.data),
-                *(cache.keys.data_ptr(), cache.values.data_ptr(), logits.data_ptr()),
-                *(places.get(-1, 0), len(wanted) * self._hidden),
-            )
-            self._record.run(self._function, torch.get_num_threads())
+            logits, states = self._passed(rows.ctypes.data, count, fed, keep, seen, last, cache, states_of(hidden))
             cache.length = end
         return logits[..., : self.vocab_size], states
+
+    def of_one_row(
+        self, new: list[int], nodes: list[int], parents: Sequence[int], cache: KVCache, hidden: Hidden = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """See :class:`sampling.types.RaggedNetwork`: without tensors of a few elements."""
+        assert isinstance(cache, FusedCache)
+        assert cache.dtype == self.cache_dtype
+        first, fed = cache.length, len(new)
+        end, count = first + fed, fed + len(nodes)
+        most, told, behind = self.vocab_size - 1, list[int](), list[int]()
+        for slot, token in enumerate(new, start=first):
+            told += (min(max(token, 0), most), slot, 0, slot, slot + 1, 0, 0)
+        paths = list[tuple[int, list[int]]]()  # of each node: how many of the first slots it sees, and which beside
+        for slot, (token, parent) in enumerate(zip(nodes, parents, strict=True), start=end):
+            sees, more = (end, []) if parent < 0 else paths[parent]
+            sees, more = (slot + 1, more) if slot == sees and not more else (sees, [*more, slot])
+            paths.append((sees, more))
+            told += (min(max(token, 0), most), sees + len(more) - 1, 0, slot, sees, len(behind), len(more))
+            behind += more
+        numbers = np.array([*told, *behind], np.int64)
+        address = numbers.ctypes.data
+        if behind:
+            of_more = numbers[5 : 7 * count : 7]
+            of_more *= 8
+            of_more += address + 56 * count
+        with self._one_at_a_time:
+            cache.reserve(1, first + count)
+            logits, states = self._passed(
+                address, 1, count, len(nodes) + 1, first + count, first + count - 1, cache, states_of(hidden)
+            )
+            cache.length = first + count
+        return logits[..., : self.vocab_size], states
+
+    def _passed(
+        self,
+        rows: int,
+        count: int,
+        fed: int,
+        keep: int,
+        seen: int,
+        last: int,
+        cache: FusedCache,
+        wanted: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor | None]:
+        """The pass over `fed` rows each of `count` sequences, told of at the address `rows`: logits of the last `keep`
+        [B, keep, n or more] and the states wanted. `seen`: the most slots that one sees, `last`: the last position."""
+        logits = torch.empty(count, keep, self._width)
+        states = torch.empty(count, fed, len(wanted) * self._hidden) if wanted else None
+        places = (
+            {}
+            if states is None
+            else {one: states.data_ptr() + 4 * self._hidden * place for place, one in enumerate(wanted)}
+        )
+        if self._between or any(layer >= 0 for layer in wanted):
+            self._table["states"] = [places.get(layer, 0) for layer in range(self.layers)]
+            self._between = True
+        self._record.prepare(count * fed, count * keep, seen)
+        if last >= len(self._turns):
+            self._turns = torch.cat([self._turns, *self._angles(len(self._turns), last + 1)])
+        self._record.values[self._changing] = (
+            *(self._turns.data_ptr(), count * fed, keep, fed, cache.keys.shape[1], cache.slots, rows),
+            *(cache.keys.data_ptr(), cache.values.data_ptr(), logits.data_ptr()),
+            *(places.get(-1, 0), len(wanted) * self._hidden),
+        )
+        self._record.run(self._function, torch.get_num_threads())
+        return logits, states
 
     def _angles(self, first: int, last: int) -> list[Tensor]:
         """cos and sin [n, D], halves side by side, in whole blocks of positions: their bits must depend on a position

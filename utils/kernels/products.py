@@ -62,7 +62,7 @@ ROWS = SET.rows  # of a tile
 UNIT = ROWS * (2 * GROUP + 4 + 4)  # bytes of a tile's group
 SCALES, SUMS = ROWS * 2 * GROUP, ROWS * (2 * GROUP + 4)
 TOP, NARROW_TOP = 32512.0, 127.0  # the largest code
-AHEAD = 5120  # bytes that weights are fetched ahead of their use
+AHEAD = 10240  # bytes that weights are fetched ahead of their use
 TINY = int(np.float32(1e-30).view(np.int32))  # a group of no larger number counts as zeros
 INFINITE = int(np.float32(np.inf).view(np.int32))
 
