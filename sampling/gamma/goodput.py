@@ -37,6 +37,7 @@ PROBE_EVERY, PROBE_SELDOM = 8, 64  # plain rounds between probes: doubled by eac
 ALLOWANCE, SLACK = 3.0, 0.015  # passes that may be lost on plain decoding: 3 and 1.5% of the tokens
 APART = 1.1  # what drafts must bring a batch at least: rows drift apart, and the last ones run alone
 CREDIT = 8.0  # passes that may be lost after drafts which paid, at most
+AT_REST = 4  # of so many plain rounds one is learned from, once plain passes are known and drafts do not pay
 REFERENCE = (0, 0, 32, 64, 128)  # rounds until the next plain pass, by how many were timed: T(1) must be known
 
 
@@ -138,6 +139,8 @@ class GoodputController:
         if (costs := self._learned.of(len(rows))) is not self.costs:
             self.costs, self._news = costs, True
         gamma = self.last = self._affordable(self._next(len(rows)))
+        if not gamma:
+            return Budget([0] * len(rows))
         known = self.costs.drafting_known
         price = self._priced(gamma) * self.costs.asking * self._rate.value if known and self._called else None
         return Budget([gamma] * len(rows), costs=self._node_costs(gamma) if known else None, price=price)
@@ -216,6 +219,9 @@ class GoodputController:
 
     def observe(self, steps: list[Step], predicted: float = 0.0) -> None:
         """A round is over, a Step a row: learn from it."""
+        if self._rests and not any(step.gamma for step in steps):
+            self._rested(len(steps[0].emitted))
+            return
         asked = given = longest = 0
         draft_s = verify_s = sample_s = 0.0
         called = False
@@ -247,6 +253,18 @@ class GoodputController:
             before, self._again = self._again, len(slowest.path) > 0 and tokens > paid * self.costs.c + v  # once awake
             self._patience = PROBE_EVERY if before and self._again else min(2 * self._patience, PROBE_SELDOM)
         self._idle, self._news = 0, True
+
+    @property
+    def _rests(self) -> bool:
+        """Whether a plain round would tell nothing new: most of those where drafts do not pay."""
+        known = self.chosen == 0 and self.costs.drafting_known and self.costs.references >= len(REFERENCE)
+        return known and self.rounds % AT_REST > 0
+
+    def _rested(self, tokens: int) -> None:
+        """A plain round that was not looked at."""
+        self._account.add(tokens, 1.0)
+        self._asleep, self._idle, self._unreferenced = self._asleep + 1, self._idle + 1, 0
+        self.rounds += 1
 
     def _slowest(self, steps: list[Step]) -> Step:
         """Of the rows of a batch the one that was behind, which the others will wait for in the end."""

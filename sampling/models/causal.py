@@ -149,8 +149,10 @@ class CausalSession(Session):
     @torch.inference_mode()
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
         """`score` with the logits of the reduced vocabulary alone, [B, N+1, n]; of all ids if there is none."""
-        cached = [min(length, len(row) - 1) for length, row in zip(self.rollback(rows), rows, strict=True)]
-        self._crop(cached)
+        known = self.rollback(rows)
+        cached = [min(length, len(row) - 1) for length, row in zip(known, rows, strict=True)]
+        if cached != known:
+            self._crop(cached)
         feed = [row[length:] for row, length in zip(rows, cached, strict=True)]
         try:
             logits = self._forward(feed, draft.tokens.tolist(), draft.parents)
@@ -248,13 +250,22 @@ class CausalSession(Session):
             slots = enumerate([*fed, *(slot for _, slot in nodes)], start=base)
             moves += [(row, slot, place) for place, slot in slots if slot != place]
         length = max(map(len, self._tokens))
-        index = torch.tensor(moves).T if moves else None
-        self._each(lambda part: part.crop(length) if index is None else part.shift(index, length))
+        if moves:
+            index = torch.tensor(moves).T
+            self._each(lambda part: part.shift(index, length))
+        else:
+            self._shorten(length)
 
     def _crop(self, lengths: list[int]) -> None:
         for tokens, length in zip(self._tokens, lengths, strict=True):
             del tokens[length:]
-        self._each(lambda part: part.crop(max(lengths)))
+        self._shorten(max(lengths))
+
+    def _shorten(self, length: int) -> None:
+        """Keep the first `length` slots of all that is held."""
+        self._cache.crop(length)
+        if self._hidden is not None:
+            self._hidden.crop(length)
 
     @torch.inference_mode()
     def _each(self, act: Callable[[Any], None]) -> None:

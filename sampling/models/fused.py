@@ -210,7 +210,7 @@ class FusedNetwork:
         self._function = whole_pass.address
         self._record = PassRecord(PASS, (self._hidden, self._inner, self._heads, self._shared, self._size))
         self._table, self._between = self._record.describe(trunk.layers, model.lm_head), False  # states between layers
-        self._changing = [self._record.places[name] for name in _CHANGING]
+        self._changing = np.array([self._record.places[name] for name in _CHANGING])
         self._width = len(model.lm_head.packed.data) * COLUMNS
         constants = np.array([config.rms_norm_eps, self._size**-0.5], np.float32)
         self._record.held.append(constants)

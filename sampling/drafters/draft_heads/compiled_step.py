@@ -155,7 +155,7 @@ class CompiledStep:
         out = take(student.lm_head)
         self._record.describe(trunk.layers, out, take)
         self._out, self._width = out.out_features, len(out.packed.data) * COLUMNS
-        self._changing = [self._record.places[name] for name in _CHANGING]
+        self._changing = np.array([self._record.places[name] for name in _CHANGING])
         constants = np.array([config.rms_norm_eps, attention_.scaling], np.float32)
         theirs, own = take(trunk.join_feature), take(trunk.join_state)
         self._record.held += [constants, theirs.packed, own.packed]
