@@ -10,7 +10,7 @@ gc.set_threshold(100_000, 50, 50)
 
 # OpenMP's threads wait for each other by spinning. Without a bound a pass takes many times longer as soon as
 # another program wants the cores; with this one it costs nothing measurable on a quiet machine (docs/notes.md).
-os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if __name__ == "__main__":
     try:

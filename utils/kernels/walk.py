@@ -62,13 +62,18 @@ _QUOTIENTS, _WEIGHTS = _Record.quotients.offset, _Record.weights.offset
 
 
 @compiled
-def uniform(state: int, place: int) -> Any:
-    """Number `place` of the stream in this state, in float64."""
-    word = uint64(state) + uint64(place + 1) * _GOLDEN
+def mixed(word: Any) -> Any:
+    """The number in float64 that a word of the stream is."""
     word = (word ^ (word >> uint64(30))) * _FIRST
     word = (word ^ (word >> uint64(27))) * _SECOND
     word = (word ^ (word >> uint64(31))) >> uint64(11)
     return (float64(word) + 0.5) * 2.0**-53
+
+
+@compiled
+def uniform(state: int, place: int) -> Any:
+    """Number `place` of the stream in this state."""
+    return mixed(uint64(state) + uint64(place + 1) * _GOLDEN)
 
 
 @compiled
@@ -97,28 +102,30 @@ def find_largest(w: Any) -> None:
 
 @compiled
 def add_up(w: Any) -> None:
-    """Σ e to the power of each logit less the largest, at temperature 1 and at the draw's."""
-    top, inverse = splat(w.values[0]), splat(w.inverse)
-    mass, tempered = splat(float32(0.0)), splat(float32(0.0))
+    """Σ e to the power of each logit less the largest."""
+    top, mass = splat(w.values[0]), splat(float32(0.0))
     for start in range(0, w.count, WIDTH):
-        less = sub(load(w.logits + 4 * start), top)
-        mass = add(mass, exponential(less))
-        if w.draws:
-            tempered = add(tempered, exponential(mul(less, inverse)))
-    w.mass, w.tempered = total(mass), total(tempered)
+        mass = add(mass, exponential(sub(load(w.logits + 4 * start), top)))
+    w.mass = total(mass)
 
 
 @compiled
 def collect(w: Any, quotients: int, weights: int) -> None:
-    """Who may win the race: of p / E it is enough for most ids that u < E < u / (1 − u)."""
+    """The same at temperature 1 and at the draw's; and who may win the race: of p / E it is enough for most ids that
+    u < E < u / (1 − u)."""
     top, inverse = splat(w.values[0]), splat(w.inverse)
-    best, found, state = float32(0.0), 0, w.state
+    mass, tempered = splat(float32(0.0)), splat(float32(0.0))
+    best, found, word = float32(0.0), 0, uint64(w.state)
     for start in range(0, w.count, _BLOCK):
         size = min(_BLOCK, w.count - start)
         for at in range(0, 4 * size, 4 * WIDTH):
-            store(weights + at, exponential(mul(sub(load(w.logits + 4 * start + at), top), inverse)))
+            less = sub(load(w.logits + 4 * start + at), top)
+            weight = exponential(mul(less, inverse))
+            mass, tempered = add(mass, exponential(less)), add(tempered, weight)
+            store(weights + at, weight)
         for place in range(size):
-            put_float(quotients + 4 * place, float32(uniform(state, start + place)))
+            word += _GOLDEN
+            w.quotients[place] = float32(mixed(word))  # by an address LLVM would write them one by one
         most, sure = splat(float32(0.0)), splat(best)
         for at in range(0, 4 * size, 4 * WIDTH):
             weight = load(weights + at)
@@ -133,7 +140,7 @@ def collect(w: Any, quotients: int, weights: int) -> None:
             if get_float(quotients + 4 * place) >= bound and found < _RIVALS:
                 w.rivals[found] = start + place
                 found += 1
-    w.rival_count = found
+    w.mass, w.tempered, w.rival_count = total(mass), total(tempered), found
 
 
 @compiled
@@ -160,10 +167,12 @@ def _walk(record: int) -> None:
     if w.ids[0] < 0:
         w.mass, w.drawn = float32(np.nan), -1
         return
-    add_up(w)
     w.drawn = w.ids[0]
-    if w.draws and w.mass == w.mass:
-        collect(w, record + _QUOTIENTS, record + _WEIGHTS)
+    if not w.draws:
+        add_up(w)
+        return
+    collect(w, record + _QUOTIENTS, record + _WEIGHTS)
+    if w.mass == w.mass:
         decide(w)
 
 

@@ -20,7 +20,17 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Call, Step
 from sampling.gamma.acceptance_estimate import Acceptance, expected_tokens
 from sampling.gamma.costs import Costs
-from sampling.gamma.goodput import ALLOWANCE, COOLDOWN, CREDIT, GAMMA_MAX, SLACK, GoodputController, best, goodput
+from sampling.gamma.goodput import (
+    ALLOWANCE,
+    AT_REST,
+    COOLDOWN,
+    CREDIT,
+    GAMMA_MAX,
+    SLACK,
+    GoodputController,
+    best,
+    goodput,
+)
 from sampling.loop import generate
 from sampling.sampler import KeyedSampler
 from sampling.stats.theory import expected_speedup
@@ -425,6 +435,21 @@ def test_probes_are_single_tokens_and_grow_rarer() -> None:
     gaps = [later - earlier for earlier, later in pairwise(probes)]
     assert min(gaps) > 8
     assert gaps[-3:] == [65, 65, 65]
+
+
+def test_at_rest_one_round_of_four_is_learned_from_and_a_slower_machine_is_still_noticed() -> None:
+    costs = Costs(c=0.3, table=KNOWN)
+    pace = GoodputController(costs=costs)
+    simulate(pace, World(0.0, 0.3, flat), 200)
+    heard: list[float] = []
+    learn = costs.add
+    costs.add = lambda *told, **more: (heard.append(told[4]), learn(*told, **more))[1]  # type: ignore[method-assign]
+    before, rounds = pace.probes, pace.rounds
+    simulate(pace, World(0.0, 0.3, lambda n: 3 * flat(n)), 400)
+    assert pace.rounds == rounds + 400
+    assert 400 // AT_REST <= len(heard) <= 400 // AT_REST + pace.probes - before + 2
+    assert costs.plain is not None
+    assert costs.plain > 1.5 * PLAIN
 
 
 @pytest.mark.parametrize("reach", [0, 1, 2, 3])

@@ -153,6 +153,34 @@ def test_a_node_of_a_tree_is_the_same_as_in_its_own_text(model: Any, dtype: torc
     assert torch.equal(feed(network, cache, [3]), feed(network, bare, [3]))
 
 
+@pytest.mark.parametrize("cached", [0, 15, 130])
+@pytest.mark.parametrize("branches", ["none", "chain", "first children", "any"])
+def test_a_row_and_its_draft_told_as_numbers_are_the_same_as_tensors(model: Any, cached: int, branches: str) -> None:
+    network, chance = FusedNetwork(model), random.Random(cached)
+    text, new, ids = tokens(cached, cached), tokens(3, 7), tokens(0 if branches == "none" else 12, cached + 1)
+    shapes = {"chain": lambda node: node - 1, "first children": lambda node: -1 if node < 3 else node - 3}
+    parents = [shapes.get(branches, lambda node: chance.randrange(-1, node))(node) for node in range(len(ids))]
+    cache, other, wanted = network.new_cache(1), network.new_cache(1), (1, -1)
+    if cached:
+        feed(network, cache, text)
+        feed(network, other, text)
+    logits, states = network.of_one_row(new, ids, parents, cache, wanted)
+    positions, seen = places([cached], [new], torch.tensor(parents), cached, len(new), len(ids))
+    mask = additive(seen, network)
+    told = network.forward(torch.tensor([[*new, *ids]]), positions, mask, other, len(ids) + 1, wanted)
+    assert torch.equal(logits, told[0])
+    assert torch.equal(cast(Tensor, states), cast(Tensor, told[1]))
+    for layer in range(network.layers):
+        for got, expected in zip(cache.layer(layer), other.layer(layer), strict=True):
+            assert torch.equal(got, expected)
+
+
+def test_ids_that_the_model_has_no_row_for_are_read_as_its_last_one(model: Any) -> None:
+    network = FusedNetwork(model)
+    found = [network.of_one_row([3], [token], [-1], network.new_cache(1))[0] for token in (VOCAB - 1, VOCAB + 40)]
+    assert torch.equal(*found)
+
+
 def digests() -> list[str]:
     """Of every width, for both dtypes of the cache and for 8-bit activations: the bits of a chain's logits behind 70
     tokens, and of a tree's."""
