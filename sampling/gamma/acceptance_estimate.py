@@ -6,6 +6,7 @@ drafter that falls silent is not overrated. Knows outcomes only: no tokens, dist
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
@@ -16,7 +17,7 @@ from sampling.gamma.chances import Chances
 WEIGHT = 0.3  # of the newest outcome in the quick mean
 PRIOR = 0.85
 SHIFT = 0.5  # quick and steady mean so far apart: the text has changed
-LATER = 64  # rounds that are taken in at once, at most
+LATER = 64  # rounds that wait to be asked about, at most: older ones hardly count
 BORROWED = 6.0  # outcomes that the position before is worth as a guess for this one
 
 
@@ -46,7 +47,7 @@ class Acceptance:
         self._given = [chances.of(("given", place), 1.0) for place in range(limit)]
         self._quick: list[float | None] = [None] * limit
         self._alphas: list[float] = []
-        self._new: list[tuple[Step, int, int]] = []  # rounds that nobody has asked about yet
+        self._new: deque[tuple[Step, int, int]] = deque(maxlen=LATER)  # the latest that nobody has asked about yet
 
     def begin(self) -> None:
         """A new answer: another text."""
@@ -57,13 +58,11 @@ class Acceptance:
         """One round, of a batch the row that counts; of a tree the chain that its siblings stand beside. `asked` and
         `given` are the most tokens of any row: one that drafts makes the pass wide for all."""
         self._new.append((step, asked, given))
-        if len(self._new) == LATER:
-            self.catch_up()
 
     def catch_up(self) -> None:
         """Take in what came since somebody last asked: who judges a tree's nodes one by one seldom does."""
-        rounds, self._new = self._new, []
-        for step, asked, given in rounds:
+        while self._new:
+            step, asked, given = self._new.popleft()
             self.add(step.gamma, chain_accepted(step), step.token is None)
             for place, one in enumerate(self._given[:asked]):
                 one.learn(float(given > place))
