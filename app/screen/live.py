@@ -62,9 +62,10 @@ class Track:
     ) -> None:
         self.lane, self.limit, self.terms = lane, limit, terms or Terms()
         self.events: list[Event] = []
-        self.meter = Meter(prompt_n=prompt_n)
+        self._meter = Meter(prompt_n=prompt_n)
         self.beams = BeamReader(decode, before) if getattr(lane, "beams", None) is not None else None
-        self.spanner = self.beams or Spanner(decode, bool(getattr(lane, "drafts", False)), context=before)
+        self._spanner = self.beams or Spanner(decode, bool(getattr(lane, "drafts", False)), context=before)
+        self._taken = 0  # events that figures and text hold
         self.decode = decode
         self._rounds, self._read = Rounds(decode), 0
         self.waiting = ""  # what it is waiting for, where that is to be said
@@ -73,16 +74,33 @@ class Track:
         self.expected: float | None = None  # the speed-up that the figures measured let expect
 
     def feed(self, event: Event) -> None:
-        """Take in an event of this lane."""
+        """Take in an event of this lane. What it says is worked out when somebody looks: many at once cost less."""
         self.events.append(event)
-        self.meter.add(event)
-        self.spanner.feed(event)
         if isinstance(event, Prefill):
             self._state, self._progress = "prefill", f"reading {event.done:,} / {event.total:,} tokens"
         elif isinstance(event, Finished):
             self._state = "stopped" if event.reason == "interrupted" else "done"
         else:
             self._state = "running"
+
+    def _catch_up(self) -> None:
+        """Figures and text of all events so far."""
+        new, self._taken = self.events[self._taken :], len(self.events)
+        for event in new:
+            self._meter.add(event)
+            self._spanner.feed(event)
+
+    @property
+    def meter(self) -> Meter:
+        """The figures so far."""
+        self._catch_up()
+        return self._meter
+
+    @property
+    def spanner(self) -> Spanner | BeamReader:
+        """The text so far."""
+        self._catch_up()
+        return self._spanner
 
     @property
     def steps(self) -> list[Step]:
