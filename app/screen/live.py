@@ -33,7 +33,7 @@ from sampling.events import BeamStep, Event, Finished, Prefill, Reason, Step, to
 from sampling.stats.metrics import Meter
 
 FRAMES_A_SECOND = 12
-DRAWING = 0.03  # of the time between two frames, at most: text and figures take some more
+DRAWING = 0.03  # of the time between two frames, at most: what it shows is worked out in it
 
 
 def look_of(console: Console, settings: Settings) -> Look:

@@ -54,9 +54,9 @@ class Chance:
         self._expected += expected
 
     def learn(self, came: float, expected: float = 1.0) -> None:
-        """A round that says something has passed: it fades and adds, in one call, since every round makes some."""
-        self._came = MEMORY * self._came + came
-        self._expected = MEMORY * self._expected + expected
+        """A round that says something has passed."""
+        self.fade()
+        self.add(came, expected)
 
     def restart(self, value: float = 0.0, worth: float = 0.0) -> None:
         """The text has changed: nothing before counts in this answer, and `value` as so many outcomes."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sampling.models import llama
 from sampling.models.cache import in_order
-from sampling.models.pass_record import BLOCK, PASS, PassRecord, linears
+from sampling.models.pass_record import BLOCK, PASS, ROW, PassRecord, linears
 from sampling.types import Hidden, KVCache, states_of
 from utils.kernels.blocks import COLUMNS, GROUP
 from utils.kernels.compiler import put_away
@@ -274,6 +274,7 @@ class FusedNetwork:
         assert cache.dtype == self.cache_dtype
         first, fed = cache.length, len(new)
         end, count = first + fed, fed + len(nodes)
+        whole = first + count
         most, told, behind = self.vocab_size - 1, list[int](), list[int]()
         for slot, token in enumerate(new, start=first):
             told += (min(max(token, 0), most), slot, 0, slot, slot + 1, 0, 0)
@@ -287,15 +288,13 @@ class FusedNetwork:
         numbers = np.array([*told, *behind], np.int64)
         address = numbers.ctypes.data
         if behind:
-            of_more = numbers[5 : 7 * count : 7]
-            of_more *= 8
-            of_more += address + 56 * count
+            rows = numbers[: -len(behind)].view(ROW)
+            rows["more"] = address + rows.nbytes + 8 * rows["more"]
         with self._one_at_a_time:
-            cache.reserve(1, first + count)
-            logits, states = self._passed(
-                address, 1, count, len(nodes) + 1, first + count, first + count - 1, cache, states_of(hidden)
-            )
-            cache.length = first + count
+            cache.reserve(1, whole)
+            wanted = states_of(hidden)
+            logits, states = self._passed(address, 1, count, len(nodes) + 1, whole, whole - 1, cache, wanted)
+            cache.length = whole
         return logits[..., : self.vocab_size], states
 
     def _passed(
