@@ -21,9 +21,9 @@ def run_child(
 ) -> tuple[int, str]:
     """Run `command` until it ends; (exit status, what it wrote to stderr).
 
-    `on_line` gets each line of its stdout (from another thread), `on_tick` is called every 0.1 s. When `cancelled`
-    says so, or on any exception, the process is killed. It has a session of its own, so a Ctrl-C in
-    the terminal does not reach it.
+    `on_line` gets each line of its stdout (from another thread), `on_tick` is called at once and every 0.1 s, and
+    `cancelled` is asked behind each of these, however soon the process ends. When it says so, or on any exception, the
+    process is killed. It has a session of its own, so a Ctrl-C in the terminal does not reach it.
     """
     process = subprocess.Popen(
         list(command),
@@ -43,11 +43,13 @@ def run_child(
     for reader in readers:
         reader.start()
     try:
-        while process.poll() is None:
-            check(cancelled)
+        running = True
+        while running:
             on_tick()
+            check(cancelled)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
+                running = False
     except BaseException:
         process.kill()
         process.wait()

@@ -25,6 +25,7 @@ from tests.support.tiny import tiny_model, tiny_pair
 from tests.support.warm import Warm
 from tests.utils.loading.test_loading import CPU, ROOT, load_from_hub
 from utils.catalogue.specs import ModelSpec, PairSpec, spec_from_argument
+from utils.child import run_child
 from utils.errors import UserError
 from utils.loading import cache as model_cache
 from utils.loading import gguf as gguf_convert
@@ -345,6 +346,25 @@ def test_an_interrupted_conversion_leaves_nothing_and_the_next_one_cleans_up(ggu
     left.mkdir()
     converted(gguf_file, "d" * 64, silent, never)
     assert sorted(path.name for path in folder.iterdir()) == ["d" * 16, f"{'d' * 16}.lock"]
+
+
+def test_a_child_that_ends_before_anybody_looks_is_cancelled_all_the_same(monkeypatch):
+    def ended(command, **how):
+        process = subprocess.Popen(command, **how)
+        process.wait(60)
+        return process
+
+    monkeypatch.setattr("utils.child.subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": ended}))
+    ticks: list[bool] = []
+    with pytest.raises(Cancelled):
+        run_child(
+            [sys.executable, "-c", "pass"],
+            env=os.environ,
+            on_line=lambda _: None,
+            on_tick=lambda: ticks.append(True),
+            cancelled=lambda: bool(ticks),
+        )
+    assert ticks == [True]
 
 
 CONVERT = """
