@@ -6,7 +6,7 @@ Shapes: B rows, N draft nodes, V vocabulary, T fed tokens, S cached slots, H hid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Protocol
@@ -44,6 +44,9 @@ class Tree(Enum):
 Hidden = bool | tuple[int, ...]
 """Which states of a model are wanted: i ≥ 0 is what enters its layer i (transformers' `hidden_states[i]`), −1 what the
 head is applied to. True stands for (−1,), False for none."""
+
+
+Room = Callable[[int, int], Tensor]  # rows, numbers of each → [rows, numbers] to be written to
 
 
 def states_of(*hidden: Hidden) -> tuple[int, ...]:
@@ -219,7 +222,8 @@ class RaggedNetwork(Network, Protocol):
         parents: Sequence[int],  # of each node the one above, which comes before it; -1 = the row
         cache: KVCache,
         hidden: Hidden = False,
-    ) -> tuple[Tensor, Tensor | None]: ...  # logits [1, N+1, n] behind the row and each node; states as above
+        states: Room | None = None,  # where these go
+    ) -> Tensor: ...  # logits [1, N+1, n] behind the row and each node
 
 
 class Session(Protocol):

@@ -35,9 +35,9 @@ RATE = 1.5  # tokens a plain pass' time, before any came
 GROWTH = 3  # how much further than the widest pass measured a draft may reach
 PROBE_EVERY, PROBE_SELDOM = 8, 64  # plain rounds between probes: doubled by each that fails
 ALLOWANCE, SLACK = 3.0, 0.015  # passes that may be lost on plain decoding: 3 and 1.5% of the tokens
-APART = 1.1  # what drafts must bring a batch at least: rows drift apart, and the last ones run alone
+APART = 1.25  # what drafts must bring a batch at least: rows drift apart, and the last ones run alone
 CREDIT = 8.0  # passes that may be lost after drafts which paid, at most
-AT_REST = 4  # of so many plain rounds one is learned from, once plain passes are known and drafts do not pay
+AT_REST = 16  # of so many plain rounds one is learned from, once plain passes are known and drafts do not pay
 REFERENCE = (0, 0, 32, 64, 128)  # rounds until the next plain pass, by how many were timed: T(1) must be known
 
 
@@ -81,9 +81,10 @@ class GoodputController:
     *First rounds*: two plain passes (T(1)), two looks at gamma 1 (c, v(2)), then gamma up to three
     times what was measured. Seeded `costs` save them. *Later*: the best gamma, kept for at least two
     more rounds after a change. *Where drafting does not pay*: gamma 0 and a probe of gamma 1 after 8, 16, 32,
-    64 … plain rounds; a probe that paid is followed by another. *A new answer* begins with what costs and chances were
-    in those before. *Whatever comes*: no draft is begun whose loss, should all of it be refused, would bring the cost
-    of all answers above 1.015 × plain decoding + 3 passes; what drafts gained before counts for up to 8.
+    64 … plain rounds, of a batch that many a row; of one row a probe that paid is followed by another. *A new answer*
+    begins with what costs and chances were in those before. *Whatever comes*: no draft is begun whose loss, should all
+    of it be refused, would bring the cost of all answers above 1.015 × plain decoding + 3 passes; what drafts gained
+    before counts for up to 8.
     A batch has one gamma for all rows: its passes cost what the longest draft costs, and what drafts bring is judged by
     the row that is behind, as the others wait for it in the end. c and v are learned apart for each number of rows: a
     batch that has lost some is another batch.
@@ -122,6 +123,7 @@ class GoodputController:
         self._patience = PROBE_EVERY
         self._again = False  # the last probe paid
         self._called = False  # whether it ever ran one
+        self._resting = 0  # further plain rounds that are not learned from
         self._grown: dict[int, int] = {}  # tokens of each row of a batch in this answer
 
     def begin(self) -> None:
@@ -129,7 +131,7 @@ class GoodputController:
         self.acceptance.catch_up()
         self.chances.begin()
         self.acceptance.begin()
-        self._since, self._again, self._news = COOLDOWN, False, True
+        self._since, self._again, self._news, self._resting = COOLDOWN, False, True, 0
         self._grown.clear()
 
     # -- choosing -----------------------------------------------------------------------------
@@ -137,7 +139,9 @@ class GoodputController:
     def budget(self, rows: list[int]) -> Budget:
         """The gamma of the coming round, the same for all rows."""
         if (costs := self._learned.of(len(rows))) is not self.costs:
-            self.costs, self._news = costs, True
+            self.costs, self._news, self._resting = costs, True, 0
+        if self._resting:
+            return Budget([0] * len(rows))
         gamma = self.last = self._affordable(self._next(len(rows)))
         if not gamma:
             return Budget([0] * len(rows))
@@ -159,10 +163,13 @@ class GoodputController:
             if found != self.chosen:
                 self.chosen, self._since = found, -1
         self._since += 1
-        patience = min(PROBE_SELDOM, rows * self._patience)  # a probe is one of every row
-        if self.chosen == 0 and (self._again or self._idle >= patience):
+        if self.chosen == 0 and (self._again or self._idle >= self._patient(rows)):
             return self._least
         return self.chosen
+
+    def _patient(self, rows: int) -> int:
+        """Plain rounds before a probe, which is one of every row."""
+        return rows * self._patience
 
     def _best(self, rows: int) -> int:
         rates = self.rates
@@ -219,8 +226,8 @@ class GoodputController:
 
     def observe(self, steps: list[Step], predicted: float = 0.0) -> None:
         """A round is over, a Step a row: learn from it."""
-        if self._rests and not any(step.gamma for step in steps):
-            self._rested(len(steps[0].emitted))
+        if self._resting:
+            self._resting, self.rounds = self._resting - 1, self.rounds + 1
             return
         asked = given = longest = 0
         draft_s = verify_s = sample_s = 0.0
@@ -246,25 +253,24 @@ class GoodputController:
         self._unreferenced = 0 if given == 0 else self._unreferenced + 1
         if asked == 0:
             self._idle += 1
+            self._rest(len(steps))
             return
         self.acceptance.learn(slowest, asked, max(step.length for step in steps))
         if self.chosen == 0 and self.costs.drafting_known:
             self.probes += 1
-            before, self._again = self._again, len(slowest.path) > 0 and tokens > paid * self.costs.c + v  # once awake
+            paid_off = len(slowest.path) > 0 and tokens > paid * self.costs.c + v  # once awake
+            before, self._again = self._again, paid_off and len(steps) == 1  # what a batch gains its rows lose drifting
             self._patience = PROBE_EVERY if before and self._again else min(2 * self._patience, PROBE_SELDOM)
         self._idle, self._news = 0, True
 
-    @property
-    def _rests(self) -> bool:
-        """Whether a plain round would tell nothing new: most of those where drafts do not pay."""
-        known = self.chosen == 0 and self.costs.drafting_known and self.costs.references >= len(REFERENCE)
-        return known and self.rounds % AT_REST > 0
-
-    def _rested(self, tokens: int) -> None:
-        """A plain round that was not looked at."""
-        self._account.add(tokens, 1.0)
-        self._asleep, self._idle, self._unreferenced = self._asleep + 1, self._idle + 1, 0
-        self.rounds += 1
+    def _rest(self, rows: int) -> None:
+        """A plain round is over: where drafts do not pay most of those behind it would tell nothing new."""
+        if self.chosen or self.whole or not self.costs.drafting_known or self.costs.references < len(REFERENCE):
+            return
+        count = max(0, min(AT_REST - 1, self._patient(rows) - self._idle))
+        self._resting = count
+        self._account.add(count, count, self._stake)
+        self._asleep, self._idle, self._since = self._asleep + count, self._idle + count, self._since + count
 
     def _slowest(self, steps: list[Step]) -> Step:
         """Of the rows of a batch the one that was behind, which the others will wait for in the end."""

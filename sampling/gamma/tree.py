@@ -17,13 +17,14 @@ from sampling.events import Step
 from sampling.gamma.acceptance_estimate import chain_accepted, expected_tokens
 from sampling.gamma.chances import Chances
 from sampling.gamma.costs import Costs
-from sampling.gamma.goodput import GAMMA_MAX, SLACK, GoodputController
+from sampling.gamma.goodput import GAMMA_MAX, REFERENCE, SLACK, GoodputController
 from sampling.types import Budget, NodeCosts, Traits, Tree
 
 SIBLINGS = (0, 1, 2, 4, 6, 8, 12, 16, 24)  # how many may stand beside a chain
 HALF = 10.0  # siblings that are thought to be taken every other time where the chain is rejected
 MOST_NODES = 11  # of a best-first tree: wider passes cost more than such nodes bring (docs/notes.md)
 TRUST = 0.85  # share of the predicted tokens that comes
+AT_ONCE = 4  # rounds that are learned from together
 
 
 def controller_of(
@@ -38,11 +39,37 @@ def controller_of(
 
 
 class BestFirstController(GoodputController):
-    """For trees that grow best first: gamma is the most nodes."""
+    """For trees that grow best first: gamma is the most nodes.
+
+    Rounds of one row are learned from a few at a time once costs are known: on caches that a pass has emptied the first
+    costs as much as three further ones. Until then the last budget stands, as long as what may be lost allows it even
+    if nothing came of those rounds.
+    """
 
     def __init__(self, gamma_max: int = MOST_NODES, costs: Costs | None = None, chances: Chances | None = None) -> None:
         super().__init__(gamma_max, costs, chances=chances)
         self._trust = self.chances.of("promised", TRUST)
+        self._late: list[tuple[list[Step], float]] = []  # rounds that were not learned from yet
+        self._standing: Budget | None = None  # until they are; None: every round is learned from at once
+        self._losses: list[float] = []  # passes that a round loses at most, by its nodes
+        self._left = 0.0  # that may be lost, if nothing came of the late rounds
+
+    def begin(self) -> None:
+        self._catch_up()
+        super().begin()
+
+    def budget(self, rows: list[int]) -> Budget:
+        if self._late:
+            if self._standing is not None and self._losses[-1] <= self._left:
+                return self._standing
+            self._catch_up()
+        found = super().budget(rows)
+        self._standing = None
+        if len(rows) == 1 and found.costs is not None and self.costs.references >= len(REFERENCE):
+            self._standing, asked = found, self.costs.waking - 1
+            self._losses = [v + asked for v in found.costs.v]
+            self._left = self._account.left + SLACK
+        return found
 
     def _node_costs(self, gamma: int) -> NodeCosts:
         return NodeCosts(self.costs.v(gamma + 1), self._trust.value, self._rate.value)
@@ -56,10 +83,18 @@ class BestFirstController(GoodputController):
         return super()._best(rows) if rows > 1 else self.reach
 
     def observe(self, steps: list[Step], predicted: float = 0.0) -> None:
-        if len(steps) == 1:
-            (step,) = steps
-            self._trust.learn(len(step.path) * (predicted > 0), predicted)
-        super().observe(steps, predicted)
+        self._late.append((steps, predicted))
+        if self._standing is not None and len(self._late) < AT_ONCE:
+            self._left -= self._losses[len(steps[0].drafted)]
+        else:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        late, self._late = self._late, []
+        for steps, predicted in late:
+            if len(steps) == 1:
+                self._trust.learn(len(steps[0].path) * (predicted > 0), predicted)
+            super().observe(steps, predicted)
 
 
 class Rescue:

@@ -31,22 +31,30 @@ class Buffer:
 
     def append(self, new: Tensor) -> Tensor:
         """Write `new` [B, heads, T, D] behind the filled slots; a view of all filled slots."""
-        end = self.length + new.shape[2]
-        if self.data is None or self.data.shape[2] < end:
-            self.data = self._grown(new, end)
-        self.data[:, :, self.length : end] = new
-        self.length = end
-        return self.data[:, :, :end]
+        start, end = self.length, self.length + new.shape[2]
+        data = self._reached(new, end)
+        data[:, :, start:end] = new
+        return data[:, :, :end]
+
+    def room(self, count: int, size: int) -> Tensor:
+        """So many further slots of one row and head, which count as filled: [count, size], to be written to."""
+        end = self.length + count
+        data = self._reached(torch.empty(1, 1, 1, size) if self.data is None else self.data, end)
+        return data[0, 0, end - count : end]
 
     def place(self, new: Tensor, slots: Tensor, rows: Tensor, of: int) -> None:
         """Write `new` [N, 1, T, D] to these rows [N] of so many, each to its own slots [N, T]."""
-        end = max(self.length, int(slots.max()) + 1)
-        if self.data is None or self.data.shape[2] < end:
-            self.data = self._grown(new[:1].expand(of, -1, -1, -1), end)
-        room, size = self.data.shape[2:]
+        data = self._reached(new[:1].expand(of, -1, -1, -1), max(self.length, int(slots.max()) + 1))
+        room, size = data.shape[2:]
         flat = slots + room * rows[:, None]
-        self.data.view(-1, size).index_copy_(0, flat.flatten().to(new.device), new.reshape(-1, size))
+        data.view(-1, size).index_copy_(0, flat.flatten().to(new.device), new.reshape(-1, size))
+
+    def _reached(self, like: Tensor, end: int) -> Tensor:
+        """The tensor, of which `end` slots count as filled; one like this where there is no room for them."""
+        if self.data is None or self.data.shape[2] < end:
+            self.data = self._grown(like, end)
         self.length = end
+        return self.data
 
     def _grown(self, like: Tensor, needed: int) -> Tensor:
         rows, heads, _, size = like.shape

@@ -146,7 +146,6 @@ class CausalSession(Session):
         """
         return spread(self.score_reduced(rows, draft), self.reduced_ids, self.vocab_size, float("-inf"))
 
-    @torch.inference_mode()
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
         """`score` with the logits of the reduced vocabulary alone, [B, N+1, n]; of all ids if there is none."""
         known = self.rollback(rows)
@@ -166,11 +165,17 @@ class CausalSession(Session):
         return logits[..., : self.vocab_size if self.reduced_ids is None else len(self.reduced_ids)]
 
     def _forward(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
+        if len(feed) > 1 or not self.network.ragged:
+            return self._together(feed, nodes, parents)
+        network, states = cast(RaggedNetwork, self.network), None if self._hidden is None else self._hidden.room
+        tree = above(parents, len(nodes[0]))
+        logits = network.of_one_row(feed[0], nodes[0], tree, self._cache, self.keeps_hidden, states)
+        return self._took(logits, None, feed, nodes, parents is None)
+
+    @torch.inference_mode()
+    def _together(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
+        """A pass told of in tensors."""
         start, width, count = self._cache.length, max(map(len, feed)), len(nodes[0])
-        if len(feed) == 1 and self.network.ragged:
-            network = cast(RaggedNetwork, self.network)
-            known = network.of_one_row(feed[0], nodes[0], above(parents, count), self._cache, self.keeps_hidden)
-            return self._took(*known, feed, nodes, parents is None)
         lengths, mask = self.held(), None
         level = len(set(lengths)) == 1 and len(set(map(len, feed))) == 1
         level = level and not any(token < 0 for row in nodes for token in row)

@@ -31,6 +31,7 @@ from utils.kernels.vectors import (
     asked,
     calling,
     compiled,
+    copy_half,
     div,
     exponential,
     fetch,
@@ -302,6 +303,18 @@ def cached(p: Any, index: int, sequence: int, head: int) -> Any:
 
 
 @compiled
+def key_at(p: Any, index: int, sequence: int, head: int, slot: int) -> Any:
+    """Where a slot's key begins; its numbers lie WIDTH apart, since 16 slots lie side by side."""
+    return p.keys + cached(p, index, sequence, head) + p.wide * (slot // WIDTH * WIDTH * p.size + slot % WIDTH)
+
+
+@compiled
+def value_at(p: Any, index: int, sequence: int, head: int, slot: int) -> Any:
+    """Where a slot's value begins."""
+    return p.values + cached(p, index, sequence, head) + p.wide * slot * p.size
+
+
+@compiled
 def put_key(p: Any, key: int, x: int) -> None:
     """16 dimensions of a key into its slot: 16 slots lie side by side."""
     for at in range(WIDTH):
@@ -324,19 +337,40 @@ def place(p: Any, layer: Any, index: int, row: int, head: int, first: int, last:
     elif head < p.heads + p.shared:
         norm_head(p, x, layer.k_norm)
         turn(p, x, of.position, float32(1.0), first, last)
-        block, lane = of.slot // WIDTH, of.slot % WIDTH
-        key = p.keys + cached(p, index, of.sequence, head - p.heads) + p.wide * (block * WIDTH * p.size + lane)
+        key = key_at(p, index, of.sequence, head - p.heads, of.slot)
         for at in range(first, last, 4 * WIDTH):
             put_key(p, key + p.wide * WIDTH * (at // 4), x + at)
             put_key(p, key + p.wide * WIDTH * ((half + at) // 4), x + half + at)
     else:
-        value = p.values + cached(p, index, of.sequence, head - p.heads - p.shared) + p.wide * of.slot * p.size
+        value = value_at(p, index, of.sequence, head - p.heads - p.shared, of.slot)
         for side in range(0, 2 * half, half):
             for at in range(side + first, side + last, 4 * WIDTH):
                 if p.half:
                     store_half(value + at // 2, load(x + at))
                 else:
                     store(value + at, load(x + at))
+
+
+@compiled
+def carry(p: Any, index: int, head: int, first: int, last: int) -> None:
+    """Tokens that were committed go to their slots before new ones are written: of one head of keys or values, in bytes
+    `first` to `last` of either half of its float32 numbers."""
+    half = 2 * p.size
+    for move in range(p.moved):
+        at = p.moves + 24 * move
+        sequence, old, new = get64(at), get64(at + 8), get64(at + 16)
+        if head < p.heads + p.shared:
+            own, line = head - p.heads, p.wide * WIDTH
+            there, here = key_at(p, index, sequence, own, old), key_at(p, index, sequence, own, new)
+        else:
+            own, line = head - p.heads - p.shared, p.wide
+            there, here = value_at(p, index, sequence, own, old), value_at(p, index, sequence, own, new)
+        for side in range(0, 2 * half, half):
+            for dimension in range((side + first) // 4, (side + last) // 4):
+                if p.half:
+                    copy_half(there + line * dimension, here + line * dimension)
+                else:
+                    put_float(here + line * dimension, get_float(there + line * dimension))
 
 
 @compiled
@@ -367,6 +401,8 @@ def project(p: Any, layer: Any, index: int, normed: int, thread: int, team: int)
                     x = y + 4 * row * every * p.size
                     add_bias(x, bias + 4 * (own * p.size + COLUMNS * at) if bias else 0, COLUMNS)
         start, end = 4 * COLUMNS * (part * pairs // parts), 4 * COLUMNS * ((part + 1) * pairs // parts)
+        if p.moved and head >= p.heads:
+            carry(p, index, head, start, end)
         for row in range(p.rows):
             place(p, layer, index, row, head, start, end)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from sampling.models import llama
 from sampling.models.cache import in_order
 from sampling.models.pass_record import BLOCK, PASS, ROW, PassRecord, linears
-from sampling.types import Hidden, KVCache, states_of
+from sampling.types import Hidden, KVCache, Room, states_of
 from utils.kernels.blocks import COLUMNS, GROUP
 from utils.kernels.compiler import put_away
 from utils.kernels.instruction_sets import instruction_set
@@ -56,12 +56,14 @@ def supports(model: Any) -> bool:
 class FusedCache:
     """Keys [L, B, H, S/16, D, 16] and values [L, B, H, S, D] in float32 or float16; a :class:`sampling.types.KVCache`.
 
-    A pass over all rows says how many there are.
+    A pass over all rows says how many there are. What :meth:`shift` moves the next pass moves, where it writes: those
+    places are in its caches then. Until then `moves` holds it: (row, from, to).
     """
 
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, rows: int = 0) -> None:
         self.layers, self.heads, self.size, self.dtype = layers, heads, size, dtype
         self.length, self.rows = 0, rows  # there may be room for more
+        self.moves: list[list[int]] = []
         self.keys = self._empty(0, 0, (size, BLOCK))
         self.values = self._empty(0, 0, (BLOCK, size))
 
@@ -77,6 +79,7 @@ class FusedCache:
         """Room for `length` slots of each of `rows` rows."""
         if self.slots >= length and self.rows == rows:
             return
+        self.settle()
         filled = -(-self.length // BLOCK)
         blocks = -(-max(length + GROW, length + length // 4) // BLOCK)
         keys, values = self._empty(rows, blocks, (self.size, BLOCK)), self._empty(rows, blocks, (BLOCK, self.size))
@@ -89,16 +92,24 @@ class FusedCache:
         self.length = min(self.length, length)
 
     def shift(self, moves: Tensor, length: int) -> None:
-        """Slot moves[2] of row moves[0] becomes what slot moves[1] was, moves [3, K]; then the first `length` stay."""
-        rows, old, new = moves
-        keys = self.keys[:, rows, :, old // BLOCK, :, old % BLOCK]
-        values = self.values[:, rows, :, old // BLOCK, old % BLOCK]
-        self.keys[:, rows, :, new // BLOCK, :, new % BLOCK] = keys
-        self.values[:, rows, :, new // BLOCK, new % BLOCK] = values
+        """Slot moves[2] of row moves[0] becomes what slot moves[1] was, moves [3, K]; then the first `length` stay.
+
+        One after the other: none goes where a later one is.
+        """
+        self.moves += moves.T.tolist()
         self.length = length
+
+    def settle(self) -> None:
+        """Make the moves that wait."""
+        waiting, self.moves = self.moves, []
+        for row, old, new in waiting:
+            keys, values = self.keys[:, row], self.values[:, row]
+            keys[:, :, new // BLOCK, :, new % BLOCK] = keys[:, :, old // BLOCK, :, old % BLOCK]
+            values[:, :, new // BLOCK, new % BLOCK] = values[:, :, old // BLOCK, old % BLOCK]
 
     def select(self, rows: Tensor) -> None:
         """Rows that go on in their order move up, in the memory that is there; others are copied."""
+        self.settle()
         chosen, filled = rows.tolist(), -(-self.length // BLOCK)
         self.rows = len(chosen)
         if not self.slots:
@@ -112,6 +123,7 @@ class FusedCache:
             self.keys, self.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)
 
     def fork(self) -> FusedCache:
+        self.settle()
         twin = FusedCache(self.layers, self.heads, self.size, self.dtype)
         twin.keys, twin.values = self.keys[:, : self.rows].clone(), self.values[:, : self.rows].clone()
         twin.length, twin.rows = self.length, self.rows
@@ -121,6 +133,7 @@ class FusedCache:
         """K, V [B, H_kv, length, D] in float32, to be read only."""
         if not self.slots:
             raise ValueError("the cache is empty: nothing has been scored yet")
+        self.settle()
         filled = -(-self.length // BLOCK)
         keys, values = self.keys[index, : self.rows, :, :filled], self.values[index, : self.rows, :, :filled]
         found = [part.flatten(2, 3)[:, :, : self.length].float() for part in (keys.transpose(3, 4), values)]
@@ -145,6 +158,7 @@ class FusedRows(FusedCache):
 
     def fill(self, row: int, content: FusedCache) -> None:
         """Begin a row with the first row of `content`."""
+        content.settle()
         filled = -(-content.length // BLOCK)
         self.keys[:, row, :, :filled] = content.keys[:, 0, :, :filled]
         self.values[:, row, :, :filled] = content.values[:, 0, :, :filled]
@@ -169,7 +183,8 @@ os.register_at_fork(after_in_child=_forked)
 
 
 _CHANGING = (
-    *("turns", "rows", "kept", "fed", "batch", "slots", "row", "keys", "values", "logits", "states", "states_row"),
+    *("turns", "rows", "kept", "fed", "batch", "slots", "row", "keys", "values", "moves", "moved"),
+    *("logits", "states", "states_row"),
 )
 
 
@@ -262,13 +277,21 @@ class FusedNetwork:
             rows, seen = self._record.rows(
                 tokens, depths, mask, slots, None if sequences is None else sequences.numpy()
             )
-            logits, states = self._passed(rows.ctypes.data, count, fed, keep, seen, last, cache, states_of(hidden))
+            wanted = states_of(hidden)
+            states = torch.empty(count, fed, len(wanted) * self._hidden) if wanted else None
+            logits = self._passed(rows.ctypes.data, count, fed, keep, seen, last, cache, wanted, states)
             cache.length = end
         return logits[..., : self.vocab_size], states
 
     def of_one_row(
-        self, new: list[int], nodes: list[int], parents: Sequence[int], cache: KVCache, hidden: Hidden = False
-    ) -> tuple[Tensor, Tensor | None]:
+        self,
+        new: list[int],
+        nodes: list[int],
+        parents: Sequence[int],
+        cache: KVCache,
+        hidden: Hidden = False,
+        states: Room | None = None,
+    ) -> Tensor:
         """See :class:`sampling.types.RaggedNetwork`: without tensors of a few elements."""
         assert isinstance(cache, FusedCache)
         assert cache.dtype == self.cache_dtype
@@ -292,10 +315,11 @@ class FusedNetwork:
             rows["more"] = address + rows.nbytes + 8 * rows["more"]
         with self._one_at_a_time:
             cache.reserve(1, whole)
-            wanted = states_of(hidden)
-            logits, states = self._passed(address, 1, count, len(nodes) + 1, whole, whole - 1, cache, wanted)
+            wanted = () if states is None else states_of(hidden)
+            kept = states(count, len(wanted) * self._hidden) if states is not None and wanted else None
+            logits = self._passed(address, 1, count, len(nodes) + 1, whole, whole - 1, cache, wanted, kept)
             cache.length = whole
-        return logits[..., : self.vocab_size], states
+        return logits[..., : self.vocab_size]
 
     def _passed(
         self,
@@ -307,11 +331,12 @@ class FusedNetwork:
         last: int,
         cache: FusedCache,
         wanted: tuple[int, ...],
-    ) -> tuple[Tensor, Tensor | None]:
+        states: Tensor | None,
+    ) -> Tensor:
         """The pass over `fed` rows each of `count` sequences, told of at the address `rows`: logits of the last `keep`
-        [B, keep, n or more] and the states wanted. `seen`: the most slots that one sees, `last`: the last position."""
+        [B, keep, n or more]; the states wanted go to `states`. `seen`: the most slots that one sees, `last`: the last
+        position."""
         logits = torch.empty(count, keep, self._width)
-        states = torch.empty(count, fed, len(wanted) * self._hidden) if wanted else None
         places = (
             {}
             if states is None
@@ -323,13 +348,16 @@ class FusedNetwork:
         self._record.prepare(count * fed, count * keep, seen)
         if last >= len(self._turns):
             self._turns = torch.cat([self._turns, *self._angles(len(self._turns), last + 1)])
+        moves = np.array(cache.moves, np.int64) if cache.moves else None
         self._record.values[self._changing] = (
             *(self._turns.data_ptr(), count * fed, keep, fed, cache.keys.shape[1], cache.slots, rows),
-            *(cache.keys.data_ptr(), cache.values.data_ptr(), logits.data_ptr()),
-            *(places.get(-1, 0), len(wanted) * self._hidden),
+            *(cache.keys.data_ptr(), cache.values.data_ptr()),
+            *((0, 0) if moves is None else (moves.ctypes.data, len(moves))),
+            *(logits.data_ptr(), places.get(-1, 0), len(wanted) * self._hidden),
         )
         self._record.run(self._function, torch.get_num_threads())
-        return logits, states
+        cache.moves.clear()
+        return logits
 
     def _angles(self, first: int, last: int) -> list[Tensor]:
         """cos and sin [n, D], halves side by side, in whole blocks of positions: their bits must depend on a position

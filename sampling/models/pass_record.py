@@ -19,6 +19,7 @@ from utils.kernels.team import TEAM, Team
 
 BLOCK = 16  # slots whose keys lie side by side
 FEW = 4  # rows that every thread norms for itself
+MORE = 128  # slots whose scores there is room for at once
 
 
 def _fields(names: str, first: list[tuple[str, type]] | None = None) -> np.dtype:
@@ -29,7 +30,7 @@ def _fields(names: str, first: list[tuple[str, type]] | None = None) -> np.dtype
 # reads, of a layer what enters it, 0 where they are not wanted; `states_row`: numbers of a row of them.
 PASS = _fields(
     "rows kept fed layers hidden inner heads shared size vocab_blocks "  # fed: rows of one sequence; kept: with logits
-    "batch slots half wide "  # of the cache, wide: bytes of one of its numbers
+    "batch slots half wide moves moved "  # of the cache, wide: bytes of one of its numbers; its moves and how many
     "row table embed embed_layout head head_layout norm turns keys values "
     "x qkv normed normed_size mixed gated buffer buffer_size scores scores_size scores_row logits states states_row "
     "epsilon scale narrow columns score mix",
@@ -108,16 +109,20 @@ class PassRecord:
         return table
 
     def prepare(self, rows: int, kept: int, seen: int) -> None:
-        """Memory for a pass of so many rows, `kept` of them with logits, of which one sees so many slots."""
-        threads, line = torch.get_num_threads(), 4 * (-(-seen // BLOCK) + 1) * BLOCK
-        if self._prepared == (rows, kept, threads, line):
+        """Memory for a pass of so many rows, `kept` of them with logits, of which one sees so many slots.
+
+        It is enough for some more, so that the next passes mostly find all as it is.
+        """
+        rows = -(-max(rows, kept) // FEW) * FEW
+        threads, line = torch.get_num_threads(), 4 * (-(-seen // MORE) * MORE + BLOCK)
+        if self._prepared == (rows, threads, line):
             return
         from utils.kernels.products import ROWS, room
 
-        self._prepared = rows, kept, threads, line
+        self._prepared = rows, threads, line
         hidden, inner, heads, shared, size = self._sizes
         group = heads // shared
-        scores, normed = (ROWS + 1) * group * line, room(max(rows, kept), hidden)
+        scores, normed = (ROWS + 1) * group * line, room(rows, hidden)
         buffer = -(-(4 * ROWS * group * (size + 1) + 256 * ROWS) // 64) * 64
         self.set(scores_row=line, scores_size=scores, buffer_size=buffer, normed_size=normed)
         places = {

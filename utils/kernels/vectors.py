@@ -201,6 +201,12 @@ def put_half(builder: Any, address: Any, value: Any) -> None:
     write(builder, builder.fptrunc(value, F16), address)
 
 
+@operation(types.void, int64, int64)
+def copy_half(builder: Any, source: Any, address: Any) -> None:
+    """Two bytes."""
+    write(builder, read(builder, source, ir.IntType(16)), address)
+
+
 @operation(types.void, int64, REALS)
 def store(builder: Any, address: Any, value: Any) -> None:
     write(builder, value, address)

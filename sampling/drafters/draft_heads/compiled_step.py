@@ -18,6 +18,7 @@ from numba import float32
 from torch import Tensor
 
 from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
+from sampling.models.cache import Buffer
 from sampling.models.compiled_pass import (
     added,
     head,
@@ -209,6 +210,7 @@ class CompiledStep:
         (count, fed), before = ids.shape, cache.length
         depths = positions.numpy()
         with self._one_at_a_time:
+            cache.settle()
             cache.reserve(count, before + fed)
             begin = max(0, before - self.window) // BLOCK * BLOCK if self.window else 0  # slots too far back to be seen
             visible = None if mask is None else mask[..., begin:]
@@ -231,28 +233,30 @@ class CompiledStep:
         first: int,
         theirs: Tensor | None,
         valid: int,
-        own: Tensor | None,
+        own: Buffer,
         cache: FusedCache,
-    ) -> tuple[Tensor, Tensor]:
-        """The same of one row's tokens from position `first` on → logits [n] of the last and own states [T, H].
+    ) -> Tensor:
+        """The same of one row's tokens from position `first` on → logits [n] of the last; their states go to `own`.
 
         `theirs` [S, G] are the target's states, the first `valid` of them there; behind them the head's `own` [S, H]
-        stand.
+        stand, of which there are `first`.
         """
         fed = len(tokens)
+        made = own.room(fed, self._hidden)
+        mine = made.data_ptr() - 4 * self._hidden * first
         begin = max(0, first - self.window) // BLOCK * BLOCK if self.window else 0
         told: list[int] = []  # of each token its row, then whose state stands before each, then where
         for at, token in enumerate(tokens, start=first):
             told += (token, at, 0, at - begin, at - begin + 1, 0, 0)
-        before = [self._before(at - 1, theirs, valid, own) for at in range(first, first + fed)]
+        before = [self._before(at - 1, theirs, valid, mine) for at in range(first, first + fed)]
         numbers = np.array([*told, *(kind for kind, _ in before), *(place for _, place in before)], np.int64)
         rows = numbers.ctypes.data
         kinds = rows + fed * _ROW_SIZE
         with self._one_at_a_time:
+            cache.settle()
             cache.reserve(1, first + fed)
             self._prepare(fed, 1, first + fed, first + fed - begin)
-            logits, made = torch.empty(self._width), torch.empty(fed, self._hidden)
-            shift = 2 * begin * self._size
+            logits, shift = torch.empty(self._width), 2 * begin * self._size
             self._record.values[self._changing] = (
                 *(fed, 1, fed, cache.keys.shape[1], cache.slots, rows),
                 *(cache.keys.data_ptr() + shift, cache.values.data_ptr() + shift, logits.data_ptr(), made.data_ptr()),
@@ -260,16 +264,16 @@ class CompiledStep:
             )
             self._record.run(self._function, torch.get_num_threads())
             cache.length = first + fed
-        return logits[: self._out], made
+        return logits[: self._out]
 
-    @staticmethod
-    def _before(place: int, theirs: Tensor | None, valid: int, own: Tensor | None) -> tuple[int, int]:
-        """Whose state stands at a place, and where its numbers begin."""
+    def _before(self, place: int, theirs: Tensor | None, valid: int, own: int) -> tuple[int, int]:
+        """Whose state stands at a place, and where its numbers begin; the first of the head's own at `own`."""
         if place < 0:
             return NONE, 0
-        kind, states = (THEIRS, theirs) if place < valid else (OWN, own)
-        assert states is not None
-        return kind, states.data_ptr() + states.element_size() * states.stride(0) * place
+        if place >= valid:
+            return OWN, own + 4 * self._hidden * place
+        assert theirs is not None
+        return THEIRS, theirs.data_ptr() + theirs.element_size() * theirs.stride(0) * place
 
     def _prepare(self, rows: int, kept: int, positions: int, seen: int) -> None:
         """Memory for a pass of so many rows, at these positions, of which one sees so many slots."""

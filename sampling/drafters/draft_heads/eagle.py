@@ -98,7 +98,6 @@ class FeatureSession(FollowingSession):
                 return logits
             ends = [end + 1 for end in ends]
 
-    @torch.inference_mode()
     def _behind(self, row: list[int]) -> Tensor:
         """:meth:`score_reduced` of one row by the compiled step, without tensors of a few elements."""
         self._settle()
@@ -112,9 +111,7 @@ class FeatureSession(FollowingSession):
         try:
             while done < len(row):
                 end = min(len(row), max(done, valid) + 1)
-                before = None if hidden.data is None else hidden.data[0, 0]
-                logits, own = self.network.compiled.of_one_row(row[done:end], done, theirs, valid, before, self._cache)
-                hidden.append(own[None, None])
+                logits = self.network.compiled.of_one_row(row[done:end], done, theirs, valid, hidden, self._cache)
                 tokens += row[done:end]
                 done = end
         except BaseException:

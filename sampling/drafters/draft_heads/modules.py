@@ -252,7 +252,8 @@ class DraftHead(nn.Module):
     """A draft head's parameters and its pass over whole sequences.
 
     `reduced_ids` [N] long holds the ids of the head's rows, ascending; empty = all ids. `rounded`: while drafting its
-    products may be taken in bfloat16 (its weights come from 16 bit); drafts need no more, the target judges them.
+    weights may be rounded (as :class:`sampling.drafters.draft_heads.network.StudentNetwork` has it); the target judges
+    its drafts.
     """
 
     def __init__(self, config: DraftHeadConfig, reduced_ids: Tensor | None = None) -> None:

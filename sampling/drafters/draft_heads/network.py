@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -100,10 +101,10 @@ class Cross:
 class StudentNetwork:
     """A draft head as a function of new tokens and a `SlotCache`.
 
-    With `pack`, and float32 weights on the CPU, the linear layers are packed copies (in 8 or 16 bit if
-    `student.rounded`): the caller may release the draft head, and later changes of its weights are not seen.
-    Otherwise the draft head's own modules are used where they lie, on whatever device. The embedding is never
-    copied: it may be the target's.
+    With `pack`, and float32 weights on the CPU, the linear layers are packed copies: the caller may release the draft
+    head, and later changes of its weights are not seen. If `student.rounded` they have 8 or 16 bit, 4 where the whole
+    pass is one compiled call: its drafts are as good (docs/notes/passes.md). Otherwise the draft head's own
+    modules are used where they lie, on whatever device. The embedding is never copied: it may be the target's.
     """
 
     ragged = False
@@ -123,7 +124,7 @@ class StudentNetwork:
         if take is _rounded and _compilable(student):
             from sampling.drafters.draft_heads.compiled_step import CompiledStep
 
-            self.compiled = CompiledStep(student, cast(Any, _rounded), _halves(student.rotary))
+            self.compiled = CompiledStep(student, cast(Any, partial(_rounded, kind="q4")), _halves(student.rotary))
             return
         self._from, self._wide = int(config.kind == "eagle"), config.wide  # an EAGLE head's text begins with token 1
         self._layers = [
@@ -330,11 +331,11 @@ def _packed(linear: Any) -> nn.Module:
     return _Packed(linear.weight.detach(), linear.bias)
 
 
-def _rounded(linear: Any) -> nn.Module:
+def _rounded(linear: Any, kind: str = "q8") -> nn.Module:
     if linear.bias is not None:
         return _packed(linear)
     if fits(linear.weight):
-        return QuantizedLinear(PackedWeight.rounded(linear.weight, "q8"))
+        return QuantizedLinear(PackedWeight.rounded(linear.weight, kind))
     return HalfLinear(linear.weight) if half_available() else _packed(linear)
 
 

@@ -161,11 +161,9 @@ class JointTreeDrafter(TableTreeDrafter):
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         super().observe(rows, draft, verdict)
-        if len(rows) != 1 or self._asked is None:
-            return
-        count = sum(node >= 0 for node in verdict.path[0].tolist())
-        news = count > 0 and int(draft.tokens[0, verdict.path[0, 0]]) != self._without
-        self.gain.learn(count if news else 0, self._open)
+        if len(rows) == 1 and self._asked is not None:
+            news = self._came[:1] != [self._without]
+            self.gain.learn(len(self._came) if news else 0, self._open)
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)

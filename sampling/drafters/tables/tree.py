@@ -158,6 +158,9 @@ class TableTreeDrafter(TablesDrafter):
         self._certain = False  # whether the target's draws leave no choice
         self._ids: list[int] = []  # the caller's numbers of the rows, which key the noise
         self._taken: list[_Offer] = []  # the nodes of the last draft
+        self._came: list[int] = []  # the tokens that were accepted of it
+        self._weighed: NodeCosts | None = None  # the last budget's, and what follows from them
+        self._floors: tuple[list[float], list[float]] = [], []
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         super().start(prompt, target, verifier)
@@ -172,15 +175,16 @@ class TableTreeDrafter(TablesDrafter):
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         """Learn how much came of what was hoped for, and keep the distributions at which the row stood; greedy ones
         leave no choice."""
-        taken, self._taken = self._taken, []
-        if len(rows) != 1 or (not taken and (self._recalled is None or self._certain)):
+        taken, self._taken, self._came = self._taken, [], []
+        if len(rows) != 1 or (not draft.tokens.shape[1] and (self._recalled is None or self._certain)):
             return
-        path, tokens = [node for node in verdict.path[0].tolist() if node >= 0], draft.tokens[0].tolist()
+        (nodes,), (tokens,) = verdict.path.tolist(), draft.tokens.tolist()
+        path = [node for node in nodes if node >= 0]
+        self._came = [tokens[node] for node in path]
         if path and [one.found.token for one in taken] == tokens:
             self._accepted(taken, path)
         if self._recalled is not None and not self._certain:
-            row = [*rows[0][-2:], *(tokens[node] for node in path)]
-            self._recalled.learn(row, thought_likely(verdict, [-1, *path]))
+            self._recalled.learn([*rows[0][-2:], *self._came], thought_likely(verdict, [-1, *path]))
 
     def _accepted(self, taken: list[_Offer], path: list[int]) -> None:
         """Of these nodes a path was accepted: what was hoped for behind each of them, and whether it came."""
@@ -223,8 +227,11 @@ class TableTreeDrafter(TablesDrafter):
         self, index: MatchIndex, tail: list[int], budget: Budget, noise: Noise | None, offered: list[Found]
     ) -> list[_Offer]:
         """The nodes, the likeliest path first, as far as they may be worth while; `offered` behind the root."""
-        most, floors = budget.depth[0], likely_enough(budget.costs) if budget.costs else [-1.0] * budget.depth[0]
-        lowest = [*accumulate(reversed(floors), min)][::-1]  # what no node behind may be below
+        most = budget.depth[0]
+        if budget.costs is not self._weighed or budget.costs is None:
+            floors = likely_enough(budget.costs) if budget.costs else [-1.0] * most
+            self._weighed, self._floors = budget.costs, (floors, [*accumulate(reversed(floors), min)][::-1])
+        floors, lowest = self._floors  # what a node's path must exceed, and what no node behind may be below
         offers: list[_Offer] = []
         taken: list[_Offer] = []
         order, count, share = 0, 0, 1.0  # share: of what is offered how much comes

@@ -26,6 +26,7 @@ from sampling.gamma.goodput import (
     COOLDOWN,
     CREDIT,
     GAMMA_MAX,
+    PROBE_EVERY,
     SLACK,
     GoodputController,
     best,
@@ -437,7 +438,7 @@ def test_probes_are_single_tokens_and_grow_rarer() -> None:
     assert gaps[-3:] == [65, 65, 65]
 
 
-def test_at_rest_one_round_of_four_is_learned_from_and_a_slower_machine_is_still_noticed() -> None:
+def test_at_rest_few_rounds_are_learned_from_and_a_slower_machine_is_still_noticed() -> None:
     costs = Costs(c=0.3, table=KNOWN)
     pace = GoodputController(costs=costs)
     simulate(pace, World(0.0, 0.3, flat), 200)
@@ -450,6 +451,42 @@ def test_at_rest_one_round_of_four_is_learned_from_and_a_slower_machine_is_still
     assert 400 // AT_REST <= len(heard) <= 400 // AT_REST + pace.probes - before + 2
     assert costs.plain is not None
     assert costs.plain > 1.5 * PLAIN
+
+
+def test_an_answer_that_begins_does_not_rest_on_what_the_last_one_was() -> None:
+    costs = Costs(c=0.3, table=KNOWN)
+    pace = GoodputController(costs=costs)
+    simulate(pace, World(0.0, 0.3, flat), 200)
+    heard: list[float] = []
+    learn = costs.add
+    costs.add = lambda *told, **more: (heard.append(told[4]), learn(*told, **more))[1]  # type: ignore[method-assign]
+    while not heard:
+        simulate(pace, World(0.0, 0.3, flat), 1)
+    simulate(pace, World(0.0, 0.3, flat), 1)
+    assert len(heard) == 1  # it rests
+    pace.begin()
+    simulate(pace, World(0.0, 0.3, flat), 1)
+    assert len(heard) == 2
+
+
+def test_a_batch_looks_as_many_times_as_seldom_as_it_has_rows_and_follows_no_look() -> None:
+    """Every other draft is right, and one token more costs .6 of a pass."""
+
+    def looks(rows: int) -> list[int]:
+        pace, asked = GoodputController(costs=Costs(c=0.1, table={2: 1.5, 3: 2.0})), list[int]()
+        for number in range(4000):
+            gamma = pace.budget(list(range(rows))).depth[0]
+            right = gamma * (len(asked) % 2)
+            step = make_step(gamma, gamma, right, 0.1 * PLAIN * gamma / rows, PLAIN * (1 + 0.5 * gamma) / rows)
+            pace.observe([replace(step, row=row) for row in range(rows)])
+            if gamma:
+                asked.append(number)
+        return asked[len(asked) // 2 :]
+
+    many, few = looks(4), looks(1)
+    assert 0 < len(many) < len(few) / 4
+    assert min(later - earlier for earlier, later in pairwise(many)) > 4 * PROBE_EVERY
+    assert min(later - earlier for earlier, later in pairwise(few)) == 1
 
 
 @pytest.mark.parametrize("reach", [0, 1, 2, 3])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sampling.api import autoregressive_generate, speculative_generate
+from sampling.models.cache import Buffer
 from sampling.models.causal import CausalLM
 from sampling.models.fused import CACHE_DTYPES, FusedCache, FusedNetwork, supports
 from sampling.models.masks import additive, places
@@ -151,6 +152,36 @@ def test_a_node_of_a_tree_is_the_same_as_in_its_own_text(model: Any, dtype: torc
     cache.shift(after, cached + len(path))
     feed(network, bare, [ids[one] for one in path])
     assert torch.equal(feed(network, cache, [3]), feed(network, bare, [3]))
+    for layer in range(network.layers):
+        for got, expected in zip(cache.layer(layer), bare.layer(layer), strict=True):
+            assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("then", ["a pass", "more room", "a copy", "a crop"])
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+def test_moves_wait_for_whoever_reads_the_cache_next(model: Any, dtype: torch.dtype, then: str) -> None:
+    network, text, path = FusedNetwork(model, dtype), tokens(20, 1), tokens(4, 2)
+    cache, bare = network.new_cache(1), network.new_cache(1)
+    feed(network, cache, text)
+    feed(network, bare, [*text, *path])
+    tree(network, cache, [9, path[0], 8, path[1], 7], [-1, -1, 0, 1, 1], 20)
+    cache.shift(torch.tensor([[0, 0], [21, 23], [20, 21]]), 22)
+    tree(network, cache, [6, path[2], path[3]], [-1, -1, 1], 22)
+    cache.shift(torch.tensor([[0], [23], [22]]), 23)
+    cache.shift(torch.tensor([[0], [24], [23]]), 24)  # twice before anybody reads
+    assert cache.moves
+    if then == "more room":
+        cache.reserve(1, 1000)
+    elif then == "a copy":
+        cache = cache.fork()
+    elif then == "a crop":
+        cache.crop(23)
+        feed(network, cache, path[3:])
+    assert torch.equal(feed(network, cache, [3]), feed(network, bare, [3]))
+    assert not cache.moves
+    for layer in range(network.layers):
+        for got, expected in zip(cache.layer(layer), bare.layer(layer), strict=True):
+            assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("cached", [0, 15, 130])
@@ -164,20 +195,36 @@ def test_a_row_and_its_draft_told_as_numbers_are_the_same_as_tensors(model: Any,
     if cached:
         feed(network, cache, text)
         feed(network, other, text)
-    logits, states = network.of_one_row(new, ids, parents, cache, wanted)
+    held = Buffer()
+    logits = network.of_one_row(new, ids, parents, cache, wanted, held.room)
     positions, seen = places([cached], [new], torch.tensor(parents), cached, len(new), len(ids))
     mask = additive(seen, network)
     told = network.forward(torch.tensor([[*new, *ids]]), positions, mask, other, len(ids) + 1, wanted)
     assert torch.equal(logits, told[0])
-    assert torch.equal(cast(Tensor, states), cast(Tensor, told[1]))
+    assert torch.equal(held.view()[:, 0], cast(Tensor, told[1]))
     for layer in range(network.layers):
         for got, expected in zip(cache.layer(layer), other.layer(layer), strict=True):
             assert torch.equal(got, expected)
 
 
+def test_memory_is_laid_out_for_the_next_passes_too(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = FusedNetwork(model)
+    cache, laid = network.new_cache(1), list[dict[str, int]]()
+    feed(network, cache, tokens(10))
+    put = network._record.set
+    monkeypatch.setattr(network._record, "set", lambda **values: (laid.append(values), put(**values))[1])
+    for width in (1, 3, 2, 4, 1):
+        network.of_one_row(tokens(1), tokens(width - 1), range(-1, width - 2), cache)
+        cache.crop(11)
+    before = len(laid)
+    network.of_one_row(tokens(1), tokens(5), range(-1, 4), cache)
+    assert before <= 12  # the first of a few rows, after the ten of the prompt
+    assert len(laid) > before
+
+
 def test_ids_that_the_model_has_no_row_for_are_read_as_its_last_one(model: Any) -> None:
     network = FusedNetwork(model)
-    found = [network.of_one_row([3], [token], [-1], network.new_cache(1))[0] for token in (VOCAB - 1, VOCAB + 40)]
+    found = [network.of_one_row([3], [token], [-1], network.new_cache(1)) for token in (VOCAB - 1, VOCAB + 40)]
     assert torch.equal(*found)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession
 from sampling.drafters.draft_heads.modules import DraftHead
+from sampling.models.cache import Buffer
 from sampling.models.causal import CausalLM
 from sampling.models.fused import FusedCache
 from sampling.types import Draft
@@ -26,7 +27,7 @@ SHORT = list(range(0, 40, 2))
 
 
 def pair(layers: int = 1, **changes: Any) -> tuple[Any, DraftHead]:
-    """A target and a feature head whose weights are numbers that 8 bits hold."""
+    """A target and a feature head whose weights are numbers that 4 bits hold."""
     import utils.kernels.vectors  # noqa: F401  (with it the compiler is at hand)
 
     target = make_target(hidden_size=64)
@@ -36,7 +37,7 @@ def pair(layers: int = 1, **changes: Any) -> tuple[Any, DraftHead]:
     )
     for part in head.modules():
         if isinstance(part, nn.Linear):
-            part.weight.copy_(PackedWeight.rounded(part.weight, "q8").dense())
+            part.weight.copy_(PackedWeight.rounded(part.weight, "q4").dense())
     head.rounded = True
     return target, head
 
@@ -104,9 +105,9 @@ def test_what_lies_beyond_the_window_is_not_looked_at() -> None:
     step, states = FeatureLM(head, "feature").network.compiled, torch.randn(120, 64)
 
     def last(tokens: list[int]) -> Tensor:
-        cache = step.new_cache()
+        cache, own = step.new_cache(), Buffer()
         for first, end in ((0, 60), (60, 119), (119, 120)):
-            logits, _ = step.of_one_row(tokens[first:end], first, states, 120, None, cache)
+            logits = step.of_one_row(tokens[first:end], first, states, 120, own, cache)
         return logits
 
     row = text(8, 120)
