@@ -24,7 +24,7 @@ from sampling.drafters.cascade import cascade_of
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter, NGramStorage
 from sampling.events import BeamStep, BeamTree, Event, Step
-from sampling.loop import generate, never
+from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import check_same_kind, is_encoder_decoder, lm_of
 from sampling.recorded.target import RecordedLM
@@ -33,6 +33,7 @@ from sampling.stream import Piece, decode_of, pieces
 from sampling.types import LM, Drafter, FixedPace, Limits, Rows, Sampler, Traits
 from utils.errors import UserError, shown, whole
 from utils.logits_processors import GreedyProcessor, LogitsProcessor
+from utils.progress import never
 
 Ids = Sequence[int] | torch.Tensor
 Stop = int | Iterable[int] | None
@@ -132,7 +133,8 @@ def prompt_ids(given: Any, name: str = "input_ids") -> list[int]:
 
 
 def prompts_ids(given: Any) -> Rows:
-    """One prompt, or several: a list of prompts."""
+    """One prompt, or several: a list of prompts, or the rows of a tensor."""
+    given = given.tolist() if hasattr(given, "tolist") else given
     several = isinstance(given, Sequence) and len(given) > 1 and not isinstance(given[0], Integral | str)
     return [prompt_ids(one, f"prompt {n}") for n, one in enumerate(given, 1)] if several else [prompt_ids(given)]
 
@@ -169,7 +171,8 @@ def stop_ids_of(end: Stop, eos: Stop, model: Any, tokenizer: Any = None) -> froz
         ]
     ids: set[int] = set()
     for stop in given:
-        several = [] if stop is None else [stop] if isinstance(stop, Integral | str) else list(stop)
+        several = stop.tolist() if hasattr(stop, "tolist") else stop
+        several = list(several) if isinstance(several, Iterable) and not isinstance(several, str) else [several]
         several = [one for one in several if one is not None]  # what a tokenizer says of a token that it has not
         wrong = next((one for one in several if not isinstance(one, Integral) or isinstance(one, bool)), None)
         if wrong is not None:
@@ -317,7 +320,7 @@ def speculative_stream(
     """:func:`speculative_generate` as it goes: a record for what each round added.
 
     Args as there, and:
-        input_ids: also a list of prompts, which are decoded as one batch.
+        input_ids: also a list of prompts, or a tensor of rows, which are decoded as one batch.
         drafter: None decodes plainly. A drafter that says itself how many tokens a round drafts needs no `gamma`.
         tokenizer: makes the texts of the pieces; without one they are "".
         interrupt: looked at between rounds; once it says True every row ends.
@@ -372,6 +375,7 @@ def ngram_assisted_speculative_generate(
     lm = target_of(target)
     if not (ngram is None or hasattr(ngram, "propose")):
         raise UserError(f"ngram must be an NgramDrafter or None (a fresh one), got {type(ngram).__name__}")
+    filler_top_k = whole("filler_top_k", filler_top_k, 1, "a whole number, at least 1")
     way = ngram or NgramDrafter(lm.vocab_size, n=n, top_k_filler=filler_top_k, stop_if_unknown=stop_if_unknown)
     way = way.under(filler_top_k, stop_if_unknown) if isinstance(way, NGramStorage) else way
     stop = stop_ids_of(end_tokens_id, eos_tokens_id, target, tokenizer)
@@ -410,6 +414,8 @@ def cascade_generate(
     """
     debug = take_more(cascade_generate, more)
     lm = target_of(target)
+    if not isinstance(drafters, Iterable):
+        raise UserError(f"drafters must be a list, large to small, got {type(drafters).__name__}")
     ways = [drafter_of(way, f"drafter {number}") for number, way in enumerate(drafters, 1)]
     check_drafters(lm, ways, tokenizer)
     way = cascade_of(ways, k_matrix, lenience)
@@ -452,17 +458,21 @@ def _events(
 ) -> Iterator[Event]:
     """The event stream of a call; its numbers are checked before the first event is asked for."""
     pace = FixedPace(whole("gamma", gamma, 0, "a whole number, at least 0"))
-    limits = Limits(whole("max_gen_len", max_gen_len, 1, "a whole number, at least 1"), stop, lm.context)
-    events = generate(lm, rows, drafter, sampler, limits, pace=pace, interrupt=interrupt)
-    return _logged(events) if debug else events
+    limits = Limits(whole("max_gen_len", max_gen_len, 1, "a whole number, at least 1"), stop)
+    return _logged(generate(lm, rows, drafter, sampler, limits, pace=pace, interrupt=interrupt), debug)
 
 
-def _logged(events: Iterator[Event]) -> Iterator[Event]:
+def _logged(events: Iterator[Event], debug: bool) -> Iterator[Event]:
+    """The events; every round of them goes to the log where `debug` is on."""
     rounds = 0
     for event in events:
-        if isinstance(event, Step):
+        if debug and isinstance(event, Step):
             kept = [event.drafted[node] for node in event.path]
             _log.info("round %d: drafted %s, accepted %s, then %s", rounds, list(event.drafted), kept, event.token)
+            rounds += 1
+        elif debug and isinstance(event, BeamStep):
+            beams = [f"{beam.parent}+{beam.token} {beam.fate}" for beam in event.beams]
+            _log.info("round %d: %s", rounds, ", ".join(beams))
             rounds += 1
         yield event
 
@@ -525,6 +535,7 @@ def beam_search_generate(
     logits_processor: LogitsProcessor | None = None,
     early_stopping: EarlyStopping = False,
     penalty_offset: float = 5.0,
+    seed: Seed = 0,
     **more: Any,
 ) -> list[int]:
     """The best answer that a beam search finds: score = Σ log p / ((m + len) / (m + 1))^α.
@@ -540,6 +551,9 @@ def beam_search_generate(
         pad_token_id: accepted for compatibility; nothing is padded.
         logits_processor: log p is that of its distribution; None or a greedy one: the model's own.
         penalty_offset: m. With 0, α is transformers' `length_penalty`.
+        seed: as in every call; nothing is drawn here.
+        more: as in :func:`autoregressive_generate`; `debug=True` logs of every step its candidates, each as the beam
+            that it grew from + its token.
 
     Returns:
         The new ids, the stop id included.
@@ -547,12 +561,13 @@ def beam_search_generate(
     Raises:
         UserError: an argument that cannot be used, in one line. TypeError: an unknown keyword.
     """
-    take_more(beam_search_generate, more)
-    lm = target_of(model)
+    debug = take_more(beam_search_generate, more)
+    lm, processor = target_of(model), sampler_of(logits_processor, seed).processor
     plan = BeamPlan(num_beams, top_k, min_length, alpha, penalty_offset, early_stopping)
-    limits = Limits(max_gen_len, stop_ids_of(end_tokens_id, eos_tokens_id, model, tokenizer), lm.context)
+    stop = stop_ids_of(end_tokens_id, eos_tokens_id, model, tokenizer)
+    limits = Limits(whole("max_gen_len", max_gen_len, 1, "a whole number, at least 1"), stop)
     tree = BeamTree()
-    for event in beam_generate(lm, [prompt_ids(input_ids)], limits, plan, processor=logits_processor):
+    for event in _logged(beam_generate(lm, [prompt_ids(input_ids)], limits, plan, processor=processor), debug):
         if isinstance(event, BeamStep):
             tree.add(event)
     tree.close()

@@ -9,9 +9,10 @@ utils/catalogue/templates.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from difflib import get_close_matches
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,15 @@ from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.events import Event, Step
-from sampling.loop import generate, never
+from sampling.loop import generate, room_of
 from sampling.models.causal import CausalLM
+from sampling.rows import first_rows
 from sampling.stream import Piece, decode_of, pieces
 from sampling.types import Drafter, FixedPace, Limits, Rows
 from utils.catalogue.templates import carries_template, check_template, end_ids, render
 from utils.errors import UserError, shown, whole
 from utils.logits_processors import LogitsProcessor, make_processor
+from utils.progress import never
 
 NEW_TOKENS = 128  # where the config says nothing
 
@@ -82,10 +85,12 @@ class EngineConfig:
 
 
 def read_config(given: Any) -> EngineConfig:
-    """From a GenerationConfig, a dict of its names, or a model that has one.
+    """From a GenerationConfig, a dict of its names, or a model that has one; what was read already as it is.
 
     Raises UserError for what cannot be honoured, an unknown name in a dict and a value outside its range.
     """
+    if isinstance(given, EngineConfig):
+        return given
     if hasattr(given, "generation_config"):
         given = given.generation_config
     if isinstance(given, Mapping):
@@ -124,6 +129,15 @@ def _processor(values: dict[str, Any], sampled: bool) -> LogitsProcessor:
     return make_processor(**numbers, **rules)
 
 
+def listed(prompts: Any) -> list[Any]:
+    """The prompts one by one; a text alone is one. UserError for what holds none."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping):
+        raise UserError(f"prompts must be a text, or a list of texts, messages or ids, got {shown(prompts)}")
+    return list(prompts)
+
+
 @dataclass(frozen=True)
 class Figures:
     """What the last `generate` took, or a `stream` so far: tokens drafted and accepted, target passes (openings
@@ -135,10 +149,13 @@ class Figures:
     passes: int = 0
     tokens: int = 0
 
-    def and_of(self, step: Step) -> Figures:
-        """These and a round's."""
-        drafted, accepted = self.drafted + len(step.drafted), self.accepted + len(step.path)
-        return Figures(drafted, accepted, self.passes + 1, self.tokens + len(step.emitted))
+    @staticmethod
+    def of(step: Step) -> Figures:
+        """Those of a round."""
+        return Figures(len(step.drafted), len(step.path), 1, len(step.emitted))
+
+    def __add__(self, other: Figures) -> Figures:
+        return Figures(*map(add, astuple(self), astuple(other)))
 
     @property
     def acceptance_rate(self) -> float:
@@ -265,12 +282,12 @@ class Engine:
     ) -> tuple[Rows, Iterator[Event]]:
         """The prompts' ids, and the events of decoding them."""
         config = read_config(self.model if given is None else given)
-        several = [prompts] if isinstance(prompts, str) else list(prompts)
+        several = listed(prompts)
         if not several:
             raise UserError("prompts holds no prompt: give at least one")
         rows = [self.ids_of(prompt, place) for place, prompt in enumerate(several, 1)]
         stop = stop_ids_of(config.stop, None, self.model, self.tokenizer) | end_ids(self.tokenizer, self.template)
-        limits = Limits(config.new_tokens(max(map(len, rows))), stop, self._lm.context)
+        limits = Limits(config.new_tokens(max(map(len, rows))), stop)
         drafter: Drafter = self._drafter if self._enabled and self._drafter is not None else NoDrafter()
         gamma, sampler = drafter.traits.most, sampler_of(config.processor, seed)
         pace = FixedPace(self._n_spec_tokens if gamma is None else gamma)
@@ -282,10 +299,14 @@ class Engine:
         self.last, mine = Figures(), self._calls
         for event in events:
             if isinstance(event, Step):
-                self.last = self.last.and_of(event)
+                self.last += Figures.of(event)
             yield event
             if self._calls != mine:
                 raise UserError("the engine has begun another answer: one stream at a time")
+
+    def check(self, rows: Rows) -> None:
+        """UserError for prompts that the model cannot answer: too long for its context, ids outside its vocabulary."""
+        room_of(self._lm, first_rows(rows, self._lm.open(rows)), Limits(1))
 
     def ids_of(self, prompt: Any, place: int) -> list[int]:
         """The ids of one prompt: a text (a user's message where there is a template), messages, or ids."""

@@ -1,7 +1,7 @@
 """What happened while decoding: frozen records of ints and floats, and the beams that the steps of a search amount to.
 
-The loop yields these; the recorder, the figures and the screen only ever see these. Every record
-is JSON-able (:func:`to_json`, :func:`from_json`). A beam search's steps say only by what token which beam grew;
+The loop yields these; the log writer, the figures and the screen only ever see these. Every record
+is JSON-able (:func:`to_json`). A beam search's steps say only by what token which beam grew;
 :class:`BeamTree` puts the sequences together, for the search itself, the figures and the screen alike. Knows no text,
 no tensors and no torch.
 """
@@ -196,27 +196,6 @@ KINDS: dict[str, type[Any]] = {"prefill": Prefill, "step": Step, "beamstep": Bea
 def to_json(event: Event) -> dict[str, Any]:
     """A plain dict with the record's kind under `event`; tuples become lists in JSON."""
     return {"event": type(event).__name__.lower(), **asdict(event)}
-
-
-def _step(data: dict[str, Any]) -> Step:
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    fields["calls"] = tuple(Call(*call) for call in data["calls"])
-    fields["inner"] = tuple(_step(inner) for inner in data.get("inner", ()))
-    return Step(**fields)
-
-
-def _beam_step(data: dict[str, Any]) -> BeamStep:
-    beams = tuple(Beam(*beam) for beam in data["beams"])
-    return BeamStep(**{**data, "beams": beams, "calls": tuple(Call(*call) for call in data["calls"])})
-
-
-def from_json(data: dict[str, Any]) -> Event:
-    """The inverse of :func:`to_json`, also after a round through JSON text."""
-    fields = {key: value for key, value in data.items() if key != "event"}
-    kind = KINDS[data["event"]]
-    make: Any = {Step: _step, BeamStep: _beam_step}.get(kind)
-    event: Event = kind(**fields) if make is None else make(fields)
-    return event
 
 
 class Hypothesis(NamedTuple):

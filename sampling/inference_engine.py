@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from sampling.api import Seed
-from sampling.engine import Engine
+from sampling.engine import Engine, Figures, listed, read_config
 from utils.errors import UserError, shown, whole
 
 _UNUSED = (
@@ -116,7 +117,8 @@ class InferenceEngine:
         model_policy: changes nothing here.
 
     Attributes:
-        engine: the :class:`sampling.engine.Engine` that does the work; `engine.last` has its figures.
+        engine: the :class:`sampling.engine.Engine` that does the work; `engine.last` has the figures of the last
+            `generate`, of all its prompts together.
         generation_config: what holds where `generate` gets none: that of the last call that had one.
     """
 
@@ -163,17 +165,22 @@ class InferenceEngine:
     def add_request(
         self, request_ids: int | Sequence[int] | None = None, prompts: Any = None, prompts_token_ids: Any = None
     ) -> None:
-        """Prompts that the next `generate` answers too; UserError for what is no prompt or too long."""
+        """Prompts that the next `generate` answers too; UserError for what is no prompt, too long, or has ids outside
+        the vocabulary."""
+        self._waiting += self._requests(request_ids, prompts, prompts_token_ids)
+
+    def _requests(
+        self, request_ids: int | Sequence[int] | None, prompts: Any, prompts_token_ids: Any
+    ) -> list[tuple[int, list[int]]]:
+        """The prompts as ids, with their numbers."""
         given = prompts if prompts_token_ids is None else prompts_token_ids
         if given is None:
             raise UserError("add_request needs prompts or prompts_token_ids")
-        rows = [
-            self._row(prompt, place) for place, prompt in enumerate([given] if isinstance(given, str) else given, 1)
-        ]
+        rows = [self._row(prompt, place) for place, prompt in enumerate(listed(given), 1)]
         names = [request_ids] if isinstance(request_ids, int) else request_ids
         if names is not None and len(names) != len(rows):
             raise UserError(f"request_ids must be one a prompt, got {len(names)} for {len(rows)}")
-        self._waiting += zip(names or [next(self._numbers) for _ in rows], rows, strict=True)
+        return list(zip(names or [next(self._numbers) for _ in rows], rows, strict=True))
 
     def generate(
         self,
@@ -197,23 +204,27 @@ class InferenceEngine:
 
         Returns:
             A text for each prompt, which begins with the prompt; with `return_token_ids` the texts and the new ids.
+
+        Raises:
+            UserError: what cannot be used. What waited goes on waiting, and the config of before holds.
         """
-        if prompts is not None or prompts_token_ids is not None:
-            self.add_request(request_ids, prompts, prompts_token_ids)
-        if generation_config is not None:
-            self.generation_config = generation_config
-        config = self.generation_config
+        given = self.generation_config if generation_config is None else generation_config
+        config = read_config(given)
         if self.inference_config.ignore_eos:
-            config = {**(config if isinstance(config, dict) else config.to_dict()), "eos_token_id": []}
-        rows = [row for _, row in sorted(self._waiting, key=lambda request: request[0])]
-        self._waiting = []
+            config = replace(config, stop=[])
+        requests = list(self._waiting)
+        if prompts is not None or prompts_token_ids is not None:
+            requests += self._requests(request_ids, prompts, prompts_token_ids)
+        rows = [row for _, row in sorted(requests, key=lambda request: request[0])]
         found: list[list[int]] = []
+        figures = Figures()
         for start in range(0, len(rows), self.inference_config.max_batch_size):
             batch = rows[start : start + self.inference_config.max_batch_size]
             found += self.engine.generate(batch, config, return_token_ids=True, seed=seed)[1]
-            if self.verbose:
-                last = self.engine.last
-                _log.info("%d prompts: %s, alpha %.2f", len(batch), last, last.acceptance_rate)
+            figures += self.engine.last
+        self.engine.last, self.generation_config, self._waiting = figures, given, []
+        if self.verbose and rows:
+            _log.info("%d prompts: %s, alpha %.2f", len(rows), figures, figures.acceptance_rate)
         whole_rows = [[*row, *ids] for row, ids in zip(rows, found, strict=True)]
         texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in whole_rows]
         return (texts, found) if return_token_ids else texts
@@ -221,10 +232,11 @@ class InferenceEngine:
     def _row(self, prompt: Any, place: int) -> list[int]:
         template = self.inference_config.prompt_template
         if isinstance(prompt, str) and template is not None and template not in _NAMED:
-            prompt = template.format(input_text=prompt)
+            prompt = template.replace("{input_text}", prompt)  # other braces are text
         row, most = self.engine.ids_of(prompt, place), self.inference_config.max_input_len
         if len(row) > most:
             raise UserError(f"prompt {place} is {len(row)} tokens, max_input_len is {most}")
+        self.engine.check([row])
         return row
 
 

@@ -19,14 +19,10 @@ from sampling.types import LM, Budget, Draft, Drafter, FixedPace, GammaControlle
 from sampling.verify.round_metrics import RoundMetrics
 from sampling.verify.rules import rule_of, verify
 from utils.errors import UserError
+from utils.progress import never
 from utils.timing import Stopwatch
 
 PIECE = 256  # prompt tokens read between two looks at the interrupt
-
-
-def never() -> bool:
-    """The interrupt that does not come."""
-    return False
 
 
 def generate(
@@ -58,26 +54,39 @@ def generate(
         is its opening round, nothing drafted) and one Finished. Seconds exclude the consumer's time.
 
     Raises:
-        UserError: a prompt that is empty, or that leaves the context no room; several for a drafter that follows one.
+        UserError: at the call, a prompt that is empty or that leaves the context no room; several for a drafter that
+            follows one.
     """
-    if limits.max_new_tokens < 1:
-        raise UserError(f"max_new_tokens must be at least 1, got {limits.max_new_tokens}")
     if session is None:
         traits = drafter.traits
         session = lm.open(prompt, hidden=traits.needs_hidden if len(prompt) == 1 or not traits.reads_one_row else False)
-    room, rows = min(limits.context, lm.context), first_rows(prompt, session)
-    longest = max(map(len, rows), default=0)
-    if longest >= room:
-        raise UserError(f"the prompt is {longest} tokens, the context holds {room} with room for one more")
+    rows = [list(row) for row in first_rows(prompt, session)]
+    room = room_of(lm, rows, limits)
     check_rows(drafter.traits, prompt)
-    drafter.start(prompt, session, session)
-    yield from prefill(session, rows, interrupt)
-    helping = [piece.seconds for one in drafter.sessions for piece in prefill(one, one.initial, interrupt)]
-    rows, ends = [list(row) for row in rows], [min(len(row) + limits.max_new_tokens, room) for row in rows]
-    ids = list(range(len(rows)))
+    ids, ends = list(range(len(rows))), [min(len(row) + limits.max_new_tokens, room) for row in rows]
     rule = rule_of(drafter, sampler)
     run = _Run(lm, session, drafter, sampler, rule, pace or FixedPace(4), limits.stop, rows, ids, ends)
-    waited = sum(helping)  # the drafters' own prefill belongs to the opening round
+    return _decoded(run, prompt, interrupt)
+
+
+def room_of(lm: LM, rows: Rows, limits: Limits) -> int:
+    """The most tokens that a row may have. UserError where limits or context leave one of these rows no new token."""
+    if limits.max_new_tokens < 1:
+        raise UserError(f"max_new_tokens must be at least 1, got {limits.max_new_tokens}")
+    room, longest = min(limits.context, lm.context), max(map(len, rows), default=0)
+    if longest >= room:
+        raise UserError(
+            f"the prompt is {longest} tokens; the context holds {room}, and at least one must be left for the answer"
+        )
+    return room
+
+
+def _decoded(run: _Run, prompt: Rows, interrupt: Callable[[], bool]) -> Iterator[Event]:
+    drafter, session = run.drafter, run.session
+    drafter.start(prompt, session, session)
+    yield from prefill(session, run.rows, interrupt)
+    # The drafters' own prefill belongs to the opening round.
+    waited = sum(piece.seconds for one in drafter.sessions for piece in prefill(one, one.initial, interrupt))
     while run.rows:
         if interrupt():
             yield from (Finished(row, "interrupted") for row in run.ids)
@@ -183,13 +192,16 @@ class _Run:
     def _commit(self, row: list[int], end: int, drafted: list[int], nodes: list[int], token: int) -> _Outcome:
         """Append what a row gained: the accepted `nodes` (-1 padded) of its drafts and its own token.
 
-        The earliest stop ends it; nothing behind a stop is emitted.
+        The earliest stop ends it; nothing behind a stop is emitted. A drafter that drafts more than it was asked for
+        gets no more room either.
         """
-        path = [node for node in nodes if node >= 0]
+        path = [node for node in nodes if node >= 0][: end - len(row)]
         for count, node in enumerate(path, start=1):
             row.append(drafted[node])
             if drafted[node] in self.stop:
                 return _Outcome(path[:count], None, "eos")
+        if len(row) >= end:
+            return _Outcome(path, None, "length")
         row.append(token)
         if token in self.stop:
             return _Outcome(path, token, "eos")

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sampling.types import Rows, Sampler
-from sampling.vocabulary import largest, together
+from sampling.vocabulary import MANY, largest, together
 from utils.errors import UserError
 from utils.kernels.compiler import at_hand
 from utils.logits_processors import HOTTEST, LogitsProcessor
@@ -36,7 +36,6 @@ _WORD = (1 << 64) - 1
 _TARGET, _COIN, _DRAFT = 1, 2, 3  # the streams
 _MEAN = 0.5772156649015329  # of Gumbel noise
 _MANY = 16  # keys mixed as a tensor, not one by one
-_MANY_IDS = 4096  # of fewer a compiled walk gains nothing
 _ROUNDED = 1e-4  # quotients are rounded by far less
 
 
@@ -209,7 +208,7 @@ def _raced(probs: Tensor, noise: Tensor) -> Tensor:
 
 def _compiled(probs: Tensor) -> bool:
     """Whether a compiled walk finds who may win. The compiler is not loaded for it: where passes are compiled it is."""
-    quick = probs.device.type == "cpu" and probs.dtype == torch.float32 and probs.shape[-1] >= _MANY_IDS
+    quick = probs.device.type == "cpu" and probs.dtype == torch.float32 and probs.shape[-1] >= MANY
     return quick and at_hand() and probs.is_contiguous()
 
 

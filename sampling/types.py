@@ -21,23 +21,23 @@ Rows = list[list[int]]
 
 
 class Rule(IntEnum):
-    """By which rule a drafter's drafts are judged (sampling/verify/rules.py). It is a trait of the drafter, fixed
+    """By which rule a drafter's drafts are verified (sampling/verify/rules.py). It is a trait of the drafter, fixed
     before anything is drawn: a rule that depended on what was drawn would not be the one whose exactness was proved.
 
-    Where a sampler's drafts are point masses (greedy, gumbel coupling) POINT judges every drafter. Of a drafter made of
-    several the highest of their rules judges all it drafts; its point masses are distributions with all mass on one id
+    Where a sampler's drafts are point masses (greedy, gumbel coupling) POINT verifies every draft. Of a drafter made of
+    several the highest of their rules verifies all drafts; its point masses are distributions with all mass on one id
     then.
     """
 
     POINT = 0  # point masses under every sampler
-    DRAWN = 1  # drawn from distributions that travel with them; judged in turn
-    BLOCK = 2  # chains so drawn; judged as a whole
+    DRAWN = 1  # drawn from distributions that travel with them; verified in turn
+    BLOCK = 2  # chains so drawn; verified as a whole
 
 
 class Tree(Enum):
-    """How a drafter's trees grow, where the target takes trees and one row is decoded."""
+    """How a drafter's trees grow, where the target takes trees."""
 
-    BEST_FIRST = 1  # by the probability of the path; the budget's depth counts nodes, which are weighed one by one
+    BEST_FIRST = 1  # one row: by the path's probability; the budget's depth counts nodes, which are weighed one by one
     SIDEWAYS = 2  # a chain as deep as the budget says with siblings beside it, up to its number of nodes
 
 
@@ -117,7 +117,7 @@ class Distributions(Protocol):
     def at(self, rows: Tensor, nodes: Tensor) -> Tensor: ...  # [M] places, [M] nodes (-1: the root) → [M, V]
     def all(self) -> Tensor: ...  # [B, N+1, V]
     def drawn(self, row: int, node: int, position: tuple[int, int]) -> int: ...  # the token there, by this key's noise
-    def glance(self, row: int, node: int) -> Glance | None: ...  # what a draw there has seen; None: it saw nothing
+    def glance(self, row: int, node: int) -> Glance | None: ...  # what is known of the logits there, if it is cheap
 
 
 class Glance(Protocol):
@@ -135,7 +135,7 @@ class Verdict:
 
     path: Tensor  # [B, A] long: accepted nodes from the root, -1 padded
     token: Tensor  # [B] long: the verifier's own token (correction or bonus)
-    distributions: Tensor | Distributions  # [B, N+1, V]
+    distributions: Tensor | Distributions  # [B, N+1, V], or worked out where they are asked for
     logits: Tensor  # [B, N+1, V] raw
 
     @property

@@ -18,7 +18,7 @@ from torch import Tensor
 from utils.kernels.compiler import at_hand
 from utils.logits_processors import check_finite, check_number
 
-_MANY = 4096  # of fewer torch's own way is as fast
+MANY = 4096  # ids; of fewer torch's own way is as fast, and a compiled walk gains nothing
 _FEW = 16  # of more `topk` is faster
 _PARTED = 1 << 19  # of fewer values work is not shared out: to wake a thread takes longer, on a busy machine far longer
 _KINDS = (torch.float32, torch.float64)  # that numpy knows too, and compares fast
@@ -94,7 +94,7 @@ def chances_of(values: np.ndarray, ids: Sequence[int] | np.ndarray) -> list[floa
 
 
 def _quick(values: Tensor) -> bool:
-    return values.device.type == "cpu" and values.dtype in _KINDS and values.shape[-1] >= _MANY
+    return values.device.type == "cpu" and values.dtype in _KINDS and values.shape[-1] >= MANY
 
 
 def spread(values: Tensor, ids: Tensor | None, size: int, fill: float) -> Tensor:

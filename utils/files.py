@@ -43,6 +43,7 @@ _MOST_LINKS = 40
 _IRREPLACEABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
 _NOTHING, _PART = "nothing was saved", "only a part of it was saved"
 _PIECE = 1 << 20
+_SAMPLES, _SAMPLE = 64, 4096  # blocks, bytes of one
 
 
 class WriteError(UserError, OSError):
@@ -85,6 +86,24 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
     """Let `path` hold `data` as JSON. Raises WriteError, and ValueError for what JSON cannot say."""
     write_text(path, json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+
+
+def write_result(path: str | Path, data: Mapping[str, Any]) -> bool:
+    """Let `path` hold what a run found, as JSON; whether it was written. What a stopped run found (`complete` is false)
+    replaces only what another stopped one has left: a finished result stays. Raises as :func:`write_json`."""
+    if not data["complete"] and _is_regular(path) and not _is_part(Path(path)):
+        return False
+    write_json(path, data)
+    return True
+
+
+def _is_part(file: Path) -> bool:
+    """Whether a file is empty, or holds what a stopped run has found."""
+    try:
+        content = file.read_bytes()
+        return not content or json.loads(content)["complete"] is False
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return False
 
 
 def write_together(contents: Mapping[Any, bytes]) -> None:
@@ -349,8 +368,33 @@ def beside(path: Path, name: str) -> Path | None:
 
     That is where the folder takes no files, and where `path` is no regular file: nothing belongs beside a device.
     """
-    ordinary = not path.exists() or (path.is_file() and isinstance(_led_to(path), str))
+    ordinary = not path.exists() or _is_regular(path)
     return path.with_name(name) if ordinary and _takes_files(path.absolute().parent) else None
+
+
+def separate(written: Mapping[str, str | Path | None], read: Iterable[str | Path | None] = ()) -> None:
+    """UsageError, before any work, where a file or folder that a flag of `written` names is read as well, or is also
+    written for another flag. They are told apart by where they lead; devices and pipes take what comes."""
+    taken = {place: "the file to be read" for path in read if (place := _kept_at(path)) is not None}
+    for flag, path in written.items():
+        if (place := _kept_at(path)) is not None:
+            if place in taken:
+                raise UsageError(f"{flag} {path} is {taken[place]}: name another")
+            taken[place] = f"the file of {flag} as well"
+
+
+def _kept_at(path: str | Path | None) -> str | None:
+    """Where that lies which `path` names; None where nothing is kept, as in a device."""
+    try:
+        place = None if path is None else _led_to(os.path.expanduser(path))
+    except OSError:
+        return None  # told when it is opened
+    kept = isinstance(place, str) and (not os.path.exists(place) or os.path.isfile(place) or os.path.isdir(place))
+    return place if kept and isinstance(place, str) else None
+
+
+def _is_regular(path: str | Path) -> bool:
+    return os.path.isfile(path) and isinstance(_led_to(path), str)
 
 
 def _takes_files(folder: Path) -> bool:
@@ -361,7 +405,38 @@ def _permitted(path: str | Path, mode: int) -> bool:
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
+# -- going on with a file ---------------------------------------------------------------------------
+
+
+def first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """The first fact in which the run that began a file and this one differ, by name; None if they are the same run.
+
+    `weights` is not compared with a file that was begun before it was noted.
+    """
+    names = [name for name in dict.fromkeys([*here, *there]) if name != "weights" or name in there]
+    return next((name for name in names if there.get(name) != here.get(name)), None)
+
+
 # -- reading ----------------------------------------------------------------------------------------
+
+
+def sampled_hash(files: Iterable[str | Path]) -> str:
+    """As :func:`hash_of`, of each file's size and of 64 blocks of 4 KiB spread over it: what large files tell at once.
+
+    UserError if one cannot be read.
+    """
+    found, names = hashlib.sha256(), list(files)
+    for name in names:
+        try:
+            with Path(name).open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                found.update(size.to_bytes(8, "little"))
+                for number in range(_SAMPLES):
+                    file.seek(max(0, size - _SAMPLE) * number // (_SAMPLES - 1))
+                    found.update(file.read(_SAMPLE))
+        except OSError as error:
+            raise UserError(f"cannot read {name}: {error.strerror}") from None
+    return found.hexdigest()[:16] if names else ""
 
 
 def hash_of(files: Iterable[str | Path]) -> str:

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from utils.distributed.world import World
+
 _TRIM, _MAPPED = -1, -3  # what mallopt(3) calls them
 
 
@@ -33,6 +35,7 @@ def facts(device: Any) -> dict[str, Any]:
         "gpu": gpu,
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "processes": World.of(os.environ).size,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,

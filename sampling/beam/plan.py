@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from utils.errors import UserError
+from utils.errors import UserError, number, shown, whole
 
 EarlyStopping = bool | Literal["never"]
 
@@ -36,17 +36,13 @@ class BeamPlan:
     early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
-        checks = (
-            ("num_beams", self.num_beams >= 1, "at least 1"),
-            ("top_k", self.top_k >= 0, "0 (as many as count) or more"),
-            ("min_length", self.min_length >= 0, "at least 0"),
-            ("alpha", abs(self.alpha) < float("inf"), "a finite number"),
-            ("offset", 0 <= self.offset < float("inf"), "a finite number, at least 0"),
-            ("early_stopping", self.early_stopping in (True, False, "never"), "True, False or 'never'"),
-        )
-        for name, fits, allowed in checks:
-            if not fits:
-                raise UserError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+        whole("num_beams", self.num_beams, 1, "a whole number, at least 1")
+        whole("top_k", self.top_k, 0, "a whole number, 0 (as many as count) or more")
+        whole("min_length", self.min_length, 0, "a whole number, at least 0")
+        number("alpha", self.alpha, lambda alpha: True, "a finite number")
+        number("offset", self.offset, lambda offset: offset >= 0, "a finite number, at least 0")
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
+            raise UserError(f"early_stopping must be True, False or 'never', got {shown(self.early_stopping)}")
 
     def score(self, log_p: float, length: int) -> float:
         """Σ log p of `length` ≥ 1 tokens with the length penalty."""

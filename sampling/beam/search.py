@@ -16,11 +16,12 @@ from torch import Tensor
 
 from sampling.beam.plan import BeamPlan
 from sampling.events import Beam, BeamStep, BeamTree, Call, Event, Fate, Finished, Reason
-from sampling.loop import never, prefill
+from sampling.loop import prefill, room_of
 from sampling.rows import common_prefix
 from sampling.types import LM, Draft, Limits, Rows, Session
 from utils.errors import UserError
 from utils.logits_processors import LogitsProcessor, check_finite
+from utils.progress import never
 from utils.timing import Stopwatch
 
 
@@ -53,20 +54,20 @@ def beam_generate(
         :attr:`sampling.events.BeamTree.best` of the steps, closed unless it was interrupted.
 
     Raises:
-        UserError: not one prompt, an empty one, or one that leaves the context no room.
+        UserError: at the call, not one prompt, an empty one, or one that leaves the context no room.
     """
     if len(prompt) != 1:
         raise UserError(f"beam search takes one prompt at a time, got {len(prompt)}")
-    if limits.max_new_tokens < 1:
-        raise UserError(f"max_new_tokens must be at least 1, got {limits.max_new_tokens}")
     if session is None:
         session = lm.open(prompt)
-    row, room = list(session.initial[0]), min(limits.context, lm.context)
-    if len(row) >= room:
-        raise UserError(f"the prompt is {len(row)} tokens, the context holds {room} with room for one more")
-    yield from prefill(session, [row], interrupt)
-    longest = min(limits.max_new_tokens, room - len(row))
+    row = list(session.initial[0])
+    longest = min(limits.max_new_tokens, room_of(lm, [row], limits) - len(row))
     search = _Search(lm, session, plan or BeamPlan(), processor, limits.stop, longest, row, [list(row)])
+    return _searched(search, interrupt)
+
+
+def _searched(search: _Search, interrupt: Callable[[], bool]) -> Iterator[Event]:
+    yield from prefill(search.session, search.rows, interrupt)
     try:
         while search.goes_on:
             if interrupt():

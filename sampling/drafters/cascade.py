@@ -35,7 +35,7 @@ _ALL = 1 << 30  # a review is never cut but by the room that is left
 class Reviewer(ModelMember):
     """A model with its session, as a member of a cascade: reviews drafts and adds a token of its own.
 
-    `rule`: by which the target judges what it lets out; its own reviews go token by token.
+    `rule`: by which the target verifies what it lets out; its own reviews go token by token.
     """
 
     def __init__(self, lm: LM, rule: Rule = Rule.DRAWN) -> None:
@@ -67,7 +67,7 @@ class Reviewer(ModelMember):
 
 
 class CascadeDrafter(Composite):
-    """`inner` drafts, `reviewer` judges once a proposal and adds one token of its own.
+    """`inner` drafts, `reviewer` reviews once a proposal and adds one token of its own.
 
     Args:
         reviewer: a model that can score drafts.

@@ -24,8 +24,8 @@ from utils.errors import UserError
 
 
 def joint_traits(parts: Sequence[Drafter]) -> Traits:
-    """What drafters are together. The rule that judges all is the highest of theirs, so that point masses beside drawn
-    drafts are distributions.
+    """What drafters are together. The rule that verifies all is the highest of theirs, so that point masses beside
+    drawn drafts are distributions.
 
     UserError, by name, for blocks beside an expansion, and for a part that looks at the target's noise beside drawn
     drafts: a refusal is answered by a draw with that noise, which must not have chosen what was refused.

@@ -90,7 +90,7 @@ class ModelDrafter(ModelMember):
     `least`: a chain ends *behind* the token with which the product of its tokens' own probabilities (temperature 1)
     falls below this; 0 = never. The token stays, so nothing is chosen by its fate (a dropped one would bias the rest).
     `expansion`: siblings stand beside the chain (CaPE) where the target takes trees.
-    `rule`: Rule.BLOCK has chains judged as a whole, Rule.POINT drafts point masses under every sampler.
+    `rule`: Rule.BLOCK has chains verified as a whole, Rule.POINT drafts point masses under every sampler.
 
     UserError for blocks beside an expansion: whether siblings come is seen when the chain is drawn, too late to choose
     a rule.
@@ -169,10 +169,8 @@ class RespelledDrafter(ModelMember):
         ends = {theirs: ours for ours, theirs in by.mates.items()}
         stop = next((at for at, token in enumerate(said) if token in by.drafter.special.values()), len(said))
         text = b"".join(map(by.drafter.spelled, said[:stop]))
-        tail = row[-SEAM:]
-        for place, token in enumerate(tail, start=1):
-            if token in by.target.special.values():
-                tail = row[len(row) - len(tail) + place :]
+        tail, apart = row[-SEAM:], by.target.special.values()
+        tail = tail[max((place for place, token in enumerate(tail, start=1) if token in apart), default=0) :]
         before = b"".join(map(by.target.spelled, tail))
         found, left = by.target.ids(before + text), len(before)
         while found and left > 0:

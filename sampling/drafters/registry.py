@@ -101,7 +101,7 @@ _ALONE = (
     DrafterRow(
         "match",
         "matches alone",
-        "matches in the conversation alone",
+        "matches in the conversation",
         "sampling.drafters.tables.tree:build_match",
         settings=LOOKS_UP,
         grows="dynamic",
@@ -228,8 +228,9 @@ def examples() -> list[str]:
 
 
 def table() -> list[tuple[str, str, str, str]]:
-    """(word, title, help, needs) of every word that a user may give, as text."""
-    return [(row.word, row.title, row.help, NEEDS[row.needs]) for row in ROWS.values() if row.lane or row.pair]
+    """(word, title, help, needs) of every word that a user may give, as text; of combinations their parts."""
+    rows = (*_ALONE, *_OF_SEVERAL)
+    return [(row.word, row.title, row.help, NEEDS[row.needs]) for row in rows if row.lane or row.pair]
 
 
 @dataclass(frozen=True)

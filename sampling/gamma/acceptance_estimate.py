@@ -32,7 +32,7 @@ def chain_accepted(step: Step) -> int:
 
 
 class Acceptance:
-    """Estimates of alpha_1 … alpha_`limit`, a :class:`sampling.gamma.chances.Chance` each.
+    """Estimates of alpha_1 … alpha_`limit`, a :class:`sampling.gamma.chances.RunningRatio` each.
 
     Where a mean of weight .3, which follows a change within a few rounds but scatters by ±.2, leaves the
     estimate by more than .5 the text has changed: the estimate starts again from the quick mean, and what

@@ -1,8 +1,9 @@
 """How often what was hoped for came: the one estimator behind every choice of `gamma auto`.
 
-A :class:`Chance` is Σ came / Σ expected over rounds, newer ones weighing more. What is counted its owner says: drafts
-accepted at a position (of 1 each), tokens that a tree's paths promised, tokens for a drafter's pass. A new answer
-begins with what the answers before it were on average, which weighs as much as some outcomes of its own: texts differ.
+A :class:`RunningRatio` is Σ came / Σ expected over rounds, newer ones weighing more. What is counted its owner says:
+drafts accepted at a position (of 1 each), tokens that a tree's paths promised, tokens for a drafter's pass. A new
+answer begins with what the answers before it were on average, which weighs as much as some outcomes of its own: texts
+differ.
 Knows counts only: no tokens, distributions, clocks or costs.
 """
 
@@ -16,7 +17,7 @@ WORTH = 30.0  # outcomes that the answers before are worth in a new one, at most
 KEPT = 0.9  # what an answer keeps of its weight from answer to answer: ten answers
 
 
-class Chance:
+class RunningRatio:
     """One running ratio. `guess` is what it is before anything was seen, worth `worth` outcomes (0: nothing)."""
 
     __slots__ = ("_came", "_expected", "_first", "_guessed", "_past_came", "_past_expected", "_weight")
@@ -77,12 +78,12 @@ class Chances:
     """Every ratio of a drafter, by name: its controller and the drafter itself learn of the same rounds."""
 
     def __init__(self) -> None:
-        self._by_name: dict[Hashable, Chance] = {}
+        self._by_name: dict[Hashable, RunningRatio] = {}
 
-    def of(self, name: Hashable, guess: float, worth: float = FIRST) -> Chance:
+    def of(self, name: Hashable, guess: float, worth: float = FIRST) -> RunningRatio:
         """The ratio of this name; the guess is taken where there is none yet."""
         if name not in self._by_name:
-            self._by_name[name] = Chance(guess, worth)
+            self._by_name[name] = RunningRatio(guess, worth)
         return self._by_name[name]
 
     def begin(self) -> None:

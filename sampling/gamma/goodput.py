@@ -219,7 +219,7 @@ class GoodputController:
         if self.whole:
             loss = wanted * price + v[wanted] - 1
             self._stake = max(1.0, loss)
-            return wanted if loss <= left + max(0.0, loss - ALLOWANCE) else 0
+            return wanted if min(loss, ALLOWANCE) <= left else 0
         return next((g for g in range(wanted, 0, -1) if self._priced(g) * price + v[g] - 1 <= left), 0)
 
     # -- learning -----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from sampling.events import Step
 from sampling.gamma.acceptance_estimate import chain_accepted, expected_tokens
@@ -41,9 +42,9 @@ def controller_of(
 class BestFirstController(GoodputController):
     """For trees that grow best first: gamma is the most nodes.
 
-    Rounds of one row are learned from a few at a time once costs are known: on caches that a pass has emptied the first
-    costs as much as three further ones. Until then the last budget stands, as long as what may be lost allows it even
-    if nothing came of those rounds.
+    Rounds of one row are learned from a few at a time once costs are known: a pass evicts this data from the CPU's
+    caches, and the first update after it costs as much as three more. Until then the last budget stands, as long as
+    what may be lost allows it even if nothing came of those rounds.
     """
 
     def __init__(self, gamma_max: int = MOST_NODES, costs: Costs | None = None, chances: Chances | None = None) -> None:
@@ -60,7 +61,7 @@ class BestFirstController(GoodputController):
 
     def budget(self, rows: list[int]) -> Budget:
         if self._late:
-            if self._standing is not None and self._losses[-1] <= self._left:
+            if len(rows) == 1 and self._standing is not None and self._losses[-1] <= self._left:
                 return self._standing
             self._catch_up()
         found = super().budget(rows)
@@ -70,6 +71,10 @@ class BestFirstController(GoodputController):
             self._losses = [v + asked for v in found.costs.v]
             self._left = self._account.left + SLACK
         return found
+
+    def summary(self) -> dict[str, Any]:
+        self._catch_up()
+        return super().summary()
 
     def _node_costs(self, gamma: int) -> NodeCosts:
         return NodeCosts(self.costs.v(gamma + 1), self._trust.value, self._rate.value)

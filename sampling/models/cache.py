@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 GROW = 256  # slots added at least, whenever a buffer is full
+# What a function that this decorates makes can be written to in inference mode and outside it. Sessions keep no other
+# tensors: some passes run in that mode, which costs less around every operator, others are compiled and run outside.
+lasting = torch.inference_mode(False)
 
 
 def in_order(rows: list[int]) -> bool:
@@ -37,7 +40,8 @@ class Buffer:
         return data[:, :, :end]
 
     def room(self, count: int, size: int) -> Tensor:
-        """So many further slots of one row and head, which count as filled: [count, size], to be written to."""
+        """`count` further slots of a single row and head, counted as filled at once: a view for the caller to write
+        into, [count, size]."""
         end = self.length + count
         data = self._reached(torch.empty(1, 1, 1, size) if self.data is None else self.data, end)
         return data[0, 0, end - count : end]
@@ -56,6 +60,7 @@ class Buffer:
         self.length = end
         return self.data
 
+    @lasting
     def _grown(self, like: Tensor, needed: int) -> Tensor:
         rows, heads, _, size = like.shape
         grown = like.new_empty((rows, heads, max(needed + GROW, needed + needed // 4), size))
@@ -79,6 +84,7 @@ class Buffer:
             self.data[rows, :, new] = self.data[rows, :, old]
         self.length = length
 
+    @lasting
     def select(self, rows: Tensor) -> None:
         """Rows that go on in their order move up, in the memory that is there; others are copied."""
         if self.data is None:

@@ -174,7 +174,7 @@ class CausalSession(Session):
 
     @torch.inference_mode()
     def _together(self, feed: Rows, nodes: Rows, parents: Tensor | None) -> Tensor:
-        """A pass told of in tensors."""
+        """A pass over several rows, or by a network that takes tensors only."""
         start, width, count = self._cache.length, max(map(len, feed)), len(nodes[0])
         lengths, mask = self.held(), None
         level = len(set(lengths)) == 1 and len(set(map(len, feed))) == 1

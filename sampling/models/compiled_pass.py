@@ -353,7 +353,7 @@ def place(p: Any, layer: Any, index: int, row: int, head: int, first: int, last:
 
 @compiled
 def carry(p: Any, index: int, head: int, first: int, last: int) -> None:
-    """Tokens that were committed go to their slots before new ones are written: of one head of keys or values, in bytes
+    """Moves accepted tokens' keys or values of one head to their final slots, before `place` writes new ones: bytes
     `first` to `last` of either half of its float32 numbers."""
     half = 2 * p.size
     for move in range(p.moved):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sampling.models import llama
-from sampling.models.cache import in_order
+from sampling.models.cache import in_order, lasting
 from sampling.models.pass_record import BLOCK, PASS, ROW, PassRecord, linears
 from sampling.types import Hidden, KVCache, Room, states_of
 from utils.kernels.blocks import COLUMNS, GROUP
@@ -36,7 +36,7 @@ CACHE_DTYPES = (torch.float16, torch.float32)  # the first unless a model says o
 def supports(model: Any) -> bool:
     """Whether `FusedNetwork` computes what `model` does: a model of the families whose every product has packed
     weights, without biases but those of queries, keys and values."""
-    if instruction_set() is None or not (isinstance(model, PackedModel) or llama.supports(model, FAMILIES)):
+    if not (isinstance(model, PackedModel) or llama.supports(model, FAMILIES)):
         return False
     trunk = model.model
     size = head_size(model.config)
@@ -50,14 +50,16 @@ def supports(model: Any) -> bool:
         and size % GROUP == 0
         and model.config.hidden_size % GROUP == 0
         and maps[0]["gate"].out_features % GROUP == 0
+        and instruction_set() is not None
     )
 
 
 class FusedCache:
     """Keys [L, B, H, S/16, D, 16] and values [L, B, H, S, D] in float32 or float16; a :class:`sampling.types.KVCache`.
 
-    A pass over all rows says how many there are. What :meth:`shift` moves the next pass moves, where it writes: those
-    places are in its caches then. Until then `moves` holds it: (row, from, to).
+    A pass over all rows says how many there are. :meth:`shift` only notes its moves in `moves` (row, from, to). The
+    next pass makes them just before it writes there; :meth:`settle` makes them for whoever reads or copies the tensors
+    sooner.
     """
 
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, rows: int = 0) -> None:
@@ -67,6 +69,7 @@ class FusedCache:
         self.keys = self._empty(0, 0, (size, BLOCK))
         self.values = self._empty(0, 0, (BLOCK, size))
 
+    @lasting
     def _empty(self, rows: int, blocks: int, block: tuple[int, int]) -> Tensor:
         return torch.zeros((self.layers, rows, self.heads, blocks, *block), dtype=self.dtype)
 
@@ -94,7 +97,7 @@ class FusedCache:
     def shift(self, moves: Tensor, length: int) -> None:
         """Slot moves[2] of row moves[0] becomes what slot moves[1] was, moves [3, K]; then the first `length` stay.
 
-        One after the other: none goes where a later one is.
+        One after the other: no move overwrites a slot that a later one reads.
         """
         self.moves += moves.T.tolist()
         self.length = length
@@ -107,6 +110,7 @@ class FusedCache:
             keys[:, :, new // BLOCK, :, new % BLOCK] = keys[:, :, old // BLOCK, :, old % BLOCK]
             values[:, :, new // BLOCK, new % BLOCK] = values[:, :, old // BLOCK, old % BLOCK]
 
+    @lasting
     def select(self, rows: Tensor) -> None:
         """Rows that go on in their order move up, in the memory that is there; others are copied."""
         self.settle()
@@ -122,6 +126,7 @@ class FusedCache:
         else:
             self.keys, self.values = self.keys.index_select(1, rows), self.values.index_select(1, rows)
 
+    @lasting
     def fork(self) -> FusedCache:
         self.settle()
         twin = FusedCache(self.layers, self.heads, self.size, self.dtype)
@@ -298,17 +303,17 @@ class FusedNetwork:
         first, fed = cache.length, len(new)
         end, count = first + fed, fed + len(nodes)
         whole = first + count
-        most, told, behind = self.vocab_size - 1, list[int](), list[int]()
+        most, fields, behind = self.vocab_size - 1, list[int](), list[int]()
         for slot, token in enumerate(new, start=first):
-            told += (min(max(token, 0), most), slot, 0, slot, slot + 1, 0, 0)
+            fields += (min(max(token, 0), most), slot, 0, slot, slot + 1, 0, 0)
         paths = list[tuple[int, list[int]]]()  # of each node: how many of the first slots it sees, and which beside
         for slot, (token, parent) in enumerate(zip(nodes, parents, strict=True), start=end):
             sees, more = (end, []) if parent < 0 else paths[parent]
             sees, more = (slot + 1, more) if slot == sees and not more else (sees, [*more, slot])
             paths.append((sees, more))
-            told += (min(max(token, 0), most), sees + len(more) - 1, 0, slot, sees, len(behind), len(more))
+            fields += (min(max(token, 0), most), sees + len(more) - 1, 0, slot, sees, len(behind), len(more))
             behind += more
-        numbers = np.array([*told, *behind], np.int64)
+        numbers = np.array([*fields, *behind], np.int64)
         address = numbers.ctypes.data
         if behind:
             rows = numbers[: -len(behind)].view(ROW)
@@ -333,9 +338,9 @@ class FusedNetwork:
         wanted: tuple[int, ...],
         states: Tensor | None,
     ) -> Tensor:
-        """The pass over `fed` rows each of `count` sequences, told of at the address `rows`: logits of the last `keep`
-        [B, keep, n or more]; the states wanted go to `states`. `seen`: the most slots that one sees, `last`: the last
-        position."""
+        """The pass over `fed` rows each of `count` sequences, which the address `rows` describes: logits of the last
+        `keep` [B, keep, n or more]; the states wanted go to `states`. `seen`: the most slots that one sees, `last`: the
+        last position."""
         logits = torch.empty(count, keep, self._width)
         places = (
             {}

@@ -112,7 +112,7 @@ class LlamaNetwork:
         """An empty cache; it takes the number of rows from what is first fed."""
         return SlotCache(self.layers)
 
-    @torch.no_grad()  # not inference mode: what the cache holds stays usable anywhere
+    @torch.no_grad()
     def forward(
         self,
         ids: Tensor,

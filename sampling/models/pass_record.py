@@ -92,16 +92,16 @@ class PassRecord:
         """Set decoder `layers`, of whose linear maps `take` makes packed ones, and the head; the layers' table."""
         table = np.zeros(len(layers), LAYER)
         for entry, layer in zip(table, layers, strict=True):
-            said = {"before": layer.input_layernorm.weight, "after": layer.post_attention_layernorm.weight}
+            named = {"before": layer.input_layernorm.weight, "after": layer.post_attention_layernorm.weight}
             for name, linear in linears(layer).items():
                 packed = linear if take is None else take(linear)
                 for field, value in self.weight(name, packed).items():
                     entry[field] = value
                 if name in ("q", "k", "v"):
-                    said[f"{name}_bias"] = packed.bias
+                    named[f"{name}_bias"] = packed.bias
             for name in ("q_norm", "k_norm"):
-                said[name] = getattr(getattr(layer.self_attn, name, None), "weight", None)
-            for name, tensor in said.items():
+                named[name] = getattr(getattr(layer.self_attn, name, None), "weight", None)
+            for name, tensor in named.items():
                 entry[name] = self.address(tensor)
         self.held.append(table)
         self.set(layers=len(table), table=table.ctypes.data, vocab_blocks=len(head.packed.data))
@@ -111,7 +111,7 @@ class PassRecord:
     def prepare(self, rows: int, kept: int, seen: int) -> None:
         """Memory for a pass of so many rows, `kept` of them with logits, of which one sees so many slots.
 
-        It is enough for some more, so that the next passes mostly find all as it is.
+        Sizes are rounded up, so that most later passes need no new layout.
         """
         rows = -(-max(rows, kept) // FEW) * FEW
         threads, line = torch.get_num_threads(), 4 * (-(-seen // MORE) * MORE + BLOCK)

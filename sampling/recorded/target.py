@@ -38,9 +38,7 @@ class RecordedLM(LM):
         best: prompt ids → the model's likeliest ids at each place of the answer, likeliest first.
     """
 
-    takes_trees, device = True, None
-    reads_hidden = reads_kv = False
-    reviews = True
+    takes_trees = True
 
     def __init__(
         self,
@@ -149,7 +147,8 @@ class RecordedSession(Session):
         logits = torch.zeros(len(rows), count, self.lm.vocab_size)
         for place, (row, best) in enumerate(zip(rows, self._best, strict=True)):
             first = len(row) - self._begins[place]
-            for column, ids in enumerate(best[first : first + count] if first >= 0 else ()):
+            for column, depth in enumerate(beyond):
+                ids = best[first + depth] if 0 <= first + depth < len(best) else ()
                 logits[place, column, list(ids)] = RUNNER_UP - STEP * torch.arange(len(ids))
         logits.scatter_(2, torch.tensor(said)[..., None], PEAK)
         return F.pad(logits, (0, self.vocab_size - self.lm.vocab_size), value=-torch.inf)

@@ -11,7 +11,6 @@ models and no clock of its own.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 from sampling.events import BeamStep, BeamTree, Event, Finished, Prefill, Reason, Step
@@ -21,15 +20,13 @@ from sampling.stats.summary import Stats
 class Meter:
     """Adds up the events of one row; `stats` and `ids` may be read at any time.
 
-    `prompt_n` is the prompt's length; when not given it is taken from the Prefill events, which leave
-    the last token of the prompt to the opening round. `rows`: how many prompts are answered together. What reading them
+    `prompt_n` is the prompt's length. `rows`: how many prompts are answered together. What reading them
     took is then shared out among them, as the seconds of rounds are; the first token comes when all is read.
     """
 
-    def __init__(self, row: int = 0, prompt_n: int | None = None, rows: int = 1) -> None:
-        self.row, self.rows = row, rows
+    def __init__(self, prompt_n: int, row: int = 0, rows: int = 1) -> None:
+        self.prompt_n, self.row, self.rows = prompt_n, row, rows
         self.ids: list[int] = []
-        self._prompt_n, self._read = prompt_n, 0
         self._reason: Reason | None = None
         self._prompt_s = 0.0
         self._ttft_s: float | None = None
@@ -51,7 +48,6 @@ class Meter:
         """Take in one event; those of other rows are passed over."""
         if isinstance(event, Prefill):
             self._prompt_s += event.seconds / self.rows
-            self._read = max(self._read, event.total + 1)
         elif event.row != self.row:
             return
         elif isinstance(event, Finished):
@@ -83,9 +79,9 @@ class Meter:
             self._calls[call.model] += call.passes
             self._call_s[call.model] += call.seconds
         if isinstance(step, Step):
-            self._judge(step)
+            self._count_drafts(step)
 
-    def _judge(self, step: Step) -> None:
+    def _count_drafts(self, step: Step) -> None:
         """Who proposed the drafts of a round, and what became of them."""
         rejected = step.rejected[:1]  # of siblings the first stands for all: one refusal a round
         accepted, examined, depths = set(step.path), {*step.path, *rejected}, step.depths
@@ -121,7 +117,7 @@ class Meter:
         draft_ms, verify_ms, sample_ms, overhead_ms = (1000 * spent for spent in seconds)
         return Stats(
             stop_reason=self._reason,
-            prompt_n=self._read if self._prompt_n is None else self._prompt_n,
+            prompt_n=self.prompt_n,
             prompt_ms=1000 * self._prompt_s,
             ttft_ms=None if self._ttft_s is None else 1000 * self._ttft_s,
             predicted_n=len(self.ids),
@@ -152,11 +148,3 @@ class Meter:
             top2_gaps=tuple(self._gaps),
             beams=self._beams,
         )
-
-
-def measure(events: Iterable[Event], row: int = 0, prompt_n: int | None = None) -> Stats:
-    """The figures of a whole stream of events."""
-    meter = Meter(row, prompt_n)
-    for event in events:
-        meter.add(event)
-    return meter.stats

@@ -10,7 +10,7 @@ from itertools import pairwise
 from sampling.stats.summary import TARGET, Stats, ratio
 from sampling.stats.theory import expected_speedup, horizontal_factor, vertical_factor
 
-FULL = 0.9  # share of gamma a drafter must fill for the expected speed-up to describe it
+FULL = 0.9  # share of gamma a drafter must fill for the expected speed-up to describe it; trees fill more than all
 
 
 def speedup(plain: Stats, other: Stats) -> float | None:
@@ -33,9 +33,11 @@ def verify_ratio(drafted: Stats, plain: Stats) -> float | None:
 
 def modelled(drafted: Stats, plain: Stats, gamma: int) -> float | None:
     """The speed-up to expect of `gamma` at the alpha, c and v measured in these very runs (expected
-    speed-up S of :func:`sampling.stats.theory.expected_speedup`); None where the drafter often fell short of gamma."""
+    speed-up S of :func:`sampling.stats.theory.expected_speedup`); None where the drafter often fell short of gamma, or
+    grew trees, which cost and bring something else than a chain of gamma drafts."""
     c, v = cost_ratio(drafted, plain), verify_ratio(drafted, plain)
-    full = gamma > 0 and drafted.draft_n >= FULL * gamma * drafted.target_passes
+    most = gamma * drafted.target_passes
+    full = gamma > 0 and FULL * most <= drafted.draft_n <= most
     if not full or drafted.alpha is None or c is None or v is None:
         return None
     return expected_speedup(drafted.alpha, gamma, c, v)

@@ -106,7 +106,8 @@ class Stats:
     def to_json(self) -> dict[str, Any]:
         """The figures under the names of `run --json`, in their order; times in milliseconds.
 
-        `reviews` is there only if something was reviewed, `beams` only of a beam search.
+        `reviews` is there only if something was reviewed, `openings` only where an answer (of another program) opens
+        with several tokens, `beams` only of a beam search.
         """
         figures: dict[str, Any] = {
             "stop_reason": self.stop_reason,
@@ -134,6 +135,8 @@ class Stats:
         if self.reviews:
             counted = self.reviews.items()
             figures["reviews"] = {model: {"accepted": passed, "examined": seen} for model, (passed, seen) in counted}
+        if self.openings > 1:
+            figures["openings"] = self.openings
         if self.beams:
             figures["beams"] = self.beams
         return figures

@@ -1,5 +1,5 @@
 """A verifier's distributions behind the nodes of a draft, the prefixes that they stand on, and what refusals leave of a
-distribution. Knows drafts; judges nothing.
+distribution. Knows drafts; verifies nothing.
 
 A tree has many more nodes than a row comes to stand at, and the distribution of a large vocabulary costs a processor as
 much as drafting does.
@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from sampling.types import Draft, Glance, Rows, Sampler, above
-from sampling.vocabulary import largest
+from sampling.vocabulary import MANY, largest
 from utils.kernels.compiler import at_hand
 from utils.logits_processors import check_finite, check_number
 
-MANY_IDS = 4096  # of fewer a compiled walk gains nothing
 TOLD = 4  # of the likeliest ids at a glance
 TINY = 1e-12  # a residual with less mass than this is rounding: draw from p
 
@@ -33,7 +32,7 @@ class LazyDistributions:
         self._all: Tensor | None = None
         self._known: dict[tuple[int, int], Tensor] = {}
         self._glances: dict[tuple[int, int], Seen] = {}
-        self._walks = at_hand() and logits.shape[-1] >= MANY_IDS and _readable(logits)
+        self._walks = at_hand() and logits.shape[-1] >= MANY and _readable(logits)
         self.quick = self._walks and (sampler.greedy or sampler.tempered is not None)
 
     def all(self) -> Tensor:
@@ -48,7 +47,7 @@ class LazyDistributions:
         places = list(zip(rows.tolist(), nodes.tolist(), strict=True))
         new = [place for place in dict.fromkeys(places) if place not in self._known]
         if new:
-            found = self._law(new)
+            found = self._processed(new)
             self._known.update(zip(new, found, strict=True))
             if new == places:
                 return found
@@ -77,7 +76,7 @@ class LazyDistributions:
             self._glances[row, node] = Seen(self._logits[row, node + 1], None)
         return self._glances.get((row, node))
 
-    def _law(self, places: list[tuple[int, int]]) -> Tensor:
+    def _processed(self, places: list[tuple[int, int]]) -> Tensor:
         prefixes = prefixes_of(self._rows, self._draft, places) if self._sampler.needs_prefixes else []
         if len(places) == 1:  # a view
             ((row, node),) = places

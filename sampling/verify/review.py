@@ -1,5 +1,5 @@
 """The review by a model between drafter and target: it may be lenient, so that what it lets out has another
-distribution than its own, and it says which (Chen et al., arXiv 2312.11462). Judges chains; knows distributions and
+distribution than its own, and it says which (Chen et al., arXiv 2312.11462). Reviews chains; knows distributions and
 drafts, no models and no text.
 """
 

@@ -1,4 +1,4 @@
-"""The target's judgement of a draft, and what every judgement is made of. Exact for every drafter. Knows distributions
+"""How the target verifies a draft, and what every rule of it is made of. Exact for every drafter. Knows distributions
 and drafts; no models, no caches, no text.
 
 Theorem (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318): if x ~ q is accepted
@@ -10,7 +10,7 @@ and the child that is t is accepted; where they are drawn, each in its turn from
 becomes norm((p − q)⁺) with every refused one (Miao et al., arXiv 2305.09781). Which of the three rules verifies is the
 drafter's affair, never the draft's. Reviews between drafters are those of sampling/verify/review.py.
 
-Blocks: a drawn chain may be judged as a whole (Sun et al., "Block Verification Accelerates Speculative Decoding",
+Blocks: a drawn chain may be verified as a whole (Sun et al., "Block Verification Accelerates Speculative Decoding",
 arXiv 2403.10444, algorithm 2). Exact, and in the mean it accepts at least as many tokens as token by token.
 r₀ = 1, rᵢ = min(1, rᵢ₋₁·p(xᵢ)/q(xᵢ)); for i < γ sᵢ = Σ(rᵢp − q)⁺ behind x₁…xᵢ and hᵢ = sᵢ/(sᵢ + 1 − rᵢ), h_γ = r_γ.
 Accepted are the first n drafts, n the largest i with a coin of chance hᵢ that fell; behind them stands a draw from

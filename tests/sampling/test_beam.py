@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +16,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.lanes.logged_lane import event_of
 from sampling import BeamPlan, beam_generate, beam_search_generate
 from sampling.drafters.draft_model import NoDrafter
-from sampling.events import BeamStep, BeamTree, Event, Finished, Prefill, from_json, to_json
+from sampling.events import BeamStep, BeamTree, Event, Finished, Prefill, to_json
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Limits
@@ -418,7 +420,7 @@ def test_every_beam_ends_where_the_context_is_full() -> None:
     lm = TableLM(6, seed=1, context=6)
     assert len(best(search(lm, [1, 2], 50))) == 4
     assert len(best(search(lm, [1, 2], 50, context=5))) == 3
-    with pytest.raises(UserError, match="the prompt is 6 tokens, the context holds 6 with room for one more"):
+    with pytest.raises(UserError, match="the prompt is 6 tokens; the context holds 6, and at least one must be left"):
         search(lm, [1, 2, 3, 4, 5, 0], 50)
 
 
@@ -477,12 +479,16 @@ def test_logits_that_are_no_numbers_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
-        ({"top_k": -1}, r"top_k must be 0 \(as many as count\) or more, got -1"),
-        ({"min_length": -2}, "min_length must be at least 0, got -2"),
+        ({"num_beams": 0}, "num_beams must be a whole number, at least 1, got 0"),
+        ({"num_beams": 2.5}, "num_beams must be a whole number, at least 1, got 2.5"),
+        ({"num_beams": "3"}, "num_beams must be a whole number, at least 1, got '3'"),
+        ({"top_k": -1}, r"top_k must be a whole number, 0 \(as many as count\) or more, got -1"),
+        ({"min_length": -2}, "min_length must be a whole number, at least 0, got -2"),
         ({"alpha": math.inf}, "alpha must be a finite number, got inf"),
         ({"alpha": math.nan}, "alpha must be a finite number, got nan"),
+        ({"alpha": "x"}, "alpha must be a finite number, got 'x'"),
         ({"offset": -1.0}, "offset must be a finite number, at least 0, got -1.0"),
+        ({"early_stopping": 1}, "early_stopping must be True, False or 'never', got 1"),
         ({"early_stopping": "soon"}, "early_stopping must be True, False or 'never', got 'soon'"),
     ],
 )
@@ -524,8 +530,31 @@ def test_the_one_call_function_takes_the_models_own_stop_ids_and_leaves_the_glob
     assert own != beam_search_generate([5, 6, 7], model, max_gen_len=12, num_beams=3, end_tokens_id=own[1])
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"max_gen_len": "4"}, "max_gen_len must be a whole number, at least 1, got '4'"),
+        ({"max_gen_len": 2.5}, "max_gen_len must be a whole number, at least 1, got 2.5"),
+        ({"max_gen_len": 0}, "max_gen_len must be a whole number, at least 1, got 0"),
+        ({"logits_processor": NucleusProcessor}, "logits_processor must be an object, got the class NucleusProcessor"),
+        ({"seed": "x"}, "seed must be a whole number or a torch.Generator, got 'x'"),
+    ],
+)
+def test_the_one_call_function_checks_its_arguments(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        beam_search_generate([5, 6, 7], tiny(1), **wrong)
+
+
+def test_a_seed_changes_no_search_and_debug_logs_every_step(caplog: pytest.LogCaptureFixture) -> None:
+    found = beam_search_generate([5, 6, 7], tiny(1), max_gen_len=4, num_beams=2, seed=1)
+    with caplog.at_level(logging.INFO, logger="sampling"):
+        assert beam_search_generate([5, 6, 7], tiny(1), max_gen_len=4, num_beams=2, seed=2, debug=True) == found
+    assert [message[:11] for message in caplog.messages] == [f"round {step}: 0+" for step in range(4)]
+    assert f"0+{found[0]} kept" in caplog.messages[0]
+
+
 def test_events_go_through_json_and_back() -> None:
     events = search(TableLM(6, seed=1), [1] * 300, 4, BeamPlan(3), stop={2})
-    assert [from_json(json.loads(json.dumps(to_json(event)))) for event in events] == events
+    assert [event_of(json.loads(json.dumps(to_json(event)))) for event in events] == events
     assert to_json(steps_of(events)[0])["event"] == "beamstep"
     assert {type(event) for event in events} == {Prefill, BeamStep, Finished}

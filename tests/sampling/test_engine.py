@@ -144,6 +144,8 @@ def test_a_named_template_stands_in_for_the_tokenizers_own() -> None:
     ("prompts", "told"),
     [
         ([], "prompts holds no prompt: give at least one"),
+        (None, "prompts must be a text, or a list of texts, messages or ids, got None"),
+        (5, "prompts must be a text, or a list of texts, messages or ids, got 5"),
         (["a", []], "prompt 2 is empty: give at least one token"),
         (["a", ""], "prompt 2 is empty: give at least one token"),
         ([[1, "x"]], "prompt 1 must be whole numbers, got 'x'"),

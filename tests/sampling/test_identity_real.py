@@ -23,7 +23,6 @@ from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.loop import never
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, Rows
@@ -32,6 +31,7 @@ from tests.support.reference import GreedyRun, same_or_tied, transformers_greedy
 from tests.support.runs import decode, emitted, reasons
 from tests.support.toy_drafters import PointDrafter
 from utils.logits_processors import make_processor
+from utils.progress import never
 
 LENGTH = 24
 SHORTER = 14  # tokens of a drafter that is nearly always wrong: each is a round, of the widest passes there are

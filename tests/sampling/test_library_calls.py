@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -20,6 +21,7 @@ from sampling import (
     ngram_assisted_speculative_generate,
     speculative_generate,
 )
+from sampling.api import stop_ids_of
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.models.causal import CausalLM
@@ -127,7 +129,7 @@ def test_prompts_may_be_lists_tuples_and_tensors() -> None:
         ({"input_ids": [1]}, "input_ids must be a list of ids or a tensor of them, got dict"),
         ([1, 300], "id 300 is outside the vocabulary of target (0 … 299)"),
         ([1, -1], "id -1 is outside the vocabulary of target (0 … 299)"),
-        ([1] * 512, "the prompt is 512 tokens, the context holds 512 with room for one more"),
+        ([1] * 512, "the prompt is 512 tokens; the context holds 512, and at least one must be left for the answer"),
     ],
 )
 def test_a_wrong_prompt_is_named(prompt: Any, told: str) -> None:
@@ -145,6 +147,7 @@ def test_a_wrong_prompt_is_named(prompt: Any, told: str) -> None:
         ({"seed": None}, "seed must be a whole number or a torch.Generator, got None"),
         ({"seed": 1.5}, "seed must be a whole number or a torch.Generator, got 1.5"),
         ({"end_tokens_id": "</s>"}, "end_tokens_id must be an id or several, got '</s>'"),
+        ({"end_tokens_id": 2.0}, "end_tokens_id must be an id or several, got 2.0"),
         ({"end_tokens_id": [2, "x"]}, "end_tokens_id must be an id or several, got 'x'"),
         (
             {"logits_processor": NucleusProcessor},
@@ -160,6 +163,23 @@ def test_a_wrong_prompt_is_named(prompt: Any, told: str) -> None:
 )  # fmt: skip
 def test_a_wrong_number_is_named(options: dict[str, Any], told: str) -> None:
     assert refused(lambda: spec(**options)) == told
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"n": "3"}, "n must be a whole number, at least 2, got '3'"),
+        ({"n": 1}, "n must be a whole number, at least 2, got 1"),
+        ({"filler_top_k": 1.5}, "filler_top_k must be a whole number, at least 1, got 1.5"),
+    ],
+)
+def test_a_wrong_number_of_n_grams_is_named(options: dict[str, Any], told: str) -> None:
+    assert refused(lambda: ngram(**options)) == told
+
+
+@pytest.mark.parametrize("stop", [torch.tensor(7), torch.tensor([7, 2]), np.int64(7), (7,)])
+def test_stop_ids_may_be_tensors(stop: Any) -> None:
+    assert stop_ids_of(stop, None, TARGET) in ({7}, {7, 2})
 
 
 def test_wrong_models_are_named() -> None:
@@ -382,6 +402,8 @@ def test_an_unknown_prompt_is_refused(models: list[LlamaForCausalLM]) -> None:
         ({"k_matrix": [[4]]}, "k_matrix must have a row for each of the 2 drafters, got 1"),
         ({"k_matrix": [[4, -4], [0, 4]]}, "k_matrix must hold whole numbers from 0 to 1000, got -4 in row 1"),
         ({"k_matrix": [[4, 4], [1, 4]]}, "k_matrix must be upper triangular: row 2, column 1 must be 0, got 1"),
+        ({"drafters": None}, "drafters must be a list, large to small, got NoneType"),
+        ({"drafters": TARGET}, "drafters must be a list, large to small, got LlamaForCausalLM"),
         ({"lenience": 0.5}, "lenience must be a number, at least 1, got 0.5"),
         ({"drafters": []}, "a cascade needs at least one drafter"),
         ({"max_gen_len": 0}, "max_gen_len must be a whole number, at least 1, got 0"),

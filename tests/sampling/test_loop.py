@@ -17,7 +17,7 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Finished, Prefill, Step
 from sampling.loop import PIECE, generate
 from sampling.sampler import KeyedSampler
-from sampling.types import Budget, Drafter, FixedPace, Limits
+from sampling.types import Budget, Draft, Drafter, FixedPace, Limits, Rule, Sampler, Traits
 from tests.support.reference import greedy_answer
 from tests.support.runs import answers, decode, emitted, greedy, reasons, steps
 from tests.support.toy_drafters import PointDrafter
@@ -113,6 +113,22 @@ def running(events: list[Any]) -> list[int]:
     """How many tokens were emitted before each step of row 0."""
     sizes = [len(step.emitted) for step in steps(events)]
     return [sum(sizes[:index]) for index in range(len(sizes))]
+
+
+class Eager(Drafter):
+    """Drafts the answer right to its end, whatever it is asked for."""
+
+    traits = Traits(("eager",), Rule.POINT)
+
+    def propose(self, rows: list[list[int]], budget: Budget, sampler: Sampler) -> Draft:
+        return Draft(torch.tensor([SCRIPT[len(rows[0]) - len(PROMPT) :]]))
+
+
+@pytest.mark.parametrize("length", range(1, 12))
+def test_a_drafter_that_overdoes_it_gets_no_more_room(length: int) -> None:
+    events = decode(says(), [PROMPT], Eager(), greedy(), length=length, gamma=2)
+    assert emitted(events) == [SCRIPT[:length]]
+    assert reasons(events) == {0: "length"}
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 5, 6])

@@ -43,7 +43,7 @@ CALLS = {
     "beam_search_generate": (
         "input_ids, model, *, num_beams=4, top_k=0, min_length=0, alpha=1.2, max_gen_len=100, end_tokens_id=None,"
         " eos_tokens_id=None, pad_token_id=None, tokenizer=None, logits_processor=None, early_stopping=False, "
-        "penalty_offset=5.0, **more"
+        "penalty_offset=5.0, seed=0, **more"
     ),
     "cascade_generate": (
         "input_ids, drafters, target, k_matrix, lenience=1.0, max_gen_len=200, *, tokenizer=None, "

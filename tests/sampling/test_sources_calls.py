@@ -238,7 +238,7 @@ def test_a_storage_goes_on_until_it_is_reset_and_follows_the_call(kind: Any) -> 
     assert (storage.top_k_filler, storage.stop_if_unknown) == (1, True)
     storage.reset()
     assert call(PROMPT, storage, MODEL, max_gen_len=20)[1] == low
-    with pytest.raises(UserError, match=r"^filler_top_k must be at least 1, got 0$"):
+    with pytest.raises(UserError, match=r"^filler_top_k must be a whole number, at least 1, got 0$"):
         call(PROMPT, storage, MODEL, filler_top_k=0)
 
 
@@ -345,10 +345,45 @@ def test_ids_requests_and_the_end_of_drafting_as_their_tests_have_them() -> None
 
 
 @pytest.mark.parametrize(
+    "wrong",
+    [{"generation_config": {"num_beams": 4}}, {"generation_config": {"max_length": 2}}, {"prompts": "a" * 300}],
+)
+def test_a_call_that_fails_leaves_what_waits_and_the_config_as_they_were(wrong: dict[str, Any]) -> None:
+    engine = InferenceEngine(MODEL, tiny_tokenizer(), InferenceConfig(max_output_len=4))
+    engine.add_request(prompts=["first", "second"])
+    with pytest.raises(UserError):
+        engine.generate(**wrong)
+    wanted = [sampling.autoregressive_generate(tiny_tokenizer()(one).input_ids, MODEL, max_gen_len=4) for one in
+              ("first", "second")]  # fmt: skip
+    assert engine.generate(return_token_ids=True)[1] == wanted
+    assert engine.generate() == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"), [([5] * 512, "the prompt is 512 tokens; the"), ([5, 999], "id 999 is out")]
+)
+def test_a_request_that_the_model_cannot_answer_never_waits(prompt: list[int], told: str) -> None:
+    engine = InferenceEngine(MODEL, tiny_tokenizer(), InferenceConfig(max_input_len=1000, max_output_len=4))
+    with pytest.raises(UserError, match=told):
+        engine.add_request(prompts_token_ids=[prompt])
+    assert engine.generate() == []
+
+
+def test_the_figures_of_a_call_are_those_of_all_its_batches(caplog: pytest.LogCaptureFixture) -> None:
+    engine = InferenceEngine(MODEL, tiny_tokenizer(), InferenceConfig(max_output_len=5, max_batch_size=2), verbose=True)
+    engine.enable_spec_dec(DRAFTER)
+    with caplog.at_level(logging.INFO, logger="sampling"):
+        found = engine.generate(prompts=["aa", "bb", "cc"], return_token_ids=True)[1]
+    assert engine.engine.last.tokens == sum(map(len, found)) > 2 * 5
+    assert [message[:10] for message in caplog.messages if "alpha" in message] == ["3 prompts:"]
+
+
+@pytest.mark.parametrize(
     ("template", "read"),
     [
         (None, "hello"),
         ("USER: {input_text} ASSISTANT:", "USER: hello ASSISTANT:"),
+        ('{"q": "{input_text}"}', '{"q": "hello"}'),
         ("baichuan", " <reserved_106> hello <reserved_107> "),
         ("llama", "[INST] hello [/INST]"),
     ],

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,6 +74,12 @@ def test_a_batch_streams_every_row(way: str) -> None:
     assert all(text == DECODE(ids) for text, ids in found)
 
 
+def test_several_prompts_may_be_the_rows_of_a_tensor() -> None:
+    prompts = [[5, 6, 7], [8, 9, 10]]
+    found = joined(speculative_stream(torch.tensor(prompts), DRAFTER, MODEL, TOKENIZER, max_gen_len=9), 2)
+    assert found == joined(speculative_stream(prompts, DRAFTER, MODEL, TOKENIZER, max_gen_len=9), 2)
+
+
 @pytest.mark.parametrize("looks", range(0, 12, 3))
 def test_an_interrupted_stream_has_said_what_it_decoded(looks: int) -> None:
     whole = joined(speculative_stream(ROWS, DRAFTER, MODEL, TOKENIZER, max_gen_len=40), len(ROWS))
@@ -95,6 +102,11 @@ def test_what_cannot_be_used_is_refused_at_the_call() -> None:
             speculative_stream(ROWS[0], DRAFTER, MODEL, TOKENIZER, **wrong)
     with pytest.raises(UserError, match="prompt 2 is empty"):
         speculative_stream([[1], []], DRAFTER, MODEL, TOKENIZER)
+    for prompt, told in (([5] * 512, "the prompt is 512 tokens"), ([5, 999], "id 999 is outside")):
+        with pytest.raises(UserError, match=told):
+            speculative_stream(prompt, DRAFTER, MODEL, TOKENIZER)
+        with pytest.raises(UserError, match=told):
+            engine().stream([prompt], SHORT)
     with pytest.raises(TypeError, match="did you mean 'gamma'"):
         speculative_stream(ROWS[0], DRAFTER, MODEL, gama=3)
 

@@ -14,6 +14,8 @@ from sampling.drafters.draft_model import NoDrafter
 from sampling.events import Event, Finished, Step
 from sampling.loop import generate
 from sampling.sampler import KeyedSampler, stream_states
+from sampling.stats.metrics import Meter
+from sampling.stats.summary import Stats
 from sampling.types import LM, Drafter, FixedPace, Limits, Rows, Sampler, Session
 from tests.support.branching import BranchingSampler, Law, RowSampler, distance, enumerate_rows, enumerate_runs, softmax
 from tests.support.reference import exact_law
@@ -49,6 +51,14 @@ def after(looks: int) -> Iterator[bool]:
 def drafting(sampler: Sampler, rows: Rows) -> Sampler:
     """What a drafter draws with in a round that begins behind these rows."""
     return sampler.drafting(torch.tensor([[number, len(row)] for number, row in enumerate(rows)]))
+
+
+def measure(events: Iterable[Event], row: int = 0, prompt_n: int = 300) -> Stats:
+    """The figures of a whole stream of events."""
+    meter = Meter(prompt_n, row)
+    for event in events:
+        meter.add(event)
+    return meter.stats
 
 
 def reasons(events: Iterable[Event]) -> dict[int, str]:

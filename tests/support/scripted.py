@@ -92,9 +92,15 @@ def catalogue_of(folder: Path, pairs: dict[str, TinyPair], defaults: dict[str, A
 
 
 def run_lines(
-    catalogue: Path, *lines: Line, width: int = 100, loader: Any = None, settings: Any = None, color: bool = False
+    catalogue: Path,
+    *lines: Line,
+    width: int = 100,
+    loader: Any = None,
+    settings: Any = None,
+    color: bool = False,
+    layers: Layers | None = None,
 ) -> Ran:
-    """Run a console over these lines. Without `settings` answers have at most 12 tokens."""
+    """Run a console over these lines. Without `settings` answers have at most 12 tokens; `layers` outrank those."""
     stream = io.StringIO()
     system = "standard" if color else None
     out = Console(
@@ -108,7 +114,7 @@ def run_lines(
 
     flags = {"max_new_tokens": 12, **(settings or {})}
     more = {"loader": loader} if loader else {}
-    layers = Layers(flags=Settings(**flags).model_dump())
+    layers = layers or Layers(flags=Settings(**flags).model_dump())
     options = ModelOptions(models=str(catalogue), device="cpu")
     code = run_console(layers.settings, options, layers, make_reader=make_reader, out=out, **more)
     return Ran(code, stream.getvalue(), held[0], held[1])

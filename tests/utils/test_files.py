@@ -24,7 +24,19 @@ from hypothesis import strategies as st
 from tests.support.places import Device, largest_file, modes_count, read_only
 from utils import files
 from utils.errors import UsageError, UserError
-from utils.files import WriteError, append, beside, drop_half_line, put_folder, replacing, writable, write_bytes
+from utils.files import (
+    WriteError,
+    append,
+    beside,
+    drop_half_line,
+    put_folder,
+    replacing,
+    sampled_hash,
+    separate,
+    writable,
+    write_bytes,
+    write_result,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = Path("/dev/full")
@@ -535,6 +547,65 @@ def _writes(argument: ast.expr) -> bool:
     """Whether this is the mode of a file that is written to."""
     found = [one.value for one in ast.walk(argument) if isinstance(one, ast.Constant)]
     return any(isinstance(one, str) and re.fullmatch("[rwaxbt+]{1,3}", one) and set(one) & set("wax+") for one in found)
+
+
+@pytest.mark.parametrize(
+    ("before", "complete", "written"),
+    [
+        (None, False, True),
+        (b"", False, True),
+        (b'{"complete": false}', False, True),
+        (b'{"complete": true}', False, False),
+        (b'{"complete": true}', True, True),
+        (b'{"rows": []}', False, False),
+        (b"no JSON", False, False),
+        (b"[1]", False, False),
+    ],
+)
+def test_a_part_of_a_result_replaces_only_a_part(
+    before: bytes | None, complete: bool, written: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "out.json"
+    if before is not None:
+        file.write_bytes(before)
+    assert write_result(file, {"complete": complete, "answers": 1}) is written
+    assert (file.read_bytes() if written else before) == file.read_bytes()
+    assert (b"answers" in file.read_bytes()) is written
+
+
+def test_files_are_told_apart_by_where_they_lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file, link = tmp_path / "a", tmp_path / "link"
+    file.touch()
+    link.symlink_to("a")
+    for same in ("a", "./a", link, tmp_path / "." / "a"):
+        with pytest.raises(UsageError, match=r"^--out \S+ is the file to be read: name another$"):
+            separate({"--out": same}, ["b", None, file])
+        with pytest.raises(UsageError, match=r"^--report \S+ is the file of --out as well: name another$"):
+            separate({"--out": file, "--log": None, "--report": same})
+    with pytest.raises(UsageError, match="--log new is the file of --out as well"):
+        separate({"--out": "new", "--log": "new"})
+    separate({"--out": "new", "--report": "other"}, [file, file])
+    separate({"--out": "/dev/null", "--report": "/dev/null", "--log": "/dev/stdout"}, ["/dev/stdout"])
+
+
+def test_a_change_anywhere_in_a_file_of_weights_is_seen_and_nothing_else_is(tmp_path: Path) -> None:
+    file, twin, content = tmp_path / "w", tmp_path / "twin", bytearray(range(1, 256)) * 8192
+    file.write_bytes(content)
+    twin.write_bytes(content)
+    first = sampled_hash([file])
+    os.utime(file, (1, 1))
+    assert sampled_hash([file]) == first == sampled_hash([twin])
+    for start in range(0, len(content), len(content) // 16):  # an eighth of it, as a layer is
+        changed = content.copy()
+        changed[start : start + len(content) // 8] = bytes(len(content[start : start + len(content) // 8]))
+        file.write_bytes(changed)
+        assert sampled_hash([file]) != first
+    file.write_bytes(content + b"x")
+    assert sampled_hash([file]) != first
+    assert sampled_hash([]) == ""
+    with pytest.raises(UserError, match="cannot read"):
+        sampled_hash([tmp_path / "none"])
 
 
 def test_no_other_module_replaces_a_file() -> None:

@@ -150,7 +150,7 @@ def taken_up(old: DraftHead, config: DraftHeadConfig, device: torch.device, seed
 
 
 def _silent(name: str, shape: torch.Size) -> Tensor:
-    """A parameter that a trained draft head has not: noise, but 0 where it would be heard."""
+    """A parameter that the old head lacks: noise, or 0 where it would change the output."""
     if name.endswith(("o_proj.weight", "down_proj.weight")) or "recency" in name:
         return torch.zeros(shape)
     return torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * shape[1] ** -0.5 / 2

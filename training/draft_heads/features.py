@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,11 +20,10 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from sampling.loop import never
 from sampling.models.network import network_of
 from training.text.self_text import TextIds
 from utils.files import write_bytes
-from utils.progress import Progress
+from utils.progress import Progress, never
 
 SHARD = 64  # sequences a file
 FED = 4096  # tokens a pass, padding included
@@ -52,7 +51,7 @@ class Examples(Protocol):
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredExamples:
     """Examples that were computed before."""
 
     examples: Sequence[Example]
@@ -66,7 +65,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Streamed:
+class StreamedExamples:
     """Examples that `model` computes of `texts` whenever they are taken, with the states `reads`; none is kept."""
 
     model: Any
@@ -91,6 +90,7 @@ class Streamed:
 
 def extract(
     model: Any,
+    facts: Mapping[str, str],
     texts: Sequence[TextIds],
     layers: Sequence[int],
     folder: Path,
@@ -99,8 +99,9 @@ def extract(
 ) -> list[Path]:
     """Run `model` over `texts`; the shards' files, fewer than needed only when interrupted.
 
-    A shard of an earlier run is taken if it was made of the same texts and holds these layers, perhaps others too: one
-    folder serves draft heads of every kind.
+    `facts` say which model it is, whatever changes what it computes among them. A shard of an earlier run is taken if
+    it was made by the same one of the same texts and holds these layers, perhaps others too: one folder serves draft
+    heads of every kind and of several targets.
     Raises OSError where the disk is full; a shard appears whole or not at all.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +111,7 @@ def extract(
         progress("running the target over the texts", first / len(texts))
         if interrupt():
             return files
-        content = json.dumps([[text.ids, text.start] for text in part])
+        content = json.dumps([dict(facts), [[text.ids, text.start] for text in part]], sort_keys=True)
         mark = f"features-{hashlib.sha256(content.encode('ascii')).hexdigest()[:16]}-"
         file = _made(folder, mark, layers)
         if file is None:
@@ -121,7 +122,7 @@ def extract(
 
 
 def _made(folder: Path, mark: str, layers: Sequence[int]) -> Path | None:
-    """A shard of the texts of this mark that holds at least these layers."""
+    """A shard of this mark's model and texts that holds at least these layers."""
     for file in sorted(folder.glob(f"{mark}*{_SUFFIX}")):
         if set(map(str, layers)) <= set(file.name.removeprefix(mark).removesuffix(_SUFFIX).split("-")):
             return file
@@ -136,7 +137,6 @@ def _shard(model: Any, texts: Sequence[TextIds], layers: Sequence[int]) -> dict[
     return {name: torch.cat([made[index][name] for index in range(len(texts))]) for name in made[0]} | {
         "length": torch.tensor(lengths),
         "start": torch.tensor([text.start for text in texts]),
-        "temperature": torch.tensor([-1.0 if text.temperature is None else text.temperature for text in texts]),
     }
 
 

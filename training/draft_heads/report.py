@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sampling.gamma.acceptance_estimate import expected_tokens
 from utils.files import write_text
 from utils.svg_plots import COLOURS, MARKERS, svg
 
@@ -28,11 +29,7 @@ def tokens_per_pass(alpha: Sequence[float], gamma: int) -> float:
 
     With one alpha this is E of Leviathan et al. 2023 (arXiv 2211.17192), equation 1.
     """
-    product, total = 1.0, 1.0
-    for place in range(gamma):
-        product *= alpha[min(place, len(alpha) - 1)]
-        total += product
-    return total
+    return expected_tokens([alpha[min(place, len(alpha) - 1)] for place in range(gamma)])[-1]
 
 
 def expected(alpha: Sequence[float], c: float, v: Mapping[int, float]) -> list[dict[str, float]]:

@@ -21,17 +21,16 @@ import torch
 
 from sampling.drafters.draft_heads.checkpoint import save_student
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.loop import never
 from training.draft_heads.batches import Batch, grouped, make_batch
 from training.draft_heads.features import Examples
 from training.draft_heads.losses import Law, Teacher, held_out, loss
 from training.draft_heads.report import tokens_per_pass
 from utils.errors import UserError
 from utils.files import write_bytes
-from utils.progress import Progress
+from utils.progress import Progress, never
 
 NAME = "checkpoint.pt"
-_KEPT = ("step", "tokens", "seconds", "curve", "best", "worse")
+_KEPT = ("step", "tokens", "seconds", "shown", "curve", "best", "worse")
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(groups, lr=job.lr, betas=job.betas)
         self.total = max(1, round(job.epochs * len(grouped(self.lengths, job.batch_tokens, 0))))
         self.step = self.tokens = self.worse = 0
-        self.seconds = 0.0
+        self.seconds = self.shown = 0.0  # `shown`: the loss, smoothed over the last steps
         self.curve: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
         self._orders: dict[int, list[list[int]]] = {}
@@ -141,7 +140,7 @@ class Training:
             for name, value in state["parameters"].items():
                 self.trained[name].copy_(value)
         self.optimizer.load_state_dict(state["optimizer"])
-        vars(self).update({name: state[name] for name in _KEPT})
+        vars(self).update({name: state[name] for name in _KEPT if name in state})  # older ones lack `shown`
 
     def _save(self) -> None:
         """Write the state, whole or not at all. Raises OSError (a full disk) with the last one intact."""
@@ -158,23 +157,22 @@ class Training:
     def run(self, about: dict[str, Any], progress: Progress, interrupt: Callable[[], bool] = never) -> bool:
         """Train and keep the best draft head in the folder with `about` (see save_student); False if interrupted."""
         begun, saved = time.monotonic() - self.seconds, time.monotonic()
-        shown = 0.0
         while self._done() < 1 and self.worse < self.job.patience:
             if interrupt():
                 self._save()
                 return False
             learned = self._learn(self._batch())
-            shown = learned if shown == 0.0 else 0.95 * shown + 0.05 * learned
+            self.shown = learned if self.shown == 0.0 else 0.95 * self.shown + 0.05 * learned
             self.step += 1
             self.seconds = time.monotonic() - begun
-            progress(f"training, loss {shown:.2f}", min(1.0, self._done()))
+            progress(f"training, loss {self.shown:.2f}", min(1.0, self._done()))
             if self._due():
-                self._evaluate(shown, about)
+                self._evaluate(about)
             if time.monotonic() - saved > self.job.save_every:
                 self._save()
                 saved = time.monotonic()
         if not self.curve or self.curve[-1]["step"] != self.step:
-            self._evaluate(shown, about)
+            self._evaluate(about)
         self._save()
         return True
 
@@ -227,13 +225,13 @@ class Training:
         mixed = fast_half(self.device) and not self.job.precise
         return torch.autocast(self.device.type, torch.bfloat16) if mixed else contextlib.nullcontext()
 
-    def _evaluate(self, shown: float, about: dict[str, Any]) -> None:
+    def _evaluate(self, about: dict[str, Any]) -> None:
         """Add a mark to the curve; the draft head is kept if it is the best so far."""
         self.draft_head.eval()
         batches = [batch.to(self.device) for batch in self.held]
         with self._mixed():
             held = held_out(self.draft_head, self.teacher, batches, self.job.depth)
-        mark: dict[str, Any] = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds, "loss": shown}
+        mark: dict[str, Any] = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds, "loss": self.shown}
         mark |= {"held": asdict(held), "tokens_per_pass": tokens_per_pass(held.alpha, self.job.depth)}
         self.curve.append(mark)
         self.worse += 1

@@ -240,6 +240,8 @@ class Source(Protocol):
     """Where chats come from; their content depends on their number alone."""
 
     @property
+    def endless(self) -> bool: ...  # chats without end: they are given up if none comes to anything
+    @property
     def longest(self) -> int: ...  # tokens of the longest sequence
     def chat(self, number: int) -> Chat | None: ...  # None: there are no more
 
@@ -287,6 +289,8 @@ class OwnChats:
     (training/text/dialogues.py). Chats take the kinds in turn, one given twice twice as often, and each kind the
     temperatures. Raises UserError for a tokenizer whose chat template does not allow it.
     """
+
+    endless = True
 
     def __init__(
         self,
@@ -342,6 +346,8 @@ def whole_sentences(text: str) -> str:
 
 class GivenPrompts:
     """Chats whose user turns are given, each answered once at each temperature: all of them at the first one first."""
+
+    endless = False
 
     def __init__(
         self,

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sampling.loop import never
 from training.tables.build import Passage, numbered_lines
 from training.text.dialogues import Line
 from training.text.synthesize import TextWriter
 from utils.errors import UsageError, UserError
-from utils.files import append, drop_half_line, write_bytes
+from utils.files import append, drop_half_line, first_difference, write_bytes
+from utils.progress import never
 
 ENDLESS = 1 << 60  # tokens: as many as there are prompts for
 _NOTE = -1  # the number of the line that holds the settings; those of chats begin at 0
@@ -27,10 +27,11 @@ _NOTE = -1  # the number of the line that holds the settings; those of chats beg
 SHORTEST = 8  # tokens; a shorter sequence teaches nothing
 
 
-def begin(file: Path, settings: Mapping[str, str]) -> None:
+def begin(file: Path, settings: Mapping[str, str], *, unnoted: bool = False) -> None:
     """Note in a new file what its text depends on; UsageError, naming the first difference, in another's.
 
     The note is a first line without ids, as of a chat that came to nothing: who reads the text passes over it.
+    `unnoted`: text without a note is taken as it stands.
     """
     note = json.dumps({"ids": [], "start": 0, "number": _NOTE, "settings": dict(settings)}).encode("ascii") + b"\n"
     line = b""
@@ -41,13 +42,15 @@ def begin(file: Path, settings: Mapping[str, str]) -> None:
         write_bytes(file, note)
         return
     try:
-        before = dict(_row(line.decode("utf-8", errors="replace"), file)["settings"])
+        row = _row(line.decode("utf-8", errors="replace"), file)
+        if unnoted and "settings" not in row:
+            return
+        before = dict(row["settings"])
     except (UserError, KeyError, TypeError, ValueError):
         raise UsageError(f"{file} holds something else, or text of unknown settings: name a new file") from None
-    for name in (*settings, *before):
-        if before.get(name) != settings.get(name):
-            both = f"{name} {before.get(name)}, now {settings.get(name)}"
-            raise UsageError(f"{file} was begun with {both}: give the same flags, or another file")
+    if (name := first_difference(before, settings)) is not None:
+        both = f"{name} {before.get(name)}, now {settings.get(name)}"
+        raise UsageError(f"{file} was begun with {both}: give the same flags, or another file")
 
 
 def written(file: Path) -> tuple[int, set[int]]:
@@ -110,15 +113,14 @@ def passages(file: Path) -> list[Passage]:
 
 @dataclass(frozen=True)
 class TextIds:
-    """One sequence of ids. The first `start` are a prompt that nobody wrote; `temperature` is that of the rest."""
+    """One sequence of ids. The first `start` are a prompt that nobody wrote."""
 
     ids: tuple[int, ...]
     start: int = 0
-    temperature: float | None = None
 
 
 def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> list[TextIds]:
-    """The sequences of jsonl files with `ids`, and optionally `start` and `temperature`, a line.
+    """The sequences of jsonl files with `ids`, and optionally `start`, a line; other fields are passed over.
 
     Sequences are cut at `longest` tokens; those with an answer of fewer than 8 are left out.
 
@@ -132,15 +134,15 @@ def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> li
 def _text(line: str, where: str, vocab_size: int, longest: int) -> TextIds:
     try:
         row = json.loads(line)
-        ids, start, temperature = list(map(int, row["ids"])), int(row.get("start", 0)), row.get("temperature")
-    except (ValueError, KeyError, TypeError, AttributeError):
+        ids, start = list(map(int, row["ids"])), int(row.get("start", 0))
+    except (ValueError, OverflowError, KeyError, TypeError, AttributeError):
         raise UserError(f'{where}: must be an object with a list of token ids under "ids"') from None
     wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
     if wrong is not None:
         raise UserError(f"{where}: id {wrong} is outside the target's vocabulary (0 … {vocab_size - 1})")
     if not 0 <= start <= len(ids):
         raise UserError(f"{where}: start is {start}, the sequence has {len(ids)} ids")
-    return TextIds(tuple(ids[:longest]), min(start, longest), temperature)
+    return TextIds(tuple(ids[:longest]), min(start, longest))
 
 
 def split(texts: Sequence[TextIds], held: int) -> tuple[list[TextIds], list[TextIds]]:

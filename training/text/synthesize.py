@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sampling.loop import never
 from sampling.models.cache import Buffer, SlotCache
 from sampling.models.fused import FusedNetwork
 from sampling.models.network import network_of
@@ -25,10 +24,11 @@ from sampling.sampler import stream_key, uniforms
 from sampling.types import Network
 from training.text.dialogues import Ask, Chat, Line, Source
 from utils.errors import UserError
+from utils.progress import never
 
 _STREAM = 16  # the noise's streams: this one for a chat's first continuation, the next for its second …
 _ONE_BY_ONE = 8  # waiting tokens that are fed with the batch; more are read in a pass of their own
-_FRUITLESS = 200  # chats in a row that came to nothing
+_FRUITLESS = 200  # chats in a row that came to nothing, of a source without end
 
 Ended = tuple[int, list[Line]]
 """The number of a chat and its lines; none where it came to nothing."""
@@ -96,8 +96,8 @@ class TextWriter:
     def chats(self, done: Container[int] = (), interrupt: Callable[[], bool] = never) -> Iterator[Ended]:
         """Each chat as it finishes, but those `done`.
 
-        Ends when the source does, or at the next token after an interrupt. Raises UserError if no chat comes to
-        anything.
+        Ends when the source does, or at the next token after an interrupt. Raises UserError if the chats
+        of a source without end come to nothing.
         """
         return _Batch(self, done).run(interrupt)
 
@@ -149,7 +149,7 @@ class _Batch:
         except StopIteration as ended:
             self._drop(row)
             self.fruitless = 0 if ended.value else self.fruitless + 1
-            if self.fruitless >= _FRUITLESS:
+            if self.fruitless >= _FRUITLESS and self.writer.source.endless:
                 raise UserError("the target's user turns do not end: give it files or prompts") from None
             yield row.number, list(ended.value)
             return

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from utils.catalogue.k_matrix import check_lenience, check_shape
 from utils.catalogue.templates import check_template
 from utils.errors import UsageError, UserError
+from utils.files import sampled_hash
 
 Quantization = Literal["none", "q4", "q8", "int8", "nf4", "fp4"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -29,6 +30,7 @@ OWN_METHODS = ("tables", "maxgram", *CASCADES)  # methods that are their own dra
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!]+")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 FROZEN = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -94,6 +96,22 @@ class ModelSpec(BaseModel):
         """Where it comes from, in a word: the id, path or package with its file."""
         return self.id or self.path or self.gguf or f"{self.package}:{self.file}"
 
+    def weights(self, revision: str | None = None) -> str:
+        """What tells its weights from others of the same name: hub id and revision, or what the files hold."""
+        if self.id is not None:
+            return f"{self.id}@{revision or self.revision or 'main'}"
+        return self.sha256 or weights_at(self.path or self.gguf or "")
+
+
+def weights_at(place: str) -> str:
+    """What tells the weights in a file, or in a folder with their configuration, from others; "" where there are none.
+
+    UserError if they cannot be read.
+    """
+    path = Path(os.path.expanduser(place))
+    known = [one for one in path.glob("*") if one.suffix in _WEIGHTS or one.name == "config.json"]
+    return sampled_hash(one for one in sorted(known) or [path] if one.is_file())
+
 
 class HeadFolders(BaseModel):
     """The folders of a pair's trained draft heads, by kind."""
@@ -150,6 +168,20 @@ class PairSpec(BaseModel):
         why = "names none" if folder is None else f"names {folder}, which is not there"
         how = f"infer.py distill --student {kind} makes one" if kind != "eagle" else "--drafter ORG/NAME fetches one"
         raise UsageError(f"no {kind} drafter: pair '{self.name}' {why} ({how})")
+
+    def weights(self, revision: str | None = None) -> dict[str, str]:
+        """What tells the weights of its models, draft heads and tables from others, by what they are to the pair.
+
+        `revision` is the target's. UserError for a file that cannot be read.
+        """
+        members = dict(zip(self.cascade_names, self.cascade or (), strict=True))
+        models = {name: one for name, one in {"drafter": self.drafter, **members}.items() if not isinstance(one, str)}
+        places = {**self.students.model_dump(exclude_none=True), **({"tables": self.tables} if self.tables else {})}
+        return {
+            "target": self.target.weights(revision),
+            **{name: model.weights() for name, model in models.items()},
+            **{name: weights_at(place) for name, place in places.items()},
+        }
 
     @property
     def presets(self) -> dict[str, Any]:

@@ -137,7 +137,7 @@ _joining = threading.Lock()
 
 
 def joined(world: World, device: str = "auto") -> ProcessGroup:
-    """The team, once all its processes have come; the same one every time."""
+    """The process group, once all its processes have come; the same one every time."""
     if not _joining.acquire(timeout=_JOINING):
         raise LostError("the other processes do not come")
     try:
@@ -149,7 +149,7 @@ def joined(world: World, device: str = "auto") -> ProcessGroup:
 
 
 def known() -> ProcessGroup | None:
-    """The team, if it has been joined."""
+    """The process group, if it has been joined."""
     return _joined[0] if _joined else None
 
 

@@ -1,13 +1,15 @@
 """Python functions into machine code, once a machine: what numba compiled is kept on disk and mapped at later starts.
 
 A compiled function here takes the address of one record and is run by a team of threads (utils/kernels/team.py). What
-is kept is found by the text of its sources and the versions of the compilers, so that nothing stale is ever run. numba
-compiles one function at a time, so a second process takes its part of what a new machine needs.
+is kept is found by the text of its sources, the record layouts that these read and the versions of the compilers, so
+that nothing stale is ever run. numba compiles one function at a time, so a second process takes its part of what a new
+machine needs.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -16,10 +18,13 @@ import importlib.metadata
 import mmap
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from utils.kernels.instruction_sets import instruction_set
 
@@ -29,7 +34,8 @@ _folder: Path | None = None
 
 
 def keep_in(folder: Path) -> None:
-    """Compiled code is kept in this folder of the user's own. Without one everything is compiled at every start."""
+    """Compiled code is kept in this folder of the user's own. Without one, or where it cannot be written to, everything
+    is compiled at every start."""
     global _folder
     _folder = folder
 
@@ -40,9 +46,18 @@ def at_hand() -> bool:
 
 
 @functools.cache
-def _version(source: Path) -> str:
-    """What compiled code depends on: the kernels' sources, the function's own, the compilers, the instructions."""
-    texts = [file.read_bytes() for file in (*sorted(_HERE.glob("*.py")), source)]
+def _version(function: Callable[..., None]) -> str:
+    """What compiled code depends on: the texts of the kernels and of all modules whose functions may be part of it, the
+    record layouts and numbers that these have from elsewhere, the compilers, the instructions."""
+    texts = [file.read_bytes() for file in sorted(_HERE.glob("*.py"))]
+    modules, waiting = set[str](), [function]
+    for part in waiting:
+        known = part.__globals__
+        if part.__module__ not in modules:
+            modules.add(part.__module__)
+            fixed = {name: value for name, value in known.items() if isinstance(value, int | float | np.dtype)}
+            texts += [Path(known["__file__"]).read_bytes(), repr(fixed).encode()]
+            waiting += [value.py_func for value in known.values() if hasattr(value, "py_func")]
     versions = [importlib.metadata.version(name) for name in ("numba", "llvmlite", "numpy")]
     return hashlib.sha256(b"\0".join([*texts, repr((versions, instruction_set())).encode()])).hexdigest()[:16]
 
@@ -54,12 +69,14 @@ def put_away() -> None:
     if not hasattr(libc, "malloc_trim"):  # not glibc
         return
     libc.malloc_trim(0)
-    for first, size in _clean_pages("libllvmlite"):
-        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+    with contextlib.suppress(OSError):  # a system that does not say
+        for first, size in _clean_pages("libllvmlite"):
+            libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
 def _clean_pages(library: str) -> list[tuple[int, int]]:
-    """Address and bytes of the mappings of a library that cannot be written to and never were."""
+    """Address and bytes of the mappings of a library that cannot be written to and never were: with no page that is not
+    as in the file, in memory or swapped out (the loader writes where code must be relocated)."""
     found, place = [], (0, 0)
     for line in Path("/proc/self/smaps").read_text(errors="replace").splitlines():
         name, _, rest = line.partition(" ")
@@ -67,7 +84,9 @@ def _clean_pages(library: str) -> list[tuple[int, int]]:
             first, _, last = name.partition("-")
             usable = library in rest and "w" not in rest.split()[0]
             place = (int(first, 16), int(last, 16) - int(first, 16)) if usable else (0, 0)
-        elif name == "Private_Dirty:" and place[1] and rest.split()[0] == "0":
+        elif name == "Private_Dirty:" and rest.split()[0] != "0":
+            place = (0, 0)
+        elif name == "Swap:" and rest.split()[0] == "0" and place[1]:  # the later one of the two lines
             found.append(place)
     return found
 
@@ -99,8 +118,8 @@ class Entry:
         self._elsewhere = process
 
     @property
-    def said(self) -> str:
-        """What :func:`compile_said` finds the function by."""
+    def name(self) -> str:
+        """What :func:`compile_named` finds the function by."""
         return f"{self._function.__module__}:{self._function.__name__}:{self._arguments}"
 
     @property
@@ -110,30 +129,44 @@ class Entry:
 
     def _place(self) -> Path:
         assert _folder is not None
-        return _folder / _version(Path(self._function.__code__.co_filename))
+        return _folder / _version(self._function)
 
     def _compile(self) -> Any:
+        global _folder
         from numba import cfunc, config, types
 
         if self._elsewhere is not None:
             self._elsewhere.wait()
         settings: Any = config
         signature = types.void(*[types.int64] * self._arguments)
-        if _folder is None:
-            return cfunc(signature, error_model="numpy")(self._function)
-        before = settings.CACHE_DIR
-        settings.CACHE_DIR = str(self._place())
-        try:
-            return cfunc(signature, error_model="numpy", cache=True)(self._function)
-        finally:
-            settings.CACHE_DIR = before
+        if _folder is not None and _writable(self._place()):  # else numba would write beside the sources
+            before = settings.CACHE_DIR
+            settings.CACHE_DIR = str(self._place())
+            try:
+                return cfunc(signature, error_model="numpy", cache=True)(self._function)
+            except OSError:  # a full disk: no other function need be compiled for nothing
+                _folder = None
+            finally:
+                settings.CACHE_DIR = before
+        return cfunc(signature, error_model="numpy")(self._function)
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def compile_beside(*entries: Entry) -> None:
-    """Begin to compile entries in a process of its own, which ends with this one. Needs a folder to keep them in."""
-    assert _folder is not None
-    told = [str(_folder), *(entry.said for entry in entries)]
-    command = [sys.executable, "-c", f"from {__name__} import compile_said; compile_said(*{told!r})"]
+    """Begin to compile entries in a process of its own, which ends with this one. Nothing where there is no folder to
+    keep them in."""
+    if _folder is None or not _writable(_folder):
+        return
+    named = [str(_folder), *(entry.name for entry in entries)]
+    command = [sys.executable, "-c", f"from {__name__} import compile_named; compile_named(*{named!r})"]
     try:
         process = subprocess.Popen(
             command,
@@ -150,7 +183,7 @@ def compile_beside(*entries: Entry) -> None:
         entry.compiled_by(process)
 
 
-def compile_said(folder: str, *entries: str) -> None:
+def compile_named(folder: str, *entries: str) -> None:
     """Compile functions by their module, name and number of arguments, for another process to find in `folder`."""
     keep_in(Path(folder))
     for entry in entries:

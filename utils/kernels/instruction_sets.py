@@ -1,13 +1,13 @@
 """Which instructions the compiled kernels are written for here: one table, and who computes where no row of it fits.
 
-numba is only a compiler here and may be missing; then, and on processors and systems without a row, torch's own
-operators compute as ever. Imports neither numba nor torch before it is asked.
+numba is only a compiler here and may be missing or broken; then, and on processors and systems without a row, torch's
+own operators compute as ever. Imports neither numba nor torch before it is asked, and takes half a second when it is:
+ask last.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import platform
 import sys
@@ -53,8 +53,12 @@ def why_not() -> str:
         return f"{OFF}=torch"
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"no kernels for {sys.platform} on {platform.machine()}"
-    if importlib.util.find_spec("numba") is None:
-        return "numba is not installed"
+    try:
+        import numba  # noqa: F401
+    except Exception as error:  # whatever it is: with another numpy or a broken file it raises what it likes
+        if isinstance(error, ModuleNotFoundError) and error.name == "numba":
+            return "numba is not installed"
+        return f"numba cannot be imported: {' '.join(str(error).split())[:100]}"
     if not _fitting():
         return "the processor has no AVX2"
     from utils.kernels.team import openmp

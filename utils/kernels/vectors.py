@@ -23,14 +23,8 @@ WIDTH = 16
 SET = instruction_set() or INSTRUCTION_SETS[-1]
 LANES = SET.lanes
 
-I8, I16, I32, I64, F16, F32 = (
-    ir.IntType(8),
-    ir.IntType(16),
-    ir.IntType(32),
-    ir.IntType(64),
-    ir.HalfType(),
-    ir.FloatType(),
-)
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
 
 
 F, I = ir.VectorType(F32, WIDTH), ir.VectorType(I32, WIDTH)  # noqa: E741
@@ -182,13 +176,10 @@ def reading(result: types.Type, kind: ir.Type, widen: str = "", to: ir.Type | No
 
 
 get64 = reading(int64, I64)
-get32 = reading(int64, I32, "sext", I64)
-get16 = reading(int64, I16, "zext", I64)
 get8 = reading(int64, I8, "sext", I64)
 get_float = reading(float32, F32)
 get_half = reading(float32, F16, "fpext", F32)
 load = reading(REALS, F)
-load_half = reading(REALS, ir.VectorType(F16, WIDTH), "fpext", F)
 
 
 @operation(types.void, int64, float32)

@@ -25,7 +25,7 @@ def hub_folder(
 ) -> Path:
     """The snapshot of `name` at `revision`, fetched if it is not cached. Raises UserError or Cancelled.
 
-    Without a connection the cached snapshot is taken, as it is with `offline`.
+    Without a connection, or while the hub fails, the cached snapshot is taken, as it is with `offline`.
     """
     from huggingface_hub import constants, errors
 
@@ -94,8 +94,10 @@ def _kinds(name: str, revision: str | None) -> tuple[tuple[str, ...], int]:
 
     try:
         listed = HfApi().model_info(name, revision=revision, files_metadata=True).siblings or []
-    except HfHubHTTPError:
-        raise
+    except HfHubHTTPError as error:
+        if (status := error.response.status_code) < 500 and status != 429:
+            raise
+        return _WEIGHTS, 0  # the hub fails, or wants no more questions: as without a connection
     except Exception:  # no connection: the cache may still have it
         return _WEIGHTS, 0
     files = [file for file in listed if not any(fnmatch(file.rfilename, pattern) for pattern in _UNWANTED)]

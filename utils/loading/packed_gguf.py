@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import functools
 import json
+import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 FORMAT = 1  # raised whenever the same file would be packed differently
 FAMILIES = ("llama", "qwen2", "qwen3")  # as both the file and the configuration say it
 _OF_ONE_PASS = {*FAMILIES, "mistral"}
+_ALIGNED_THERE = 32  # in a GGUF file that does not say
 _ALIGNED, _PAST = 64, 8192  # where a weight may begin; what lies behind the last one may be fetched ahead of its use
 
 _TABLE, _HEAD = "model.embed_tokens", "lm_head"
@@ -99,9 +101,7 @@ def load_packed(
 
     `folder` holds the converted model, whose `config` it is. Raises UserError or Cancelled.
     """
-    if instruction_set() is None or not runs_as_one(config):
-        return None
-    if spec.package is None and spec.gguf is None:
+    if (spec.package is None and spec.gguf is None) or not runs_as_one(config) or instruction_set() is None:
         return None
 
     def fetched() -> Path:
@@ -179,19 +179,58 @@ def halves_apart(rows: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(shaped.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[], bool]) -> None:
-    """`weights.bin`: packed weights and float32 vectors one after another; `index.json` says what lies where."""
-    import gguf
+class _Tensor(NamedTuple):
+    """A tensor of a GGUF file: its place in the model, its type, its rows [N, bytes of a row] or numbers [N]."""
 
-    reader = gguf.GGUFReader(str(source))
-    architecture = str(reader.fields["general.architecture"].contents())
+    own_name: str
+    name: str
+    part: str
+    kind: str
+    data: np.ndarray
+
+
+def _tensors(source: Path) -> tuple[str, dict[str, int], list[_Tensor]]:
+    """The architecture of a GGUF file; of how many heads those maps are whose rows it has in llama.cpp's order; its
+    tensors. UnfitError where one of them is of no use here.
+
+    The gguf package makes an object of every token, which takes 20 seconds; transformers' reader steps over them.
+    """
+    from gguf import GGMLQuantizationType
+    from transformers.integrations.gguf import reader
+
+    data, found = np.memmap(source, np.uint8, mode="r"), list[_Tensor]()
+    try:
+        said, count, end = reader._read_metadata(data, str(source))
+        table, end = reader._read_tensor_table(data, count, end)
+        kinds = [GGMLQuantizationType(kind).name for _, _, kind, _ in table]
+    except (ValueError, struct.error) as error:  # another version, or an unknown type
+        raise UnfitError(str(error)) from error
+    architecture, aligned = said["general.architecture"], said.get("general.alignment", _ALIGNED_THERE)
     if architecture not in FAMILIES:
         raise UnfitError(f"no compiled pass for {architecture}")
+    begin = -(-end // aligned) * aligned
+    for (own_name, shape, _, offset), kind in zip(table, kinds, strict=True):
+        if own_name in _IGNORED:
+            continue
+        name, part = module_name(own_name)
+        there = data[begin + offset :]
+        if kind == "F32" and len(shape) == 1:
+            there = there[: 4 * shape[0]].view(np.float32)
+        elif kind in TYPES and len(shape) == 2 and part == "weight":
+            codes, size = TYPES[kind][:2]
+            there = there[: shape[0] * shape[1] // codes * size].reshape(shape[0], -1)
+        else:
+            raise UnfitError(f"no kernel for {kind}, the type of {own_name}")
+        found.append(_Tensor(own_name, name, part, kind, there))
+    if architecture != "llama":
+        return architecture, {}, found
+    heads = said["llama.attention.head_count"]
+    return architecture, {"attn_q": heads, "attn_k": said.get("llama.attention.head_count_kv", heads)}, found
 
-    def said(name: str) -> int:
-        return int(reader.fields[f"{architecture}.attention.{name}"].contents())
 
-    heads = {"attn_q": said("head_count"), "attn_k": said("head_count_kv")} if architecture == "llama" else {}
+def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[], bool]) -> None:
+    """`weights.bin`: packed weights and float32 vectors one after another; `index.json` says what lies where."""
+    architecture, heads, tensors = _tensors(source)
     weights: dict[str, Any] = {}
     vectors: dict[str, Any] = {}
     types: Counter[str] = Counter()
@@ -203,27 +242,21 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
             out.write(np.ascontiguousarray(data).data)
             return start
 
-        for done, tensor in enumerate(reader.tensors):
+        for done, tensor in enumerate(tensors):
             check(cancelled)
-            progress(f"packing {source.name}", done / len(reader.tensors))
-            if tensor.name in _IGNORED:
+            progress(f"packing {source.name}", done / len(tensors))
+            turned = heads.get(tensor.own_name.split(".")[-2])
+            data = halves_apart(tensor.data, turned) if turned else tensor.data
+            if data.ndim == 1:
+                vectors[f"{tensor.name}.{tensor.part}"] = {"at": put(data), "size": len(data)}
                 continue
-            name, part = module_name(tensor.name)
-            kind, data = tensor.tensor_type.name, np.asarray(tensor.data)
-            turned = heads.get(tensor.name.split(".")[-2])
-            data = halves_apart(data, turned) if turned else data
-            if data.ndim == 1 and kind == "F32":
-                vectors[f"{name}.{part}"] = {"at": put(data), "size": len(data)}
-                continue
-            if kind not in TYPES or part != "weight":
-                raise UnfitError(f"no kernel for {kind}, the type of {tensor.name}")
-            weight = read_blocks(kind, data)
+            weight = read_blocks(tensor.kind, data)
             if not lossless(weight):
-                raise UnfitError(f"the scales of {tensor.name} are out of range")
+                raise UnfitError(f"the scales of {tensor.own_name} are out of range")
             packed = pack(weight)
             shape = [*packed.shape, len(weight.codes)]
-            weights[name] = {"at": put(packed), "shape": shape, "layout": LAYOUTS.index(weight.layout)}
-            types[kind] += packed.size
+            weights[tensor.name] = {"at": put(packed), "shape": shape, "layout": LAYOUTS.index(weight.layout)}
+            types[tensor.kind] += packed.size
             del weight, packed
         out.write(b"\0" * _PAST)
     most = types.most_common(1)[0][0]

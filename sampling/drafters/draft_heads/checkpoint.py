@@ -98,8 +98,11 @@ def load_student(
             raise UserError(f"the drafter {place} is for a target: it cannot be used without it")
         check_verifier(stored, name, place)
         large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
-        stored, tensors = translated(stored, tensors, large, place)
-        return _built(_config(stored, place), tensors, place, target)
+        try:
+            stored, tensors = translated(stored, tensors, large, place)
+            return _built(_config(stored, place), tensors, place, target)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # a field of another kind
+            raise UserError(f"the drafter {place} cannot be read: {type(error).__name__}: {error}") from error
     config = _config(stored if ours else _completed(stored, tensors, target, place), place)
     if target is not None:
         check_target(config, target, place)
@@ -256,6 +259,11 @@ def check_target(config: DraftHeadConfig, target: nn.Module, place: str | Path) 
     for what, unit, theirs, ours, kinds in compared:
         if config.kind in kinds and theirs != ours:
             raise UserError(f"the drafter {place} is for {what} {theirs} {unit}".rstrip() + f", this one has {ours}")
+    if config.kind == "glide" and not config.cross_last and config.num_hidden_layers > large.num_hidden_layers:
+        raise UserError(
+            f"the drafter {place} reads the last {config.num_hidden_layers} layers of its target, this one has "
+            f"{large.num_hidden_layers}"
+        )
 
 
 def target_rotary(target: nn.Module | None) -> nn.Module | None:

@@ -238,18 +238,28 @@ class CompiledStep:
     ) -> Tensor:
         """The same of one row's tokens from position `first` on → logits [n] of the last; their states go to `own`.
 
-        `theirs` [S, G] are the target's states, the first `valid` of them there; behind them the head's `own` [S, H]
-        stand, of which there are `first`.
+        `theirs` [S, G] are the target's states in any dtype, the first `valid` of them there; behind them the head's
+        `own` [S, H] stand, of which there are `first`.
         """
         fed = len(tokens)
         made = own.room(fed, self._hidden)
-        mine = made.data_ptr() - 4 * self._hidden * first
+        width = 4 * self._hidden
+        mine = made.data_ptr() - width * first
         begin = max(0, first - self.window) // BLOCK * BLOCK if self.window else 0
-        told: list[int] = []  # of each token its row, then whose state stands before each, then where
+        there, step = 0, 0
+        if theirs is not None:
+            new = theirs[max(0, first - 1) : valid].to(
+                "cpu", torch.float32
+            )  # as it is where it is so; held till the end
+            step = 4 * new.stride(0)
+            there = new.data_ptr() - step * max(0, first - 1)
+        fields: list[int] = []  # of each token its row, then whose state stands before each, then where
+        before = list[tuple[int, int]]()
         for at, token in enumerate(tokens, start=first):
-            told += (token, at, 0, at - begin, at - begin + 1, 0, 0)
-        before = [self._before(at - 1, theirs, valid, mine) for at in range(first, first + fed)]
-        numbers = np.array([*told, *(kind for kind, _ in before), *(place for _, place in before)], np.int64)
+            fields += (token, at, 0, at - begin, at - begin + 1, 0, 0)
+            state = (THEIRS, there + step * (at - 1)) if at <= valid else (OWN, mine + width * (at - 1))
+            before.append(state if at else (NONE, 0))
+        numbers = np.array([*fields, *(kind for kind, _ in before), *(place for _, place in before)], np.int64)
         rows = numbers.ctypes.data
         kinds = rows + fed * _ROW_SIZE
         with self._one_at_a_time:
@@ -265,15 +275,6 @@ class CompiledStep:
             self._record.run(self._function, torch.get_num_threads())
             cache.length = first + fed
         return logits[: self._out]
-
-    def _before(self, place: int, theirs: Tensor | None, valid: int, own: int) -> tuple[int, int]:
-        """Whose state stands at a place, and where its numbers begin; the first of the head's own at `own`."""
-        if place < 0:
-            return NONE, 0
-        if place >= valid:
-            return OWN, own + 4 * self._hidden * place
-        assert theirs is not None
-        return THEIRS, theirs.data_ptr() + theirs.element_size() * theirs.stride(0) * place
 
     def _prepare(self, rows: int, kept: int, positions: int, seen: int) -> None:
         """Memory for a pass of so many rows, at these positions, of which one sees so many slots."""

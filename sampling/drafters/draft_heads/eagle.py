@@ -172,7 +172,7 @@ class FeatureSession(FollowingSession):
 
     def _standing(self, before: np.ndarray) -> tuple[np.ndarray, np.ndarray, Any]:
         """Whose state stands at positions [B, T], −1 for nobody's, and where it lies: [B · T] each."""
-        theirs = self.target.hidden(self.reads).float()
+        theirs = self.target.hidden(self.reads).to("cpu", torch.float32)
         own = None if self._hidden is None or self._hidden.data is None else self._hidden.data[:, 0]
         valid, rows = np.array(self.target.held())[:, None], np.arange(len(before))[:, None]
         kinds = np.where(before < 0, NONE, np.where(before < valid, THEIRS, OWN))

@@ -72,7 +72,7 @@ def rotary_of(config: DraftHeadConfig) -> Rotary:
         shape: Any = LlamaConfig(
             hidden_size=config.hidden_size,
             head_dim=config.head_dim,
-            num_attention_heads=config.num_attention_heads,
+            num_attention_heads=1,  # head_dim says it all, and the width need not be a multiple of it
             max_position_embeddings=config.max_position_embeddings,
             rope_parameters={"rope_theta": config.rope_theta, **config.rope},
         )
@@ -252,8 +252,8 @@ class DraftHead(nn.Module):
     """A draft head's parameters and its pass over whole sequences.
 
     `reduced_ids` [N] long holds the ids of the head's rows, ascending; empty = all ids. `rounded`: while drafting its
-    weights may be rounded (as :class:`sampling.drafters.draft_heads.network.StudentNetwork` has it); the target judges
-    its drafts.
+    weights may be rounded (as :class:`sampling.drafters.draft_heads.network.StudentNetwork` has it); the target
+    verifies its drafts.
     """
 
     def __init__(self, config: DraftHeadConfig, reduced_ids: Tensor | None = None) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from utils.errors import UserError
 
 _OTHERS = ("d2t", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # no parameters of the head
-_DYNAMIC_ROPE = ("dynamic", "longrope")  # they change with the length: no function of the position
+_ROPE = ("default", "linear", "yarn", "llama3")  # functions of the position: others change with length or with images
 _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 Found = dict[str, Any]
 
@@ -36,7 +36,7 @@ def translated(stored: Found, tensors: dict[str, Tensor], large: Any, place: Pat
     own = {_name(name): value for name, value in tensors.items() if name not in _OTHERS}
     if (missing := next((name for name in _NEEDED if name not in own), None)) is not None:
         raise UserError(f"the drafter {place} is no EAGLE head that can be read: it lacks {missing[6:]}")
-    fc, q, k = (own[name] for name in _NEEDED)
+    fc, q, k, gate = (own[name] for name in _NEEDED)
     wide = f"{_FIRST}hidden_norm.weight" in own
     width = fc.shape[0]
     if "quantization_config" in stored or fc.dim() != 2 or not fc.is_floating_point():
@@ -60,7 +60,7 @@ def translated(stored: Found, tensors: dict[str, Tensor], large: Any, place: Pat
         "kind": "eagle",
         "vocab_size": vocabulary or inner.get("vocab_size"),
         "hidden_size": width,
-        "intermediate_size": own[f"{_FIRST}mlp.gate_proj.weight"].shape[0],
+        "intermediate_size": gate.shape[0],
         "num_hidden_layers": 1 + max(int(name.split(".")[2]) for name in own if name.startswith("model.layers.")),
         "num_attention_heads": q.shape[0] // size,
         "num_key_value_heads": k.shape[0] // size,
@@ -92,7 +92,10 @@ def translated(stored: Found, tensors: dict[str, Tensor], large: Any, place: Pat
 
 _FIRST = "model.layers.0."
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_NEEDED = ("model.fc.weight", f"{_FIRST}self_attn.q_proj.weight", f"{_FIRST}self_attn.k_proj.weight")
+_NEEDED = (
+    *("model.fc.weight", f"{_FIRST}self_attn.q_proj.weight", f"{_FIRST}self_attn.k_proj.weight"),
+    f"{_FIRST}mlp.gate_proj.weight",
+)
 
 
 def _name(name: str) -> str:
@@ -104,8 +107,9 @@ def _name(name: str) -> str:
 def verifier(stored: Found) -> str:
     """The name of the target that a head was made for, as speculators writes it; "" if it says none."""
     made = stored.get("speculators_config")
-    told = made.get("verifier", {}).get("name_or_path") if isinstance(made, dict) else None
-    return told if isinstance(told, str) else ""
+    verified = made.get("verifier") if isinstance(made, dict) else None
+    name = verified.get("name_or_path") if isinstance(verified, dict) else None
+    return name if isinstance(name, str) else ""
 
 
 def _made_for(stored: Found) -> str:
@@ -130,13 +134,18 @@ def _reads(stored: Found, layers: int, place: Path) -> tuple[int, ...]:
     usual = usual_reads(layers)
     inside = stored.get("eagle_config")
     nested = inside.get("eagle_aux_hidden_state_layer_ids") if isinstance(inside, dict) else None
-    ids = stored.get("eagle_aux_hidden_state_layer_ids") or nested or usual
-    if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
-        raise UserError(f"the drafter {place}: eagle_aux_hidden_state_layer_ids is {ids!r}, no list of layers")
-    ids = sorted(ids)
-    given = ids == nested or ids == [one - 1 for one in usual]
+    named = stored.get("eagle_aux_hidden_state_layer_ids") or nested or []
+    if not isinstance(named, list) or not all(isinstance(one, int) for one in named):
+        raise UserError(f"the drafter {place}: eagle_aux_hidden_state_layer_ids is {named!r}, no list of layers")
+    if not named and len(usual) < 3:
+        raise UserError(
+            f"the drafter {place} reads three layers of its target and names none: one of {layers} layers "
+            "has no three for it"
+        )
+    ids = sorted(named or usual)
+    given = named == nested or ids == [one - 1 for one in usual]
     reads = [one + 1 for one in ids] if given and ids != usual else ids
-    if len({*reads}) != len(reads) or not 0 <= reads[0] <= reads[-1] <= layers or (ids is usual and len(usual) < 3):
+    if len({*reads}) != len(reads) or not 0 <= reads[0] <= reads[-1] <= layers:
         raise UserError(f"the drafter {place} reads states {reads}: a target of {layers} layers has not those")
     return tuple(-1 if one == layers else one for one in reads)
 
@@ -209,7 +218,7 @@ def _rope(inner: Found, place: Path) -> Found:
     rope = dict(inner.get("rope_parameters") or inner.get("rope_scaling") or {})
     kind = rope.pop("type", None) or rope.get("rope_type") or "default"
     theta = rope.pop("rope_theta", None) or inner.get("rope_theta") or 10000.0
-    if kind in _DYNAMIC_ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
+    if kind not in _ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise UserError(f"the drafter {place} has {kind} rotary positions, which are not read")
     return {"rope_theta": float(theta), "rope": {} if kind == "default" else {**rope, "rope_type": kind}}
 

@@ -161,7 +161,8 @@ class JointTreeDrafter(TableTreeDrafter):
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
         super().observe(rows, draft, verdict)
-        if len(rows) == 1 and self._asked is not None:
+        asked, self._asked = self._asked, None  # a round without drafts does not ask it
+        if len(rows) == 1 and asked is not None:
             news = self._came[:1] != [self._without]
             self.gain.learn(len(self._came) if news else 0, self._open)
 

@@ -15,7 +15,7 @@ from sampling.drafters.registry import DraftRequest, Parts
 from sampling.rows import common_prefix, lead, padded
 from sampling.types import Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits, Verdict
 from sampling.vocabulary import best
-from utils.errors import UserError
+from utils.errors import whole
 
 Context = tuple[int, ...]
 
@@ -29,8 +29,7 @@ class NgramStore:
     """
 
     def __init__(self, n: int = 3, *, multi_level: bool = True) -> None:
-        if n < 2:
-            raise UserError(f"n must be at least 2, got {n}")
+        n = whole("n", n, 2, "a whole number, at least 2")
         self.sizes = range(n - 1, 0, -1) if multi_level else range(n - 1, n - 2, -1)
         self.counts: dict[Context, dict[int, int]] = {}
         self.best: dict[Context, int] = {}
@@ -87,8 +86,7 @@ class NgramDrafter(Drafter):
         reset: bool = True,
         seed: int = 0,
     ) -> None:
-        if top_k_filler < 1:
-            raise UserError(f"top_k_filler must be at least 1, got {top_k_filler}")
+        whole("top_k_filler", top_k_filler, 1, "a whole number, at least 1")
         self.vocab_size, self.n, self.multi_level = vocab_size, n, multi_level
         self.top_k_filler, self.stop_if_unknown, self.forgets = top_k_filler, stop_if_unknown, reset
         self._seed, self._random, self._end = seed, random.Random(seed), vocab_size
@@ -170,8 +168,6 @@ class NGramStorage(NgramDrafter):
 
     def under(self, top_k_filler: int, stop_if_unknown: bool) -> NGramStorage:
         """This storage with the settings of a call."""
-        if top_k_filler < 1:
-            raise UserError(f"filler_top_k must be at least 1, got {top_k_filler}")
         self.top_k_filler, self.stop_if_unknown = top_k_filler, stop_if_unknown
         return self
 

@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,16 @@ from app.screen.figures import TITLES
 from app.settings.table import FIELDS, Settings
 from app.settings.types import LANES, METHODS
 from sampling.drafters import registry
+from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.registry import DRAFTERS, HEADS, MEMBERS, NEEDS, REVIEWERS, ROWS
+from sampling.events import Step
+from sampling.loop import generate
+from sampling.models.causal import CausalLM
+from sampling.sampler import KeyedSampler
+from sampling.types import Limits
+from tests.support.tiny import tiny_model
 from utils.catalogue.specs import HEAD_KINDS
+from utils.logits_processors import make_processor
 
 ROOT = Path(__file__).parents[3]
 PAGES = [page for page in map(ROOT.joinpath, ("README.md", "docs/drafters.md", "docs/reference.md")) if page.exists()]
@@ -60,11 +69,29 @@ def test_the_documents_tables_have_every_word_of_a_drafter_and_no_other() -> Non
     texts = [table for page in PAGES for table in TABLE.findall(page.read_text(encoding="utf-8"))]
     first = [" ".join(line.split("|")[1] for line in table.splitlines()) for table in texts]
     told = [found for cells in first if {"ngram", "maxgram"} <= (found := set(re.findall("`([^`]+)`", cells)))]
-    alone = {word for word, _, _, _ in registry.table() if "+" not in word}
+    alone = {word for word, _, _, _ in registry.table()}
     assert told
     for words in told:
         assert {word for word in words if "+" not in word} - {"none"} == alone - {"none"}
         assert words <= set(ROWS)
+
+
+def test_the_drafter_of_the_recipe_drafts() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {"__name__": "last_time"}
+    exec(code, names)
+    lm, limits = CausalLM(tiny_model(0)), Limits(20, frozenset(), 512)
+    events = [
+        list(generate(lm, [[1, 2, 3], [4]], drafter, KeyedSampler(make_processor(0.8), 3), limits))
+        for drafter in (names["build"](None, None), NoDrafter())
+    ]
+    drafted, plain = ([step for step in found if isinstance(step, Step)] for found in events)
+    assert sum(len(step.drafted) for step in drafted) > 20
+    for row in (0, 1):
+        texts = [[id_ for step in steps if step.row == row for id_ in step.emitted] for steps in (drafted, plain)]
+        assert texts[0] == texts[1]
+        assert len(texts[0]) == 20
 
 
 def test_the_kinds_of_draft_head_are_those_of_the_catalogue() -> None:

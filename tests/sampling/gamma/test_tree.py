@@ -143,6 +143,20 @@ def test_what_waits_to_be_learned_loses_no_more_than_may_be_lost(v: V) -> None:
     assert stood > 5
 
 
+def test_what_is_shown_takes_in_what_waits_and_rows_of_a_batch_get_a_budget_each() -> None:
+    pace = known_pace()
+    for turn in range(1, AT_ONCE):
+        pace.budget([0])
+        before = pace.rounds
+        pace.observe([tree_step(2, (-1, 0), (0,), 0.002, 1.1)], 0.9)
+        assert len(pace._late) == 1, "the budget stands"
+        assert pace.summary()["rounds"] == before + 1, turn
+    pace.budget([0])
+    pace.observe([tree_step(2, (-1, 0), (0,), 0.002, 1.1)], 0.9)
+    assert pace._late
+    assert len(pace.budget([0, 1]).depth) == 2
+
+
 def test_an_answer_that_begins_takes_in_what_waits() -> None:
     pace = known_pace()
     pace.budget([0])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sampling.api import autoregressive_generate, speculative_generate
+from sampling.models import fused
 from sampling.models.cache import Buffer
 from sampling.models.causal import CausalLM
 from sampling.models.fused import CACHE_DTYPES, FusedCache, FusedNetwork, supports
@@ -485,6 +486,57 @@ def test_rows_that_end_leave_the_others_bits_as_they_are(model: Any) -> None:
         now = fed(together, [more, more])
         assert torch.equal(now[0], fed(alone[0], [more])[0])
         assert torch.equal(now[1], fed(alone[2], [more])[0])
+
+
+def drafted(chance: random.Random, rows: list[list[int]], trees: bool) -> tuple[Draft, list[list[int]]]:
+    """A random draft behind the rows, a tree now and then, and a path of its nodes for each of them."""
+    count = chance.randrange(7)
+    nodes = [chance.choices(range(VOCAB), k=count) for _ in rows]
+    parents = [chance.randrange(-1, node) if trees else node - 1 for node in range(count)]
+    paths = []
+    for _ in rows:
+        node, path = chance.randrange(-1, count), list[int]()
+        while node >= 0:
+            path.insert(0, node)
+            node = parents[node]
+        paths.append(path)
+    return Draft(
+        torch.tensor(nodes).view(len(rows), count).long(), parents=torch.tensor(parents) if trees else None
+    ), paths
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("count", [1, 2])
+def test_whatever_a_session_went_through_its_logits_are_those_of_a_fresh_one(
+    model: Any, monkeypatch: pytest.MonkeyPatch, count: int, seed: int
+) -> None:
+    """Score, commit, select, fork and go back in any order, while the cache grows and a batch shrinks to one row."""
+    monkeypatch.setattr(fused, "GROW", 16)  # often, that is
+    chance, lm = random.Random(10 * count + seed), CausalLM(FusedNetwork(model))
+    rows = [tokens(chance.choice((3, 16, 17)), row) for row in range(count)]
+    session = lm.open(rows, hidden=(0, -1))
+    for turn in range(40):
+        draft, paths = drafted(chance, rows, trees=chance.random() < 0.6)
+        logits = session.score(rows, draft)
+        row = chance.randrange(len(rows))
+        alone = Draft(draft.tokens[row : row + 1], parents=draft.parents)
+        assert torch.equal(logits[row], lm.open([rows[row]]).score([rows[row]], alone)[0])
+        width = max(map(len, paths))
+        session.commit(
+            torch.tensor([path + [-1] * (width - len(path)) for path in paths]).view(len(rows), width).long()
+        )
+        for row, path in enumerate(paths):
+            rows[row] = [*rows[row], *draft.tokens[row, path].tolist(), *tokens(1 + turn % 10, turn)]
+        match chance.randrange(4):
+            case 0:
+                rows = [row[: len(row) - chance.randrange((len(row) + 5) // 6)] for row in rows]
+            case 1 if turn > 1:
+                stay = sorted(chance.sample(range(len(rows)), max(1, len(rows) - 1)))
+                session.select(torch.tensor(stay))
+                rows = [rows[row] for row in stay]
+            case 2:
+                twin = session.fork()
+                session = chance.choice((session, twin))
 
 
 def test_two_threads_of_the_interpreter_take_turns(model: Any) -> None:

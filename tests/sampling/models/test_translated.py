@@ -9,6 +9,7 @@ import itertools
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -232,6 +233,18 @@ def test_greedy_drafts_say_what_plain_decoding_says(
         events = list(engine.lane("spec", chosen).run_rows(prompts))
         assert sum(len(getattr(event, "drafted", ())) for event in events) > 1_000
         assert emitted(events, 150) == emitted(engine.lane("ar", chosen).run_rows(prompts), 150)
+
+
+def test_what_stands_behind_the_last_special_token_is_spelled_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    by, spelled = between("bytes", "pieces"), list[bytes]()
+    ids, special = by.target.ids, next(iter(by.target.special.values()))
+    monkeypatch.setattr(by.target, "ids", lambda text: (spelled.append(text), ids(text))[1])
+    drafter = RespelledDrafter.__new__(RespelledDrafter)
+    drafter.lm = SimpleNamespace(translation=by, vocab_size=1000)  # type: ignore[assignment]
+    row = [*by.target.ids(b"salt"), special, *by.target.ids(b"x"), special, *by.target.ids(b"oa")]
+    spelled.clear()
+    assert drafter._respelled(row, by.drafter.ids(b"ts"), 8)
+    assert spelled[0].startswith(b"oa")
 
 
 def test_a_text_longer_than_the_drafters_context_goes_on(engine: PairEngine) -> None:

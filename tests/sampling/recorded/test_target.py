@@ -160,6 +160,14 @@ def test_a_tree_is_scored_by_depth() -> None:
     assert said == [answer[0], answer[1], answer[1], answer[2]]
 
 
+def test_the_runners_up_of_a_tree_stand_by_depth_too() -> None:
+    session = recorded(best={(1, 2): [(3, 0), (4, 1), (5, 2)]}).open([[1, 2]])
+    tree = Draft(torch.tensor([[1, 2, 3, 4]]), parents=torch.tensor([-1, -1, 0, 2]))
+    first, *found = session.score([[1, 2]], tree)[0].topk(2).indices.tolist()
+    assert [first, *found[:3]] == [[3, 0], [4, 1], [4, 1], [5, 2]]
+    assert found[3][0] == END  # behind the recording nothing ranks
+
+
 def test_what_a_recording_does_not_have_is_refused_by_name() -> None:
     session = recorded(name="xxl").open([[1, 2]])
     with pytest.raises(UserError, match=r"^xxl is a recording: it has no keys and values for a drafter to read$"):

@@ -11,11 +11,11 @@ from itertools import pairwise
 import pytest
 
 from sampling.events import Call, Event, Step
-from sampling.stats.metrics import measure
 from sampling.stats.ratios import cascaded, expected, modelled, speedup
 from sampling.stats.summary import Stats
 from sampling.stats.theory import expected_speedup, horizontal_factor, vertical_factor
 from tests.sampling.stats.test_metrics import opening, step
+from tests.support.runs import measure
 
 # (α, α′, n, k, c₁, c₂) and the factor, by hand:
 # φ(.8) = 1 − .2 · (1 − .4²) / .6 = .72, (1 − .8 · .72²) / .2 = 2.9264, over 1 + 2 · .1

@@ -17,19 +17,19 @@ from torch import Tensor
 from sampling.drafters.draft_heads.checkpoint import WEIGHTS, load_student, save_student
 from sampling.drafters.draft_heads.eagle import FeatureLM
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.loop import never
 from sampling.models.network import network_of
 from sampling.types import Draft
 from tests.support import speculators
 from tests.support.students import close, fed, make_target, text
 from training.draft_heads.batches import make_batch
 from training.draft_heads.build import new_draft_head, shape_for, taken_up
-from training.draft_heads.features import Kept, Streamed
+from training.draft_heads.features import StoredExamples, StreamedExamples
 from training.draft_heads.losses import drafted_states
 from training.draft_heads.train import Training, TrainingJob, load_checkpoint, teacher_for
 from training.text.self_text import TextIds
 from utils.catalogue.catalogue import head_kind
 from utils.errors import UserError
+from utils.progress import never
 
 V, SHORT = 40, [0, 2, 3, 5, 8, 13, 21, 34, 39]
 TEXTS = [TextIds(tuple(text(seed, 9 + seed % 5, V)), 3) for seed in range(24)]
@@ -47,8 +47,8 @@ def new(target: Any, short: list[int] | None = SHORT) -> DraftHead:
     return new_draft_head(shape, target, short or [], [], seed=1)
 
 
-def streamed(target: Any, texts: list[TextIds] = TEXTS) -> Streamed:
-    return Streamed(network_of(target), texts, (2, 4, 5))
+def streamed(target: Any, texts: list[TextIds] = TEXTS) -> StreamedExamples:
+    return StreamedExamples(network_of(target), texts, (2, 4, 5))
 
 
 def train(folder: Path, interrupt: Callable[[], bool] = never, texts: list[TextIds] = TEXTS) -> Training:
@@ -84,7 +84,9 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(tmp_path: Path) -> No
     state = load_checkpoint(tmp_path / "stopped")
     assert state is not None
     assert state["step"] == 7
-    assert train(tmp_path / "stopped").step == whole.step > 14
+    gone_on = train(tmp_path / "stopped")
+    assert gone_on.step == whole.step > 14
+    assert [mark["loss"] for mark in gone_on.curve] == [mark["loss"] for mark in whole.curve]
     one, other = ((tmp_path / name / WEIGHTS).read_bytes() for name in ("whole", "stopped"))
     assert one == other
     with pytest.raises(UserError, match="holds another run"):
@@ -203,7 +205,7 @@ def test_one_that_is_trained_further_begins_as_what_it_was(tmp_path: Path) -> No
     further = taken_up(old, old.config, torch.device("cpu"))
     assert not further.model.embed_tokens.weight.requires_grad
     assert all(one.requires_grad for name, one in further.named_parameters() if "embed_tokens" not in name)
-    batch = make_batch(Kept(streamed(target).take([0, 1])).take([1, 0]), [], 0.3)
+    batch = make_batch(StoredExamples(streamed(target).take([0, 1])).take([1, 0]), [], 0.3)
     for one, other in zip(drafted_states(old, batch, 3), drafted_states(further, batch, 3), strict=True):
         assert torch.equal(one, other)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from sampling.models.llama import LlamaNetwork
 from tests.support.students import make_target, text
 from training.draft_heads.features import SHARD, extract, load_shard
-from training.text.self_text import TextIds
+from training.text.self_text import TextIds, read_texts
 
-TEXTS = [TextIds(tuple(text(seed, 9 + seed % 5)), 3, 0.7) for seed in range(SHARD + 6)]  # two shards
+TEXTS = [TextIds(tuple(text(seed, 9 + seed % 5)), 3) for seed in range(SHARD + 6)]  # two shards
+FACTS = {"target": "large", "weights": "a"}
 
 
 class Counting:
@@ -41,29 +43,45 @@ def network() -> Counting:
 
 
 def test_students_that_read_fewer_layers_take_the_same_files(network: Counting, tmp_path: Path) -> None:
-    made = extract(network, TEXTS, [1, 2], tmp_path, quietly)
+    made = extract(network, FACTS, TEXTS, [1, 2], tmp_path, quietly)
     passes = network.passes
     assert len(made) == 2
     assert passes >= 2
     for layers in ([2], [1], [], [2, 1]):
-        assert extract(network, TEXTS, layers, tmp_path, quietly) == made
+        assert extract(network, FACTS, TEXTS, layers, tmp_path, quietly) == made
     assert network.passes == passes
-    assert extract(network, TEXTS, [0, 2], tmp_path, quietly) != made  # layer 0 is in none of them
+    assert extract(network, FACTS, TEXTS, [0, 2], tmp_path, quietly) != made  # layer 0 is in none of them
     assert network.passes == 2 * passes
 
 
 def test_other_texts_and_other_prompts_have_files_of_their_own(network: Counting, tmp_path: Path) -> None:
-    made = extract(network, TEXTS, [], tmp_path, quietly)
-    shorter = [TextIds(one.ids, 2, one.temperature) for one in TEXTS]
-    assert not set(extract(network, shorter, [], tmp_path, quietly)) & set(made)
-    more = extract(network, [*TEXTS[:SHARD], TextIds(tuple(text(99, 8)))], [], tmp_path, quietly)
+    made = extract(network, FACTS, TEXTS, [], tmp_path, quietly)
+    shorter = [TextIds(one.ids, 2) for one in TEXTS]
+    assert not set(extract(network, FACTS, shorter, [], tmp_path, quietly)) & set(made)
+    more = extract(network, FACTS, [*TEXTS[:SHARD], TextIds(tuple(text(99, 8)))], [], tmp_path, quietly)
     assert more[0] == made[0]  # the first shard's texts are the same
     assert more[1] != made[1]
 
 
+def test_another_target_has_files_of_its_own(network: Counting, tmp_path: Path) -> None:
+    made = extract(network, FACTS, TEXTS, [], tmp_path, quietly)
+    other = extract(network, {**FACTS, "weights": "b"}, TEXTS, [], tmp_path, quietly)
+    assert not set(other) & set(made)
+    assert extract(network, dict(reversed(FACTS.items())), TEXTS, [], tmp_path, quietly) == made
+
+
+def test_fields_of_a_text_that_nobody_reads_may_hold_anything(network: Counting, tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    line = {"ids": text(1, 12), "start": 2, "temperature": "warm", "number": None}
+    file.write_text(json.dumps(line) + "\n")
+    (made,) = extract(network, FACTS, read_texts([file], 40, 512), [], tmp_path, quietly)
+    (example,) = load_shard(made)
+    assert (example.ids.tolist(), example.start) == (line["ids"], 2)
+
+
 def test_a_layer_is_the_same_from_a_file_of_several(network: Counting, tmp_path: Path) -> None:
-    several = extract(network, TEXTS, [1, 2], tmp_path / "several", quietly)
-    alone = extract(network, TEXTS, [2], tmp_path / "alone", quietly)
+    several = extract(network, FACTS, TEXTS, [1, 2], tmp_path / "several", quietly)
+    alone = extract(network, FACTS, TEXTS, [2], tmp_path / "alone", quietly)
     for one, other in zip(several, alone, strict=True):
         for ours, theirs in zip(load_shard(one), load_shard(other), strict=True):
             assert torch.equal(ours.hidden, theirs.hidden)

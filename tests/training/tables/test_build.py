@@ -25,7 +25,6 @@ from app.settings.table import ModelOptions, Settings
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.drafters.tables.table_file import MAGIC, StaticTables
 from sampling.drafters.tables.tree import TableTreeDrafter
-from sampling.loop import never
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget
 from tests.support.scripted import run_lines
@@ -38,6 +37,7 @@ from training.text.synthesize import TextWriter
 from utils.errors import UserError
 from utils.loading.fit import fingerprint
 from utils.logits_processors import make_processor
+from utils.progress import never
 
 CORPUS = [Passage([1, 2, 3, 4, 5, 1, 2, 3, 9]), Passage([7, 7, 8, 6], start=3)]
 
@@ -220,6 +220,30 @@ def test_self_written_tables_draft_for_their_target(pair: TinyPair, built: Path)
         prompt = prompt_ids(engine, "tell me", changed)
         plain, spec, tables = (run_lane(one, prompt, engine.tokenizer.decode, interrupt=never).ids for one in lanes)
         assert plain == spec == tables
+
+
+def test_the_text_of_another_target_is_not_gone_on_with(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, text = tmp_path / "t.bin", tmp_path / "t.bin.self.jsonl"
+    words = ["tables", "--from", "self", "--out", str(out), "--tokens", "40", "--quiet"]
+    assert main([*words, *pair.flags()]) == 0
+    before = text.read_text()
+    assert main([*words[:-2], "400", "--quiet", *tiny_pair(tmp_path, seed=7).flags()]) == 2
+    assert f"{text} was begun with weights " in capsys.readouterr().err
+    assert text.read_text() == before
+    text.write_text(before.partition("\n")[2])  # as begun before the target was noted
+    assert main([*words, *pair.flags()]) == 0
+
+
+def test_the_text_that_is_counted_is_not_replaced(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "t.txt"
+    text.write_text("some text\n")
+    assert main(["tables", "--from", str(text), "--out", str(text), *pair.flags()]) == 2
+    assert f"--out {text} is the file to be read: name another" in capsys.readouterr().err
+    assert text.read_text() == "some text\n"
 
 
 def test_self_written_text_goes_on_where_it_stopped(pair: TinyPair, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.support.tiny import VOCAB, tiny_model, tiny_tokenizer
 from training.tables.build import read_passages
 from training.text.dialogues import KINDS, Ask, Chat, GivenPrompts, OwnChats
 from training.text.self_text import SHORTEST, begin, passages, read_texts, write_self, written
-from training.text.synthesize import TextWriter, draw
+from training.text.synthesize import _FRUITLESS, TextWriter, draw
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import pack
 from utils.logits_processors import make_processor
@@ -130,6 +130,12 @@ def test_a_prompt_without_room_for_an_answer_is_left_out(model: Any, tokenizer: 
     assert dict(given(model, tokenizer, temperatures=(0.0,), most=5).chats()) == {0: [], 1: [], 2: []}
 
 
+def test_a_short_prompt_behind_many_without_room_is_answered(model: Any, tokenizer: Any) -> None:
+    source = GivenPrompts(tokenizer, [["a " * 60]] * (_FRUITLESS + 10) + [["a"]], 12, (0.0,), most=60)
+    chats = dict(TextWriter(model, VOCAB, STOP, source).chats())
+    assert [number for number, lines in chats.items() if lines] == [_FRUITLESS + 10]
+
+
 def test_draws_follow_their_law_and_never_meet_probability_0() -> None:
     logits = torch.tensor([[0.0, 1.0, -torch.inf, 2.0]]).expand(20_000, -1)
     law = torch.tensor([0.0, 1.0, -torch.inf, 2.0]).div(0.7).softmax(dim=-1)
@@ -148,7 +154,7 @@ def test_an_interrupt_ends_at_the_next_token(model: Any, tokenizer: Any) -> None
 
 def test_user_turns_that_never_end_are_told(tokenizer: Any) -> None:
     class Endless:
-        longest = 40
+        longest, endless = 40, True
 
         def chat(self, number: int) -> Chat:
             yield Ask([5, 6], 1.0, 1)
@@ -202,6 +208,14 @@ def test_a_full_disk_leaves_whole_lines(model: Any, tokenizer: Any, tmp_path: Pa
     assert len(numbers) == len(text.splitlines())
     assert write_self(own(model, tokenizer), file, count + 20, lambda count: None) >= count + 20
     assert file.read_text().startswith(text)
+
+
+@pytest.mark.parametrize("line", ['{"ids": 5}', '{"ids": [1e999]}', '{"ids": [1], "start": 1e999}', "[1, 2]", "{}"])
+def test_a_line_that_is_no_list_of_ids_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(f'{{"ids": [1, 2, 3]}}\n{line}\n')
+    with pytest.raises(UserError, match=r"a\.jsonl:2: must be an object with a list of token ids"):
+        read_texts([file], VOCAB, 512)
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:

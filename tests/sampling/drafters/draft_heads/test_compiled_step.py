@@ -100,6 +100,17 @@ def test_a_chain_of_a_tree_equals_the_row_and_rows_of_a_batch_each_alone() -> No
         close(got, wanted(head, target, one), NEAR)
 
 
+def test_states_of_sixteen_bits_are_read_as_what_they_are() -> None:
+    """One row told as numbers, beside rows told as tensors."""
+    target, head = pair()
+    target, row = target.bfloat16(), text(10, 30)
+    session = session_of(head, target, row, 29)
+    both = FeatureLM(head, "feature").open([row, row], target=fed(target, [row, row], [29, 29], hidden=True))
+    expected = both.score([row, row], Draft.empty(2))[0, 0]
+    close(session.score([row[:9]], NOTHING)[0, 0], both.score([row[:9], row[:9]], Draft.empty(2))[0, 0], NEAR)
+    close(session.score([row], NOTHING)[0, 0], expected, NEAR)
+
+
 def test_what_lies_beyond_the_window_is_not_looked_at() -> None:
     _, head = pair(window=32)
     step, states = FeatureLM(head, "feature").network.compiled, torch.randn(120, 64)

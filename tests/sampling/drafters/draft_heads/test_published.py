@@ -8,6 +8,7 @@ reference.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sampling.drafters.draft_heads.checkpoint import load_student
+from sampling.drafters.draft_heads.config import DraftHeadConfig
 from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureTreeDrafter
-from sampling.drafters.draft_heads.modules import DraftHead
+from sampling.drafters.draft_heads.modules import DraftHead, rotary_of
 from sampling.drafters.draft_heads.published import _reads
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
@@ -352,6 +354,7 @@ def test_rows_of_a_head_in_another_order_are_put_in_order(tmp_path: Path) -> Non
         ({"eagle_aux_hidden_state_layer_ids": [1, 46, 90]}, 94, (2, 47, 91)),  # converted, the numbers were not
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 29, 57]}}, 61, (2, 30, 58)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 9, 20]}}, 61, (4, 10, 21)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [9, 3, 20]}}, 61, (4, 10, 21)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 30, 58]}}, 61, (2, 30, 58)),
     ],
 )
@@ -374,6 +377,8 @@ def test_which_states_are_read(stored: dict[str, Any], layers: int, reads: tuple
         ({"t2d": torch.zeros(V + 1, dtype=torch.bool)}, r"vocabulary of 41 ids \(org/Large-8B\), this one has 40"),
         ({"fc.weight": None}, "lacks fc.weight"),
         ({"layers.0.mlp.down_proj.weight": None}, "lacks model.layers.0.mlp.down_proj.weight"),
+        ({"layers.0.mlp.gate_proj.weight": None}, "lacks layers.0.mlp.gate_proj.weight"),
+        ({"speculators_config": {"verifier": None}, "eagle_aux_hidden_state_layer_ids": [2, 4]}, "size 36, this one"),
         ({"layers.0.mlp.up_proj.bias": torch.zeros(32)}, "which nothing reads"),
     ],
 )
@@ -390,6 +395,38 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], told: str, tmp_path
     with pytest.raises(UserError, match=told) as refused:
         load_student(place, large())
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("rope_scaling", {"rope_type": "mrope", "mrope_section": [2, 1, 1]}, "has mrope rotary positions"),
+        ("rms_norm_eps", "small", "is damaged: rms_norm_eps is .small."),
+        ("rope_theta", [1], "cannot be read: TypeError"),
+    ],
+)
+def test_a_field_of_another_kind_is_one_line(field: str, value: Any, told: str, tmp_path: Path) -> None:
+    case = CASES["speculators in shards"]._replace(store="whole", embedding=0)
+    config, tensors = published(case)
+    config["transformer_layer_config"][field] = value
+    with pytest.raises(UserError, match=told) as refused:
+        load_student(written(tmp_path / "head", config, tensors, case), large())
+    assert "\n" not in str(refused.value)
+
+
+def test_a_target_with_too_few_layers_is_named_as_that() -> None:
+    with pytest.raises(UserError, match="names none: one of 4 layers has no three for it"):
+        _reads({}, 4, Path("head"))
+
+
+def test_stretched_positions_need_no_width_that_is_a_multiple_of_the_heads() -> None:
+    rope = {"rope_type": "linear", "factor": 2.0}
+    config = DraftHeadConfig(
+        kind="plain", vocab_size=40, hidden_size=20, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=3, num_key_value_heads=1, head_dim=8, rope=rope,
+    )  # fmt: skip
+    inverse = rotary_of(config).inv_freq
+    assert torch.equal(inverse, rotary_of(replace(config, rope={})).inv_freq / 2)
 
 
 def test_a_head_for_another_target_is_refused_by_its_name(tmp_path: Path) -> None:

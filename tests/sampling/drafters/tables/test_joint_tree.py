@@ -205,6 +205,17 @@ def test_it_is_asked_while_that_pays(path: list[int], price: float | None, asked
     assert (most == PROBE_EVERY) == (asked < 80)
 
 
+def test_rounds_in_which_it_was_not_asked_say_nothing_of_it() -> None:
+    made = started(thinking([0.0, *[-30.0] * (V - 1)]), [ROW])
+    draft = made.propose([ROW], Budget([1], price=0.2), drafting(sampler(0.0), [ROW]))
+    assert draft.calls
+    judged(made, ROW, draft, [-1])
+    known = made.gain.value
+    for _ in range(10):
+        judged(made, ROW, Draft.empty(1), [])
+    assert made.gain.value == known
+
+
 def test_it_is_always_asked_where_nothing_is_to_be_learned(clock: list[float]) -> None:
     def think(prefix: Any) -> list[float]:
         clock[0] += 5.0
