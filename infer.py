@@ -19,6 +19,9 @@ if __name__ == "__main__":
         code = main()
     except KeyboardInterrupt:  # while Python was still importing
         code = 130
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"error: {error}: python -m pip install -r requirements.txt installs what is needed\n")
+        code = 1
     finally:  # there is nothing left to stop, and whoever presses it again shall still read our exit code
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)

@@ -114,7 +114,7 @@ def make_rivals(engine: PairEngine, options: ModelOptions, against: str) -> tupl
     if engine.loaded.target.shard is not None:
         raise UsageError(f"--against {TRANSFORMERS} needs the whole target in one process: leave torchrun out")
     loaded, drafter = engine.loaded, against.partition(":")[2]
-    model = as_bought(unpacked_copy(loaded.target.model), engine.stop_ids)
+    model = without_defaults(unpacked_copy(loaded.target.model), engine.stop_ids)
     ways: dict[str, dict[str, Any]] = {PLAIN: {}, LOOKUP: {"prompt_lookup_num_tokens": LOOKUP_TOKENS}}
     pair = _other(engine, options, drafter) if drafter else loaded
     assistant = _assistant(pair, engine)
@@ -122,7 +122,7 @@ def make_rivals(engine: PairEngine, options: ModelOptions, against: str) -> tupl
     if isinstance(assistant, str):
         notes.append(f"{ASSISTED} is left out: {assistant}")
     else:
-        ways[ASSISTED] = {"assistant_model": as_bought(assistant, engine.stop_ids)}
+        ways[ASSISTED] = {"assistant_model": without_defaults(assistant, engine.stop_ids)}
     facts = (engine.stop_ids, engine.context, model, engine.target.vocab_size)
     return {name: Generate(name, *facts, more) for name, more in ways.items()}, notes
 
@@ -163,7 +163,7 @@ def rivals_of(
     return rivals, notes
 
 
-def as_bought(model: Any, stop_ids: frozenset[int]) -> Any:
+def without_defaults(model: Any, stop_ids: frozenset[int]) -> Any:
     """`model` without preferences of its own but where an answer ends; shares everything with it, changes nothing."""
     twin = copy.copy(model)
     twin.generation_config = bare_config(stop_ids, getattr(model.generation_config, "decoder_start_token_id", None))

@@ -12,28 +12,26 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.bench.against import bare_config
+from app.bench.against import TRANSFORMERS, Generate, bare_config
 from app.bench.plan import BenchTurn, Measurement
 from app.bench.results import facts
+from app.bench.rivals import Rival
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import NEAR_TIE, PACKED_TIE, Variant, difference, gap_between, may_differ
 from app.prompts.questions import conversation, fitting
 from app.settings.table import ModelOptions
 from utils.errors import UsageError, UserError
-from utils.files import write_json
+from utils.files import write_result
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
-
-
-Reference = Callable[[list[int], int], list[int]]
 
 
 @dataclass(frozen=True)
@@ -117,9 +115,12 @@ def check_identity(bench: Measurement, options: ModelOptions) -> int:
             report.differences += found
             for difference in found:
                 bar.write(str(difference), file=sys.stdout)
+    if not report.prompts and not bench.interrupted:
+        raise UserError(f"nothing was compared: none of the {len(bench.questions)} prompts fits into the context")
     sys.stdout.write(f"{report}{'' if reference else ' (transformers not compared: sampled)'}\n")
-    if bench.args.out is not None:
-        write_json(bench.args.out, {**facts(bench), "identity": report.to_json()})
+    out = bench.args.out
+    if out is not None and not write_result(out, {**facts(bench), "identity": report.to_json()}):
+        sys.stderr.write(f"{out} holds a finished result: it stays\n")
     if bench.interrupted:
         sys.stderr.write("interrupted: prompts behind this were not compared\n")
         return INTERRUPTED
@@ -143,17 +144,19 @@ def comparable(bench: Measurement, greedy: bool) -> list[Variant]:
 
 
 def compare(
-    bench: Measurement, number: int, prompt: list[int], variants: Sequence[Variant], reference: Reference | None
+    bench: Measurement, number: int, prompt: list[int], variants: Sequence[Variant], reference: Rival | None
 ) -> list[Difference] | None:
     """All differences of one prompt; None when interrupted."""
     plain = _answer(bench, Variant("ar"), prompt)
     answers = [(variant.label, _answer(bench, variant, prompt)) for variant in variants if not bench.interrupt()]
     if bench.interrupt() or plain.interrupted or any(answer.interrupted for _, answer in answers):
         return None
-    expected: list[tuple[str, Sequence[int]]] = [("ar", plain.ids)]
+    expected = [("ar", plain.ids)]
     if reference is not None:
-        room = min(bench.settings.max_new_tokens, bench.engine.context - len(prompt))
-        expected.append(("transformers", reference(prompt, room)))
+        theirs = reference.answer(prompt, bench.settings, bench.decode, bench.interrupt)
+        if theirs.interrupted:
+            return None
+        expected.append((reference.name, theirs.ids))
     ties = {"ar": 0.0, "transformers": PACKED_TIE} if bench.engine.invariant else {}
     return [
         Difference(number, label, against, at, gap_between(plain.stats, answer.stats, at), ties.get(against, NEAR_TIE))
@@ -167,8 +170,8 @@ def _answer(bench: Measurement, variant: Variant, prompt: list[int]) -> Answer:
     return run_lane(bench.lane(variant), prompt, bench.decode, interrupt=bench.interrupt)
 
 
-def transformers_reference(engine: PairEngine, options: ModelOptions) -> Reference:
-    """`generate(do_sample=False)` of a plain transformers model with the target's weights, in float32."""
+def transformers_reference(engine: PairEngine, options: ModelOptions) -> Generate:
+    """`generate` of a plain transformers model with the target's weights, in float32."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -189,22 +192,7 @@ def transformers_reference(engine: PairEngine, options: ModelOptions) -> Referen
         )
     model = model.eval().to(engine.loaded.target.device)
     model.generation_config = bare_config(engine.stop_ids, engine.start_id)
-    padding = list(range(engine.target.vocab_size, model.get_output_embeddings().weight.shape[0]))
-
-    def generate(prompt: list[int], tokens: int) -> list[int]:
-        ids = torch.tensor([prompt], device=model.device)
-        with torch.no_grad(), quiet_warnings():
-            made = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=tokens,
-                suppress_tokens=padding or None,
-            )
-        new: list[int] = made[0, 1 if engine.encodes else len(prompt) :].tolist()
-        return new
-
-    return generate
+    return Generate(TRANSFORMERS, engine.stop_ids, engine.context, model, engine.target.vocab_size)
 
 
 # -- beside other programs ----------------------------------------------------------------------------

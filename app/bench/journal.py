@@ -1,9 +1,9 @@
 """The journal of `bench --out F.json`: F.json.partial, a line an answer, so that a killed run loses none and goes on.
 
 The first line says what run it is of (:func:`about`: plain JSON and, but for the machine, known before a model is
-loaded), a `part` line begins each time the run is taken up, the others are answers. A line without its newline was cut
-by a kill and is dropped; any other that cannot be read is an error. Knows answers and their places, no models and no
-figures.
+loaded), a `part` line begins each time the run is taken up, the others are answers; one of a later part replaces that
+of an earlier one. A line without its newline was cut by a kill and is dropped; any other that cannot be read is an
+error. Knows answers and their places, no models and no figures.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import sha256
@@ -27,17 +28,17 @@ from app.lanes.comparison import Variant
 from app.prompts.questions import Question
 from app.settings.table import MODEL_FIELDS, ModelOptions, Settings
 from utils.errors import UsageError, UserError
-from utils.files import beside
+from utils.files import beside, first_difference
 
-_ELSEWHERE = (  # entered otherwise, or no matter
+_ELSEWHERE = (  # entered under another key, or without influence on the figures
     *("prompts", "ids", "limit", "turns", "methods"),
     *("out", "report", "check_identity"),
 )
-_MODELS_ELSEWHERE = (  # entered by the pair's own names or by the machine, or no matter
+_MODELS_ELSEWHERE = (  # entered by the pair's own names or by the machine, or without influence on the figures
     *("pair", "models", "target", "drafter", "device", "dtype", "quantization"),
     *("tp_size", "trust_remote_code", "offline"),
 )
-_SAME = ("device", "gpu", "dtype", "quantization")  # of the machine: a run is timed on one kind of device
+_SAME = ("device", "gpu", "dtype", "quantization", "threads", "processes")  # of the machine: what speeds depend on
 About = Mapping[str, Any]
 
 
@@ -61,6 +62,8 @@ def about(settings: Settings, options: ModelOptions, args: BenchArgs, questions:
         "pair": spec.name,
         "target": spec.target.source,
         "drafter": spec.drafter_name,
+        **{f"weights of {name}": mark for name, mark in spec.weights(options.revision).items()},
+        "spec": spec.model_dump(exclude={"name", "notes", "defaults"}),
         **models,
         **shown_settings(settings),
         "methods": args.methods or settings.compare,
@@ -77,12 +80,10 @@ def _digest(question: Question) -> str:
 
 def difference(there: About, here: About) -> str | None:
     """What the journal's run and this one differ in, in words: the first such thing; None if they are the same."""
-    for name in dict.fromkeys([*here, *there]):
-        if there.get(name) != here.get(name):
-            if name == "prompts":
-                return _other_prompts(there.get(name) or [], here.get(name) or [])
-            return f"{name} {_shown(there.get(name))} there, {_shown(here.get(name))} here"
-    return None
+    name = first_difference(there, here)
+    if name == "prompts":
+        return _other_prompts(there.get(name) or [], here.get(name) or [])
+    return None if name is None else f"{name} {_shown(there.get(name))} there, {_shown(here.get(name))} here"
 
 
 def _other_prompts(there: Sequence[str], here: Sequence[str]) -> str:
@@ -152,6 +153,7 @@ class Journal:
         self.path, self.run = out.with_name(f"{out.name}.partial"), dict(run)
         self.known: dict[Slot, Answer] = {}
         self.parts: list[dict[str, Any]] = []  # machine and answers of each part
+        self._part_of: dict[Slot, dict[str, Any]] = {}
         self._whole = 0  # bytes of complete lines
         self._file: IO[bytes] | None = None
         self._lock = self._locked()
@@ -200,10 +202,25 @@ class Journal:
             self.parts.append({"machine": _PartLine.model_validate(row).part, "answers": 0})
         else:
             line = _Line.model_validate(row)
-            if line.place in self.known or not self.parts:
+            if not self.parts or self._part_of.get(line.place) is self.parts[-1]:
                 raise ValueError("an answer twice, or of no part")
+            self._drop(line.place)  # a later part has answered it anew
             self.known[line.place] = line.answer
-            self.parts[-1]["answers"] += 1
+            self._count(line.place)
+
+    def _count(self, place: Slot) -> None:
+        self._part_of[place] = self.parts[-1]
+        self.parts[-1]["answers"] += 1
+
+    def _drop(self, place: Slot) -> None:
+        if self.known.pop(place, None) is not None:
+            self._part_of.pop(place)["answers"] -= 1
+
+    def drop_broken_rounds(self, variants: Collection[Variant]) -> None:
+        """Forget the answers of a prompt's rounds that lack a variant: what is compared is timed in one go."""
+        rounds = Counter(place[:3] for place in self.known if place.variant in variants)
+        for place in [place for place in self.known if rounds[place[:3]] < len(variants)]:
+            self._drop(place)
 
     def answer(self, place: Slot, prompt_n: int) -> Answer | None:
         """What was answered there before; UsageError if the prompt had another number of tokens then."""
@@ -241,7 +258,7 @@ class Journal:
         question, turn, repeat, variant = place
         where = {"question": question, "turn": turn, "repeat": repeat, **vars(variant)}
         self._write({**where, "answer": asdict(answer)})
-        self.parts[-1]["answers"] += 1
+        self._count(place)
 
     def sync(self) -> None:
         """What was entered outlives the machine from here on."""

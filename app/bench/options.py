@@ -12,6 +12,7 @@ from app.prompts.datasets import PROMPT_FIELDS, paths_of
 from app.settings.table import Field
 from app.settings.types import LANES, Names, NumberList, Switch, Text, Whole, WholeList
 from utils.errors import UsageError
+from utils.files import separate
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,5 @@ def report_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> Repo
     said = {name: field.read(given[name], label=f"--{name}") for name, field in REPORT_FIELDS.items() if name in given}
     named = {name: Path(os.path.expanduser(value)) for name, value in said.items() if value}
     out = named.get("out", file.with_suffix(".html"))
-    if out == file:
-        raise UsageError(f"--out {out} is the file to be read: name another")
+    separate({"--out": out}, [file])
     return ReportArgs(file, out, named.get("svg"))

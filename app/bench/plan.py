@@ -90,7 +90,7 @@ class Measurement:
         self.items: list[Item] = []
         self.skipped: list[str] = []
         self.interrupted = False
-        # Where a lane's gamma is None it must not be auto all the same.
+        # A variant without gamma must not inherit `auto` from the settings: it takes the first fixed gamma.
         self._fixed = next((gamma for gamma in args.gammas if gamma != "auto"), None)
         self.variants = variants_of(engine, settings, args, self.rivals)
         self.references = references(self.variants)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.bench.options import ReportArgs
 from app.bench.results import Run, read_run
-from app.bench.summary import RIVALS, Key, Row, SummaryRow, named, shown, times
+from app.bench.summary import OTHER_TEXT, RIVALS, Key, Row, SummaryRow, named, shown, times
 from app.bench.table import calls_cell, loops_line, modelled, reviews_cell, swi_tables
 from app.lanes.costs import BY
 from app.screen.rows import visible
@@ -132,8 +132,10 @@ def _part(run: Run, temperature: float | None, index: int) -> dict[str, Any]:
 
 
 def _sentence(run: Run, temperature: float | None) -> str:
-    """The result of one temperature: our fastest method beside plain decoding and the fastest of other programs."""
-    known = [(row.predicted_per_second.mean, row) for row in run.summary if row.temperature == temperature]
+    """The result of one temperature: the fastest of our methods that say the target's text, beside plain decoding and
+    the fastest of other programs."""
+    rows = [row for row in run.summary if row.temperature == temperature and row.method not in OTHER_TEXT]
+    known = [(row.predicted_per_second.mean, row) for row in rows]
     timed = sorted(((mean, row) for mean, row in known if mean), key=lambda one: one[0], reverse=True)
     ours, rivals = ([one for one in timed if one[1].method.startswith(RIVALS) == other] for other in (False, True))
     if not ours:

@@ -29,6 +29,7 @@ class TimedAnswer(TimedVariant, frozen=True):
     """One answer: how many tokens, and where the time went."""
 
     predicted_n: Count = 0
+    openings: Count = 1
     predicted_ms: Amount = 0.0
     draft_ms: Amount = 0.0
     verify_ms: Amount = 0.0
@@ -85,10 +86,11 @@ class Run(BaseModel, frozen=True, extra="allow"):
 def time_split(run: Run, key: Key) -> tuple[Value, ...] | None:
     """Milliseconds a token for each of PARTS, over all answers of a variant; None without any.
 
-    The first token of an answer, and the time to it, are in no rate. Where nothing was timed apart all is "not split".
+    What an answer opens with (one token in our lanes), and the time to it, are in no rate. Where nothing was timed
+    apart all is "not split".
     """
     answers = [answer for prompt in run.prompts for answer in prompt.results if answer.key == key]
-    tokens = sum(max(0, answer.predicted_n - 1) for answer in answers)
+    tokens = sum(max(0, answer.predicted_n - answer.openings) for answer in answers)
     if not tokens:
         return None
     whole = sum(answer.predicted_ms for answer in answers)

@@ -74,7 +74,7 @@ class Arrivals:
         self.started = time.perf_counter()
 
     def add(self, ids: Sequence[int], *, more: bool = False) -> None:
-        """Tokens that are heard now; `more` of the run before. Raises StoppedError after an interrupt."""
+        """Tokens that are heard now; `more`: they continue the previous run. Raises StoppedError after an interrupt."""
         self.times.append(time.perf_counter())
         self.ids += ids
         if more and self.runs:
@@ -223,10 +223,10 @@ class Apart(Rival):
     _child: subprocess.Popen[str] | None = field(default=None, init=False, repr=False)
 
     def say(self, prompt: list[int], settings: Settings, limit: int, arrivals: Arrivals) -> None:
-        chances = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
+        sampling = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
         if self._child is None:
             self.about(arrivals.interrupted)
-        told = self._asked({"prompt": prompt, "limit": limit, "settings": chances}, arrivals.interrupted)
+        told = self._asked({"prompt": prompt, "limit": limit, "settings": sampling}, arrivals.interrupted)
         if "error" in told:
             raise UserError(f"llama.cpp cannot answer a prompt of {len(prompt)} tokens: {told['error']}")
         vars(arrivals).update(told)

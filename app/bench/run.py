@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.bench.against import named, rivals_of
@@ -26,15 +27,15 @@ from app.bench.results import facts, prompt_rows
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import Variant, may_differ, order
 from app.lanes.costs import Terms, terms_of
-from app.prompts.datasets import questions_of
-from app.prompts.questions import chosen, cut, stratified
+from app.prompts.datasets import selected
+from app.prompts.questions import fitting_prompts
 from app.replay.log_writer import Asked, SessionLogWriter, answer_log_of, log_writer_of
 from app.screen.output import answer_bar, load_engine, screen
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.stats.metrics import Meter
-from utils.errors import UsageError
-from utils.files import writable, write_json
+from utils.errors import UsageError, UserError
+from utils.files import separate, writable, write_result
 from utils.machine import machine
 from utils.progress import INTERRUPTED
 
@@ -47,18 +48,22 @@ WARM_UP = 16  # tokens
 
 def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int:
     """Run the benchmark (or the identity check); the exit code."""
-    for flag, given in (("against", args.against), ("temperatures", args.temperatures)):
+    own, nothing = "has its own references and the one --temperature", "writes no page and no log"
+    for why, flag, given in (
+        *((own, "against", args.against), (own, "temperatures", args.temperatures)),
+        *((nothing, "report", args.report), (nothing, "log", settings.record)),
+    ):
         if args.check_identity and given:
-            raise UsageError(f"--check-identity has its own references and the one --temperature: leave --{flag} out")
+            raise UsageError(f"--check-identity {why}: leave --{flag} out")
     check_batches(args, args.methods or settings.compare, settings.record)
     programs = named(args.against, settings)
-    known = questions_of(args.prompts, settings.data_dir, offline=options.offline)
-    listed = known if args.ids is None else chosen(known, args.ids)
-    questions = cut(stratified(listed, args.limit), args.turns)
-    if args.out is not None:
-        writable(args.out)
-    if args.report is not None:
-        writable(args.report, "--report")
+    questions = selected(args, settings.data_dir, offline=options.offline)
+    written = {"--out": args.out, "--report": args.report}
+    for flag, path in written.items():
+        if path is not None:
+            writable(path, flag)
+    prompts = args.prompts if isinstance(args.prompts, Path) else None  # else the name of a data set
+    separate({**written, "--log": settings.record}, [prompts, args.ids])
     journal = open_journal(settings, options, args, questions)
     try:
         with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as recorder:
@@ -122,10 +127,12 @@ class Bench(Measurement):
     # -- measuring ----------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Answer every prompt with every variant, `repeat` times, but for what the journal has."""
-        known = 0 if self.journal is None else len(self.journal.known)
+        """Answer every prompt with every variant, `repeat` times, except the answers that the journal already holds."""
+        known = 0
         if self.journal is not None:
             self.journal.begin(machine(self.engine.loaded))
+            self.journal.drop_broken_rounds(self.variants)
+            known = len(self.journal.known)
         each, size = self.args.repeat * len(self.variants), self.args.batch_size
         total = sum(len(question.turns) for question in self.questions) * each
         with answer_bar(total, self.settings, known) as bar:
@@ -150,9 +157,9 @@ class Bench(Measurement):
     def _warm_up(self, bar: Any) -> None:
         """One short answer of each variant, not counted."""
         bar.set_description("warming up", refresh=False)
-        for turn in islice(self.turns(0), 1):
+        for prompt in islice(fitting_prompts(self.engine, self.questions, self.settings), 1):
             for variant in self.variants:
-                self.answer(variant, turn.prompt, max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
+                self.answer(variant, prompt, max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
         bar.unpause()  # the time until here is no answer's
 
     def _measure(self, together: Sequence[BenchTurn], bar: Any) -> bool:
@@ -216,6 +223,10 @@ class Bench(Measurement):
         summary, looping = self.figures()
         for line in self.skipped:
             sys.stderr.write(f"{line}\n")
+        if not self.measured and not self.interrupted:
+            if self.journal is not None:
+                self.journal.close(done=True)
+            raise UserError(f"nothing was measured: none of the {len(self.questions)} prompts fits into the context")
         if self.interrupted:
             more = "" if self.journal is None else ": the same command goes on from there"
             sys.stderr.write(f"interrupted after {self.measured} answers{more}\n")
@@ -232,14 +243,16 @@ class Bench(Measurement):
             return
         loops = {"loops": looping[0], **({"loops_by_temperature": looping} if self.args.temperatures else {})}
         data = {**facts(self), **loops, "summary": summary, "prompts": prompt_rows(self)}
-        if self.args.out is not None:
-            write_json(self.args.out, data)
+        page = self.args.report
+        if self.args.out is not None and not write_result(self.args.out, data):
+            sys.stderr.write(f"{self.args.out} holds a finished result: it stays\n")
+            page = None
         if self.journal is not None and not self.interrupted:
             self.journal.close(done=True)
-        if self.args.report is not None:
+        if page is not None:
             from app.bench.report import write_report
 
-            write_report(data, self.args.report)
+            write_report(data, page)
 
 
 def run_rows(
@@ -251,7 +264,7 @@ def run_rows(
     terms: Terms | None = None,
 ) -> list[Answer]:
     """Decode the prompts as one batch to their ends: an answer for each. The lane reads them itself."""
-    meters = [Meter(row, len(prompt), len(prompts)) for row, prompt in enumerate(prompts)]
+    meters = [Meter(len(prompt), row, len(prompts)) for row, prompt in enumerate(prompts)]
     for event in lane.run_rows([list(prompt) for prompt in prompts], interrupt=interrupt):
         row = getattr(event, "row", None)
         for meter in meters if row is None else [meters[row]]:

@@ -37,6 +37,7 @@ PERIOD = 20  # longest period, in tokens
 REPEATS = 3  # a stretch holds its period so often at least
 LOOPS = 0.25  # a prompt loops if a larger share of its answer lies in loops
 
+OTHER_TEXT = ("draft", "beam")  # lanes that do not decode as the target alone does
 RIVALS = ("hf-", "llama-", "ort-")  # how the names of --against begin
 
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
@@ -104,20 +105,20 @@ def _loops(item: Item, reference: Variant) -> bool:
 class Timed:
     """The answers of one variant, and beside which others they are seen.
 
-    `judge` stands for their temperature: it says which prompts loop, and if it is `ar` all is compared with it.
+    `reference` stands for their temperature: it says which prompts loop, and if it is `ar` all is compared with it.
     `rival` is the fastest of --against at that temperature, None for a rival itself. `agreement` is the share of the
     variant's tokens that the target in float32 would have chosen, where that was found out.
     """
 
     items: Sequence[Item]
     variant: Variant
-    judge: Variant
+    reference: Variant
     rival: Variant | None = None
     agreement: float | None = None
 
     @property
     def plain(self) -> Variant | None:
-        return self.judge if self.judge.method == "ar" else None
+        return self.reference if self.reference.method == "ar" else None
 
     @cached_property
     def answers(self) -> list[Answer]:
@@ -400,7 +401,7 @@ class SummaryRow(TimedVariant, frozen=True):
     speedup_without_loops: Annotated[
         Value,
         BenchColumn(
-            lambda of: replace(of, items=[one for one in of.items if not _loops(one, of.judge)]).speedup,
+            lambda of: replace(of, items=[one for one in of.items if not _loops(one, of.reference)]).speedup,
             TIMES,
             speedups="no loops",
             report="no loops",
@@ -490,13 +491,13 @@ def summarise(
     Each temperature by itself: what its `ar` answered is compared with, and says which prompts loop (without an `ar`
     its first variant says that).
     """
-    found = [timed for judge in references(variants).values() for timed in _tempered(items, variants, judge)]
+    found = [timed for reference in references(variants).values() for timed in _tempered(items, variants, reference)]
     return [_row(replace(timed, agreement=(agreement or {}).get(timed.variant))) for timed in found]
 
 
-def _tempered(items: Sequence[Item], variants: Iterable[Variant], judge: Variant) -> list[Timed]:
+def _tempered(items: Sequence[Item], variants: Iterable[Variant], reference: Variant) -> list[Timed]:
     """The variants of one temperature; ours beside the fastest rival."""
-    found = [Timed(items, variant, judge) for variant in variants if variant.temperature == judge.temperature]
+    found = [Timed(items, variant, reference) for variant in variants if variant.temperature == reference.temperature]
     rivals = [timed for timed in found if timed.variant.method.startswith(RIVALS)]
     fastest = max((timed for timed in rivals if timed.rates), key=lambda timed: fmean(timed.rates), default=None)
     if fastest is None:

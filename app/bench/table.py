@@ -27,7 +27,7 @@ def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console
     answers, prompts = (max(row[name] for row in summary) for name in ("answers", "prompts"))
     counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answer{'s' * (answers != 1)} a method"
     if (together := max(row["batch_size"] for row in summary)) > 1:
-        counted += f", {together} at a time"
+        counted += f", at most {together} at a time"
     unknown = {"agreement"} if all(row["agreement"] is None for row in summary) else set()
     print_table(
         console, f"{counted}; rates leave prefill out", _figures(summary, "methods", settings, console, unknown)

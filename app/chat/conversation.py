@@ -106,7 +106,7 @@ class Conversation:
     def plan_regen(self) -> Plan:
         """The last message answered anew; `regenerated` counts up, so that a seed can follow it."""
         last = self._last("/regen")
-        return Plan(last.user, list(last.prompt), len(self.turns) - 1, regenerated=last.regenerated + 1)
+        return self._fitting(Plan(last.user, list(last.prompt), len(self.turns) - 1, regenerated=last.regenerated + 1))
 
     def plan_continue(self) -> Plan:
         """The last answer goes on from its ids."""
@@ -153,27 +153,22 @@ class Conversation:
         self.turns.clear()
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
+    def whole(self) -> Iterator[None]:
         """All of a change, or with an error nothing of it."""
         before = dict(vars(self))
         try:
             yield
-        except UserError:
+        except BaseException:
             vars(self).update(before)
             raise
 
-    def set_system(self, system: str) -> None:
-        """Another system prompt, for the turns already there as well; answers keep their ids."""
-        with self._whole():
-            self.system = system
-            self._rebuild()
+    def settle(self, *, system: str | None = None, chat: bool | None = None, template: str | None = None) -> None:
+        """Another system prompt or template, for the turns already there as well; answers keep their ids.
 
-    def set_template(self, name: str) -> None:
-        """Another chat template, for the turns already there as well; answers keep their ids."""
-        with self._whole():
-            self.template_name = name
-            self._take(self.tokenizer, self.own_stop_ids, self.context, self.single)
-            self._rebuild()
+        None leaves one as it is. UserError, and nothing has changed, where the template refuses the chat.
+        """
+        models = (self.tokenizer, self.own_stop_ids, self.context, self.single)
+        self.adopt(*models, template, system=system, chat=chat)
 
     def adopt(
         self,
@@ -182,14 +177,21 @@ class Conversation:
         context: int,
         single: bool = False,
         template: str | None = None,
+        *,
+        system: str | None = None,
+        chat: bool | None = None,
     ) -> bool:
-        """Go on with another model (and template). True if the history had to be tokenised anew, from its texts."""
+        """Go on with another model, and as :meth:`settle` does. True if the history had to be tokenised anew, from its
+        texts.
+        """
         same = single == self.single and (tokenizer is self.tokenizer or self._same_ids(tokenizer))
-        named = template or self.template_name
-        unchanged = not self.turns or (same and named == self.template_name)
-        with self._whole():
-            self.template_name = named
+        before = (self.template_name, self.system)
+        with self.whole():
+            self.template_name = template or self.template_name
+            self.system = self.system if system is None else system
+            self.chat = self.chat if chat is None else chat
             self._take(tokenizer, stop_ids, context, single)
+            unchanged = not self.turns or (same and (self.template_name, self.system) == before)
             if not unchanged:
                 self._rebuild(same)
         return not (unchanged or same)
@@ -201,7 +203,7 @@ class Conversation:
 
     def load(self, turns: Sequence[Turn], system: str, *, same: bool) -> None:
         """Go on with a saved conversation: by its ids where they are this tokenizer's, else from its texts."""
-        with self._whole():
+        with self.whole():
             self.turns, self.system = list(turns), system
             if not same:
                 self._rebuild(same)
@@ -227,7 +229,7 @@ class Conversation:
         for turn in self.turns:
             answer = turn.answer if same else tuple(self._encode(turn.text))
             turns.append(replace(turn, prompt=tuple(self._prompt(turns, turn.user)), answer=answer))
-        self.turns[:] = turns
+        self.turns = turns
 
     def _prompt(self, turns: list[Turn], text: str) -> list[int]:
         """The ids of the next prompt: everything before, the closing of the last turn, the new message."""

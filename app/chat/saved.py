@@ -16,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from app.chat.answered import Answered
 from app.chat.conversation import Turn
-from app.lanes.logged_lane import LoggedLane, settings_of
+from app.lanes.logged_lane import LoggedLane, event_of, settings_of
 from app.screen.live import Track
-from sampling.events import Reason, from_json
+from app.screen.trace import Rounds
+from sampling.events import Reason
 from utils.errors import UserError
 from utils.growing_text import Decode
 
@@ -32,7 +33,6 @@ _KEYS = {
     **{"prompt_ids": "prompt", "answer_ids": "answer"},
 }
 _TOOLS = (("wl-copy",), ("xclip", "-selection", "clipboard"), ("xsel", "-ib"), ("pbcopy",), ("clip.exe",))
-_LANE = TypeAdapter(LoggedLane)
 _NEEDS = {"wl-copy": "WAYLAND_DISPLAY", "xclip": "DISPLAY", "xsel": "DISPLAY"}
 
 
@@ -79,6 +79,18 @@ class _SavedTurn(BaseModel, extra="allow"):
     def turn(self) -> Turn:
         more = {} if self.decodings is None else {"decodings": self.decodings, **(self.model_extra or {})}
         return Turn(record=more, **{field: getattr(self, name) for name, field in _KEYS.items()})
+
+
+class _SavedLane(BaseModel):
+    lane: LoggedLane
+    prompt_n: int = Field(ge=0)
+    events: list[dict[str, Any]]
+
+
+class _Decoding(BaseModel):
+    models: dict[str, Any]
+    settings: dict[str, Any]
+    lanes: list[_SavedLane] = Field(min_length=1)
 
 
 class SavedChat(BaseModel):
@@ -138,14 +150,19 @@ def answered_of(turn: Turn, decode: Decode) -> list[Answered]:
     return found
 
 
-def _answered(turn: Turn, decoding: Mapping[str, Any], before: tuple[int, ...], decode: Decode) -> Answered:
-    settings = settings_of(decoding["settings"])
+def _answered(turn: Turn, record: Mapping[str, Any], before: tuple[int, ...], decode: Decode) -> Answered:
+    """One decoding, with everything worked out that is looked at later: what no run can have shows here."""
+    decoding = _Decoding.model_validate(record)
+    settings = settings_of(decoding.settings)
     tracks = []
-    for told in decoding["lanes"]:
-        lane = replace(_LANE.validate_python(told["lane"]), settings=settings)
-        track = Track(lane, decode, told["prompt_n"], settings.max_new_tokens, before, lane.terms)
-        for event in told["events"]:
-            track.feed(from_json(event))
+    for saved in decoding.lanes:
+        lane = replace(saved.lane, settings=settings)
+        track, rounds = Track(lane, decode, saved.prompt_n, settings.max_new_tokens, before, lane.terms), Rounds(decode)
+        for event in map(event_of, saved.events):
+            track.feed(event)
+        track.pane()
+        for step in track.steps:
+            rounds.read(step)
         tracks.append(track)
-    models = {name: str(text) for name, text in decoding["models"].items()}
+    models = {name: str(text) for name, text in decoding.models.items()}
     return Answered(models["pair"], settings, turn, tracks, models)

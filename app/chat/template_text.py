@@ -21,17 +21,22 @@ class Template:
         self.folds_system = False  # the template refuses a system role: it goes into the first message
 
     def render(self, system: str, messages: list[Message]) -> str:
-        """The chat as the model reads it, up to where its answer begins."""
-        if not self.folds_system:
+        """The chat as the model reads it, up to where its answer begins; UserError where the template refuses it."""
+        ways = [(False, messages)]
+        if system:
+            folded = {"role": "user", "content": f"{system}\n\n{messages[0]['content']}"}
+            ways = [(False, [{"role": "system", "content": system}, *messages]), (True, [folded, *messages[1:]])]
+        for folds, way in ways:
+            if system and self.folds_system and not folds:
+                continue
             try:
-                return self._apply([{"role": "system", "content": system}, *messages] if system else messages)
+                text = self._apply(way)
             except Exception as error:
-                if not system:
-                    told = f"the chat template refuses this chat ({error}); /chat off goes without it"
-                    raise UserError(told) from None
-                self.folds_system = True
-        opening = {"role": "user", "content": f"{system}\n\n{messages[0]['content']}"} if system else messages[0]
-        return self._apply([opening, *messages[1:]])
+                why = error
+            else:
+                self.folds_system = self.folds_system or folds
+                return text
+        raise UserError(f"the chat template refuses this chat ({why}); /chat off goes without it")
 
     def _apply(self, messages: list[Message]) -> str:
         return render(self._tokenizer, messages, self._name)

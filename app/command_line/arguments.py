@@ -125,12 +125,14 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
     explicit = bool(arguments) and arguments[0] in COMMANDS
     command = arguments[0] if explicit else "chat"
     words = list(arguments[1:] if explicit else arguments)
+    end = words.index("--") if "--" in words else len(words)
     parser = build_parser(command)
-    values, unknown = parser.parse_known_intermixed_args(words)
+    values, unknown = parser.parse_known_intermixed_args(words[:end])
     given = vars(values)
     flags = {name: given[name] for name in FIELDS if name in given}
     if unknown:
         raise UsageError(_unknown(next((w for w in unknown if w.startswith("-")), unknown[0]), command, parser))
+    _add_words(given, words[end + 1 :], command)
     if given.get("surplus"):
         raise UsageError(_surplus(given["surplus"], explicit))
     flags |= _aliases(given)
@@ -147,6 +149,18 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
     )
 
 
+def _add_words(given: dict[str, Any], words: Sequence[str], command: str) -> None:
+    """Put what stands behind "--", never a flag, with the words before it."""
+    word = COMMANDS[command].word
+    name, most = ("surplus", None) if word is None else (word.name, None if word.nargs == "*" else 1)
+    before = given.get(name)
+    every = [*([before] if isinstance(before, str) else before or []), *words]
+    if most is not None and len(every) > most:
+        raise UsageError(f"{command} takes no further argument {got(every[most])}")
+    if words:
+        given[name] = every if most is None else every[0]
+
+
 def _unknown(word: str, command: str, parser: argparse.ArgumentParser) -> str:
     if not word.startswith("-"):
         return f"{command} takes no further argument {got(word)}"
@@ -154,7 +168,8 @@ def _unknown(word: str, command: str, parser: argparse.ArgumentParser) -> str:
     owners = [name for name in COMMANDS if name != command and flag in _flags(build_parser(name))]
     if owners:
         return f"{command} takes no {flag} ({', '.join(owners)} {'does' if len(owners) == 1 else 'do'})"
-    hint = did_you_mean(flag, _flags(parser)) or " (--help lists them; -- ends the flags)"
+    shorts = {f"--{one.short}": f" (did you mean {one.flag}?)" for one in FIELDS.values() if one.short}
+    hint = shorts.get(flag) or did_you_mean(flag, _flags(parser)) or " (--help lists them; -- ends the flags)"
     return f"unknown flag {named(flag)}{hint}"
 
 

@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     world = World.of(os.environ)
+    if sys.stderr is None:  # closed: nobody is to be told
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     verbose = "--verbose" in arguments or os.environ.get("SPEC_VERBOSE", "").lower() in ("on", "yes", "true", "1")
     word = hush(world, verbose) if world.rank else sys.stderr
     for stream in (sys.stdout, sys.stderr):
@@ -55,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _guarded(arguments: list[str], world: World, verbose: bool, word: IO[str]) -> int:
     try:
+        if sys.stdout is None:
+            raise UserError("stdout is closed")
         request = read_request(arguments, os.environ)
         check_world(request.command, request.options, world, [name for name, row in COMMANDS.items() if row.shares])
         if world.rank:
@@ -88,6 +92,8 @@ def _line(error: Exception, verbose: bool) -> str:
     """What the user can mend, what the operating system refused and on which file, or what is wrong in the program."""
     if isinstance(error, UserError):
         return " ".join(str(error).split())
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error}: python -m pip install -r requirements.txt installs what is needed"
     if isinstance(error, OSError) and error.errno is not None:
         place = f" {error.filename}" if error.filename else ""
         return f"cannot read or write{place}: {error.strerror}"

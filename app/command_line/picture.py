@@ -24,7 +24,7 @@ def draw(message: str, flags: Sequence[str]) -> str:
     from app.screen.live import look_of
     from app.screen.output import load_engine
     from app.screen.view import question
-    from sampling.loop import never
+    from utils.progress import never
 
     request = read_request(["chat", *flags], os.environ)
     layers, out = layers_of(request), drawing()

@@ -7,7 +7,6 @@ is the lane's own. The last lane's text is written as it is produced. Knows no d
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,7 +16,7 @@ from app.lanes.answers import Answer, compared, comparison_of, results, run_lane
 from app.lanes.costs import terms_of
 from app.prompts.questions import conversation, fitting, given_prompt
 from app.replay.log_writer import Asked, answer_log_of, log_writer_of
-from app.screen.output import load_engine
+from app.screen.output import load_engine, screen
 from app.screen.rows import visible
 from app.screen.terminal import Interrupts
 from utils.progress import INTERRUPTED
@@ -109,15 +108,11 @@ class AnswerWriter:
 
 def report(answers: list[Answer], settings: Settings) -> None:
     """The lines of figures and how the lanes compare, on standard error."""
-    from rich.console import Console
-
     from app.screen.figures import PaneData, StatsLines, note
-    from app.screen.palette import Look, want_color
+    from app.screen.palette import Look
 
-    color = want_color(settings, sys.stderr, os.environ)
-    width = None if sys.stderr.isatty() else int(os.environ.get("COLUMNS") or _WIDTH)
-    console = Console(file=sys.stderr, width=width, force_terminal=color, no_color=not color, highlight=False)
-    look = Look(width=console.width, color=color, ascii=settings.ascii, palette=settings.palette)
+    console = screen(settings, sys.stderr, _WIDTH)
+    look = Look(width=console.width, color=not console.no_color, ascii=settings.ascii, palette=settings.palette)
     ends = ["stopped" if answer.interrupted else "done" for answer in answers]
     panes = [
         PaneData(answer.method, stats=answer.stats, state=end, limit=settings.max_new_tokens)  # type: ignore[arg-type]
@@ -125,6 +120,6 @@ def report(answers: list[Answer], settings: Settings) -> None:
     ]
     console.print(StatsLines(panes, look), end="")
     if (found := comparison_of(answers)) is not None:
-        console.print(found.text, style=look.style(found.style) or "", markup=False)
-    if cut := note(panes[-1]).removesuffix(", /continue"):
-        console.print(cut, markup=False)
+        console.print(found.text, style=look.style(found.style) or "")
+    if cut := note(panes[-1], goes_on=False):
+        console.print(cut)

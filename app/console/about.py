@@ -16,6 +16,7 @@ from app.lanes.comparison import promise
 from app.lanes.costs import Terms, cost_lines
 from app.screen.figures import PaneData, StatsLines
 from app.screen.live import look_of
+from app.screen.rows import visible
 from app.screen.view import Summary, drafter_name, dtype_name, heading, kernels_of, models_of
 from app.settings.table import Settings
 from sampling.stats.ratios import speedup
@@ -78,7 +79,7 @@ def _prompts(chat: Conversation) -> str:
 def _context(used: int, context: int) -> str:
     if context >= NO_LIMIT:
         return f"context  {used:,} tokens used, {limit_text(context)}"
-    return f"context  {used:,} of {context:,} tokens used, {context - used:,} left"
+    return f"context  {used:,} of {context:,} tokens used, {max(0, context - used):,} left"
 
 
 def learned_gamma(engine: PairEngine, settings: Settings) -> str:
@@ -110,7 +111,9 @@ def last_stats(answered: Answered, console: Console, settings: Settings) -> Rend
         lines += [f"{' ' * len(pane.label)}  {line}" for line in cost_lines(answer.stats, answer.terms)]
     if answered.shown is not None:
         lines += [f"screen, text and figures: {answered.shown:.1%} of the time"]
-    return Group(Summary(panes, look, comparison_of(answers), legend=False), Text("\n".join(lines), style="dim"))
+    return Group(
+        Summary(panes, look, comparison_of(answers), legend=False), Text(visible("\n".join(lines)), style="dim")
+    )
 
 
 def _times(stats: Stats) -> str:
@@ -133,7 +136,7 @@ def session_stats(answers: Sequence[Answered], console: Console, settings: Setti
         ratio = speedup(merged["ar"], stats) if name != "ar" and "ar" in merged else None
         lines += [f"{name}: {ratio:.2f}x the rate of plain decoding"] if ratio else []
         lines += [f"{name}: {line}" for line in cost_lines(stats, _shared(lanes[name]))]
-    return Group(StatsLines(panes, look), Text("\n".join(lines), style="dim"))
+    return Group(StatsLines(panes, look), Text(visible("\n".join(lines)), style="dim"))
 
 
 def _shared(answers: Sequence[Answer]) -> Terms:

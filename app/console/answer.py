@@ -53,7 +53,8 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     if live and settings.slow > 1:
         for track in tracks:
             track.waiting = FIRST
-    with streaming(tracks, state.out, settings, state.stop) if live else nullcontext(lambda: None) as draw:
+    place = (tracks, state.out, settings, state.stop)
+    with streaming(*place, goes_on=state.goes_on) if live else nullcontext(lambda: None) as draw:
         events = answer_log.tee(race) if answer_log else race
         if live and settings.slow > 1:
             events = slowed(events, settings.slow, state.stop, idle=draw)

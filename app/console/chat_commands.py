@@ -17,7 +17,7 @@ from rich.text import Text
 
 from app.chat import export
 from app.chat.answered import Answered
-from app.chat.conversation import Plan, Turn
+from app.chat.conversation import Plan, Turn, clean
 from app.chat.saved import answered_of, as_json, as_text, local_clipboard, osc52, read_chat
 from app.console import about
 from app.console.answer import UNANSWERED, answer
@@ -28,7 +28,7 @@ from app.lanes.pairing import choose_pair
 from app.prompts.datasets import NAMED
 from app.screen.live import look_of, traced
 from app.screen.terminal import usual_keys
-from app.screen.view import models_of
+from app.screen.view import models_of, question
 from app.settings.types import did_you_mean, got
 from sampling.drafters.registry import DRAFTERS, ROWS
 from utils.errors import UsageError, UserError
@@ -79,14 +79,11 @@ def quantization(state: ConsoleState, kind: str) -> None:
 def _switch(state: ConsoleState, label: str, work: Any, *, spec: Any = None, layers: Any = None) -> None:
     """Load and take over; whatever goes wrong, the old pair and its settings stay."""
     pairs = state.pairs
-    old = (pairs.engine, pairs.spec, state.layers)
     engine = pairs.switch(label, work, state.out, state.stop, live=state.live)
-    pairs.spec, state.layers = spec or engine.loaded.spec, layers or state.layers
     try:
-        state.adopt(engine)
-    except UserError:
-        pairs.engine, pairs.spec, state.layers = old
-        raise
+        state.take(layers or state.layers, engine, spec)
+    except UserError as error:
+        raise UserError(f"{error} ({pairs.still()})") from error
 
 
 def info(state: ConsoleState, _: object) -> None:
@@ -150,10 +147,13 @@ def edit(state: ConsoleState, text: str) -> None:
     if not text and not (editor and state.live):
         state.next_line, state.editing = last, True
         return state.hint("Enter sends it in place of the last message")
-    new = text or edited(last, editor or "")
+    new = text or clean(edited(last, editor or ""))
     if new.strip() in ("", last.strip()):
         return state.say("the message is as it was: nothing was sent")
-    return _decode(state, chat.plan_edit(new))
+    if not text:
+        state.say(question(new, look_of(state.out, state.settings)))
+    with state.sending(new, True):
+        return _decode(state, state.plan(new, True))
 
 
 def edited(text: str, editor: str) -> str:

@@ -55,7 +55,7 @@ class Tour:
         # An engine of its own: what the conversation's drafters have learned stays.
         self.aside.pairs = copy.copy(state.pairs)
         self.engine = self.aside.pairs.engine = PairEngine(engine.loaded)
-        self.aside.answers, self.aside.touring = [], True
+        self.aside.answers, self.aside.touring, self.aside.goes_on = [], True, False
         self.answers: dict[Step, list[Answered]] = {}
         self.slow = state.settings.slow
 

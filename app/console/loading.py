@@ -177,21 +177,21 @@ class Pairs:
         return self.engine
 
     def switch(self, label: str, work: Work, console: Console, stop: Interrupts, *, live: bool) -> PairEngine:
-        """Load in the foreground. Raises UserError if it fails or Ctrl-C calls it off; the old engine stays."""
+        """Load in the foreground, to be taken over. UserError if that fails or Ctrl-C calls it off."""
         if self.job is not None:
             self.job.cancelled.set()
             self.job, self.spec = None, None
         job = self._start(work)
         if not watch(job, label, console, stop, live=live, hint="Ctrl-C calls it off"):
             job.cancelled.set()
-            raise UserError(f"loading {label} was called off ({self._still()})")
+            raise UserError(f"loading {label} was called off ({self.still()})")
         try:
-            self.engine = job.engine.result()
+            return job.engine.result()
         except Exception as error:
-            raise UserError(f"{one_line(error)} ({self._still()})") from error
-        return self.engine
+            raise UserError(f"{one_line(error)} ({self.still()})") from error
 
-    def _still(self) -> str:
+    def still(self) -> str:
+        """What holds where another pair was refused."""
         return f"still {self.name}" if self.engine else "no pair is loaded: /pair NAME loads one"
 
     def leave(self) -> bool:

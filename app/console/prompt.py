@@ -186,10 +186,13 @@ class LeaveError(Exception):
     """Ctrl-C for the second time: leave at once."""
 
 
-def key_bindings(hint: Callable[[str], None], second: Callable[[], bool]) -> KeyBindings:
+def key_bindings(
+    hint: Callable[[str], None], second: Callable[[], bool], cleared: Callable[[], None] = lambda: None
+) -> KeyBindings:
     """Enter sends, Alt-Enter and Ctrl-J begin a line, Ctrl-C clears; `hint` shows one line for a moment.
 
-    `second` tells whether another Ctrl-C has just stopped an answer: then this one leaves.
+    `second` tells whether another Ctrl-C has just stopped an answer: then this one leaves. `cleared` is called when
+    one has cleared the line.
     """
     keys = KeyBindings()
 
@@ -233,6 +236,7 @@ def key_bindings(hint: Callable[[str], None], second: Callable[[], bool]) -> Key
             return
         was_empty = not event.current_buffer.text
         event.current_buffer.reset()
+        cleared()
         if was_empty:
             hint("Ctrl-D or /exit leaves")
 
@@ -258,7 +262,7 @@ class PromptReader:
     """Where lines come from: a prompt_toolkit prompt with `status` in its bottom line.
 
     `ascii` and `color` choose how it looks; `note` takes a line that the user should read once, `tell` what the prompt
-    raised; while `second` holds, Ctrl-C raises LeaveError.
+    raised; `cleared` is called when Ctrl-C has cleared the line; while `second` holds, it raises LeaveError.
     """
 
     def __init__(
@@ -269,11 +273,12 @@ class PromptReader:
         tell: Callable[[Exception], None],
         *,
         second: Callable[[], bool] = lambda: False,
+        cleared: Callable[[], None] = lambda: None,
         ascii: bool = False,
         color: bool = True,
         **session: Any,
     ) -> None:
-        self._status, self._hint, self._tell, self._second = status, "", tell, second
+        self._status, self._hint, self._tell, self._second, self._cleared = status, "", tell, second, cleared
         self._failed = 0  # so often one after the other
         self._plain = self._waiting = self._left = False  # plain lines; one of them is being read; `leave` was called
         self._pressed = False  # Ctrl-C came while no prompt stood
@@ -286,7 +291,7 @@ class PromptReader:
             history=_history(note),
             completer=CommandCompleter(offer),
             complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
-            key_bindings=key_bindings(self._show_hint, second),
+            key_bindings=key_bindings(self._show_hint, second, cleared),
             bottom_toolbar=self._toolbar,
             style=Style.from_dict(style),
             color_depth=None if color else ColorDepth.DEPTH_1_BIT,
@@ -326,6 +331,7 @@ class PromptReader:
                 return text
             except KeyboardInterrupt:
                 default = ""
+                self._cleared()
             except (EOFError, LeaveError, HungUpError):
                 raise
             except Exception as error:
@@ -412,6 +418,7 @@ class PromptReader:
             sys.stdout.write("\n")
             if self._second():
                 raise LeaveError from None
+            self._cleared()
             raise
         finally:
             self._waiting = False

@@ -22,7 +22,7 @@ from app.console.slash_commands import COMMANDS, Completion, completions, dispat
 from app.console.state import ConsoleState
 from app.lanes.pairing import choose_pair
 from app.lanes.processes import TERMINATED, broken, died, leave_at_once, tell_launcher
-from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
+from app.screen.terminal import Interrupts, Screen, is_live, make_console, quiet_keys
 from app.screen.view import toolbar
 from app.settings.layers import Layers
 from app.settings.table import ModelOptions, Settings
@@ -50,7 +50,7 @@ def run_console(
     spec = choose_pair(options)
     console = out or make_console(settings)
     live = out is None and is_live(console)
-    errors = console if out is not None or live else Console(stderr=True, highlight=False, markup=False)
+    errors = console if out is not None or live else Screen(stderr=True)
     state = ConsoleState(layers, options, console, errors, loader, live)
     reader = (make_reader or prompt_reader)(state)
     state.refresh = reader.refresh
@@ -110,6 +110,7 @@ def prompt_reader(state: ConsoleState) -> PromptReader:
         state.hint,
         lambda error: tell(state, error),
         second=state.just_stopped,
+        cleared=state.abandon_edit,
         ascii=plain,
         color=color,
     )
@@ -157,12 +158,10 @@ def handle(state: ConsoleState, line: str) -> None:
                 return
             state.collect()
             editing, state.editing = state.editing, False  # only the very next message takes the last one's place
-            text = dispatch(clean(line), state, COMMANDS)
-            plan = state.plan(text, editing) if text else None
-            if text and not (plan and answer(plan, state)):
-                state.next_line, state.editing = text, editing
-                if plan:
-                    state.hint(UNANSWERED)
+            if text := dispatch(clean(line), state, COMMANDS):
+                with state.sending(text, editing):
+                    if not answer(state.plan(text, editing), state):
+                        state.hint(UNANSWERED)
     except Exception as error:
         tell(state, error)
 

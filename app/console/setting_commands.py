@@ -114,6 +114,8 @@ def set_values(state: ConsoleState, rest: str) -> None:
         parts = [word.partition("=") for word in shlex.split(rest)]
     except ValueError:
         raise UsageError(f"/set: a quotation mark is not closed in {got(rest)} (nothing changed)") from None
+    if not all(name for name, _, _ in parts):
+        raise UsageError(f"/set takes NAME=VALUE without spaces around =, got {got(rest)} (nothing changed)")
     names = [Settings.field(name).name for name, _, _ in parts]
     bare = [name for name, (_, equals, _) in zip(names, parts, strict=True) if not equals]
     if len(bare) == len(names):

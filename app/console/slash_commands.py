@@ -222,6 +222,7 @@ def help_page(table: Iterable[Command]) -> str:
 def help_of(name: str, state: ConsoleState, commands: Mapping[str, Command]) -> str:
     """Usage, range and present value of one command or setting; UsageError for an unknown name."""
     bare = name.removeprefix("/")
+    name = next((one.name for one in SETTING_FIELDS.values() if one.also == name), name)
     command = commands.get(f"/{bare}") or _UNDERSTOOD.get(f"/{bare}")
     if command is None and name not in SETTING_FIELDS:
         names = [known.removeprefix("/") for known in commands] + list(SETTING_FIELDS)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -15,9 +16,10 @@ from rich.text import Text
 
 from app.chat.conversation import Conversation, Plan
 from app.console.about import header
-from app.console.loading import Loader, Pairs, watch
+from app.console.loading import Loader, Pairs, one_line, watch
 from app.lanes.pairing import catalogue
 from app.replay.log_writer import log_writer_of
+from app.screen.rows import visible
 from app.screen.terminal import SECOND_WITHIN, Interrupts
 from app.settings.layers import Layers
 from app.settings.table import ModelOptions, Settings
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     from app.prompts.questions import Question
     from sampling.drafters.tables.suffix import SuffixIndex
     from sampling.types import Session
+    from utils.catalogue.specs import PairSpec
+
+
+LONGEST_BACK = 1_000  # characters of a refused message that goes back into the input line
 
 
 class NotSentError(UserError):
@@ -53,6 +59,7 @@ class ConsoleState:
         self.editing = False  # the next message replaces the last one
         self.leaving = False
         self.touring = False  # an answer is a step of the demo
+        self.goes_on = True  # an answer is the conversation's, so /continue goes on with it
         self.reading = False  # the prompt is waiting for keys
         self.stop = Interrupts()  # of the command that is running
         self.log = log_writer_of(layers.settings)
@@ -70,37 +77,70 @@ class ConsoleState:
         """Change settings, all or none; UsageError, with what still holds, when one is refused."""
         self.take(self.layers.with_set(**changes))
 
-    def take(self, layers: Layers) -> None:
-        """Take settings over, after everything that could refuse them has had its say."""
-        settings, before = layers.settings, self.settings
-        log = self.log if settings.record == before.record else log_writer_of(settings)
-        if self.pairs.engine is not None and settings.compare != before.compare:
-            self.pairs.engine.lanes(settings)
-        if self.chat is not None:
-            if settings.system != self.chat.system:
-                self.chat.set_system(settings.system)
-            if settings.template != self.chat.template_name:
-                self.chat.set_template(settings.template)
-            self.chat.chat = settings.chat
+    def take(self, layers: Layers, engine: PairEngine | None = None, spec: PairSpec | None = None) -> None:
+        """Take settings over, and another pair with them, after everything that could refuse them has had its say.
+
+        UserError, with everything as it was, if something does.
+        """
+        before = self.settings
+        if engine is not None:
+            self._remember(engine)
+        self._ask(layers.settings, engine or self.pairs.engine)
+        self._go_on(layers, engine)
+        if engine is not None:
+            self.pairs.engine, self.pairs.spec = engine, spec or engine.loaded.spec
+            self._welcome(engine)
+        elif self.settings.chat and not before.chat:
+            self._say_if_plain()
+
+    def _ask(self, settings: Settings, engine: PairEngine | None) -> None:
+        """UserError for lanes that were chosen now, or ran before, and cannot run with these models and settings."""
+        before, loaded = self.settings, self.pairs.engine
+        if engine is None or _runs(engine, settings):
+            return
+        if settings.compare == before.compare:
+            if loaded is None or not _runs(loaded, before):
+                return
+            names = settings.cascade or engine.loaded.spec.cascade_names
+            if (settings.cascade, settings.k_matrix) != (before.cascade, before.k_matrix):
+                # One command sets the drafters, another the matrix: only both together have to fit.
+                rows = [[int(row <= column) for column in range(len(names))] for row in range(len(names))]
+                if _runs(engine, settings.changed(k_matrix=rows)):
+                    return
+        engine.lanes(settings)
+
+    def _go_on(self, layers: Layers, engine: PairEngine | None) -> None:
+        """Conversation and session log under these settings, all or nothing."""
+        settings, anew = layers.settings, False
+        how: Any = {"system": settings.system, "chat": settings.chat, "template": settings.template}
+        with nullcontext() if self.chat is None else self.chat.whole():
+            if engine is None and self.chat is not None:
+                self.chat.settle(**how)
+            elif engine is not None:
+                models = (engine.tokenizer, engine.stop_ids, engine.context)
+                anew = self.chat is not None and self.chat.adopt(*models, single=engine.encodes, **how)
+                self.chat = self.chat or Conversation(*models, single=engine.encodes, **how)
+            # Last of all: it makes the file.
+            log = self.log if settings.record == self.settings.record else log_writer_of(settings)
         self.layers = layers
         if self.log is not None and self.log is not log:
             self.log.close()
         self.log = log
-        if settings.chat and not before.chat:
-            self._say_if_plain()
+        if anew:
+            self.hint("another tokenizer: the conversation goes on from its texts")
 
-    # -- speaking: text is literal, without markup --------------------------------------------
+    # -- speaking: text is literal, without markup, and nothing in it is obeyed by the terminal --
 
     def say(self, what: Any) -> None:
-        self.out.print(Text(what) if isinstance(what, str) else what)
+        self.out.print(Text(visible(what)) if isinstance(what, str) else what)
 
     def fail(self, text: str) -> None:
-        self.errors.print(Text(f"error: {' '.join(text.split())}", style="red"))
+        self.errors.print(Text(visible(f"error: {' '.join(text.split())}"), style="red"))
 
     def hint(self, text: str) -> None:
         """A line that matters less; --quiet leaves it out."""
         if not self.settings.quiet:
-            self.out.print(Text(text, style="dim"))
+            self.out.print(Text(visible(text), style="dim"))
 
     # -- the pair -----------------------------------------------------------------------------
 
@@ -117,22 +157,20 @@ class ConsoleState:
                 engine = self.pairs.collect()
                 if engine is not None:
                     self.adopt(engine)
-            except UserError as error:
-                self.fail(str(error))
+            except Exception as error:  # also one that nobody expects: the loading thread may be calling
+                self.fail(one_line(error))
 
     def adopt(self, engine: PairEngine) -> None:
         """Go on with these models; the conversation goes with them. UserError if it cannot."""
-        models, settings, single = (engine.tokenizer, engine.stop_ids, engine.context), self.settings, engine.encodes
-        if self.chat is None:
-            self.chat = Conversation(
-                *models, system=settings.system, chat=settings.chat, single=single, template=settings.template
-            )
-        elif self.chat.adopt(*models, single, settings.template):
-            self.hint("another tokenizer: the conversation goes on from its texts")
-        self.session = None
         self._remember(engine)
-        if not settings.quiet:
-            self.say(header(engine, settings, self.out))
+        self._go_on(self.layers, engine)
+        self._welcome(engine)
+
+    def _welcome(self, engine: PairEngine) -> None:
+        """The models that answer from now on, and what is to be said of them."""
+        self.session = None
+        if not self.settings.quiet:
+            self.say(header(engine, self.settings, self.out))
         for note in engine.notes:
             self.hint(note)
         self._say_if_plain()
@@ -179,14 +217,26 @@ class ConsoleState:
             raise UserError("no message yet")
         return self.chat
 
-    def plan(self, text: str, editing: bool) -> Plan | None:
-        """A message as a turn, in the place of the last one if that is being edited; None where no pair is there."""
-        try:
-            chat = self.conversation()
-        except NotSentError as error:
-            self.fail(str(error))
-            return None
+    def plan(self, text: str, editing: bool) -> Plan:
+        """A message as a turn, in the place of the last one if that is being edited."""
+        chat = self.conversation()
         return chat.plan_edit(text) if editing and chat.turns else chat.plan(text)
+
+    @contextmanager
+    def sending(self, text: str, editing: bool) -> Iterator[None]:
+        """While a message is planned and answered; without an answer, whatever the reason, it goes back into the
+        input line. One that would fill the screen, and push the reason out of sight, only stays in the history.
+        """
+        before = self.latest
+        try:
+            yield
+        finally:
+            if self.latest is before and len(text) <= LONGEST_BACK:
+                self.next_line, self.editing = text, editing
+
+    def abandon_edit(self) -> None:
+        """The message that was to be edited is no longer in the input line: the next one is a new one."""
+        self.editing = False
 
     def note_stop(self) -> bool:
         """Whether Ctrl-C stopped what was going on; one more, soon, means to leave."""
@@ -197,3 +247,11 @@ class ConsoleState:
     def just_stopped(self) -> bool:
         """Whether Ctrl-C stopped an answer so lately that another one means to leave."""
         return time.monotonic() - self._stopped_at < SECOND_WITHIN
+
+
+def _runs(engine: PairEngine, settings: Settings) -> bool:
+    """Whether the lanes of these settings can run."""
+    try:
+        return bool(engine.lanes(settings))
+    except UserError:
+        return False

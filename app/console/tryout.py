@@ -41,7 +41,7 @@ def ask_all(state: ConsoleState, name: str) -> None:
     state.asked = questions
     before = len(state.answers)
     aside = copy.copy(state)  # the same models and answers, a session and chats of its own
-    aside.session = None
+    aside.session, aside.goes_on = None, False
     for number, question in enumerate(questions, start=1):
         _ask(aside, question, f"{number}/{len(questions)}")
         if state.note_stop():

@@ -21,24 +21,28 @@ from tqdm import tqdm
 from app.distill.draft_head import check_target, draft_head_for, verifier_of
 from app.distill.options import DATA_NAMES, TRAINING_NAMES, matters, shown
 from app.distill.result import cpu_name, described, in_lines, licence_of, measured
-from app.distill.texts import load_target, split_texts, texts_for
+from app.distill.texts import load_target, split_texts, target_facts, texts_for
 from app.lanes.lane import PairEngine
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import load_student
-from training.draft_heads.features import Examples, Kept, Streamed, extract, load_shard
+from training.draft_heads.features import Examples, StoredExamples, StreamedExamples, extract, load_shard
 from training.draft_heads.report import expected, write_report
 from training.draft_heads.train import NAME, Training, TrainingJob, teacher_for
 from training.text.dialogues import Talk
 from utils.errors import UsageError, UserError
-from utils.files import hash_of, writable_folder, write_json
+from utils.files import first_difference, hash_of, writable_folder, write_json
 from utils.loading.fit import fingerprint
 from utils.machine import machine
 from utils.progress import INTERRUPTED, Progress
 
 RUN, WORK, WRITTEN = "run.json", "work", "written.jsonl"
 HELD = 48  # sequences held out
-_IN_WORDS = {"files": "other files to read", "tokenizer": "a target of another tokenizer"}
+_IN_WORDS = {
+    "files": "other files to read",
+    "tokenizer": "a target of another tokenizer",
+    "weights": "a target of other weights",
+}
 
 
 def check_folder(out: Path) -> None:
@@ -62,11 +66,11 @@ def keep(out: Path, now: Mapping[str, str]) -> None:
         except (OSError, ValueError, TypeError):
             raise UserError(f"{file} is damaged: remove {out}, or choose another --out") from None
         trained = (out / NAME).is_file()
-        for name, value in now.items():
-            if before.get(name) != value and (trained or name not in TRAINING_NAMES):
-                flag = f"--{name.replace('_', '-')} {before.get(name)}, now {value}"
-                what = _IN_WORDS.get(name, flag)
-                raise UsageError(f"{out} holds a run with {what}: give the same flags, or another --out")
+        same = {name: value for name, value in now.items() if trained or name not in TRAINING_NAMES}
+        name = first_difference({name: before[name] for name in same if name in before}, same)
+        if name is not None:
+            what = _IN_WORDS.get(name, f"--{name.replace('_', '-')} {before.get(name)}, now {now[name]}")
+            raise UsageError(f"{out} holds a run with {what}: give the same flags, or another --out")
     write_json(file, now)
 
 
@@ -118,13 +122,14 @@ def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
 def _make(
     engine: PairEngine, settings: Settings, options: ModelOptions, args: Namespace, interrupt: Callable[[], bool]
 ) -> str:
-    """TurnPart after part; each leaves what it has made in the folder. What is kept, where it was interrupted."""
+    """Runs part after part; each keeps its work in the folder. Returns what is kept if interrupted."""
     out, model = args.out, engine.loaded.target.model
     about: dict[str, Any] = {"target": engine.loaded.target.name, "tokenizer": fingerprint(engine.tokenizer)}
     read = [] if args.writes else list(args.data)
     files = hash_of([*read, *([args.prompts] if args.prompts else [])])
     chosen = {name: shown(args, name) for name in (*DATA_NAMES, *TRAINING_NAMES)} | {"seed": str(settings.seed)}
-    keep(out, {**about, "files": files, **chosen})
+    weights = engine.loaded.spec.target.weights(options.revision)
+    keep(out, {**about, "weights": weights, "files": files, **chosen})
     about["date"] = datetime.now(UTC).date().isoformat()
     written, features = out / WORK / WRITTEN, args.features or out / WORK / "features"
     source = texts_for(engine, settings, args, written, interrupt)
@@ -137,15 +142,16 @@ def _make(
         layers = draft_head.target_layers(network.layers)
         parts: list[Examples]
         if args.kind == "eagle":
-            parts = [Streamed(network, part, draft_head.config.reads) for part in (learned, held)]
+            parts = [StreamedExamples(network, part, draft_head.config.reads) for part in (learned, held)]
             about["verifier"] = verifier_of(engine)
         else:
-            shards = extract(network, source.texts, layers, features, progress, interrupt)
+            facts = target_facts(engine, options)
+            shards = extract(network, facts, source.texts, layers, features, progress, interrupt)
             if interrupt():
                 return f"what the target made of the texts so far is kept in {features}"
             examples = [example for file in shards for example in load_shard(file)]
             of = {id(text): example for text, example in zip(source.texts, examples, strict=True)}
-            parts = [Kept([of[id(text)] for text in part]) for part in (learned, held)]
+            parts = [StoredExamples([of[id(text)] for text in part]) for part in (learned, held)]
         teacher, job = teacher_for(model, draft_head), job_of(settings, options, args)
         training = Training(draft_head, teacher, parts[0], parts[1], layers, job, out)
         if not training.run(about, progress, interrupt):

@@ -101,7 +101,7 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[TextId
             raise UsageError(f"--start {args.start}: its {name} is {theirs}, the flags say {ours}")
     if args.kind == "eagle" and not old.config.wide:
         raise UsageError(f"--start {args.start}: it is an EAGLE-1 or 2 head, --student eagle3 trains EAGLE-3")
-    window = 0 if args.kind == "eagle" else max(old.config.window, seen)
+    window = max(old.config.window, seen) if old.config.window else 0  # 0: it has learned to look back to the beginning
     changed = replace(
         old.config,
         window=window,

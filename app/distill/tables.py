@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from app.distill.options import SELF
-from app.distill.texts import let_write, load_target
+from app.distill.texts import let_write, load_target, target_facts
 from app.lanes.pairing import choose_pair
 from app.screen.output import target_tokenizer
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from training.tables.build import Passage, build, read_passages
 from training.text.dialogues import OwnChats
-from training.text.self_text import passages
+from training.text.self_text import begin, passages
 from utils.errors import UsageError
-from utils.files import beside, writable
+from utils.files import beside, separate, writable
 from utils.loading.fit import fingerprint
 from utils.progress import INTERRUPTED
 
@@ -31,6 +31,7 @@ def build_tables(settings: Settings, options: ModelOptions, args: Namespace) -> 
     """Build the tables; the exit code. Raises UserError for what cannot be read, loaded or written."""
     begun = time.monotonic()
     writable(args.out, makes_folder=True)
+    separate({"--out": args.out}, [] if args.sources == (SELF,) else args.sources)
     with Interrupts() as interrupt:
         if args.sources == (SELF,):
             written = beside(args.out, f"{args.out.name}.self.jsonl")  # it stays, so that a stopped run goes on
@@ -40,6 +41,7 @@ def build_tables(settings: Settings, options: ModelOptions, args: Namespace) -> 
                 )
             engine = load_target(settings, options, interrupt)
             source = OwnChats(engine.tokenizer, engine.stop_ids)
+            begin(written, {**target_facts(engine, options), "seed": str(settings.seed)}, unnoted=True)
             if let_write(engine, source, written, args.tokens, settings, interrupt).tokens < args.tokens:
                 sys.stderr.write(f"interrupted: {written} is kept, the same command goes on from there\n")
                 return INTERRUPTED

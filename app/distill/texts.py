@@ -22,6 +22,7 @@ from training.text.self_text import ENDLESS, TextIds, read_texts, split, write_s
 from training.text.synthesize import TextWriter
 from utils.errors import UserError
 from utils.files import hash_of
+from utils.loading.fit import fingerprint
 from utils.machine import keep_memory
 
 
@@ -54,6 +55,19 @@ def load_target(settings: Settings, options: ModelOptions, interrupt: Callable[[
     return load_engine(settings, options.changed(drafter="none", quantization=quantization), interrupt)
 
 
+def target_facts(engine: PairEngine, options: ModelOptions) -> dict[str, str]:
+    """What of the target its text and its states depend on, as a user would type it."""
+    target = engine.loaded.target
+    return {
+        "target": target.name,
+        "weights": engine.loaded.spec.target.weights(options.revision),
+        "quantization": target.quantization,
+        "dtype": target.dtype_text,
+        "tokenizer": fingerprint(engine.tokenizer),
+        **({} if options.activations == "q16" else {"activations": options.activations}),
+    }
+
+
 def let_write(
     engine: PairEngine,
     source: Source,
@@ -63,7 +77,10 @@ def let_write(
     interrupt: Callable[[], bool],
     batch: int = 32,
 ) -> Wrote:
-    """Let the target write until `file` holds so many tokens (None: as many as the source has)."""
+    """Let the target write until `file` holds so many tokens (None: as many as the source has).
+
+    UserError if it has none, since no prompt leaves room for an answer.
+    """
     network, size = engine.target.network, engine.target.vocab_size
     writer = TextWriter(network, size, engine.stop_ids, source, settings.seed, batch)
     found, begun = written(file)[0], time.monotonic()
@@ -78,6 +95,8 @@ def let_write(
         leave=False,
     ) as bar:
         count = write_self(writer, file, tokens or ENDLESS, lambda count: bar.update(count - bar.n), interrupt)
+    if not (count or source.endless or interrupt()):
+        raise UserError(f"every prompt has {source.longest} tokens or more: there is no room for an answer")
     return Wrote(count, count - found, time.monotonic() - begun)
 
 

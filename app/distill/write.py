@@ -11,7 +11,7 @@ import json
 import sys
 from argparse import Namespace
 
-from app.distill.texts import let_write, load_target
+from app.distill.texts import let_write, load_target, target_facts
 from app.prompts.datasets import questions_of
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
@@ -20,7 +20,6 @@ from training.text.dialogues import GivenPrompts, OwnChats, Source
 from training.text.self_text import begin
 from utils.errors import UserError
 from utils.files import writable
-from utils.loading.fit import fingerprint
 from utils.progress import INTERRUPTED
 
 _LONGEST = 1024  # tokens of a given prompt with its answer
@@ -35,9 +34,9 @@ def write(settings: Settings, options: ModelOptions, args: Namespace) -> int:
         turns = [list(question.turns) for question in found]
     with Interrupts() as interrupt:
         engine = load_target(settings, options, interrupt)
-        target, tokenizer = engine.loaded.target, engine.tokenizer
+        tokenizer = engine.tokenizer
         if engine.encodes:
-            raise UserError(f"{target.name} is an encoder-decoder: write takes decoder-only targets")
+            raise UserError(f"{engine.loaded.target.name} is an encoder-decoder: write takes decoder-only targets")
         how = (args.answer_tokens, args.temperatures)
         if turns is None:
             source: Source = OwnChats(tokenizer, engine.stop_ids, *how, args.kinds, settings.seed)
@@ -47,17 +46,12 @@ def write(settings: Settings, options: ModelOptions, args: Namespace) -> int:
             said = hashlib.sha256(json.dumps(turns).encode("ascii")).hexdigest()[:16]
             given = {"prompts": said, "kinds": "none"}
         facts = {  # all that the text depends on, as a user would type it; prompts by what they say
-            "target": target.name,
-            "quantization": target.quantization,
-            "dtype": target.dtype_text,
-            "tokenizer": fingerprint(tokenizer),
+            **target_facts(engine, options),
             **given,
             "temperatures": ",".join(map(plain, args.temperatures)),
             "answer tokens": str(args.answer_tokens),
             "seed": str(settings.seed),
         }
-        if options.activations != "q16":
-            facts["activations"] = options.activations
         begin(args.file, facts)
         wrote = let_write(engine, source, args.file, args.tokens, settings, interrupt, args.batch)
         if interrupt() and (args.tokens is None or wrote.tokens < args.tokens):

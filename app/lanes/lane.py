@@ -21,7 +21,7 @@ from sampling.events import Event
 from sampling.gamma.chances import Chances
 from sampling.gamma.goodput import GoodputController
 from sampling.gamma.tree import controller_of
-from sampling.loop import generate, never
+from sampling.loop import generate
 from sampling.models.encoder_decoder import go_on, lm_of
 from sampling.models.fused import FusedNetwork
 from sampling.sampler import KeyedSampler
@@ -30,6 +30,7 @@ from utils.catalogue.specs import head_kind_of
 from utils.catalogue.templates import end_ids
 from utils.errors import UsageError
 from utils.logits_processors import ARGUMENTS, LogitsProcessor
+from utils.progress import never
 
 if TYPE_CHECKING:
     from app.settings.table import Settings

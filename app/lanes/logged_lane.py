@@ -1,20 +1,26 @@
 """A lane as a file tells of it: what the screen, the figures and /trace ask of one, without what it takes to run it.
 
-A running lane is written down as one of these (:func:`known`); read again, it takes the lane's place. No models, no
-torch.
+A running lane is written down as one of these (:func:`known`); read again, it takes the lane's place, and its events
+are read by :func:`event_of`. No models, no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, TypeAdapter
 
 from app.lanes.costs import Terms
 from app.settings.table import SETTING_FIELDS, Settings
 from sampling.beam.plan import BeamPlan
+from sampling.events import KINDS, Event, Finished, Prefill, Step
+from utils.errors import UserError
+
+_EVENTS: dict[Any, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in KINDS.items()}
+_MOST = 1_000_000  # drafts of a round: the figures have a place for each
 
 
 @dataclass(frozen=True)
@@ -63,3 +69,27 @@ def lenience_of(lane: Any) -> float | None:
 def settings_of(told: Mapping[str, Any]) -> Settings:
     """The settings of an answer as a file has them; names that this program does not know are passed over."""
     return Settings(**{name: value for name, value in told.items() if name in SETTING_FIELDS})
+
+
+def event_of(told: Mapping[str, Any]) -> Event:
+    """The event that a file tells of, as `to_json` wrote it; UserError or ValueError for one that no run has."""
+    kind = _EVENTS.get(told.get("event"))
+    if kind is None:
+        raise UserError(f"no event is called {told.get('event')!r:.40}")
+    event: Event = kind.validate_python(told)
+    if not all(map(math.isfinite, _spent(event))):
+        raise UserError("an event took no finite time")
+    if isinstance(event, Step) and event.gamma > _MOST:
+        raise UserError(f"gamma {event.gamma} is more than a round can draft")
+    return event
+
+
+def _spent(event: Event) -> Iterator[float]:
+    """All seconds that it tells of."""
+    if isinstance(event, Finished):
+        return
+    yield event.seconds
+    if not isinstance(event, Prefill):
+        yield from (call.seconds for call in event.calls)
+    for inner in event.inner if isinstance(event, Step) else ():
+        yield from _spent(inner)

@@ -68,11 +68,11 @@ def serve(options: ModelOptions, world: World, word: IO[str]) -> int:
     share_cores(world.local_size)
 
     def load(spec: Any, given: Any) -> Any:
-        return load_shard(team, spec, given, silent, never)[0].model
+        return load_shard(group, spec, given, silent, never)[0].model
 
     try:
-        team = joined(world, options.device)
-        obey(team, load)
+        group = joined(world, options.device)
+        obey(group, load)
     except LostError as error:
         met = known()
         if met is not None and met.failure.left:
@@ -127,8 +127,8 @@ def died() -> str:
     """Which processes have died, in words; "" if none has, or none was met."""
     if _seen:
         return _seen[0]
-    team = _team()
-    return team.failure.lost() if team is not None else ""
+    group = _group()
+    return group.failure.lost() if group is not None else ""
 
 
 def load_pair(spec: PairSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]) -> LoadedPair:
@@ -141,9 +141,9 @@ def load_pair(spec: PairSpec, options: LoadOptions, progress: Progress, cancelle
     from sampling.models.sharded import ShardedNetwork
     from utils.distributed.process_group import known
 
-    team = known()
-    assert team is not None
-    network = ShardedNetwork(loaded.target.model, team, loaded.target.shard)
+    group = known()
+    assert group is not None
+    network = ShardedNetwork(loaded.target.model, group, loaded.target.shard)
     return replace(loaded, target=replace(loaded.target, model=network))
 
 
@@ -157,8 +157,8 @@ def tell_launcher(text: str) -> None:
 
 def broken() -> bool:
     """Whether the others are lost: nothing can be decoded any more."""
-    team = _team()
-    return team is not None and team.broken not in ("", "left")
+    group = _group()
+    return group is not None and group.broken not in ("", "left")
 
 
 def end(code: int) -> None:
@@ -168,7 +168,7 @@ def end(code: int) -> None:
     the last collective while the interpreter ends, and letting go of it then aborts the process ("terminate called
     without an active exception"; pytorch/pytorch pull request 179291).
     """
-    if _team() is not None:
+    if _group() is not None:
         leave_at_once(code)
 
 
@@ -180,8 +180,8 @@ def leave_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _team() -> ProcessGroup | None:
-    """The team, if it has been joined; torch is not imported for the question."""
+def _group() -> ProcessGroup | None:
+    """The group, if it has been joined; torch is not imported for the question."""
     if "utils.distributed.process_group" not in sys.modules:
         return None
     from utils.distributed.process_group import known

@@ -10,7 +10,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,8 @@ from rich.text import Text
 
 from app.lanes.pairing import catalogue, choose_pair, load_options
 from app.measure.elsewhere import Recipe, written
-from app.prompts.questions import BUILT_IN, prompt_ids
+from app.prompts.questions import BUILT_IN, fitting_prompts
+from app.screen.terminal import Screen
 from app.screen.view import kernels_of
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UsageError, UserError
@@ -92,7 +93,8 @@ def check_pair(
     if speed:
         from app.measure.speed import speed_table
 
-        console.print(speed_table(engine, settings, prompts=_prompts(engine, settings)))
+        prompts = list(fitting_prompts(engine, BUILT_IN[:ASKED], settings))
+        console.print(speed_table(engine, settings, prompts=prompts))
     if asked and asked.forecast:
         from app.measure.forecast import forecast
 
@@ -105,15 +107,6 @@ def check_pair(
             console.print()
             console.print(Text(written(asked.program, recipe)), soft_wrap=True)
     return 0
-
-
-def _prompts(engine: PairEngine, settings: Settings) -> list[list[int]]:
-    """Some built-in prompts, those that this pair has room for."""
-    found = []
-    for question in BUILT_IN[:ASKED]:
-        with suppress(UsageError):
-            found.append(prompt_ids(engine, question.turns[0], settings))
-    return found
 
 
 def _is_pair(options: ModelOptions) -> bool:
@@ -171,10 +164,9 @@ def _console(color: str) -> Console:
     """The console for stdout; --color outranks the environment, which rich honours itself."""
     forced = {"always": True, "never": False}.get(color)
     width = None if sys.stdout.isatty() else _WIDE
-    return Console(
+    return Screen(
         force_terminal=True if forced else None,
         no_color=None if forced is None else not forced,
-        highlight=False,
         width=width,
     )
 

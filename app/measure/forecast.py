@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from app.lanes.answers import run_lane
 from app.measure.plan import Option, measured
 from app.measure.speed import GAMMA
-from app.prompts.questions import BUILT_IN, prompt_ids, stratified
+from app.prompts.questions import BUILT_IN, fitting_prompts
 from app.settings.table import Settings
 from sampling.stats.summary import Stats, merge
 from sampling.stats.theory import break_even, efficiency
 from utils.errors import UsageError
+from utils.progress import Cancelled
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -127,7 +129,7 @@ _LOOKUP = "Text that repeats itself would do better with it; else tables (infer.
 def forecast(engine: PairEngine, settings: Settings, interrupt: Callable[[], bool]) -> Forecast | None:
     """Measure costs and agreement of the pair's own drafter; None where nothing drafts.
 
-    UsageError where no prompt leaves room for an answer in the pair's context.
+    UsageError where no prompt leaves room for an answer in the pair's context, Cancelled after an interrupt.
     """
     own = settings.changed(temperature=0, gamma="auto")
     trees = engine.lane("spec", own).drafter.traits.tree is not None
@@ -136,13 +138,17 @@ def forecast(engine: PairEngine, settings: Settings, interrupt: Callable[[], boo
     lane = engine.lane("spec", settings)
     if not lane.drafts:
         return None
-    prompts = _prompts(engine, settings)
+    prompts = list(islice(fitting_prompts(engine, BUILT_IN, settings), PROMPTS))
+    if not prompts:
+        raise UsageError(f"no built-in prompt fits into the pair's context of {engine.context} tokens")
 
     def answered(settings: Settings, tokens: int, prompts: list[list[int]]) -> Stats:
         settings, found = settings.changed(max_new_tokens=tokens), list[Stats]()
         for ids in prompts:
             lane = engine.lane("spec", settings)
             found.append(run_lane(lane, ids, lambda ids: "", interrupt=interrupt).stats)
+            if interrupt():
+                raise Cancelled("interrupted: nothing is predicted of a part")
         engine.forget()
         return merge(found)
 
@@ -163,18 +169,3 @@ def _grown(stats: Stats, option: Option) -> Grown | None:
     if not passes or not stats.tokens_per_pass or not option.t_verify:
         return None
     return Grown(stats.tokens_per_pass, stats.draft_n / passes, stats.draft_ms / (1e3 * passes * option.t_verify))
-
-
-def _prompts(engine: PairEngine, settings: Settings) -> list[list[int]]:
-    """The first built-in prompts of different kinds that fit."""
-    found: list[Any] = []
-    for question in stratified(list(BUILT_IN), len(BUILT_IN)):
-        try:
-            found.append(prompt_ids(engine, question.turns[0], settings))
-        except UsageError:  # too long for the context
-            continue
-        if len(found) == PROMPTS:
-            break
-    if not found:
-        raise UsageError(f"no built-in prompt fits into the pair's context of {engine.context} tokens")
-    return found

@@ -15,7 +15,16 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, cast
 
-from app.prompts.questions import Question, numbered_lines, parsed, question_of, read_questions
+from app.prompts.questions import (
+    Question,
+    chosen,
+    cut,
+    numbered_lines,
+    parsed,
+    question_of,
+    read_questions,
+    stratified,
+)
 from app.settings.table import FILES, Field
 from app.settings.types import Text, Whole
 from utils.errors import UsageError, UserError
@@ -118,6 +127,13 @@ def paths_of(values: Mapping[str, Any]) -> dict[str, Path]:
     """The files among these values, names of data sets left out."""
     files = [name for name in FILES if values.get(name) and values[name] not in NAMED]
     return {name: Path(os.path.expanduser(values[name])) for name in files}
+
+
+def selected(args: Any, data_dir: str = "", *, offline: bool = False) -> list[Question]:
+    """What PROMPT_FIELDS ask for: of :func:`questions_of` those that --ids and --limit choose, cut at --turns."""
+    known = questions_of(args.prompts, data_dir, offline=offline)
+    listed = known if args.ids is None else chosen(known, args.ids)
+    return cut(stratified(listed, args.limit), args.turns)
 
 
 def questions_of(prompts: str | Path | None, data_dir: str = "", *, offline: bool = False) -> list[Question]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -63,6 +63,16 @@ def fitting(ids: list[int], context: int) -> list[int]:
 def prompt_ids(engine: PairEngine, text: str, settings: Settings) -> list[int]:
     """A message as the model reads it: in the chat template unless settings say otherwise. UsageError if too long."""
     return fitting(conversation(engine, settings).plan(text).prompt, engine.context)
+
+
+def fitting_prompts(engine: PairEngine, questions: Iterable[Question], settings: Settings) -> Iterator[list[int]]:
+    """The first turns of those questions that fit into the pair's context, as the model reads them."""
+    for question in questions:
+        try:
+            ids = prompt_ids(engine, question.turns[0], settings)
+        except UsageError:
+            continue
+        yield ids
 
 
 def piped(stream: IO[str]) -> str:

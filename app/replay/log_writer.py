@@ -82,7 +82,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         try:
             append(self._file, json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n", self.path)
         except (OSError, ValueError) as error:
-            self.problem = f"recording stopped, {error}"
+            self.problem = f"the session log stopped, {error}"
             self.close()
 
     def complaint(self) -> str:
@@ -180,7 +180,7 @@ def answer_log_of(
 
 
 def log_writer_of(settings: Settings) -> SessionLogWriter | None:
-    """What `--record` asks for; UsageError if that file cannot be recorded to."""
+    """What `--record` asks for; UsageError if that file cannot be written."""
     return SessionLogWriter(Path(os.path.expanduser(settings.record))) if settings.record else None
 
 
@@ -192,16 +192,16 @@ def opened(path: Path) -> IO[bytes]:
                 check_head(before.readline(_LONGEST_HEAD))
         file = open(path, "ab", buffering=0)  # noqa: SIM115
     except UserError as error:
-        raise UsageError(f"cannot record to {path}: {error} (the file is unchanged, name another)") from None
+        raise UsageError(f"cannot log to {path}: {error} (the file is unchanged, name another)") from None
     except OSError as error:
-        raise UsageError(f"cannot record to {path}: {error.strerror or error}") from None
+        raise UsageError(f"cannot log to {path}: {error.strerror or error}") from None
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         drop_half_line(path)
     except BlockingIOError:
         file.close()
-        raise UsageError(f"cannot record to {path}: another run is recording to it") from None
+        raise UsageError(f"cannot log to {path}: another run is writing to it") from None
     except OSError:  # a file system without locks
         return file
     return file

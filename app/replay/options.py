@@ -26,7 +26,7 @@ STEP = Whole(1, len(STEPS))
 
 @dataclass(frozen=True)
 class ReplayArgs:
-    """The recording, how fast it is shown, and which of its answers (None: all)."""
+    """The session log, how fast it is shown, and which of its answers (None: all)."""
 
     file: Path
     speed: float = 1.0
@@ -36,9 +36,8 @@ class ReplayArgs:
 def replay_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> ReplayArgs:
     """The arguments read from their texts; UsageError in one line."""
     if not given.get("file"):
-        raise UsageError("replay needs a file that --record has written")
-    values = {name: known.read(given[name], f"--{name}") for name, known in REPLAY_FIELDS.items() if name in given}
-    return ReplayArgs(Path(os.path.expanduser(given["file"])), **values)
+        raise UsageError("replay needs a file that --log has written")
+    return ReplayArgs(Path(os.path.expanduser(given["file"])), **vars(arguments(REPLAY_FIELDS, given)))
 
 
 @dataclass(frozen=True)

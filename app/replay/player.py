@@ -56,7 +56,7 @@ class Player:
         if not place.settings.quiet:
             self._head(answer)
         if place.live:
-            with streaming(tracks, place.out, place.settings, place.stop) as draw:
+            with streaming(tracks, place.out, place.settings, place.stop, goes_on=False) as draw:
                 play(paced(answer.events, self.speed, place.stop, idle=draw), tracks, draw)
         else:
             play(answer.events, tracks)

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from app.chat.conversation import Turn
-from app.lanes.logged_lane import LoggedLane, settings_of
+from app.lanes.logged_lane import LoggedLane, event_of, settings_of
 from app.replay.texts import Entry, ReplayingDecoder
 from app.screen.beams import grown_by
 from app.screen.live import Track
 from app.screen.trace import Rounds
 from app.settings.table import Settings
-from sampling.events import KINDS, BeamStep, BeamTree, Event, Reason, Step
+from sampling.events import BeamStep, BeamTree, Event, Reason, Step
 from utils.errors import UserError
 
 VERSION = 1
@@ -52,12 +52,10 @@ class OpeningLine(BaseModel):
     texts: tuple[Entry, ...] = ()
 
 
-class EventLine(BaseModel, extra="allow"):
+class EventLine(BaseModel):
     """An event of a lane; the event's own fields stand beside these."""
 
-    kind: str
     lane: int
-    event: str
     texts: tuple[Entry, ...] = ()
 
 
@@ -67,9 +65,6 @@ class ClosingLine(BaseModel):
     reason: Reason
     text: str
     texts: tuple[Entry, ...] = ()
-
-
-EVENTS: dict[Any, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in KINDS.items()}
 
 
 class LaneViews:
@@ -134,7 +129,7 @@ class SessionLog:
     def answer(self, number: int | None) -> list[LoggedAnswer]:
         """Every answer, or the one of this number; UserError if it is not there."""
         if number is not None and number > len(self.answers):
-            raise UserError(f"there is no answer {number}: the recording has {len(self.answers)}")
+            raise UserError(f"there is no answer {number}: the session log has {len(self.answers)}")
         return self.answers if number is None else [self.answers[number - 1]]
 
     def read(self, number: int, line: bytes) -> None:
@@ -170,7 +165,7 @@ class SessionLog:
                 self.leave()
                 self._begin(number, OpeningLine.model_validate(told))
             case _:
-                raise UserError(f"is no line of a recording: its kind is {kind!r:.40}")
+                raise UserError(f"is no line of a session log: its kind is {kind!r:.40}")
 
     def _begin(self, number: int, opening: OpeningLine) -> None:
         assert self._run is not None
@@ -180,11 +175,8 @@ class SessionLog:
         self.answers.append(self._open)
 
     def _event(self, told: dict[str, Any]) -> None:
-        found, kind = self._opened(), EVENTS.get(told.get("event"))
-        if kind is None:
-            raise UserError(f"no event is called {told.get('event')!r:.40}")
+        found, event = self._opened(), event_of(told)
         line = EventLine.model_validate(told)
-        event = kind.validate_python(line.model_extra)
         if not 0 <= line.lane < len(self._views):
             raise UserError(f"lane {line.lane} is not there: the answer has {len(self._views)}")
         found.decode.learn(line.texts)
@@ -245,11 +237,11 @@ def check_head(line: bytes) -> None:
     with suppress(UserError):
         told = parsed(line)
     if not isinstance(told, dict) or told.get("kind") != "recording":
-        raise UserError("it is no recording")
+        raise UserError("it is no session log")
     check_version(told)
 
 
 def check_version(told: dict[str, Any]) -> None:
     if told.get("version") != VERSION:
         program = f" by {told['program']}" if isinstance(told.get("program"), str) else ""
-        raise UserError(f"it was recorded in format {told.get('version')!r}{program}, this program reads {VERSION}")
+        raise UserError(f"it was written in format {told.get('version')!r}{program}, this program reads {VERSION}")

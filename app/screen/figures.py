@@ -108,14 +108,15 @@ class PaneData:
         return f"cut at {self.tokens} tok" if cut else f"{self.state}, {self.tokens} tok"
 
 
-def note(pane: PaneData) -> str:
-    """Why an answer is not whole ("cut at 128 tokens, /continue"), or ""."""
+def note(pane: PaneData, *, goes_on: bool = True) -> str:
+    """Why an answer is not whole ("cut at 128 tokens, /continue"), or ""; `goes_on`: it can be continued there."""
     if pane.state == "stopped" or (pane.stats and pane.stats.stop_reason == "interrupted"):
         return f"stopped at {pane.tokens} tokens"
     if pane.stats is None or pane.stats.stop_reason != "length":
         return ""
     full = pane.limit is not None and pane.tokens < pane.limit
-    return f"cut at {pane.tokens} tokens, " + ("the context is full" if full else "/continue")
+    more = ", the context is full" if full else ", /continue" if goes_on else ""
+    return f"cut at {pane.tokens} tokens{more}"
 
 
 def rate(value: float | None) -> str:
@@ -204,12 +205,14 @@ class StatsLines(Drawn):
         return [Chunk(_bar(pane, width, self.look))] if self.look.color and width >= _BAR_MIN else []
 
 
-def positions(stats: Stats | None, look: Look) -> list[Chunk]:
-    """Acceptance by draft position: accepted at j / examined at j, for every position examined."""
+def positions(stats: Stats | None, look: Look, whose: str = "") -> list[Chunk]:
+    """Acceptance by draft position: accepted at j / examined at j, for every position examined; `whose` names the
+    lane where there are others.
+    """
     alphas = stats.alpha_per_position if stats else ()
     known = [(j, alpha) for j, alpha in enumerate(alphas, 1) if alpha is not None]
     levels = look.glyph("levels")
-    chunks = [chunk("accepted by position", "faint")] if known else []
+    chunks = [chunk(f"{whose} accepted by position".lstrip(), "faint")] if known else []
     for j, alpha in known[:_POSITIONS]:
         level = levels[round(alpha * (len(levels) - 1))] if levels else ""
         chunks.append(Chunk(((f"{j} ", "faint"), (level, "accent"), (f"{alpha:.2f}", "faint"))))

@@ -199,7 +199,7 @@ def play(
 
 @contextmanager
 def streaming(
-    tracks: Sequence[Track], console: Console, settings: Settings, interrupts: Interrupts
+    tracks: Sequence[Track], console: Console, settings: Settings, interrupts: Interrupts, **more: Any
 ) -> Iterator[Callable[[], None]]:
     """A place on a terminal where the lanes stream; gives what draws them. The place is clean again afterwards."""
     with InPlace(console) as place:
@@ -207,16 +207,17 @@ def streaming(
         def draw() -> None:
             with interrupts.whole():
                 look = look_of(console, settings)
-                place.draw(frame(tracks, look, settings, aside=current_round(tracks, look)))
+                place.draw(frame(tracks, look, settings, aside=current_round(tracks, look), **more))
 
         yield draw
 
 
 class Surface(Protocol):
-    """What an answer is printed on. `touring`: it is looked at, and neither copied nor gone on with."""
+    """What an answer is printed on. `touring`: it is looked at, not copied; `goes_on`: /continue goes on with it."""
 
     out: Console
     touring: bool
+    goes_on: bool
 
     @property
     def settings(self) -> Settings: ...
@@ -229,10 +230,10 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
     if settings.quiet:
         place.out.print(Text(visible(text)), soft_wrap=True)
         place.say(StatsLines([last], look_of(place.out, settings).sized(height=None)))
-        if note(last):
-            place.say(note(last))
+        if cut := note(last, goes_on=place.goes_on):
+            place.say(cut)
         return
-    place.say(panes(tracks, place.out, settings, notes=not place.touring))
+    place.say(panes(tracks, place.out, settings, notes=not place.touring, goes_on=place.goes_on))
     if settings.view == "trace":
         place.say(traced(tracks, place.out, settings, None))
     if not place.touring:
@@ -258,7 +259,8 @@ def current_round(tracks: Sequence[Track], look: Look) -> RoundPane | None:
         return None
     track = drafting[-1]
     most = max(len(step.drafted) for step in track.steps)
-    return RoundPane(track.current_round(), len(track.steps) - 1, look, track.lane.source_names, most)
+    whose = track.pane().label if len(drafting) > 1 else ""
+    return RoundPane(track.current_round(), len(track.steps) - 1, look, track.lane.source_names, most, whose)
 
 
 def traced(tracks: Sequence[Track], console: Console, settings: Settings, rounds: int | None) -> RenderableType:

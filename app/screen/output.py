@@ -17,6 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from app.screen.palette import want_color
+from app.screen.terminal import Screen, size_in
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
 
@@ -108,11 +109,13 @@ def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Calla
     return tokenizer, max(tokenizer.get_vocab().values()) + 1
 
 
-def screen(settings: Settings, stream: TextIO) -> Console:
-    """The console for tables on `stream`: --color outranks the environment; 100 columns where it is no terminal."""
+def screen(settings: Settings, stream: TextIO, width: int = _WIDTH) -> Console:
+    """The console for figures on `stream`: --color outranks the environment, COLUMNS the `width` where it is no
+    terminal.
+    """
     color = want_color(settings, stream, os.environ)
-    width = None if stream.isatty() else int(os.environ.get("COLUMNS") or _WIDTH)
-    return Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
+    wide = None if stream.isatty() else size_in(os.environ) or width
+    return Screen(file=stream, width=wide, force_terminal=color, no_color=not color)
 
 
 def print_table(console: Console, title: str, table: Table) -> None:

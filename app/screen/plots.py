@@ -157,8 +157,8 @@ def _remarks(track: Track, controller: GoodputController, last: Sequence[Track],
 
 
 def _used(track: Track) -> str:
-    """Gamma as it was set; of `auto` with the mean of its rounds."""
+    """Gamma as it was set; of `auto` with the mean of what its rounds drafted, as `bench` has it."""
     used, rounds = track.lane.settings.gamma, track.steps[1:]
     if used != "auto" or not rounds:
         return str(used)
-    return f"auto ({sum(step.gamma for step in rounds) / len(rounds):.1f} on average)"
+    return f"auto ({sum(len(step.drafted) for step in rounds) / len(rounds):.1f} drafted a round)"

@@ -270,8 +270,8 @@ def chunk(text: str, role: str = "plain", before: str = "  ") -> Chunk:
 
 
 def row_of(line: Iterable[Piece], look: Look) -> Row:
-    """One row of pieces in the look's styles."""
-    return [Segment(text, look.style(role)) for text, role in line if text]
+    """One row of pieces in the look's styles, made harmless."""
+    return [Segment(visible(text, look.ascii), look.style(role)) for text, role in line if text]
 
 
 def flow(chunks: Sequence[Chunk], look: Look, indent: int = 0) -> list[Row]:

@@ -14,7 +14,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import zip_longest
 from typing import Any
@@ -267,13 +267,33 @@ def _cells(line: str) -> int:
     return cell_len(_ESCAPES.sub("", line))
 
 
+class Screen(Console):
+    """A console that leaves a closed pipe to its caller (rich would end the program with 1) and heeds COLUMNS and LINES
+    only where they are sizes. It takes text as it is: neither markup nor emoji names, no numbers in colour.
+    """
+
+    def __init__(self, **how: Any) -> None:
+        wrong = {name for name in ("COLUMNS", "LINES") if size_in(os.environ, name) is None}
+        environ = {name: value for name, value in os.environ.items() if name not in wrong}
+        super().__init__(highlight=False, markup=False, emoji=False, **how, _environ=environ)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def size_in(environ: Mapping[str, str], name: str = "COLUMNS") -> int | None:
+    """The columns (or LINES) of the screen as the environment tells them; None where it does not."""
+    text = environ.get(name, "")
+    return int(text) or None if text.isascii() and text.isdigit() and len(text) < 6 else None
+
+
 def make_console(settings: Settings) -> Console:
     """The screen, with colour as `settings.color` asks."""
     with contextlib.suppress(AttributeError, ValueError):
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     color = {"always": "256", "never": None}.get(settings.color, "auto")
     never = True if settings.color == "never" else None
-    return Console(color_system=color, no_color=never, highlight=False, markup=False, emoji=False)  # type: ignore[arg-type]
+    return Screen(color_system=color, no_color=never)
 
 
 def is_live(console: Console) -> bool:

@@ -16,7 +16,7 @@ from rich.segment import Segment
 
 from app.lanes.comparison import RULES, Rule, chance, ratio, reviews
 from app.screen.palette import Look, tint
-from app.screen.rows import Chunk, Drawn, Piece, Row, chunk, flow, quoted, row_of, share, width_of
+from app.screen.rows import Chunk, Drawn, Piece, Row, chunk, fit, flow, quoted, row_of, share, width_of
 from sampling.events import Step
 from utils.growing_text import Decode, Window
 
@@ -315,8 +315,17 @@ class Trace(Drawn):
 class RoundPane(Drawn):
     """One round in a pane of its own: each draft with q(x), p(x) and its fate, then the target's token."""
 
-    def __init__(self, found: TracedRound, number: int, look: Look, names: Sequence[str] = (), most: int = 0) -> None:
-        self.found, self.number, self.look, self.names = found, number, look.sized(width=_PANE), tuple(names)
+    def __init__(
+        self,
+        found: TracedRound,
+        number: int,
+        look: Look,
+        names: Sequence[str] = (),
+        most: int = 0,
+        whose: str = "",  # names the lane where there are others
+    ) -> None:
+        self.found, self.look, self.names = found, look.sized(width=_PANE), tuple(names)
+        self.title = f"{whose} round {number}".lstrip()
         self.needed = 3 + min(_MOST, max(most, len(found.drafts)))  # rows; `most` drafts, so that they stay as many
 
     def rows(self) -> list[Row]:
@@ -329,7 +338,8 @@ class RoundPane(Drawn):
         said = [[(quoted(self.found.token_text, look, _TEXT), "target"), (f" target, {role}", "faint")]]
         drafts = [self._draft(draft) for draft in self.found.drafts]
         lines = [*drafts[: max(0, height - 2 - len(said))], *(said if step.token is not None else [])][: height - 2]
-        title = f"round {self.number} {look.glyph('gamma')} {step.gamma}, accepted {len(step.path)}/{len(step.drafted)}"
+        title = f"{self.title} {look.glyph('gamma')} {step.gamma}, accepted {len(step.path)}/{len(step.drafted)}"
+        title = fit(title, _PANE - 6, look)
         left, right, low, end, flat, side = [*look.glyph("corners"), *look.glyph("edges")]
         rule = flat * (_PANE - 5 - cell_len(title))
         rows = [row_of([(f"{left} {title} ", "accent"), (f"{rule}{flat}{right}", "accent")], look)]

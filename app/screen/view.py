@@ -140,22 +140,25 @@ class Summary(Drawn):
         legend: bool = True,
         show_discarded: bool = False,
         notes: bool = True,
+        goes_on: bool = True,
     ) -> None:
-        self.panes, self.look, self.comparison, self.notes = panes, look, comparison, notes
+        self.panes, self.look, self.comparison, self.notes, self.goes_on = panes, look, comparison, notes, goes_on
         self.telling = [pane for pane in panes if pane.telling]
         marks = legend and any(span.kind != "plain" for pane in panes for span in pane.spans)
         self.legend = meanings(look, panes, show_discarded=show_discarded) if marks else []
 
     def blocks(self) -> list[Block]:
         """The parts from top to bottom."""
-        look, drafting = self.look, [pane.stats for pane in self.panes if pane.drafting]
+        look, drafting = self.look, [pane for pane in self.panes if pane.drafting]
         blocks = [Block(0, StatsLines(self.panes, look).rows()), Block(1, self._comparison())]
         if look.color:
             if len(self.telling) > 1:
                 blocks.append(Block(3, [row for pane in self.telling for row in self._named(pane)]))
-            blocks.append(Block(4, flow(positions(drafting[-1] if drafting else None, look), look, 2)))
+            for pane in drafting[-1:]:
+                whose = pane.label if len(drafting) > 1 else ""
+                blocks.append(Block(4, flow(positions(pane.stats, look, whose), look, 2)))
         # Why the answer that the conversation goes on with is not whole.
-        text = note(self.panes[-1]) if self.panes and self.notes else ""
+        text = note(self.panes[-1], goes_on=self.goes_on) if self.panes and self.notes else ""
         notes = flow([chunk(text, "bad")], look) if text else []
         blocks += [Block(2, notes), Block(5, flow(self._reading_aids(), look))]
         return [block for block in blocks if block.rows]
@@ -206,12 +209,14 @@ class Frame(Drawn):
         comparison: Comparison | None = None,
         show_discarded: bool = False,
         notes: bool = True,
+        goes_on: bool = True,
         aside: Aside | None = None,
     ) -> None:
         self.look, self.aside = look, aside
         width = look.width - (1 + aside.look.width if aside else 0)
         self.body = SideBySide(panes, replace(look, width=width), layout, show_discarded=show_discarded)
-        self.summary = Summary(panes, look, comparison, show_discarded=show_discarded, notes=notes)
+        under: Any = {"show_discarded": show_discarded, "notes": notes, "goes_on": goes_on}
+        self.summary = Summary(panes, look, comparison, **under)
 
     def rows(self) -> list[Row]:
         blocks, height = self.summary.blocks(), self.look.height
@@ -237,20 +242,20 @@ class Frame(Drawn):
 
 @dataclass
 class Canvas:
-    """Satisfies :class:`app.console.answer.Place`."""
+    """What replay and the recorded tour draw on."""
 
     settings: Settings
     out: Console
     live: bool = False
     stop: Interrupts = dataclasses.field(default_factory=Interrupts)
-    recorder: None = None  # what is drawn here has been recorded, or is not to be
     touring: bool = False
+    goes_on: bool = False
 
     def say(self, what: Any) -> None:
-        self.out.print(Text(what) if isinstance(what, str) else what)
+        self.out.print(Text(visible(what)) if isinstance(what, str) else what)
 
     def hint(self, text: str) -> None:
-        self.out.print(Text(text, style="dim"))
+        self.out.print(Text(visible(text), style="dim"))
 
 
 def question(text: str, look: Look) -> Text:

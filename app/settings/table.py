@@ -109,8 +109,9 @@ class _Record(pydantic.BaseModel):
 
     @classmethod
     def field(cls, name: str) -> Field:
-        """The row of this name or short name; UsageError with the nearest one."""
-        named = {one.short or one.name: one for one in cls.fields().values()} | cls.fields()
+        """The row of this name, short name or flag's name; UsageError with the nearest one."""
+        rows = cls.fields().values()
+        named = {name: one for one in rows for name in (one.short, one.also) if name} | cls.fields()
         if name not in named:
             raise UsageError(f"unknown {cls.noun} {got(name)}{did_you_mean(name, cls.fields())}")
         return named[name]
@@ -220,7 +221,7 @@ class Settings(_Record):
     repetition_penalty: float = row(
         1.0, Number(0, 10, without_low=True), "makes what was said less likely; 1: off", DECODING
     )
-    no_repeat_ngram: int = row(0, Whole(0, _MANY), "say no n-gram of this length twice; 0: off", DECODING)
+    no_repeat_ngram: int = row(0, Whole(0, _MANY), "never repeat an n-gram of this length; 0: off", DECODING)
     max_new_tokens: int = row(128, Whole(1, _MANY), "longest answer, in tokens", DECODING, short="length")
     seed: int = row(42, Seed(), "seed; random draws one", DECODING)
     coupling: str = row(

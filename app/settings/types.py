@@ -134,9 +134,6 @@ class Whole(Kind):
             super().__init__(number, words, "N")
 
 
-Whole = Whole
-
-
 class Seed(Kind):
     """A seed for the noise; `random` draws one now, so that what is shown can be repeated."""
 

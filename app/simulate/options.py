@@ -30,8 +30,10 @@ _TABLE = (
     ),
     Field("gammas", WholeList(1, 64), (1, 2, 4, 8), "gammas to try", _GROUP),
     Field("t_draft", _SECONDS, None, "seconds of a drafted token (default: measured here)", _GROUP),
-    Field("t_verify", PassSeconds(), None, "of a target pass over 1, 2, … tokens (default: as recorded)", _GROUP),
-    Field("t_other", _SECONDS, None, "of the rest of a round (default: measured; 0 beside --t-verify)", _GROUP),
+    Field(
+        "t_verify", PassSeconds(), None, "seconds of a target pass over 1, 2, … tokens (default: as recorded)", _GROUP
+    ),
+    Field("t_other", _SECONDS, None, "seconds of the rest of a round (default: measured; 0 beside --t-verify)", _GROUP),
     Field("prompts", _FILE, None, "the prompts of a recording that torch printed, row by row", _GROUP),
     Field(
         "prompt_tokens",

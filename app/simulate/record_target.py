@@ -19,16 +19,16 @@ from typing import Any
 from app.lanes.answers import run_lane, shown_settings
 from app.lanes.lane import PairEngine
 from app.lanes.pass_times import measure_costs
-from app.prompts.datasets import questions_of
-from app.prompts.questions import Question, chosen, conversation, cut, fitting, stratified
+from app.prompts.datasets import selected
+from app.prompts.questions import Question, conversation, fitting
 from app.screen.output import answer_bar, load_engine
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_model import NoDrafter
 from sampling.recorded.answers import read_answers
 from sampling.types import Draft, Rows, Verdict
-from utils.errors import UsageError
-from utils.files import append, drop_half_line, writable
+from utils.errors import UsageError, UserError
+from utils.files import append, drop_half_line, first_difference, writable
 from utils.loading.fit import fingerprint
 from utils.machine import machine
 from utils.progress import INTERRUPTED
@@ -56,17 +56,19 @@ class Listener(NoDrafter):
 
 def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """Record the answers; the exit code."""
-    known = questions_of(args.prompts, settings.data_dir, offline=options.offline)
-    questions = cut(stratified(known if args.ids is None else chosen(known, args.ids), args.limit), args.turns)
+    questions = selected(args, settings.data_dir, offline=options.offline)
     with Interrupts() as interrupt:
         engine = load_engine(settings, options.changed(drafter="none"), interrupt)
-        with closing(TargetRecorder(engine, settings, args, interrupt)) as recorder:
+        header = _header(engine, settings, options)
+        with closing(TargetRecorder(engine, settings, args, interrupt, header)) as recorder:
             if args.costs and not recorder.has_costs:
                 recorder.add_costs(questions)
             done = recorder.run(questions)
     for line in recorder.skipped:
         sys.stderr.write(f"{line}\n")
     count = len(recorder.answers)
+    if done and not count:
+        raise UserError(f"nothing was recorded: none of the {len(questions)} prompts fits into the context")
     if not done:
         sys.stderr.write(f"interrupted: {args.out} keeps {count} answers, the same command goes on from there\n")
         return INTERRUPTED
@@ -76,13 +78,14 @@ def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> in
     return 0
 
 
-def _header(engine: PairEngine, settings: Settings) -> dict[str, Any]:
+def _header(engine: PairEngine, settings: Settings, options: ModelOptions) -> dict[str, Any]:
     """What the answers depend on, and what whoever plays them needs to know."""
     stop, end = engine.limits(settings).stop, engine.tokenizer.eos_token_id
     return {
         "recording": 1,
         "pair": engine.loaded.spec.name,
         "target": engine.loaded.target.name,
+        "weights": engine.loaded.spec.target.weights(options.revision),
         "vocab_size": engine.target.vocab_size,
         "end_id": end if end is not None else min(stop, default=0),
         "stop_ids": sorted(stop),
@@ -96,9 +99,10 @@ def _header(engine: PairEngine, settings: Settings) -> dict[str, Any]:
 
 def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same for a run to go on."""
-    settings = header.get("settings", {})
+    settings, machine = header.get("settings", {}), header.get("machine", {})
     found = {name: header.get(name) for name in _SAME} | {name: settings.get(name) for name in _SETTINGS}
-    return {**found, "quantization": header.get("machine", {}).get("quantization")}
+    found |= {name: machine.get(name) for name in ("dtype", "quantization")}
+    return found | {name: header[name] for name in ("weights",) if name in header}
 
 
 class TargetRecorder:
@@ -108,7 +112,14 @@ class TargetRecorder:
     another run's or none of ours. `answers` are all that it holds, by prompt, as ids.
     """
 
-    def __init__(self, engine: PairEngine, settings: Settings, args: Namespace, interrupt: Interrupts) -> None:
+    def __init__(
+        self,
+        engine: PairEngine,
+        settings: Settings,
+        args: Namespace,
+        interrupt: Interrupts,
+        header: Mapping[str, Any],
+    ) -> None:
         self.engine, self.settings, self.args, self.interrupt = engine, settings, args, interrupt
         self.answers: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.has_costs = False
@@ -116,7 +127,6 @@ class TargetRecorder:
         self.made = 0
         new = not args.out.exists() or args.out.stat().st_size == 0
         writable(args.out)
-        header = _header(engine, settings)
         if not new:
             self._take_up(header)
         self._file = args.out.open("ab", buffering=0)
@@ -128,13 +138,12 @@ class TargetRecorder:
         found = read_answers(self.args.out)
         if "recording" not in found.header:
             raise UsageError(f"--out {self.args.out} holds something else: name a new file")
-        before = _facts(found.header)
-        for name, value in _facts(header).items():
-            if before[name] != value:
-                raise UsageError(
-                    f"--out {self.args.out} holds a recording with {name} {before[name]}, now {value}: "
-                    "give the same flags, or another file"
-                )
+        before, now = _facts(found.header), _facts(header)
+        if (name := first_difference(before, now)) is not None:
+            raise UsageError(
+                f"--out {self.args.out} holds a recording with {name} {before.get(name)}, now {now.get(name)}: "
+                "give the same flags, or another file"
+            )
         self.answers = {one.prompt: one.answer for one in found.answers}
         self.has_costs = bool(found.pass_seconds)
         drop_half_line(self.args.out)

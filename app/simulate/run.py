@@ -30,7 +30,7 @@ from sampling.events import Event, Step
 from sampling.gamma.costs import pass_times
 from sampling.recorded.answers import RecordedAnswer, RecordedAnswers
 from sampling.types import Limits
-from utils.files import writable, write_json
+from utils.files import separate, writable, write_result
 from utils.progress import INTERRUPTED
 
 WARM_UP = 16  # tokens
@@ -48,6 +48,7 @@ def run_simulate(settings: Settings, options: ModelOptions, args: Namespace) -> 
     """Play the recorded answers under every drafter and gamma; the exit code."""
     if args.out is not None:
         writable(args.out)
+    separate({"--out": args.out}, [args.file, args.prompts])
     with Interrupts() as interrupt:
         simulation = Simulation(load_recorded_pair(settings, options, args, interrupt), settings, args, interrupt)
         complete = simulation.run()
@@ -69,8 +70,8 @@ def run_simulate(settings: Settings, options: ModelOptions, args: Namespace) -> 
         "complete": complete,
     }
     print_simulation(about, rows, settings)
-    if args.out is not None:
-        write_json(args.out, {**about, "rows": rows})
+    if args.out is not None and not write_result(args.out, {**about, "rows": rows}):
+        sys.stderr.write(f"{args.out} holds a finished result: it stays\n")
     return 0 if complete else INTERRUPTED
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.bench.against import ASSISTED, LOOKUP, PLAIN, as_bought, make_rivals, sampling_of
+from app.bench.against import ASSISTED, LOOKUP, PLAIN, make_rivals, sampling_of, without_defaults
 from app.bench.options import BenchArgs
 from app.bench.rivals import Rival
 from app.bench.run import run_bench
@@ -22,12 +22,12 @@ from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import save_student
 from sampling.drafters.draft_heads.config import DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.loop import never
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer, write_prompts
 from utils.catalogue.specs import HeadFolders
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import PackedLinear
 from utils.logits_processors import make_processor
+from utils.progress import never
 
 SETTINGS = Settings(max_new_tokens=12, quiet=True)
 PROMPT = [1, 70, 71, 72, 70, 71, 72, 70, 71]
@@ -95,7 +95,7 @@ def test_the_rivals_run_on_a_plain_copy_and_ours_stays_as_it_is(engine: PairEngi
 def test_a_models_own_preferences_do_not_count() -> None:
     model = tiny_model()
     model.generation_config.repetition_penalty = 1.5
-    twin = as_bought(model, frozenset({7, 3}))
+    twin = without_defaults(model, frozenset({7, 3}))
     assert twin.generation_config.repetition_penalty in (None, 1.0)
     assert (twin.generation_config.eos_token_id, model.generation_config.repetition_penalty) == ([3, 7], 1.5)
     assert twin.lm_head is model.lm_head
@@ -142,7 +142,7 @@ def test_rows_of_the_head_that_are_no_tokens_are_never_chosen(engine: PairEngine
 )
 def test_the_law_is_ours(changes: dict[str, Any]) -> None:
     settings = SETTINGS.changed(temperature=0.7, **changes)
-    model: Any = as_bought(tiny_model(), frozenset({2}))
+    model: Any = without_defaults(tiny_model(), frozenset({2}))
     ids = torch.tensor([PROMPT])
     told = model.generate(
         ids,

@@ -17,11 +17,11 @@ from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from sampling.events import Finished, Prefill, Step
-from sampling.loop import never
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import Stats, merge
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 from utils.errors import UsageError
+from utils.progress import never
 
 SETTINGS = Settings(max_new_tokens=10, quiet=True)
 QUESTIONS = [
@@ -123,7 +123,7 @@ def test_a_meter_shares_the_prefill_out() -> None:
 
     found: list[Stats] = []
     for row in (0, 1):
-        meter = Meter(row, 7, rows=2)
+        meter = Meter(7, row, rows=2)
         for event in (Prefill(3, 6, 4.0), step(0), step(1)):
             meter.add(event)
         found.append(meter.stats)

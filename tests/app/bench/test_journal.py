@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,14 +27,14 @@ from app.lanes.comparison import Variant
 from app.lanes.costs import Terms
 from app.lanes.pairing import choose_pair
 from app.screen.output import load_engine
-from app.settings.table import MODEL_FIELDS, SETTING_FIELDS, Settings
-from sampling.loop import never
+from app.settings.table import MODEL_FIELDS, SETTING_FIELDS, ModelOptions, Settings
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
 from tests.support.screen import ROOT
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 from tests.support.warm import Warm
 from utils.errors import UsageError, UserError
+from utils.progress import never
 
 ROWS = [
     {"turns": ["hello there", "and now?"], "category": "chat", "question_id": 11},
@@ -41,7 +42,8 @@ ROWS = [
     {"prompt": "what is 2 + 2", "category": "maths"},
 ]
 SETTINGS = Settings(max_new_tokens=6, quiet=True)
-TOTAL = 3 * 2 * 2 * 2  # prompts, repeats, temperatures; ar and ngram
+ROUND = 2 * 2  # temperatures; ar and ngram
+TOTAL = 3 * 2 * ROUND  # prompts, repeats
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,10 @@ class World:
 
     def run(self, left: int = 1 << 30, *, like: Settings = SETTINGS, **changes: Any) -> int:
         self.left, self.asked = left, []
-        args = BenchArgs(
+        return run_bench(like, self.options, self.args(**changes))
+
+    def args(self, **changes: Any) -> BenchArgs:
+        return BenchArgs(
             **{
                 "prompts": self.prompts,
                 "methods": ("ar", "ngram"),
@@ -102,7 +107,6 @@ class World:
                 **changes,
             }
         )
-        return run_bench(like, self.options, args)
 
     def told(self) -> dict[str, Any]:
         """The final file without what may differ from part to part."""
@@ -153,6 +157,14 @@ def test_an_unbroken_run_leaves_the_file_alone(world: Any) -> None:
     assert any(row["beyond_ties"] for row in data["summary"])
 
 
+def whole_rounds(journal: bytes) -> int:
+    """How many answers of rounds in which no variant is missing are in these lines."""
+    lines = [json.loads(line) for line in journal.split(b"\n")[:-1] if line.startswith(b'{"question"')]
+    found = {(one["question"], one["turn"], one["repeat"], one["method"], one["temperature"]) for one in lines}
+    rounds = Counter(place[:3] for place in found)
+    return sum(count for count in rounds.values() if count == ROUND)
+
+
 def resumed(world: Any, known: int) -> None:
     assert world.run() == 0
     assert world.asked == world.order[known:]  # in the order of the unbroken run
@@ -164,7 +176,7 @@ def test_a_journal_cut_at_any_line_goes_on_to_the_same_figures(world: Any) -> No
     lines = world.kept.splitlines(keepends=True)
     assert len(lines) == TOTAL + 2
     for count in range(len(lines) + 1):
-        known = max(0, count - 2)
+        known = max(0, count - 2) // ROUND * ROUND
         world.cut(sum(map(len, lines[:count])))
         resumed(world, known)
         data = json.loads(world.out.read_text())
@@ -181,8 +193,7 @@ def test_cuts_at_any_byte_one_after_another_lose_only_the_torn_line(world: Any, 
         size = int(share * world.journal.stat().st_size)
         whole = world.journal.read_bytes()[:size]
         world.journal.write_bytes(whole)
-        known = whole.count(b'\n{"question"')
-        known -= not whole.endswith(b"\n") and whole.rpartition(b"\n")[2].startswith(b'{"question"')
+        known = whole_rounds(whole)
         stop = (TOTAL - known) // 2
         if stop and world.run(stop) == 130:  # Ctrl-C in the answer after these
             assert len(world.asked) == stop + 1
@@ -200,7 +211,7 @@ def test_nothing_of_a_torn_line_stays_behind_what_comes_after_it(world: Any) -> 
     assert world.run(0) == 130
     assert len(world.journal.read_bytes().splitlines()) == len(whole)  # one part more
     world.out.unlink()
-    resumed(world, TOTAL - 1)
+    resumed(world, TOTAL - ROUND)
 
 
 def test_after_ctrl_c_the_same_command_goes_on_and_says_so(world: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,8 +220,20 @@ def test_after_ctrl_c_the_same_command_goes_on_and_says_so(world: Any, capsys: p
     assert "interrupted after 5 answers: the same command goes on from there" in capsys.readouterr().err
     assert world.run(like=loud) == 0
     assert f"going on: 5 answers are in {world.journal}\n" in capsys.readouterr().err
-    assert len(world.asked) == TOTAL - 5
-    assert json.loads(world.out.read_text())["resumed"] == 1
+    assert len(world.asked) == TOTAL - ROUND  # the round that was stopped in its midst is timed anew
+    data = json.loads(world.out.read_text())
+    assert (data["resumed"], [part["answers"] for part in data["parts"]]) == (1, [ROUND, TOTAL - ROUND])
+
+
+def test_a_round_that_was_answered_anew_takes_the_place_of_the_stopped_one(world: Any) -> None:
+    assert world.run(6) == 130
+    assert world.run(ROUND + 1) == 130  # the second round is now whole, the third one stopped
+    assert world.journal.read_bytes().count(b'\n{"question"') == 6 + ROUND + 1
+    assert world.run() == 0
+    assert world.asked == world.order[2 * ROUND :]
+    assert world.told() == world.whole
+    parts = json.loads(world.out.read_text())["parts"]
+    assert [part["answers"] for part in parts] == [ROUND, ROUND, TOTAL - 2 * ROUND]
 
 
 def test_a_finished_file_is_not_gone_on_from(world: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,6 +241,17 @@ def test_a_finished_file_is_not_gone_on_from(world: Any, capsys: pytest.CaptureF
     assert world.run(like=SETTINGS.changed(quiet=False)) == 0
     assert len(world.asked) == TOTAL
     assert f"{world.out} is there already: this run begins anew and replaces it in the end" in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_a_finished_file_as_it_is(world: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert world.run() == 0
+    before = world.out.read_bytes()
+    assert world.run(0) == 130
+    assert f"{world.out} holds a finished result: it stays\n" in capsys.readouterr().err
+    assert world.run(ROUND) == 130
+    assert world.out.read_bytes() == before
+    assert world.run() == 0  # what was measured since is in the journal
+    assert (len(world.asked), json.loads(world.out.read_text())["resumed"]) == (TOTAL - ROUND, 2)
 
 
 def other_prompts(world: Any, rows: list[dict[str, Any]]) -> Path:
@@ -263,11 +297,34 @@ def test_another_model_machine_or_tokenizer_is_refused(world: Any, monkeypatch: 
     lines = world.kept.splitlines(keepends=True)
     for old, new, told in (
         (b'"device": "cpu"', b'"device": "cuda:0"', "device cuda:0 there, cpu here"),
+        (b'"processes": 1', b'"processes": 2', "processes 2 there, 1 here"),
+        (b'"threads": ', b'"threads": 7', "threads 7[0-9]+ there, [0-9]+ here"),
         (b'"prompt_n": ', b'"prompt_n": 1', "prompt 1 has 1[0-9]+ tokens there, [0-9]+ here"),
     ):
         world.journal.write_bytes(b"".join([lines[0], *(line.replace(old, new) for line in lines[1:])]))
         with pytest.raises(UsageError, match=told):
             world.run()
+
+
+def test_a_pair_is_known_by_what_its_weights_hold(world: Any, pair: TinyPair, tmp_path: Path) -> None:
+    """Two folders may have the same name; the pair's heads and tables are part of the run as well."""
+    other = tiny_pair(tmp_path / "other", noise=0.5, stop=False, context=300).drafter
+    tables = tmp_path / "t.bin"
+    tables.write_bytes(b"one")
+
+    def told(**changes: Any) -> dict[str, Any]:
+        return about(SETTINGS, world.options.changed(**changes), BenchArgs(), [])
+
+    assert difference(told(), told()) is None
+    assert "weights of drafter " in str(difference(told(), told(drafter=str(other))))
+    before = told(tables=str(tables))
+    assert difference(told(), before) is not None
+    tables.write_bytes(b"two")
+    assert "weights of tables " in str(difference(before, told(tables=str(tables))))
+    assert "weights of glide" in about(SETTINGS, ModelOptions(pair="smollm2"), BenchArgs(), [])
+    world.cut(len(world.kept))
+    with pytest.raises(UsageError, match=r"another run: weights of drafter [0-9a-f]{16} there, [0-9a-f]{16} here"):
+        run_bench(SETTINGS, world.options.changed(drafter=str(other)), world.args())
 
 
 def test_a_setting_of_the_table_is_part_of_the_run_by_itself(pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,6 +451,7 @@ def test_a_run_killed_by_the_system_goes_on(pair: TinyPair, tmp_path: Path) -> N
 
     assert main(words) == 0
     data = json.loads(out.read_text())
+    known -= known % 2  # rounds of two methods
     assert [part["answers"] for part in data["parts"]] == [known, 2 * 22 - known]
     assert 0 < known < 44
     assert [len(entry["results"]) for entry in data["prompts"]] == [2] * 22

@@ -281,6 +281,15 @@ def test_the_sentence_names_the_fastest_that_drafts_where_plain_decoding_is_fast
     ]
 
 
+def test_the_sentence_passes_over_lanes_that_say_another_text() -> None:
+    rates = {"ar": 40.0, "draft": 90.0, "beam": 30.0, "spec": 20.0}
+    rows = [{"method": name, "predicted_per_second": {"mean": rate}} for name, rate in rates.items()]
+    assert result(page(Run.model_validate({"summary": rows}), "")) == [
+        "plain decoding (ar) is the fastest of 2 methods: 40.0 tokens a second; "
+        "the fastest that drafts, spec, writes 20.0 (0.50x)."
+    ]
+
+
 def test_the_sentence_names_the_fastest_of_other_programs() -> None:
     rates = {"ar": 10.0, "spec": 30.0, "hf-plain": 5.0, "llama-cpp": 20.0}
     rows = [{"method": name, "predicted_per_second": {"mean": rate}} for name, rate in rates.items()]
@@ -362,6 +371,9 @@ def test_a_rival_is_not_split() -> None:
     run = Run.model_validate({"summary": [{"method": "hf-plain"}], "prompts": [{"results": [answer]}]})
     assert time_split(run, ("hf-plain", None, None)) == (None, None, None, None, 5.0)
     assert PARTS[-1] == "not split"
+    answer["openings"] = 6  # tokens of its first run
+    run = Run.model_validate({"summary": [{"method": "hf-plain"}], "prompts": [{"results": [answer]}]})
+    assert time_split(run, ("hf-plain", None, None)) == (None, None, None, None, 10.0)
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,10 @@ from app.lanes.answers import parting, run_lane
 from app.lanes.lane import PairEngine
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
-from sampling.loop import never
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, write_prompts
 from utils.errors import UsageError, UserError
 from utils.loading.loaded import LoadOptions
-from utils.progress import silent
+from utils.progress import never, silent
 
 SETTINGS = Settings(max_new_tokens=12, quiet=True)
 PROMPT = [1, 70, 71, 72, 70, 71, 72, 70, 71]
@@ -95,6 +94,8 @@ def test_only_what_comes_after_the_first_run_is_in_a_rate(clock: Clock) -> None:
     assert stats.predicted_per_second == 1.0  # 4 tokens in 4 s
     assert (stats.openings, stats.target_passes, stats.tokens_per_pass) == (3, 2, 2.0)
     assert (stats.acceptance_rate, stats.alpha) == (None, None)
+    told = stats.to_json()  # holds what its rate is made of
+    assert told["predicted_per_second"] == 1000 * (told["predicted_n"] - told["openings"]) / told["predicted_ms"]
 
 
 def test_an_answer_of_one_run_has_no_rate(clock: Clock) -> None:

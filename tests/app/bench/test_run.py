@@ -34,7 +34,7 @@ from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
 from sampling.stats.theory import vertical_factor
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
-from utils.errors import UsageError
+from utils.errors import UsageError, UserError
 
 QUESTIONS = [Question((f"question {name}",), None, name) for name in (11, 12, "a b", 12, None)]
 LISTS = Path(__file__).parents[3] / "benchmarks"
@@ -343,9 +343,63 @@ def test_temperatures_are_benchmarks_of_their_own_in_one_run(
 
 
 def test_a_check_of_identity_has_one_temperature(options: ModelOptions, prompts: Path) -> None:
-    for more in ({"temperatures": (0.0,)}, {"against": "transformers"}):
+    for more in ({"temperatures": (0.0,)}, {"against": "transformers"}, {"report": Path("p.html")}):
         with pytest.raises(UsageError, match=f"leave --{next(iter(more))} out"):
             run_bench(SETTINGS, options, BenchArgs(prompts, check_identity=True, **more))
+    with pytest.raises(UsageError, match="writes no page and no log: leave --log out"):
+        run_bench(SETTINGS.changed(record="log.jsonl"), options, BenchArgs(prompts, check_identity=True))
+
+
+def test_files_that_a_benchmark_reads_or_writes_twice_are_refused(
+    options: ModelOptions, prompts: Path, tmp_path: Path
+) -> None:
+    before, out = prompts.read_bytes(), tmp_path / "out.json"
+    link, log = tmp_path / "link", SETTINGS.changed(record=str(tmp_path / "." / "out.json"))
+    link.symlink_to(prompts)
+    for settings, args, told in (
+        (SETTINGS, BenchArgs(prompts, out=link), "--out .*link is the file to be read: name another"),
+        (SETTINGS, BenchArgs(prompts, report=prompts), "--report .* is the file to be read: name another"),
+        (SETTINGS, BenchArgs(out=out, report=out), "--report .*out.json is the file of --out as well: name another"),
+        (log, BenchArgs(out=out), "--log .*out.json is the file of --out as well: name another"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            run_bench(settings, options, args)
+    assert prompts.read_bytes() == before
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_nothing_measured_is_no_success(
+    check: bool, options: ModelOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    args = BenchArgs(write_prompts(tmp_path / "p.jsonl", [{"prompt": "x" * 4000}]), out=out, check_identity=check)
+    told = "nothing was compared" if check else "nothing was measured"
+    with pytest.raises(UserError, match=f"{told}: none of the 1 prompts fits into the context"):
+        run_bench(SETTINGS, options, args)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("skipped: the prompt is 4")) == ("", 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
+
+
+def test_the_first_prompt_that_fits_warms_up(
+    options: ModelOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def noting(lane: Any, prompt: list[int], *given: Any, **named: Any) -> Answer:
+        asked.append(len(prompt))
+        return run_lane(lane, prompt, *given, **named)
+
+    monkeypatch.setattr(app.bench.run, "run_lane", noting)
+    out = tmp_path / "out.json"
+    rows = [{"prompt": "x" * 4000}, {"prompt": "a prompt that fits"}]
+    prompts = write_prompts(tmp_path / "p.jsonl", rows)
+    args = BenchArgs(prompts, methods=("ar", "ngram"), gammas=(2,), repeat=1, out=out)
+    assert run_bench(SETTINGS, options, args) == 0
+    assert len(asked) == 2 + 2  # the warm-up, and what counts
+    assert len(set(asked)) == 1
+    assert len(json.loads(out.read_text())["skipped"]) == 1
 
 
 def test_lanes_that_ignore_gamma_run_once_for_all_numbers(
@@ -462,6 +516,15 @@ def test_the_lanes_and_transformers_agree(
     assert json.loads(out.read_text())["identity"]["passed"] is True
 
 
+def test_rules_of_repetition_are_the_references_too(
+    options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = BenchArgs(prompts, methods=("ar", "ngram"), gammas=(2,), check_identity=True)
+    settings = SETTINGS.changed(repetition_penalty=1.7, no_repeat_ngram=2)
+    assert run_bench(settings, options, args) == 0
+    assert capsys.readouterr().out == "identity: 2 prompts × 12 tokens × 2 lanes: 0 differ\n"
+
+
 def broken(lane: Any, *given: Any, **named: Any) -> Answer:
     """Lanes at gamma 4 get their sixth token wrong."""
     answer = run_lane(lane, *given, **named)
@@ -565,7 +628,7 @@ def test_the_first_difference_of_two_answers() -> None:
 def test_a_lane_reports_the_events_it_saw(options: ModelOptions) -> None:
     from app.prompts.questions import prompt_ids
     from app.screen.output import load_engine
-    from sampling.loop import never
+    from utils.progress import never
 
     engine = load_engine(SETTINGS, options, never)
     seen: list[object] = []

@@ -22,6 +22,10 @@ NO_SYSTEM = (
     "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] | trim }} {{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+FUSSY = (
+    "{% for m in messages %}{% if 'bad' in m['content'] %}{{ raise_exception('no bad') }}{% endif %}"
+    "<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+)
 FORGETFUL = "{{ messages[-1]['content'] }}"
 
 
@@ -88,10 +92,10 @@ def test_a_system_prompt_reaches_earlier_turns_and_answers_keep_their_ids() -> N
     chat = conversation()
     answer(chat, "hi", "hello")
     kept = chat.turns[0].answer
-    chat.set_system("Be brief.")
+    chat.settle(system="Be brief.")
     assert chat.turns[0].answer == kept
     assert shown(chat, chat.ids).startswith("<|im_start|>system\nBe brief.")
-    chat.set_system("")
+    chat.settle(system="")
     assert "Be kind." in shown(chat, chat.ids)
 
 
@@ -121,10 +125,26 @@ def test_a_template_that_hides_earlier_answers_is_refused_in_one_line() -> None:
     assert len(chat.turns) == 1
 
 
-def test_a_template_that_raises_is_one_line() -> None:
-    chat = conversation("{{ raise_exception('never') }}")
-    with pytest.raises(UserError, match="refuses this chat"):
+@pytest.mark.parametrize("system", ["", "Be brief."])
+def test_a_template_that_raises_is_one_line(system: str) -> None:
+    chat = conversation("{{ raise_exception('never') }}", system=system)
+    with pytest.raises(UserError, match=r"refuses this chat \(never\)"):
         chat.plan("hi")
+
+
+def test_a_refused_change_leaves_the_whole_chat_as_it_was() -> None:
+    chat = conversation(FUSSY)
+    chat.settle(template="chatml")
+    answer(chat, "hi", "hello")
+    before, turns = dict(vars(chat)), list(chat.turns)
+    with pytest.raises(UserError, match="no bad"):
+        chat.settle(system="bad", template="auto")
+    assert (vars(chat), chat.turns) == (before, turns)
+    chat.settle(template="auto")
+    with pytest.raises(UserError, match="no bad"):
+        chat.settle(system="bad")
+    chat.settle(system="good")
+    assert shown(chat, chat.ids).startswith("<system>good<user>hi")  # it takes a system prompt all the same
 
 
 @pytest.mark.parametrize("chat", [conversation(None), conversation(chat=False)])
@@ -178,6 +198,14 @@ def test_an_edit_replaces_the_last_message_only_when_it_is_answered() -> None:
     assert chat.turns == before
     chat.commit(plan, [*ids(chat, "II"), STOP], "eos")
     assert [(turn.user, turn.text) for turn in chat.turns] == [("one", "1"), ("deux", "II")]
+
+
+def test_a_message_beyond_the_context_is_not_answered_anew() -> None:
+    chat = conversation(context=120)
+    answer(chat, "one", "1")
+    chat.context = 3
+    with pytest.raises(UserError, match="the context holds 3: nothing was sent"):
+        chat.plan_regen()
 
 
 @pytest.mark.parametrize("make", ["plan", "plan_edit"])

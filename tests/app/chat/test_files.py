@@ -14,9 +14,11 @@ from markdown_it import MarkdownIt
 
 from app.chat.conversation import Turn
 from app.chat.export import Shown, draw, drawing, fenced, html, markdown, svg
+from app.chat.saved import answered_of, read_chat
 from app.settings.table import Settings
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
+from utils.errors import UserError
 
 HOSTILE = (
     '<script>alert(1)</script> <img src=x onerror=y> [red]markup[/red] --> ]]> </code></pre> \x1b[31mred &amp; "\u202e'
@@ -114,6 +116,71 @@ def test_a_chat_without_figures_can_be_loaded(catalogue: Path, saved: tuple[Path
     assert ran.errors == ["error: the last answer was loaded without its figures"]
     assert "the drafts and figures of this answer are not there" in (tmp_path / "bare.md").read_text()
     assert len(ran.actions.chat.turns[-1].answer) == 24
+
+
+def spoilt(told: Any, keys: list[Any], value: Any) -> str:
+    """The saved chat with this value in the first lane of its first turn."""
+    told = json.loads(json.dumps(told))
+    place = told["turns"][0]["decodings"][0]["lanes"][0]
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    return json.dumps(told)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (["prompt_n"], "x"),
+        (["events", -2, "drafted"], 3),
+        (["events", -2, "gamma"], 10**9),
+        (["events", -2, "verify_s"], float("nan")),
+        (["events", -2, "calls", 0, 2], float("inf")),
+        (["events", -2, "path"], [7]),
+        (["events", -2, "parents"], [5]),
+        (["events", -2, "token"], "x"),
+        (["events", -2, "event"], "leap"),
+    ],
+)
+def test_a_chat_whose_figures_no_run_can_have_is_loaded_without_them(
+    keys: list[Any], value: Any, catalogue: Path, saved: tuple[Path, Ran], tmp_path: Path
+) -> None:
+    told = json.loads(Path(f"{saved[0]}.json").read_text())
+    file = tmp_path / "spoilt.json"
+    file.write_text(spoilt(told, keys, value))
+    chat = read_chat(file)
+    with pytest.raises(UserError, match="the figures of this answer were not saved"):
+        answered_of(chat.turns[0], saved[1].state.chat.text)
+    assert len(answered_of(chat.turns[1], saved[1].state.chat.text)) == 1
+
+
+def test_nothing_in_a_loaded_chat_is_obeyed_by_the_terminal(
+    catalogue: Path, saved: tuple[Path, Ran], tmp_path: Path
+) -> None:
+    text = Path(f"{saved[0]}.json").read_text()
+    text = text.replace('"name": "spec"', '"name": "\\u001b[31m"')
+    told = {**json.loads(text), "system": "x\x1b]0;pwn\x07"}
+    for turn in told["turns"]:
+        for decoding in turn["decodings"]:
+            decoding["models"]["where"] = "\x1b[2J"
+    file = tmp_path / "hostile.json"
+    file.write_text(json.dumps(told))
+    looks = ["/stats", "/stats session", "/trace 1", "/plot positions", "/settings", "/system", "/set system"]
+    ran = run_lines(catalogue, f"/load {file}", *looks, "one", "/stats", "/gamma \x1b[31m")
+    assert not set(ran.text.split("<<< /gamma")[0]) & {"\x1b", "\x07", "\x9b"}
+    assert "\x1b" not in ran.errors[-1]
+    assert "␛]0;pwn␇" in ran.after("/system")
+
+
+def test_one_damaged_answer_leaves_the_pages_of_a_chat_whole(
+    catalogue: Path, saved: tuple[Path, Ran], tmp_path: Path
+) -> None:
+    told = json.loads(Path(f"{saved[0]}.json").read_text())
+    file = tmp_path / "spoilt.json"
+    file.write_text(spoilt(told, ["events", -2, "drafted"], 3))
+    ran = run_lines(catalogue, f"/load {file}", "/stats", f"/save {tmp_path}/a.html", f"/save {tmp_path}/a.md")
+    assert not ran.errors
+    assert (tmp_path / "a.md").read_text().count("the drafts and figures of this answer are not there") == 1
 
 
 def test_what_cannot_be_loaded_is_one_line_and_changes_nothing(

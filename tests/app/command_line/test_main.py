@@ -135,6 +135,15 @@ def test_run_takes_its_prompt_from_the_words(handed: Handed, argv: list[str], pr
     assert (name, *call[2:]) == ("run_once", prompt, as_json)
 
 
+def test_two_dashes_end_the_flags(handed: Handed, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--gamma", "3", "what", "--", "--foo", "--", "-x"]) == 0
+    assert handed.calls[-1][1][2] == "what --foo -- -x"
+    assert read_request(["replay", "--", "--odd.jsonl"], {}).own.file == Path("--odd.jsonl")
+    assert main(["replay", "a.jsonl", "--", "--b"]) == 2
+    assert main(["pairs", "--", "x"]) == 2
+    assert "takes no further argument '--b'" in capsys.readouterr().err
+
+
 def test_bench_hands_over_its_own_arguments(handed: Handed) -> None:
     words = "bench --prompts p.jsonl --methods ar,ngram --gammas 2,4 --repeat 5 --limit 3 --out o.json --check-identity"
     assert main(words.split()) == 0
@@ -187,6 +196,7 @@ USAGE_ERRORS = [
     (["--gamma"], "error: --gamma needs a value: a whole number from 1 to 64 or auto"),
     (["--no-chat=x"], "error: --no-chat takes no value, got 'x'"),
     (["--gama", "3"], "error: unknown flag --gama (did you mean --gamma?)"),
+    (["--length", "3"], "error: unknown flag --length (did you mean --max-new-tokens?)"),
     (["--max-new", "3"], "error: unknown flag --max-new (did you mean --max-new-tokens?)"),
     (["--xyzzy"], "error: unknown flag --xyzzy (--help lists them; -- ends the flags)"),
     (["--json"], "error: chat takes no --json (run, plan do)"),
@@ -274,6 +284,11 @@ def raising(error: BaseException) -> Any:
         (KeyboardInterrupt(), 130, ""),
         (BrokenPipeError(), 0, ""),
         (SystemExit(1), 1, ""),
+        (
+            ModuleNotFoundError("No module named 'rich'"),
+            1,
+            "error: No module named 'rich': python -m pip install -r requirements.txt installs what is needed\n",
+        ),
         (
             PermissionError(13, "Permission denied", "x.json"),
             1,
@@ -391,12 +406,12 @@ def test_version_is_the_projects() -> None:
     assert re.fullmatch(r"speculative-decoding-console \d+\.\d+\.\d+\n", found.stdout)
 
 
-def test_a_reader_that_leaves_early_hears_nothing() -> None:
+@pytest.mark.parametrize("words", [["--help"], ["pairs"], ["plan"], ["replay", "docs/examples/session.jsonl"]])
+def test_a_reader_that_leaves_early_hears_nothing(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "infer.py"), "--help"], stdout=writer, stderr=subprocess.PIPE
-    )
+    command = [sys.executable, str(ROOT / "infer.py"), *words]
+    process = subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE, cwd=ROOT)
     os.close(writer)
     assert process.communicate(timeout=60)[1] == b""
     assert process.returncode == 0
@@ -423,6 +438,32 @@ def test_a_full_disk_is_told_once_also_when_it_shows_late() -> None:
             process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
         assert process.returncode == 1
         assert process.stderr == "error: cannot read or write: No space left on device\n"
+
+
+def test_a_closed_stdout_is_one_line_and_a_closed_stderr_keeps_nothing_back() -> None:
+    words = f"{sys.executable} {ROOT / 'infer.py'} pairs"
+    shut = subprocess.run(["sh", "-c", f"{words} >&-"], capture_output=True, text=True, check=False, timeout=60)
+    assert (shut.returncode, shut.stderr) == (1, "error: stdout is closed\n")
+    told = subprocess.run(["sh", "-c", f"{words} 2>&-"], capture_output=True, text=True, check=False, timeout=60)
+    assert told.returncode == 0
+    assert told.stdout
+    mute = (
+        "import sys, app.command_line.main as cli; cli._run = lambda _: sys.stderr.write('x') and 0;"
+        "sys.exit(cli.main([]))"
+    )
+    process = subprocess.run(["sh", "-c", f'{sys.executable} -c "{mute}" 2>&-'], check=False, timeout=60, cwd=ROOT)
+    assert process.returncode == 0
+
+
+def test_without_the_requirements_it_says_what_installs_them(tmp_path: Path) -> None:
+    (tmp_path / "pydantic.py").write_text("raise ModuleNotFoundError('No module named pydantic')")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, str(ROOT / "infer.py"), "pairs"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environ)
+    assert found.returncode == 1
+    assert found.stderr == (
+        "error: No module named pydantic: python -m pip install -r requirements.txt installs what is needed\n"
+    )
 
 
 def test_a_closed_stdin_is_a_usage_error() -> None:

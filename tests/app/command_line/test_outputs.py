@@ -186,7 +186,7 @@ def tried(home: Home, capsys: pytest.CaptureFixture[str]) -> Callable[[str, Path
         assert "Traceback" not in told
         if isinstance(answer, str):
             return answer
-        complaints = [line for line in error.splitlines() if re.match("error: |recording stopped", line)]
+        complaints = [line for line in error.splitlines() if re.match("error: |the session log stopped", line)]
         assert len(complaints) == (answer != 0) or name == "--record"
         return complaints[0] if complaints else ""
 

@@ -19,13 +19,13 @@ from app.lanes.answers import Answer, compared
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
-from sampling.loop import never
 from sampling.stats.summary import Stats
 from tests.app.lanes.test_lanes import countdown
 from tests.sampling.stats.test_metrics import KEYS, step
 from tests.support.tiny import TinyPair, tiny_pair
 from tests.support.warm import Warm
 from utils.errors import UsageError
+from utils.progress import never
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -166,6 +166,15 @@ def test_the_text_goes_out_alone_and_the_figures_beside_it(
     assert lines[1].startswith("spec  30 tok")
     assert "same output" in lines[2]
     assert lines[-1] == "cut at 30 tokens"
+
+
+@pytest.mark.parametrize("columns", ["abc", "0", "-5", "²", ""])
+def test_columns_that_are_none_take_no_figure_away(
+    columns: str, options: ModelOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    run_once(Settings(max_new_tokens=4), options, "hello", False)
+    assert "tok/s" in capsys.readouterr().err
 
 
 def test_quiet_says_nothing_but_the_answer(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
@@ -340,7 +349,7 @@ def test_the_rate_agrees_with_a_stopwatch_on_the_default_model(method: str) -> N
     from sampling.events import Prefill, Step
     from sampling.stats.metrics import Meter
 
-    meter, started, last = Meter(), 0.0, 0.0
+    meter, started, last = Meter(0), 0.0, 0.0
     for event in engine.lane(method, settings).run(prompt_ids(engine, "Name three colours.", settings)):
         last = time.perf_counter()
         if not started and isinstance(event, Step):

@@ -132,7 +132,16 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     told: list[Exception] = []
     with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
-        reader = PromptReader(lambda _: (), lambda: "", lambda _: None, told.append, input=pipe, output=DummyOutput())
+        cleared: list[bool] = []
+        reader = PromptReader(
+            lambda _: (),
+            lambda: "",
+            lambda _: None,
+            told.append,
+            cleared=lambda: cleared.append(True),
+            input=pipe,
+            output=DummyOutput(),
+        )
 
         def read(text: str) -> str:
             pipe.send_text(text)
@@ -143,7 +152,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             finally:
                 patience.cancel()
 
-        read.reader, read.told = reader, told  # type: ignore[attr-defined]
+        read.reader, read.told, read.cleared = reader, told, cleared  # type: ignore[attr-defined]
         yield read
 
 
@@ -161,6 +170,13 @@ def test_a_search_that_was_still_open_when_its_prompt_ended_does_not_take_the_ne
     monkeypatch.setenv("EDITOR", "true")
     assert typed("first\x18\x05\x12") == "first"  # Ctrl-R while the editor, which sends the text, is at work
     assert typed("second\r") == "second"
+
+
+def test_whoever_waits_for_an_edited_line_hears_that_ctrl_c_has_cleared_it(typed: Any) -> None:
+    assert typed("first\r") == "first"
+    assert not typed.cleared
+    assert typed("abandoned\x03second\r") == "second"
+    assert typed.cleared == [True]
 
 
 def test_enter_takes_what_a_search_found(typed: Any) -> None:

@@ -25,11 +25,11 @@ from app.settings.layers import Layers
 from app.settings.table import Settings
 from sampling.events import Step
 from sampling.gamma.goodput import GoodputController
-from sampling.loop import never
 from sampling.stats.summary import Stats
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 from utils.errors import UsageError
+from utils.progress import never
 
 AUTO: dict[str, Any] = {"gamma": "auto", "max_new_tokens": 40, "quiet": True}
 

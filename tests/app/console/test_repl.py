@@ -9,11 +9,13 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from scipy.stats import binomtest
 
 import app.screen.live
@@ -21,9 +23,10 @@ from app.chat.saved import osc52
 from app.console.loading import load_engine
 from app.console.prompt import open_block, unblocked
 from app.console.slash_commands import TABLE
-from app.console.state import ConsoleState
+from app.console.state import LONGEST_BACK, ConsoleState
 from app.screen.rows import visible
 from app.screen.terminal import unheard
+from app.settings.layers import Layers
 from sampling.models.causal import CausalSession
 from tests.support.runs import counted_anew, noise_asked, twice
 from tests.support.scripted import catalogue_of, failing, run_lines
@@ -99,6 +102,7 @@ BAD = {
     "/set coupling=maybe": "coupling must be",
     "/set gamma=2 top_k": "NAME=VALUE",
     "/set nothing=1": "unknown setting",
+    "/set gamma = 5": "/set takes NAME=VALUE without spaces around =, got 'gamma = 5' (nothing changed)",
     "/reset nothing": "unknown setting",
     "/processor best": "got 'best'",
     "/compare ar,wings": "compare must be",
@@ -337,6 +341,11 @@ def test_edit_without_text_waits_for_the_very_next_message(catalogue: Path) -> N
     assert [turn.user for turn in ran.state.chat.turns] == ["un", "two", "three"]
 
 
+def test_an_edit_that_was_abandoned_leaves_the_last_message_alone(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "one", "/edit", ConsoleState.abandon_edit, "two")
+    assert [turn.user for turn in ran.state.chat.turns] == ["one", "two"]
+
+
 def test_edit_opens_the_editor_on_a_terminal(catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     editor = tmp_path / "editor"
     editor.write_text('#!/bin/sh\nprintf "from the editor" > "$1"\n', encoding="utf-8")
@@ -352,6 +361,7 @@ def test_edit_opens_the_editor_on_a_terminal(catalogue: Path, tmp_path: Path, mo
 
     ran = run_lines(catalogue, "one", on_terminal, "/edit", off_terminal, on_terminal, "/edit")
     assert [turn.user for turn in ran.state.chat.turns] == ["from the editor"]
+    assert "› from the editor" in ran.text  # nobody typed it here
     assert "failed" in ran.after("/edit")
     assert "nothing was sent" in ran.after("/edit")
 
@@ -360,6 +370,31 @@ def test_a_prompt_beyond_the_context_leaves_the_conversation_alone(catalogue: Pa
     ran = run_lines(catalogue, "/pair short", "one", "x" * 500, "/undo", "after")
     assert re.search(r"error: the prompt is \d+ tokens, the context holds 120: nothing was sent", ran.text)
     assert [turn.user for turn in ran.state.chat.turns] == ["after"]
+
+
+def test_a_message_that_was_refused_goes_back_into_the_input_line(catalogue: Path) -> None:
+    def held(state: ConsoleState) -> None:
+        assert (state.next_line, state.editing) == ("", True)
+
+    long = "x" * 500
+    edited = ["/pair short", "one", f"/edit {long}", held, "un"]
+    ran = run_lines(catalogue, *edited, long, "two")
+    assert ran.reader.defaults[3] == ran.reader.defaults[5] == long
+    assert [turn.user for turn in ran.state.chat.turns] == ["un", "two"]
+
+
+def test_a_refused_message_that_would_hide_the_reason_does_not_go_back(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "/pair short", "x" * (LONGEST_BACK + 1), "two")
+    assert ran.reader.defaults[2] == ""
+    assert [turn.user for turn in ran.state.chat.turns] == ["two"]
+
+
+def test_info_never_tells_of_less_than_nothing(catalogue: Path) -> None:
+    def overfull(state: ConsoleState) -> None:
+        state.chat.turns[0] = replace(state.chat.turns[0], prompt=(0,) * 200)
+
+    ran = run_lines(catalogue, "/pair short", "one", overfull, "/info")
+    assert "of 120 tokens used, 0 left" in ran.after("/info")
 
 
 def test_an_answer_that_fills_the_context_says_so(catalogue: Path) -> None:
@@ -394,6 +429,50 @@ def test_a_pair_that_fails_leaves_the_old_one(catalogue: Path) -> None:
     ran = run_lines(catalogue, "one", "/pair short", "two", loader=loader)
     assert ran.after("/pair short").startswith("error: no such folder (still tiny)")
     assert [turn.user for turn in ran.state.chat.turns] == ["one", "two"]
+
+
+def test_another_pair_brings_its_own_settings_to_chat_and_log(catalogue: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    told = yaml.safe_load(catalogue.read_text())
+    told["pairs"]["other"] = {**told["pairs"]["tiny"], "defaults": {"system": "You are B.", "record": str(log)}}
+    told["pairs"]["off"] = {**told["pairs"]["tiny"], "defaults": {"chat": False}}
+    file = tmp_path / "models.yaml"
+    file.write_text(yaml.safe_dump(told))
+    seen: list[Any] = []
+
+    def look(state: ConsoleState) -> None:
+        seen.append((state.chat.system, state.chat.chat, state.log is not None, state.settings.system))
+
+    layers = Layers(flags={"max_new_tokens": 12})
+    ran = run_lines(file, "one", "/pair other", look, "two", "/pair off", look, layers=layers)
+    assert not ran.errors
+    assert seen == [("You are B.", True, True, "You are B."), ("", False, False, "")]
+    assert "You are B." in log.read_text()
+
+
+def test_a_drafter_that_cannot_run_is_refused(catalogue: Path) -> None:
+    seen: list[Any] = []
+
+    def look(state: ConsoleState) -> None:
+        seen.append((state.settings, state.pairs.engine, state.pairs.spec, state.chat.turns[:]))
+
+    lines = ["/drafter cascade", "/set compare=ar,cascade cascade=nobody"]
+    ran = run_lines(catalogue, "one", look, *lines, look)
+    assert seen[0] == seen[1]
+    assert len(ran.errors) == 2
+    assert "(still tiny)" in ran.after(lines[0])
+    wrong = ["/set compare=ar,cascade cascade=model,ngram k_matrix=[[2,2],[0,2]]", "/cascade nobody"]
+    ran = run_lines(catalogue, "one", *wrong, "two")
+    assert [line[:6] for line in ran.errors] == ["error:"]
+    assert ran.state.settings.cascade == ("model", "ngram")
+    assert len(ran.state.chat.turns) == 2
+
+
+def test_a_refused_change_makes_no_log(catalogue: Path, tmp_path: Path) -> None:
+    ran = run_lines(catalogue, "one", f"/set record={tmp_path}/new.jsonl compare=eagle")
+    assert len(ran.errors) == 1
+    assert not list(tmp_path.iterdir())
+    assert ran.state.log is None
 
 
 def test_quantization_loads_the_pair_anew_and_the_conversation_goes_on(catalogue: Path) -> None:

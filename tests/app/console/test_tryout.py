@@ -49,6 +49,7 @@ def test_the_prompts_are_asked_and_the_conversation_is_as_it_was(catalogue: Path
     ran = run_lines(catalogue, "hello", look, f'/prompts "{prompts}"', look, "and you?", look)
     told = ran.after(f'/prompts "{prompts}"')
     assert told.count("same output") == 3
+    assert "/continue" not in told  # it would go on with the conversation
     assert "\n3 answers\n" in told  # the figures of all
     assert told.index("1/3 chat first of two") < told.index("1/3 chat second of two") < told.index("3/3 [bold]last")
     assert "error: prompt 2/3 is left out: the prompt is 3" in told.replace("\n", " ")

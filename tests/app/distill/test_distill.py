@@ -25,19 +25,20 @@ from app.distill.draft_head import draft_head_for
 from app.distill.options import distill_args
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
-from sampling.drafters.draft_heads.checkpoint import read_config
-from sampling.loop import never
+from sampling.drafters.draft_heads.checkpoint import read_config, save_student
 from sampling.stats.theory import efficiency, expected_speedup
 from tests.support.distilling import counting_target
 from tests.support.places import largest_file
 from tests.support.tiny import VOCAB, tiny_pair, write_prompts
 from tests.support.warm import Warm
 from training.draft_heads.batches import grouped, make_batch
-from training.draft_heads.features import Examples, Kept, Streamed, extract, load_shard
+from training.draft_heads.features import Examples, StoredExamples, StreamedExamples, extract, load_shard
 from training.draft_heads.losses import held_out
 from training.draft_heads.report import curve_svg, expected, tokens_per_pass
 from training.draft_heads.train import load_checkpoint, teacher_for
 from training.text.self_text import read_texts, split
+from utils.loading.fit import fingerprint
+from utils.progress import never
 from utils.svg_plots import COLOURS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -85,10 +86,10 @@ def untrained_alpha(target: Path, data: Path, kind: str, folder: Path) -> float:
     student = draft_head_for(engine, distill_args({"out": "d", "student": kind}), learned, 42)
     layers = student.target_layers(engine.target.network.layers)
     if kind == "eagle3":
-        examples: Examples = Streamed(engine.target.network, held, student.config.reads)
+        examples: Examples = StreamedExamples(engine.target.network, held, student.config.reads)
     else:
-        files = extract(engine.target.network, held, layers, folder, lambda *_: None)
-        examples = Kept([example for file in files for example in load_shard(file)])
+        files = extract(engine.target.network, {}, held, layers, folder, lambda *_: None)
+        examples = StoredExamples([example for file in files for example in load_shard(file)])
     batches = [make_batch(examples.take(one), layers, 0.3) for one in grouped(examples.lengths, 1024, 0)]
     return held_out(student, teacher_for(engine.loaded.target.model, student), batches, 1).alpha[0]
 
@@ -176,6 +177,31 @@ def test_a_trained_drafter_is_trained_further(
     ):
         assert main(words(target, tmp_path / "refused", *flags, "--start", str(plain), *more)) == 2
         assert capsys.readouterr().err.strip().endswith(said)
+
+
+def test_a_head_trained_further_looks_back_no_less_far_than_before(target: Path, data: Path, tmp_path: Path) -> None:
+    engine = load_engine(Settings(quiet=True), ModelOptions(target=str(target), drafter="none", device="cpu"), never)
+    texts = read_texts([data], VOCAB, 64)
+    seen = max(len(one.ids) for one in texts)
+    args = distill_args({"out": "d", "student": "glide"})
+    new = draft_head_for(engine, args, texts, 42)
+    assert new.config.window == seen
+    for before, after in ((0, 0), (seen - 1, seen), (seen + 9, seen + 9)):  # 0: to the beginning
+        start = tmp_path / str(before)
+        new.config = replace(new.config, window=before)
+        save_student(start, new, {"tokenizer": fingerprint(engine.tokenizer)})
+        further = distill_args({"out": "d", "student": "glide", "start": str(start)})
+        assert draft_head_for(engine, further, texts, 42).config.window == after
+
+
+def test_one_folder_of_features_serves_several_targets(target: Path, data: Path, tmp_path: Path) -> None:
+    features, other = tmp_path / "features", tiny_pair(tmp_path / "other", seed=7).target
+    flags = ["--student", "feature", "--data", str(data), "--features", str(features), "--epochs", "0.1"]
+    made = []
+    for place, out in ((target, "a"), (target, "b"), (other, "c")):
+        assert main(words(place, tmp_path / out, *flags)) == 0
+        made.append(len(list(features.iterdir())))
+    assert made == [made[0], made[0], 2 * made[0]]
 
 
 # -- going on -------------------------------------------------------------------------------------
@@ -359,6 +385,14 @@ def test_data_of_another_vocabulary_is_refused(
     assert f"a.jsonl:10: id {VOCAB + 7} is outside the target's vocabulary (0 … {VOCAB - 1})" in capsys.readouterr().err
 
 
+def test_prompts_that_all_lack_room_for_an_answer_are_refused(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "one two three four " * 20}] * 70)
+    assert main(words(target, tmp_path / "d", "--prompts", str(prompts), "--longest", "64")) == 1
+    assert capsys.readouterr().err == "error: every prompt has 64 tokens or more: there is no room for an answer\n"
+
+
 def test_folders_of_others_are_left_alone(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
     assert main(words(target, tmp_path / "file")) == 2
@@ -366,6 +400,16 @@ def test_folders_of_others_are_left_alone(target: Path, tmp_path: Path, capsys: 
     assert main(words(target, tmp_path)) == 2
     assert "holds other files and no run of distill" in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_run_for_another_target_of_the_same_name_is_refused(
+    target: Path, plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, other = (plain / "report.json").read_bytes(), tiny_pair(tmp_path, seed=7).target
+    assert other.name == target.name
+    assert main(words(other, plain, "--tokens", "5000", *QUICK)) == 2
+    assert f"{plain} holds a run with a target of other weights: give the same flags" in capsys.readouterr().err
+    assert (plain / "report.json").read_bytes() == before
 
 
 def test_a_target_without_a_template_needs_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

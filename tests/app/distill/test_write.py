@@ -151,6 +151,7 @@ def test_it_writes_goes_on_and_says_when_it_is_finished(
         (["--temperatures", "0"], "was begun with temperatures 0,0.7,1, now 0"),
         (["--answer-tokens", "9"], "was begun with answer tokens 24, now 9"),
         (["--target", "drafter"], "was begun with target target, now drafter"),
+        (["--target", "other weights"], "was begun with weights "),
         (["--prompts", "p.jsonl"], "was begun with prompts none, now "),
     ],
 )
@@ -169,7 +170,8 @@ def test_a_file_of_other_settings_is_refused(
     before = file.read_bytes()
     given = words(pair, file, "--tokens", "9000")
     if more[0] == "--target":
-        given[given.index("--target") + 1] = str(pair.drafter)
+        other = {"drafter": pair.drafter, "other weights": tiny_pair(tmp_path, seed=7).target}[more[1]]
+        given[given.index("--target") + 1] = str(other)
     assert main([*given, *([] if more[0] == "--target" else more)]) == 2
     error = capsys.readouterr().err
     assert f"error: {file} {said}" in error
@@ -201,6 +203,15 @@ def test_given_prompts_are_answered_to_the_last(
     write_prompts(prompts, [{"prompt": "one"}, {"turns": ["two", "four"]}])
     assert main(given) == 2
     assert "was begun with prompts " in capsys.readouterr().err
+
+
+def test_prompts_that_all_lack_room_for_an_answer_are_refused(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, prompts = tmp_path / "a.jsonl", write_prompts(tmp_path / "p.jsonl", [{"prompt": "one two " * 200}])
+    for _ in range(2):  # also when it is asked again
+        assert main(words(pair, file, "--prompts", str(prompts), "--quiet")) == 1
+        assert capsys.readouterr().err == "error: every prompt has 512 tokens or more: there is no room for an answer\n"
 
 
 def test_distill_and_tables_read_it(pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,6 @@ from app.settings.table import ModelOptions, Settings
 from sampling.drafters.fallback import FallbackDrafter
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.events import Step
-from sampling.loop import never
 from tests.app.lanes.test_draft_heads import write_student
 from tests.support.scripted import run_lines
 from tests.support.tiny import noisy_copy, tiny_model, tiny_pair, tiny_tokenizer
@@ -28,6 +27,7 @@ from tests.support.toys import ALONE
 from utils.errors import UsageError, UserError
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair
+from utils.progress import never
 
 CPU = LoadOptions(device="cpu")
 SHORT: dict[str, Any] = {"max_new_tokens": 24, "quiet": True}

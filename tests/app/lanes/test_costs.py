@@ -19,10 +19,10 @@ from app.lanes.answers import Answer, results
 from app.lanes.costs import Terms, applying, cost_lines, models_of, stored_parameters, swi_of
 from app.screen.figures import PaneData
 from app.settings.table import Settings
-from sampling.stats.metrics import measure
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
 from tests.sampling.stats.test_metrics import cascade_round, opening, step
+from tests.support.runs import measure
 from utils.errors import UserError
 
 MODELS = {

@@ -20,7 +20,6 @@ from app.measure.speed import speed_table
 from app.settings.table import ModelOptions, Settings
 from sampling import beam_search_generate
 from sampling.drafters.draft_model import ModelDrafter
-from sampling.loop import never
 from tests.app.measure.test_check import infer
 from tests.sampling.models.test_encoder_decoder import Oracle, Passes
 from tests.support.numbers import END, NumberPair, number_model, number_pair, number_tokenizer, question, solution
@@ -32,6 +31,7 @@ from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import LeanDense, PackedLinear, lean, pack, ready, unpacked_copy
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair
+from utils.progress import never
 
 CPU = LoadOptions(device="cpu")
 ASKED = [0, 7, 13, 40, 99, 100, 101, 110, 412, 999, *range(23, 1000, 61)]

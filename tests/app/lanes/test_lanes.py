@@ -32,7 +32,6 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.events import Finished, Prefill, Step
 from sampling.gamma.tree import BestFirstController
-from sampling.loop import never
 from sampling.types import Budget
 from tests.support.tiny import TinyPair, tiny_pair
 from utils.catalogue.specs import spec_from_argument
@@ -40,6 +39,7 @@ from utils.errors import UsageError
 from utils.kernels.instruction_sets import instruction_set, why_not
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import expanded
+from utils.progress import never
 
 SHORT = {"max_new_tokens": 24, "quiet": True}
 

@@ -11,11 +11,12 @@ from app.lanes.race import Race, slowed
 from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Event, Finished, Prefill, Step
-from sampling.loop import generate, never
+from sampling.loop import generate
 from sampling.sampler import KeyedSampler
 from sampling.types import FixedPace, Limits
 from tests.support.toys import TableLM
 from utils.logits_processors import GreedyProcessor
+from utils.progress import never
 
 PROMPT = [number % 7 for number in range(600)]
 

@@ -13,10 +13,13 @@ import pytest
 
 from app.command_line.main import main
 from app.measure.elsewhere import PROGRAMS, Recipe, written
-from app.measure.forecast import Forecast, Grown
+from app.measure.forecast import Forecast, Grown, forecast
 from app.measure.plan import Option
+from app.screen.output import load_engine
+from app.settings.table import Settings
 from tests.app.lanes.test_draft_heads import write_student
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
+from utils.progress import Cancelled, never
 
 DRAFT = "-md D.gguf --spec-type draft-simple --spec-draft-n-max 4 --spec-draft-n-min 0 --spec-draft-p-min 0"
 EAGLE = DRAFT.replace("draft-simple", "draft-eagle3")
@@ -155,6 +158,13 @@ def strange(folder: Path) -> Path:
     tiny_model(1, vocab_size=301).save_pretrained(folder)
     tokens.save_pretrained(folder)
     return folder
+
+
+def test_a_stopped_forecast_has_no_verdict(pair: TinyPair) -> None:
+    engine = load_engine(Settings(quiet=True), pair.options(), never)
+    looks = iter(range(1000))
+    with pytest.raises(Cancelled, match="interrupted"):
+        forecast(engine, Settings(quiet=True), lambda: next(looks) > 5)
 
 
 def test_two_words_say_that_a_pair_fits_and_what_it_brings(pair: TinyPair, capsys: pytest.CaptureFixture[str]) -> None:

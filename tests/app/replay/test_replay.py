@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from rich.console import Console
 
 from app.chat.answered import Answered
 from app.command_line.main import main
+from app.lanes.logged_lane import event_of
 from app.lanes.race import paced, timed
 from app.replay.log_writer import SessionLogWriter, opened
 from app.replay.player import Player
@@ -28,7 +30,7 @@ from app.screen.live import Track, frame, panes, traced
 from app.screen.palette import Look
 from app.screen.view import Canvas
 from app.settings.table import Settings
-from sampling.events import Finished, Prefill, Step, from_json
+from sampling.events import Finished, Prefill, Step
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 from tests.support.warm import Warm
@@ -119,7 +121,8 @@ def test_the_final_print_is_the_consoles(session: tuple[Path, Ran]) -> None:
         out = Console(file=io.StringIO(), width=100, markup=False, highlight=False)
         assert Player(Canvas(Settings(), out), 0).play(answer)
         head, question, text = out.file.getvalue().split("\n", 2)  # type: ignore[attr-defined]
-        assert ran.after(line).rstrip("\n").endswith(text.rstrip("\n"))
+        assert "/continue" not in text  # nothing goes on here
+        assert ran.after(line).replace(", /continue", "").rstrip("\n").endswith(text.rstrip("\n"))
         assert (head[:16], question[:2]) == ("target ← drafter", "› ")
         assert "\x1b" not in text
 
@@ -159,9 +162,7 @@ def test_a_recording_holds_what_a_recorded_target_needs(session: tuple[Path, Ran
     assert second["prompt_ids"] == first["prompt_ids"] + first["answer_ids"]
     assert third["lanes"][-1] == {"method": "ar", "ids": third["answer_ids"], "text": third["text"]}
     steps = [line for line in lines if line.get("event") == "step"]
-    assert all(
-        isinstance(from_json({k: v for k, v in s.items() if k not in ("kind", "lane", "texts")}), Step) for s in steps
-    )
+    assert all(isinstance(event_of(step), Step) for step in steps)
 
 
 # -- speed ----------------------------------------------------------------------------------------
@@ -244,12 +245,12 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(
     step = next(n for n, line in enumerate(lines, 1) if '"event":"step"' in line)
     file = tmp_path / "a.jsonl"
     cases = {
-        "{}\n": ":1: it is no recording",
-        "": ":1: it is no recording",
-        "\x00\n": ":1: it is no recording",
+        "{}\n": ":1: it is no session log",
+        "": ":1: it is no session log",
+        "\x00\n": ":1: it is no session log",
         broken(
             lines, 1, version=2, program="other 9"
-        ): ":1: it was recorded in format 2 by other 9, this program reads 1",
+        ): ":1: it was written in format 2 by other 9, this program reads 1",
         broken(lines, 1, pair=3): ":1: pair: Input should be a valid string",
         broken(lines, 2, lanes=[]): ":2: lanes: Tuple should have at least 1 item",
         broken(lines, 2, settings={"gamma": "x"}): ":2: gamma must be",
@@ -259,7 +260,7 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(
         broken(lines, step, path=[7]): f":{step}: does not fit the lines before it",
         broken(lines, step, texts=[]): f":{step}: the text of 1 tokens is not there",
         broken(lines, step, texts=[[5, [1], 0, "x"]]): f":{step}: a text builds on text 5, which is not there",
-        broken(lines, step, kind="song"): f":{step}: is no line of a recording: its kind is 'song'",
+        broken(lines, step, kind="song"): f":{step}: is no line of a session log: its kind is 'song'",
         "\n".join([lines[0], lines[step - 1], ""]): ":2: belongs to no answer: none is open",
         "\n".join([*lines[:step], "{half", *lines[step:], ""]): f":{step + 1}: is no JSON",
     }
@@ -272,7 +273,7 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(
         f"error: cannot read {tmp_path}/none.jsonl: No such file or directory\n"
     )
     assert replayed(tmp_path, capsys)[2] == f"error: cannot read {tmp_path}: Is a directory\n"
-    assert replayed(session[0], capsys, "--answer", "4")[2] == "error: there is no answer 4: the recording has 3\n"
+    assert replayed(session[0], capsys, "--answer", "4")[2] == "error: there is no answer 4: the session log has 3\n"
     assert main(["replay"]) == 2
     assert main(["replay", str(session[0]), "--speed", "-1"]) == 2
     assert main(["replay", str(session[0]), "--gamma", "3"]) == 2
@@ -287,7 +288,8 @@ def test_a_damaged_file_is_shown_or_refused_in_one_line(
     number = data.draw(st.integers(1, len(lines)))
     told = json.loads(lines[number - 1])
     name = data.draw(st.sampled_from(sorted(told)))
-    told[name] = data.draw(st.sampled_from([None, -1, 3, 1e308, "x", [], [3], [[0, [1], 0, ""]], {}, True]))
+    values = [None, -1, 3, 1 << 60, 1e308, math.inf, "x", [], [3], [[0, [1], 0, ""]], {}, True]
+    told[name] = data.draw(st.sampled_from(values))
     lines[number - 1] = json.dumps(told)
     file = tmp_path / "damaged.jsonl"
     file.write_text("\n".join(lines) + "\n")
@@ -337,11 +339,11 @@ def test_what_is_no_recording_is_left_alone(pair: TinyPair, tmp_path: Path, caps
     assert main(["run", "one", *flags(pair, tmp_path / "no" / "a.jsonl")]) == 2
     told = capsys.readouterr().err.splitlines()
     assert told == [
-        f"error: cannot record to {other}: it is no recording (the file is unchanged, name another)",
-        f"error: cannot record to {newer}: it was recorded in format 7 by p 2, this program reads 1 "
+        f"error: cannot log to {other}: it is no session log (the file is unchanged, name another)",
+        f"error: cannot log to {newer}: it was written in format 7 by p 2, this program reads 1 "
         "(the file is unchanged, name another)",
-        f"error: cannot record to {tmp_path}: Is a directory",
-        f"error: cannot record to {tmp_path}/no/a.jsonl: No such file or directory",
+        f"error: cannot log to {tmp_path}: Is a directory",
+        f"error: cannot log to {tmp_path}/no/a.jsonl: No such file or directory",
     ]
     assert other.read_text() == "dear diary\n"
     assert main(["record", "--out", str(tmp_path / "r.jsonl"), "--record", "x"]) == 2
@@ -350,7 +352,7 @@ def test_what_is_no_recording_is_left_alone(pair: TinyPair, tmp_path: Path, caps
 
 def test_two_runs_do_not_record_to_one_file(tmp_path: Path) -> None:
     first = SessionLogWriter(tmp_path / "a.jsonl")
-    with pytest.raises(UsageError, match="another run is recording to it"):
+    with pytest.raises(UsageError, match="another run is writing to it"):
         opened(tmp_path / "a.jsonl")
     first.close()
     opened(tmp_path / "a.jsonl").close()
@@ -362,7 +364,8 @@ def test_a_full_disk_is_told_once_and_decoding_goes_on(pair: TinyPair, tmp_path:
     folder = catalogue_of(tmp_path, {"tiny": pair})
     ran = run_lines(folder, "one", "two", settings={"record": str(link)})
     assert len(ran.actions.answers) == 2
-    told = f"recording stopped, cannot write {link}: No space left on device (what it holds is kept); decoding goes on"
+    why = f"cannot write {link}: No space left on device (what it holds is kept)"
+    told = f"the session log stopped, {why}; decoding goes on"
     assert " ".join(ran.text.split()).count(told) == 1
 
 
@@ -382,7 +385,7 @@ def test_the_console_starts_and_ends_a_recording(pair: TinyPair, tmp_path: Path)
         "/reset record",
         "e",
     )
-    assert "it is no recording (the file is unchanged, name another)" in " ".join(ran.text.split())
+    assert "it is no session log (the file is unchanged, name another)" in " ".join(ran.text.split())
     assert [answer.opening.prompt for answer in read_log(one).answers] == ["b", "c"]
     assert [answer.opening.prompt for answer in read_log(two).answers] == ["d"]
     opened(two).close()

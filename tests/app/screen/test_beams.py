@@ -15,6 +15,7 @@ from app.command_line.run import run_once
 from app.lanes.answers import Answer, compared, comparison_of, results, run_lane
 from app.lanes.comparison import Comparison, may_differ
 from app.lanes.lane import PairEngine, make_plan
+from app.lanes.logged_lane import event_of
 from app.lanes.race import Race
 from app.prompts.questions import prompt_ids
 from app.screen.beams import BeamLine, BeamReader, BeamTrace, below, search_of
@@ -28,17 +29,18 @@ from app.screen.view import Frame
 from app.settings.table import ModelOptions, Settings
 from sampling.beam.plan import BeamPlan
 from sampling.events import Beam, BeamStep, BeamTree, Call, Finished, Prefill, Step
-from sampling.loop import never
-from sampling.stats.metrics import Meter, measure
+from sampling.stats.metrics import Meter
 from sampling.stats.summary import Stats, merge
 from tests.app.command_line.test_run import as_json
 from tests.app.console.test_repl import interrupt_after
 from tests.app.lanes.test_lanes import engine_of
 from tests.app.screen.test_trace import decode
 from tests.app.screen.test_view import AR, shown
+from tests.support.runs import measure
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 from utils.growing_text import REPLACEMENT
+from utils.progress import never
 
 BEAMS = (
     BeamLine("The capital of France is Paris, which lies on the river Seine.", -0.71, False),
@@ -221,7 +223,7 @@ def test_no_row_of_a_trace_is_too_wide(width: int) -> None:
 
 def test_the_figures_count_the_tokens_of_the_answer_and_every_pass() -> None:
     events = [Prefill(4, 4, 0.5), *STEPS]
-    meter = Meter()
+    meter = Meter(3)
     for event in events:
         meter.add(event)
     assert meter.ids == [1, 0]  # the best so far: the finished one
@@ -382,12 +384,10 @@ def test_ctrl_c_keeps_the_best_beam_so_far(catalogue: Path, events: int, monkeyp
 
 
 def test_a_saved_search_can_be_read_again(catalogue: Path, tmp_path: Path) -> None:
-    from sampling.events import from_json
-
     file = tmp_path / "chat.json"
     ran = run_lines(catalogue, "/compare beam", "one", f"/save {file}")
     (lane,) = json.loads(file.read_text())["turns"][0]["decodings"][0]["lanes"]
-    events = [from_json(event) for event in lane["events"]]
+    events = [event_of(event) for event in lane["events"]]
     tree = BeamTree()
     for event in events:
         if isinstance(event, BeamStep):

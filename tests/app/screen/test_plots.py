@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,7 +56,7 @@ PLAIN_ROUNDS = [make_step(0, 0, 0) for _ in range(20)]
 THREE = rounds(3, [3, 0, 1, 3] * 5)
 
 
-def both(gamma: int = 3, steps: Sequence[Step] = tuple(THREE)) -> Any:
+def both(gamma: int | str = 3, steps: Sequence[Step] = tuple(THREE)) -> Any:
     return answered(track(lane("ar", None, drafter=object()), PLAIN_ROUNDS), track(lane("spec", gamma), steps))
 
 
@@ -103,6 +104,12 @@ def test_a_lane_under_gamma_auto_tells_what_its_own_pace_has_learned() -> None:
     assert [bar.figure for bar in drawn.bars] == [f"{rate:.2f}x" for rate in pace.expected(16)]
     assert [int(bar.name) for bar in drawn.bars if bar.note] == [best(pace.rates)]
     assert not any(remark.startswith("measured") for remark in drawn.remarks)  # nothing ran beside it
+
+
+def test_gamma_auto_is_told_by_what_was_drafted_not_by_what_it_allowed() -> None:
+    allowed = [replace(step, gamma=9) for step in rounds(2, [1] * 40)]
+    drawn = gamma_bars([both("auto", allowed)], LOOKS["60"])
+    assert drawn.remarks[-1].endswith("at gamma auto (2.0 drafted a round)")
 
 
 def test_gamma_of_the_settings_may_be_the_one_that_auto_takes() -> None:

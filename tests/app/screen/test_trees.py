@@ -8,7 +8,7 @@ from app.screen.palette import Look
 from app.screen.spans import Spanner
 from app.screen.trace import Trace, read
 from sampling.events import Call, Step
-from sampling.stats.metrics import measure
+from tests.support.runs import measure
 from utils.growing_text import Window
 
 WORDS = {1: " the", 2: " cat", 3: " dog", 4: " sat", 5: " ran", 6: " bird", 7: " flew", 8: " on"}

@@ -203,6 +203,8 @@ def test_three_drafting_lanes_have_a_line_of_acceptance_each() -> None:
     text = shown(Frame(panes, Look(100)))
     assert text.count("accepted 22/30") == 3
     assert "ngram  accepted 22/30" in text
+    assert "chain accepted by position  1" in text
+    assert "spec accepted by position" not in shown(Frame(panes[:1], Look(100)))
 
 
 @pytest.mark.parametrize(

@@ -349,6 +349,11 @@ def test_a_refused_value_says_what_is_allowed_and_what_holds(name: str, value: A
     assert str(raised.value) == told
 
 
+def test_the_name_of_a_flag_names_its_setting() -> None:
+    assert Settings.field("log") is Settings.field("record")
+    assert Layers().with_set(log="a.jsonl").settings.record == "a.jsonl"
+
+
 def test_flags_and_variables_set_them() -> None:
     words = ["run", "hi", "--cascade", "glide,maxgram", "--k-matrix", "[[2,6],[0,6]]", "--lenience", "2"]
     request = read_request([*words, "--compare", "ar,cascade,chain"], {"SPEC_LENIENCE": "3"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from app.bench.run import run_bench
 from app.command_line.main import main
 from app.lanes.answers import run_lane
 from app.settings.table import Settings
+from app.simulate.run import Simulation
 from tests.support.numbers import PAD, number_pair, question
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 
@@ -304,6 +306,66 @@ def test_another_recording_is_not_gone_on_with(
     assert "holds something else: name a new file" in capsys.readouterr().err
     assert record(tmp_path / "none" / "r.jsonl") == 2
     assert "is not there or cannot be written to" in capsys.readouterr().err
+
+
+def test_another_target_of_the_same_name_does_not_go_on_in_a_recording(
+    pair: TinyPair, record: Callable[..., int], recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tiny_pair(tmp_path, context=300, noise=0.05, layers=1, seed=2).target
+    before = recording.read_text()
+    assert other.name == pair.target.name
+    assert record(recording, "--target", str(other)) == 2
+    assert re.search(r"holds a recording with weights [0-9a-f]{16}, now [0-9a-f]{16}: give", capsys.readouterr().err)
+    assert record(recording, "--dtype", "bfloat16") == 2
+    assert "holds a recording with dtype float32, now bfloat16: give the same flags" in capsys.readouterr().err
+    assert recording.read_text() == before
+    header, rest = before.split("\n", 1)
+    old = {name: value for name, value in json.loads(header).items() if name != "weights"}
+    recording.write_text(json.dumps(old) + "\n" + rest)
+    assert record(recording) == 0  # begun before the weights were noted
+    recording.write_text(before)
+
+
+def test_nothing_recorded_is_no_success(
+    record: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_prompts(tmp_path / "long.jsonl", [{"prompt": "x" * 4000}])
+    assert record(tmp_path / "r.jsonl", "--prompts", str(prompts)) == 1
+    error = capsys.readouterr().err
+    assert "error: nothing was recorded: none of the 1 prompts fits into the context\n" in error
+
+
+def test_the_recording_that_is_played_is_not_replaced(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link, before = tmp_path / "link", recording.read_bytes()
+    link.symlink_to(recording)
+    for out in (recording, link):
+        assert main(["simulate", str(recording), "--methods", "ngram", "--out", str(out)]) == 2
+        assert f"--out {out} is the file to be read: name another" in capsys.readouterr().err
+    assert recording.read_bytes() == before
+
+
+def test_a_stopped_simulation_leaves_a_finished_result(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "figures.json"
+    words = ["simulate", str(recording), "--methods", "ngram", "--gammas", "2", "--quiet", "--out", str(out)]
+
+    def stopped(simulation: Simulation, *given: Any) -> Any:
+        return play(simulation, *given) if not simulation.played else None
+
+    play = Simulation._play
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "_play", stopped)
+        assert main(words) == 130
+        assert json.loads(out.read_text())["answers"] == 1  # there was none
+    assert main(words) == 0
+    before = out.read_bytes()
+    monkeypatch.setattr(Simulation, "_play", stopped)
+    assert main(words) == 130
+    assert f"{out} holds a finished result: it stays\n" in capsys.readouterr().err
+    assert out.read_bytes() == before
 
 
 # -- what cannot draft for a recording --------------------------------------------------------------
