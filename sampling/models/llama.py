@@ -3,8 +3,8 @@
 Same arithmetic as transformers' own forward (Llama, Mistral without sliding window, Qwen2 without
 sliding layers), with less around it: grouped-query attention without expanding K and V, in the form that is fastest
 for its shape, a cache of preallocated slots, only the logits asked for. It reads the model's own modules and copies no
-weights; where `utils.kernels.packed_linear.pack` has packed them, those that read the same input become one
-product. Knows no tokens' meaning and keeps no state between passes. Its parts serve the draft heads' pass as well
+weights; where they are quantized, those that read the same input become one product. Knows no tokens' meaning and
+keeps no state between passes. Its parts serve the draft heads' pass as well
 (sampling/drafters/draft_heads/network.py).
 """
 
@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from sampling.models.cache import SlotCache, joined
 from sampling.types import Hidden, KVCache, states_of
 from sampling.vocabulary import together
-from utils.kernels.packed_linear import HalfLinear, PackedLinear, merge, ready
+from utils.kernels.packed_linear import PackedLinear
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
 
-ROUNDED = (HalfLinear, QuantizedLinear)
 _MANY = 16  # rows from which on two products beat torch's own attention for one token each, on a CPU
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
@@ -78,8 +77,8 @@ class LlamaNetwork:
     """A Llama-like transformers model as a function of new tokens and a `SlotCache`.
 
     The model's modules are used where they lie, so the model itself keeps working and nothing is held
-    twice. Pack the model first (`utils.kernels.packed_linear.pack`) for speed on the CPU: then q, k, v and gate, up
-    are merged, in place too, and its weights must not change any more. Changes in an unpacked model are seen.
+    twice. Pack the model first (`utils.kernels.packed_linear.pack`) for speed on the CPU; its weights must not
+    change any more then. Changes in an unpacked model are seen.
     Raises ValueError for a model that `supports` refuses.
     """
 
@@ -94,7 +93,6 @@ class LlamaNetwork:
         self._norm = norm_of(trunk.norm, isinstance(self._head, PackedLinear))
         self.layers = int(config.num_hidden_layers)
         self._layers = [LlamaLayer.of(layer) for layer in trunk.layers[: self.layers]]
-        ready(self._head, *(part for layer in self._layers for part in layer.products))
         self.vocab_size = int(config.vocab_size)
         self.context = int(config.max_position_embeddings)
 
@@ -179,11 +177,7 @@ def norm_of(module: Any, frozen: bool) -> Map:
 
 
 def _side_by_side(linears: list[nn.Module]) -> Map:
-    """x → the outputs of `linears`, concatenated: one product where all of them are packed."""
-    if all(isinstance(linear, PackedLinear) for linear in linears):
-        return merge(cast(list[PackedLinear], linears))
-    if all(isinstance(linear, HalfLinear) for linear in linears):
-        return HalfLinear(torch.cat([cast(Tensor, linear.weight) for linear in linears]))
+    """x → the outputs of `linears`, concatenated: one product where all of them are quantized."""
     if all(isinstance(linear, QuantizedLinear) and linear.bias is None for linear in linears):
         joined = PackedWeight.joined([cast(QuantizedLinear, linear).packed for linear in linears])
         if joined is not None:
@@ -226,7 +220,7 @@ class LlamaLayer:
         attention, mlp = module.self_attn, module.mlp
         shared = attention.k_proj.out_features // attention.head_dim
         reading = [take(linear) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
-        frozen = isinstance(reading[0], (PackedLinear, *ROUNDED))
+        frozen = isinstance(reading[0], PackedLinear | QuantizedLinear)
         norms = None
         if getattr(attention, "q_norm", None) is not None:
             norms = norm_of(attention.q_norm, frozen), norm_of(attention.k_norm, frozen)
@@ -246,11 +240,6 @@ class LlamaLayer:
             norms=norms,
             first=first,
         )
-
-    @property
-    def products(self) -> tuple[object, ...]:
-        """Its linear maps."""
-        return self.qkv, self.o, self.gate_up, self.down
 
     def attend(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], bias: Tensor | None, cache: SlotCache, index: int
@@ -272,12 +261,12 @@ class LlamaLayer:
         if self.window and alike and keys.shape[2] >= self.window + new:
             keys, values, bias = latest(self.window + new - 1, keys, values, bias)
         mixed = attention(turned[:, : self.heads], keys, values, bias, self.scale)
-        return plus(self.o, mixed.transpose(1, 2).reshape(rows, new, -1), x)
+        return cast(Tensor, x + self.o(mixed.transpose(1, 2).reshape(rows, new, -1)))
 
     def think(self, x: Tensor) -> Tensor:
         """x + MLP."""
         gate, up = self.gate_up(self.after(x)).chunk(2, dim=-1)
-        return plus(self.down, F.silu(gate).mul_(up), x)
+        return cast(Tensor, x + self.down(F.silu(gate).mul_(up)))
 
 
 def latest(count: int, keys: Tensor, values: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -289,8 +278,3 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary embedding of heads [B, T, heads, D]: (a, b) → (a·cos − b·sin, b·cos + a·sin) for the halves a, b."""
     cos, signed_sin = rotation
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), signed_sin)
-
-
-def plus(linear: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
-    """linear(x) + residual."""
-    return linear.plus(x, residual) if isinstance(linear, PackedLinear) else cast(Tensor, linear(x) + residual)

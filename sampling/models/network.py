@@ -14,7 +14,6 @@ from sampling.models.cache import SlotCache, as_transformers_cache, joined
 from sampling.types import Hidden, KVCache, Network, states_of
 from utils.device_map import main_device
 from utils.errors import UserError
-from utils.kernels.packed_linear import ready
 
 _CROPPABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 _MASKABLE = {"sdpa", "eager"}
@@ -27,7 +26,6 @@ class ModelNetwork:
 
     def __init__(self, model: Any, config: Any) -> None:
         self.model, self.config = model, config
-        ready(*model.modules())
         head = model.get_output_embeddings()
         size = getattr(head, "out_features", None)  # a packed head would unpack its weight to show its shape
         self.vocab_size: int = head.weight.shape[0] if size is None else size

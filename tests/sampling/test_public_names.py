@@ -92,14 +92,14 @@ PROCESSORS = {
 
 IMPORTS = {
     "sampling": list(CALLS),
-    "sampling.causal": ["CausalLM"],
+    "sampling.models.causal": ["CausalLM"],
     "sampling.events": ["Finished", "Step"],
     "sampling.sampler": ["KeyedSampler"],
-    "sampling.student_file": ["load_student"],
+    "sampling.drafters.draft_heads.checkpoint": ["load_student"],
     "sampling.types": ["FixedPace", "Limits"],
     "utils.errors": ["UserError"],
     "utils.logits_processors": list(PROCESSORS),
-    "utils.templates": ["render"],
+    "utils.catalogue.templates": ["render"],
 }
 
 

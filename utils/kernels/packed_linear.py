@@ -3,8 +3,7 @@
 A plain `nn.Linear` brings its weight into the kernel's layout on every call, which makes a pass
 over 4 or 8 tokens cost a multiple of a pass over one. `PackedLinear` does it once (oneDNN, through
 the operators the inductor uses when it freezes a graph), so that a pass over 8 tokens costs little
-more than a pass over one. On processors where another layout is faster for few rows (utils/kernels/few_rows.py) a
-second copy is kept for those; otherwise the packed weight is the only one. Same numbers up to float32
+more than a pass over one. The packed weight is the only copy. Same numbers up to float32
 rounding. Knows no models beyond "a module with `nn.Linear` children", and no gradients: where a
 gradient, another dtype or another device is asked for, it unpacks its weight and works as `F.linear`.
 
@@ -15,17 +14,13 @@ one, would unpack it at every pass: :class:`LeanDense` does without that look, f
 from __future__ import annotations
 
 import copy
-import itertools
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from utils.kernels import few_rows
-from utils.kernels.few_rows import FewRows
 
 ROWS_HINT = 8  # token count that the layout is chosen for; 8 is as good as any at 1 … 256, a hint of 1 is not
 
@@ -47,57 +42,27 @@ class PackedLinear(nn.Module):
     """
 
     bias: Tensor | None
-    _few: FewRows | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, twice: bool = True) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Pack `weight` [out, in] (float32, CPU) and keep a copy of `bias` [out].
 
-        `twice`: a second copy for few rows may be kept, where that is faster; `ready` or the first such pass makes it.
         Raises ValueError for another dtype or device, or where `available()` is False.
         """
-        self._hold(_pack(weight), weight.shape[0], None if bias is None else bias.detach().clone(), twice)
-
-    def _hold(self, packed: Tensor, rows: int, bias: Tensor | None, twice: bool) -> None:
         super().__init__()
-        self._packed, self._twice, self._few = packed, twice, None
-        self._start = 0  # this layer's first row in `_packed`, which may hold other layers' rows as well
-        self.out_features, self.in_features = rows, packed.shape[1]
-        self.register_buffer("bias", bias)
+        self._packed = _pack(weight)
+        self.out_features, self.in_features = weight.shape
+        self.register_buffer("bias", None if bias is None else bias.detach().clone())
 
     @property
     def weight(self) -> Tensor:
-        """A dense copy of the weight [out, in], unpacked anew at every access."""
-        dense = self._packed.to_dense()
-        return dense[self._start : self._start + self.out_features].clone() if self._shares else dense
-
-    @property
-    def _shares(self) -> bool:
-        return self._packed.shape[0] != self.out_features
+        """A dense copy of the weight [out, in], unpacked again at every access."""
+        return self._packed.to_dense()
 
     def forward(self, x: Tensor) -> Tensor:
         """x Wᵀ + b."""
         if not self._fits(x):
             return F.linear(x, self.weight.to(x), None if self.bias is None else self.bias.to(x))
-        if self._shares:
-            whole = torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
-            part = whole[..., self._start : self._start + self.out_features]
-            return cast(Tensor, part if self.bias is None else part + self.bias)
-        if few_rows.fits(x) and self._has_few():
-            return cast(FewRows, self._few)(x, self.bias)
         return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], ""))
-
-    def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """(x Wᵀ + b) + other, with `other` of the result's shape, added while the product is in registers."""
-        if self._shares or not self._fits(x) or (few_rows.fits(x) and self._has_few()):
-            return self.forward(x) + other
-        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, other, self._packed, self.bias, "add"))
-
-    def _has_few(self) -> bool:
-        """Whether there is a copy for few rows; it is made where there may be one."""
-        if self._few is None and self._twice:
-            self._twice = few_rows.available()
-            self._few = FewRows(self.weight) if self._twice else None
-        return self._few is not None
 
     def unpacked(self) -> nn.Linear:
         """The plain layer with the same numbers; its weight is a dense copy without gradient."""
@@ -115,37 +80,6 @@ class PackedLinear(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = self.weight
-
-
-class HalfLinear(nn.Module):
-    """y = x Wᵀ with W [out, in] packed in bfloat16 and x rounded to it: half the memory traffic, no gradient, no bias.
-
-    For weights that come from 16 bit anyway, on processors that multiply it (`half_available()`). x and y are float32.
-    Raises ValueError where the machine cannot, or for a weight that is not on the CPU.
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        if not half_available() or weight.device.type != "cpu":
-            raise ValueError(f"only CPU weights on a processor with bfloat16 can be packed so, got {weight.device}")
-        self.out_features, self.in_features = weight.shape
-        with torch.no_grad():
-            dense = weight.detach().to(torch.bfloat16).contiguous()
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(dense, ROWS_HINT)
-
-    @property
-    def weight(self) -> Tensor:
-        """A dense bfloat16 copy [out, in], unpacked anew at every access."""
-        return cast(Tensor, self._packed.to_dense())
-
-    def forward(self, x: Tensor) -> Tensor:
-        product = torch.ops.mkldnn._linear_pointwise(x.to(torch.bfloat16), self._packed, None, "none", [], "")
-        return cast(Tensor, product.float())
-
-
-def half_available() -> bool:
-    """Whether bfloat16 products are packed and fast here."""
-    return available() and bool(torch.cpu._is_avx512_bf16_supported())
 
 
 def packable(module: nn.Module) -> bool:
@@ -172,43 +106,15 @@ def pack(model: nn.Module) -> int:
     if not available():
         return 0
     count = 0
-    twice = few_rows.affordable(sum(cast(nn.Linear, one).weight.numel() for one in model.modules() if packable(one)))
     packed: MutableMapping[nn.Module, PackedLinear] = WeakKeyDictionary()  # weak: each dense weight goes at once
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if isinstance(child, nn.Linear) and child not in packed and packable(child):
-                packed[child] = PackedLinear(child.weight.detach(), child.bias, twice).train(child.training)
+                packed[child] = PackedLinear(child.weight.detach(), child.bias).train(child.training)
                 count += 1
             if child is not None and child in packed:
                 setattr(parent, name, packed[child])
     return count
-
-
-def merge(parts: Sequence[PackedLinear]) -> PackedLinear:
-    """One layer whose output is that of `parts`, which all read the same input, side by side.
-
-    The parts go on working, on the same memory: each computes the whole product and takes its share,
-    which costs time, not space. Merging the same parts again costs nothing.
-    """
-    *starts, rows = itertools.accumulate((part.out_features for part in parts), initial=0)
-    whole = parts[0]._packed
-    together = all(part._packed is whole and part._start == start for part, start in zip(parts, starts, strict=True))
-    if not (together and whole.shape[0] == rows):
-        whole = _pack(torch.cat([part.weight for part in parts]))
-    biases = [torch.zeros(part.out_features) if part.bias is None else part.bias for part in parts]
-    merged = PackedLinear.__new__(PackedLinear)
-    bias = None if all(part.bias is None for part in parts) else torch.cat(biases)
-    merged._hold(whole, rows, bias, all(part._twice for part in parts))
-    for part, start in zip(parts, starts, strict=True):
-        part._packed, part._start, part._few = whole, start, None
-    return merged.train(parts[0].training)
-
-
-def ready(*parts: object) -> None:
-    """Make the copies for few rows now, not in the first pass, which is somebody's figure. Other things are let be."""
-    for part in parts:
-        if isinstance(part, PackedLinear) and not part._shares:
-            part._has_few()
 
 
 def unpacked_copy(model: nn.Module) -> nn.Module:

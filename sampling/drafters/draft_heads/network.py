@@ -1,7 +1,7 @@
 """The fast pass of a draft head: new tokens and a cache in, logits of its reduced vocabulary out.
 
 The same arithmetic as `DraftHead.states` and the output layer behind it, step by step: packed weights on the CPU
-in float32, q/k/v and gate/up each as one product, a preallocated cache, only the rows of the output layer that
+in float32, a preallocated cache, only the rows of the output layer that
 exist. For a plain draft head it is a :class:`sampling.types.Network`; what GLIDE and EAGLE heads
 read of their target is handed in by their sessions. Knows no sessions, no distributions and no
 gradients, and holds nothing of the `DraftHead` it was made from but its embedding and small parts.
@@ -26,10 +26,10 @@ from sampling.drafters.draft_model import ModelDrafter, chain_of_head
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
-from sampling.models.llama import LlamaLayer, as_it_is, causal_bias, latest, norm_of, plus, rotate
+from sampling.models.llama import LlamaLayer, as_it_is, causal_bias, latest, norm_of, rotate
 from sampling.types import Hidden, KVCache
 from utils.kernels.blocks import GROUP
-from utils.kernels.packed_linear import HalfLinear, PackedLinear, available, half_available, packable, ready
+from utils.kernels.packed_linear import PackedLinear, available, packable
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, fits
 
 TABLE = 1024  # positions by which a table of angles grows
@@ -94,7 +94,7 @@ class Cross:
             keys, values, bias = latest(self.window + new - 1, keys, values, bias)
         keys, values = keys.to(x), values.to(x)
         mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=self.scale, enable_gqa=True)
-        read = plus(self.o, mixed.transpose(1, 2).reshape(rows, new, -1), x)
+        read = x + self.o(mixed.transpose(1, 2).reshape(rows, new, -1))
         return read if seen.blind is None else torch.where(seen.blind, x, read)
 
 
@@ -102,7 +102,7 @@ class StudentNetwork:
     """A draft head as a function of new tokens and a `SlotCache`.
 
     With `pack`, and float32 weights on the CPU, the linear layers are packed copies: the caller may release the draft
-    head, and later changes of its weights are not seen. If `student.rounded` they have 8 or 16 bit, 4 where the whole
+    head, and later changes of its weights are not seen. If `student.rounded` they have 8 bits, 4 where the whole
     pass is one compiled call: its drafts are as good (docs/notes/passes.md). Otherwise the draft head's own
     modules are used where they lie, on whatever device. The embedding is never copied: it may be the target's.
     """
@@ -138,7 +138,6 @@ class StudentNetwork:
             self._leave = nn.Identity()
         self._project = take(trunk.project) if config.project else None
         self._head = take(student.lm_head)
-        ready(self._head, *(part for layer in self._layers for part in layer.products))
         self._angles = self._cross_angles = Angles(student.rotary)
         self._cross: list[Cross] = []
         if student.cross_rotary is not None:
@@ -197,13 +196,13 @@ class StudentNetwork:
         """The same where the target's state one position before is known: [B, T, H], [B, T, G]."""
         if self.kind == "eagle":
             return self._paired(embedded, self._fused(features.to(embedded)))
-        return plus(self._join_feature, self._feature_norm(features.to(embedded)), self.join_none(embedded))
+        return cast(Tensor, self._join_feature(self._feature_norm(features.to(embedded)))) + self.join_none(embedded)
 
     def join_own(self, embedded: Tensor, own: Tensor) -> Tensor:
         """The same where its own state (what `run` returned there) stands in: [B, T, H] both."""
         if self.kind == "eagle":
             return self._paired(embedded, own)
-        return plus(self._join_own, self._own_norm(own), self.join_none(embedded))
+        return cast(Tensor, self._join_own(self._own_norm(own))) + self.join_none(embedded)
 
     def _paired(self, embedded: Tensor, state: Tensor) -> Tensor:
         """What enters an EAGLE head's first layer: [B, T, 2H] of EAGLE-3, else [B, T, H]."""
@@ -320,23 +319,14 @@ def fed_columns(mask: Tensor | None, positions: Tensor) -> Tensor:
     return torch.full_like(positions[:, 0], new) if mask is None else (mask[:, 0, -1, -new:] == 0).sum(dim=-1)
 
 
-class _Packed(PackedLinear):
-    """Packed, with the sum behind the product: for one token the joint operator costs more than it saves."""
-
-    def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        return self.forward(x).add_(other)
-
-
 def _packed(linear: Any) -> nn.Module:
-    return _Packed(linear.weight.detach(), linear.bias)
+    return PackedLinear(linear.weight.detach(), linear.bias)
 
 
 def _rounded(linear: Any, kind: str = "q8") -> nn.Module:
-    if linear.bias is not None:
+    if linear.bias is not None or not fits(linear.weight):
         return _packed(linear)
-    if fits(linear.weight):
-        return QuantizedLinear(PackedWeight.rounded(linear.weight, kind))
-    return HalfLinear(linear.weight) if half_available() else _packed(linear)
+    return QuantizedLinear(PackedWeight.rounded(linear.weight, kind))
 
 
 def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:

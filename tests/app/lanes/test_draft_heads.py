@@ -125,12 +125,6 @@ def answer(engine: PairEngine, name: str, settings: Settings, text: str = "tell 
 # -- lanes ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some students here are copies of their target: they agree with it everywhere only if nothing is rounded."""
-    monkeypatch.setattr("sampling.drafters.draft_heads.network.half_available", lambda: False)
-
-
 @pytest.mark.parametrize("name", [*KINDS, "spec"])
 def test_greedy_text_is_plain_decodings_with_every_trained_drafter(engine: PairEngine, name: str) -> None:
     settings = Settings(**SHORT)

@@ -7,12 +7,11 @@ import weakref
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from utils.kernels import packed_linear
-from utils.kernels.packed_linear import PackedLinear, merge, pack, unpacked_copy
+from utils.kernels.packed_linear import PackedLinear, pack, unpacked_copy
 
 needs_packing = pytest.mark.skipif(not packed_linear.available(), reason="this build of torch cannot pack")
 pytestmark = needs_packing
@@ -64,16 +63,6 @@ def test_strided_input_is_taken_as_it_is_seen() -> None:
     for x in (torch.randn(16, 5).t(), torch.randn(5, 32)[:, ::2], torch.randn(2, 6, 16)[:, -2:]):
         with torch.no_grad():
             torch.testing.assert_close(packed_of(plain)(x), plain(x), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_fused_sum_equals_the_separate_operations(dtype: torch.dtype) -> None:
-    plain = linear(24, 16)
-    packed = packed_of(plain)
-    x, other = torch.randn(2, 3, 16, dtype=dtype), torch.randn(2, 3, 24, dtype=dtype)
-    with torch.no_grad():
-        y = F.linear(x, plain.weight.to(dtype), plain.bias.to(dtype))
-        torch.testing.assert_close(packed.plus(x, other), y + other, rtol=1e-5, atol=1e-5)
 
 
 def test_another_dtype_is_computed_in_that_dtype() -> None:
@@ -171,27 +160,3 @@ def test_an_unpacked_copy_is_the_plain_model_again_and_shares_the_embedding() ->
     assert twin.model.embed_tokens.weight is model.model.embed_tokens.weight
     with torch.no_grad():
         assert torch.equal(twin(ids).logits, plain(ids).logits)
-
-
-@pytest.mark.parametrize("biases", [(True, True, True), (False, False, False), (True, False, True)])
-def test_merged_layers_compute_all_parts_and_the_parts_go_on_working(biases: tuple[bool, ...]) -> None:
-    plain = [linear(out, 16, bias=bias, seed=out) for out, bias in zip((24, 8, 9), biases, strict=True)]
-    parts = [packed_of(layer) for layer in plain]
-    merged, x = merge(parts), torch.randn(5, 16)
-    with torch.no_grad():
-        torch.testing.assert_close(merged(x), torch.cat([layer(x) for layer in plain], dim=-1), rtol=1e-5, atol=1e-5)
-        for part, layer in zip(parts, plain, strict=True):
-            torch.testing.assert_close(part(x), layer(x), rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(part.plus(x, layer(x)), 2 * layer(x), rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(part.double()(x.double()), layer.double()(x.double()), rtol=1e-6, atol=1e-6)
-
-
-def test_merged_parts_share_memory_and_merging_again_costs_nothing() -> None:
-    parts = [packed_of(linear(out, 16)) for out in (24, 8)]
-    weights = [part.weight for part in parts]
-    merged = merge(parts)
-    assert parts[0]._packed is parts[1]._packed is merged._packed is merge(parts)._packed
-    for part, weight in zip(parts, weights, strict=True):
-        assert torch.equal(part.weight, weight)
-        assert torch.equal(part.state_dict()["weight"], weight)
-        assert torch.equal(part.unpacked().weight, weight)

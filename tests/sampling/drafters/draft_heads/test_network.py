@@ -23,7 +23,7 @@ from sampling.models.causal import CausalLM
 from sampling.types import Draft
 from tests.support.students import close, fed, make_student, make_target, spread_logits, text
 from utils.errors import UserError
-from utils.kernels.packed_linear import HalfLinear, PackedLinear, available, half_available
+from utils.kernels.packed_linear import PackedLinear, available
 
 SHORT = [1, 2, 3, 8, 13, 21, 34, 39]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -417,22 +417,3 @@ def glided(config: DraftHeadConfig, student: DraftHead, ids: list[int], beside: 
     session = GlideLM(student, target.config.num_hidden_layers).open([ids], target=beside)
     session.score([ids[:-1]], NOTHING)
     return session.score([ids], NOTHING)[0, 0]
-
-
-@pytest.mark.skipif(not half_available(), reason="this processor multiplies no bfloat16")
-@pytest.mark.parametrize("kind", ["plain", "feature"])
-def test_products_in_16_bit_are_the_same_up_to_their_rounding(kind: str) -> None:
-    target, student = some(kind, "projected, short list")
-    ids = text(12, 15)
-
-    def last() -> Tensor:
-        if kind == "plain":
-            return CausalLM(StudentNetwork(student)).open([ids]).score_reduced([ids], NOTHING)[0, 0]
-        beside = CausalLM(target).open([ids], hidden=True)
-        beside.score([ids[:-1]], NOTHING)
-        return FeatureLM(student, "feature").open([ids], target=beside).score_reduced([ids], NOTHING)[0, 0]
-
-    exact, student.rounded = last(), True
-    assert isinstance(StudentNetwork(student)._head, HalfLinear)
-    close(last(), exact, 0.05)
-    assert not torch.equal(last(), exact)
