@@ -27,9 +27,10 @@ from utils.kernels.compiler import put_away
 from utils.kernels.instruction_sets import instruction_set
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from utils.loading.packed_gguf import PackedModel, head_size
+from utils.rotary import table
 
 FAMILIES = (*llama.FAMILIES, "Qwen3ForCausalLM")
-GROW = 128  # slots added at least, whenever the cache is full; positions whose angles are worked out at once
+GROW = 128  # slots added at least, whenever the cache is full
 CACHE_DTYPES = (torch.float16, torch.float32)  # the first unless a model says otherwise
 
 
@@ -352,7 +353,8 @@ class FusedNetwork:
             self._between = True
         self._record.prepare(count * fed, count * keep, seen)
         if last >= len(self._turns):
-            self._turns = torch.cat([self._turns, *self._angles(len(self._turns), last + 1)])
+            more = table(self._rotary.inv_freq, self._rotary.attention_scaling, len(self._turns), last + 1)
+            self._turns = torch.cat([self._turns, more])
         moves = np.array(cache.moves, np.int64) if cache.moves else None
         self._record.values[self._changing] = (
             *(self._turns.data_ptr(), count * fed, keep, fed, cache.keys.shape[1], cache.slots, rows),
@@ -363,13 +365,3 @@ class FusedNetwork:
         self._record.run(self._function, torch.get_num_threads())
         cache.moves.clear()
         return logits
-
-    def _angles(self, first: int, last: int) -> list[Tensor]:
-        """cos and sin [n, D], halves side by side, in whole blocks of positions: their bits must depend on a position
-        alone, and torch rounds differently at the end of a tensor."""
-        found = []
-        for start in range(first, last, GROW):
-            angle = torch.arange(start, start + GROW)[:, None].float() * self._rotary.inv_freq
-            scaling = self._rotary.attention_scaling
-            found.append(torch.cat([angle.cos() * scaling, angle.sin() * scaling], dim=1))
-        return found

@@ -24,11 +24,11 @@ from sampling.types import Hidden, KVCache, states_of
 from sampling.vocabulary import together
 from utils.kernels.packed_linear import PackedLinear
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
+from utils.rotary import is_fixed
 
 _MANY = 16  # rows from which on two products beat torch's own attention for one token each, on a CPU
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
-DYNAMIC_ROPE = ("dynamic", "longrope")  # their frequencies change with the length: not a function of the position
 
 
 def attention(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -61,12 +61,11 @@ def supports(model: object, families: Collection[str] = FAMILIES) -> bool:
     config: Any = getattr(model, "config", None)
     if type(model).__name__ not in families or not type(model).__module__.startswith("transformers."):
         return False
-    rope = getattr(config, "rope_parameters", None) or {}
     windowed = type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None
     spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
     return (
         config.hidden_act in ("silu", "swish")
-        and rope.get("rope_type", "default") not in DYNAMIC_ROPE
+        and is_fixed(getattr(config, "rope_parameters", None))
         and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
         and not windowed
         and not spread

@@ -74,7 +74,8 @@ TEMPLATES: Mapping[str, str] = {
     ),
 }  # fmt: skip
 NAMES = (AUTO, PLAIN, *TEMPLATES)
-_ENDS = {"chatml": "<|im_end|>", "llama-3": "<|eot_id|>", "gemma": "<end_of_turn>"}  # elsewhere it is the model's own
+_ANSWER = "answer"
+_CHAT = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _ANSWER}]
 
 
 def check_template(name: str) -> str:
@@ -98,9 +99,16 @@ def render(tokenizer: Any, messages: list[dict[str, str]], name: str = AUTO) -> 
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **named))
 
 
-def end_ids(tokenizer: Any, name: str) -> frozenset[int]:
-    """The id that ends an answer under a named template, where the vocabulary has it; else nothing."""
-    if name not in _ENDS:
+def end_ids(tokenizer: Any, name: str = AUTO) -> frozenset[int]:
+    """The id of the token that the template writes behind an answer, where the vocabulary has such a token."""
+    if not carries_template(tokenizer, name):
         return frozenset()
-    found = tokenizer.convert_tokens_to_ids(_ENDS[name])
-    return frozenset() if found in (None, tokenizer.unk_token_id) else frozenset([found])
+    named = {} if name == AUTO else {"chat_template": TEMPLATES[name]}
+    try:
+        text = tokenizer.apply_chat_template(_CHAT, tokenize=False, **named)
+    except Exception:  # a template may refuse any chat, in any way
+        return frozenset()
+    _, answered, behind = str(text).rpartition(_ANSWER)
+    added = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items()}
+    ends = [token for token in added if answered and behind.lstrip().startswith(token)]
+    return frozenset([added[max(ends, key=len)]] if ends else [])

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from utils.catalogue.specs import ModelSpec
+from utils.catalogue.templates import end_ids
 from utils.device_map import device_map, room_of
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import PackedLinear, lean, pack
@@ -210,10 +211,11 @@ def load_tokenizer(folder: Path, options: LoadOptions) -> Any | None:
 
 
 def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """All ids that end an answer: the generation configuration's, the model's and the tokenizer's."""
+    """All ids that end an answer: the generation configuration's, the model's, the tokenizer's and its template's."""
     configs = (model.generation_config, model.config, tokenizer)
     named = (getattr(one, "eos_token_id", None) for one in configs)
-    return frozenset(one for ids in named for one in ([ids] if isinstance(ids, int) else ids or ()))
+    ends = frozenset(one for ids in named for one in ([ids] if isinstance(ids, int) else ids or ()))
+    return ends | end_ids(tokenizer)
 
 
 def pick_device(name: str) -> torch.device:

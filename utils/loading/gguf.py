@@ -18,10 +18,11 @@ from typing import Any
 
 from utils.child import run_child
 from utils.errors import UserError
+from utils.gguf.facts import complete, end_ids, read_header
 from utils.loading.cache import cache_folder, is_whole, locked, publish, scratch, writing
 from utils.progress import Progress
 
-FORMAT = 1  # raised whenever the same file would be converted differently
+FORMAT = 2  # raised whenever the same file would be converted differently
 
 # Shares of the time, measured on the default model: reading the header, the tensors, tokenizer and saving.
 _HEADER, _TENSORS, _TOKENIZER = 0.5, 0.75, 0.9
@@ -106,14 +107,20 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None]) ->
     from transformers import modeling_gguf_pytorch_utils as legacy
 
     _watch(gguf, legacy, source, report)
+    header = read_header(source)
+    config = transformers.AutoConfig.from_pretrained(str(source.parent), gguf_file=source.name)
+    complete(config, header)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         str(source.parent),
+        config=config,
         gguf_file=source.name,
         dtype=torch.float32,
         quantization_config=transformers.GgufConfig(dequantize=True),
     )
     model.hf_quantizer = None  # type: ignore[assignment]  # else it refuses to be saved
     vars(model.config).pop("quantization_config", None)
+    if model.generation_config is not None:
+        model.generation_config.eos_token_id = end_ids(header)
     report(_TENSORS)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
     _mend_tokenizer(tokenizer, source, model.config)

@@ -27,6 +27,7 @@ from utils.loading.loaded import UNSAID, LoadedModel, LoadedPair, LoadOptions
 from utils.loading.quiet import quiet_environment
 from utils.loading.sources import mended_folder, model_folder
 from utils.progress import Cancelled, Progress, check, never, silent
+from utils.rotary import is_fixed
 
 NO_TABLES = "this pair has no n-gram tables: drafts come from the conversation alone (infer.py tables builds some)"
 
@@ -83,6 +84,9 @@ def expanded(spec: ModelSpec, options: LoadOptions, target: LoadedModel) -> list
         f"the kernels compute in float32, not in {target.dtype_text}": target.dtype_text != "float32",
         "--attn-implementation asks for transformers' own pass": options.attn_implementation is not None,
         why_not(): bool(why_not()),
+        "the compiled pass turns positions by one table for texts of every length": not is_fixed(
+            getattr(target.model.config.get_text_config(), "rope_parameters", None)
+        ),
     }
     why = next((reason for reason, holds in reasons.items() if holds), "they have types that no kernel knows")
     return [f"the weights of {target.name} are expanded to {target.dtype_text} ({why})"]

@@ -34,6 +34,7 @@ from utils.loading.cache import cache_folder, is_whole, locked, publish, remembe
 from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.sources import gguf_file
 from utils.progress import Progress, check
+from utils.rotary import frequencies, is_fixed
 
 if TYPE_CHECKING:
     from utils.catalogue.specs import ModelSpec
@@ -136,7 +137,7 @@ def runs_as_one(config: Any) -> bool:
         and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
         and not any(getattr(config, name, None) for name in ("sliding_window", "attention_bias", "mlp_bias"))
         and config.hidden_act in ("silu", "swish")
-        and (getattr(config, "rope_parameters", None) or {}).get("rope_type") not in ("dynamic", "longrope")
+        and is_fixed(getattr(config, "rope_parameters", None))
     )
 
 
@@ -290,9 +291,8 @@ class PackedModel(nn.Module):
             parent, _, part = name.rpartition(".")
             if parent not in weights:
                 self._place(parent, nn.Module()).register_parameter(part, nn.Parameter(values, requires_grad=False))
-        rope = config.rope_parameters or {}
-        plain = rope.keys() == {"rope_theta", "rope_type"} and rope["rope_type"] == "default"
-        self._place("model.rotary_emb", _Rotary(config) if plain else self.whole.model.rotary_emb)
+        turned = frequencies(config.rope_parameters, head_size(config))
+        self._place("model.rotary_emb", _Rotary(*turned) if turned else self.whole.model.rotary_emb)
         self.eval()
 
     def _place(self, name: str, part: nn.Module) -> nn.Module:
@@ -346,14 +346,11 @@ class PackedModel(nn.Module):
 
 
 class _Rotary(nn.Module):
-    """What turns queries and keys, unstretched: inv_freq [D/2]."""
+    """Turns queries and keys by inv_freq [D/2], under the names that transformers has for it."""
 
-    attention_scaling = 1.0
-
-    def __init__(self, config: FileConfig) -> None:
+    def __init__(self, inverse: Tensor, scaling: float) -> None:
         super().__init__()
-        size = head_size(config)
-        inverse = 1.0 / (config.rope_parameters["rope_theta"] ** (torch.arange(0, size, 2).float() / size))
+        self.attention_scaling = scaling
         self.register_buffer("inv_freq", inverse, persistent=False)
 
 

@@ -59,7 +59,7 @@ def test_the_default_pair_is_the_model_that_the_catalogue_promises(default_pair)
     assert (target.context, target.vocab_size, target.dtype) == (8192, 49152, torch.float32)
     assert (default_pair.drafter, default_pair.drafter_kind) == (None, "tables+feature")
     assert (default_pair.context, default_pair.vocab_size) == (8192, 49152)
-    assert default_pair.stop_ids == {2}
+    assert default_pair.stop_ids == {0, 2}  # <|endoftext|> and <|im_end|>
     assert default_pair.tokenizer.convert_ids_to_tokens(2) == "<|im_end|>"
 
 

@@ -397,7 +397,7 @@ def test_two_processes_converting_at_once_make_one_whole_entry(gguf_file, cache)
     assert [process.returncode for process in both] == [0, 0]
     assert sum("waiting: another process" in text for text in said) == 1
     assert sum("converting tiny.gguf" in text for text in said) == 1
-    assert is_whole(cache / "converted" / ("e" * 16), {"sha256": "e" * 64, "format": 1}, thorough=True)
+    assert is_whole(*converted_entry("e" * 64), thorough=True)
 
 
 def test_a_gguf_file_that_ends_too_early_is_one_line(gguf_file, tmp_path):

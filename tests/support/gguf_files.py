@@ -1,0 +1,239 @@
+"""Small random models as GGUF files, with the metadata keys that llama.cpp's converter writes for each family."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from tokenizers import pre_tokenizers
+
+from tests.support.quantized import quantised
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+CONTEXT = 256
+
+
+class Family(NamedTuple):
+    """How a family is written: its class in transformers, its name in the file, its own sizes, its control tokens."""
+
+    name: str
+    architecture: str
+    sizes: Mapping[str, Any]
+    tokens: Sequence[str]  # the first begins a text, the second ends it
+    eos: str
+    template: str
+    tokenizer: str = "gpt2"
+    pre: str = "default"
+    turned: float = 1.0  # share of a head's dimensions
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' "
+    "+ m['content'] + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+PHI3 = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role'])"
+    " + '\n' + m['content'] + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% else %}{{ m['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+QWEN = ("<|endoftext|>", "<|im_end|>", "<|im_start|>")
+
+FAMILIES = {
+    "llama3": Family(
+        "Llama",
+        "llama",
+        {"head_dim": 32},
+        (
+            "<|begin_of_text|>",
+            "<|end_of_text|>",
+            "<|start_header_id|>",
+            "<|end_header_id|>",
+            "<|eot_id|>",
+            "<|eom_id|>",
+        ),
+        "<|eot_id|>",
+        LLAMA3,
+        pre="llama-bpe",
+    ),
+    "mistral": Family("Mistral", "llama", {"sliding_window": None}, ("<s>", "</s>"), "</s>", MISTRAL, "llama"),
+    "qwen2": Family("Qwen2", "qwen2", {}, QWEN, "<|im_end|>", CHATML, pre="qwen2"),
+    "qwen3": Family("Qwen3", "qwen3", {"head_dim": 64}, QWEN, "<|im_end|>", CHATML, pre="qwen2"),
+    "gemma3": Family(
+        "Gemma3Text",
+        "gemma3",
+        {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 8, "num_hidden_layers": 7},
+        ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
+        "<eos>",
+        GEMMA,
+        "llama",
+    ),
+    "phi3": Family(
+        "Phi3",
+        "phi3",
+        {},
+        ("<s>", "<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"),
+        "<|endoftext|>",
+        PHI3,
+        "llama",
+    ),
+}
+
+
+def random_model(family: str, **changes: Any) -> Any:
+    """A float32 model of two layers, or as many as the family needs, whose norms are no ones."""
+    kind = FAMILIES[family]
+    vocabulary = len(vocabulary_of(kind))
+    sizes: dict[str, Any] = {
+        **{"vocab_size": vocabulary, "hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT},
+        **{"rms_norm_eps": 1e-5, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "tie_word_embeddings": False},
+        **kind.sizes,
+    }
+    config = getattr(transformers, f"{kind.name}Config")(**sizes | changes)
+    torch.manual_seed(3)
+    name = kind.name.removesuffix("Text")
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        noise = torch.randn_like(parameter)
+        parameter.copy_(1 + 0.3 * noise if parameter.ndim == 1 else 2 * parameter.shape[-1] ** -0.5 * noise)
+    return model
+
+
+def vocabulary_of(kind: Family) -> list[str]:
+    """Control tokens, then a token for each byte, as the kind of tokenizer spells it."""
+    if kind.tokenizer == "gpt2":
+        return [*kind.tokens, *BYTES, "ab"]
+    return [*kind.tokens, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a"]
+
+
+def write_gguf(
+    path: Path,
+    family: str,
+    model: Any,
+    metadata: Mapping[str, Any] | None = None,
+    factors: Mapping[str, np.ndarray] | None = None,
+    kind: str = "F32",
+    roles: Mapping[str, int] | None = None,
+) -> Path:
+    """Write `model` with further metadata (without the architecture's name; None leaves a key out), rotary factors and
+    ids of control tokens by role, its matrices as of type `kind`."""
+    how, config = FAMILIES[family], model.config
+    writer = gguf.GGUFWriter(str(path), how.architecture)
+    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    rope = config.rope_parameters
+    said: dict[str, Any] = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": heads,
+        "attention.head_count_kv": shared,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
+    }
+    if family in ("llama3", "mistral"):
+        said |= {"vocab_size": config.vocab_size, "rope.dimension_count": size}
+    if family in ("qwen3", "gemma3"):
+        said |= {"attention.key_length": size, "attention.value_length": size}
+    if family == "gemma3":
+        said |= {"attention.sliding_window": config.sliding_window}
+    if family == "phi3":
+        said |= {
+            "rope.dimension_count": int(size * rope["partial_rotary_factor"]),
+            "rope.scaling.original_context_length": config.original_max_position_embeddings,
+            "attention.sliding_window": config.sliding_window or 0,
+        }
+    for key, value in {**said, **(metadata or {})}.items():
+        name = f"{how.architecture}.{key}"
+        if isinstance(value, bool):
+            writer.add_bool(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        elif value is not None:
+            writer.add_array(name, value)
+    _add_tokenizer(writer, how)
+    for role, token in (roles or {}).items():
+        writer.add_uint32(f"tokenizer.ggml.{role}_token_id", token)
+    for name, values in (factors or {}).items():
+        writer.add_tensor(f"{name}.weight", values.astype(np.float32))
+    names = gguf.get_tensor_name_map(
+        next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == how.architecture), config.num_hidden_layers
+    )
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        own, _, part = name.rpartition(".")
+        values = weight.float()
+        if how.architecture == "llama" and own.endswith(("q_proj", "k_proj")):  # neighbours turn together there
+            count = heads if own.endswith("q_proj") else shared
+            values = values.view(count, 2, -1, config.hidden_size).transpose(1, 2).reshape(values.shape)
+        if family == "gemma3" and own.endswith("norm"):
+            values = values + 1
+        data, own_name = values.contiguous().numpy(), f"{names.get_name(own)}.{part}"
+        if kind == "F32" or data.ndim == 1:
+            writer.add_tensor(own_name, data)
+        else:
+            writer.add_tensor(own_name, quantised(data, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_tokenizer(writer: Any, how: Family) -> None:
+    tokens = vocabulary_of(how)
+    control, ids = len(how.tokens), {token: index for index, token in enumerate(tokens)}
+    writer.add_tokenizer_model(how.tokenizer)
+    writer.add_tokenizer_pre(how.pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * control + [6 if token.startswith("<0x") else 1 for token in tokens[control:]])
+    if how.tokenizer == "gpt2":
+        writer.add_token_merges(["a b"])
+    else:
+        writer.add_token_scores([-float(index) for index in range(len(tokens))])
+        writer.add_add_space_prefix(False)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(ids[how.eos])
+    writer.add_pad_token_id(1)
+    writer.add_add_bos_token(how.pre != "qwen2")
+    writer.add_chat_template(how.template)
+
+
+def llama3_factors(size: int, base: float, factor: float, low: float, high: float, original: int) -> np.ndarray:
+    """What llama.cpp's converter writes as rope_freqs for Llama 3: by how much each frequency is divided."""
+    factors = []
+    for pair in range(size // 2):
+        wavelength = 2 * math.pi * base ** (2 * pair / size)
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, np.float32)

@@ -1,0 +1,211 @@
+"""What a GGUF file says of a model beside its sizes → the model's configuration, by llama.cpp's rules.
+
+transformers reads sizes and weights. Positions, windows, soft caps and what ends an answer are read here, and a file
+that says more about its architecture than both of them know is refused: it would be another model, without a word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from utils.errors import UserError
+
+Numbers = list[float]
+
+_TOKENS = "tokenizer.ggml.tokens"
+_CONTROL = 3  # among tokenizer.ggml.token_type
+_PLAIN_BASE = 10000.0  # of rotary frequencies where the file names none
+
+# Of the configuration, where it has such an attribute.
+_ATTRIBUTES = {
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "attention.key_length": ("head_dim",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
+    "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"),
+}
+_WINDOWED = ("gemma2", "gemma3", "phi3")  # those whose windows are where transformers has them
+
+# Read below, by transformers from the tensors, or of no effect on a pass.
+_READ = {
+    *("context_length", "block_count", "embedding_length", "feed_forward_length", "vocab_size", "tensor_data_layout"),
+    *("attention.key_length", "attention.value_length", "use_parallel_residual", "pooling_type"),
+    *("rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear"),
+    *(
+        f"rope.scaling.{name}"
+        for name in ("type", "factor", "original_context_length", "attn_factor", "finetuned", "yarn_attn_factor")
+    ),
+    *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
+}
+_NEUTRAL = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0}  # and whatever is 0, empty or false
+
+# Tokens that end an answer wherever llama.cpp meets them in a vocabulary.
+_ENDS = (
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>"),
+    *("<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>"),
+)
+
+
+class Header(NamedTuple):
+    """A GGUF file's metadata, and its rotary factors by the tensors' names."""
+
+    said: Mapping[str, Any]
+    factors: Mapping[str, Numbers]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.said["general.architecture"])
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """What the file says under its architecture's name."""
+        return self.said.get(f"{self.architecture}.{key}", default)
+
+
+def read_header(source: Path) -> Header:
+    """Reads no weights, and steps over the tokens where it can: an object for each would take seconds."""
+    from transformers.integrations.gguf import reader
+
+    data = np.memmap(source, np.uint8, mode="r")
+    said, count, end = reader._read_metadata(data, str(source), (_TOKENS,))
+    table, end = reader._read_tensor_table(data, count, end)
+    aligned = said.get("general.alignment", 32)
+    begin = -(-end // aligned) * aligned
+    factors = {
+        name: data[begin + offset :][: 4 * math.prod(shape)].view(np.float32).tolist()
+        for name, shape, _, offset in table
+        if name.startswith(("rope_freqs", "rope_factors"))
+    }
+    return Header(said, factors)
+
+
+def complete(config: Any, header: Header) -> None:
+    """Add to a transformers configuration what the file says; UserError, in one line, for what has no place in it."""
+    _check_known(config, header)
+    heads = getattr(config, "num_attention_heads", None)
+    for key, names in _ATTRIBUTES.items():
+        name = next((name for name in names if hasattr(config, name)), None)
+        if name is not None and (value := header.get(key)) is not None:
+            setattr(config, name, value)
+    if config.model_type in ("phi3", "mistral"):  # whose own default is no file's
+        config.sliding_window = header.get("attention.sliding_window") or None
+    if not heads or not getattr(config, "rope_parameters", None):
+        return
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    for key in ("attention.key_length", "attention.value_length"):
+        if header.get(key, size) != size:
+            raise UserError(f"{header.architecture}.{key} is {header.get(key)}, where its heads have {size}")
+    if hasattr(config, "query_pre_attn_scalar"):  # llama.cpp knows the largest of each family by its layers
+        large = config.num_hidden_layers == {"gemma2": 46, "gemma3": 62}.get(header.architecture)
+        config.query_pre_attn_scalar = config.hidden_size // heads if large else size
+    _set_rope(config, header, size)
+
+
+def _check_known(config: Any, header: Header) -> None:
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    plain = header.architecture.replace("-", "").replace("_", "")
+    table: Mapping[str, Any] = GGUF_CONFIG_MAPPING
+    mapped: Mapping[str, Any] = next((keys for name, keys in table.items() if name.replace("_", "") == plain), {})
+    known = {key for key, name in mapped.items() if name is not None} | _READ
+    known |= {key for key, names in _ATTRIBUTES.items() if any(hasattr(config, name) for name in names)}
+    known |= {"attention.sliding_window"} if header.architecture in _WINDOWED else set()
+    prefix = f"{header.architecture}."
+    unknown = [
+        f"{key} = {value}"
+        for key, value in header.said.items()
+        if key.startswith(prefix)
+        and (short := key.removeprefix(prefix)) not in known
+        and value
+        and value != _NEUTRAL.get(short)
+    ]
+    if unknown:
+        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        raise UserError(f"the file says what this program does not know of: {', '.join(unknown[:3])}{more}")
+
+
+def _set_rope(config: Any, header: Header, size: int) -> None:
+    """Positions. A family that turns part of a head says which in its configuration; layers with a window turn by a
+    base of their own."""
+    rope = config.rope_parameters
+    full = rope.get("full_attention", rope)
+    turned = header.get("rope.dimension_count", size)
+    if "partial_rotary_factor" in full:
+        full = {"partial_rotary_factor": turned / size}
+    elif turned != size:
+        raise UserError(f"{header.architecture}.rope.dimension_count is {turned}, where its heads have {size}")
+    else:
+        full = {}
+    if hasattr(config, "original_max_position_embeddings"):
+        config.original_max_position_embeddings = _original(config, header)
+    full |= {"rope_theta": header.get("rope.freq_base", _PLAIN_BASE), **_scaling(config, header, turned // 2)}
+    if "full_attention" in rope:
+        short = {"rope_type": "default", "rope_theta": header.get("rope.freq_base_swa", _PLAIN_BASE)}
+        full = {"full_attention": full, "sliding_attention": short}
+    config.rope_parameters = full
+
+
+def _original(config: Any, header: Header) -> int:
+    """The context before it was extended."""
+    return int(header.get("rope.scaling.original_context_length") or config.max_position_embeddings)
+
+
+def _scaling(config: Any, header: Header, pairs: int) -> dict[str, Any]:
+    """How positions are stretched, as transformers says it, for so many pairs of dimensions.
+
+    A frequency is base^(−2i/D), divided by its factor where the file has one for each; cos and sin are multiplied by
+    the attention factor. A list of factors, such as Llama 3's, is a "longrope" whose lists for short and long texts
+    are the same.
+    """
+    factor = header.get("rope.scaling.factor") or header.get("rope.scale_linear") or 1.0
+    kind = header.get("rope.scaling.type", "linear")
+    attention = header.get("rope.scaling.attn_factor", 1.0)
+    original = _original(config, header)
+    known = {"none", "linear", "yarn", "longrope"}
+    if kind not in known:
+        raise UserError(f"{header.architecture}.rope.scaling.type is '{kind}': known are {', '.join(sorted(known))}")
+    lists = {name.split(".")[0]: values for name, values in header.factors.items()}
+    for name, values in lists.items():
+        if len(values) != pairs:
+            raise UserError(f"{name} has {len(values)} factors, where heads have {pairs} pairs of dimensions to turn")
+    both = {"rope_factors_long", "rope_factors_short"}
+    if not both <= lists.keys() and (both & lists.keys() or kind == "longrope"):
+        raise UserError("the factors of long and short texts (rope_factors_long, rope_factors_short) are not all there")
+    each = lists.get("rope_freqs", [1.0] * pairs)
+    if kind == "yarn":
+        if set(each) != {1.0} or lists.keys() - {"rope_freqs"}:
+            raise UserError(f"{header.architecture}.rope.scaling.type is 'yarn', beside factors of each frequency")
+        scale = header.get("rope.scaling.yarn_attn_factor", 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0)
+        betas = {name: header.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+        given = {name: value for name, value in betas.items() if value is not None}
+        lengths = {"factor": factor, "original_max_position_embeddings": original}
+        return {"rope_type": "yarn", **lengths, "attention_factor": scale * attention, **given}
+    if kind == "linear":
+        each = [factor * value for value in each]
+    short, long = (lists.get(f"rope_factors_{name}", each) for name in ("short", "long"))
+    if short == long and attention == 1.0 and len(set(short)) == 1:
+        return {"rope_type": "default"} if short[0] == 1.0 else {"rope_type": "linear", "factor": short[0]}
+    stretch = max(1.0, config.max_position_embeddings / original)
+    lengths = {"factor": stretch, "original_max_position_embeddings": original}
+    rules = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    return {**rules, **lengths, "attention_factor": attention}
+
+
+def end_ids(header: Header) -> list[int]:
+    """The ids that end an answer: those the file names for the end of a text, a turn or a message, and control tokens
+    that are known as such."""
+    named = (header.said.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom"))
+    ids: set[int] = {token for token in named if token is not None}
+    tokens: Sequence[str] = header.said.get(_TOKENS, ())
+    kinds = header.said.get("tokenizer.ggml.token_type", [_CONTROL] * len(tokens))
+    known = {token: at for at, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == _CONTROL}
+    ends = {name for name in _ENDS if name in known}
+    if "<|return|>" in ends:  # there it ends a message of several
+        ends -= {"<|end|>"}
+    return sorted(ids | {known[name] for name in ends})
