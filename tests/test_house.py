@@ -1,6 +1,4 @@
-"""docs/architecture.md and the folders agree: every room is on the page, and every file that a page names exists. Import
-directions are import-linter's task.
-"""
+"""docs/architecture.md and the folders agree: every room is on the page, and every file that a page names exists."""
 
 from __future__ import annotations
 

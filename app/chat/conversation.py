@@ -249,7 +249,7 @@ class Conversation:
             return f"\n{text}"
         tail = self.template.tail(self.system, _messages(turns[:-1], turns[-1].user), text)
         if tail is None:
-            raise UserError("the model's chat template leaves out earlier answers; /clear or /chat off goes on")
+            raise UserError("the model's chat template leaves out earlier answers; /clear or /set chat=off goes on")
         return tail
 
 

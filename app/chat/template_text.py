@@ -36,7 +36,7 @@ class Template:
             else:
                 self.folds_system = self.folds_system or folds
                 return text
-        raise UserError(f"the chat template refuses this chat ({why}); /chat off goes without it")
+        raise UserError(f"the chat template refuses this chat ({why}); /set chat=off goes without it")
 
     def _apply(self, messages: list[Message]) -> str:
         return render(self._tokenizer, messages, self._name)

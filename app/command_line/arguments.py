@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 
 from app.command_line.subcommands import COMMANDS, OWN_FIELDS
 from app.settings.layers import model_options
-from app.settings.table import FIELDS, MODELS, Field, ModelOptions
+from app.settings.table import FIELDS, Field, ModelOptions
 from app.settings.types import Switch, did_you_mean, got, named
 from utils.errors import UsageError
 from utils.machine import version
 
 PROGRAM = "infer.py"
-ALIASES = {"--load-in-8bit": "int8", "--load-in-4bit": "nf4"}
+_INSTEAD = {"--load-in-8bit": "--quantization int8", "--load-in-4bit": "--quantization nf4"}
 _MANY = ("from", "data")  # flags that take several values
 
 
@@ -78,9 +78,6 @@ def build_parser(command: str = "chat") -> argparse.ArgumentParser:
         section = parser.add_argument_group(group)
         for one in (one for one in FIELDS.values() if one.group == group and known.takes(one)):
             _add(section, one)
-        if group == MODELS and known.loads:
-            for flag, meant in ALIASES.items():
-                section.add_argument(flag, action="store_true", help=f"the same as --quantization {meant}")
     other = parser.add_argument_group("Help")
     other.add_argument("-h", "--help", action="help", help="show this and leave")
     other.add_argument("--version", action="version", version=version(), help="show the version and leave")
@@ -135,7 +132,6 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
     _add_words(given, words[end + 1 :], command)
     if given.get("surplus"):
         raise UsageError(_surplus(given["surplus"], explicit))
-    flags |= _aliases(given)
     flags |= _pair_of(given.get("name") or [], flags)
     return Request(
         command=command,
@@ -165,6 +161,8 @@ def _unknown(word: str, command: str, parser: argparse.ArgumentParser) -> str:
     if not word.startswith("-"):
         return f"{command} takes no further argument {got(word)}"
     flag = word.partition("=")[0]
+    if flag in _INSTEAD:
+        return f"{flag} is no flag: use {_INSTEAD[flag]}"
     owners = [name for name in COMMANDS if name != command and flag in _flags(build_parser(name))]
     if owners:
         return f"{command} takes no {flag} ({', '.join(owners)} {'does' if len(owners) == 1 else 'do'})"
@@ -198,12 +196,3 @@ def _pair_of(words: Sequence[str], flags: Mapping[str, Any]) -> dict[str, str]:
             told = " ".join(map(named, words))
             raise UsageError(f"check {told} and --{flag} {flags[flag]} contradict each other: give one")
     return meant
-
-
-def _aliases(given: Mapping[str, Any]) -> dict[str, str]:
-    """The quantization that --quantization and its two aliases ask for; they may say the same thing twice."""
-    asked = {f"--quantization {given['quantization']}": given["quantization"]} if "quantization" in given else {}
-    asked |= {flag: meant for flag, meant in ALIASES.items() if given.get(flag[2:].replace("-", "_"))}
-    if len(set(asked.values())) > 1:
-        raise UsageError(f"{' and '.join(asked)} contradict each other: give one")
-    return {"quantization": next(iter(asked.values()))} if asked else {}

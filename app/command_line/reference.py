@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from app.command_line.arguments import ALIASES
 from app.command_line.subcommands import COMMANDS, OWN_FIELDS
 from app.console.slash_commands import TABLE
 from app.screen.output import markdown_table
@@ -50,7 +49,6 @@ def subcommands() -> str:
 def flags() -> str:
     """Every flag, by group."""
     rows = [_flag_row(known.group, known) for known in FIELDS.values()]
-    rows += [["Models", _code(flag), "", f"the same as `--quantization {meant}`"] for flag, meant in ALIASES.items()]
     for command, fields in OWN_FIELDS.items():
         rows += [_flag_row(f"`{command}`", known) for known in fields.values()]
     for command, known in COMMANDS.items():

@@ -1,4 +1,4 @@
-"""The commands that look at settings and change them: by name, by /set and /reset, lane by lane, as a processor.
+"""The commands that look at settings and change them: by name, by /set and /reset.
 
 They need no loaded pair. No torch.
 """
@@ -10,19 +10,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from app.console.about import learned_gamma
-from app.console.command import Command, Offer, text, words
-from app.settings.table import SETTING_FIELDS, Field, Settings
-from app.settings.types import Switch, did_you_mean, got
+from app.console.command import Command, Offer, text
+from app.settings.table import SETTING_FIELDS, Settings
+from app.settings.types import Switch, got
 from sampling.drafters.registry import ROWS
 from utils.errors import UsageError
-from utils.logits_processors import PROCESSORS
 
 if TYPE_CHECKING:
     from app.console.state import ConsoleState
-
-_NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-# A lane that a toggle adds comes before those right of it here, so that the lane that carries the chat on stays last.
-_TOGGLE_ORDER = ("ar", "draft", "ngram", "tables", "spec")
 
 LANE_HELP = {
     **{word: row.help for word, row in ROWS.items()},
@@ -61,35 +56,6 @@ def gamma_learned(state: ConsoleState) -> str:
     """What `gamma auto` knows so far."""
     engine, settings = state.pairs.engine, state.settings
     return learned_gamma(engine, settings) if settings.gamma == "auto" and engine is not None else ""
-
-
-def lane(name: str, word: str, group: str) -> Command:
-    """The toggle of a lane."""
-
-    def handler(state: ConsoleState, rest: str) -> None:
-        lanes = state.settings.compare
-        others = tuple(other for other in lanes if other != name)
-        present = name in lanes
-        wanted = Field(f"/{word}", Switch(), None, "", "").read(rest, still=present) if rest else not present
-        if not wanted and present and not others:
-            raise UsageError(f"{name} is the last lane and stays on (still {','.join(lanes)})")
-        if wanted and not present:
-            behind = _TOGGLE_ORDER[_TOGGLE_ORDER.index(name) :]
-            place = next((i for i, other in enumerate(lanes) if other in behind), len(lanes))
-            state.change(compare=(*lanes[:place], name, *lanes[place:]))
-        elif present and not wanted:
-            state.change(compare=others)
-        say_values(state, ["compare"])
-
-    return Command(
-        f"/{word} [on|off]",
-        f"lane {name}: {LANE_HELP[name]}",
-        group,
-        handler,
-        text,
-        words("on", "off"),
-        more=lambda state: [f"lanes now {state.settings.show('compare')}"],
-    )
 
 
 # -- many settings at once --------------------------------------------------------------------
@@ -139,55 +105,6 @@ def reset(state: ConsoleState, rest: str) -> None:
         state.say("every setting already has its default")
 
 
-def processor_text(settings: Settings) -> str:
-    """The processor the settings amount to, as /processor takes it, or all four values when it has no name."""
-    on = {name for name, off in _NEUTRAL.items() if getattr(settings, name) != off}
-    if "temperature" not in on:
-        return "greedy"
-    for name, known in PROCESSORS.items():
-        if set(known.takes) == on:
-            return " ".join([name, *map(settings.show, known.takes)])
-    return ", ".join(f"{name} {settings.show(name)}" for name in _NEUTRAL if name in on)
-
-
-def cache(state: ConsoleState, rest: str) -> None:
-    state.say("the cache is always used: it changes no output")
-
-
-def ngram_storage(state: ConsoleState, rest: str) -> None:
-    """Contexts of every length (basic) or of one only (onelevel), and n: the settings of the n-gram drafter."""
-    kind, *more = rest.split() or [""]
-    if kind not in ("basic", "onelevel") or len(more) != 1:
-        raise UsageError(f"/set_ngramstorage takes basic N or onelevel N, got {got(rest)}")
-    state.change(ngram_multi_level=kind == "basic", ngram_n=more[0])
-    say_values(state, ["ngram_multi_level", "ngram_n"])
-
-
-_JOINED = {name.replace("_", ""): name for name in PROCESSORS}  # topk, topknucleus
-
-
-def processor(state: ConsoleState, rest: str) -> None:
-    if rest:
-        name, *values = rest.split()
-        name = _JOINED.get(name, name)
-        if name == "greedy" and len(values) == 1:  # a temperature, which changes nothing
-            SETTING_FIELDS["temperature"].read(values.pop(), still=state.settings.temperature)
-        if name not in PROCESSORS:
-            usages = ", ".join(known.usage(one) for one, known in PROCESSORS.items())
-            raise UsageError(f"/processor takes one of {usages}; got {got(name)}{did_you_mean(name, PROCESSORS)}")
-        parts = PROCESSORS[name].takes
-        if len(values) != len(parts):
-            still, count = processor_text(state.settings), f"takes {len(parts)} values, got {len(values)}"
-            raise UsageError(f"/processor {PROCESSORS[name].usage(name)} {count} (still {still})")
-        state.change(**{**_NEUTRAL, **dict(zip(parts, values, strict=True))})
-    state.say(f"processor = {processor_text(state.settings)}")
-
-
-def processor_help(state: ConsoleState) -> list[str]:
-    usages = (f"  {known.usage(name)}" for name, known in PROCESSORS.items())
-    return ["NAME ARGS is one of", *usages, f"now {processor_text(state.settings)}"]
-
-
 # -- what Tab offers --------------------------------------------------------------------------
 
 
@@ -216,8 +133,3 @@ def assignments(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
 def setting_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
     """Every setting, with its default."""
     return [(name, f"default {state.layers.defaults.show(name)}") for name in SETTING_FIELDS]
-
-
-def processors(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
-    """The named processors, with what they take."""
-    return [(name, known.usage(name)) for name, known in PROCESSORS.items()]

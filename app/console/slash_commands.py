@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from app.bench.options import BENCH_FIELDS
 from app.console import chat_commands as chat
 from app.console import setting_commands as change
-from app.console.command import Command, file, files, nothing, one, text, unquoted, words
+from app.console.command import Command, file, files, one, text, unquoted, words
 from app.console.demo import demo
-from app.console.setting_commands import lane, value
+from app.console.setting_commands import value
+from app.console.source_words import SOURCE_WORDS
 from app.replay.options import STEP
 from app.settings.table import MODEL_FIELDS, SETTING_FIELDS
 from app.settings.types import Choice, Whole, did_you_mean, got, named
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from app.console.state import ConsoleState
 
-CHAT, DECODING, LANE, MODEL, LOOK, SETTING = "Chat", "Decoding", "Lanes", "Models", "Figures and looks", "Settings"
+CHAT, DECODING, MODEL, LOOK, SETTING = "Chat", "Decoding", "Models and lanes", "Figures and looks", "Settings"
 SAVED, LOADED = (".json", ".txt", ".md", ".html", ".svg"), (".json",)
 STATS, PLOTS = ("last", "session", "json"), ("gamma", "positions")
 
@@ -60,36 +61,14 @@ TABLE: tuple[Command, ...] = (
         spaces=True,
     ),
     Command("/system [TEXT|clear]", "system prompt", CHAT, chat.system, text, words("clear"), setting="system"),
-    value("chat", CHAT),
-    value("template", CHAT),
     Command("/exit", "leave (also Ctrl-D)", CHAT, chat.leave, aliases=("/quit", "/bye")),
     value("gamma", DECODING, after=change.gamma_learned),
     value("temperature", DECODING),
     value("top_p", DECODING),
     value("top_k", DECODING),
-    value("min_p", DECODING),
-    value("repetition_penalty", DECODING),
-    value("no_repeat_ngram", DECODING),
     value("length", DECODING, name="max_new_tokens"),
     value("seed", DECODING),
-    Command(
-        "/processor [NAME ARGS]", "sampling, e.g. nucleus T P", DECODING, change.processor, text,
-        change.processors, more=change.processor_help,
-    ),
-    value("verify", DECODING),
-    value("expand", DECODING),
-    value("nodes", DECODING),
-    value("compare", LANE),
-    value("cascade", LANE),
-    value("k_matrix", LANE),
-    value("lenience", LANE),
-    value("num_beams", LANE),
-    value("length_penalty", LANE),
-    lane("spec", "speculative", LANE),
-    lane("ar", "target", LANE),
-    lane("draft", "draft", LANE),
-    lane("ngram", "ngram", LANE),
-    lane("tables", "tables", LANE),
+    value("compare", MODEL),
     Command("/pair [NAME]", "load another pair", MODEL, chat.pair, text, chat.pair_names),
     Command("/drafter [NAME]", "take another drafter", MODEL, chat.drafter, unquoted, chat.drafters, spaces=True),
     Command(
@@ -116,26 +95,16 @@ TABLE: tuple[Command, ...] = (
         words(*PLOTS),
     ),
     value("view", LOOK),
-    value("drafts", LOOK),
     value("slow", LOOK),
-    value("palette", LOOK),
-    value("debug", LOOK),
-    Command("/settings", "every setting", SETTING, change.show_settings, nothing),
     Command(
-        "/set NAME=VALUE …", "change settings, all or none", SETTING, change.set_values, text,
+        "/set [NAME=VALUE …]", "change settings; alone: show all", SETTING, change.set_values, text,
         change.assignments, many=True,
     ),
     Command("/reset [NAME]", "back to the defaults", SETTING, change.reset, text, change.setting_names, many=True),
     Command("/help [CMD]", "this page, or one command", SETTING, show_help, text, command_names),
 )  # fmt: skip
-ELSEWHERE: tuple[Command, ...] = (  # words of romsto's Speculative-Decoding: understood, on no list
-    Command("/cache", "the cache", DECODING, change.cache, text),
-    value("top_k_filler", DECODING, name="ngram_filler"),
-    value("reset_in_between", DECODING, name="ngram_reset"),
-    Command("/set_ngramstorage basic|onelevel N", "n-grams", DECODING, change.ngram_storage, text),
-)
 COMMANDS: Mapping[str, Command] = {name: command for command in TABLE for name in (command.name, *command.aliases)}
-_UNDERSTOOD: Mapping[str, Command] = {command.name: command for command in ELSEWHERE}
+_INSTEAD = {"/draft": "/compare ar,draft", "/tables": "/compare ar,tables", "/settings": "/set"}
 
 
 # -- what a typed line means ------------------------------------------------------------------
@@ -150,8 +119,10 @@ def parse(line: str, commands: Mapping[str, Command]) -> tuple[Command | None, s
     if not line.startswith("/") or line.startswith("//"):
         return None, line.removeprefix("/")
     word, *rest = line.split(maxsplit=1)
-    if (command := commands.get(word) or _UNDERSTOOD.get(word)) is not None:
+    if (command := commands.get(word) or SOURCE_WORDS.get(word)) is not None:
         return command, rest[0] if rest else ""
+    if instead := _INSTEAD.get(word) or (word[1:] in SETTING_FIELDS and f"/set {word[1:]}=VALUE"):
+        raise UsageError(f"{word} is no command: use {instead}")
     if word == "/":
         raise UsageError("unknown command / (/help lists the commands)")
     hint = did_you_mean(word, commands) or " (/help lists the commands; // sends a literal slash)"
@@ -223,7 +194,7 @@ def help_of(name: str, state: ConsoleState, commands: Mapping[str, Command]) -> 
     """Usage, range and present value of one command or setting; UsageError for an unknown name."""
     bare = name.removeprefix("/")
     name = next((one.name for one in SETTING_FIELDS.values() if one.also == name), name)
-    command = commands.get(f"/{bare}") or _UNDERSTOOD.get(f"/{bare}")
+    command = commands.get(f"/{bare}") or SOURCE_WORDS.get(f"/{bare}")
     if command is None and name not in SETTING_FIELDS:
         names = [known.removeprefix("/") for known in commands] + list(SETTING_FIELDS)
         raise UsageError(f"no help on {got(name)}{did_you_mean(bare, names)}")

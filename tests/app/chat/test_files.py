@@ -165,7 +165,7 @@ def test_nothing_in_a_loaded_chat_is_obeyed_by_the_terminal(
             decoding["models"]["where"] = "\x1b[2J"
     file = tmp_path / "hostile.json"
     file.write_text(json.dumps(told))
-    looks = ["/stats", "/stats session", "/trace 1", "/plot positions", "/settings", "/system", "/set system"]
+    looks = ["/stats", "/stats session", "/trace 1", "/plot positions", "/set", "/system", "/set system"]
     ran = run_lines(catalogue, f"/load {file}", *looks, "one", "/stats", "/gamma \x1b[31m")
     assert not set(ran.text.split("<<< /gamma")[0]) & {"\x1b", "\x07", "\x9b"}
     assert "\x1b" not in ran.errors[-1]

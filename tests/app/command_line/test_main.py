@@ -165,21 +165,6 @@ def test_pairs_and_check(handed: Handed) -> None:
     assert (third[1][2].pair, third[1][3]) == (None, False)
 
 
-@pytest.mark.parametrize(
-    ("argv", "quantization"),
-    [
-        (["--load-in-8bit"], "int8"),
-        (["--load-in-4bit"], "nf4"),
-        (["--quantization", "fp4"], "fp4"),
-        (["--quantization", "nf4", "--load-in-4bit"], "nf4"),
-        ([], "auto"),
-    ],
-)
-def test_the_short_forms_of_quantization(argv: list[str], quantization: str) -> None:
-    options = read_request(argv, {}).options
-    assert (options.quantization, options.drafter_quantization) == (quantization, "auto")
-
-
 def test_both_forms_of_a_switch_are_known_so_that_a_flag_can_undo_a_variable() -> None:
     environ = {"SPEC_CHAT": "off", "SPEC_ASCII": "on", "SPEC_OFFLINE": "yes"}
     request = read_request(["--chat", "--no-ascii", "--no-offline"], environ)
@@ -213,10 +198,7 @@ USAGE_ERRORS = [
     (["check", "a", "b", "--drafter", "c"], "error: check a b and --drafter c contradict each other: give one"),
     (["check", "small", "--pair", "other"], "error: check small and --pair other contradict each other: give one"),
     (["pairs", "--gamma", "4"], "error: pairs takes no --gamma (chat, run, bench, record, demo do)"),
-    (
-        ["--load-in-8bit", "--load-in-4bit"],
-        "error: --load-in-8bit and --load-in-4bit contradict each other: give one",
-    ),
+    (["--load-in-8bit"], "error: --load-in-8bit is no flag: use --quantization int8"),
     (["--device", "gpu"], "error: --device must be auto, cpu, mps, cuda or cuda:N, got 'gpu'"),
     (["--pair", ""], "error: --pair must be the name of a pair, got ''"),
     (

@@ -80,23 +80,23 @@ def test_what_is_printed_is_what_the_model_said(catalogue: Path) -> None:
 
 
 BAD = {
-    "/num_beams 0": "num_beams must be a whole number from 1 to 64, got 0 (still 4)",
-    "/length_penalty x": "length_penalty must be a number from 0 to 10, got 'x' (still 1.2)",
-    "/cascade x,x": "cascade must be",
-    "/k_matrix x": "k_matrix must be",
-    "/lenience 0": "lenience must be",
-    "/verify never": "verify must be token or block",
-    "/expand sideways": "expand must be auto, none, cape or dynamic",
-    "/nodes 0": "nodes must be a whole number from 1 to 64, got 0 (still 24)",
+    "/set num_beams=0": "num_beams must be a whole number from 1 to 64, got 0 (still 4)",
+    "/set length_penalty=x": "length_penalty must be a number from 0 to 10, got 'x' (still 1.2)",
+    "/set cascade=x,x": "cascade must be",
+    "/set k_matrix=x": "k_matrix must be",
+    "/set lenience=0": "lenience must be",
+    "/set verify=never": "verify must be token or block",
+    "/set expand=sideways": "expand must be auto, none, cape or dynamic",
+    "/set nodes=0": "nodes must be a whole number from 1 to 64, got 0 (still 24)",
     "/gamma 0": "gamma must be a whole number from 1 to 64 or auto, got 0 (still 4)",
     "/gamma x": "gamma must be",
     "/temperature -1": "temperature must be",
     "/top_p 1.5": "top_p must be above 0 and at most 1, got 1.5 (still 1)",
     "/top_k -3": "top_k must be",
-    "/min_p 1": "min_p must be",
-    "/repetition_penalty 0": "repetition_penalty must be above 0 and at most 10, got 0 (still 1)",
-    "/no_repeat_ngram -1": "no_repeat_ngram must be",
-    "/template vicunna": "(did you mean vicuna?), got 'vicunna' (still auto)",
+    "/set min_p=1": "min_p must be",
+    "/set repetition_penalty=0": "repetition_penalty must be above 0 and at most 10, got 0 (still 1)",
+    "/set no_repeat_ngram=-1": "no_repeat_ngram must be",
+    "/set template=vicunna": "(did you mean vicuna?), got 'vicunna' (still auto)",
     "/length 0": "must be",
     "/seed no": "seed must be",
     "/set coupling=maybe": "coupling must be",
@@ -111,7 +111,7 @@ BAD = {
     "/chat maybe": "chat must be on or off",
     "/debug maybe": "debug must be on or off",
     "/view round": "view must be",
-    "/palette pink": "palette must be",
+    "/set palette=pink": "palette must be",
     "/pair nobody": "unknown pair 'nobody'",
     "/drafter /no/such/folder": "/no/such/folder",
     "/save": "needs a file name",
@@ -129,6 +129,8 @@ BAD = {
     "/help nothing": "nothing",
     "/exit now": "takes no argument",
     "/nothing": "unknown command /nothing",
+    "/min_p 0.1": "/min_p is no command: use /set min_p=VALUE",
+    "/draft": "/draft is no command: use /compare ar,draft",
     "/": "unknown command /",
 }
 
@@ -164,10 +166,10 @@ SHOWN = {
     "/temperature 0.5": "temperature = 0.5",
     "/top_p .9": "top_p = 0.9",
     "/top_k 20": "top_k = 20",
-    "/min_p 0.1": "min_p = 0.1",
-    "/repetition_penalty 1.2": "repetition_penalty = 1.2",
-    "/no_repeat_ngram 3": "no_repeat_ngram = 3",
-    "/template vicuna": "template = vicuna",
+    "/set min_p=0.1": "min_p = 0.1",
+    "/set repetition_penalty=1.2": "repetition_penalty = 1.2",
+    "/set no_repeat_ngram=3": "no_repeat_ngram = 3",
+    "/set template=vicuna": "template = vicuna",
     "/length 7": "= 7",
     "/seed 9": "seed = 9",
     "/set gamma=3 top_k=5": "gamma = 3",
@@ -177,14 +179,11 @@ SHOWN = {
     "/compare ar,ngram": "compare = ar,ngram",
     "/speculative": "compare = ar,ngram,spec",
     "/target off": "compare = ngram,spec",
-    "/draft on": "draft",
-    "/ngram off": "compare = draft,spec",
-    "/tables": "compare = draft,tables,spec",
-    "/tables off": "compare = draft,spec",
+    "/ngram off": "compare = spec",
     "/debug on": "debug = on",
     "/view stack": "view = stack",
-    "/palette cb": "palette = cb",
-    "/drafts none": "drafts = none",
+    "/set palette=cb": "palette = cb",
+    "/set drafts=none": "drafts = none",
     "/slow 1": "slow = 1",
     "/system Be brief.": "system = Be brief.",
     "/system": "system = Be brief.",
@@ -192,7 +191,7 @@ SHOWN = {
     "/pair": "there are tiny, tiny-ngram, short, plain",
     "/drafter": "drafter = ",
     "/info": "context  ",
-    "/settings": "palette = cb  (default default)",
+    "/set": "palette = cb  (default default)",
     "/help": "/gamma",
     "/help gamma": "gamma",
     "/reset": "compare = ar,spec",
@@ -418,7 +417,7 @@ def test_a_model_without_template_is_continued_and_says_so_once(catalogue: Path)
 
 
 def test_chat_off_sends_the_bare_text(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "/chat off", "Once")
+    ran = run_lines(catalogue, "/set chat=off", "Once")
     assert ran.state.chat.tokenizer.decode(list(ran.state.chat.turns[0].prompt)) == "Once"
 
 
@@ -461,7 +460,7 @@ def test_a_drafter_that_cannot_run_is_refused(catalogue: Path) -> None:
     assert seen[0] == seen[1]
     assert len(ran.errors) == 2
     assert "(still tiny)" in ran.after(lines[0])
-    wrong = ["/set compare=ar,cascade cascade=model,ngram k_matrix=[[2,2],[0,2]]", "/cascade nobody"]
+    wrong = ["/set compare=ar,cascade cascade=model,ngram k_matrix=[[2,2],[0,2]]", "/set cascade=nobody"]
     ran = run_lines(catalogue, "one", *wrong, "two")
     assert [line[:6] for line in ran.errors] == ["error:"]
     assert ran.state.settings.cascade == ("model", "ngram")
@@ -734,7 +733,7 @@ def test_trace_shows_rounds(catalogue: Path) -> None:
 
 
 def test_debug_shows_discarded_drafts(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "/gamma 8", "one", "/debug on", "/regen")
+    ran = run_lines(catalogue, "/gamma 8", "one", "/set debug=on", "/regen")
     spec = ran.state.answers[-1].tracks[-1].meter.stats
     assert spec.draft_n_discarded > 0
     assert "[~" in ran.after("/regen")

@@ -14,7 +14,8 @@ from rich.console import Console
 from app.console import chat_commands
 from app.console.command import Command
 from app.console.loading import load_engine
-from app.console.slash_commands import COMMANDS, ELSEWHERE, TABLE, completions, dispatch, help_of, help_page, parse
+from app.console.slash_commands import COMMANDS, TABLE, completions, dispatch, help_of, help_page, parse
+from app.console.source_words import SOURCE_WORDS
 from app.console.state import ConsoleState
 from app.settings.layers import Layers
 from app.settings.table import SETTING_FIELDS, ModelOptions
@@ -88,16 +89,6 @@ temperature = 0.8
 error: top_p must be above 0 and at most 1, got 1.5 (still 1)
 > /top_k 40
 top_k = 40
-> /min_p 0.05
-min_p = 0.05
-> /repetition_penalty 1.1
-repetition_penalty = 1.1
-> /repetition_penalty 11
-error: repetition_penalty must be above 0 and at most 10, got 11 (still 1.1)
-> /no_repeat_ngram 3
-no_repeat_ngram = 3
-> /no_repeat_ngram two
-error: no_repeat_ngram must be a whole number from 0 to 1000000, got 'two' (still 3)
 > /length 0
 error: max_new_tokens must be a whole number from 1 to 1000000, got 0 (still 128)
 > /length 64
@@ -108,8 +99,12 @@ seed = 7
 error: seed must be a whole number from 0 to 9223372036854775807 or random, got 'x' (still 7)
 > /view trace
 view = trace
-> /palette blue
-error: palette must be default or cb, got 'blue' (still default)
+> /palette cb
+error: /palette is no command: use /set palette=VALUE
+> /settings
+error: /settings is no command: use /set
+> /draft
+error: /draft is no command: use /compare ar,draft
 """,
         """
 > /processor topknucleus 0.8 40 0.95
@@ -152,7 +147,7 @@ processor = nucleus 0.6 0.9
 top_p = 0.9
 > /processor top_k_nucleus 0.8 40 0.95
 processor = top_k_nucleus 0.8 40 0.95
-> /min_p 0.1
+> /set min_p=0.1
 min_p = 0.1
 > /processor
 processor = temperature 0.8, top_k 40, top_p 0.95, min_p 0.1
@@ -181,13 +176,9 @@ compare = ar,spec
 compare = ar,ngram,spec
 > /ngram on
 compare = ar,ngram,spec
-> /draft
-compare = ar,draft,ngram,spec
 > /target off
-compare = draft,ngram,spec
+compare = ngram,spec
 > /speculative
-compare = draft,ngram
-> /draft off
 compare = ngram
 > /ngram
 error: ngram is the last lane and stays on (still ngram)
@@ -372,10 +363,10 @@ def test_a_reset_goes_back_to_the_flag_not_to_the_built_in() -> None:
     assert console.lines == ["gamma = 2", "gamma = 9"]
 
 
-def test_settings_lists_every_setting_and_marks_the_changed_ones() -> None:
+def test_set_alone_lists_every_setting_and_marks_the_changed_ones() -> None:
     console = ScriptedConsole()
     console.change(gamma=8)
-    dispatch("/settings", console, COMMANDS)
+    dispatch("/set", console, COMMANDS)
     for name in SETTING_FIELDS:
         assert sum(line.startswith(f"  {name} = ") for line in console.lines) == 1
     assert [line for line in console.lines if "default" in line] == [
@@ -467,16 +458,13 @@ def test_completion_offers_commands_values_and_names() -> None:
     assert offered("/top") == ["/top_p", "/top_k"]
     assert len(offered("/")) == len(COMMANDS)
     assert offered("/view s") == ["/view side", "/view stack"]
-    assert offered("/palette ") == ["/palette default", "/palette cb"]
-    assert offered("/chat o") == ["/chat on", "/chat off"]
+    assert offered("/set palette=") == ["/set palette=default", "/set palette=cb"]
     assert offered("/seed r") == ["/seed random"]
     assert offered("/pair s") == ["/pair smollm2"]
     assert offered("/drafter n") == ["/drafter ngram", "/drafter none"]
-    assert offered("/processor top") == ["/processor top_k", "/processor top_k_nucleus"]
-    assert offered("/help pal") == ["/help palette"]
-    assert offered("/help /pal") == ["/help /palette"]
+    assert offered("/help vie") == ["/help view"]
+    assert offered("/help /vie") == ["/help /view"]
     assert offered("/stats j") == ["/stats json"]
-    assert offered("/ngram o") == ["/ngram on", "/ngram off"]
     assert offered("/system c") == ["/system clear"]
 
 
@@ -535,9 +523,14 @@ def test_gamma_prints_what_auto_knows_and_nothing_of_it_otherwise(monkeypatch: p
     assert console.lines == ["gamma = 4", "gamma = auto", "spec: gamma 3", "gamma = auto", "spec: gamma 3", "gamma = 2"]
 
 
-def test_words_of_elsewhere_are_understood_and_on_no_list() -> None:
+def test_the_words_of_the_sources_work_and_are_on_no_list() -> None:
     console = ScriptedConsole()
     listed = {one.text for one in completions("/", 1, console, COMMANDS)}
-    assert {command.name for command in ELSEWHERE} & {*listed, *COMMANDS, *help_page(TABLE).split()} == set()
-    for command in ELSEWHERE:
-        assert help_of(command.name, console, COMMANDS).startswith(command.usage)
+    assert set(SOURCE_WORDS) & {*listed, *COMMANDS, *help_page(TABLE).split()} == set()
+    for name, command in SOURCE_WORDS.items():
+        assert help_of(name, console, COMMANDS).startswith(command.usage)
+
+
+def test_help_is_one_screen() -> None:
+    assert len(TABLE) <= 34
+    assert len(help_page(TABLE).splitlines()) < 45

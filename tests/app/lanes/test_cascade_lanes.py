@@ -356,12 +356,18 @@ def test_the_setting_outranks_the_pair_and_empty_means_the_pairs(engines: Callab
 
 
 def test_cascade_and_matrix_change_one_after_the_other_in_the_console(folder: Path) -> None:
-    changes = ("/compare ar,cascade", "/cascade drafter,maxgram", "hello", "/k_matrix [[2,3],[0,3]]", "hello there")
-    ran = run_lines(folder / "models.yaml", *changes, "/reset cascade k_matrix", "/lenience 3", "hello again")
+    changes = (
+        "/compare ar,cascade",
+        "/set cascade=drafter,maxgram",
+        "hello",
+        "/set k_matrix=[[2,3],[0,3]]",
+        "hello there",
+    )
+    ran = run_lines(folder / "models.yaml", *changes, "/reset cascade k_matrix", "/set lenience=3", "hello again")
     assert ran.after("/compare ar,cascade").strip() == "compare = ar,cascade"
-    assert ran.after("/cascade drafter,maxgram").strip() == "cascade = drafter,maxgram"
+    assert ran.after("/set cascade=drafter,maxgram").strip() == "cascade = drafter,maxgram"
     assert "error: k_matrix must have 2 rows for the cascade drafter,maxgram, got 3" in ran.after("hello")
-    assert ran.after("/k_matrix [[2,3],[0,3]]").strip() == "k_matrix = [[2,3],[0,3]]"
+    assert ran.after("/set k_matrix=[[2,3],[0,3]]").strip() == "k_matrix = [[2,3],[0,3]]"
     names = [answered.tracks[-1].lane.source_names for answered in ran.actions.answers]
     assert names == [("drafter", "maxgram", "bigram"), ("drafter", "small", "maxgram", "bigram")]
     assert "error" not in ran.after("hello there") + ran.after("hello again")

@@ -359,7 +359,9 @@ def test_the_conversation_goes_on_from_the_searched_answer(catalogue: Path) -> N
 
 
 def test_the_console_shows_and_changes_the_search(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "/num_beams 0", "/num_beams 2", "/length_penalty x", "/compare beam", "one", "/regen")
+    ran = run_lines(
+        catalogue, "/set num_beams=0", "/set num_beams=2", "/set length_penalty=x", "/compare beam", "one", "/regen"
+    )
     assert "error: num_beams must be a whole number from 1 to 64, got 0 (still 4)" in ran.text
     assert "error: length_penalty must be a number from 0 to 10, got 'x' (still 1.2)" in ran.text
     assert "2 beams" in ran.after("one")

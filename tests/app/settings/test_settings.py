@@ -393,19 +393,19 @@ def test_the_pairs_keys_are_defaults_that_its_own_defaults_outrank(tmp_path: Pat
 
 
 SCRIPT = """
-> /cascade
+> /set cascade
 cascade = (none)
-> /cascade glide,maxgram
+> /set cascade=glide,maxgram
 cascade = glide,maxgram
-> /k_matrix
+> /set k_matrix
 k_matrix = (none)
-> /k_matrix [[5, 10], [0, 10]]
+> /set k_matrix='[[5, 10], [0, 10]]'
 k_matrix = [[5,10],[0,10]]
-> /k_matrix [[5,10],[1,10]]
+> /set k_matrix=[[5,10],[1,10]]
 error: k_matrix must be upper triangular: row 2, column 1 must be 0, got '[[5,10],[1,10]]' (still [[5,10],[0,10]])
-> /lenience 2.5
+> /set lenience=2.5
 lenience = 2.5
-> /lenience 0
+> /set lenience=0
 error: lenience must be from 1 to 1000000, got 0 (still 2.5)
 > /set cascade=plain,glide,maxgram k_matrix=[[5,14,10],[0,1,10],[0,0,10]] lenience=3
 cascade = plain,glide,maxgram
@@ -419,9 +419,9 @@ k_matrix = (none)
 cascade = (none)
 lenience = 1
 > /help lenience
-/lenience [X]
-  how much drafters let pass; 1: nothing
+/set lenience=VALUE
   setting lenience: a number from 1 to 1000000
+  how much drafters let pass; 1: nothing
   now 1, default 1
 """  # noqa: E501
 
@@ -432,10 +432,10 @@ def test_a_console_sets_them_one_after_the_other() -> None:
 
 def test_tab_goes_through_the_list_and_offers_published_matrices() -> None:
     words = ["model", "plain", "glide", "feature", "eagle", "tables", "ngram", "maxgram"]
-    assert offered("/cascade ") == [f"/cascade {word}" for word in words]
-    assert offered("/cascade glide,m") == ["/cascade glide,model", "/cascade glide,maxgram"]
+    assert offered("/set cascade=") == [f"/set cascade={word}" for word in words]
+    assert offered("/set cascade=glide,m") == ["/set cascade=glide,model", "/set cascade=glide,maxgram"]
     assert offered("/set cascade=model,p") == ["/set cascade=model,plain"]
-    assert offered("/k_matrix [[13") == ["/k_matrix [[13,10],[0,10]]"]
+    assert offered("/set k_matrix=[[13") == ["/set k_matrix=[[13,10],[0,10]]"]
     assert offered("/drafter c") == ["/drafter cascade", "/drafter chain"]
     assert offered("/compare match,match+g") == ["/compare match,match+glide"]
 
@@ -444,5 +444,5 @@ def test_tab_knows_the_models_of_the_pairs_cascade() -> None:
     from app.console.slash_commands import COMMANDS, completions
 
     console = ScriptedConsole(cascade="llama-160m,maxgram")
-    line = "/cascade l"
-    assert [found.text for found in completions(line, len(line), console, COMMANDS)] == ["llama-160m"]
+    line = "/set cascade=l"
+    assert [found.text for found in completions(line, len(line), console, COMMANDS)] == ["cascade=llama-160m"]

@@ -193,7 +193,16 @@ def test_the_console_says_so_once_a_pair(windowed: TinyPair, tmp_path: Path) -> 
     usual = tiny_pair(tmp_path / "usual", stop=False)
     catalogue = catalogue_of(tmp_path, {"windowed": windowed, "usual": usual})
     flags = {"max_new_tokens": 40, "compare": "ar,spec,match"}
-    lines = ("one", "/expand cape", "two", "/expand dynamic", "three", "/temperature 1", "/set coupling=gumbel", "four")
+    lines = (
+        "one",
+        "/set expand=cape",
+        "two",
+        "/set expand=dynamic",
+        "three",
+        "/temperature 1",
+        "/set coupling=gumbel",
+        "four",
+    )
     ran = run_lines(catalogue, *lines, "/pair usual", "five", "/exit", settings=flags)
     assert ran.text.count(NOTE) == 1
     assert "error:" not in ran.text

@@ -1,0 +1,97 @@
+"""Console words of romsto's Speculative-Decoding (docs/sources/romsto.md): they work, and no list shows them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.console.command import Command, text
+from app.console.setting_commands import say_values, value
+from app.settings.table import SETTING_FIELDS, Field, Settings
+from app.settings.types import Switch, did_you_mean, got
+from utils.errors import UsageError
+from utils.logits_processors import PROCESSORS
+
+if TYPE_CHECKING:
+    from app.console.state import ConsoleState
+
+_NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+_JOINED = {name.replace("_", ""): name for name in PROCESSORS}  # topk, topknucleus
+# A lane that a toggle adds comes before those right of it here, so that the lane that carries the chat on stays last.
+_TOGGLE_ORDER = ("ar", "ngram", "spec")
+_GROUP = "romsto's words"
+
+
+def _toggle(word: str, lane: str) -> Command:
+    """The toggle of a lane."""
+
+    def handler(state: ConsoleState, rest: str) -> None:
+        lanes = state.settings.compare
+        others, present = tuple(other for other in lanes if other != lane), lane in lanes
+        wanted = Field(f"/{word}", Switch(), None, "", "").read(rest, still=present) if rest else not present
+        if not wanted and not others:
+            raise UsageError(f"{lane} is the last lane and stays on (still {','.join(lanes)})")
+        if wanted and not present:
+            later = _TOGGLE_ORDER[_TOGGLE_ORDER.index(lane) :]
+            index = next((i for i, other in enumerate(lanes) if other in later), len(lanes))
+            state.change(compare=(*lanes[:index], lane, *lanes[index:]))
+        elif present and not wanted:
+            state.change(compare=others)
+        say_values(state, ["compare"])
+
+    return Command(f"/{word} [on|off]", f"the lane {lane}, as /compare has it", _GROUP, handler, text)
+
+
+def _processor_text(settings: Settings) -> str:
+    """The processor the settings amount to, as /processor takes it, or all four values when it has no name."""
+    on = {name for name, off in _NEUTRAL.items() if getattr(settings, name) != off}
+    if "temperature" not in on:
+        return "greedy"
+    for name, known in PROCESSORS.items():
+        if set(known.takes) == on:
+            return " ".join([name, *map(settings.show, known.takes)])
+    return ", ".join(f"{name} {settings.show(name)}" for name in _NEUTRAL if name in on)
+
+
+def _processor(state: ConsoleState, rest: str) -> None:
+    if rest:
+        name, *values = rest.split()
+        name = _JOINED.get(name, name)
+        if name == "greedy" and len(values) == 1:  # a temperature, which changes nothing
+            SETTING_FIELDS["temperature"].read(values.pop(), still=state.settings.temperature)
+        if name not in PROCESSORS:
+            usages = ", ".join(known.usage(one) for one, known in PROCESSORS.items())
+            raise UsageError(f"/processor takes one of {usages}; got {got(name)}{did_you_mean(name, PROCESSORS)}")
+        parts = PROCESSORS[name].takes
+        if len(values) != len(parts):
+            still, count = _processor_text(state.settings), f"takes {len(parts)} values, got {len(values)}"
+            raise UsageError(f"/processor {PROCESSORS[name].usage(name)} {count} (still {still})")
+        state.change(**{**_NEUTRAL, **dict(zip(parts, values, strict=True))})
+    state.say(f"processor = {_processor_text(state.settings)}")
+
+
+def _ngram_storage(state: ConsoleState, rest: str) -> None:
+    """Contexts of every length (basic) or of one only (onelevel), and n: the settings of the n-gram drafter."""
+    kind, *more = rest.split() or [""]
+    if kind not in ("basic", "onelevel") or len(more) != 1:
+        raise UsageError(f"/set_ngramstorage takes basic N or onelevel N, got {got(rest)}")
+    state.change(ngram_multi_level=kind == "basic", ngram_n=more[0])
+    say_values(state, ["ngram_multi_level", "ngram_n"])
+
+
+def _cache(state: ConsoleState, rest: str) -> None:
+    state.say("the cache is always used: it changes no output")
+
+
+_ROWS = (
+    _toggle("speculative", "spec"),
+    _toggle("target", "ar"),
+    _toggle("ngram", "ngram"),
+    value("chat", _GROUP),
+    value("debug", _GROUP),
+    value("top_k_filler", _GROUP, name="ngram_filler"),
+    value("reset_in_between", _GROUP, name="ngram_reset"),
+    Command("/set_ngramstorage basic|onelevel N", "n-grams", _GROUP, _ngram_storage, text),
+    Command("/processor [NAME NUMBERS]", f"sampling: {', '.join(PROCESSORS)}", _GROUP, _processor, text),
+    Command("/cache", "the cache", _GROUP, _cache, text),
+)
+SOURCE_WORDS = {command.name: command for command in _ROWS}
