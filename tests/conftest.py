@@ -31,14 +31,13 @@ SLOWEST_FIRST = (
     "app/console/test_terminal.py",
     "sampling/drafters/test_cascade_students.py",
     "app/distill/test_distill.py",
-    "utils/distributed/test_shards.py",
     "app/lanes/test_encoder_decoder.py",
     "sampling/verify/test_prefix_exact.py",
     "sampling/models/test_trees.py",
     "sampling/test_docs_library.py",
     "sampling/verify/test_negative_controls.py",
     "sampling/models/test_encoder_decoder.py",
-    "app/measure/test_selftest.py",
+    "sampling/test_devices.py",
     "app/measure/test_check.py",
     "app/command_line/test_run.py",
     "utils/loading/test_quantization.py",
@@ -49,6 +48,20 @@ SLOWEST_FIRST = (
     "utils/loading/test_loading.py",
     "app/bench/test_journal.py",
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="where the tests marked `device` run")
+    parser.addoption("--speeds", action="store_true", help="tests marked `device` measure, and say so at the end")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The speeds that tests noted, if there are any."""
+    reports = terminalreporter.getreports("passed")
+    lines = [text for report in reports for name, text in report.user_properties if name == "speed"]
+    if lines and terminalreporter.config.getoption("--speeds"):
+        terminalreporter.section("speeds")
+        terminalreporter.write("".join(f"{line}\n" for line in lines))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

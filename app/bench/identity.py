@@ -4,34 +4,33 @@ Every lane's ids are compared with plain decoding's and, at temperature 0, with 
 own `generate` makes of the same weights, loaded a second time and left as they are. The rule: equal,
 or first different where the target's two best logits lie closer than 0.001 (float32 cannot tell them
 apart), at most 1 prompt in 50. Over packed weights: equal to plain decoding without exception, and where transformers
-computes with the same weights in float32 different only below 0.01, at most 3 prompts in 50. For `--against` also: how
-often a program with other arithmetic chooses what the target in float32 does. Knows no figures of speed.
+computes with the same weights in float32 different only below 0.01, at most 3 prompts in 50. Knows no figures of speed.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from operator import eq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.bench.against import TRANSFORMERS, Generate, bare_config
-from app.bench.plan import BenchTurn, Measurement
+from app.bench.plan import Measurement
 from app.bench.results import facts
-from app.bench.rivals import Rival
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import NEAR_TIE, PACKED_TIE, Variant, difference, gap_between, may_differ
 from app.prompts.questions import conversation, fitting
-from app.settings.table import ModelOptions
+from app.settings.table import ModelOptions, Settings
 from utils.errors import UsageError, UserError
 from utils.files import write_result
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
+
+
+TRANSFORMERS = "transformers"
+Reference = Callable[[list[int], Settings, Callable[[], bool]], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def comparable(bench: Measurement, greedy: bool) -> list[Variant]:
 
 
 def compare(
-    bench: Measurement, number: int, prompt: list[int], variants: Sequence[Variant], reference: Rival | None
+    bench: Measurement, number: int, prompt: list[int], variants: Sequence[Variant], reference: Reference | None
 ) -> list[Difference] | None:
     """All differences of one prompt; None when interrupted."""
     plain = _answer(bench, Variant("ar"), prompt)
@@ -153,11 +152,11 @@ def compare(
         return None
     expected = [("ar", plain.ids)]
     if reference is not None:
-        theirs = reference.answer(prompt, bench.settings, bench.decode, bench.interrupt)
-        if theirs.interrupted:
+        theirs = reference(prompt, bench.settings, bench.interrupt)
+        if bench.interrupt():
             return None
-        expected.append((reference.name, theirs.ids))
-    ties = {"ar": 0.0, "transformers": PACKED_TIE} if bench.engine.invariant else {}
+        expected.append((TRANSFORMERS, theirs))
+    ties = {"ar": 0.0, TRANSFORMERS: PACKED_TIE} if bench.engine.invariant else {}
     return [
         Difference(number, label, against, at, gap_between(plain.stats, answer.stats, at), ties.get(against, NEAR_TIE))
         for against, ids in expected
@@ -170,10 +169,13 @@ def _answer(bench: Measurement, variant: Variant, prompt: list[int]) -> Answer:
     return run_lane(bench.lane(variant), prompt, bench.decode, interrupt=bench.interrupt)
 
 
-def transformers_reference(engine: PairEngine, options: ModelOptions) -> Generate:
-    """`generate` of a plain transformers model with the target's weights, in float32."""
+def transformers_reference(engine: PairEngine, options: ModelOptions) -> Reference:
+    """A function (prompt, settings, interrupt) → the greedy ids of transformers' `generate` with the target's weights.
+
+    The weights are loaded a second time, in float32.
+    """
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig
 
     from app.lanes.pairing import load_options
     from utils.loading.quiet import quiet_warnings
@@ -191,62 +193,25 @@ def transformers_reference(engine: PairEngine, options: ModelOptions) -> Generat
             local_files_only=True,
         )
     model = model.eval().to(engine.loaded.target.device)
-    model.generation_config = bare_config(engine.stop_ids, engine.start_id)
-    return Generate(TRANSFORMERS, engine.stop_ids, engine.context, model, engine.target.vocab_size)
+    stop = sorted(engine.stop_ids)
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        eos_token_id=stop or None, pad_token_id=stop[0] if stop else 0, decoder_start_token_id=engine.start_id
+    )
+    surplus = list(range(engine.target.vocab_size, model.config.get_text_config().vocab_size))  # stand for no token
 
+    def generate(prompt: list[int], settings: Settings, interrupt: Callable[[], bool]) -> tuple[int, ...]:
+        ids = torch.tensor([prompt], device=model.device)
+        with quiet_warnings():
+            whole = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=min(settings.max_new_tokens, engine.context - len(prompt)),
+                do_sample=False,
+                repetition_penalty=settings.repetition_penalty if settings.repetition_penalty != 1 else None,
+                no_repeat_ngram_size=settings.no_repeat_ngram or None,
+                suppress_tokens=surplus or None,
+                stopping_criteria=[lambda ids, scores: torch.full((1,), interrupt())],
+            )
+        return tuple(whole[0, 1 if engine.encodes else len(prompt) :].tolist())
 
-# -- beside other programs ----------------------------------------------------------------------------
-
-
-def agreements(bench: Measurement, asked: Sequence[BenchTurn], options: ModelOptions) -> dict[Variant, float]:
-    """Of each greedy variant the share of its first answers' tokens that the target in float32 would have chosen there.
-
-    A greedy token is the argmax of the arithmetic that chose it, and the target reads the same ids before it. Empty
-    where that arithmetic cannot be had (said in the notes), or where rules make another token than the argmax right.
-    """
-    import torch
-
-    settings = bench.settings
-    greedy = [variant for variant in bench.variants if bench.settings_of(variant).temperature == 0]
-    if not greedy or settings.repetition_penalty != 1 or settings.no_repeat_ngram or bench.engine.encodes:
-        return {}
-    try:
-        model = _in_float32(bench.engine, options)
-    except UserError as error:
-        bench.notes.append(f"agreement with float32 is not known: {error}")
-        return {}
-    agreed, tokens = Counter[Variant](), Counter[Variant]()
-    for turn in asked:
-        answers = turn.item.answers[0]
-        with torch.inference_mode():
-            before = torch.tensor([turn.prompt], device=model.device)
-            cache = model(before[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
-            chosen: dict[tuple[int, ...], list[int]] = {}
-            for ids in {answers[variant].ids for variant in greedy if answers[variant].ids}:
-                read = torch.tensor([[turn.prompt[-1], *ids[:-1]]], device=model.device)
-                logits = model(read, past_key_values=cache, use_cache=True).logits[
-                    0, :, : bench.engine.target.vocab_size
-                ]
-                chosen[ids] = logits.argmax(-1).tolist()
-                cache.crop(-len(ids))
-        for variant in greedy:
-            ids = answers[variant].ids
-            agreed[variant] += sum(map(eq, ids, chosen.get(ids, ())))
-            tokens[variant] += len(ids)
-    return {variant: agreed[variant] / tokens[variant] for variant in greedy if tokens[variant]}
-
-
-def _in_float32(engine: PairEngine, options: ModelOptions) -> Any:
-    """The target's transformers model with float32 weights: itself, or loaded a second time. UserError if it cannot."""
-    from app.lanes.pairing import load_options
-    from utils.loading.build import load_model
-    from utils.loading.sources import model_folder
-    from utils.progress import never, silent
-
-    target = engine.loaded.target
-    if target.precision == "float32":
-        return target.model
-    loading = replace(load_options(options), dtype="float32", tp_size=1)
-    spec = engine.loaded.spec.target.model_copy(update={"quantization": "none"})
-    folder = model_folder(spec, loading, silent, never)
-    return load_model(spec, folder, loading, str(target.device), "none", silent, never).model
+    return generate

@@ -1,4 +1,4 @@
-"""What `bench` and `report` take on the command line beside the settings. No torch, no models, no plots."""
+"""What `bench` takes on the command line beside the settings. No torch, no models, no plots."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class BenchArgs:
     check_identity: bool = False
     ids: Path | None = None
     turns: int | None = None
-    against: str | None = None
     temperatures: tuple[float, ...] = ()
     report: Path | None = None
     batch_size: int = 1
+    source: Path | None = None  # --from
+    svg: Path | None = None
 
 
 _PATH = Text(metavar="FILE", allowed="a file", optional=True)
-_PROGRAM = r"(transformers(:[^\s,][^,]*)?|llama\.cpp|onnxruntime-genai)"
 BENCH_FIELDS = {
     **{name: PROMPT_FIELDS[name] for name in ("prompts", "ids", "turns")},
     "methods": Field("methods", Names(LANES), (), "lanes to time (default: those of --compare)", "bench"),
@@ -48,16 +48,12 @@ BENCH_FIELDS = {
     "batch_size": Field("batch_size", Whole(1, 1024), 1, "prompts answered together, as one batch", "bench"),
     "out": Field("out", _PATH, None, "write every figure to this JSON file; a stopped run goes on", "bench"),
     "report": Field("report", _PATH, None, "write tables and plots to this HTML file", "bench"),
-    "against": Field(
-        "against",
-        Text(
-            "PROGRAM,…",
-            "some of transformers[:DRAFTER], llama.cpp, onnxruntime-genai",
-            optional=True,
-            pattern=f"{_PROGRAM}(,{_PROGRAM})*",
-        ),
+    "from": Field("from", _PATH, None, "measure nothing: make the page of what --out wrote to this file", "bench"),
+    "svg": Field(
+        "svg",
+        Text(metavar="DIR", allowed="a folder", optional=True),
         None,
-        "time other programs too: some of transformers[:DRAFTER], llama.cpp, onnxruntime-genai",
+        "with --from: the plots as SVG files",
         "bench",
     ),
     "check_identity": Field(
@@ -70,43 +66,15 @@ def bench_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> Bench
     """The arguments read from their texts; UsageError in one line."""
     texts = {name: given[name] for name in BENCH_FIELDS if name in given}
     values = {name: BENCH_FIELDS[name].read(text, label=f"--{name.replace('_', '-')}") for name, text in texts.items()}
-    return BenchArgs(**{**values, **paths_of(values)})
-
-
-@dataclass(frozen=True)
-class ReportArgs:
-    """The bench run's file, the page to write, and the folder for its drawings, if they are wanted by themselves."""
-
-    file: Path
-    out: Path
-    svg: Path | None = None
-
-
-REPORT_FIELDS = {
-    "out": Field(
-        "out",
-        Text(metavar="FILE", allowed="a file", optional=True),
-        None,
-        "the HTML file to write (default: the name of FILE, ending in .html)",
-        "report",
-    ),
-    "svg": Field(
-        "svg",
-        Text(metavar="DIR", allowed="a folder", optional=True),
-        None,
-        "a folder for the plots as SVG files",
-        "report",
-    ),
-}
-
-
-def report_args(given: Mapping[str, Any], arguments: Sequence[str] = ()) -> ReportArgs:
-    """The arguments read from their texts; UsageError in one line."""
-    if not given.get("file"):
-        raise UsageError("report needs a file that bench --out wrote: python infer.py report FILE.json")
-    file = Path(os.path.expanduser(given["file"]))
-    said = {name: field.read(given[name], label=f"--{name}") for name, field in REPORT_FIELDS.items() if name in given}
-    named = {name: Path(os.path.expanduser(value)) for name, value in said.items() if value}
-    out = named.get("out", file.with_suffix(".html"))
-    separate({"--out": out}, [file])
-    return ReportArgs(file, out, named.get("svg"))
+    values |= paths_of(values)
+    svg, source = (values.pop(name, None) or None for name in ("svg", "from"))
+    page = values.get("report")
+    if source is None:
+        if svg is not None:
+            raise UsageError("--svg draws what --from names: give that too")
+        return BenchArgs(**values)
+    if page is None:
+        raise UsageError("--from needs --report: the page to write")
+    source = Path(os.path.expanduser(source))
+    separate({"--report": page}, [source])
+    return BenchArgs(source=source, report=page, svg=Path(os.path.expanduser(svg)) if svg else None)

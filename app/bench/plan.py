@@ -5,13 +5,12 @@ Asks lanes what they take, and decodes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.bench.journal import Journal
 from app.bench.options import BenchArgs
-from app.bench.rivals import Rival
 from app.lanes.answers import Answer
 from app.lanes.comparison import Variant
 from app.lanes.costs import ignores_gamma
@@ -43,8 +42,8 @@ class BenchTurn(NamedTuple):
     prompt: list[int]
 
 
-def variants_of(engine: PairEngine, settings: Settings, args: BenchArgs, rivals: Iterable[str] = ()) -> list[Variant]:
-    """At every temperature methods × gammas, then the rivals; a method that drafts nothing appears once.
+def variants_of(engine: PairEngine, settings: Settings, args: BenchArgs) -> list[Variant]:
+    """At every temperature methods × gammas; a method that drafts nothing appears once.
 
     One that ignores gamma appears once for all numbers (its gamma is None) and once for auto.
     """
@@ -57,7 +56,6 @@ def variants_of(engine: PairEngine, settings: Settings, args: BenchArgs, rivals:
             if ignores_gamma(lane):
                 gammas = dict.fromkeys(gamma if gamma == "auto" else None for gamma in gammas)
             found += [Variant(method, gamma, temperature) for gamma in gammas]
-        found += [Variant(name, temperature=temperature) for name in rivals]
     return found
 
 
@@ -80,19 +78,16 @@ class Measurement:
         args: BenchArgs,
         questions: Sequence[Question],
         interrupt: Callable[[], bool],
-        rivals: Mapping[str, Rival] | None = None,
-        notes: Sequence[str] = (),
         journal: Journal | None = None,
     ) -> None:
         self.engine, self.settings, self.args = engine, settings, args
         self.questions, self.interrupt, self.journal = questions, interrupt, journal
-        self.rivals, self.notes = rivals or {}, list(notes)
         self.items: list[Item] = []
         self.skipped: list[str] = []
         self.interrupted = False
         # A variant without gamma must not inherit `auto` from the settings: it takes the first fixed gamma.
         self._fixed = next((gamma for gamma in args.gammas if gamma != "auto"), None)
-        self.variants = variants_of(engine, settings, args, self.rivals)
+        self.variants = variants_of(engine, settings, args)
         self.references = references(self.variants)
         self.reference = next(iter(self.references.values()))
         self.decode = conversation(engine, settings).text

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from app.bench.results import PARTS, Run, Value, time_split
-from app.bench.summary import RIVALS, Key, SummaryRow
+from app.bench.summary import Key, SummaryRow
 from app.settings.types import named
 from utils.svg_plots import COLOURS, GREY, MARKERS, svg
 
@@ -84,7 +84,7 @@ def _lines(figure: Figure, axes: Axes, names: Sequence[str], words: str) -> None
 
 
 def rates(rows: Sequence[SummaryRow], names: Mapping[Key, str]) -> Plot:
-    """Tokens a second of every method of the run, other programs included, as bars."""
+    """Tokens a second of every method of the run, as bars."""
     title, about = "Tokens a second", "Means over the repeats, without the prefill; lines: their standard deviation."
     found = [(row, row.predicted_per_second.mean) for row in rows]
     table = tuple(
@@ -96,9 +96,8 @@ def rates(rows: Sequence[SummaryRow], names: Mapping[Key, str]) -> Plot:
     def draw(figure: Figure) -> None:
         axes, meant = figure.subplots(), {}
         for place, (row, mean) in enumerate((row, mean) for row, mean in found if mean is not None):
-            rival = row.method.startswith(RIVALS)
-            colour = GREY if row.method == "ar" else COLOURS[1 if rival else 0]
-            meant[colour] = "plain decoding" if row.method == "ar" else "other programs" if rival else "drafting"
+            colour = GREY if row.method == "ar" else COLOURS[0]
+            meant[colour] = "plain decoding" if row.method == "ar" else "drafting"
             axes.barh(place, mean, 0.7, color=colour)
             if spread := row.predicted_per_second.spread:
                 axes.hlines(place, max(0.0, mean - spread), mean + spread, color="black", linewidth=1)

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.bench.options import ReportArgs
+from app.bench.options import BenchArgs
 from app.bench.results import Run, read_run
-from app.bench.summary import OTHER_TEXT, RIVALS, Key, Row, SummaryRow, named, shown, times
+from app.bench.summary import OTHER_TEXT, Key, Row, SummaryRow, named, shown, times
 from app.bench.table import calls_cell, loops_line, modelled, reviews_cell, swi_tables
 from app.lanes.costs import BY
 from app.screen.rows import visible
-from app.settings.table import ModelOptions, Settings
+from app.settings.table import Settings
 from utils.files import writable, writable_folder, write_text
 
 if TYPE_CHECKING:
@@ -37,17 +37,18 @@ class Cell(NamedTuple):
     key: str = ""
 
 
-def run_report(settings: Settings, options: ModelOptions, args: ReportArgs) -> int:
-    """Write the page of a file, and its drawings; the exit code."""
-    writable(args.out)
+def report_of(source: Path, settings: Settings, args: BenchArgs) -> int:
+    """Write the page of a file that `bench --out` wrote, and its drawings; the exit code."""
+    assert args.report is not None
+    writable(args.report, "--report")
     if args.svg is not None:
         writable_folder(args.svg, "--svg")
-    run, drawn = read_run(args.file), []
-    write_text(args.out, page(run, args.file.name))
+    run, drawn = read_run(source), []
+    write_text(args.report, page(run, source.name))
     if args.svg is not None:
         drawn = write_drawings(run, args.svg)
     if not settings.quiet:
-        sys.stderr.writelines(f"written: {path}\n" for path in (args.out, *drawn))
+        sys.stderr.writelines(f"written: {path}\n" for path in (args.report, *drawn))
     return 0
 
 
@@ -132,26 +133,21 @@ def _part(run: Run, temperature: float | None, index: int) -> dict[str, Any]:
 
 
 def _sentence(run: Run, temperature: float | None) -> str:
-    """The result of one temperature: the fastest of our methods that say the target's text, beside plain decoding and
-    the fastest of other programs."""
+    """The result of one temperature: the fastest of the methods that say the target's text, beside plain decoding."""
     rows = [row for row in run.summary if row.temperature == temperature and row.method not in OTHER_TEXT]
     known = [(row.predicted_per_second.mean, row) for row in rows]
     timed = sorted(((mean, row) for mean, row in known if mean), key=lambda one: one[0], reverse=True)
-    ours, rivals = ([one for one in timed if one[1].method.startswith(RIVALS) == other] for other in (False, True))
-    if not ours:
+    if not timed:
         return ""
-    mean, best = ours[0]
-    said = f"{_spelled(best)} is the fastest of {len(ours)} methods: {mean:.1f} tokens a second"
-    if len(ours) == 1:
+    mean, best = timed[0]
+    said = f"{_spelled(best)} is the fastest of {len(timed)} methods: {mean:.1f} tokens a second"
+    if len(timed) == 1:
         said = f"{_spelled(best)} writes {mean:.1f} tokens a second"
     if best.speedup is not None:
         said += f", {times(best.speedup)} plain decoding"
-    if best.method == "ar" and len(ours) > 1:
-        rate, second = ours[1]
+    if best.method == "ar" and len(timed) > 1:
+        rate, second = timed[1]
         said += f"; the fastest that drafts, {_spelled(second)}, writes {rate:.1f} ({times(rate / mean)})"
-    if rivals:
-        rate, rival = rivals[0]
-        said += f"; the fastest of other programs, {_spelled(rival)}, writes {rate:.1f} ({times(mean / rate)})"
     return f"{said}."
 
 

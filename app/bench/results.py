@@ -138,8 +138,6 @@ def facts(bench: Measurement) -> dict[str, Any]:
         "ids_file": None if bench.args.ids is None else str(bench.args.ids),
         "turns": bench.args.turns,
         "batch_size": bench.args.batch_size,
-        "against": bench.args.against,
-        "notes": bench.notes,
         "complete": not bench.interrupted,
         "skipped": bench.skipped,
         "resumed": len(bench.parts) - 1,

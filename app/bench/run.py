@@ -4,10 +4,9 @@ Every answer starts from nothing (no cache, no n-grams of an earlier one); the o
 rotates and reverses from round to round; a warm-up is not counted. Chats of a batch go on side by side: the first turns
 of a group of questions are answered together, then the second turns of those that have one. The rows of a batch share
 every pass: a row's seconds are its even share of each round it was active in, so that Σ tokens / Σ seconds over the
-rows is the batch's own rate. An interrupt keeps what was
-measured, and with --out the same command goes on from there (app/bench/journal.py). Later turns of a chat continue
-from the first temperature's reference's answer, so that all methods read the same prompts. Knows how to run lanes (and
-the rivals of --against), not what the figures mean (app/bench/summary.py).
+rows is the batch's own rate. An interrupt keeps what was measured, and with --out the same command goes on from there
+(app/bench/journal.py). Later turns of a chat continue from the first temperature's reference's answer, so that all
+methods read the same prompts. Knows how to run lanes, not what the figures mean (app/bench/summary.py).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.bench.against import named, rivals_of
 from app.bench.journal import Slot, open_journal
 from app.bench.options import BenchArgs
 from app.bench.plan import BenchTurn, Measurement
@@ -47,16 +45,19 @@ WARM_UP = 16  # tokens
 
 
 def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int:
-    """Run the benchmark (or the identity check); the exit code."""
+    """Run the benchmark (or the identity check), or make the page of an earlier one; the exit code."""
+    if args.source is not None:
+        from app.bench.report import report_of
+
+        return report_of(args.source, settings, args)
     own, nothing = "has its own references and the one --temperature", "writes no page and no log"
     for why, flag, given in (
-        *((own, "against", args.against), (own, "temperatures", args.temperatures)),
+        (own, "temperatures", args.temperatures),
         *((nothing, "report", args.report), (nothing, "log", settings.record)),
     ):
         if args.check_identity and given:
             raise UsageError(f"--check-identity {why}: leave --{flag} out")
     check_batches(args, args.methods or settings.compare, settings.record)
-    programs = named(args.against, settings)
     questions = selected(args, settings.data_dir, offline=options.offline)
     written = {"--out": args.out, "--report": args.report}
     for flag, path in written.items():
@@ -68,18 +69,13 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
     try:
         with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as recorder:
             engine = load_engine(settings, options, interrupt)
-            rivals, notes = rivals_of(engine, settings, options, programs, interrupt)
-            bench = Bench(engine, settings, args, questions, interrupt, rivals, notes, journal)
+            bench = Bench(engine, settings, args, questions, interrupt, journal)
             bench.recorder = recorder
             if args.check_identity:
                 from app.bench.identity import check_identity
 
                 return check_identity(bench, options)
             bench.run()
-            if any(rival.another for rival in rivals.values()) and not bench.interrupted:
-                from app.bench.identity import agreements
-
-                bench.agreement = agreements(bench, bench.asked, options)
         return bench.show()
     finally:
         if journal is not None:
@@ -90,7 +86,6 @@ def check_batches(args: BenchArgs, methods: Sequence[str], record: str | None = 
     """UsageError, before any work, for what is answered one prompt at a time only."""
     alone = {
         "lane beam searches for": "beam" in methods,
-        "--against times": args.against is not None,
         "--record tells of": record,
         "--check-identity compares": args.check_identity,
     }
@@ -104,16 +99,8 @@ class Bench(Measurement):
 
     recorder: SessionLogWriter | None = None
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.asked: list[BenchTurn] = []
-        self.agreement: dict[Variant, float] = {}
-
     def answer(self, variant: Variant, prompt: list[int], text: str | None = None, **changes: Any) -> Answer:
-        """One answer of a lane or a rival, from nothing. A lane's is recorded if the prompt's text is `text`."""
-        rival = self.rivals.get(variant.method)
-        if rival is not None:
-            return rival.answer(prompt, self.settings_of(variant, **changes), self.decode, self.interrupt)
+        """One answer of a lane, from nothing; it is recorded if the prompt's text is `text`."""
         lane = self.lane(variant, **changes)
         recorder = None if text is None else self.recorder
         answer_log = answer_log_of(recorder, self.engine, [lane], Asked(text or "", prompt), lane.settings, self.decode)
@@ -143,7 +130,6 @@ class Bench(Measurement):
                 left = sum(len(self.questions[number].turns) for number in group)
                 chats = [self.turns(number) for number in group]
                 while together := [turn for chat in chats if (turn := next(chat, None)) is not None]:
-                    self.asked += together
                     self.items += [turn.item for turn in together]
                     if not self._measure(together, bar):
                         self.interrupted = True
@@ -214,7 +200,7 @@ class Bench(Measurement):
         from app.bench.summary import loops, summarise
 
         looping = [loops(self.items, reference) for reference in self.references.values()]
-        return summarise(self.items, self.variants, self.agreement), looping
+        return summarise(self.items, self.variants), looping
 
     def show(self) -> int:
         """Print the table and write the file; the exit code."""

@@ -38,7 +38,6 @@ REPEATS = 3  # a stretch holds its period so often at least
 LOOPS = 0.25  # a prompt loops if a larger share of its answer lies in loops
 
 OTHER_TEXT = ("draft", "beam")  # lanes that do not decode as the target alone does
-RIVALS = ("hf-", "llama-", "ort-")  # how the names of --against begin
 
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
@@ -106,15 +105,11 @@ class Timed:
     """The answers of one variant, and beside which others they are seen.
 
     `reference` stands for their temperature: it says which prompts loop, and if it is `ar` all is compared with it.
-    `rival` is the fastest of --against at that temperature, None for a rival itself. `agreement` is the share of the
-    variant's tokens that the target in float32 would have chosen, where that was found out.
     """
 
     items: Sequence[Item]
     variant: Variant
     reference: Variant
-    rival: Variant | None = None
-    agreement: float | None = None
 
     @property
     def plain(self) -> Variant | None:
@@ -236,12 +231,6 @@ def _worst(timed: Timed) -> dict[str, Any] | None:
     return {"name": min(known)[1], "speedup": min(known)[0]} if known else None
 
 
-def _over_rival(timed: Timed) -> dict[str, Any] | None:
-    if timed.rival is None:
-        return None
-    return {"rival": timed.rival.method, "speedup": _median(timed.speedups(timed.rival))}
-
-
 def _per_call(timed: Timed) -> dict[str, Any]:
     calls, spent = timed.total.calls, timed.total.call_ms
     return {model: ratio(spent.get(model, 0.0), count) for model, count in calls.items()}
@@ -301,10 +290,6 @@ def _differs_cell(row: Row) -> str:
 def _worst_cell(row: Row) -> str:
     worst = row["worst_category"]
     return f"{worst['name']} {times(worst['speedup'])}" if worst else "-"
-
-
-def _over_rival_cell(row: Row) -> str:
-    return times((row["over_rivals"] or {}).get("speedup"))
 
 
 # -- the table of columns ---------------------------------------------------------------------------
@@ -448,7 +433,6 @@ class SummaryRow(TimedVariant, frozen=True):
             lambda of: ratio(1000.0 * of.total.prompt_n, of.total.prompt_ms), "{:.0f}", methods="prompt/s", leaves=3
         ),
     ] = None
-    agreement: Annotated[Value, BenchColumn(lambda of: of.agreement, "{:.3f}", methods="float32")] = None
     compared: Annotated[Count, BenchColumn(lambda of: len(of.agreeing))] = 0
     differs: Annotated[
         Count | None,
@@ -461,7 +445,6 @@ class SummaryRow(TimedVariant, frozen=True):
     may_differ: Annotated[Count, BenchColumn(lambda of: len(of.compared) - len(of.agreeing))] = 0
     categories: Annotated[dict[str, Category], BenchColumn(_categories)] = {}
     worst_category: Annotated[Any, BenchColumn(_worst, _worst_cell, speedups="worst category", leaves=4)] = None
-    over_rivals: Annotated[Any, BenchColumn(_over_rival, _over_rival_cell, speedups="over {}")] = None
     calls_per_pass: Annotated[Named, BenchColumn(_calls_per_pass)] = {}
     ms_per_call: Annotated[Named, BenchColumn(_per_call)] = {}
     reviews: Annotated[dict[str, Reviewed], BenchColumn(lambda of: of.total.to_json().get("reviews", {}))] = {}
@@ -483,26 +466,14 @@ def shown(view: str) -> dict[str, BenchColumn]:
     return {key: column for key, column in COLUMNS.items() if column.head(view)}
 
 
-def summarise(
-    items: Sequence[Item], variants: Sequence[Variant], agreement: Mapping[Variant, float] | None = None
-) -> list[dict[str, Any]]:
-    """One row per variant, JSON-able; figures that are undefined are None. `agreement`: see :class:`Timed`.
+def summarise(items: Sequence[Item], variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """One row per variant, JSON-able; figures that are undefined are None.
 
     Each temperature by itself: what its `ar` answered is compared with, and says which prompts loop (without an `ar`
     its first variant says that).
     """
-    found = [timed for reference in references(variants).values() for timed in _tempered(items, variants, reference)]
-    return [_row(replace(timed, agreement=(agreement or {}).get(timed.variant))) for timed in found]
-
-
-def _tempered(items: Sequence[Item], variants: Iterable[Variant], reference: Variant) -> list[Timed]:
-    """The variants of one temperature; ours beside the fastest rival."""
-    found = [Timed(items, variant, reference) for variant in variants if variant.temperature == reference.temperature]
-    rivals = [timed for timed in found if timed.variant.method.startswith(RIVALS)]
-    fastest = max((timed for timed in rivals if timed.rates), key=lambda timed: fmean(timed.rates), default=None)
-    if fastest is None:
-        return found
-    return [replace(timed, rival=fastest.variant) if timed not in rivals else timed for timed in found]
+    by_temperature = references(variants)
+    return [_row(Timed(items, variant, by_temperature[variant.temperature])) for variant in variants]
 
 
 def _row(timed: Timed) -> dict[str, Any]:

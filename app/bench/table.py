@@ -28,12 +28,7 @@ def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console
     counted = f"{prompts} prompt{'s' * (prompts != 1)}, {answers} answer{'s' * (answers != 1)} a method"
     if (together := max(row["batch_size"] for row in summary)) > 1:
         counted += f", at most {together} at a time"
-    unknown = {"agreement"} if all(row["agreement"] is None for row in summary) else set()
-    print_table(
-        console, f"{counted}; rates leave prefill out", _figures(summary, "methods", settings, console, unknown)
-    )
-    if not unknown:
-        console.print("float32: the share of greedy tokens that the target in float32 would choose", markup=False)
+    print_table(console, f"{counted}; rates leave prefill out", _figures(summary, "methods", settings, console))
     alarm = Look(palette=settings.palette).style("alarm line")
     for line in _differences(summary):
         console.print(line, style=alarm if line.startswith(ALARM) else None, markup=False)
@@ -41,7 +36,7 @@ def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console
     if compared:
         repeats = max(len(row["speedup_per_repeat"]) for row in compared)
         title = f"\nspeed-up over ar, median of {repeats} repeat{'s' * (repeats != 1)}"
-        absent = {key for key in ("worst_category", "over_rivals") if not any(row[key] for row in summary)}
+        absent = set() if any(row["worst_category"] for row in summary) else {"worst_category"}
         if not any(one["looping"] for one in loops):
             absent.add("speedup_without_loops")
         print_table(console, title, _figures(compared, "speedups", settings, console, absent))
@@ -57,8 +52,7 @@ def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console
 def _figures(rows: Rows, view: str, settings: Settings, console: Console, absent: Collection[str] = ()) -> Table:
     """The columns of a table, as many as fit."""
     columns = {key: column for key, column in shown(view).items() if key not in absent}
-    rival = next((row["over_rivals"]["rival"] for row in rows if row["over_rivals"]), "")
-    heads = {key: column.head(view).format(rival) for key, column in columns.items()}
+    heads = {key: column.head(view) for key, column in columns.items()}
     cells = [
         {"method": named(row), **{heads[key]: column.cell(row, key) for key, column in columns.items()}} for row in rows
     ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-from app.command_line.subcommands import COMMANDS, OWN_FIELDS
+from app.command_line.subcommands import COMMANDS, OWN_FIELDS, REMOVED
 from app.settings.layers import model_options
 from app.settings.table import FIELDS, Field, ModelOptions
 from app.settings.types import Switch, did_you_mean, got, named
@@ -22,8 +22,7 @@ from utils.errors import UsageError
 from utils.machine import version
 
 PROGRAM = "infer.py"
-_INSTEAD = {"--load-in-8bit": "--quantization int8", "--load-in-4bit": "--quantization nf4"}
-_MANY = ("from", "data")  # flags that take several values
+_MANY = ("data",)  # flags that take several values
 
 
 @dataclass(frozen=True)
@@ -121,6 +120,8 @@ def read_request(arguments: Sequence[str], environ: Mapping[str, str]) -> Reques
     """Understand a command line; UsageError in one line, SystemExit behind --help and --version."""
     explicit = bool(arguments) and arguments[0] in COMMANDS
     command = arguments[0] if explicit else "chat"
+    if not explicit and arguments and arguments[0] in REMOVED:
+        raise UsageError(_removed(arguments[0]))
     words = list(arguments[1:] if explicit else arguments)
     end = words.index("--") if "--" in words else len(words)
     parser = build_parser(command)
@@ -161,14 +162,19 @@ def _unknown(word: str, command: str, parser: argparse.ArgumentParser) -> str:
     if not word.startswith("-"):
         return f"{command} takes no further argument {got(word)}"
     flag = word.partition("=")[0]
-    if flag in _INSTEAD:
-        return f"{flag} is no flag: use {_INSTEAD[flag]}"
+    if flag in REMOVED:
+        return _removed(flag)
     owners = [name for name in COMMANDS if name != command and flag in _flags(build_parser(name))]
     if owners:
         return f"{command} takes no {flag} ({', '.join(owners)} {'does' if len(owners) == 1 else 'do'})"
     shorts = {f"--{one.short}": f" (did you mean {one.flag}?)" for one in FIELDS.values() if one.short}
     hint = shorts.get(flag) or did_you_mean(flag, _flags(parser)) or " (--help lists them; -- ends the flags)"
     return f"unknown flag {named(flag)}{hint}"
+
+
+def _removed(word: str) -> str:
+    kind = "flag" if word.startswith("-") else "sub-command"
+    return f"{word} is no {kind}: use {REMOVED[word]}"
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:

@@ -9,18 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from app.bench.options import BENCH_FIELDS, REPORT_FIELDS, bench_args, report_args
-from app.distill.options import DISTILL_FIELDS, TABLES_FIELDS, WRITE_FIELDS, distill_args, tables_args, write_args
-from app.measure.options import (
-    CHECK_FIELDS,
-    LATENCY_FIELDS,
-    PLAN_FIELDS,
-    SELFTEST_FIELDS,
-    check_args,
-    latency_args,
-    plan_args,
-    selftest_args,
-)
+from app.bench.options import BENCH_FIELDS, bench_args
+from app.distill.options import DISTILL_FIELDS, distill_args
+from app.measure.options import CHECK_FIELDS, check_args
 from app.replay.options import DEMO_FIELDS, REPLAY_FIELDS, demo_args, replay_args
 from app.settings.table import CASCADE, MODELS, NGRAM, Field
 from app.simulate.options import RECORD_FIELDS, SIMULATE_FIELDS, record_args, simulate_args
@@ -97,21 +88,12 @@ COMMANDS: Mapping[str, SubCommand] = {
         shares=True,
     ),
     "bench": SubCommand(
-        "bench [--prompts F.jsonl] [options]",
-        "time many prompts, methods and gammas",
+        "bench [--prompts F.jsonl|--from F.json] [options]",
+        "time many prompts, methods and gammas; tables and plots",
         "app.bench.run:run_bench",
         BENCH_FIELDS,
         bench_args,
         shares=True,
-    ),
-    "report": SubCommand(
-        "report FILE [--out FILE] [--svg DIR] [options]",
-        "tables and plots of a bench run, as one HTML file",
-        "app.bench.report:run_report",
-        REPORT_FIELDS,
-        report_args,
-        "looks",
-        word=Word("file", "?", "FILE", "a file that bench --out wrote"),
     ),
     "record": SubCommand(
         "record [--prompts F.jsonl] --out F.jsonl [options]",
@@ -131,51 +113,14 @@ COMMANDS: Mapping[str, SubCommand] = {
         ("system", "chat", "template", NGRAM, CASCADE),
         word=_FILE,
     ),
-    "plan": SubCommand(
-        "plan [--c LIST|--target-params N …] [options]",
-        "what speed-up to expect over gamma and alpha",
-        "app.measure.plan:run_plan",
-        PLAN_FIELDS,
-        plan_args,
-        "models",
-        (NGRAM, CASCADE),
-        switches={"json": "every figure, as one JSON object"},
-    ),
-    "latency": SubCommand(
-        "latency [--layers 1,2,4,8,16] [options]",
-        "what drafters of one size and many depths cost here",
-        "app.measure.latency:run_latency",
-        LATENCY_FIELDS,
-        latency_args,
-        "models",
-    ),
-    "write": SubCommand(
-        "write FILE.jsonl [--kinds chat,qa,…|all] [options]",
-        "let a target write text to learn from",
-        "app.distill.write:write",
-        WRITE_FIELDS,
-        write_args,
-        "models",
-        ("seed", "data_dir"),
-        word=Word("file", "?", "FILE", "the text's file; a stopped run goes on in it"),
-    ),
-    "tables": SubCommand(
-        "tables --from self|FILES --out FILE [options]",
-        "build n-gram tables for a target",
-        "app.distill.tables:build_tables",
-        TABLES_FIELDS,
-        tables_args,
-        "models",
-        ("seed",),
-    ),
     "distill": SubCommand(
-        "distill --out DIR [--student KIND] [options]",
-        "train a drafter for a target",
+        "distill --out DIR [--stage S] [--student KIND] [options]",
+        "text, n-gram tables and a trained drafter for a target",
         "app.distill.distill:distill",
         DISTILL_FIELDS,
         distill_args,
         "models",
-        ("seed",),
+        ("seed", "data_dir"),
     ),
     "replay": SubCommand(
         "replay FILE [--speed X] [options]",
@@ -198,21 +143,31 @@ COMMANDS: Mapping[str, SubCommand] = {
     ),
     "pairs": SubCommand("pairs [options]", "list the catalogue", level="catalogue"),
     "check": SubCommand(
-        "check [NAME|TARGET DRAFTER] [--for PROGRAM] [options]",
+        "check [NAME|TARGET DRAFTER] [--plan|--for P] [options]",
         "say whether a pair fits and what it brings, or why not",
         fields=CHECK_FIELDS,
         own=check_args,
         level="models",
+        also=(NGRAM, CASCADE),
         word=_PAIR,
-        switches={"speed": "also time passes over 1 to 16 tokens"},
-    ),
-    "selftest": SubCommand(
-        "selftest [--device D] [--quick] [options]",
-        "prove and measure this machine; one page comes out",
-        "app.measure.selftest:run_selftest",
-        SELFTEST_FIELDS,
-        selftest_args,
-        "models",
+        switches={
+            "speed": "also time passes over 1 to 16 tokens",
+            "plan": "instead: the speed-up to expect over gamma and alpha, of the pair or of given costs",
+            "json": "with --plan: every figure, as one JSON object",
+        },
     ),
 }
 OWN_FIELDS: Mapping[str, Mapping[str, Field]] = {name: one.fields for name, one in COMMANDS.items() if one.fields}
+
+REMOVED: Mapping[str, str] = {
+    "plan": "check --plan",
+    "latency": "benchmarks/latency.py",
+    "write": "distill --stage text",
+    "tables": "distill --stage tables --data FILES",
+    "report": "bench --from FILE --report PAGE",
+    "selftest": "python -m pytest -m device --device cuda",
+    "--against": "benchmarks/against.py",
+    "--load-in-8bit": "--quantization int8",
+    "--load-in-4bit": "--quantization nf4",
+}
+"""What a user of a removed sub-command or flag uses instead."""

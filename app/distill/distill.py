@@ -1,4 +1,4 @@
-"""`distill`: makes a drafter for a pair's target: text, what the target computes on it, training, report, card.
+"""`distill`: text, n-gram tables and a draft head for a pair's target, with report and card; each stage alone, too.
 
 Every part goes on where it was stopped: in its folder a run of the same settings goes on, another one is named. Says
 how far it is on standard error and what came of it on standard output. Knows neither sampling nor learning (training/).
@@ -6,11 +6,12 @@ how far it is on standard error and what came of it on standard output. Knows ne
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,10 +20,13 @@ from typing import Any
 from tqdm import tqdm
 
 from app.distill.draft_head import check_target, draft_head_for, verifier_of
-from app.distill.options import DATA_NAMES, TRAINING_NAMES, matters, shown
+from app.distill.options import DATA_NAMES, HEAD, STAGES, TABLES, TABLES_NAMES, TEXT, TRAINING_NAMES, matters, shown
 from app.distill.result import cpu_name, described, in_lines, licence_of, measured
-from app.distill.texts import load_target, split_texts, target_facts, texts_for
+from app.distill.tables import build_tables
+from app.distill.texts import Texts, let_write, load_target, read, source_of, split_texts, target_facts
 from app.lanes.lane import PairEngine
+from app.prompts.datasets import questions_of
+from app.screen.output import target_tokenizer
 from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.draft_heads.checkpoint import load_student
@@ -31,47 +35,52 @@ from training.draft_heads.report import expected, write_report
 from training.draft_heads.train import NAME, Training, TrainingJob, teacher_for
 from training.text.dialogues import Talk
 from utils.errors import UsageError, UserError
-from utils.files import first_difference, hash_of, writable_folder, write_json
+from utils.files import first_difference, hash_of, separate, writable_folder, write_json
 from utils.loading.fit import fingerprint
 from utils.machine import machine
 from utils.progress import INTERRUPTED, Progress
 
-RUN, WORK, WRITTEN = "run.json", "work", "written.jsonl"
+RUN, WORK = "run.json", "work"
+TEXT_FILE, TABLES_FILE = "text.jsonl", "tables.bin"
 HELD = 48  # sequences held out
 _IN_WORDS = {
     "files": "other files to read",
     "tokenizer": "a target of another tokenizer",
     "weights": "a target of other weights",
+    "turns": "other prompts",
 }
 
 
 def check_folder(out: Path) -> None:
     """UsageError if `out` cannot be written to, or holds what no run of distill has put there."""
     writable_folder(out)
-    if out.is_dir() and not (out / RUN).is_file() and any(out.iterdir()):
+    if out.is_dir() and not any((out / name).is_file() for name in (RUN, TABLES_FILE)) and any(out.iterdir()):
         raise UsageError(f"--out {out} holds other files and no run of distill: name a new or empty folder")
 
 
-def keep(out: Path, now: Mapping[str, str]) -> None:
-    """Note the settings of this run in its folder.
+def keep(out: Path, now: Mapping[str, str], names: Collection[str]) -> None:
+    """Note those settings of this run in its folder that its stage depends on: `names` and all that are no flags.
 
-    Those that the kept parts were made with must be the same: of the data always, of the training once there is a
-    checkpoint. UsageError names the first that is not.
+    Those that the kept parts were made with must be the same: of the data always, but for their amount; all once there
+    is a checkpoint. UsageError names the first that is not.
     """
     out.mkdir(parents=True, exist_ok=True)
-    file = out / RUN
+    flags = {*DATA_NAMES, *TABLES_NAMES, *TRAINING_NAMES}
+    now = {name: value for name, value in now.items() if name in names or name not in flags}
+    file, before = out / RUN, dict[str, str]()
     if file.is_file():
         try:
             before = dict(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             raise UserError(f"{file} is damaged: remove {out}, or choose another --out") from None
         trained = (out / NAME).is_file()
-        same = {name: value for name, value in now.items() if trained or name not in TRAINING_NAMES}
-        name = first_difference({name: before[name] for name in same if name in before}, same)
+        loose = () if trained else ("tokens", *TABLES_NAMES, *TRAINING_NAMES)
+        same = {name: value for name, value in now.items() if name in before and name not in loose}
+        name = first_difference({name: before[name] for name in same}, same)
         if name is not None:
             what = _IN_WORDS.get(name, f"--{name.replace('_', '-')} {before.get(name)}, now {now[name]}")
             raise UsageError(f"{out} holds a run with {what}: give the same flags, or another --out")
-    write_json(file, now)
+    write_json(file, before | now)
 
 
 @contextmanager
@@ -95,14 +104,27 @@ def progress_line(settings: Settings) -> Iterator[Progress]:
 
 
 def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
-    """Make the drafter; the exit code. Raises UserError for what cannot be read, loaded, learned or written."""
+    """Run the stages; the exit code. Raises UserError for what cannot be read, loaded, learned or written."""
     check_folder(args.out)
     for flag, folder in (("--features", args.features), ("--export", args.export)):
         if folder is not None:
             writable_folder(folder, flag)
+    args.turns = None
+    if args.prompts is not None:
+        questions = questions_of(args.prompts, settings.data_dir, offline=options.offline)
+        args.turns = [question.turns for question in questions]
     with Interrupts() as interrupt:
+        if args.stage == TABLES and not args.writes:
+            tokenizer, _ = target_tokenizer(settings, options, interrupt)
+            separate({"--out": args.out / TABLES_FILE}, args.data)
+            args.out.mkdir(parents=True, exist_ok=True)
+            build_tables(settings, options, args, tokenizer, args.out / TEXT_FILE, args.out / TABLES_FILE)
+            return 0
         engine = load_target(settings, options, interrupt)
-        check_target(engine, args)
+        if engine.encodes:
+            raise UserError(f"{engine.loaded.target.name} is an encoder-decoder: distill takes decoder-only targets")
+        if args.stage in (None, HEAD):
+            check_target(engine, args)
         if args.writes and args.prompts is None:
             Talk(engine.tokenizer).opening()  # refused now rather than after loading more
         try:
@@ -122,19 +144,45 @@ def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
 def _make(
     engine: PairEngine, settings: Settings, options: ModelOptions, args: Namespace, interrupt: Callable[[], bool]
 ) -> str:
-    """Runs part after part; each keeps its work in the folder. Returns what is kept if interrupted."""
-    out, model = args.out, engine.loaded.target.model
+    """Runs stage after stage; each keeps its work in the folder. Returns what is kept if interrupted."""
+    out, text = args.out, args.out / TEXT_FILE
     about: dict[str, Any] = {"target": engine.loaded.target.name, "tokenizer": fingerprint(engine.tokenizer)}
-    read = [] if args.writes else list(args.data)
-    files = hash_of([*read, *([args.prompts] if args.prompts else [])])
-    chosen = {name: shown(args, name) for name in (*DATA_NAMES, *TRAINING_NAMES)} | {"seed": str(settings.seed)}
-    weights = engine.loaded.spec.target.weights(options.revision)
-    keep(out, {**about, "weights": weights, "files": files, **chosen})
+    chosen = {name: shown(args, name) for name in (*DATA_NAMES, *TABLES_NAMES, *TRAINING_NAMES)}
+    chosen["seed"] = str(settings.seed)
+    read_from = hash_of([] if args.writes else args.data)
+    turns = hashlib.sha256(json.dumps(args.turns).encode("ascii")).hexdigest()[:16]
+    names = {TEXT: (), TABLES: TABLES_NAMES, HEAD: TRAINING_NAMES}
+    staged = [name for stage in ([args.stage] if args.stage else STAGES) for name in names[stage]]
+    keep(out, {**target_facts(engine, options), "files": read_from, "turns": turns, **chosen}, (*DATA_NAMES, *staged))
+    if args.writes:
+        tokens = args.tokens if args.prompts is None or args.limited else None
+        wrote = let_write(engine, source_of(engine, settings, args), text, tokens, settings, interrupt, args.batch)
+        if interrupt() and (tokens is None or wrote.tokens < tokens):
+            return f"{text} keeps {wrote.tokens:,} tokens"
+        if wrote.new and not settings.quiet:
+            rate = wrote.new / max(wrote.seconds, 1e-9)
+            sys.stderr.write(f"{text}: {wrote.tokens:,} tokens, {wrote.new:,} of them new, {rate:,.0f} tokens/s\n")
+    if args.stage == TABLES or (args.stage is None and not (out / NAME).is_file()):
+        build_tables(settings, options, args, engine.tokenizer, text, out / TABLES_FILE)
+    if args.stage in (TEXT, TABLES):
+        return ""
     about["date"] = datetime.now(UTC).date().isoformat()
-    written, features = out / WORK / WRITTEN, args.features or out / WORK / "features"
-    source = texts_for(engine, settings, args, written, interrupt)
-    if source is None:
-        return f"{written} is kept"
+    return _head(engine, settings, options, args, about, read(engine, args, text), chosen, interrupt)
+
+
+def _head(
+    engine: PairEngine,
+    settings: Settings,
+    options: ModelOptions,
+    args: Namespace,
+    about: dict[str, Any],
+    source: Texts,
+    chosen: Mapping[str, str],
+    interrupt: Callable[[], bool],
+) -> str:
+    """Train the draft head and write report and card. Returns what is kept if interrupted."""
+    out, model = args.out, engine.loaded.target.model
+    features = args.features or out / WORK / "features"
     with progress_line(settings) as progress:
         learned, held = split_texts(source, HELD, args)
         draft_head = draft_head_for(engine, args, learned, settings.seed)

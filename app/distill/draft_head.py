@@ -25,8 +25,6 @@ _SHAPE = ("kind", "num_hidden_layers", "hidden_size", "intermediate_size", "num_
 def check_target(engine: PairEngine, args: Namespace) -> None:
     """Refuse, before any work, a target that no draft head of this kind can be made for, or a shape that is none."""
     model, name = engine.loaded.target.model, engine.loaded.target.name
-    if engine.encodes:
-        raise UserError(f"{name} is an encoder-decoder: distill takes decoder-only targets")
     if args.student == "glide" and target_rotary(model) is None:
         raise UserError(
             f"{name} has no rotary keys that a glide drafter could read: --student plain or feature goes without"

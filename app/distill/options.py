@@ -1,12 +1,10 @@
-"""What `distill`, `write` and `tables` take: their flags from one table each. No torch."""
+"""The flags of `distill`, from one table. No torch."""
 
 from __future__ import annotations
 
-import os
 import shlex
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from app.prompts.datasets import PROMPT_FIELDS
@@ -16,7 +14,8 @@ from training.text.dialogues import KINDS
 from utils.errors import UsageError
 
 SELF, NONE = "self", "none"
-_GROUP, _WRITE = "distill", "write"
+TEXT, TABLES, HEAD = STAGES = ("text", "tables", "head")
+_GROUP = "distill"
 _FILE, _FOLDER = Text("FILE", "a file", optional=True), Text("DIR", "a folder", optional=True)
 _ANY = "|".join(KINDS)
 _KINDS = Text(
@@ -28,30 +27,19 @@ _LAW = Text(
     pattern=r"full|hard|[1-9][0-9]{0,5}|1000000",
 )
 
-TABLES_FIELDS = {
-    "from": Field("from", Text("self|FILES", "self or files"), None, "text to count: .jsonl, .txt, or self", "tables"),
-    "out": Field("out", _FILE, None, "the tables' file", "tables"),
-    "max_n": Field("max_n", Whole(1, 16), 5, "tokens of the longest context", "tables"),
-    "max_mb": Field("max_mb", Number(0, 4000, without_low=True), 10.0, "largest file, in million bytes", "tables"),
-    "choices": Field("choices", Whole(1, 8), 3, "most next tokens of a context: trees draft siblings", "tables"),
-    "tokens": Field("tokens", Whole(1), 200_000, "answer tokens that self writes", "tables"),
-}
-
-
-WRITE_FIELDS: Mapping[str, Field] = {
-    "tokens": Field("tokens", Whole(1), 200_000, "answer tokens to write", _WRITE),
-    "kinds": Field("kinds", _KINDS, "chat", "what the user's turns are about, in turn", _WRITE),
-    "prompts": PROMPT_FIELDS["prompts"],
-    "temperatures": Field("temperatures", NumberList(0, 5), (0.0, 0.7, 1.0), "of the answers, in turn", _WRITE),
-    "answer_tokens": Field("answer_tokens", Whole(1, 65_536), 256, "longest answer, in tokens", _WRITE),
-    "batch": Field("batch", Whole(1, 4096), 32, "chats that are written at once", _WRITE),
-}
 _DATA = (
-    Field("data", Text("self|FILES", "self or files"), SELF, "token files to learn from, or self", _GROUP),
-    Field("prompts", _FILE, None, "prompts that the target answers, as in bench", _GROUP),
+    Field("data", Text("self|FILES", "self or files"), SELF, "files to learn from and to count, or self", _GROUP),
+    PROMPT_FIELDS["prompts"],
+    Field("kinds", _KINDS, "chat", "what the user's turns of own text are about, in turn", _GROUP),
+    Field("answer_tokens", Whole(1, 65_536), 384, "longest answer written, in tokens", _GROUP),
     Field("tokens", Whole(1), 200_000, "answer tokens to write or to take", _GROUP),
     Field("temperatures", NumberList(0, 5), (0.0, 0.7, 1.0), "of the answers written, in turn", _GROUP),
     Field("longest", Whole(16, 65_536), 512, "longest sequence, in tokens", _GROUP),
+)
+_TABLES = (
+    Field("max_n", Whole(1, 16), 5, "tokens of the tables' longest context", _GROUP),
+    Field("max_mb", Number(0, 4000, without_low=True), 10.0, "the tables' largest file, in million bytes", _GROUP),
+    Field("choices", Whole(1, 8), 3, "most next tokens of a context in the tables", _GROUP),
 )
 _SHAPE = (
     Field("student", Choice(("plain", "glide", "feature", "eagle3")), "plain", "the kind of drafter", _GROUP),
@@ -83,26 +71,24 @@ _TRAINING = (
     Field("patience", Whole(1, 1000), 4, "stop after so many evaluations without gain", _GROUP),
 )
 _WHERE = (
-    Field("out", _FOLDER, None, "folder for the drafter; kept work in it is gone on with", _GROUP),
+    Field("out", _FOLDER, None, "folder for text, tables and head; kept work in it is gone on with", _GROUP),
+    Field("stage", Choice(STAGES), None, "make the text, the tables or the head alone (default: all three)", _GROUP),
     Field("features", _FOLDER, None, "folder of what the target computes, for several runs", _GROUP),
     Field("batch", Whole(1, 4096), 32, "chats that are written at once", _GROUP),
     Field("export", _FOLDER, None, "also save a plain one as a transformers model", _GROUP),
 )
-DISTILL_FIELDS: Mapping[str, Field] = {field.name: field for field in (*_WHERE, *_DATA, *_SHAPE, *_TRAINING)}
-TRAINING_NAMES = tuple(field.name for field in (*_SHAPE, *_TRAINING))
-"""What a checkpoint depends on beside the data."""
-DATA_NAMES = tuple(field.name for field in _DATA)
+DISTILL_FIELDS: Mapping[str, Field] = {field.name: field for field in (*_WHERE, *_DATA, *_TABLES, *_SHAPE, *_TRAINING)}
+DATA_NAMES, TABLES_NAMES, TRAINING_NAMES = (
+    tuple(field.name for field in fields) for fields in (_DATA, _TABLES, (*_SHAPE, *_TRAINING))
+)
 _ONLY_FOR = {"steps": ("feature", "eagle3"), "lag": ("glide",), "recency": ("glide",)}
-
-
-# -- distill ----------------------------------------------------------------------------------------
 
 
 def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
     """What was given or is the default; UsageError in one line for what does not go together.
 
     `data` is ("self",) or files, `writes` says whether the target writes it itself; `limited`: --tokens was given;
-    `command` is what was typed.
+    `tasks` are the --kinds; `command` is what was typed.
     """
     plain = {name: value for name, value in given.items() if name != "data"}
     args = arguments(DISTILL_FIELDS, plain, command=shlex.join(["python", "infer.py", *words]))
@@ -114,6 +100,12 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
         raise UsageError(f"--data takes self or files, not both, got {' '.join(args.data)}")
     if not args.writes and args.prompts is not None:
         raise UsageError("--data FILES and --prompts contradict each other: give one")
+    for name, given_too in (("--prompts", args.prompts is not None), ("--data FILES", not args.writes)):
+        if "kinds" in given and given_too:
+            raise UsageError(f"--kinds and {name} contradict each other: give one")
+    if args.stage == TEXT and not args.writes:
+        raise UsageError("--stage text writes text, --data FILES is there already: give one")
+    args.tasks = tuple(KINDS) if args.kinds == "all" else tuple(kind.strip() for kind in args.kinds.split(","))
     args.init_layers = _init_layers(args)
     for name, kinds in _ONLY_FOR.items():
         if name in given and args.student not in kinds:
@@ -154,8 +146,8 @@ def _init_layers(args: Namespace) -> tuple[int, ...]:
 
 def matters(args: Namespace, name: str) -> bool:
     """Whether a setting says anything about this draft head."""
-    if name in ("tokens", "temperatures") and not (args.writes or (name == "tokens" and args.limited)):
-        return False  # of text that is there already
+    if name in ("tokens", "temperatures", "kinds", "answer_tokens"):
+        return bool(args.writes or (name == "tokens" and args.limited))  # else the text is there already
     return getattr(args, name, "") is not None and args.student in _ONLY_FOR.get(name, (args.student,))
 
 
@@ -167,38 +159,3 @@ def shown(args: Namespace, name: str) -> str:
     if name == "init_layers":
         return ",".join(map(str, value)) or NONE
     return "(none)" if value is None else DISTILL_FIELDS[name].show(value)
-
-
-# -- write and tables -------------------------------------------------------------------------------
-
-
-def write_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-    """What was given or is the default, and `file`; UsageError in one line.
-
-    `tokens` is None for as many as there are prompts for; `prompts` is a file, or the name of a data set.
-    """
-    args = arguments(WRITE_FIELDS, given)
-    if not given.get("file"):
-        raise UsageError("write needs a file to write: python infer.py write FILE.jsonl")
-    args.file = Path(os.path.expanduser(given["file"]))
-    if args.file.suffix != ".jsonl":
-        raise UsageError(f"{args.file}: the file must end in .jsonl, as its readers expect")
-    if "kinds" in given and args.prompts is not None:
-        raise UsageError("--kinds and --prompts contradict each other: give one")
-    if args.prompts is not None and "tokens" not in given:
-        args.tokens = None
-    args.kinds = tuple(KINDS) if args.kinds == "all" else tuple(kind.strip() for kind in args.kinds.split(","))
-    return args
-
-
-def tables_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-    """What was given or is the default; UsageError in one line. `sources` is ("self",) or files."""
-    sources = tuple(given.get("from") or ())
-    args = arguments(TABLES_FIELDS, {name: given[name] for name in given if name != "from"}, sources=sources)
-    if not sources:
-        raise UsageError("tables needs --from: self, or files to count")
-    if SELF in sources and len(sources) > 1:
-        raise UsageError(f"--from takes self or files, not both, got {' '.join(sources)}")
-    if args.out is None:
-        raise UsageError("tables needs --out: the file to write")
-    return args

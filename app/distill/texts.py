@@ -1,4 +1,4 @@
-"""The texts to learn from: written by the target, for `distill`, `write` and `tables` alike, or read from files."""
+"""The texts to learn from: written by the target, or read from files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from app.lanes.lane import PairEngine
-from app.prompts.questions import read_questions
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from training.text.dialogues import GivenPrompts, OwnChats, Source
@@ -100,29 +99,30 @@ def let_write(
     return Wrote(count, count - found, time.monotonic() - begun)
 
 
-def texts_for(
-    engine: PairEngine, settings: Settings, args: Namespace, file: Path, interrupt: Callable[[], bool]
-) -> Texts | None:
-    """The texts to learn from; what is written goes to `file`. None if interrupted."""
-    room = min(args.longest, engine.context)
-    files, text = list(args.data), ", ".join(Path(one).name for one in args.data)
+def source_of(engine: PairEngine, settings: Settings, args: Namespace) -> Source:
+    """The chats that the target writes: its own, or answers to the given prompts."""
+    tokenizer, how = engine.tokenizer, (args.answer_tokens, args.temperatures)
+    if args.turns is None:
+        return OwnChats(tokenizer, engine.stop_ids, *how, args.tasks, settings.seed)
+    return GivenPrompts(tokenizer, args.turns, *how, min(args.longest, engine.context))
+
+
+def read(engine: PairEngine, args: Namespace, file: Path) -> Texts:
+    """The texts to learn from: of `file`, which the target has written, or of the given files."""
+    text, files = ", ".join(Path(name).name for name in args.data), list(args.data)
     if args.writes:
-        source: Source = OwnChats(engine.tokenizer, engine.stop_ids, temperatures=args.temperatures)
-        files, text = [str(file)], "self-written chats"
-        if args.prompts is not None:
-            turns = [question.turns for question in read_questions(args.prompts)]
-            source = GivenPrompts(engine.tokenizer, turns, temperatures=args.temperatures, most=room)
-            text = f"the target's answers to {args.prompts.name}"
-        tokens = args.tokens if args.prompts is None or args.limited else None
-        let_write(engine, source, file, tokens, settings, interrupt, args.batch)
-        if interrupt():
-            return None
-    texts = read_texts(files, engine.target.vocab_size, room)
+        text = "self-written chats" if args.prompts is None else f"the target's answers to {_name(args.prompts)}"
+        files = [str(file)]
+    texts = read_texts(files, engine.target.vocab_size, min(args.longest, engine.context))
     if args.limited and not args.writes:
         texts = _first(texts, args.tokens)
     if len(texts) < 5:
         raise UserError(f"{text}: {len(texts)} sequences are too few to learn from")
     return Texts(texts, text, hash_of(files))
+
+
+def _name(prompts: Path | str) -> str:
+    return prompts if isinstance(prompts, str) else prompts.name
 
 
 def split_texts(source: Texts, held: int, args: Namespace) -> tuple[list[TextIds], list[TextIds]]:

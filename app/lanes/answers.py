@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from app.lanes.comparison import (
-    PACKED_TIE,
     Comparison,
     difference,
     gap_between,
@@ -44,7 +43,6 @@ class Answer:
     may_differ: bool = False  # from `ar`, rightly
     terms: Terms = field(default_factory=Terms)
     rows: int = 1  # prompts that were answered together, this one included
-    another: bool = False  # by another model than the target, or by other arithmetic
 
     @property
     def interrupted(self) -> bool:
@@ -122,10 +120,9 @@ def parting(plain: Answer, other: Answer) -> Parting | None:
         return None
     gap = gap_between(plain.stats, other.stats, at)
     if other.may_differ:
-        another = other.another or other.method == "draft" or other.stats.beams
+        another = other.method == "draft" or other.stats.beams
         return Parting("other text" if another else "other draw", at, gap)
-    other_arithmetic = plain.terms.invariant and not other.terms.invariant  # another program's, in float32
-    tied = gap is not None and gap < (PACKED_TIE if other_arithmetic else near_tie(plain.terms.precision))
+    tied = gap is not None and gap < near_tie(plain.terms.precision)
     return Parting("near tie" if tied else "beyond", at, gap)
 
 

@@ -127,7 +127,7 @@ class PairDrafters:
     def build(self, asked: DraftRequest) -> Drafter:
         """A new drafter; UsageError if the pair lacks what it is made of."""
         if ROWS[asked.word].needs == "tables" and self.tables() is None:
-            has = f"pair '{self._loaded.spec.name}' has none (infer.py tables builds some)"
+            has = f"pair '{self._loaded.spec.name}' has none (infer.py distill --stage tables builds some)"
             raise UsageError(f"lane {asked.word} needs n-gram tables, {has}")
         return registry.build(self, asked)
 

@@ -73,6 +73,10 @@ def check_pair(
 
     if asked and asked.forecast and options.pair is None and _is_pair(options):
         options = options.model_copy(update={"pair": options.target, "target": None})
+    if asked and asked.plan:
+        from app.measure.plan import run_plan
+
+        return run_plan(settings, options, asked)
     spec, given = choose_pair(options, name), load_options(options)
     before = _resident()
     with closing(LoadProgress(sys.stderr, quiet=settings.quiet)) as progress, Interrupts() as interrupted:

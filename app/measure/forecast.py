@@ -1,8 +1,8 @@
 """What a pair will bring here: predicted from c, v(n) and how many drafts are accepted on a few prompts.
 
-v(n) is timed as in `plan`; c is what a drafted token cost in the answers, where lookups miss and models catch up. The
-mathematics is sampling/stats/theory.py's. Decoding is greedy; drafts are chains. Where the drafter grows trees the
-prompts are answered once more, as the pair drafts by itself.
+v(n) is timed as in `check --plan`; c is what a drafted token cost in the answers, where lookups miss and models catch
+up. The mathematics is sampling/stats/theory.py's. Decoding is greedy; drafts are chains. Where the drafter grows trees
+the prompts are answered once more, as the pair drafts by itself.
 Knows loaded pairs, not how they are loaded; prints nothing.
 """
 
@@ -123,7 +123,7 @@ class Forecast:
 
 _CHEAP = "ngram or tables, whose drafts cost next to nothing"
 _CLOSER = "A drafter closer to the target would: one of its family, or one trained for it (infer.py distill)."
-_LOOKUP = "Text that repeats itself would do better with it; else tables (infer.py tables) or a drafter model."
+_LOOKUP = "Text that repeats itself would do better with it; else tables (distill --stage tables) or a drafter model."
 
 
 def forecast(engine: PairEngine, settings: Settings, interrupt: Callable[[], bool]) -> Forecast | None:

@@ -1,19 +1,17 @@
-"""What `plan`, `latency`, `check` and `selftest` take on the command line beside the models. No torch, no models."""
+"""What `check` takes on the command line beside the models. No torch, no models."""
 
 from __future__ import annotations
 
-import shlex
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.measure.elsewhere import PROGRAMS
 from app.settings.table import Field, arguments
-from app.settings.types import METHODS, Choice, Names, Number, NumberList, PassSeconds, Switch, Text, Whole, WholeList
+from app.settings.types import METHODS, Choice, Names, Number, NumberList, PassSeconds, WholeList
 from utils.errors import UsageError
 
-_PLAN, _LATENCY, _CHECK, _SELFTEST = "plan", "latency", "check", "selftest"
-PARTS = ("proofs", "quantized", "pair", "passes", "processes")
+_PLAN, _CHECK = "plan", "check"
 _HUGE = Number(0, 1e30, without_low=True)
 _SIZES = NumberList(0, 1e15, without_low=True)
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -33,50 +31,34 @@ PLAN_FIELDS: Mapping[str, Field] = {
         Field("drafter_bytes", _HUGE, None, "bytes of one of those (default: as the target's)", _PLAN),
         Field("bandwidth", _HUGE, None, "bytes that the described machine reads a second", _PLAN),
         Field("flops", _HUGE, None, "operations it does a second (default: no limit)", _PLAN),
-        Field("gammas", WholeList(1, 64), GAMMAS, "rows of the tables", _PLAN),
-        Field("alphas", NumberList(0, 1), ALPHAS, "columns of the tables", _PLAN),
+        Field("gammas", WholeList(1, 64), GAMMAS, "rows of the plan", _PLAN),
+        Field("alphas", NumberList(0, 1), ALPHAS, "columns of the plan", _PLAN),
     )
 }
-LATENCY_FIELDS: Mapping[str, Field] = {
-    field.name: field
-    for field in (
-        Field("layers", WholeList(1, 100), (1, 2, 4, 8, 16), "depths to compare", _LATENCY),
-        Field("params", _HUGE, 30e6, "parameters that each shape has, nearly", _LATENCY),
-        Field("alpha", Number(0, 1), 0.7, "acceptance to predict speeds at", _LATENCY),
-        Field("repeat", Whole(3, 1000), 15, "times each shape drafts", _LATENCY),
-        Field("out", Text("F.json", "a file", optional=True), None, "write every figure here", _LATENCY),
-    )
-}
-SELFTEST_FIELDS: Mapping[str, Field] = {
-    field.name: field
-    for field in (
-        Field("parts", Names(PARTS), PARTS, "what to prove and measure", _SELFTEST),
-        Field("quick", Switch(), False, "do a fraction of it", _SELFTEST),
-        Field("out", Text("DIR", "a folder"), "selftest", "for selftest.json and selftest.md", _SELFTEST),
-    )
-}
-
 CHECK_FIELDS: Mapping[str, Field] = {
-    field.name: field
-    for field in (
-        Field("for", Choice(tuple(PROGRAMS)), None, "also predict, and print the command for another program", _CHECK),
-    )
+    "for": Field(
+        "for", Choice(tuple(PROGRAMS)), None, "also predict, and print the command for another program", _CHECK
+    ),
+    **PLAN_FIELDS,
 }
 
 
-def plan_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-    """What was given or is the default, and `as_json`; UsageError in one line for what does not go together.
-
-    `c` outranks every other way of telling what drafting costs.
-    """
-    args = arguments(PLAN_FIELDS, given, as_json=bool(given.get("json")))
+def _check_plan(args: Namespace, given: Mapping[str, Any]) -> None:
+    """UsageError in one line for flags of --plan that do not go together, or without --plan."""
+    if not args.plan:
+        flags = [PLAN_FIELDS[name].flag for name in PLAN_FIELDS if name in given]
+        if flags or given.get("json"):
+            raise UsageError(f"{(*flags, '--json')[0]} belongs to --plan: give that too")
+        return
+    if args.program or given.get("speed"):
+        raise UsageError("--plan is a table by itself: leave --for and --speed out")
     if args.target_params is None:
         for name in ("drafter_params", "drafter_bytes", "target_bytes", "bandwidth", "flops"):
             if name in given:
                 raise UsageError(
                     f"{PLAN_FIELDS[name].flag} describes hardware or drafters of --target-params: give that too"
                 )
-        return args
+        return
     if args.bandwidth is None:
         raise UsageError("--target-params needs --bandwidth: bytes that the machine reads a second, such as 3.35e12")
     if not (args.drafter_params or args.c):
@@ -85,20 +67,15 @@ def plan_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
         raise UsageError("--c and --drafter-params contradict each other: give one")
     if args.v:
         raise UsageError("--v and --target-params contradict each other: give one")
-    return args
-
-
-def latency_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-    """What was given or is the default; UsageError in one line."""
-    return arguments(LATENCY_FIELDS, given)
-
-
-def selftest_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-    """What was given or is the default, and the `command` itself; UsageError in one line."""
-    return arguments(SELFTEST_FIELDS, given, command=shlex.join(["python", "infer.py", *words]))
 
 
 def check_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
-    """`program`: for which a command is asked, or None; `forecast`: whether the pair's speed is to be predicted."""
-    program = vars(arguments(CHECK_FIELDS, given))["for"]
-    return Namespace(program=program, forecast=program is not None or len(given.get("name") or ()) == 2)
+    """`program`: for which a command is asked, or None; `forecast`: whether the pair's speed is to be predicted.
+
+    `plan`: whether the speed-up over gamma and alpha is; `c` outranks every other way of telling what drafting costs.
+    """
+    args = arguments(CHECK_FIELDS, given, plan=bool(given.get("plan")), as_json=bool(given.get("json")))
+    args.program = vars(args).pop("for")
+    args.forecast = args.program is not None or len(given.get("name") or ()) == 2
+    _check_plan(args, given)
+    return args

@@ -1,4 +1,4 @@
-"""`plan`: what speed-up to expect over gamma and alpha, for drafters and a target measured here or only described.
+"""`check --plan`: the speed-up to expect over gamma and alpha, for drafters and a target measured or only described.
 
 The mathematics is sampling/stats/theory.py's. Knows how to measure a pair (app/measure/speed.py), not how to load one,
 and prints tables or one JSON object.
@@ -52,6 +52,7 @@ def run_plan(settings: Settings, options: ModelOptions, args: Namespace) -> int:
         sys.stdout.write(json.dumps({"options": surfaces}, ensure_ascii=False, allow_nan=False) + "\n")
         return 0
     console = screen(settings, sys.stdout)
+    console.print("S: tokens a second over plain decoding's, by gamma (rows) and alpha (columns)\n", markup=False)
     for one in surfaces:
         passes = ", ".join(f"v({n}) {value:.2f}" for n, value in one["v"].items() if n in ("2", "5", "9"))
         seconds = "" if one["t_verify"] is None else f", a pass {one['t_verify'] * 1000:.3g} ms"
@@ -138,7 +139,7 @@ def measured(
 def _table(plan: dict[str, Any], settings: Settings) -> Table:
     """Gamma down, alpha across; each alpha's best gamma below."""
     table = small_table(settings)
-    table.add_column("gamma", justify="right")
+    table.add_column("gamma \\ alpha", justify="right")
     for alpha in plan["alphas"]:
         table.add_column(f"{alpha:.2f}".lstrip("0") if alpha < 1 else "1", justify="right")
     tops = [max(column) for column in zip(*plan["expected_speedup"], strict=True)]
@@ -146,6 +147,6 @@ def _table(plan: dict[str, Any], settings: Settings) -> Table:
         cells = [Text(f"{value:.2f}", "bold" if value == top else "") for value, top in zip(row, tops, strict=True)]
         table.add_row(str(gamma), *cells)
     table.add_section()
-    table.add_row("best", *map(str, plan["best_gamma"]))
-    table.add_row("S", *(f"{value:.2f}" for value in plan["best_speedup"]))
+    table.add_row("best gamma", *map(str, plan["best_gamma"]))
+    table.add_row("its S", *(f"{value:.2f}" for value in plan["best_speedup"]))
     return table

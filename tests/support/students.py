@@ -7,20 +7,98 @@ Nothing is trained: a student agrees with its target by chance, often enough in 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import LlamaForCausalLM
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from app.measure.proofs import enliven, make_drafter, make_student, make_target
+from sampling.drafters.draft_heads.checkpoint import target_rotary
+from sampling.drafters.draft_heads.config import DraftHeadConfig
+from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM
+from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.modules import DraftHead
+from sampling.drafters.draft_heads.network import StudentNetwork
+from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.types import Draft, Rows
 
-__all__ = ["enliven", "make_drafter", "make_student", "make_target"]  # handed on
-
 KINDS = ("plain", "glide", "feature", "eagle")
 STATES = (-1, 0, 1, 2)  # of a target, that its drafters here read
+LIVELY = 1.5  # spread of random weights: every part of the model matters then
+
+
+def enliven(module: nn.Module, seed: int) -> None:
+    """Gaussian weights, a matrix's scaled to its width; norms around 1. The global generator is left alone."""
+    noise = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            drawn = torch.randn(parameter.shape, generator=noise)
+            scaled = 1 + 0.3 * drawn if parameter.dim() == 1 else LIVELY * drawn / parameter.shape[-1] ** 0.5
+            parameter.copy_(scaled)
+
+
+def make_target(vocab: int = 40, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A random Llama model on the CPU; `changes` are those of its configuration."""
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab,
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+    }
+    with torch.random.fork_rng(devices=[]):
+        model: Any = LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
+    enliven(model, seed)
+    return model.eval().to(dtype).requires_grad_(False)
+
+
+def make_student(
+    kind: str,
+    target: Any,
+    short: Sequence[int] | None = None,
+    seed: int = 5,
+    dtype: torch.dtype = torch.float32,
+    **changes: Any,
+) -> DraftHead:
+    """A random draft head for `target`; `short` are the ids of its output layer."""
+    large = target.config
+    sizes: dict[str, Any] = {
+        "kind": kind,
+        "vocab_size": large.vocab_size,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "large_hidden_size": large.hidden_size,
+        "large_num_attention_heads": large.num_attention_heads,
+        "large_head_dim": large.head_dim,
+        "max_position_embeddings": 256,
+        "short_list": len(short or ()),
+    }
+    if kind == "eagle":
+        sizes |= {"reads": (0, 1, 2), "wide": True}
+    ids = None if short is None else torch.tensor(short)
+    with torch.random.fork_rng(devices=[]):
+        student = DraftHead(DraftHeadConfig(**(sizes | changes)), ids)
+    enliven(student, seed)
+    student.adopt(ids, target_rotary(target))
+    return student.to(dtype).eval().requires_grad_(False)
+
+
+def make_drafter(student: DraftHead, target_layers: int = 3) -> ModelDrafter:
+    """The drafter of a draft head, whatever its kind."""
+    if student.config.kind == "glide":
+        return ModelDrafter(GlideLM(student, target_layers))
+    if student.config.kind in FeatureLM.kinds:
+        return FeatureDrafter(student, student.config.kind)
+    return ModelDrafter(CausalLM(StudentNetwork(student), "plain"))
 
 
 class PrefixLM:

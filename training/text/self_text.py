@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,40 +17,12 @@ from typing import Any
 from training.tables.build import Passage, numbered_lines
 from training.text.dialogues import Line
 from training.text.synthesize import TextWriter
-from utils.errors import UsageError, UserError
-from utils.files import append, drop_half_line, first_difference, write_bytes
+from utils.errors import UserError
+from utils.files import append, drop_half_line
 from utils.progress import never
 
 ENDLESS = 1 << 60  # tokens: as many as there are prompts for
-_NOTE = -1  # the number of the line that holds the settings; those of chats begin at 0
-
 SHORTEST = 8  # tokens; a shorter sequence teaches nothing
-
-
-def begin(file: Path, settings: Mapping[str, str], *, unnoted: bool = False) -> None:
-    """Note in a new file what its text depends on; UsageError, naming the first difference, in another's.
-
-    The note is a first line without ids, as of a chat that came to nothing: who reads the text passes over it.
-    `unnoted`: text without a note is taken as it stands.
-    """
-    note = json.dumps({"ids": [], "start": 0, "number": _NOTE, "settings": dict(settings)}).encode("ascii") + b"\n"
-    line = b""
-    if file.is_file():
-        with file.open("rb") as known:
-            line = known.readline()
-    if note.startswith(line) and line != note:  # new, or killed while it was begun
-        write_bytes(file, note)
-        return
-    try:
-        row = _row(line.decode("utf-8", errors="replace"), file)
-        if unnoted and "settings" not in row:
-            return
-        before = dict(row["settings"])
-    except (UserError, KeyError, TypeError, ValueError):
-        raise UsageError(f"{file} holds something else, or text of unknown settings: name a new file") from None
-    if (name := first_difference(before, settings)) is not None:
-        both = f"{name} {before.get(name)}, now {settings.get(name)}"
-        raise UsageError(f"{file} was begun with {both}: give the same flags, or another file")
 
 
 def written(file: Path) -> tuple[int, set[int]]:

@@ -29,7 +29,9 @@ from utils.loading.sources import mended_folder, model_folder
 from utils.progress import Cancelled, Progress, check, never, silent
 from utils.rotary import is_fixed
 
-NO_TABLES = "this pair has no n-gram tables: drafts come from the conversation alone (infer.py tables builds some)"
+NO_TABLES = (
+    "this pair has no n-gram tables: drafts come from the conversation alone (distill --stage tables builds some)"
+)
 
 
 def load_pair(

@@ -134,7 +134,6 @@ def test_a_meter_shares_the_prefill_out() -> None:
     ("more", "told"),
     [
         ({"methods": ("ar", "beam")}, "lane beam searches for one prompt at a time, got --batch-size 4"),
-        ({"against": "transformers"}, "--against times one prompt at a time, got --batch-size 4"),
         ({"check_identity": True}, "--check-identity compares one prompt at a time, got --batch-size 4"),
     ],
 )

@@ -205,7 +205,7 @@ def spoilt(value: Any) -> Any:
 def test_hostile_texts_are_inert(data: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "h.json"
     file.write_text(json.dumps({**spoilt(data), "notes": [HOSTILE], "skipped": [HOSTILE], HOSTILE: 1}))
-    assert main(["report", str(file), "--quiet"]) == 0
+    assert main(["bench", "--from", str(file), "--report", str(file.with_suffix(".html")), "--quiet"]) == 0
     parsed = Parsed((tmp_path / "h.html").read_text())
     assert list(outside(parsed)) == []
     assert sum(tag == "svg" for tag, _ in parsed.tags) == len(TITLES)
@@ -217,14 +217,14 @@ def test_hostile_texts_are_inert(data: dict[str, Any], tmp_path: Path) -> None:
 
 def test_a_report_of_the_file_is_the_report_of_the_run(bench: Path, tmp_path: Path) -> None:
     out = tmp_path / "other.html"
-    assert main(["report", str(bench / "b.json"), "--out", str(out), "--quiet"]) == 0
+    assert main(["bench", "--from", str(bench / "b.json"), "--report", str(out), "--quiet"]) == 0
     assert out.read_text().replace("; made from b.json", "") == (bench / "b.html").read_text()
 
 
 def test_the_drawings_are_written_as_the_page_has_them(bench: Path, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "drawings"
-    flags = ["--out", str(tmp_path / "p.html"), "--svg", str(folder), "--quiet"]
-    assert main(["report", str(bench / "b.json"), *flags]) == 0
+    flags = ["--report", str(tmp_path / "p.html"), "--svg", str(folder), "--quiet"]
+    assert main(["bench", "--from", str(bench / "b.json"), *flags]) == 0
     drawn = {file.name: file.read_text() for file in folder.iterdir()}
     assert sorted(drawn) == sorted(
         ["rates.svg", *(f"t0-{name}.svg" for name in ("speedups", "alpha", "gamma", "tokens", "rounds", "time"))]
@@ -288,18 +288,6 @@ def test_the_sentence_passes_over_lanes_that_say_another_text() -> None:
         "plain decoding (ar) is the fastest of 2 methods: 40.0 tokens a second; "
         "the fastest that drafts, spec, writes 20.0 (0.50x)."
     ]
-
-
-def test_the_sentence_names_the_fastest_of_other_programs() -> None:
-    rates = {"ar": 10.0, "spec": 30.0, "hf-plain": 5.0, "llama-cpp": 20.0}
-    rows = [{"method": name, "predicted_per_second": {"mean": rate}} for name, rate in rates.items()]
-    rows[1] |= {"gamma": 4, "speedup": 3.0}
-    text = page(Run.model_validate({"summary": rows}), "")
-    assert result(text) == [
-        "spec at gamma 4 is the fastest of 2 methods: 30.0 tokens a second, 3.00x plain decoding; "
-        "the fastest of other programs, llama-cpp, writes 20.0 (1.50x)."
-    ]
-    assert list(Parsed(text).plotted(RATES)) == ["ar", "spec 4", "hf-plain", "llama-cpp"]
 
 
 def test_under_gamma_auto_expected_is_left_out_and_the_rounds_are_drawn() -> None:
@@ -395,7 +383,7 @@ def test_a_file_that_is_no_bench_file_is_one_line(
 ) -> None:
     file = tmp_path / "f.json"
     file.write_text(content, encoding="latin-1")
-    assert main(["report", str(file)]) == 2
+    assert main(["bench", "--from", str(file), "--report", str(tmp_path / "r.html")]) == 2
     line = capsys.readouterr().err
     assert line.startswith(f"error: {file} is no file of bench --out: ")
     assert told in line
@@ -406,13 +394,15 @@ def test_what_cannot_be_read_or_written_is_one_line(
     bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, gone = str(bench / "b.json"), str(tmp_path / "gone" / "r.html")
+    to = ["--report", str(tmp_path / "r.html")]
     for words, code, told in (
-        (["report"], 2, "error: report needs a file that bench --out wrote"),
-        (["report", str(tmp_path / "none.json")], 2, "none.json: No such file or directory"),
-        (["report", str(tmp_path)], 2, "Is a directory"),
-        (["report", good, "--out", good], 2, "is the file to be read: name another"),
-        (["report", good, "--out", gone], 2, f"error: --out {gone}: the folder"),
-        (["report", good, "--svg", good], 2, f"error: --svg {good} is a file: name a folder"),
+        (["bench", "--from", good], 2, "error: --from needs --report: the page to write"),
+        (["bench", "--svg", "x"], 2, "error: --svg draws what --from names: give that too"),
+        (["bench", "--from", str(tmp_path / "none.json"), *to], 2, "none.json: No such file or directory"),
+        (["bench", "--from", str(tmp_path), *to], 2, "Is a directory"),
+        (["bench", "--from", good, "--report", good], 2, "is the file to be read: name another"),
+        (["bench", "--from", good, "--report", gone], 2, f"error: --report {gone}: the folder"),
+        (["bench", "--from", good, *to, "--svg", good], 2, f"error: --svg {good} is a file: name a folder"),
         (["bench", "--report", gone], 2, f"error: --report {gone}: the folder"),
         (["bench", "--report", str(tmp_path)], 2, "is a folder: name a file"),
     ):

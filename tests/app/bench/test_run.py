@@ -343,7 +343,7 @@ def test_temperatures_are_benchmarks_of_their_own_in_one_run(
 
 
 def test_a_check_of_identity_has_one_temperature(options: ModelOptions, prompts: Path) -> None:
-    for more in ({"temperatures": (0.0,)}, {"against": "transformers"}, {"report": Path("p.html")}):
+    for more in ({"temperatures": (0.0,)}, {"report": Path("p.html")}):
         with pytest.raises(UsageError, match=f"leave --{next(iter(more))} out"):
             run_bench(SETTINGS, options, BenchArgs(prompts, check_identity=True, **more))
     with pytest.raises(UsageError, match="writes no page and no log: leave --log out"):
@@ -689,16 +689,14 @@ def test_only_the_first_turns_are_kept() -> None:
 
 
 def test_the_flags_reach_the_benchmark() -> None:
-    words = "bench --ids ~/dev.txt --turns 1 --against transformers:weights/plain"
+    words = "bench --ids ~/dev.txt --turns 1"
     args = read_request(words.split(), {}).own
-    assert (args.ids, args.turns, args.against) == (Path.home() / "dev.txt", 1, "transformers:weights/plain")
+    assert (args.ids, args.turns) == (Path.home() / "dev.txt", 1)
     assert read_request(["bench", "--temperatures", "0,0.7"], {}).own.temperatures == (0.0, 0.7)
     with pytest.raises(UsageError, match="--temperatures must be a comma list of numbers from 0 to 5, each once, got"):
         read_request(["bench", "--temperatures", "0,0.0"], {})
-    for words in ("bench --turns 0", "bench --against vllm", "bench --against transformers:", "bench --ids"):
-        with pytest.raises(
-            UsageError, match=r"--turns must be|--against must be some of transformers|--ids needs a value"
-        ):
+    for words in ("bench --turns 0", "bench --ids"):
+        with pytest.raises(UsageError, match=r"--turns must be|--ids needs a value"):
             read_request(words.split(), {})
 
 

@@ -1,4 +1,4 @@
-"""What `bench` says of its figures: prompts that loop, the worst category, the fastest rival; and the tables. Loops in
+"""What `bench` says of its figures: prompts that loop, the worst category; and the tables. Loops in
 an
 answer: cases by hand, and the definition spelled out as an oracle.
 """
@@ -26,7 +26,7 @@ from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
 
 PLAIN, FOUR, AUTO = Variant("ar"), Variant("spec", 4), Variant("ngram", "auto")
-LOOKUP, RIVAL = Variant("hf-lookup"), Variant("hf-assisted")
+NGRAM, DRAFT = Variant("ngram"), Variant("draft")
 CALM = tuple(range(50, 70))
 LOOPING = (1, 2) * 3 + CALM[:14]  # 6 of 20
 EDGE = (1,) * 5 + CALM[:15]  # 5 of 20: not more than a quarter
@@ -96,18 +96,6 @@ def test_the_worst_category_is_named() -> None:
     assert summarise([item(None, 1, both(2, 1))], [PLAIN, FOUR])[1]["worst_category"] is None
 
 
-def test_our_lanes_are_compared_with_the_fastest_rival_on_the_same_prompts() -> None:
-    rows = [
-        {**both(10, 5), LOOKUP: answer(LOOKUP, 8), RIVAL: answer(RIVAL, 20)},
-        {**both(10, 5), LOOKUP: answer(LOOKUP, 7), RIVAL: answer(RIVAL, 20)},
-    ]
-    plain, spec, lookup, rival = summarise([item(None, 1, *rows)], [PLAIN, FOUR, LOOKUP, RIVAL])
-    assert spec["over_rivals"] == {"rival": "hf-lookup", "speedup": pytest.approx((8 / 5 + 7 / 5) / 2)}
-    assert plain["over_rivals"]["speedup"] == pytest.approx((8 / 10 + 7 / 10) / 2)
-    assert lookup["over_rivals"] is rival["over_rivals"] is None
-    assert summarise([item(None, 1, *rows)], [PLAIN, FOUR])[1]["over_rivals"] is None
-
-
 def telling(variant: Variant, at: int | None, gap: float | None = None, **more: Any) -> Answer:
     """CALM, but for another token at `at`, where the target's two best logits lie `gap` apart."""
     ids = CALM if at is None else (*CALM[:at], 7, *CALM[at + 1 :])
@@ -149,28 +137,23 @@ def test_how_texts_differ_is_counted_by_kind(monkeypatch: pytest.MonkeyPatch) ->
 
 COLD, WARM = Variant("ar", temperature=0.0), Variant("ar", temperature=0.7)
 COLD4, WARM4 = Variant("spec", 4, 0.0), Variant("spec", 4, 0.7)
-WARM_RIVAL, COLD_RIVAL = Variant("hf-plain", temperature=0.7), Variant("hf-plain", temperature=0.0)
 
 
-def test_each_temperature_has_its_own_reference_rivals_and_loops() -> None:
-    other = tuple(range(80, 100))
+def test_each_temperature_has_its_own_reference_and_loops() -> None:
     row = {
         COLD: answer(COLD, 10),
         COLD4: answer(COLD4, 5),
-        COLD_RIVAL: answer(COLD_RIVAL, 1),
         WARM: answer(WARM, 6, LOOPING),
         WARM4: answer(WARM4, 2, LOOPING),
-        WARM_RIVAL: answer(WARM_RIVAL, 4, other),
     }
-    summary = summarise([item("qa", 1, row)], [COLD, COLD4, COLD_RIVAL, WARM, WARM4, WARM_RIVAL])
-    assert [(told["method"], told["temperature"]) for told in summary][::3] == [("ar", 0.0), ("ar", 0.7)]
-    cold, warm = summary[1], summary[4]
+    summary = summarise([item("qa", 1, row)], [COLD, COLD4, WARM, WARM4])
+    assert [(told["method"], told["temperature"]) for told in summary][::2] == [("ar", 0.0), ("ar", 0.7)]
+    cold, warm = summary[1], summary[3]
     assert (cold["speedup"], warm["speedup"]) == (2, 3)
     assert (cold["differs"], warm["differs"], cold["compared"], warm["compared"]) == (0, 0, 1, 1)
     assert (cold["speedup_without_loops"], warm["speedup_without_loops"]) == (2, None)
-    assert (cold["over_rivals"]["speedup"], warm["over_rivals"]["speedup"]) == (0.2, 2)
     assert warm["categories"]["qa"]["speedup"] == 3
-    assert references([COLD4, COLD_RIVAL, WARM_RIVAL]) == {0.0: COLD4, 0.7: WARM_RIVAL}
+    assert references([COLD4, WARM4, WARM]) == {0.0: COLD4, 0.7: WARM}
 
 
 def test_the_tables_say_which_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,8 +172,8 @@ def test_the_tables_say_which_temperature(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_time_to_first_token_is_the_mean_of_the_answers() -> None:
-    rows = [{RIVAL: answer(RIVAL, 1, ttft=10, openings=1)}, {RIVAL: answer(RIVAL, 1, ttft=40, openings=5)}]
-    assert summarise([item(None, 1, *rows)], [RIVAL])[0]["ttft_ms"] == 25
+    rows = [{DRAFT: answer(DRAFT, 1, ttft=10, openings=1)}, {DRAFT: answer(DRAFT, 1, ttft=40, openings=5)}]
+    assert summarise([item(None, 1, *rows)], [DRAFT])[0]["ttft_ms"] == 25
 
 
 # -- the screen ---------------------------------------------------------------------------------
@@ -204,29 +187,29 @@ def shown(items: list[Item], variants: list[Variant], **settings: Any) -> list[s
 
 def test_the_tables_as_they_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    first = item("qa", 1, *({**row, LOOKUP: answer(LOOKUP, 8)} for row in ITEMS[0].answers))
-    assert shown([first, *ITEMS[1:]], [PLAIN, FOUR, LOOKUP], ascii=True) == EXPECTED.strip("\n").split("\n")
+    first = item("qa", 1, *({**row, NGRAM: answer(NGRAM, 8)} for row in ITEMS[0].answers))
+    assert shown([first, *ITEMS[1:]], [PLAIN, FOUR, NGRAM], ascii=True) == EXPECTED.strip("\n").split("\n")
 
 
 EXPECTED = """
 3 prompts, 6 answers a method; rates leave prefill out
-method   |     tok/s| speed-up| tok/pass| accepted| alpha| c| v|  TTFT| prompt/s| differs
----------+----------+---------+---------+---------+------+--+--+------+---------+--------
-ar       | 1.9 +-0.0|        -|     1.00|        -|     -| -| -| 10 ms|      500|       -
-spec 4   | 3.9 +-0.2|    2.07x|     1.00|        -|     -| -| -| 10 ms|      500|     0/6
-hf-lookup| 2.4 +-0.0|    1.25x|     1.00|        -|     -| -| -| 10 ms|      500|     0/2
+method|     tok/s| speed-up| tok/pass| accepted| alpha| c| v|  TTFT| prompt/s| differs
+------+----------+---------+---------+---------+------+--+--+------+---------+--------
+ar    | 1.9 +-0.0|        -|     1.00|        -|     -| -| -| 10 ms|      500|       -
+spec 4| 3.9 +-0.2|    2.07x|     1.00|        -|     -| -| -| 10 ms|      500|     0/6
+ngram | 2.4 +-0.0|    1.25x|     1.00|        -|     -| -| -| 10 ms|      500|     0/2
 
 speed-up over ar, median of 2 repeats
-method   | median|      range| expected| no loops| worst category| over hf-lookup
----------+-------+-----------+---------+---------+---------------+---------------
-spec 4   |  2.07x| 2.00-2.14x|        -|    1.48x|      rag 2.00x|          1.80x
-hf-lookup|  1.25x| 1.25-1.25x|        -|    1.25x|       qa 1.25x|              -
+method| median|      range| expected| no loops| worst category
+------+-------+-----------+---------+---------+---------------
+spec 4|  2.07x| 2.00-2.14x|        -|    1.48x|      rag 2.00x
+ngram |  1.25x| 1.25-1.25x|        -|    1.25x|       qa 1.25x
 
 speed-up by category
-method   |    qa|   rag
----------+------+------
-spec 4   | 2.25x| 2.00x
-hf-lookup| 1.25x|     -
+method|    qa|   rag
+------+------+------
+spec 4| 2.25x| 2.00x
+ngram | 1.25x|     -
 
 loops: 18% of ar's tokens lie in one (period <= 20, 3 times or more);
 1 of 3 prompts loop (more than 25% of the tokens), "no loops" is without them
@@ -314,7 +297,7 @@ NAMES = ("writing", "coding", "extraction", "translation", "summarization", "qa"
 
 def test_the_widest_tables_fit_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    variants = [PLAIN, FOUR, AUTO, Variant("tables", "auto"), Variant("hf-plain"), LOOKUP, RIVAL]
+    variants = [PLAIN, FOUR, AUTO, Variant("tables", "auto"), Variant("static"), NGRAM, DRAFT]
 
     def row(ids: tuple[int, ...]) -> dict[Variant, Answer]:
         return {variant: answer(variant, 0.01 * (2 + index), ids, 1234.5) for index, variant in enumerate(variants)}

@@ -184,13 +184,19 @@ USAGE_ERRORS = [
     (["--length", "3"], "error: unknown flag --length (did you mean --max-new-tokens?)"),
     (["--max-new", "3"], "error: unknown flag --max-new (did you mean --max-new-tokens?)"),
     (["--xyzzy"], "error: unknown flag --xyzzy (--help lists them; -- ends the flags)"),
-    (["--json"], "error: chat takes no --json (run, plan do)"),
+    (["--json"], "error: chat takes no --json (run, check do)"),
+    (["plan", "--c", "0.1"], "error: plan is no sub-command: use check --plan"),
+    (["latency"], "error: latency is no sub-command: use benchmarks/latency.py"),
+    (["write", "a.jsonl"], "error: write is no sub-command: use distill --stage text"),
+    (["tables", "--from", "self"], "error: tables is no sub-command: use distill --stage tables --data FILES"),
+    (["report", "b.json"], "error: report is no sub-command: use bench --from FILE --report PAGE"),
+    (["selftest"], "error: selftest is no sub-command: use python -m pytest -m device --device cuda"),
+    (["bench", "--against", "llama.cpp"], "error: --against is no flag: use benchmarks/against.py"),
     (["rnu", "hi"], "error: unknown sub-command 'rnu' (did you mean run?); one answer: python infer.py run PROMPT"),
     (
         ["What is a river?"],
-        "error: unknown sub-command 'What is a river?': have chat, run, bench, report, record, "
-        "simulate, plan, latency, write, tables, distill, replay, demo, pairs, check, selftest; "
-        "one answer: python infer.py run PROMPT",
+        "error: unknown sub-command 'What is a river?': have chat, run, bench, record, simulate, "
+        "distill, replay, demo, pairs, check; one answer: python infer.py run PROMPT",
     ),
     (["--gamma", "4", "run", "hi"], "error: the sub-command comes first: python infer.py run …"),
     (["chat", "hi"], "error: chat takes no argument 'hi' (one answer: python infer.py run PROMPT)"),
@@ -388,7 +394,9 @@ def test_version_is_the_projects() -> None:
     assert re.fullmatch(r"speculative-decoding-console \d+\.\d+\.\d+\n", found.stdout)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["pairs"], ["plan"], ["replay", "docs/examples/session.jsonl"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["pairs"], ["check", "--plan", "--c", "1"], ["replay", "docs/examples/session.jsonl"]]
+)
 def test_a_reader_that_leaves_early_hears_nothing(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

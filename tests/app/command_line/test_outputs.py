@@ -113,18 +113,12 @@ class Output:
     rereads: bool = False  # it reads what it replaces
 
 
-LATENCY = ("latency", "--layers", "1", "--params", "50000", "--repeat", "3")
-WRITE = ("write", "--prompts", ":prompts.jsonl", "--answer-tokens", "2", "--temperatures", "0")
 FILES = {
     "bench --out": Output(lambda home, path: main([*bench(home), "--out", str(path)])),
     "bench --report": Output(lambda home, path: main([*bench(home), "--report", str(path)])),
-    "report --out": Output(command("report", ":bench.json", target=False)),
     "demo --html": Output(lambda home, path: main(["demo", "6", "--recorded", "--quiet", "--html", str(path)])),
     "record --out": Output(command("record", "--prompts", ":prompts.jsonl", "--max-new-tokens", "2"), appends=True),
     "simulate --out": Output(command("simulate", ":recorded.jsonl", "--drafter", "ngram", "--gammas", "2")),
-    "latency --out": Output(command(*LATENCY)),
-    "tables --out": Output(command("tables", "--from", ":text.txt")),
-    "write FILE": Output(command(*WRITE, flag=""), appends=True, ending=".jsonl"),
     "--record": Output(command("run", "one", "--max-new-tokens", "2", flag="--record"), appends=True),
     "/save FILE": Output(saved, ending=".json"),
     "picture": Output(
@@ -132,12 +126,11 @@ FILES = {
     ),
     "reference": Output(renewed, rereads=True),
 }
-FOLDERS = ("distill --out", "distill --features", "distill --export", "selftest --out", "report --svg")
+FOLDERS = ("distill --out", "distill --features", "distill --export", "bench --svg")
 READ = {
     *("--models", "--target", "--drafter", "--tables", "--data-dir", "/load FILE", "/prompts FILE|NAME"),
-    *("bench --prompts", "bench --ids", "record --prompts", "record --ids", "simulate --prompts", "write --prompts"),
-    *("report FILE", "simulate FILE", "replay FILE", "tables --from"),
-    "rivals",  # a child of `bench --against`, which reads its pipe
+    *("bench --prompts", "bench --ids", "record --prompts", "record --ids", "simulate --prompts"),
+    *("bench --from", "simulate FILE", "replay FILE"),
     *("distill --data", "distill --prompts", "distill --start"),
 }
 
@@ -284,14 +277,6 @@ def test_a_full_disk_is_one_line_and_the_old_content_stays(
     assert name == "bench --out" or around(path) == [path.name]
 
 
-def test_text_that_is_kept_beside_the_tables_needs_a_place(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    with Device() as device:
-        assert main(["tables", "--from", "self", "--out", str(device.path), *home.target()]) == 2
-        assert capsys.readouterr().err == (
-            f"error: --out {device.path}: --from self keeps its text beside it, where no file can be: name another\n"
-        )
-
-
 def test_a_bench_without_a_journal_says_so(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepared("bench --out", tmp_path / "out.json")
     words = [word for word in bench(home) if word != "--quiet"]
@@ -319,10 +304,10 @@ def test_a_history_that_leads_to_a_device_leaves_its_mode_alone(
 # -- folders --------------------------------------------------------------------------------------
 
 
-def distilled(home: Home, texts: Path, out: Path, features: Path, export: Path) -> int:
+def distilled(home: Home, texts: Path, out: Path, features: Path, export: Path, *more: str) -> int:
     words = ["distill", "--out", str(out), "--features", str(features), "--export", str(export), "--data", str(texts)]
     words += ["--short-list", "0", "--epochs", "1", "--hidden", "32", "--heads", "4", "--intermediate", "32"]
-    return main([*words, *home.target()])
+    return main([*words, *home.target(), *more])
 
 
 @pytest.fixture(scope="module")
@@ -356,8 +341,9 @@ def test_a_folder_that_cannot_be_filled_is_refused_before_anything_is_made(
     which = name.partition("--")[2]
 
     def filled(folder: Path) -> int:
-        if name == "report --svg":
-            return main(["report", home.file("bench.json"), "--svg", str(folder)])
+        if name == "bench --svg":
+            page = ["--report", str(tmp_path / "r.html")]
+            return main(["bench", "--from", home.file("bench.json"), *page, "--svg", str(folder)])
         return distilled(home, texts, **{**folders, which: folder})
 
     if place == "device":
@@ -372,15 +358,20 @@ def test_a_folder_that_cannot_be_filled_is_refused_before_anything_is_made(
     assert list(work.iterdir()) == list(refused.iterdir()) == []
 
 
-@pytest.mark.parametrize(("size", "file"), [(10, "run.json"), (2000, r"features/features-\S+\.safetensors")])
+@pytest.mark.parametrize(
+    ("size", "file", "stage"),
+    [(10, "run.json", "text"), (300, r"tables\.bin", "tables"), (2000, r"features/features-\S+\.safetensors", "head")],
+)
 def test_a_full_disk_while_a_drafter_is_made_is_one_line(
-    size: int, file: str, home: Home, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    size: int, file: str, stage: str, home: Home, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = [tmp_path / name for name in ("out", "features", "export")]
     with largest_file(size):
-        assert distilled(home, texts, *folders) == 1
+        assert distilled(home, texts, *folders, *([] if stage == "text" else ["--stage", stage])) == 1
     error = capsys.readouterr().err
-    assert re.fullmatch(rf"error: cannot write \S+/{file}: File too large \(nothing was saved\); what was .*\n", error)
+    assert re.fullmatch(
+        rf"error: cannot write \S+/{file}: File too large \(nothing was saved\)(; what was .*)?\n", error
+    )
     assert not list(tmp_path.rglob(".*"))
 
 

@@ -36,7 +36,8 @@ from training.draft_heads.features import Examples, StoredExamples, StreamedExam
 from training.draft_heads.losses import held_out
 from training.draft_heads.report import curve_svg, expected, tokens_per_pass
 from training.draft_heads.train import load_checkpoint, teacher_for
-from training.text.self_text import read_texts, split
+from training.text.dialogues import KINDS
+from training.text.self_text import read_texts, split, written
 from utils.loading.fit import fingerprint
 from utils.progress import never
 from utils.svg_plots import COLOURS
@@ -67,7 +68,7 @@ def plain(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def data(plain: Path) -> Path:
     """What the target has written for the plain one."""
-    return plain / "work" / "written.jsonl"
+    return plain / "text.jsonl"
 
 
 def words(target: Path, out: Path, *more: str) -> list[str]:
@@ -287,9 +288,9 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
         patch.setattr(batch, "_step", pressed_at(90, batch._step))
         assert main(line) == 130
     told = capsys.readouterr().err
-    file = out / "work" / "written.jsonl"
-    assert told == f"interrupted: {file} is kept, the same command goes on from there\n"
+    file = out / "text.jsonl"
     kept = file.read_bytes()
+    assert told == f"interrupted: {file} keeps {written(file)[0]:,} tokens, the same command goes on from there\n"
     assert kept.endswith(b"\n")
     with monkeypatch.context() as patch:
         patch.setattr(run, "_learn", pressed_at(5, run._learn))
@@ -303,7 +304,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
     assert report(out)["best"]["held"]["alpha"][0] > 0.5
 
 
-@pytest.mark.parametrize(("size", "file"), [(20_000, r"features-[\w-]+\.safetensors"), (900, r"written\.jsonl")])
+@pytest.mark.parametrize(("size", "file"), [(20_000, r"features-[\w-]+\.safetensors"), (900, r"text\.jsonl")])
 def test_a_full_disk_is_told_with_the_file_whatever_is_being_written(
     size: int, file: str, target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,7 +325,7 @@ def test_prompts_are_answered_and_none_is_learned_and_held_out(target: Path, tmp
     out, model = tmp_path / "d", tmp_path / "model"
     line = words(target, out, "--prompts", str(prompts), "--short-list", "0", "--export", str(model), *QUICK)
     assert main(line) == 0
-    rows = [json.loads(row) for row in (out / "work" / "written.jsonl").read_text().splitlines()]
+    rows = [json.loads(row) for row in (out / "text.jsonl").read_text().splitlines()]
     assert sorted(row["number"] for row in rows) == list(range(30))
     found = report(out)
     assert found["data"]["text"] == "the target's answers to p.jsonl"
@@ -348,6 +349,12 @@ def test_prompts_are_answered_and_none_is_learned_and_held_out(target: Path, tmp
     [
         (["--data", "self", "a.jsonl"], 2, "--data takes self or files, not both"),
         (["--data", "a.jsonl", "--prompts", "b"], 2, "--data FILES and --prompts contradict"),
+        (["--kinds", "qa", "--prompts", "b"], 2, "--kinds and --prompts contradict"),
+        (["--kinds", "qa", "--data", "a.jsonl"], 2, "--kinds and --data FILES contradict"),
+        (["--kinds", "poetry"], 2, f"--kinds must be all or a comma list of {', '.join(KINDS)}, got 'poetry'"),
+        (["--stage", "text", "--data", "a.jsonl"], 2, "--stage text writes text, --data FILES is there already"),
+        (["--stage", "all"], 2, "--stage must be text, tables or head, got 'all'"),
+        (["--max-n", "17"], 2, "--max-n must be a whole number from 1 to 16"),
         (["--steps", "2"], 2, "--steps belongs to --student feature or eagle3, the student is plain"),
         (["--student", "eagle3"], 1, "EAGLE-3 reads three states of its target, one of 2 layers has too few"),
         (["--student", "eagle3", "--lag", "2"], 2, "--lag belongs to --student glide, the student is eagle3"),
@@ -363,7 +370,7 @@ def test_prompts_are_answered_and_none_is_learned_and_held_out(target: Path, tmp
         (["--heads", "3"], 2, "--heads 3 does not divide the width 64"),
         (["--export", "x"], 2, "--export needs --student plain and --short-list 0"),
         (["--data", "none.jsonl"], 1, "cannot read none.jsonl"),
-        (["--prompts", "none.jsonl"], 1, "cannot read none.jsonl"),
+        (["--prompts", "none.jsonl"], 2, "no prompt file none.jsonl"),
         (["--prompt", "none.jsonl"], 2, "unknown flag --prompt (did you mean --prompts?)"),
     ],
 )
@@ -382,7 +389,7 @@ def test_data_of_another_vocabulary_is_refused(
 ) -> None:
     file = write_prompts(tmp_path / "a.jsonl", [{"ids": [*range(1, 20)]}] * 9 + [{"ids": [1, 2, VOCAB + 7]}])
     assert main(words(target, tmp_path / "d", "--data", str(file))) == 1
-    assert f"a.jsonl:10: id {VOCAB + 7} is outside the target's vocabulary (0 … {VOCAB - 1})" in capsys.readouterr().err
+    assert f"a.jsonl:10: id {VOCAB + 7} lies outside the vocabulary of {VOCAB} ids" in capsys.readouterr().err
 
 
 def test_prompts_that_all_lack_room_for_an_answer_are_refused(

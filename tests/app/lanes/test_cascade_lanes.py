@@ -81,8 +81,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind in ("plain", "glide", "feature"):
         write_student(home / kind, kind, target)
     (home / "text.txt").write_text("one and one is two and two is three and the end " * 9)
-    words = ["tables", "--from", str(home / "text.txt"), "--out", str(home / "tables.bin"), "--quiet"]
+    words = ["distill", "--stage", "tables", "--data", str(home / "text.txt"), "--out", str(home / "made"), "--quiet"]
     assert main([*words, "--target", str(home / "target"), "--device", "cpu"]) == 0
+    (home / "made" / "tables.bin").rename(home / "tables.bin")
     (home / "models.yaml").write_text(PAIRS)
     return home
 
@@ -320,7 +321,12 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ),
     ("mag", "chain", {}, "lane chain needs drafters, pair 'mag' names none (--cascade model,maxgram …)"),
     ("mag", "chain", {"cascade": "ngram"}, "lane chain needs a k_matrix with 1 row for the cascade ngram, got none"),
-    ("mag", "static", {}, "lane static needs n-gram tables, pair 'mag' has none (infer.py tables builds some)"),
+    (
+        "mag",
+        "static",
+        {},
+        "lane static needs n-gram tables, pair 'mag' has none (infer.py distill --stage tables builds some)",
+    ),
     ("mag", "match+glide", {}, f"no glide drafter: {UNNAMED}"),
     ("mag", "cascade", {"cascade": "glide,maxgram", "k_matrix": TWO_ROWS}, f"no glide drafter: {UNNAMED}"),
 ]

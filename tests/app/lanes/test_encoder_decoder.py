@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 from transformers import T5ForConditionalGeneration
 
-from app.bench.against import make_rivals
 from app.command_line.run import run_once
 from app.lanes.lane import PairEngine, make_sampler
 from app.lanes.pairing import catalogue_in, with_drafter
@@ -31,7 +30,6 @@ from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import LeanDense, PackedLinear, lean, pack, unpacked_copy
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair
-from utils.progress import never
 
 CPU = LoadOptions(device="cpu")
 ASKED = [0, 7, 13, 40, 99, 100, 101, 110, 412, 999, *range(23, 1000, 61)]
@@ -244,14 +242,6 @@ def test_the_identity_check_compares_with_transformers(pair: NumberPair, tmp_pat
     done = infer("bench", *named, "--check-identity", "--methods", "ar,spec,ngram,maxgram", "--quiet")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "transformers not compared" not in done.stdout
-
-
-def test_transformers_own_ways_run_beside(engines: dict[str, PairEngine], texts: dict[int, list[int]]) -> None:
-    engine = engines["numbers"]
-    rivals, _ = make_rivals(engine, ModelOptions(device="cpu"), "transformers")
-    for rival in rivals.values():
-        found = rival.answer(question(412), Settings(max_new_tokens=12), engine.tokenizer.decode, never)
-        assert list(found.ids) == texts[412], rival.name
 
 
 def test_speed_is_measured(engines: dict[str, PairEngine]) -> None:

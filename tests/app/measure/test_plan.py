@@ -1,14 +1,12 @@
-"""`plan` and `latency`: the mathematics by known cases, tables that fit, shapes of one size."""
+"""`check --plan`: the mathematics by known cases, tables that fit and say what is in them."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from app.command_line.main import main
-from app.measure.latency import Shape, figures, shape_of
 from sampling.stats.theory import best_gamma, break_even, expected_speedup, roofline
 from tests.support.tiny import TinyPair, tiny_pair
 
@@ -49,7 +47,7 @@ def test_a_described_pass_reads_its_weights_until_computing_takes_longer() -> No
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
-    assert main(["plan", *words, "--json"]) == 0
+    assert main(["check", "--plan", *words, "--json"]) == 0
     found: list[dict] = json.loads(capsys.readouterr().out)["options"]
     return found
 
@@ -84,14 +82,15 @@ def test_a_described_target_needs_no_model(capsys: pytest.CaptureFixture[str]) -
 def test_the_tables_fit(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     words = ["--target-params", "70e9", "--drafter-params", "1.3e9,796e6", "--bandwidth", "3.35e12", "--flops", "1e15"]
-    assert main(["plan", *words]) == 0
+    assert main(["check", "--plan", *words]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= width
     assert "796M parameters: c 0.0114" in text
     rows = [line.split() for line in text.splitlines()]
-    assert ["best", "3", "4", "5", "7", "9", "13", "23"] in rows
-    assert ["gamma", ".30", ".40", ".50", ".60", ".70", ".80", ".90"] in rows
+    assert ["best", "gamma", "3", "4", "5", "7", "9", "13", "23"] in rows
+    assert ["gamma", "\\", "alpha", ".30", ".40", ".50", ".60", ".70", ".80", ".90"] in rows
     assert "pays from alpha 0.01 on" in text
+    assert "S: tokens a second over plain decoding's, by gamma (rows) and alpha (columns)" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
@@ -108,10 +107,17 @@ def test_the_tables_fit(width: int, capsys: pytest.CaptureFixture[str], monkeypa
     ],
 )
 def test_what_does_not_go_together_is_told(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *words]) == 2
+    assert main(["check", "--plan", *words]) == 2
     told = capsys.readouterr().err
     assert why in told
     assert told.count("\n") == 1
+
+
+def test_flags_of_a_plan_belong_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--c", "0.1"]) == 2
+    assert capsys.readouterr().err == "error: --c belongs to --plan: give that too\n"
+    assert main(["check", "--plan", "--c", "0.1", "--speed"]) == 2
+    assert capsys.readouterr().err == "error: --plan is a table by itself: leave --for and --speed out\n"
 
 
 # -- with models ------------------------------------------------------------------------------------
@@ -130,54 +136,3 @@ def test_a_pair_is_measured(pair: TinyPair, capsys: pytest.CaptureFixture[str]) 
     assert model["v"] == ngram["v"]
     assert model["t_verify"] > 0
     assert len(model["expected_speedup"]) == 2
-
-
-def test_shapes_of_all_depths_have_nearly_one_size() -> None:
-    shapes = [shape_of(layers, 30e6, 49_152) for layers in (1, 2, 4, 8, 16)]
-    assert all(abs(shape.parameters / 30e6 - 1) < 0.01 for shape in shapes)
-    widths = [shape.hidden for shape in shapes]
-    assert widths == sorted(widths, reverse=True)
-    assert widths[0] > widths[-1]
-    assert [shape.hidden % 64 for shape in shapes] == [0] * 5
-
-
-def test_a_shape_has_the_parameters_of_its_model() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    shape = shape_of(3, 4e5, 1000)
-    config = LlamaConfig(
-        vocab_size=1000,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=3,
-        num_attention_heads=shape.hidden // 64,
-        tie_word_embeddings=True,
-    )
-    assert sum(one.numel() for one in LlamaForCausalLM(config).parameters()) == shape.parameters
-
-
-def test_the_speed_of_a_shape_is_the_theorys() -> None:
-    shapes = [Shape(1, 64, 8, 10), Shape(2, 64, 8, 10)]
-    one, two = figures(shapes, [0.005, 0.01], {1: 0.1, 17: 0.1}, 0.7)
-    assert (one["c"], one["best_gamma"], one["expected_speedup"]) == (0.05, 6, 2.3529)
-    assert one["throughput"] == pytest.approx(23.5294)
-    assert (two["c"], two["over_first"]) == (0.1, 2.0)
-    assert two["expected_speedup"] < one["expected_speedup"]
-
-
-def test_latency_measures_prints_and_writes(
-    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    target = ["--target", str(pair.target), "--device", "cpu", "--quiet"]
-    words = ["--layers", "1,8", "--params", "800000", "--repeat", "3", "--out", str(tmp_path / "l.json")]
-    assert main(["latency", *target, *words]) == 0
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80
-    told = json.loads((tmp_path / "l.json").read_text())
-    first, last = told["shapes"]
-    assert (first["layers"], last["layers"]) == (1, 8)
-    assert abs(first["parameters"] / last["parameters"] - 1) < 0.05
-    assert first["t_draft"] > 0
-    assert main(["latency", *target, "--params", "1000"]) == 2
-    assert "--params must be at least" in capsys.readouterr().err

@@ -199,10 +199,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
 @pytest.fixture(scope="module")
 def built(pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tables that the tiny target has written for itself, through the command."""
-    out = tmp_path_factory.mktemp("built") / "t.bin"
-    words = ["tables", "--from", "self", "--out", str(out), "--tokens", "400", "--seed", "3", "--quiet"]
+    out = tmp_path_factory.mktemp("built") / "made"
+    words = ["distill", "--stage", "tables", "--out", str(out), "--tokens", "400", "--seed", "3", "--quiet"]
     assert main([*words, *pair.flags()]) == 0
-    return out
+    return out / "tables.bin"
 
 
 def engine_of(pair: TinyPair, drafter: str) -> PairEngine:
@@ -220,30 +220,6 @@ def test_self_written_tables_draft_for_their_target(pair: TinyPair, built: Path)
         prompt = prompt_ids(engine, "tell me", changed)
         plain, spec, tables = (run_lane(one, prompt, engine.tokenizer.decode, interrupt=never).ids for one in lanes)
         assert plain == spec == tables
-
-
-def test_the_text_of_another_target_is_not_gone_on_with(
-    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, text = tmp_path / "t.bin", tmp_path / "t.bin.self.jsonl"
-    words = ["tables", "--from", "self", "--out", str(out), "--tokens", "40", "--quiet"]
-    assert main([*words, *pair.flags()]) == 0
-    before = text.read_text()
-    assert main([*words[:-2], "400", "--quiet", *tiny_pair(tmp_path, seed=7).flags()]) == 2
-    assert f"{text} was begun with weights " in capsys.readouterr().err
-    assert text.read_text() == before
-    text.write_text(before.partition("\n")[2])  # as begun before the target was noted
-    assert main([*words, *pair.flags()]) == 0
-
-
-def test_the_text_that_is_counted_is_not_replaced(
-    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = tmp_path / "t.txt"
-    text.write_text("some text\n")
-    assert main(["tables", "--from", str(text), "--out", str(text), *pair.flags()]) == 2
-    assert f"--out {text} is the file to be read: name another" in capsys.readouterr().err
-    assert text.read_text() == "some text\n"
 
 
 def test_self_written_text_goes_on_where_it_stopped(pair: TinyPair, tmp_path: Path) -> None:
@@ -282,34 +258,25 @@ def test_the_command_counts_files_and_says_what_came_of_it(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.txt").write_text("one and one is two\n\none and two is three")
-    words = ["tables", "--from", str(tmp_path / "a.txt"), "--out", str(tmp_path / "x" / "t.bin"), "--max-n", "3"]
+    words = [
+        "distill",
+        "--stage",
+        "tables",
+        "--data",
+        str(tmp_path / "a.txt"),
+        "--out",
+        str(tmp_path / "x"),
+        "--max-n",
+        "3",
+    ]
     assert main([*words, *pair.flags()]) == 0
     assert "contexts of at most 3 tokens" in capsys.readouterr().err
-    engine = engine_of(pair, f"tables:{tmp_path / 'x' / 't.bin'}")
+    engine = engine_of(pair, f"tables:{tmp_path / 'x' / 'tables.bin'}")
     tables = engine.drafters.tables()
     assert tables is not None
     assert tables.header["tokenizer"] == fingerprint(engine.tokenizer)
     ids = engine.tokenizer("one and", add_special_tokens=False)["input_ids"]
     assert tables.next(ids) is not None
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--out", "x"], "tables needs --from"),
-        (["--from", "self"], "tables needs --out"),
-        (["--from", "self", "a.txt", "--out", "x"], "--from takes self or files, not both"),
-        (["--from", "a.txt", "--out", "x", "--max-n", "17"], "--max-n must be a whole number from 1 to 16"),
-        (["--from", "none.txt", "--out", "x"], "cannot read none.txt"),
-    ],
-)
-def test_a_wrong_command_line_is_one_line(
-    pair: TinyPair, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    assert main(["tables", *words, *pair.flags()]) in (1, 2)
-    error = capsys.readouterr().err
-    assert said in error
-    assert len([line for line in error.splitlines() if line.startswith("error:")]) == 1
 
 
 def test_a_catalogue_names_tables_by_a_path_from_its_own_folder(tmp_path: Path) -> None:

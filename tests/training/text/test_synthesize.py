@@ -22,9 +22,9 @@ from tests.support.quantized import quantized_model
 from tests.support.tiny import VOCAB, tiny_model, tiny_tokenizer
 from training.tables.build import read_passages
 from training.text.dialogues import KINDS, Ask, Chat, GivenPrompts, OwnChats
-from training.text.self_text import SHORTEST, begin, passages, read_texts, write_self, written
+from training.text.self_text import SHORTEST, passages, read_texts, write_self, written
 from training.text.synthesize import _FRUITLESS, TextWriter, draw
-from utils.errors import UsageError, UserError
+from utils.errors import UserError
 from utils.kernels.packed_linear import pack
 from utils.logits_processors import make_processor
 
@@ -225,71 +225,15 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
         written(file)
 
 
-SETTINGS = {"target": "a", "kinds": "chat,qa", "seed": "3"}
-
-
-def test_the_settings_of_a_file_are_a_line_that_its_readers_pass_over(
+def test_readers_pass_over_a_line_of_settings_as_earlier_versions_wrote_it(
     model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
     noted, bare = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    begin(noted, SETTINGS)
+    noted.write_text('{"ids": [], "start": 0, "number": -1, "settings": {"kinds": "chat"}}\n')
     for file in (noted, bare):
         write_self(own(model, tokenizer), file, 60, lambda count: None)
-    line, _, rest = noted.read_text().partition("\n")
-    assert json.loads(line)["settings"] == SETTINGS
-    assert rest == bare.read_text()
+    assert noted.read_text().partition("\n")[2] == bare.read_text()
     assert passages(noted) == passages(bare)
     assert read_texts([noted], VOCAB, 512) == read_texts([bare], VOCAB, 512)
     assert len(read_texts([noted], VOCAB, 512)) == sum(len(one.ids) - one.start >= SHORTEST for one in passages(bare))
     assert [one for one in read_passages(noted, list, VOCAB) if one.ids] == passages(bare)  # type: ignore[arg-type]
-    begin(noted, SETTINGS)
-    assert noted.read_text() == f"{line}\n{rest}"
-
-
-@pytest.mark.parametrize("kept", [0, 1, 40, -1])
-def test_a_file_killed_while_it_was_begun_is_begun_again(tmp_path: Path, kept: int) -> None:
-    file = tmp_path / "a.jsonl"
-    begin(file, SETTINGS)
-    whole = file.read_bytes()
-    file.write_bytes(whole[:kept])
-    begin(file, SETTINGS)
-    assert file.read_bytes() == whole
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"kinds": "qa"}, "was begun with kinds chat,qa, now qa: give the same flags, or another file"),
-        ({"seed": "4"}, "was begun with seed 3, now 4"),
-        ({"target": "b"}, "was begun with target a, now b"),
-        ({"more": "1"}, "was begun with more None, now 1"),
-    ],
-)
-def test_a_file_of_other_settings_is_refused_and_not_touched(
-    tmp_path: Path, changed: dict[str, str], said: str
-) -> None:
-    file = tmp_path / "a.jsonl"
-    begin(file, SETTINGS)
-    before = file.read_bytes()
-    with pytest.raises(UsageError, match=said):
-        begin(file, SETTINGS | changed)
-    assert file.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        '{"ids":[1,2],"start":0,"number":0}\n',
-        '{"ids": [], "start": 0, "number": 0, "settings": 3}\n',
-        '{"prompt": "one"}',
-        "words",
-        "\xff\n",
-        "\n",
-    ],
-)
-def test_a_file_that_was_not_begun_here_is_refused_and_not_touched(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_bytes(content.encode("latin-1"))
-    with pytest.raises(UsageError, match="holds something else, or text of unknown settings: name a new file"):
-        begin(file, SETTINGS)
-    assert file.read_bytes() == content.encode("latin-1")

@@ -1,15 +1,23 @@
-"""`latency`: what drafters of one size and many depths cost here, milliseconds a drafted token.
+"""How long drafters of one size and many depths take here, in milliseconds a drafted token.
 
-Random Llama-shaped models of nearly equal parameters, from wide with one layer to narrow with many, draft behind the
-same prompt in turns with the pair's target; what they would say does not matter. Reproduces a finding of Decoding
-Speculative Decoding (arXiv 2402.01528): latency grows with depth, not with width. Knows no acceptance: it is given.
+    python benchmarks/latency.py [--layers 1,2,4,8,16] [--params 30e6] [--alpha 0.7] [--repeat 15] [--out F.json] …
+
+Further flags choose the target, as for infer.py (--pair, --target, --quantization …). Random Llama-shaped models of
+nearly equal parameters, from wide with one layer to narrow with many, draft behind the same prompt in turns with the
+target; what they would say does not matter. Reproduces a finding of Decoding Speculative Decoding (arXiv 2402.01528):
+latency grows with depth, not with width. Knows no acceptance: it is given.
 """
 
 from __future__ import annotations
 
-import statistics
+import os
 import sys
-from argparse import Namespace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import argparse
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,19 +25,21 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from app.command_line.arguments import read_request
+from app.command_line.main import layers_of
 from app.lanes.lane import PairEngine
 from app.lanes.pass_times import passes, timed
 from app.screen.output import load_engine, print_table, screen, small_table
 from app.screen.terminal import Interrupts
-from app.settings.table import ModelOptions, Settings
+from app.settings.table import Settings
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.gamma.costs import pass_times
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.stats.theory import best_gamma
 from sampling.types import Budget
-from utils.errors import UsageError
-from utils.files import writable, write_json
+from utils.errors import UsageError, UserError
+from utils.files import write_json
 from utils.kernels.packed_linear import pack
 from utils.logits_processors import make_processor
 from utils.machine import machine
@@ -75,13 +85,20 @@ def shape_of(layers: int, parameters: float, vocab_size: int) -> Shape:
     return min(found, key=lambda one: abs(one.intermediate / one.hidden - MLP))
 
 
-def run_latency(settings: Settings, options: ModelOptions, args: Namespace) -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, print and write; the exit code."""
-    if args.out is not None:
-        writable(args.out)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", default="1,2,4,8,16", help="depths to compare")
+    parser.add_argument("--params", type=float, default=30e6, help="parameters that each shape has, nearly")
+    parser.add_argument("--alpha", type=float, default=0.7, help="acceptance to predict speeds at")
+    parser.add_argument("--repeat", type=int, default=15, help="times each shape drafts")
+    parser.add_argument("--out", help="write every figure to this JSON file")
+    args, rest = parser.parse_known_args(words)
+    request = read_request(["check", *rest], os.environ)
+    settings, options = layers_of(request).settings, request.options
     with Interrupts() as interrupt:
         engine = load_engine(settings, options.changed(drafter="none"), interrupt)
-    shapes = [shape_of(layers, args.params, engine.target.vocab_size) for layers in args.layers]
+    shapes = [shape_of(int(layers), args.params, engine.target.vocab_size) for layers in args.layers.split(",")]
     seconds, verify = measure(engine, shapes, args.repeat)
     rows, target = figures(shapes, seconds, verify, args.alpha), engine.loaded.target.name
     title = f"drafters of nearly {args.params:,.0f} parameters beside {target}, alpha {args.alpha:g}"
@@ -175,3 +192,10 @@ def _table(rows: Sequence[dict[str, Any]], settings: Settings) -> Table:
             f"{row['expected_speedup']:.2f}",
         )
     return table
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:
+        sys.exit(f"error: {error}")

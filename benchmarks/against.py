@@ -1,0 +1,773 @@
+"""Other programs on the same prompts as this one, in turn with our lanes: transformers, llama.cpp, onnxruntime-genai.
+
+    python benchmarks/against.py --programs transformers[:DRAFTER],llama.cpp,onnxruntime-genai [flags of infer.py bench]
+
+Requirements, beside requirements.txt: pip install llama-cpp-python onnxruntime-genai onnx-ir
+
+Every program gets the prompt's ids, computes with as many threads as torch and answers from nothing. One clock hears
+them all (:class:`Arrivals`): the first tokens heard end the time to first token, the rate counts those after them. The
+table's last column is the share of greedy tokens that the target in float32 would have chosen behind the same ids.
+
+* hf-plain, hf-lookup, hf-assisted: transformers' `generate` of a plain copy of the target; without drafts, with
+  `prompt_lookup_num_tokens=10`, and with a drafter model (or a plain draft head) as `assistant_model`.
+* llama-plain, llama-lookup: `llama-cpp-python` on the target's own GGUF file, without drafts and with its own prompt
+  lookup (as it comes: 10 tokens behind a match of 2).
+* ort-int8, ort-int4, with -ngram too: `onnxruntime-genai` on what its own model builder makes of the target's float32
+  weights: blocks of 32, accuracy level 4 (8-bit activations); without drafts and with its n-gram drafts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import argparse
+import copy
+import hashlib
+import importlib
+import importlib.util
+import json
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from operator import eq
+from statistics import fmean, median
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from app.bench.run import Bench
+from app.bench.summary import Timed, times
+from app.command_line.arguments import read_request
+from app.command_line.main import layers_of
+from app.lanes.answers import Answer
+from app.lanes.comparison import Variant
+from app.lanes.pairing import load_options, with_drafter
+from app.prompts.datasets import selected
+from app.screen.output import LoadProgress, load_engine, print_table, screen, small_table
+from app.screen.terminal import Interrupts
+from app.settings.table import ModelOptions, Settings
+from sampling.stats.summary import Stats
+from utils.errors import UsageError, UserError
+from utils.files import write_json
+from utils.machine import machine
+from utils.progress import INTERRUPTED, Cancelled, never, silent
+
+if TYPE_CHECKING:
+    from app.lanes.lane import PairEngine
+    from utils.loading.loaded import LoadedPair, LoadOptions
+    from utils.progress import Progress
+
+
+TRANSFORMERS, LLAMA_CPP, ONNXRUNTIME = "transformers", "llama.cpp", "onnxruntime-genai"
+PLAIN, LOOKUP, ASSISTED = "hf-plain", "hf-lookup", "hf-assisted"
+LOOKUP_TOKENS = 10
+PACKAGES = {  # of each: what is imported, and what brings it
+    LLAMA_CPP: (("llama_cpp",), "llama-cpp-python (pip builds it for this machine, which takes minutes)"),
+    ONNXRUNTIME: (("onnxruntime_genai", "onnx_ir"), "onnxruntime-genai onnx-ir"),
+}
+PRECISIONS = ("int8", "int4")
+BLOCK, ACCURACY = 32, 4
+NGRAM = {"ngram_size": 3}  # and 4 tokens behind a match, as it comes
+LEAST_ROOM = 1024  # tokens that llama.cpp makes room for at first
+
+
+class StoppedError(Exception):
+    """Ends a rival's answer from within."""
+
+
+class Arrivals:
+    """Notes when tokens arrive: `ids`, of each run its length, and the times in seconds."""
+
+    def __init__(self, interrupt: Callable[[], bool]) -> None:
+        self.ids: list[int] = []
+        self.runs: list[int] = []
+        self.times: list[float] = []
+        self.started = 0.0
+        self.interrupted = interrupt
+
+    def begin(self) -> None:
+        """The clock starts: from here on the prompt is read."""
+        self.started = time.perf_counter()
+
+    def add(self, ids: Sequence[int], *, more: bool = False) -> None:
+        """Tokens that are heard now; `more`: they continue the previous run. Raises StoppedError after an interrupt."""
+        self.times.append(time.perf_counter())
+        self.ids += ids
+        if more and self.runs:
+            self.runs[-1] += len(ids)
+        else:
+            self.runs.append(len(ids))
+        if self.interrupted():
+            raise StoppedError
+
+    def heard(self) -> dict[str, Any]:
+        """What was noted, to be told to another process."""
+        return {name: value for name, value in vars(self).items() if name != "interrupted"}
+
+    def stats(self, prompt_n: int, reason: Any) -> Stats:
+        """The figures of an answer; tokens of the first run are in no rate."""
+        first = 1000 * (self.times[0] - self.started) if self.times else None
+        return Stats(
+            stop_reason=reason,
+            prompt_n=prompt_n,
+            prompt_ms=first or 0.0,
+            ttft_ms=first,
+            predicted_n=len(self.ids),
+            predicted_ms=1000 * (self.times[-1] - self.times[0]) if self.times else 0.0,
+            target_passes=max(0, len(self.runs) - 1),
+            openings=self.runs[0] if self.runs else 0,
+        )
+
+
+@dataclass
+class Rival(ABC):
+    """One way in which another program decodes. `another`: by arithmetic of its own, so that texts rightly differ."""
+
+    name: str
+    stop_ids: frozenset[int]
+    context: int
+
+    another: ClassVar[bool] = True
+    hears: ClassVar[type[Arrivals]] = Arrivals
+
+    @abstractmethod
+    def say(self, prompt: list[int], settings: Settings, limit: int, arrivals: Arrivals) -> None:
+        """Decode up to `limit` tokens, a stop token included, into `arrivals`, which are begun here."""
+
+    def answer(
+        self,
+        prompt: Sequence[int],
+        settings: Settings,
+        decode: Callable[[list[int]], str],
+        interrupt: Callable[[], bool],
+    ) -> Answer:
+        """Decode one prompt, from nothing. Sampled answers repeat with the seed; they are other draws than our
+        lanes'."""
+        arrivals, interrupted = self.hears(interrupt), False
+        try:
+            self.say(list(prompt), settings, min(settings.max_new_tokens, self.context - len(prompt)), arrivals)
+        except StoppedError:
+            interrupted = True
+        ended = "eos" if arrivals.ids and arrivals.ids[-1] in self.stop_ids else "length"
+        stats, ids = arrivals.stats(len(prompt), "interrupted" if interrupted else ended), tuple(arrivals.ids)
+        differs = self.another or settings.temperature > 0
+        return Answer(self.name, ids, decode(list(ids)), stats, may_differ=differs)
+
+
+def check_installed(program: str, settings: Settings) -> None:
+    """UsageError, before any work, without the package that a program comes in, or for settings that it has not."""
+    modules, package = PACKAGES.get(program, ((), ""))
+    if any(name not in sys.modules and importlib.util.find_spec(name) is None for name in modules):
+        raise UsageError(f"{program} needs a package that is not here: pip install {package}")
+    rules: dict[str, Any] = {
+        "repetition_penalty": settings.repetition_penalty != 1,
+        "no_repeat_ngram": settings.no_repeat_ngram,
+    }
+    rules |= {"min_p": settings.temperature and settings.min_p} if program == ONNXRUNTIME else {}
+    for name in (name for name, given in rules.items() if given and modules):
+        raise UsageError(f"{program} has no rule like our --{name.replace('_', '-')}: leave one of them out")
+
+
+# -- transformers -------------------------------------------------------------------------------------
+
+
+class Streamer(Arrivals):
+    """What `generate` reports to."""
+
+    def begin(self) -> None:
+        super().begin()
+        self._prompt = True
+
+    def put(self, tokens: Any) -> None:
+        """Tokens [1, n] or [1]; the first call brings the prompt."""
+        if not self._prompt:
+            self.add(tokens.flatten().tolist())
+        self._prompt = False
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+@dataclass
+class Generate(Rival):
+    """One way of calling `generate` of `model` (a plain transformers model); `more` is what makes it this way."""
+
+    model: Any
+    vocab_size: int
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    another: ClassVar[bool] = False
+    hears: ClassVar[type[Arrivals]] = Streamer
+
+    def say(self, prompt: list[int], settings: Settings, limit: int, arrivals: Arrivals) -> None:
+        import torch
+
+        from utils.loading.quiet import quiet_warnings
+
+        ids = torch.tensor([prompt], device=self.model.device)
+        cuda = [self.model.device] if self.model.device.type == "cuda" else []
+        with torch.random.fork_rng(cuda), quiet_warnings():
+            torch.manual_seed(settings.seed)
+            arrivals.begin()
+            self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=limit,
+                streamer=arrivals,
+                **sampling_of(settings),
+                **self._padding(),
+                **self.more,
+            )
+
+    def _padding(self) -> dict[str, Any]:
+        """Rows of the head that stand for no token are never chosen (our lanes leave them out)."""
+        surplus = range(self.vocab_size, self.model.config.get_text_config().vocab_size)
+        return {"suppress_tokens": list(surplus)} if surplus else {}
+
+
+def sampling_of(settings: Settings) -> dict[str, Any]:
+    """The settings' distribution as arguments of `generate`, which applies them in our order."""
+    rules = {"repetition_penalty": settings.repetition_penalty} if settings.repetition_penalty != 1 else {}
+    rules |= {"no_repeat_ngram_size": settings.no_repeat_ngram} if settings.no_repeat_ngram else {}
+    if settings.temperature == 0:
+        return {"do_sample": False, **rules}
+    return {
+        **rules,
+        "do_sample": True,
+        "temperature": settings.temperature,
+        "top_k": settings.top_k,
+        "top_p": settings.top_p,
+        "min_p": settings.min_p or None,
+    }
+
+
+def make_rivals(engine: PairEngine, options: ModelOptions, against: str) -> tuple[dict[str, Generate], list[str]]:
+    """transformers' ways, by name, and lines about what is left out.
+
+    `against` is `transformers`, or `transformers:DRAFTER` with the drafter (a plain draft head or a transformers model)
+    that hf-assisted gets instead of the pair's own (or, where that is of another kind, the pair's plain draft head).
+    Raises UserError for a drafter that cannot be loaded or does not fit.
+    """
+    from utils.kernels.packed_linear import unpacked_copy
+
+    loaded, drafter = engine.loaded, against.partition(":")[2]
+    model = without_defaults(unpacked_copy(loaded.target.model), engine.stop_ids)
+    ways: dict[str, dict[str, Any]] = {PLAIN: {}, LOOKUP: {"prompt_lookup_num_tokens": LOOKUP_TOKENS}}
+    pair = _other(engine, options, drafter) if drafter else loaded
+    assistant = _assistant(pair, engine)
+    notes: list[str] = []
+    if isinstance(assistant, str):
+        notes.append(f"{ASSISTED} is left out: {assistant}")
+    else:
+        ways[ASSISTED] = {"assistant_model": without_defaults(assistant, engine.stop_ids)}
+    facts = (engine.stop_ids, engine.context, model, engine.target.vocab_size)
+    return {name: Generate(name, *facts, more) for name, more in ways.items()}, notes
+
+
+def without_defaults(model: Any, stop_ids: frozenset[int]) -> Any:
+    """`model` without preferences of its own but where an answer ends; shares everything with it, changes nothing."""
+    twin = copy.copy(model)
+    twin.generation_config = bare_config(stop_ids, getattr(model.generation_config, "decoder_start_token_id", None))
+    return twin
+
+
+def bare_config(stop_ids: frozenset[int], start_id: int | None) -> Any:
+    """How `generate` ends an answer and begins a decoder's; nothing else is preferred."""
+    from transformers import GenerationConfig
+
+    stop = sorted(stop_ids)
+    ends: dict[str, Any] = {"eos_token_id": stop or None, "pad_token_id": stop[0] if stop else 0}
+    return GenerationConfig(**ends, decoder_start_token_id=start_id)  # type: ignore[no-untyped-call]
+
+
+def _other(engine: PairEngine, options: ModelOptions, drafter: str) -> LoadedPair:
+    """The pair with this drafter. UsageError if `generate` can use none of its kind."""
+    from utils.loading.loading import load_drafter
+
+    pair = load_drafter(engine.loaded, with_drafter(engine.loaded.spec, drafter), load_options(options))
+    if pair.drafter_kind not in ("model", "plain"):
+        raise UsageError(
+            f"--programs {TRANSFORMERS}:{drafter}: transformers has no {pair.drafter_kind} drafter, "
+            "name a model or a plain one"
+        )
+    return pair
+
+
+def _assistant(pair: LoadedPair, engine: PairEngine) -> Any:
+    """The drafter of `pair` (else its plain draft head) as a transformers model, or why `generate` can have none."""
+    from utils.kernels.packed_linear import unpacked_copy
+
+    if pair.drafter is not None and pair.drafter_kind == "model":
+        theirs, ours = pair.drafter.vocab_size, pair.target.vocab_size
+        if pair.drafter.vocabulary is not None:
+            return f"the lane takes no drafter with other tokens than the target's, and {pair.drafter.name} has others"
+        if theirs != ours:
+            return f"transformers takes no drafter with another number of logits ({theirs:,}, the target's {ours:,})"
+        return unpacked_copy(pair.drafter.model)
+    folder = pair.draft_head if pair.drafter_kind == "plain" else None
+    if folder is None:
+        try:
+            folder = pair.spec.head_folder("plain")
+        except UsageError:
+            named = f"--programs {TRANSFORMERS}:DRAFTER names a model or a plain one"
+            return f"transformers has no {pair.drafter_kind} drafter ({named})"
+    from sampling.drafters.draft_heads.checkpoint import load_student
+    from training.draft_heads.export import llama_of
+    from utils.loading.fit import fingerprint
+
+    student = load_student(folder, pair.target.model, fingerprint(engine.tokenizer))
+    model: Any = llama_of(student)
+    return model.to(pair.target.device, pair.target.dtype)
+
+
+# -- llama.cpp ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class LlamaCpp(Rival):
+    """A GGUF file as llama-cpp-python decodes it. Room for more tokens is made before the clock starts."""
+
+    file: Path
+    threads: int
+    lookup: bool = False
+    _llama: Any = field(default=None, init=False, repr=False)
+
+    def say(self, prompt: list[int], settings: Settings, limit: int, arrivals: Arrivals) -> None:
+        llama = self._with_room(len(prompt) + limit)
+        llama.reset()  # else it goes on from what this prompt has in common with the last one
+        llama.set_seed(settings.seed)
+        drafter, asked = llama.draft_model, 0
+        if drafter is not None:
+            asked = drafter.asked
+        arrivals.begin()
+        for token in llama.generate(
+            prompt, temp=settings.temperature, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p
+        ):
+            before, asked = asked, 0 if drafter is None else drafter.asked
+            arrivals.add([token], more=drafter is not None and asked == before)
+            if token in self.stop_ids or len(arrivals.ids) >= limit:
+                return
+
+    def _with_room(self, tokens: int) -> Any:
+        """The model with a context that takes so many tokens."""
+        if self._llama is None or self._llama.n_ctx() < tokens:
+            package = importlib.import_module("llama_cpp")
+            self._llama = None
+            self._llama = package.Llama(
+                str(self.file),
+                n_ctx=min(self.context, max(LEAST_ROOM, 1 << (tokens - 1).bit_length())),
+                n_threads=self.threads,
+                n_threads_batch=self.threads,
+                draft_model=_Counted() if self.lookup else None,
+                logits_all=self.lookup,  # else its drafts fail behind prompts of more than one batch
+                verbose=False,
+            )
+        return self._llama
+
+
+class _Counted:
+    """llama-cpp-python's prompt lookup, and how often it was `asked`: once before each pass but the first."""
+
+    def __init__(self) -> None:
+        self._lookup = importlib.import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding()
+        self.asked = 0
+
+    def __call__(self, input_ids: Any, /, **more: Any) -> Any:
+        self.asked += 1
+        return self._lookup(input_ids, **more)
+
+
+@dataclass
+class Apart(Rival):
+    """:class:`LlamaCpp` in a process of its own, which times itself and tells all in the end.
+
+    In ours it would run on torch's OpenMP threads, which spin shorter than llama.cpp is used to (infer.py), and lose a
+    third of its speed. An interrupt ends the process; the next answer starts another.
+    """
+
+    file: Path
+    threads: int
+    lookup: bool = False
+    _child: subprocess.Popen[str] | None = field(default=None, init=False, repr=False)
+
+    def say(self, prompt: list[int], settings: Settings, limit: int, arrivals: Arrivals) -> None:
+        sampling = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
+        if self._child is None:
+            self.about(arrivals.interrupted)
+        told = self._asked({"prompt": prompt, "limit": limit, "settings": sampling}, arrivals.interrupted)
+        if "error" in told:
+            raise UserError(f"llama.cpp cannot answer a prompt of {len(prompt)} tokens: {told['error']}")
+        vars(arrivals).update(told)
+
+    def about(self, interrupted: Callable[[], bool]) -> str:
+        """Start the process; version, and what it was built with."""
+        env = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+        self._child = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), CHILD],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        facts = {"stop_ids": [*self.stop_ids], "context": self.context, "file": str(self.file)}
+        return str(self._asked({**facts, "threads": self.threads, "lookup": self.lookup}, interrupted))
+
+    def _asked(self, what: dict[str, Any], interrupted: Callable[[], bool]) -> Any:
+        """What the process answers to a line. UserError if it has ended, StoppedError after an interrupt."""
+        child = self._child
+        assert child is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with ThreadPoolExecutor(1) as reader:
+            try:
+                child.stdin.write(json.dumps(what) + "\n")
+                child.stdin.flush()
+                line = reader.submit(child.stdout.readline)
+                while not line.done():
+                    wait([line], 0.1)
+                    if interrupted() and not line.done():
+                        raise StoppedError
+                return json.loads(line.result())
+            except (OSError, ValueError):
+                self._child = None
+                raise UserError(
+                    f"llama.cpp ended while it read {self.file.name}: is the file one that it knows?"
+                ) from None
+            except StoppedError:
+                child.kill()
+                child.wait()
+                self._child = None
+                raise
+
+
+def serve() -> None:
+    """The process: a line of facts, then a line for each prompt; what is heard of it is a line, too."""
+    reports = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a library prints is no report
+    facts = json.loads(sys.stdin.readline())
+    rival = LlamaCpp(
+        LLAMA_CPP,
+        frozenset(facts["stop_ids"]),
+        facts["context"],
+        Path(facts["file"]),
+        facts["threads"],
+        facts["lookup"],
+    )
+    package = importlib.import_module("llama_cpp")
+    built = " ".join(str(package.llama_print_system_info().decode()).split())
+    reports.write(json.dumps(f"llama-cpp-python {package.__version__}, {rival.file.name}; built with {built}") + "\n")
+    for line in sys.stdin:
+        asked, arrivals = json.loads(line), Arrivals(lambda: False)
+        told: dict[str, Any]
+        try:
+            rival.say(asked["prompt"], SimpleNamespace(**asked["settings"]), asked["limit"], arrivals)  # type: ignore[arg-type]
+            told = arrivals.heard()
+        except Exception as error:  # whatever it is, it is told in one line
+            told = {"error": " ".join(str(error).split())[:200] or type(error).__name__}
+        reports.write(json.dumps(told) + "\n")
+
+
+def llama_rivals(
+    engine: PairEngine, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
+) -> tuple[list[Rival], str]:
+    """llama.cpp without and with drafts, and what it is. UsageError for a target that is no GGUF file."""
+    import torch
+
+    from utils.loading.sources import gguf_file
+
+    spec = engine.loaded.spec.target
+    file = gguf_file(spec, options, progress, cancelled)
+    if file is None:
+        raise UsageError(f"{LLAMA_CPP} needs a target in a GGUF file, {spec.name} is none")
+    facts = (engine.stop_ids, engine.context, file, torch.get_num_threads())
+    found = [Apart("llama-plain", *facts), Apart("llama-lookup", *facts, lookup=True)]
+    try:
+        about = found[0].about(cancelled)
+    except StoppedError:
+        raise Cancelled("interrupted") from None
+    return [*found], f"llama-plain, llama-lookup: {about}"
+
+
+# -- onnxruntime-genai --------------------------------------------------------------------------------
+
+
+@dataclass
+class OnnxRuntime(Rival):
+    """A model of onnxruntime-genai's, without drafts or with those of its n-grams."""
+
+    model: Any
+    drafts: bool = False
+
+    def say(self, prompt: list[int], settings: Settings, limit: int, arrivals: Arrivals) -> None:
+        import numpy as np
+
+        package = importlib.import_module("onnxruntime_genai")
+        params = package.GeneratorParams(self.model)
+        search: dict[str, Any] = {"do_sample": settings.temperature > 0, "max_length": len(prompt) + limit}
+        if settings.temperature > 0:
+            search |= {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
+            search |= {"random_seed": settings.seed % (1 << 31)}
+        params.set_search_options(**search)
+        if self.drafts:
+            params.set_speculative_options(**NGRAM)
+        arrivals.begin()
+        generator, passes = package.Generator(self.model, params), 0
+        generator.append_tokens(np.array(prompt, dtype=np.int32))
+        while not generator.is_done() and len(arrivals.ids) < limit:
+            generator.generate_next_token()
+            token = int(generator.get_next_tokens()[0])
+            known = generator.get_speculative_stats() if self.drafts else {}
+            before, passes = passes, known.get("rounds", 0) + known.get("standard_fallback_steps", 0)
+            arrivals.add([token], more=self.drafts and passes == before)
+            if token in self.stop_ids:
+                return
+
+
+def onnx_rivals(
+    engine: PairEngine, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
+) -> tuple[list[Rival], str]:
+    """onnxruntime-genai in each precision, without and with drafts, and what it is."""
+    import torch
+
+    from utils.loading.sources import model_folder
+
+    if engine.encodes:
+        raise UsageError(f"{ONNXRUNTIME} has no encoder-decoder models")
+    package = importlib.import_module("onnxruntime_genai")
+    folder = model_folder(engine.loaded.spec.target, options, progress, cancelled)
+    session = {"intra_op_num_threads": torch.get_num_threads()}
+    overlay = json.dumps({"model": {"decoder": {"session_options": session}}})
+    found: list[Rival] = []
+    for precision in PRECISIONS:
+        config = package.Config(str(onnx_folder(folder, precision, package.__version__, progress, cancelled)))
+        config.overlay(overlay)
+        model = package.Model(config)
+        for name, drafts in ((f"ort-{precision}", False), (f"ort-{precision}-ngram", True)):
+            found.append(OnnxRuntime(name, engine.stop_ids, engine.context, model, drafts))
+    names = ", ".join(rival.name for rival in found)
+    how = f"blocks of {BLOCK}, accuracy level {ACCURACY}, n-grams of {NGRAM['ngram_size']}"
+    return (
+        found,
+        f"{names}: {ONNXRUNTIME} {package.__version__}, made from the float32 weights by its own builder; {how}",
+    )
+
+
+def onnx_folder(folder: Path, precision: str, version: str, progress: Progress, cancelled: Callable[[], bool]) -> Path:
+    """The ONNX model that the package's builder makes of the model in `folder`, kept in the cache; made if missing."""
+    from utils.child import run_child
+    from utils.loading.cache import cache_folder, is_whole, locked, publish, scratch
+
+    weights = [
+        (path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.glob("*.safetensors"))
+    ]
+    how = [str(folder.resolve()), weights, precision, version, BLOCK, ACCURACY]
+    digest = hashlib.sha256(json.dumps(how).encode()).hexdigest()
+    entry = cache_folder() / "onnx" / f"{precision}-{digest[:16]}"
+    made_from: dict[str, object] = {"sha256": digest}
+    with locked(entry, progress, cancelled):
+        if is_whole(entry, made_from):
+            return entry
+        with scratch(entry) as made:
+            words = f"making ONNX {precision} of the target, once"
+            command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(folder), "-o", str(made)]
+            command += ["-p", precision, "-e", "cpu", "-c", str(made / "left")]
+            status, said = run_child(
+                [*command, "--extra_options", f"block_size={BLOCK}", f"accuracy_level={ACCURACY}"],
+                env={**os.environ, "HF_HUB_OFFLINE": "1"},
+                on_line=lambda line: None,
+                on_tick=lambda: progress(words, None),
+                cancelled=cancelled,
+            )
+            if status:
+                last = said.strip().splitlines()[-1:] or [f"status {status}"]
+                raise UserError(f"onnxruntime-genai's builder cannot make a model of {folder}: {last[0][:200]}")
+            publish(made, entry, made_from)
+    return entry
+
+
+# -- what float32 would have chosen ---------------------------------------------------------------------
+
+
+def agreements(bench: Against, options: ModelOptions) -> dict[Variant, float]:
+    """Of each greedy variant the share of its first answers' tokens that the target in float32 would have chosen there.
+
+    A greedy token is the argmax of the arithmetic that chose it, and the target reads the same ids before it. Empty
+    where that arithmetic cannot be had, or where rules make another token than the argmax right.
+    """
+    import torch
+
+    settings = bench.settings
+    greedy = [variant for variant in bench.variants if bench.settings_of(variant).temperature == 0]
+    if not greedy or settings.repetition_penalty != 1 or settings.no_repeat_ngram or bench.engine.encodes:
+        return {}
+    try:
+        model = _in_float32(bench.engine, options)
+    except UserError as error:
+        sys.stderr.write(f"agreement with float32 is not known: {error}\n")
+        return {}
+    agreed, tokens = Counter[Variant](), Counter[Variant]()
+    for item, prompt in zip(bench.items, bench.prompts, strict=True):
+        answers = item.answers[0]
+        with torch.inference_mode():
+            before = torch.tensor([prompt], device=model.device)
+            cache = model(before[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
+            chosen: dict[tuple[int, ...], list[int]] = {}
+            for ids in {answers[variant].ids for variant in greedy if answers[variant].ids}:
+                read = torch.tensor([[prompt[-1], *ids[:-1]]], device=model.device)
+                logits = model(read, past_key_values=cache, use_cache=True).logits[
+                    0, :, : bench.engine.target.vocab_size
+                ]
+                chosen[ids] = logits.argmax(-1).tolist()
+                cache.crop(-len(ids))
+        for variant in greedy:
+            ids = answers[variant].ids
+            agreed[variant] += sum(map(eq, ids, chosen.get(ids, ())))
+            tokens[variant] += len(ids)
+    return {variant: agreed[variant] / tokens[variant] for variant in greedy if tokens[variant]}
+
+
+def _in_float32(engine: PairEngine, options: ModelOptions) -> Any:
+    """The target's transformers model with float32 weights: itself, or loaded a second time. UserError if it cannot."""
+    from utils.loading.build import load_model
+    from utils.loading.sources import model_folder
+
+    target = engine.loaded.target
+    if target.precision == "float32":
+        return target.model
+    loading = replace(load_options(options), dtype="float32")
+    spec = engine.loaded.spec.target.model_copy(update={"quantization": "none"})
+    folder = model_folder(spec, loading, silent, never)
+    return load_model(spec, folder, loading, str(target.device), "none", silent, never).model
+
+
+# -- the run ------------------------------------------------------------------------------------------
+
+
+class Against(Bench):
+    """A benchmark whose variants are our lanes and the rivals."""
+
+    def __init__(self, *given: Any, rivals: Mapping[str, Rival]) -> None:
+        super().__init__(*given)
+        self.rivals = rivals
+        self.variants += [
+            Variant(name, temperature=heat) for heat in self.args.temperatures or (None,) for name in rivals
+        ]
+        self.prompts: list[list[int]] = []
+
+    def turns(self, number: int) -> Any:
+        """The prompts of a question, noted."""
+        for turn in super().turns(number):
+            self.prompts.append(turn.prompt)
+            yield turn
+
+    def answer(self, variant: Variant, prompt: list[int], text: str | None = None, **changes: Any) -> Answer:
+        """One answer of a lane or a rival, from nothing."""
+        rival = self.rivals.get(variant.method)
+        if rival is None:
+            return super().answer(variant, prompt, text, **changes)
+        return rival.answer(prompt, self.settings_of(variant, **changes), self.decode, self.interrupt)
+
+    def rows(self, agreement: Mapping[Variant, float]) -> list[dict[str, Any]]:
+        """The figures of each variant; speed-ups are medians over repeats."""
+        timed = [Timed(self.items, variant, self.references[variant.temperature]) for variant in self.variants]
+        found = []
+        for one in timed:
+            beside = [of for of in timed if of.variant.method in self.rivals and of.rates]
+            beside = [of for of in beside if of.variant.temperature == one.variant.temperature]
+            fastest = max(beside, key=lambda of: fmean(of.rates), default=None)
+            over = [] if fastest is None else one.speedups(fastest.variant)
+            first = [answer.stats.ttft_ms for answer in one.answers if answer.stats.ttft_ms is not None]
+            found.append(
+                {
+                    **vars(one.variant),
+                    "rates": one.rates,
+                    "speedup": one.speedup,
+                    "over_fastest_rival": median(over) if over else None,
+                    "ttft_ms": fmean(first) if first else None,
+                    "tokens_per_pass": one.total.tokens_per_pass,
+                    "agreement": agreement.get(one.variant),
+                }
+            )
+        return found
+
+
+def rivals_of(
+    engine: PairEngine,
+    settings: Settings,
+    options: ModelOptions,
+    programs: Sequence[str],
+    cancelled: Callable[[], bool],
+) -> dict[str, Rival]:
+    """The rivals that the programs bring; each program says on standard error what it is."""
+    rivals: dict[str, Rival] = {}
+    for program in programs:
+        make = {LLAMA_CPP: llama_rivals, ONNXRUNTIME: onnx_rivals}.get(program)
+        if make is None:
+            ways, notes = make_rivals(engine, options, program)
+            rivals |= ways
+        else:
+            with LoadProgress(sys.stderr, quiet=settings.quiet) as progress:
+                others, note = make(engine, load_options(options), progress, cancelled)
+            rivals |= {rival.name: rival for rival in others}
+            notes = [note]
+        sys.stderr.writelines(f"{note}\n" for note in notes)
+    return rivals
+
+
+def main(words: Sequence[str]) -> int:
+    """Time all, print the table and write the file; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--programs", default=TRANSFORMERS, help="comma list of what is timed beside our lanes")
+    own, rest = parser.parse_known_args(words)
+    request = read_request(["bench", *rest], os.environ)
+    settings, options, args = layers_of(request).settings, request.options, request.own
+    programs = own.programs.split(",")
+    for program in programs:
+        if program.partition(":")[0] not in (TRANSFORMERS, LLAMA_CPP, ONNXRUNTIME):
+            raise UsageError(f"--programs knows transformers[:DRAFTER], llama.cpp and onnxruntime-genai, got {program}")
+        check_installed(program, settings)
+    questions = selected(args, settings.data_dir, offline=options.offline)
+    with Interrupts() as interrupt:
+        engine = load_engine(settings, options, interrupt)
+        rivals = rivals_of(engine, settings, options, programs, interrupt)
+        bench = Against(engine, settings, args, questions, interrupt, rivals=rivals)
+        bench.run()
+        rows = bench.rows({} if bench.interrupted else agreements(bench, options))
+    table = small_table(settings)
+    for name in ("method", "tok/s", "over ar", "over the fastest rival", "tok/pass", "TTFT", "float32"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in rows:
+        figures = [
+            ("rates", "{:.1f}"),
+            ("tokens_per_pass", "{:.2f}"),
+            ("ttft_ms", "{:.0f} ms"),
+            ("agreement", "{:.3f}"),
+        ]
+        cells = {}
+        for name, form in figures:
+            value = (fmean(row[name]) if row[name] else None) if name == "rates" else row[name]
+            cells[name] = "-" if value is None else form.format(value)
+        label = Variant(row["method"], row["gamma"], row["temperature"]).label
+        speeds = (times(row["speedup"]), times(row["over_fastest_rival"]))
+        table.add_row(label, cells["rates"], *speeds, cells["tokens_per_pass"], cells["ttft_ms"], cells["agreement"])
+    print_table(screen(settings, sys.stdout), f"{bench.measured} answers; rates leave prefill out", table)
+    if args.out is not None:
+        write_json(args.out, {"machine": machine(engine.loaded), "programs": programs, "rows": rows})
+    return INTERRUPTED if bench.interrupted else 0
+
+
+CHILD = "--as-llama-cpp"  # how this file starts itself for llama.cpp
+if __name__ == "__main__":
+    try:
+        sys.exit(serve() if sys.argv[1:] == [CHILD] else main(sys.argv[1:]))
+    except UserError as error:
+        sys.exit(f"error: {error}")
