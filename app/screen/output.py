@@ -102,7 +102,7 @@ def target_tokenizer(settings: Settings, options: ModelOptions, cancelled: Calla
     target = choose_pair(options).target
     with LoadProgress(sys.stderr, quiet=settings.quiet) as progress:
         tokenizer = load_tokenizer(
-            model_folder(target, load_options(options), progress, cancelled), load_options(options)
+            model_folder(target, load_options(options), progress, cancelled, weights=False), load_options(options)
         )
     if tokenizer is None:
         raise UserError(f"{target.name} has no tokenizer files: they are needed")

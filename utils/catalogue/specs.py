@@ -32,6 +32,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!]+")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_PART = re.compile(r"-\d{5}-of-(\d{5})$")  # behind the name of a split GGUF file, before .gguf
 FROZEN = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
@@ -89,7 +90,7 @@ class ModelSpec(BaseModel):
         if self.id is not None:
             return self.id.rsplit("/", 1)[-1]
         path = Path(self.path or self.gguf or self.file or "")
-        return path.stem if path.suffix == ".gguf" else path.resolve().name
+        return _PART.sub("", path.stem) if path.suffix == ".gguf" else path.resolve().name
 
     @property
     def source(self) -> str:
@@ -110,7 +111,26 @@ def weights_at(place: str) -> str:
     """
     path = Path(os.path.expanduser(place))
     known = [one for one in path.glob("*") if one.suffix in _WEIGHTS or one.name == "config.json"]
-    return sampled_hash(one for one in sorted(known) or [path] if one.is_file())
+    return sampled_hash(one for one in sorted(known) or gguf_parts(path) if one.is_file())
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins as GGUF files do, whatever its name."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
+def gguf_parts(path: Path) -> tuple[Path, ...]:
+    """All parts of a split GGUF file by their names, from the name of one of them; `path` alone under another name."""
+    named = _PART.search(path.stem)
+    if named is None or path.suffix != ".gguf":
+        return (path,)
+    count = int(named[1])
+    begin = path.stem[: named.start()]
+    return tuple(path.with_name(f"{begin}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
 
 
 class HeadFolders(BaseModel):
@@ -216,8 +236,12 @@ def spec_from_argument(text: str) -> ModelSpec:
 def source_of(text: str, folder: Path) -> dict[str, str]:
     """The short form of a model as ModelSpec fields; relative paths start at `folder`."""
     path = resolved(text, folder) if text else folder / "?"
-    if text.endswith(".gguf"):
+    if text.endswith(".gguf") or (os.path.isfile(path) and is_gguf(path)):
         return {"gguf": str(path)}
+    if os.path.isdir(path) and not (path / "config.json").is_file():
+        files = sorted({gguf_parts(file)[0] for file in path.glob("*.gguf")})
+        if len(files) == 1:
+            return {"gguf": str(files[0])}
     if text.startswith(("/", "./", "../", "~", ".\\")) or text in (".", "..") or (text and os.path.isdir(path)):
         return {"path": str(path)}
     return {"id": text}

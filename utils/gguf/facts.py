@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from utils.errors import UserError
+from utils.gguf.header import TOKENS, GgufHeader
 
 Numbers = list[float]
 
-_TOKENS = "tokenizer.ggml.tokens"
 _CONTROL = 3  # among tokenizer.ggml.token_type
 _PLAIN_BASE = 10000.0  # of rotary frequencies where the file names none
 
@@ -44,6 +43,10 @@ _READ = {
     ),
     *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
 }
+# Without these the format has a default, or the tensors' shapes tell.
+_OPTIONAL = {"vocab_size", "attention.head_count_kv", "rope.dimension_count", "attention.key_length"}
+_OPTIONAL |= {"decoder_start_token_id", "feed_forward_length"}
+_NO_BASE = ("falcon", "gemma2", "nemotron")  # families whose files never say the base of their positions
 _NEUTRAL = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0}  # and whatever is 0, empty or false
 
 # Tokens that end an answer wherever llama.cpp meets them in a vocabulary.
@@ -61,28 +64,31 @@ class Header(NamedTuple):
 
     @property
     def architecture(self) -> str:
-        return str(self.said["general.architecture"])
+        return str(self.said.get("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
         """What the file says under its architecture's name."""
         return self.said.get(f"{self.architecture}.{key}", default)
 
 
-def read_header(source: Path) -> Header:
-    """Reads no weights, and steps over the tokens where it can: an object for each would take seconds."""
-    from transformers.integrations.gguf import reader
+def facts_of(header: GgufHeader) -> Header:
+    """The facts of a file whose header is read."""
+    named = (tensor for tensor in header.tensors if tensor.name.startswith(("rope_freqs", "rope_factors")))
+    return Header(header.metadata, {tensor.name: tensor.read().view(np.float32).tolist() for tensor in named})
 
-    data = np.memmap(source, np.uint8, mode="r")
-    said, count, end = reader._read_metadata(data, str(source), (_TOKENS,))
-    table, end = reader._read_tensor_table(data, count, end)
-    aligned = said.get("general.alignment", 32)
-    begin = -(-end // aligned) * aligned
-    factors = {
-        name: data[begin + offset :][: 4 * math.prod(shape)].view(np.float32).tolist()
-        for name, shape, _, offset in table
-        if name.startswith(("rope_freqs", "rope_factors"))
-    }
-    return Header(said, factors)
+
+def check_said(header: Header, name: str) -> None:
+    """UserError if the file `name` does not say what transformers would else fill in with another model's value."""
+    family, needed = header.architecture, {key for key, known in _mapped(header).items() if known} - _OPTIONAL
+    if header.get("attention.layer_norm_epsilon") is not None:
+        needed.discard("attention.layer_norm_rms_epsilon")
+    # Files from before the key was written are Llama's, whose vocabulary is sentencepiece.
+    if family in _NO_BASE or (family == "llama" and header.said.get("tokenizer.ggml.model") == "llama"):
+        needed.discard("rope.freq_base")
+    keys = ["general.architecture", *(f"{family}.{key}" for key in sorted(needed))]
+    if missing := [key for key in keys if key not in header.said]:
+        more = f" (and {len(missing) - 3} more keys)" if len(missing) > 3 else ""
+        raise UserError(f"{name} does not say {', '.join(missing[:3])}{more}")
 
 
 def complete(config: Any, header: Header) -> None:
@@ -107,12 +113,17 @@ def complete(config: Any, header: Header) -> None:
     _set_rope(config, header, size)
 
 
-def _check_known(config: Any, header: Header) -> None:
+def _mapped(header: Header) -> Mapping[str, str | None]:
+    """The keys of the architecture that transformers knows → their names in its configuration."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     plain = header.architecture.replace("-", "").replace("_", "")
     table: Mapping[str, Any] = GGUF_CONFIG_MAPPING
-    mapped: Mapping[str, Any] = next((keys for name, keys in table.items() if name.replace("_", "") == plain), {})
+    return next((keys for name, keys in table.items() if name.replace("_", "") == plain), {})
+
+
+def _check_known(config: Any, header: Header) -> None:
+    mapped = _mapped(header)
     known = {key for key, name in mapped.items() if name is not None} | _READ
     known |= {key for key, names in _ATTRIBUTES.items() if any(hasattr(config, name) for name in names)}
     known |= {"attention.sliding_window"} if header.architecture in _WINDOWED else set()
@@ -202,7 +213,7 @@ def end_ids(header: Header) -> list[int]:
     that are known as such."""
     named = (header.said.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom"))
     ids: set[int] = {token for token in named if token is not None}
-    tokens: Sequence[str] = header.said.get(_TOKENS, ())
+    tokens: Sequence[str] = header.said.get(TOKENS, ())
     kinds = header.said.get("tokenizer.ggml.token_type", [_CONTROL] * len(tokens))
     known = {token: at for at, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == _CONTROL}
     ends = {name for name in _ENDS if name in known}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from utils.device_map import device_map, room_of
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import PackedLinear, lean, pack
 from utils.kernels.quantized_linear import KINDS, narrow_activations, quantize
+from utils.loading.accounting import check_loaded
 from utils.loading.loaded import NO_LIMIT, UNSAID, LoadedModel, LoadOptions
 from utils.loading.packed_gguf import (
     ONE_AT_A_TIME,
+    UnfitError,
     config_in,
     load_packed,
     make_kernels,
@@ -28,6 +31,8 @@ from utils.loading.packed_gguf import (
 )
 from utils.loading.quantization import held_bytes, parameter_count, quantization_config
 from utils.loading.quiet import quiet_libraries, quiet_warnings
+from utils.loading.sources import model_folder
+from utils.loading.weight_files import weight_files
 from utils.progress import Progress, check
 from utils.tokenizer import file_tokenizer
 
@@ -43,24 +48,31 @@ def load_model(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> LoadedModel:
-    """Build the model in `folder`, causal or encoder-decoder, and put it on `device`.
+    """Build the model in `folder`, causal or encoder-decoder, and put it on `device`. Of a GGUF file `folder` may hold
+    the configuration alone: its weights are expanded where they cannot stay as they are.
 
     float32 models on the CPU get their weights packed; with `options.tp_size` processes each loads its part, unpacked
     and where the process belongs. Raises UserError in one line, Cancelled when stopped.
     """
-    started = time.perf_counter()
+    started, expanded = time.perf_counter(), ""
     place = pick_device(device)
     kind = spec.quantization if quantization == "auto" else quantization
     wanted = options.dtype if options.dtype != "auto" else spec.dtype
     attention = options.attn_implementation or spec.attn_implementation
     as_is = quantization == "auto" and kind in UNSAID and not attention and options.tp_size == 1
+    of_gguf = spec.gguf is not None or spec.package is not None
     progress(f"loading {spec.name}", None)
     with quiet_warnings(), _in_one_line(spec.name, folder, place):
         if as_is and place.type == "cpu" and pick_dtype(wanted, place, None) == torch.float32:
-            said = config_in(folder)
-            found = said and load_packed(spec, said, folder, options, progress, cancelled)
-            if said is not None and found:
-                return _loaded(spec.name, found[0], said, place, torch.float32, found[1], started, None, options)
+            said = config_in(folder) if of_gguf else None
+            if said is not None:
+                try:
+                    model, kind = load_packed(spec, said, folder, options, progress, cancelled)
+                    return _loaded(spec.name, model, said, place, torch.float32, kind, started, None, options)
+                except UnfitError as error:
+                    expanded = str(error)
+        if of_gguf:
+            folder = model_folder(spec, options, progress, cancelled)
         quiet_libraries()
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -70,7 +82,7 @@ def load_model(
         quantized = quantization_config(kind, place, dtype)
         plain = quantized is None and options.tp_size == 1
         in_float32 = plain and place.type == "cpu" and dtype == torch.float32
-        family = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
+        family: Any = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
         spread = None
         if device == "auto" and options.tp_size == 1 and not encodes and kind not in KINDS:
             room = room_of(place)
@@ -87,14 +99,17 @@ def load_model(
         }
         with ONE_AT_A_TIME:
             check(cancelled)
-            model = family.from_pretrained(
+            model, reported = family.from_pretrained(
                 str(folder),
                 config=config,
                 dtype=dtype,
                 trust_remote_code=options.trust_remote_code,
                 local_files_only=True,
+                ignore_mismatched_sizes=True,  # else they are reported in many lines
+                output_loading_info=True,
                 **{name: value for name, value in given.items() if value is not None},
             )
+        check_loaded(spec.name, reported)
         check(cancelled)
         model = model.eval().requires_grad_(False)
         if plain and spread is None:
@@ -109,7 +124,8 @@ def load_model(
             check(cancelled)
             pack(model)
             lean(model)
-    return _loaded(spec.name, model, config, place, dtype, kind, started, parameters, options)
+    loaded = _loaded(spec.name, model, config, place, dtype, kind, started, parameters, options)
+    return replace(loaded, expanded=expanded)
 
 
 def _loaded(
@@ -158,9 +174,8 @@ def _check_memory(name: str, folder: Path, dtype: torch.dtype, own: torch.dtype 
 
 
 def _weights(folder: Path) -> int:
-    """Bytes of the weight files in `folder`: safetensors if there are any, else PyTorch's own."""
-    files = list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
-    return sum(file.stat().st_size for file in files)
+    """Bytes of the weight files in `folder` that are read."""
+    return sum(file.stat().st_size for file in weight_files(folder))
 
 
 def packed_bytes(model: Any) -> int:

@@ -1,28 +1,35 @@
-"""GGUF file → a folder that loads in a second: float32 safetensors, tokenizer, configurations.
+"""GGUF file → a folder that loads in a second: tokenizer and configurations, and if asked for float32 safetensors.
 
-Conversion runs once, in a process of its own: it can be stopped at once, its memory is given back,
-and nothing a library writes reaches the screen. `python -m utils.loading.gguf FILE FOLDER` is that
-process; it reports one JSON object a line. Knows nothing of catalogues and packages.
+Weights are expanded only where nothing computes with the file's bits as they are. Conversion runs once, in a process of
+its own: it can be stopped at once, its memory is given back, and nothing a library writes reaches the screen.
+`python -m utils.loading.gguf FILE FOLDER WEIGHTS` is that process (WEIGHTS: 1 with, 0 without); it reports one JSON
+object a line. Knows nothing of catalogues and packages.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from utils.child import run_child
 from utils.errors import UserError
-from utils.gguf.facts import complete, end_ids, read_header
-from utils.loading.cache import cache_folder, is_whole, locked, publish, scratch, writing
+from utils.gguf.facts import check_said, complete, end_ids, facts_of
+from utils.gguf.header import GgufHeader, read_header, write_joined
+from utils.loading.accounting import check_loaded
+from utils.loading.cache import cache_folder, check_disk, is_whole, locked, publish, remembered_sha256, scratch, writing
 from utils.progress import Progress
 
 FORMAT = 2  # raised whenever the same file would be converted differently
+_EXPANDING = 2  # memory that expanding takes, over the float32 weights
 
 # Shares of the time, measured on the default model: reading the header, the tensors, tokenizer and saving.
 _HEADER, _TENSORS, _TOKENIZER = 0.5, 0.75, 0.9
@@ -31,32 +38,66 @@ _HEADER, _TENSORS, _TOKENIZER = 0.5, 0.75, 0.9
 _DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 
 
+def gguf_digest(file: Path, cancelled: Callable[[], bool]) -> str:
+    """The sha256 that tells a GGUF file from others; of a split one that of its parts' digests."""
+    digests = [remembered_sha256(part, cancelled) for part in read_header(file).parts]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
 def converted(
-    source: Path, digest: str, progress: Progress, cancelled: Callable[[], bool], *, thorough: bool = False
+    source: Path,
+    digest: str,
+    progress: Progress,
+    cancelled: Callable[[], bool],
+    *,
+    weights: bool = True,
+    thorough: bool = False,
 ) -> Path:
     """The converted folder of the GGUF file `source` with sha256 `digest`; made if missing or damaged.
 
-    Raises UserError if the file cannot be converted, Cancelled when stopped.
+    Without `weights` tokenizer and configurations are enough. Raises UserError if the file cannot be converted,
+    Cancelled when stopped.
     """
-    entry, made_from = converted_entry(digest)
-    if is_whole(entry, made_from, thorough=thorough):
-        return entry
+    for kind in (True,) if weights else (True, False):
+        entry, made_from = converted_entry(digest, weights=kind)
+        if is_whole(entry, made_from, thorough=thorough):
+            return entry
     with locked(entry, progress, cancelled):
         if is_whole(entry, made_from, thorough=thorough):  # another process was faster
             return entry
+        header = read_header(source)
+        if weights:
+            _check_room(header, source.name, entry.parent)
         with scratch(entry) as folder:
-            _convert(source, folder, progress, cancelled)
+            _convert(source, folder, weights, progress, cancelled)
             publish(folder, entry, made_from)
     return entry
 
 
-def converted_entry(digest: str) -> tuple[Path, dict[str, object]]:
+def converted_entry(digest: str, *, weights: bool = True) -> tuple[Path, dict[str, object]]:
     """Where the conversion of the file with this sha256 lies, and what its manifest must say."""
-    return cache_folder() / "converted" / digest[:16], {"sha256": digest, "format": FORMAT}
+    return cache_folder() / ("converted" if weights else "described") / digest[:16], {
+        "sha256": digest,
+        "format": FORMAT,
+    }
 
 
-def _convert(source: Path, folder: Path, progress: Progress, cancelled: Callable[[], bool]) -> None:
-    stage = f"converting {source.name}"
+def _check_room(header: GgufHeader, name: str, folder: Path) -> None:
+    """UserError if the expanded weights would fill the memory or the disk."""
+    import psutil
+
+    needed, free = _EXPANDING * header.float32_bytes, psutil.virtual_memory().available
+    if needed > free:
+        raise UserError(
+            f"expanding {name} to float32 needs {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free: leave "
+            "out --quantization none, or take a smaller model"
+        )
+    joined = sum(part.stat().st_size for part in header.parts) if len(header.parts) > 1 else 0
+    check_disk(f"expanding {name} to float32", header.float32_bytes + joined, folder)
+
+
+def _convert(source: Path, folder: Path, weights: bool, progress: Progress, cancelled: Callable[[], bool]) -> None:
+    stage = f"{'converting' if weights else 'reading the header of'} {source.name}"
     reported: dict[str, Any] = {}
 
     def read(line: str) -> None:
@@ -66,7 +107,7 @@ def _convert(source: Path, folder: Path, progress: Progress, cancelled: Callable
     root = Path(__file__).resolve().parents[2]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
     status, said = run_child(
-        [sys.executable, "-m", "utils.loading.gguf", str(source.resolve()), str(folder)],
+        [sys.executable, "-m", "utils.loading.gguf", str(source.resolve()), str(folder), str(int(weights))],
         env=env,
         on_line=read,
         on_tick=lambda: progress(stage, reported.get("fraction")),
@@ -75,6 +116,8 @@ def _convert(source: Path, folder: Path, progress: Progress, cancelled: Callable
     if "errno" in reported:
         with writing(folder.parent):
             raise OSError(reported["errno"], reported["error"])
+    if "refused" in reported:
+        raise UserError(reported["refused"])
     if status:
         last = said.strip().splitlines()[-1:] or [f"the converter ended with status {status}"]
         hint = ": out of memory?" if status == -9 else ""
@@ -82,7 +125,7 @@ def _convert(source: Path, folder: Path, progress: Progress, cancelled: Callable
     progress(stage, 1.0)
 
 
-def main(source: Path, folder: Path) -> int:
+def main(source: Path, folder: Path, weights: bool) -> int:
     """The converter process: writes `folder`, reports on stdout, 0 if all went well."""
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is no report
@@ -91,43 +134,98 @@ def main(source: Path, folder: Path) -> int:
         reports.write(json.dumps(what) + "\n")
 
     try:
-        write_folder(source, folder, lambda fraction: report(fraction=round(fraction, 3)))
+        write_folder(source, folder, lambda fraction: report(fraction=round(fraction, 3)), weights=weights)
         return 0
+    except UserError as error:
+        report(refused=str(error))
+        return 1
     except Exception as error:  # whatever it is, it ends this process and is told in one line
         number = {"errno": error.errno} if isinstance(error, OSError) and error.errno else {}
         report(error=" ".join(str(error).split()) or type(error).__name__, **number)
         return 1
 
 
-def write_folder(source: Path, folder: Path, report: Callable[[float], None]) -> None:
+def write_folder(source: Path, folder: Path, report: Callable[[float], None], *, weights: bool = True) -> None:
     """Convert `source` into `folder` in this process; `report` gets the fraction done."""
     import gguf
     import torch
     import transformers
     from transformers import modeling_gguf_pytorch_utils as legacy
 
-    _watch(gguf, legacy, source, report)
     header = read_header(source)
-    config = transformers.AutoConfig.from_pretrained(str(source.parent), gguf_file=source.name)
-    complete(config, header)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        str(source.parent),
-        config=config,
-        gguf_file=source.name,
-        dtype=torch.float32,
-        quantization_config=transformers.GgufConfig(dequantize=True),
-    )
-    model.hf_quantizer = None  # type: ignore[assignment]  # else it refuses to be saved
+    facts = facts_of(header)
+    check_said(facts, source.name)
+    name, source = source.name, _whole(header, folder, weights)
+    watched = _watch(gguf, legacy, header.tensors[0].start if header.tensors else 0, report)
+    given: dict[str, Any] = {"gguf_file": source.name}
+    config = transformers.AutoConfig.from_pretrained(str(source.parent), **given)
+    complete(config, facts)
+    if weights:
+        load: Any = transformers.AutoModelForCausalLM.from_pretrained
+        try:
+            model, reported = load(
+                str(source.parent),
+                **given,
+                config=config,
+                dtype=torch.float32,
+                quantization_config=transformers.GgufConfig(dequantize=True),
+                ignore_mismatched_sizes=True,  # else they are reported in many lines
+                output_loading_info=True,
+            )
+        except ValueError as error:  # of reordering the rows of a tensor of another shape
+            shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+            if watched.tensor not in shapes:
+                raise
+            raise UserError(
+                f"{name} does not fit its configuration: {watched.tensor} is {shapes[watched.tensor]}"
+            ) from error
+        check_loaded(name, reported, _unread(header, watched.names))
+        model.hf_quantizer = None
+    else:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model.config.architectures = [type(model).__name__]
     vars(model.config).pop("quantization_config", None)
     if model.generation_config is not None:
-        model.generation_config.eos_token_id = end_ids(header)
+        model.generation_config.eos_token_id = end_ids(facts)
     report(_TENSORS)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(source.parent), **given)
     _mend_tokenizer(tokenizer, source, model.config)
     tokenizer.save_pretrained(str(folder))
     report(_TOKENIZER)
-    model.save_pretrained(str(folder))
+    if weights:
+        model.save_pretrained(str(folder))
+    else:
+        model.config.save_pretrained(str(folder))
+        model.generation_config.save_pretrained(str(folder))
+    if source.parent == folder:
+        source.unlink()
     report(1.0)
+
+
+def _whole(header: GgufHeader, folder: Path, weights: bool) -> Path:
+    """The file itself, or the parts of a split one joined in `folder`; without `weights` their bytes are a hole."""
+    if len(header.parts) == 1:
+        return header.parts[0]
+    joined = folder / "joined.gguf"
+    with joined.open("wb") as out:
+        write_joined(header, out, weights=weights)
+    return joined
+
+
+# Of these a configuration is made, or follows what is in them.
+_NO_PARAMETERS = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
+
+
+def _unread(header: GgufHeader, names: Mapping[str, str]) -> set[str]:
+    """The file's tensors that transformers' loader leaves out, which it does without a word. `names`: its table from
+    the file's names to its own; empty where it has another loader, which reports them itself."""
+    if not names:
+        return set()
+    ours = {tensor.name for tensor in header.tensors if not _NO_PARAMETERS.fullmatch(tensor.name)}
+    if header.architecture == "gpt2":
+        ours.discard("output.weight")  # taken past the table
+    return {name for name in ours if name not in names and name.removesuffix(".weight") not in names}
 
 
 def _mend_tokenizer(tokenizer: Any, source: Path, config: Any) -> None:
@@ -146,20 +244,22 @@ def _mend_tokenizer(tokenizer: Any, source: Path, config: Any) -> None:
         tokenizer.init_kwargs.pop(key, None)
 
 
-def _watch(gguf: Any, legacy: Any, source: Path, report: Callable[[float], None]) -> None:
-    """Have transformers' loader report, and spare it most of its work: 10 s instead of 25 s.
+@dataclass
+class _Watched:
+    """What transformers' loader is seen to do: its table from the file's names to its own, the tensor it reads."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    tensor: str = ""
+
+
+def _watch(gguf: Any, legacy: Any, end: int, report: Callable[[float], None]) -> _Watched:
+    """Have transformers' loader report, and spare it most of its work: 10 s instead of 25 s. `end`: of the header.
 
     It parses the file once for the configuration and once for the tensors, each time with every
     token and merge as a Python object (the tokenizer is read by other code), and builds the table
     of tensor names anew for every module. None of this changes the result.
     """
     import numpy as np
-    from transformers.integrations.gguf.reader import GgufHeader
-
-    try:
-        end = GgufHeader.from_file(str(source)).data_start
-    except (ValueError, KeyError, IndexError):  # a type its newer reader does not know: no fractions then
-        end = source.stat().st_size
 
     class Reader(gguf.GGUFReader):  # type: ignore[misc]
         seen = 0
@@ -181,16 +281,28 @@ def _watch(gguf: Any, legacy: Any, source: Path, report: Callable[[float], None]
                 kinds = [gguf.GGUFValueType.UINT32]
                 self.fields[size] = gguf.ReaderField(0, size, [count], [0], kinds)
 
+    seen, own = _Watched(), legacy.get_gguf_hf_weights_map
+
     def bar(items: Iterable[Any], **_named: Any) -> Iterator[Any]:
         held = list(items)
         for done, item in enumerate(held):
             report(_HEADER + (_TENSORS - _HEADER) * done / len(held))
+            seen.tensor = item.name
             yield item
+        seen.tensor = ""
 
     gguf.GGUFReader = functools.cache(Reader)
     gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)  # else built anew for every module
     legacy.tqdm = bar
 
+    def noted(*args: Any, **named: Any) -> dict[str, str]:
+        names: dict[str, str] = own(*args, **named)
+        seen.names.update(names)  # calls of itself for parts of the model find the same names
+        return names
+
+    legacy.get_gguf_hf_weights_map = noted
+    return seen
+
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1"))

@@ -59,6 +59,7 @@ class LoadedModel:
     seconds: float
     encodes: bool = False  # an encoder reads the prompt, by itself
     vocabulary: Any = None  # of a drafter whose tokens are not its target's: what spells them
+    expanded: str = ""  # why a GGUF file's bits did not stay as they are
     shard: int | None = None  # the number under which all ranks hold a part; None: the model is whole
 
     @property

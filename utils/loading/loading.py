@@ -27,7 +27,6 @@ from utils.loading.loaded import UNSAID, LoadedModel, LoadedPair, LoadOptions
 from utils.loading.quiet import quiet_environment
 from utils.loading.sources import mended_folder, model_folder
 from utils.progress import Cancelled, Progress, check, never, silent
-from utils.rotary import is_fixed
 
 NO_TABLES = (
     "this pair has no n-gram tables: drafts come from the conversation alone (distill --stage tables builds some)"
@@ -76,21 +75,15 @@ def load_pair(
 
 def expanded(spec: ModelSpec, options: LoadOptions, target: LoadedModel) -> list[str]:
     """Why `auto` did not leave a GGUF file's bits as they are, in a line; nothing where it did or was not asked to."""
-    from utils.kernels.instruction_sets import why_not
-
-    if options.quantization != "auto" or target.quantization != "none" or not spec.source.endswith(".gguf"):
+    if options.quantization != "auto" or target.quantization != "none" or (spec.gguf or spec.package) is None:
         return []
     reasons = {
         f"{options.tp_size} processes share them": options.tp_size > 1,
         f"there are no kernels for {target.device.type}": target.device.type != "cpu",
         f"the kernels compute in float32, not in {target.dtype_text}": target.dtype_text != "float32",
         "--attn-implementation asks for transformers' own pass": options.attn_implementation is not None,
-        why_not(): bool(why_not()),
-        "the compiled pass turns positions by one table for texts of every length": not is_fixed(
-            getattr(target.model.config.get_text_config(), "rope_parameters", None)
-        ),
     }
-    why = next((reason for reason, holds in reasons.items() if holds), "they have types that no kernel knows")
+    why = next((reason for reason, holds in reasons.items() if holds), target.expanded)
     return [f"the weights of {target.name} are expanded to {target.dtype_text} ({why})"]
 
 
@@ -141,7 +134,7 @@ def _with_drafter(
             return _with_cascade(pair, drafter, options, progress, cancelled)
         return _beside(pair, drafter, notes=(NO_TABLES,) if drafter == "tables" and pair.spec.tables is None else ())
     options = options.for_drafters
-    folder = model_folder(drafter, options, progress, cancelled)
+    folder = model_folder(drafter, options, progress, cancelled, weights=options.drafter_quantization != "auto")
     kind, method = head_kind(folder), pair.spec.method
     if method in TRAINED_METHODS and kind != method:
         raise UserError(f"{drafter.name} is no {method} drafter: {folder / 'config.json'} does not describe one")
@@ -159,7 +152,7 @@ def _with_cascade(
     models: dict[str, LoadedModel] = {}
     notes: list[str] = []
     for spec in pair.spec.cascade_models:
-        folder = model_folder(spec, options, progress, cancelled)
+        folder = model_folder(spec, options, progress, cancelled, weights=options.drafter_quantization != "auto")
         if (kind := head_kind(folder)) is not None:
             raise UserError(
                 f"{spec.name} is a trained {kind} drafter: name its folder in the pair's students, and {kind} in the "
@@ -249,12 +242,12 @@ def _load(
         return loaded, tokenizer
 
     if folder is None:
-        folder = model_folder(spec, options, progress, cancelled)
+        folder = model_folder(spec, options, progress, cancelled, weights=quantization != "auto")
     try:
         return build(folder)
     except (UsageError, Cancelled):
         raise
     except UserError:
-        if (again := mended_folder(spec, options, folder, progress, cancelled)) is None:
+        if (again := mended_folder(spec, options, progress, cancelled)) is None:
             raise
     return build(again)

@@ -2,7 +2,8 @@
 
 The first load reads the file's blocks (utils/kernels/blocks.py) and writes one file of packed weights; later ones map
 it, so weights are read from disk as they are used and shared between processes. A file with a tensor of a type, or a
-model of a kind, that the kernels do not know is loaded as float32, as ever.
+model of a kind, that the kernels do not know is loaded as float32, as ever; one whose tensors are not those of its
+configuration is refused.
 
 What is loaded is a model's parts and what its configuration file says: all that the compiled pass reads. transformers,
 whose model classes take longer to import than all else, comes in where somebody asks for its own pass.
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import json
-import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -25,12 +25,15 @@ import torch
 from torch import Tensor, nn
 
 from utils.files import replacing, write_text
+from utils.gguf.header import GgufHeader, TensorInfo, read_header
 from utils.kernels.blocks import GROUP, LAYOUTS, TYPES, lossless, pack, read_blocks
 from utils.kernels.compiler import compile_beside, keep_in
-from utils.kernels.instruction_sets import instruction_set
+from utils.kernels.instruction_sets import instruction_set, why_not
 from utils.kernels.packed_linear import unpacked_copy
 from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedLinear
-from utils.loading.cache import cache_folder, is_whole, locked, publish, remembered_sha256, scratch, writing
+from utils.loading.accounting import check_tensors
+from utils.loading.cache import cache_folder, check_disk, is_whole, locked, publish, scratch, writing
+from utils.loading.gguf import gguf_digest
 from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.sources import gguf_file
 from utils.progress import Progress, check
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 FORMAT = 1  # raised whenever the same file would be packed differently
 FAMILIES = ("llama", "qwen2", "qwen3")  # as both the file and the configuration say it
 _OF_ONE_PASS = {*FAMILIES, "mistral"}
-_ALIGNED_THERE = 32  # in a GGUF file that does not say
+_GROWTH = 1.6  # bytes of a packed weight over the file's, at most
 _ALIGNED, _PAST = 64, 8192  # where a weight may begin; what lies behind the last one may be fetched ahead of its use
 
 _TABLE, _HEAD = "model.embed_tokens", "lm_head"
@@ -97,22 +100,27 @@ def config_in(folder: Path) -> FileConfig | None:
 
 def load_packed(
     spec: ModelSpec, config: Any, folder: Path, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
-) -> tuple[PackedModel, str] | None:
-    """The model of a GGUF file over its own bits, and their commonest type; None where it is to be loaded as float32.
+) -> tuple[PackedModel, str]:
+    """The model of a GGUF file over its own bits, and their commonest type. UnfitError where it is to be loaded as
+    float32.
 
-    `folder` holds the converted model, whose `config` it is. Raises UserError or Cancelled.
+    `folder` holds the converted model, whose `config` it is. Raises UserError, one for tensors that are not the
+    configuration's, or Cancelled.
     """
-    if (spec.package is None and spec.gguf is None) or not runs_as_one(config) or instruction_set() is None:
-        return None
+    if instruction_set() is None:
+        raise UnfitError(why_not())
+    if not is_fixed(getattr(config, "rope_parameters", None)):
+        raise UnfitError("the compiled pass turns positions by one table for texts of every length")
+    if not runs_as_one(config):
+        raise UnfitError(f"no compiled pass computes {config.model_type} as this one is configured")
 
     def fetched() -> Path:
         return cast(Path, gguf_file(spec, options, progress, cancelled))
 
-    digest = spec.sha256 if spec.package is not None else remembered_sha256(Path(str(spec.gguf)), cancelled)
-    entry = None if digest is None else packed_entry(fetched, digest, progress, cancelled)
-    found = None if entry is None else packed_model(config, entry, folder)
-    if found is not None:
-        make_kernels(progress)
+    digest = spec.sha256 or gguf_digest(Path(str(spec.gguf)), cancelled)
+    entry = packed_entry(fetched, digest, progress, cancelled)
+    found = packed_model(config, entry, folder, spec.name)
+    make_kernels(progress)
     return found
 
 
@@ -141,10 +149,9 @@ def runs_as_one(config: Any) -> bool:
     )
 
 
-def packed_entry(
-    source: Callable[[], Path], digest: str, progress: Progress, cancelled: Callable[[], bool]
-) -> Path | None:
-    """Where the packed weights of the GGUF file with sha256 `digest` lie; made if missing, None if they are unfit."""
+def packed_entry(source: Callable[[], Path], digest: str, progress: Progress, cancelled: Callable[[], bool]) -> Path:
+    """Where the packed weights of the GGUF file with sha256 `digest` lie; made if missing, UnfitError if that cannot
+    be."""
     entry = cache_folder() / "packed" / digest[:16]
     made_from: dict[str, object] = {"sha256": digest, "format": FORMAT}
     if is_whole(entry, made_from):
@@ -153,11 +160,8 @@ def packed_entry(
         if is_whole(entry, made_from):
             return entry
         with scratch(entry) as folder:
-            try:
-                with writing(folder):
-                    _write(source(), folder, progress, cancelled)
-            except UnfitError:
-                return None
+            with writing(folder):
+                _write(source(), folder, progress, cancelled)
             publish(folder, entry, made_from)
     return entry
 
@@ -181,57 +185,44 @@ def halves_apart(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 class _Tensor(NamedTuple):
-    """A tensor of a GGUF file: its place in the model, its type, its rows [N, bytes of a row] or numbers [N]."""
+    """A tensor of a GGUF file and its place in the model."""
 
-    own_name: str
+    info: TensorInfo
     name: str
     part: str
-    kind: str
-    data: np.ndarray
+
+    def data(self) -> np.ndarray:
+        """Rows [N, bytes of a row], or numbers [N]."""
+        data = self.info.read()
+        return data.view(np.float32) if len(self.info.shape) == 1 else data.reshape(self.info.shape[0], -1)
 
 
-def _tensors(source: Path) -> tuple[str, dict[str, int], list[_Tensor]]:
-    """The architecture of a GGUF file; of how many heads those maps are whose rows it has in llama.cpp's order; its
-    tensors. UnfitError where one of them is of no use here.
-
-    The gguf package makes an object of every token, which takes 20 seconds; transformers' reader steps over them.
-    """
-    from gguf import GGMLQuantizationType
-    from transformers.integrations.gguf import reader
-
-    data, found = np.memmap(source, np.uint8, mode="r"), list[_Tensor]()
-    try:
-        said, count, end = reader._read_metadata(data, str(source))
-        table, end = reader._read_tensor_table(data, count, end)
-        kinds = [GGMLQuantizationType(kind).name for _, _, kind, _ in table]
-    except (ValueError, struct.error) as error:  # another version, or an unknown type
-        raise UnfitError(str(error)) from error
-    architecture, aligned = said["general.architecture"], said.get("general.alignment", _ALIGNED_THERE)
+def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
+    """Of how many heads those maps are whose rows a GGUF file has in llama.cpp's order; its tensors. UnfitError where
+    one of them is of no use here."""
+    said, architecture = header.metadata, header.architecture
     if architecture not in FAMILIES:
-        raise UnfitError(f"no compiled pass for {architecture}")
-    begin = -(-end // aligned) * aligned
-    for (own_name, shape, _, offset), kind in zip(table, kinds, strict=True):
-        if own_name in _IGNORED:
+        raise UnfitError(f"no compiled pass computes {architecture}")
+    found = []
+    for info in header.tensors:
+        if info.name in _IGNORED:
             continue
-        name, part = module_name(own_name)
-        there = data[begin + offset :]
-        if kind == "F32" and len(shape) == 1:
-            there = there[: 4 * shape[0]].view(np.float32)
-        elif kind in TYPES and len(shape) == 2 and part == "weight":
-            codes, size = TYPES[kind][:2]
-            there = there[: shape[0] * shape[1] // codes * size].reshape(shape[0], -1)
-        else:
-            raise UnfitError(f"no kernel for {kind}, the type of {own_name}")
-        found.append(_Tensor(own_name, name, part, kind, there))
+        name, part = module_name(info.name)
+        vector = info.kind == "F32" and len(info.shape) == 1
+        if not vector and not (info.kind in TYPES and len(info.shape) == 2 and part == "weight"):
+            raise UnfitError(f"no kernel for {info.kind}, the type of {info.name}")
+        found.append(_Tensor(info, name, part))
     if architecture != "llama":
-        return architecture, {}, found
+        return {}, found
     heads = said["llama.attention.head_count"]
-    return architecture, {"attn_q": heads, "attn_k": said.get("llama.attention.head_count_kv", heads)}, found
+    return {"attn_q": heads, "attn_k": said.get("llama.attention.head_count_kv", heads)}, found
 
 
 def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[], bool]) -> None:
     """`weights.bin`: packed weights and float32 vectors one after another; `index.json` says what lies where."""
-    architecture, heads, tensors = _tensors(source)
+    header = read_header(source)
+    heads, tensors = _tensors(header)
+    check_disk(f"packing {source.name}", int(_GROWTH * sum(tensor.info.size for tensor in tensors)), folder)
     weights: dict[str, Any] = {}
     vectors: dict[str, Any] = {}
     types: Counter[str] = Counter()
@@ -246,22 +237,25 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
         for done, tensor in enumerate(tensors):
             check(cancelled)
             progress(f"packing {source.name}", done / len(tensors))
-            turned = heads.get(tensor.own_name.split(".")[-2])
-            data = halves_apart(tensor.data, turned) if turned else tensor.data
+            data = tensor.data()
+            if turned := heads.get(tensor.info.name.split(".")[-2]):
+                if len(data) % (2 * turned):
+                    raise UnfitError(f"{tensor.info.name} has {len(data)} rows for {turned} heads")
+                data = halves_apart(data, turned)
             if data.ndim == 1:
                 vectors[f"{tensor.name}.{tensor.part}"] = {"at": put(data), "size": len(data)}
                 continue
-            weight = read_blocks(tensor.kind, data)
+            weight = read_blocks(tensor.info.kind, data)
             if not lossless(weight):
-                raise UnfitError(f"the scales of {tensor.own_name} are out of range")
+                raise UnfitError(f"the scales of {tensor.info.name} are out of range")
             packed = pack(weight)
             shape = [*packed.shape, len(weight.codes)]
             weights[tensor.name] = {"at": put(packed), "shape": shape, "layout": LAYOUTS.index(weight.layout)}
-            types[tensor.kind] += packed.size
+            types[tensor.info.kind] += packed.size
             del weight, packed
         out.write(b"\0" * _PAST)
     most = types.most_common(1)[0][0]
-    text = json.dumps({"architecture": architecture, "type": most, "weights": weights, "vectors": vectors})
+    text = json.dumps({"architecture": header.architecture, "type": most, "weights": weights, "vectors": vectors})
     write_text(folder / "index.json", text)
 
 
@@ -359,40 +353,62 @@ def head_size(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def packed_model(config: FileConfig, entry: Path, folder: Path) -> tuple[PackedModel, str] | None:
-    """The model of `config` over the packed weights in `entry`, and their commonest type; None if it has other parts
-    than the file. `folder` is the converted model's, for what is said about generation."""
+def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tuple[PackedModel, str]:
+    """The model of `config` over the packed weights in `entry`, and their commonest type. UserError if its tensors are
+    not the configuration's. `folder` is the converted model's, for what is said about generation."""
     index = json.loads((entry / "index.json").read_text(encoding="utf-8"))
-    if config.model_type != index["architecture"] or not _whole(config, {*index["weights"], *index["vectors"]}):
-        return None
+    if config.model_type != index["architecture"]:
+        raise UnfitError(f"the file says {index['architecture']}, its configuration {config.model_type}")
+    _check(name, config, index)
     data = np.memmap(entry / "weights.bin", np.uint8, mode="r")
     vectors, weights = {}, {}
-    for name, said in index["vectors"].items():
-        vectors[name] = torch.from_numpy(data[said["at"] : said["at"] + 4 * said["size"]].view(np.float32).copy())
-    for name, said in index["weights"].items():
+    for tensor, said in index["vectors"].items():
+        vectors[tensor] = torch.from_numpy(data[said["at"] : said["at"] + 4 * said["size"]].view(np.float32).copy())
+    for tensor, said in index["weights"].items():
         *shape, count = said["shape"]
         part = data[said["at"] : said["at"] + int(np.prod(shape))].reshape(shape)
-        weights[name] = PackedWeight(part, LAYOUTS[said["layout"]], count)
+        weights[tensor] = PackedWeight(part, LAYOUTS[said["layout"]], count)
     weights.setdefault(_HEAD, weights[_TABLE])
     file = folder / _GENERATION
     said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return PackedModel(config, FileConfig(**said), folder, weights, vectors), str(index["type"])
 
 
-def _whole(config: FileConfig, have: set[str]) -> bool:
-    """Whether these are the names of all weights and vectors of a model; biases of queries, keys and values may be."""
-    maps = {name for name in _INSIDE.values() if not name.endswith("norm")}
-    norms = {f"{name}.weight" for word, name in _INSIDE.items() if name.endswith("norm")}
-    own = {f"{_INSIDE[word]}.weight" for word in ("attn_q_norm", "attn_k_norm")}  # of each head
-    biases = {f"{_INSIDE[word]}.bias" for word in ("attn_q", "attn_k", "attn_v")}
-    each = maps | (norms if config.model_type == "qwen3" else norms - own)
-    each |= biases if config.model_type == "qwen2" else set()
-
-    def of_all(names: set[str]) -> set[str]:
-        return {f"model.layers.{layer}.{name}" for layer in range(config.num_hidden_layers) for name in names}
-
-    needed = of_all(each) | {_TABLE, "model.norm.weight"}
-    return needed <= have <= needed | {_HEAD} | of_all(biases)
+def _check(name: str, config: FileConfig, index: Mapping[str, Any]) -> None:
+    """UserError unless weights and vectors are those of a model of `config`; biases of queries, keys and values may
+    be there, and so may a head."""
+    have: dict[str, tuple[int, ...]] = {tensor: (said["size"],) for tensor, said in index["vectors"].items()}
+    for tensor, said in index["weights"].items():
+        have[f"{tensor}.weight"] = (said["shape"][-1], GROUP * said["shape"][1])
+    size, width, inner = head_size(config), config.hidden_size, config.intermediate_size
+    queries, keys = size * config.num_attention_heads, size * config.num_key_value_heads
+    shapes = {
+        "attn_norm.weight": (width,),
+        "attn_q.weight": (queries, width),
+        "attn_k.weight": (keys, width),
+        "attn_v.weight": (keys, width),
+        "attn_output.weight": (width, queries),
+        "ffn_norm.weight": (width,),
+        "ffn_gate.weight": (inner, width),
+        "ffn_up.weight": (inner, width),
+        "ffn_down.weight": (width, inner),
+    }
+    biases = {"attn_q.bias": (queries,), "attn_k.bias": (keys,), "attn_v.bias": (keys,)}
+    if config.model_type == "qwen3":
+        shapes |= {"attn_q_norm.weight": (size,), "attn_k_norm.weight": (size,)}
+    if config.model_type == "qwen2":
+        shapes |= biases
+    names = {f"blk.{layer}.{tensor}": tensor for layer in range(config.num_hidden_layers) for tensor in shapes | biases}
+    known = {".".join(module_name(own)): (shapes | biases)[tensor] for own, tensor in names.items()}
+    needed = {".".join(module_name(own)) for own, tensor in names.items() if tensor in shapes}
+    table = {f"{_TABLE}.weight": (config.vocab_size, width), "model.norm.weight": (width,)}
+    known |= table | {f"{_HEAD}.weight": (config.vocab_size, width)}
+    check_tensors(
+        name,
+        (needed | table.keys()) - have.keys(),
+        have.keys() - known.keys(),
+        [(one, shape, known[one]) for one, shape in have.items() if known.get(one, shape) != shape],
+    )
 
 
 def weight_bytes(model: Any) -> int:

@@ -1,4 +1,4 @@
-"""Where a model lies → a local folder that transformers can load. Knows nothing of what is in it but file names."""
+"""Where a model lies → a local folder that transformers can load. Knows of what is in it names and sizes alone."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from utils.catalogue.specs import ModelSpec
 from utils.errors import UserError
-from utils.loading.cache import MANIFEST, is_whole, remembered_sha256
-from utils.loading.gguf import converted, converted_entry
+from utils.gguf.header import read_header
+from utils.loading.cache import MANIFEST, is_whole
+from utils.loading.gguf import converted, converted_entry, gguf_digest
 from utils.loading.hub import hub_folder, is_cached
 from utils.loading.loaded import LoadOptions
 from utils.loading.package_file import package_file
+from utils.loading.weight_files import check_whole, weight_files
 from utils.progress import Progress, check
-
-_WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def model_folder(
@@ -23,26 +23,37 @@ def model_folder(
     progress: Progress,
     cancelled: Callable[[], bool],
     *,
+    weights: bool = True,
     thorough: bool = False,
 ) -> Path:
     """A folder with configuration, weights and tokenizer of `spec`, fetched and converted if need be.
 
-    `thorough` reads a converted model through before trusting it. Raises UserError or Cancelled.
+    Without `weights` a GGUF file's are not expanded. `thorough` reads a converted model through before trusting it.
+    Raises UserError or Cancelled.
     """
     check(cancelled)
-    if spec.package is not None and spec.file is not None and spec.sha256 is not None:
-        entry, made_from = converted_entry(spec.sha256)
-        if is_whole(entry, made_from, thorough=thorough):
-            return entry
+    if spec.package is not None and spec.sha256 is not None:
+        for entry, made_from in _entries(spec.sha256, weights):
+            if is_whole(entry, made_from, thorough=thorough):
+                return entry
         source = gguf_file(spec, options, progress, cancelled)
         assert source is not None
-        return converted(source, spec.sha256, progress, cancelled, thorough=thorough)
+        return converted(source, spec.sha256, progress, cancelled, weights=weights, thorough=thorough)
     if spec.gguf is not None:
-        return _gguf_folder(Path(spec.gguf), progress, cancelled, thorough)
+        file = Path(spec.gguf)
+        read_header(file)
+        progress(f"reading {file.name}", None)
+        digest = gguf_digest(file, cancelled)
+        return converted(file, digest, progress, cancelled, weights=weights, thorough=thorough)
     if spec.path is not None:
         return _local_folder(Path(spec.path))
     revision = options.revision or spec.revision
     return _local_folder(hub_folder(str(spec.id), revision, options.offline, progress, cancelled))
+
+
+def _entries(digest: str, weights: bool) -> list[tuple[Path, dict[str, object]]]:
+    """The cache entries that serve, with weights or without."""
+    return [converted_entry(digest, weights=kind) for kind in ((True,) if weights else (True, False))]
 
 
 def gguf_file(spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]) -> Path | None:
@@ -56,45 +67,42 @@ def gguf_file(spec: ModelSpec, options: LoadOptions, progress: Progress, cancell
 
 
 def mended_folder(
-    spec: ModelSpec, options: LoadOptions, folder: Path, progress: Progress, cancelled: Callable[[], bool]
+    spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
 ) -> Path | None:
-    """A model that would not load, converted anew if its files turn out damaged; None if they are not."""
+    """A model that would not load, converted again if its files turn out damaged; None if they are not."""
     if spec.package is None and spec.gguf is None:
         return None
-    before = (folder / MANIFEST).stat().st_mtime_ns
-    again = model_folder(spec, options, progress, cancelled, thorough=True)
-    return None if (again / MANIFEST).stat().st_mtime_ns == before else again
+    entries = _entries(spec.sha256 or gguf_digest(Path(str(spec.gguf)), cancelled), weights=False)
 
+    def made() -> list[int]:
+        return [file.stat().st_mtime_ns for entry, _ in entries if (file := entry / MANIFEST).is_file()]
 
-def _gguf_folder(file: Path, progress: Progress, cancelled: Callable[[], bool], thorough: bool) -> Path:
-    if not file.is_file():
-        raise UserError(f"no GGUF file {file}")
-    with file.open("rb") as opened:
-        if opened.read(4) != b"GGUF":
-            raise UserError(f"{file} is no GGUF file: it does not begin with GGUF")
-    progress(f"reading {file.name}", None)
-    return converted(file, remembered_sha256(file, cancelled), progress, cancelled, thorough=thorough)
+    before, expanded = made(), is_whole(*entries[0])
+    again = model_folder(spec, options, progress, cancelled, weights=expanded, thorough=True)
+    return None if made() == before else again
 
 
 def _local_folder(folder: Path) -> Path:
     if not folder.is_dir():
         raise UserError(f"no folder {folder}")
     if not (folder / "config.json").is_file():
+        if files := sorted(file.name for file in folder.glob("*.gguf")):
+            raise UserError(f"{folder} holds several GGUF files: name one of {', '.join(files[:3])}")
         raise UserError(f"{folder} holds no model: config.json is missing")
     if (folder / "medusa_lm_head.pt").is_file() or b'"medusa_num_heads"' in (folder / "config.json").read_bytes():
         raise UserError(
             f"{folder} holds Medusa heads, which are not read: each guesses its position without the drafts before "
             "it; an EAGLE head of the same target drafts more"
         )
-    if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
-        raise UserError(f"{folder} holds no model: no *.safetensors or *.bin file")
+    for file in weight_files(folder):
+        check_whole(file)
     return folder
 
 
 def is_here(spec: ModelSpec) -> bool:
     """Whether the model can be loaded without any network. Looks at folders only."""
     if spec.package is not None and spec.sha256 is not None:
-        return is_whole(*converted_entry(spec.sha256))
+        return any(is_whole(*entry) for entry in _entries(spec.sha256, weights=False))
     if spec.id is None:
         return Path(spec.path or spec.gguf or "").exists()
     return is_cached(spec.id, spec.revision)

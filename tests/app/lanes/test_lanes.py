@@ -345,7 +345,7 @@ def test_the_default_pair_is_identical_by_construction_in_every_lane(
 def test_where_nothing_is_compiled_the_default_is_float32_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("utils.loading.packed_gguf.instruction_set", "app.screen.view.instruction_set"):
         monkeypatch.setattr(module, lambda: None)
-    for module in ("utils.kernels.instruction_sets.why_not", "app.screen.view.why_not"):
+    for module in ("utils.loading.packed_gguf.why_not", "app.screen.view.why_not"):
         monkeypatch.setattr(module, lambda: "numba is not installed")
     engine = load_engine(Settings(quiet=True), ModelOptions(device="cpu", drafter="none"), never)
     assert (engine.loaded.target.precision, engine.invariant) == ("float32", False)
@@ -369,7 +369,7 @@ def test_where_nothing_is_compiled_the_default_is_float32_and_says_why(monkeypat
             {},
             "--attn-implementation asks for transformers' own pass",
         ),
-        (LoadOptions(quantization="auto"), {}, "they have types that no kernel knows"),
+        (LoadOptions(quantization="auto"), {"expanded": "no kernel for IQ4_XS"}, "no kernel for IQ4_XS"),
     ],
 )
 def test_why_a_files_bits_are_not_left_as_they_are(
@@ -381,6 +381,7 @@ def test_why_a_files_bits_are_not_left_as_they_are(
         quantization=told.get("quantization", "none"),
         device=torch.device(told.get("device", "cpu")),
         dtype_text=told.get("dtype", "float32"),
+        expanded=told.get("expanded", ""),
     )
     said = expanded(spec_from_argument(told.get("spec", "./m.gguf")), options, target)  # type: ignore[arg-type]
     assert said == ([f"the weights of m are expanded to {target.dtype_text} ({why})"] if why else [])

@@ -19,7 +19,8 @@ from sampling.models.fused import FusedNetwork
 from tests.support.gguf_files import CONTEXT, FAMILIES, llama3_factors, random_model, write_gguf
 from tests.support.quantized import keep_code
 from utils.errors import UserError
-from utils.gguf.facts import end_ids, read_header
+from utils.gguf.facts import end_ids, facts_of
+from utils.gguf.header import read_header
 from utils.loading.build import load_tokenizer, stop_ids
 from utils.loading.gguf import write_folder
 from utils.loading.loaded import LoadOptions
@@ -35,6 +36,7 @@ def converted(folder: Path, family: str, model: Any, **more: Any) -> Any:
     """`model` after its way through a file; the folder then holds what the program loads."""
     out, file = folder / "converted", write_gguf(folder / "model.gguf", family, model, **more)
     with pytest.MonkeyPatch.context() as patch:  # what the converter changes of the libraries in its own process
+        patch.setattr(legacy, "get_gguf_hf_weights_map", legacy.get_gguf_hf_weights_map)
         for library, name in [(gguf, "GGUFReader"), (gguf, "get_tensor_name_map"), (legacy, "tqdm")]:
             patch.setattr(library, name, getattr(library, name))
         write_folder(file, out, lambda _: None)
@@ -215,8 +217,7 @@ def test_the_compiled_pass_turns_by_the_same_frequencies(stretch: str, tmp_path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEC_CACHE_DIR", str(tmp_path))
         entry = packed_entry(lambda: tmp_path / "model.gguf", "a" * 64, silent, never)
-    assert entry is not None
-    model: Any = (packed_model(config, entry, folder) or [None])[0]
+    model: Any = packed_model(config, entry, folder, "m")[0]
     assert torch.equal(rope_of(model).inv_freq, rope_of(loaded).inv_freq)
     assert rope_of(model).attention_scaling == rope_of(loaded).attention_scaling
     network, positions = FusedNetwork(model, torch.float32), torch.arange(IDS.shape[1])[None]
@@ -265,4 +266,4 @@ def test_every_end_that_a_family_has_ends_an_answer_and_its_template_is_its_own(
 def test_ends_that_the_metadata_names_count_whatever_they_are_called(tmp_path: Path) -> None:
     model = random_model("mistral")
     file = write_gguf(tmp_path / "model.gguf", "mistral", model, roles={"eot": 7, "eom": 9})
-    assert end_ids(read_header(file)) == [1, 7, 9]
+    assert end_ids(facts_of(read_header(file))) == [1, 7, 9]

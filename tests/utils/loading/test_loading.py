@@ -160,7 +160,7 @@ def test_a_folder_without_a_model_says_what_is_missing(tmp_path):
     for prepare, told in [
         (lambda: None, "holds no model: config.json is missing"),
         (lambda: (tmp_path / "config.json").write_text("{}"), "holds no model: no \\*.safetensors or \\*.bin file"),
-        (lambda: (tmp_path / "model.safetensors").write_bytes(b"x" * 99), "cannot load"),
+        (lambda: (tmp_path / "model.safetensors").write_bytes(b"x" * 99), "is no safetensors file"),
     ]:
         prepare()
         with pytest.raises(UserError, match=told) as raised:
@@ -172,7 +172,7 @@ def test_damaged_weights_of_a_folder_are_one_line(tiny, tmp_path):
     broken = tiny_pair(tmp_path).target
     file = broken / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(UserError, match=f"cannot load target from {broken}: ") as raised:
+    with pytest.raises(UserError, match=rf"^{file} is incomplete: 0\.\d+ of 0\.\d+ MB$") as raised:
         load_pair(PairSpec(name="x", target=spec_from_argument(str(broken))), CPU)
     assert "\n" not in str(raised.value)
 

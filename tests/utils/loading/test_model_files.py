@@ -400,10 +400,11 @@ def test_two_processes_converting_at_once_make_one_whole_entry(gguf_file, cache)
     assert is_whole(*converted_entry("e" * 64), thorough=True)
 
 
-def test_a_gguf_file_that_ends_too_early_is_one_line(gguf_file, tmp_path):
+@pytest.mark.parametrize(("left", "told"), [(3000, "it has 0.003 MB and ends within its header"), (-4000, "of 0.")])
+def test_a_gguf_file_that_ends_too_early_is_one_line(gguf_file, tmp_path, left, told):
     short = tmp_path / "short.gguf"
-    short.write_bytes(gguf_file.read_bytes()[:3000])
-    with pytest.raises(UserError, match=r"cannot convert short.gguf: ") as raised:
+    short.write_bytes(gguf_file.read_bytes()[:left])
+    with pytest.raises(UserError, match=rf"^{short} is incomplete: .*{told}") as raised:
         model_folder(spec_from_argument(str(short)), CPU, silent, never)
     assert "\n" not in str(raised.value)
 

@@ -18,6 +18,7 @@ from sampling.models.causal import CausalLM
 from sampling.models.fused import FusedNetwork, supports
 from tests.support.quantized import keep_code, quantised
 from utils.catalogue.specs import spec_from_argument
+from utils.errors import UserError
 from utils.kernels.instruction_sets import instruction_set, why_not
 from utils.kernels.packed_linear import unpacked_copy
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, quantize
@@ -145,20 +146,36 @@ def test_stretched_positions_are_those_of_transformers(tmp_path: Path) -> None:
     assert supports(model)
 
 
-@pytest.mark.parametrize("changed", ["less", "more"])
-def test_a_file_of_other_parts_is_left_to_float32(target: LoadedModel, tmp_path: Path, changed: str) -> None:
+@pytest.mark.parametrize(
+    ("changed", "refused"),
+    [
+        ("less", "it lacks model.norm.weight"),
+        ("more", "it has model.layers.0.self_attn.o_proj.bias, which nothing reads"),
+        ("other", r"model.norm.weight is \(575,\), not \(576,\)"),
+        ("narrow", r"lm_head.weight is \(49152, 32\), not \(49152, 576\)"),
+    ],
+)
+def test_a_file_of_other_parts_is_refused_by_name(
+    target: LoadedModel, tmp_path: Path, changed: str, refused: str
+) -> None:
     entry = cache_folder() / "packed" / str(catalogue_in(CATALOGUE).pair("smollm2").target.sha256)[:16]
     index = json.loads((entry / "index.json").read_text())
     (tmp_path / "weights.bin").symlink_to(entry / "weights.bin")
     (tmp_path / "index.json").write_text(json.dumps(index))
-    assert packed_model(target.model.config, tmp_path, tmp_path) is not None
+    packed_model(target.model.config, tmp_path, tmp_path, "m")
     norm = index["vectors"]["model.norm.weight"]
     if changed == "less":
         del index["vectors"]["model.norm.weight"]
-    else:
+    elif changed == "more":
         index["vectors"]["model.layers.0.self_attn.o_proj.bias"] = norm
+    elif changed == "other":
+        norm["size"] -= 1
+    else:
+        blocks, _, size, count = index["weights"]["model.embed_tokens"]["shape"]
+        index["weights"]["lm_head"] = {**index["weights"]["model.embed_tokens"], "shape": [blocks, 1, size, count]}
     (tmp_path / "index.json").write_text(json.dumps(index))
-    assert packed_model(target.model.config, tmp_path, tmp_path) is None
+    with pytest.raises(UserError, match=f"^m does not fit its configuration: {refused}$"):
+        packed_model(target.model.config, tmp_path, tmp_path, "m")
 
 
 def test_a_configuration_that_leaves_something_out_is_read_by_transformers(tmp_path: Path) -> None:
@@ -227,9 +244,13 @@ def test_a_file_with_a_type_that_no_kernel_knows_is_left_to_float32(
         "model.layers.0.self_attn.q_proj",
         "model.layers.0.self_attn.o_proj",
     }
-    assert entry_of(written(tmp_path / "type.gguf", {"blk.0.attn_q": "Q5_1"}), "b" * 64) is None
-    assert entry_of(written(tmp_path / "wide.gguf", {"token_embd": "F32"}), "c" * 64) is None
-    assert entry_of(written(tmp_path / "kind.gguf", {}, "gemma"), "d" * 64) is None
+    for name, kinds, family, why in [
+        ("type", {"blk.0.attn_q": "Q5_1"}, "llama", "no kernel for Q5_1, the type of blk.0.attn_q.weight"),
+        ("wide", {"token_embd": "F32"}, "llama", "no kernel for F32, the type of token_embd.weight"),
+        ("kind", {}, "gemma", "no compiled pass computes gemma"),
+    ]:
+        with pytest.raises(UnfitError, match=why):
+            entry_of(written(tmp_path / f"{name}.gguf", kinds, family), name[0] * 64)
     assert not list((tmp_path / "packed").glob("*.partial-*"))
 
 
@@ -242,7 +263,8 @@ def test_an_unfit_file_is_refused_by_its_header_alone(tmp_path: Path, monkeypatc
     monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(gguf, "GGUFReader", never_done)
     monkeypatch.setattr(packed_gguf, "pack", never_done)
-    assert entry_of(written(tmp_path / "late.gguf", {"blk.0.attn_output": "Q5_1"}), "a" * 64) is None
+    with pytest.raises(UnfitError, match="no kernel for Q5_1"):
+        entry_of(written(tmp_path / "late.gguf", {"blk.0.attn_output": "Q5_1"}), "a" * 64)
     with pytest.raises(AssertionError, match="for nothing"):
         entry_of(written(tmp_path / "good.gguf", {}), "b" * 64)
 
@@ -276,7 +298,8 @@ def test_only_what_the_compiled_pass_takes_stays_packed(family: str, changes: di
     assert supports(model) == fits
     spec = spec_from_argument("no.gguf")
     if not fits:  # its file is not even looked for
-        assert load_packed(spec, config, Path("."), LoadOptions(), silent, never) is None
+        with pytest.raises(UnfitError, match="no compiled pass computes"):
+            load_packed(spec, config, Path("."), LoadOptions(), silent, never)
 
 
 def test_names_that_have_no_place_are_unfit() -> None:

@@ -1,0 +1,355 @@
+"""A fuzz of model files: tensors and metadata keys are dropped, renamed and reshaped. Each time the model gives the
+logits of the untouched one, or is refused in one line; it is never another model without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import pre_tokenizers
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import modeling_gguf_pytorch_utils as legacy
+
+from tests.support.tiny import tiny_pair
+from utils.catalogue.specs import PairSpec, gguf_parts, spec_from_argument
+from utils.errors import UserError
+from utils.gguf.header import read_header
+from utils.loading.build import load_model
+from utils.loading.gguf import gguf_digest, write_folder
+from utils.loading.loaded import LoadOptions
+from utils.loading.loading import load_drafter, load_pair
+from utils.loading.packed_gguf import UnfitError, config_in, packed_entry, packed_model
+from utils.loading.sources import model_folder
+from utils.progress import never, silent
+
+IDS = torch.tensor([[1, 70, 80, 90, 100, 20, 7]])
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32}
+SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 272, "rms_norm_eps": 1e-3}
+SIZES |= {"max_position_embeddings": 512, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+
+
+REFUSED = r"does not fit its configuration: |is damaged: "
+
+
+def random_model(family: str) -> Any:
+    """A small model whose weights, norms and biases are all random: one that is not read is noticed."""
+    torch.manual_seed(0)
+    kind, config = {"llama": (LlamaForCausalLM, LlamaConfig), "qwen2": (Qwen2ForCausalLM, Qwen2Config)}[family]
+    model = kind(config(**SIZES)).float().eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.3)
+    return model.requires_grad_(False)
+
+
+def logits_of(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(IDS).logits.float()
+
+
+@dataclass
+class Contents:
+    """What a GGUF file holds: metadata with its types, tensors with theirs."""
+
+    metadata: dict[str, tuple[Any, gguf.GGUFValueType]] = field(default_factory=dict)
+    tensors: dict[str, np.ndarray] = field(default_factory=dict)
+    kind: str = "F32"  # of the matrices
+
+    def write(self, file: Path) -> Path:
+        writer = gguf.GGUFWriter(file, "?")
+        writer.kv_data[0].clear()
+        writer.data_alignment = self.metadata.get("general.alignment", (32,))[0]
+        for key, (value, kind) in self.metadata.items():
+            inner = gguf.GGUFValueType.STRING if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, value, kind, sub_type=inner)
+        for name, values in self.tensors.items():
+            if self.kind == "F32" or values.ndim == 1 or values.shape[-1] % 32:
+                writer.add_tensor(name, values)
+            else:
+                kind = gguf.GGMLQuantizationType[self.kind]
+                writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
+        for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+            step()
+        writer.close()
+        return file
+
+
+def contents_of(model: Any, family: str, kind: str = "F32") -> Contents:
+    """The model as llama.cpp's converter writes it."""
+    config, types = model.config, gguf.GGUFValueType
+    numbers = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "rope.dimension_count": 32,
+        "vocab_size": config.vocab_size,
+    }
+    tokens = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokens += [f"x{i}" for i in range(config.vocab_size - len(tokens))]
+    metadata = {
+        "general.architecture": (family, types.STRING),
+        **{f"{family}.{key}": (value, types.UINT32) for key, value in numbers.items()},
+        f"{family}.attention.layer_norm_rms_epsilon": (config.rms_norm_eps, types.FLOAT32),
+        f"{family}.rope.freq_base": (5e5, types.FLOAT32),
+        "tokenizer.ggml.model": ("gpt2", types.STRING),
+        "tokenizer.ggml.tokens": (tokens, types.ARRAY),
+        "tokenizer.ggml.merges": (["x 0"], types.ARRAY),
+        "tokenizer.ggml.eos_token_id": (2, types.UINT32),
+    }
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], config.num_hidden_layers)
+    tensors = {}
+    for name, weight in model.state_dict().items():
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        if heads and family == "llama":
+            weight = weight.view(heads, 2, -1, config.hidden_size).transpose(1, 2).reshape(weight.shape)
+        stem, _, part = name.rpartition(".")
+        tensors[f"{names.get_name(stem)}.{part}"] = weight.contiguous().numpy()
+    return Contents(metadata, tensors, kind)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def convert(file: Path, folder: Path, *, weights: bool) -> None:
+    """As the converter does in a process of its own; the functions that it watches are put back."""
+    folder.mkdir()
+    watched = {gguf: ("GGUFReader", "get_tensor_name_map"), legacy: ("tqdm", "get_gguf_hf_weights_map")}
+    with pytest.MonkeyPatch.context() as patch:
+        for module, names in watched.items():
+            for name in names:
+                patch.setattr(module, name, getattr(module, name))
+        write_folder(file, folder, lambda _: None, weights=weights)
+
+
+def converted_logits(file: Path, folder: Path) -> Tensor:
+    """The logits of the file's float32 conversion, made in this process."""
+    convert(file, folder, weights=True)
+    spec = spec_from_argument(str(folder))
+    return logits_of(load_model(spec, folder, LoadOptions(), "cpu", "none", silent, never).model)
+
+
+def packed_logits(file: Path, folder: Path) -> Tensor:
+    """The logits of the file's own bits; of their conversion where nothing computes with them."""
+    convert(file, folder, weights=False)
+    try:
+        entry = packed_entry(lambda: file, gguf_digest(file, never), silent, never)
+    except UnfitError:
+        return converted_logits(file, folder.with_name(f"{folder.name} in float32"))
+    said = config_in(folder)
+    assert said is not None
+    return logits_of(packed_model(said, entry, folder, "m")[0].unpacked())
+
+
+def changes(tensors: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(what is done, to which tensor, the tensors then): of each kind of tensor in the first layer and outside."""
+    for name, values in tensors.items():
+        if ".1." in name:
+            continue
+        others = {other: value for other, value in tensors.items() if other != name}
+        yield "drop", name, others
+        yield "rename", name, {**others, f"new.{name}": values}
+        yield "reshape", name, {**tensors, name: values[:-1] if len(values) > 1 else values[None]}
+
+
+def refusal(error: UserError) -> str:
+    """The line, which is one, and short enough to be read."""
+    line = str(error)
+    assert "\n" not in line
+    assert len(line) < 400, line
+    return line
+
+
+def logits_or_line(logits: Callable[[], Tensor]) -> Tensor | str:
+    """The logits, or the line that refuses the model. What the converter's process fails with is such a line too."""
+    try:
+        return logits()
+    except UserError as error:
+        return refusal(error)
+    except (KeyError, TypeError, ValueError) as error:
+        return repr(error)
+
+
+@pytest.mark.parametrize(("family", "kind"), [("llama", "F32"), ("qwen2", "Q8_0")])
+def test_a_gguf_file_with_other_tensors_is_refused_by_name(family: str, kind: str, tmp_path: Path) -> None:
+    contents = contents_of(random_model(family), family, kind)
+    logits = converted_logits if kind == "F32" else packed_logits
+    untouched = logits(contents.write(tmp_path / "whole.gguf"), tmp_path / "whole")
+    if kind == "F32":
+        assert torch.allclose(untouched, logits_of(random_model(family)), atol=2e-5)
+    for number, (change, name, tensors) in enumerate(changes(contents.tensors)):
+        file = Contents(contents.metadata, tensors, kind).write(tmp_path / f"{number}.gguf")
+        if (change, name) == ("drop", "output.weight"):  # says in this format that the head is the embedding
+            model = random_model(family)
+            model.lm_head.weight = model.model.embed_tokens.weight
+            if kind == "F32":
+                assert torch.allclose(logits(file, tmp_path / f"{number}"), logits_of(model), atol=2e-5)
+            continue
+        with pytest.raises(UserError, match=REFUSED) as raised:
+            logits(file, tmp_path / f"{number}")
+        assert refusal(raised.value).count(".weight") <= 3, (change, name)
+
+
+@pytest.mark.parametrize("change", ["drop", "rename"])
+def test_a_gguf_file_that_says_less_is_the_same_model_or_refused(change: str, tmp_path: Path) -> None:
+    contents = contents_of(random_model("llama"), "llama")
+    untouched = converted_logits(contents.write(tmp_path / "whole.gguf"), tmp_path / "whole")
+    refused = set()
+    for number, key in enumerate(contents.metadata):
+        metadata = {name: value for name, value in contents.metadata.items() if name != key}
+        if change == "rename":
+            metadata[f"{key}x"] = contents.metadata[key]
+        file = Contents(metadata, contents.tensors).write(tmp_path / f"{number}.gguf")
+        outcome = logits_or_line(partial(converted_logits, file, tmp_path / f"{number}"))
+        if isinstance(outcome, str):
+            assert key in outcome or "does not fit" in outcome or key.startswith("tokenizer."), (key, outcome)
+            refused.add(key.partition(".")[2])
+        else:
+            assert torch.equal(outcome, untouched), key
+    assert refused >= {"architecture", "block_count", "attention.layer_norm_rms_epsilon", "rope.freq_base"}
+
+
+def test_a_gguf_file_without_its_alignment_is_not_read_at_other_places(tmp_path: Path) -> None:
+    contents = contents_of(random_model("llama"), "llama")
+    outcomes = set()
+    for length in range(1, 60, 5):  # wherever its header ends
+        contents.metadata["general.name"] = ("n" * length, gguf.GGUFValueType.STRING)
+        contents.metadata["general.alignment"] = (64, gguf.GGUFValueType.UINT32)
+        file = contents.write(tmp_path / f"{length}.gguf")
+        whole = [tensor.read().tobytes() for tensor in read_header(file).tensors]
+        file.write_bytes(file.read_bytes().replace(b"general.alignment", b"general.alignmemt"))
+        try:
+            outcomes.add([tensor.read().tobytes() for tensor in read_header(file).tensors] == whole)
+        except UserError as error:
+            outcomes.add("is damaged" in refusal(error))
+    assert outcomes == {True}
+
+
+# -- folders -----------------------------------------------------------------------------------------------
+
+
+def loaded_logits(folder: Path) -> Tensor:
+    spec = spec_from_argument(str(folder))
+    model_folder(spec, LoadOptions(), silent, never)
+    return logits_of(load_model(spec, folder, LoadOptions(), "cpu", "none", silent, never).model)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_folder_with_other_tensors_is_refused_by_name(family: str, tmp_path: Path) -> None:
+    random_model(family).save_pretrained(tmp_path)
+    file, untouched = tmp_path / "model.safetensors", loaded_logits(tmp_path)
+    assert torch.allclose(untouched, logits_of(random_model(family)), atol=2e-5)
+    whole = load_file(file)
+    for change, name, tensors in changes(whole):
+        save_file({name: value.contiguous() for name, value in tensors.items()}, file)
+        with pytest.raises(UserError, match=REFUSED) as raised:
+            loaded_logits(tmp_path)
+        assert name in refusal(raised.value), change
+    save_file({f"other.{name}": value for name, value in whole.items()}, file)
+    with pytest.raises(UserError, match=r"it lacks lm_head.weight; it lacks .*; it lacks .* \(and \d+ more\)$"):
+        loaded_logits(tmp_path)
+    save_file({name.removeprefix("model."): value for name, value in whole.items()}, file)
+    assert torch.equal(loaded_logits(tmp_path), untouched)  # transformers knows this spelling
+
+
+def test_a_tied_head_may_be_left_out(tmp_path: Path) -> None:
+    model = random_model("llama")
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    model.save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    assert torch.allclose(loaded_logits(tmp_path), logits_of(model), atol=2e-5)
+
+
+def test_parts_of_a_folder_are_all_there_or_it_is_refused(tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path, max_shard_size="100KB")
+    parts = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(parts) > 2
+    untouched = loaded_logits(tmp_path)
+    assert torch.allclose(untouched, logits_of(random_model("llama")), atol=2e-5)
+    tensors = load_file(parts[1])
+    name, value = tensors.popitem()
+    save_file(tensors, parts[1])
+    with pytest.raises(UserError, match=f"does not fit its configuration: it lacks {name}$"):
+        loaded_logits(tmp_path)
+    save_file({**tensors, name: value}, parts[1])
+    assert torch.equal(loaded_logits(tmp_path), untouched)
+    parts[1].unlink()
+    with pytest.raises(UserError, match=f"^{tmp_path} is incomplete: {parts[1].name} is missing$"):
+        loaded_logits(tmp_path)
+
+
+def test_a_drafter_with_other_tensors_is_refused_by_name(tmp_path: Path) -> None:
+    folders = tiny_pair(tmp_path)
+    file = folders.drafter / "model.safetensors"
+    whole = load_file(file)
+    pair = load_pair(PairSpec(name="x", target=spec_from_argument(str(folders.target)), drafter="none"), LoadOptions())
+    for _, name, tensors in [*changes(whole)][::5]:
+        save_file({name: value.contiguous() for name, value in tensors.items()}, file)
+        with pytest.raises(UserError, match=f"^drafter does not fit its configuration: .*{name}"):
+            load_drafter(
+                pair, pair.spec.model_copy(update={"drafter": spec_from_argument(str(folders.drafter))}), LoadOptions()
+            )
+
+
+# -- split files ---------------------------------------------------------------------------------------------
+
+
+def split(contents: Contents, folder: Path, count: int = 3) -> list[Path]:
+    """The file in parts, as llama.cpp splits it: all metadata in the first one, the tensors in turn."""
+    types, names = gguf.GGUFValueType, list(contents.tensors)
+    parts, each = [], -(-len(names) // count)
+    for number in range(count):
+        said = {"split.no": (number, types.UINT16), "split.count": (count, types.UINT16)}
+        said["split.tensors.count"] = (len(names), types.INT32)
+        metadata = {**(contents.metadata if number == 0 else {}), **said}
+        held = {name: contents.tensors[name] for name in names[number * each : (number + 1) * each]}
+        file = folder / f"m-{number + 1:05}-of-{count:05}.gguf"
+        parts.append(Contents(metadata, held, contents.kind).write(file))
+    return parts
+
+
+@pytest.mark.parametrize(("family", "kind"), [("llama", "F32"), ("qwen2", "Q8_0")])
+def test_a_split_file_is_loaded_whole_from_any_of_its_parts(family: str, kind: str, tmp_path: Path) -> None:
+    contents = contents_of(random_model(family), family, kind)
+    logits = converted_logits if kind == "F32" else packed_logits
+    untouched = logits(contents.write(tmp_path / "whole.gguf"), tmp_path / "whole")
+    parts = split(contents, tmp_path)
+    assert gguf_parts(parts[1]) == tuple(parts)
+    for part in parts[::2]:
+        assert torch.equal(logits(part, tmp_path / f"from {part.stem}"), untouched)
+        assert spec_from_argument(str(part)).name == "m"
+    assert len({gguf_digest(part, never) for part in parts}) == 1
+
+
+def test_parts_of_a_split_file_are_all_there_or_it_is_refused(tmp_path: Path) -> None:
+    contents = contents_of(random_model("llama"), "llama")
+    first, second, third = split(contents, tmp_path)
+    held = second.read_bytes()
+    second.unlink()
+    for part in (first, third):
+        with pytest.raises(UserError, match=rf"^{part.name} is one of 3 parts, and {second} is missing$"):
+            read_header(part)
+    second.write_bytes(third.read_bytes())
+    with pytest.raises(UserError, match=r"m-00002-of-00003.gguf is not part 2 of 3, as its name says$"):
+        read_header(first)
+    second.write_bytes(held[:-5000])
+    with pytest.raises(UserError, match=r"m-00002-of-00003.gguf is incomplete: 0\.\d+ of 0\.\d+ MB$"):
+        read_header(first)
+    second.write_bytes(held)
+    first.rename(tmp_path / "model.gguf")
+    with pytest.raises(UserError, match=r"model.gguf is one of 3 parts: name it …-00001-of-00003.gguf, as it was$"):
+        read_header(tmp_path / "model.gguf")

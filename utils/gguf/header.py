@@ -1,0 +1,225 @@
+"""A GGUF file's header: its metadata and the table of its tensors, over all parts of a split file.
+
+A file that ends too early, a part that is not there and tensors that do not lie where the format puts them are refused
+by name. Knows no models, and reads a tensor only when asked.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import struct
+from math import prod
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from utils.catalogue.specs import gguf_parts, is_gguf
+from utils.errors import UserError
+
+_ALIGNMENT = 32  # of a file that does not say
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _ARRAY = 8, 9
+TOKENS = "tokenizer.ggml.tokens"
+
+
+class TensorInfo(NamedTuple):
+    """Where a tensor lies: in `file` from `start` on, `size` bytes. `shape` as torch has it, `kind` such as Q4_K."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    file: Path
+    start: int
+    size: int
+
+    def read(self) -> np.ndarray:
+        """Its bytes, uint8 [size], in memory of their own: a mapped file would count as resident."""
+        return np.fromfile(self.file, np.uint8, self.size, offset=self.start)
+
+
+class GgufHeader(NamedTuple):
+    """What a file says before its tensors. Of an array of texts `metadata` holds the length, but the
+    tokens themselves."""
+
+    metadata: dict[str, Any]
+    tensors: tuple[TensorInfo, ...]
+    parts: tuple[Path, ...]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", "unnamed"))
+
+    @property
+    def float32_bytes(self) -> int:
+        """Bytes of the tensors, expanded."""
+        return 4 * sum(prod(tensor.shape) for tensor in self.tensors)
+
+
+def read_header(file: Path) -> GgufHeader:
+    """The header of a GGUF file, of all parts where `file` is one of several. UserError names what is wrong."""
+    metadata, tensors = _header_of(file)
+    count = metadata.get("split.count", 1)
+    if count <= 1:
+        return GgufHeader(metadata, tensors, (file,))
+    parts = gguf_parts(file)
+    if len(parts) != count:
+        raise UserError(f"{file} is one of {count} parts: name it …-00001-of-{count:05}.gguf, as it was")
+    found: dict[str, TensorInfo] = {}
+    for number, part in enumerate(parts):
+        if not part.is_file():
+            raise UserError(f"{file.name} is one of {count} parts, and {part} is missing")
+        said, held = _header_of(part)
+        if (said.get("split.no"), said.get("split.count")) != (number, count):
+            raise UserError(f"{part} is not part {number + 1} of {count}, as its name says")
+        metadata = said if number == 0 else metadata
+        found |= {tensor.name: tensor for tensor in held}
+        tensors = held if number == 0 else (*tensors, *held)
+    if len(found) != len(tensors) or metadata.get("split.tensors.count", len(tensors)) != len(tensors):
+        raise UserError(f"the parts of {file} hold {len(found)} tensors, not those that the first one counts")
+    return GgufHeader(metadata, tensors, parts)
+
+
+def _header_of(file: Path) -> tuple[dict[str, Any], tuple[TensorInfo, ...]]:
+    """Metadata and tensors of one file."""
+    if not file.is_file():
+        raise UserError(f"no GGUF file {file}")
+    if not is_gguf(file):
+        raise UserError(f"{file} is no GGUF file: it does not begin with GGUF")
+    stat = file.stat()
+    return _parsed(file, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(file: Path, size: int, _changed: int) -> tuple[dict[str, Any], tuple[TensorInfo, ...]]:
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            metadata, table, end = _tables(data, file)
+        except (struct.error, IndexError):
+            raise UserError(f"{file} is incomplete: it has {_mb(size)} MB and ends within its header") from None
+        except (ValueError, KeyError, OverflowError, MemoryError) as error:
+            raise UserError(f"{file} is damaged: {' '.join(str(error).split())[:100]}") from None
+    return metadata, _tensors(file, size, metadata.get("general.alignment", _ALIGNMENT), table, end)
+
+
+def _tables(data: mmap.mmap, file: Path) -> tuple[dict[str, Any], list[tuple[str, tuple[int, ...], int, int]], int]:
+    """Metadata; name, shape, type and offset of each tensor; where the header ends."""
+    version, tensors, values = struct.unpack_from("<IQQ", data, 4)
+    if version not in (2, 3):
+        raise ValueError(f"its version is {version}; 2 and 3 are read, little-endian")
+    metadata: dict[str, Any] = {}
+    at = 24
+    for _ in range(values):
+        key, at = _text(data, at)
+        (kind,) = struct.unpack_from("<I", data, at)
+        metadata[key], at = _value(data, at + 4, kind, key == TOKENS)
+    table = []
+    for _ in range(tensors):
+        name, at = _text(data, at)
+        (count,) = struct.unpack_from("<I", data, at)
+        *sizes, kind, offset = struct.unpack_from(f"<{count}QIQ", data, at + 4)
+        table.append((name, tuple(reversed(sizes)), kind, offset))
+        at += 16 + 8 * count
+    return metadata, table, at
+
+
+def _text(data: mmap.mmap, at: int) -> tuple[str, int]:
+    (size,) = struct.unpack_from("<Q", data, at)
+    end = at + 8 + size
+    if end > len(data):
+        raise IndexError
+    return data[at + 8 : end].decode(), end
+
+
+def _value(data: mmap.mmap, at: int, kind: int, keep: bool = False) -> tuple[Any, int]:
+    """A value and where it ends; of an array of texts its length, unless it is to be kept."""
+    if kind == _TEXT:
+        return _text(data, at)
+    if kind != _ARRAY:
+        return struct.unpack_from(f"<{_NUMBERS[kind]}", data, at)[0], at + struct.calcsize(f"<{_NUMBERS[kind]}")
+    inner, count = struct.unpack_from("<IQ", data, at)
+    at += 12
+    if count > len(data):
+        raise IndexError
+    if inner != _TEXT:
+        layout = f"<{count}{_NUMBERS[inner]}"
+        return list(struct.unpack_from(layout, data, at)), at + struct.calcsize(layout)
+    if keep:
+        texts = []
+        for _ in range(count):
+            text, at = _text(data, at)
+            texts.append(text)
+        return texts, at
+    size_of = struct.Struct("<Q").unpack_from
+    for _ in range(count):
+        at += 8 + size_of(data, at)[0]
+    return count, at
+
+
+def _tensors(
+    file: Path, size: int, alignment: int, table: list[tuple[str, tuple[int, ...], int, int]], end: int
+) -> tuple[TensorInfo, ...]:
+    """The table's tensors where the format puts them: one after another, each aligned, and nothing behind the last."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    if alignment < 1:
+        raise UserError(f"{file} is damaged: an alignment of {alignment}")
+    start = -(-end // alignment) * alignment
+    found, expected, last = [], 0, 0
+    for name, shape, number, offset in table:
+        try:
+            kind = GGMLQuantizationType(number)
+        except ValueError:
+            raise UserError(f"{file}: {name} has type {number}, which is not read") from None
+        codes, width = GGML_QUANT_SIZES[kind]
+        if not shape or shape[-1] % codes or offset != expected:
+            raise UserError(f"{file} is damaged: {name} {shape}, {kind.name}, at {offset} of {expected}")
+        last = offset + prod(shape) // codes * width
+        expected = -(-last // alignment) * alignment
+        found.append(TensorInfo(name, shape, kind.name, file, start + offset, last - offset))
+    if size < start + last:
+        raise UserError(f"{file} is incomplete: {_mb(size)} of {_mb(start + last)} MB")
+    if size - start - last >= alignment:
+        raise UserError(f"{file} is damaged: no tensor claims its last {size - start - last} bytes")
+    if len({tensor.name for tensor in found}) < len(found):
+        raise UserError(f"{file} is damaged: two tensors have one name")
+    return tuple(found)
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.0f}" if size >= 1e7 else f"{size / 1e6:.3g}"
+
+
+def write_joined(header: GgufHeader, out: IO[bytes], *, weights: bool) -> None:
+    """Write the parts of a split file as one: the first part's metadata but for `split.…`, and every tensor.
+
+    Without `weights` the file has the same length, and a hole in their place.
+    """
+    from gguf import GGMLQuantizationType
+
+    alignment = header.metadata.get("general.alignment", _ALIGNMENT)
+    with header.parts[0].open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        (count,) = struct.unpack_from("<Q", data, 16)
+        kept, at = [], 24
+        for _ in range(count):
+            key, after = _text(data, at)
+            _, after = _value(data, after + 4, struct.unpack_from("<I", data, after)[0])
+            if not key.startswith("split."):
+                kept.append(data[at:after])
+            at = after
+        out.write(data[:8] + struct.pack("<QQ", len(header.tensors), len(kept)) + b"".join(kept))
+    offset = 0
+    for tensor in header.tensors:
+        name, sizes = tensor.name.encode(), tensor.shape[::-1]
+        kind = GGMLQuantizationType[tensor.kind]
+        out.write(struct.pack("<Q", len(name)) + name)
+        out.write(struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, offset))
+        offset += -(-tensor.size // alignment) * alignment
+    out.write(b"\0" * (-out.tell() % alignment))
+    if not weights:
+        out.truncate(out.tell() + offset)
+        return
+    for tensor in header.tensors:
+        out.write(tensor.read().data)
+        out.write(b"\0" * (-out.tell() % alignment))

@@ -1,0 +1,69 @@
+"""Which files of a folder hold its weights, and whether they are whole. Reads their headers alone; knows no models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from zipfile import is_zipfile
+
+from utils.errors import UserError
+
+_NAMES = ("model.safetensors", "pytorch_model.bin")  # in the order in which transformers takes them
+_POINTER = b"version https://git-lfs"
+_LONGEST_HEADER = 100_000_000  # of a safetensors file, as its library has it
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that are read: of the first format that is there, one file or the parts that its index names.
+
+    UserError for a folder without weights, and where a part is not there.
+    """
+    for name in _NAMES:
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return _parts(folder, index)
+    others = sorted(path.name for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern))
+    if not others:
+        raise UserError(f"{folder} holds no model: no *.safetensors or *.bin file")
+    has = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
+    raise UserError(f"{folder} holds no model: neither {_NAMES[0]} nor its index is there, it has {has}")
+
+
+def _parts(folder: Path, index: Path) -> list[Path]:
+    try:
+        names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        raise UserError(f"{index} is damaged: no weight_map") from None
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing or not names:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise UserError(f"{folder} is incomplete: {missing[0] if missing else 'every part'} is missing{more}")
+    return [folder / name for name in names]
+
+
+def check_whole(file: Path) -> None:
+    """UserError if a weight file has been cut off, or is a pointer that Git LFS left in its stead."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        begin = opened.read(len(_POINTER))
+        if begin == _POINTER:
+            raise UserError(f"{file} is a Git LFS pointer, not the weights: fetch them with git lfs pull")
+        if file.suffix == ".bin":
+            if begin.startswith(b"PK") and not is_zipfile(opened):
+                raise UserError(f"{file} is incomplete: its {size / 1e6:.0f} MB have no end")
+            return
+        length = int.from_bytes(begin[:8], "little")
+        if size < 8 or length > _LONGEST_HEADER:
+            raise UserError(f"{file} is no safetensors file")
+        opened.seek(8)
+        try:
+            tensors = json.loads(opened.read(length))
+            ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
+        except (ValueError, KeyError, AttributeError, TypeError, IndexError):
+            what = "incomplete: it ends within its header" if size < 8 + length else "damaged: its header is no JSON"
+            raise UserError(f"{file} is {what}") from None
+    whole = 8 + length + max(ends, default=0)
+    if size < whole:
+        raise UserError(f"{file} is incomplete: {size / 1e6:.3g} of {whole / 1e6:.3g} MB")
