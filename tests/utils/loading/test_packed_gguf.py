@@ -298,7 +298,7 @@ def test_only_what_the_compiled_pass_takes_stays_packed(family: str, changes: di
     assert supports(model) == fits
     spec = spec_from_argument("no.gguf")
     if not fits:  # its file is not even looked for
-        with pytest.raises(UnfitError, match="no compiled pass computes"):
+        with pytest.raises(UnfitError, match=r"no compiled pass computes|one table"):
             load_packed(spec, config, Path("."), LoadOptions(), silent, never)
 
 
