@@ -144,8 +144,7 @@ class _Run:
         watch = Stopwatch(self.lm.device)
         share = len(self.rows)
         asked = Budget([0] * share) if self.opening else self.controller.budget(self.ids)
-        # Draft at most remaining − 1: the target's own token always has room.
-        room = [end - len(row) - 1 for end, row in zip(self.ends, self.rows, strict=True)]
+        room = list(map(self._room, self.rows, self.ends))
         budget = asked if max(asked.depth) <= min(room) else replace(asked, depth=list(map(min, asked.depth, room)))
         keys = torch.tensor([[name, len(row)] for name, row in zip(self.ids, self.rows, strict=True)])
         draft = Draft.empty(share)
@@ -188,6 +187,11 @@ class _Run:
             yield replace(step, gamma=gamma, overhead_s=overhead_s)
             if outcome.reason is not None:
                 yield Finished(step.row, outcome.reason)
+
+    def _room(self, row: list[int], end: int) -> int:
+        """The most tokens that may be drafted: remaining − 1, so that the target's own token always has room."""
+        most, reach = end - len(row) - 1, self.session.draftable(len(row))
+        return most if reach is None else min(most, reach)
 
     def _commit(self, row: list[int], end: int, drafted: list[int], nodes: list[int], token: int) -> _Outcome:
         """Append what a row gained: the accepted `nodes` (-1 padded) of its drafts and its own token.

@@ -253,6 +253,10 @@ class Session(Protocol):
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]: ...  # K, V [B, H_kv, S, D], valid [B]; read only
     def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor: ...  # [B, S, K·H] of committed tokens; (): all it keeps
 
+    def draftable(self, length: int) -> int | None:
+        """How many tokens a draft behind `length` tokens may have; None: any number."""
+        return None
+
     def read(self) -> int:
         """Read what stands apart from the rows (`source`), once; how many tokens that were."""
         return 0

@@ -70,10 +70,11 @@ class ModelMember(Drafter):
         self.session = opened(self.lm, prompt, previous, target)
 
     def fitting(self, rows: Rows, depth: list[int]) -> list[int]:
-        """`depth` as far as the model's context goes."""
+        """`depth` as far as the model's context goes, and as its session may be asked."""
         if self.session is None:
             return [0] * len(rows)
-        return [max(0, min(most, self.lm.context - len(row))) for most, row in zip(depth, rows, strict=True)]
+        asked = zip(depth, rows, map(self.session.draftable, map(len, rows)), strict=True)
+        return [max(0, min(most, self.lm.context - len(row), most if n is None else n)) for most, row, n in asked]
 
     def select(self, rows: Tensor) -> None:
         self.ids = [self.ids[row] for row in rows.tolist()]

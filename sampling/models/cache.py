@@ -6,6 +6,7 @@ which token of which row is the session's business. Knows no tokens and no model
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -109,7 +110,13 @@ def joined(states: list[Tensor]) -> Tensor:
 
 
 class SlotCache:
-    """K and V buffers of `layers` layers; satisfies :class:`sampling.types.KVCache`."""
+    """K and V buffers of `layers` layers; satisfies :class:`sampling.types.KVCache`.
+
+    `lengths`: of each row's text, where positions turn by it (sampling/models/positions.py); empty: as far as it is
+    fed.
+    """
+
+    lengths: Sequence[int] = ()
 
     def __init__(self, layers: int) -> None:
         self.keys = [Buffer() for _ in range(layers)]

@@ -15,9 +15,10 @@ from typing import Any, Self, TypeVar, cast
 import torch
 from torch import Tensor
 
-from sampling.models.cache import Buffer, joined
+from sampling.models.cache import Buffer, SlotCache, joined
 from sampling.models.masks import additive, places
 from sampling.models.network import network_of
+from sampling.models.positions import LengthTables
 from sampling.rows import common_prefix
 from sampling.types import LM, Draft, Hidden, KVCache, Network, RaggedNetwork, Rows, Session, above, states_of
 from sampling.vocabulary import spread
@@ -89,6 +90,8 @@ class CausalSession(Session):
 
     def __init__(self, network: Network, prompt: Rows, vocab_size: int, hidden: Hidden) -> None:
         self.network, self.initial, self.device = network, prompt, network.device
+        self._by_length: LengthTables | None = getattr(network, "by_length", None)
+        self._lengths = [0] * len(prompt)  # of the texts whose tables turned what is cached
         self.cover(vocab_size, vocab_size)
         self.keeps_hidden = states_of(hidden)  # the states that `hidden` can be asked for
         self._hidden: Buffer | None = Buffer() if hidden else None
@@ -121,6 +124,8 @@ class CausalSession(Session):
 
     def again(self, prompt: Rows) -> Self:
         """This session, opened for another prompt."""
+        if self._by_length is not None and self._by_length.dynamic and any(map(self._by_length.table, self._lengths)):
+            self._reset(len(prompt))  # tokens of an answer were turned one by one, those of a prompt are turned alike
         self.initial = prompt
         self.rollback(prompt)
         return self
@@ -152,6 +157,9 @@ class CausalSession(Session):
         cached = [min(length, len(row) - 1) for length, row in zip(known, rows, strict=True)]
         if cached != known:
             self._crop(cached)
+        if self._by_length is not None and not self._follow(self._by_length, rows, cached):
+            self._reset(len(rows))
+            cached = [0] * len(rows)
         feed = [row[length:] for row, length in zip(rows, cached, strict=True)]
         try:
             logits = self._forward(feed, draft.tokens.tolist(), draft.parents)
@@ -159,6 +167,23 @@ class CausalSession(Session):
             self._reset(len(rows))
             raise
         return self.cut(logits)
+
+    def _follow(self, tables: LengthTables, rows: Rows, cached: list[int]) -> bool:
+        """Go over to the tables for texts of these lengths; whether what is cached can stay.
+
+        A row that is shorter than the prompt is a part of it, read with the table of the whole.
+        """
+        before = self._lengths
+        self._lengths = [max(map(len, pair)) for pair in zip(rows, self.initial, strict=True)]
+        return all(
+            not known
+            or tables.table(old) == tables.table(new)
+            or (tables.dynamic and (known, old) == (new - 1, new - 1))
+            for known, old, new in zip(cached, before, self._lengths, strict=True)
+        )
+
+    def draftable(self, length: int) -> int | None:
+        return None if self._by_length is None else self._by_length.draftable(length)
 
     def cut(self, logits: Tensor) -> Tensor:
         """The columns of the session's ids of the model's logits [..., n or V]."""
@@ -225,6 +250,8 @@ class CausalSession(Session):
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
         """The pass itself: logits [B, keep, n or V] and, if kept, states [B, T, H] of ids [B, T]."""
+        if self._by_length is not None:
+            cast(SlotCache, self._cache).lengths = self._lengths
         return self.network.forward(ids, positions, mask, self._cache, keep, self.keeps_hidden)
 
     def _note(self, feed: Rows, nodes: Rows, ends: list[int], chain: bool) -> None:
@@ -285,6 +312,7 @@ class CausalSession(Session):
         self._each(lambda part: part.select(rows))
         self._tokens = [list(self._tokens[row]) for row in rows.tolist()]
         self.initial = [self.initial[row] for row in rows.tolist()]
+        self._lengths = [self._lengths[row] for row in rows.tolist()]
 
     @torch.inference_mode()
     def fork(self) -> Self:

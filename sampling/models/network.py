@@ -5,15 +5,18 @@ logits of the last columns out. Knows no sessions, no sampling and no text.
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from sampling.models.cache import SlotCache, as_transformers_cache, joined
+from sampling.models.positions import length_tables
 from sampling.types import Hidden, KVCache, Network, states_of
 from utils.device_map import main_device
 from utils.errors import UserError
+from utils.loading.loaded import context_of
 
 _CROPPABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 _MASKABLE = {"sdpa", "eager"}
@@ -73,7 +76,8 @@ class TransformersNetwork(ModelNetwork):
                 "speculative decoding needs a cache that can be cropped"
             )
         super().__init__(model, config)
-        self.context: int = _context(config)
+        self.by_length = length_tables(model, config)
+        self.context: int = context_of(config) if self.by_length is None else self.by_length.context
         self.layers: int = config.num_hidden_layers
         self._window = _window(config)
         accepted = inspect.signature(model.forward).parameters
@@ -101,9 +105,11 @@ class TransformersNetwork(ModelNetwork):
             extra["attention_mask"] = mask
         cached = as_transformers_cache(cache)
         wanted = states_of(hidden)
-        out = self.model(
-            input_ids=ids, past_key_values=cached, use_cache=True, output_hidden_states=bool(wanted), **extra
-        )
+        lengths = cache.lengths or [int(positions.max()) + 1] * len(ids)
+        with nullcontext() if self.by_length is None else self.by_length.set(lengths):
+            out = self.model(
+                input_ids=ids, past_key_values=cached, use_cache=True, output_hidden_states=bool(wanted), **extra
+            )
         return out.logits[:, -keep:], joined([out.hidden_states[one] for one in wanted]) if wanted else None
 
     def _check_mask(self, mask: Tensor) -> None:
@@ -120,12 +126,6 @@ def _window(config: Any) -> int | None:
     if not slides or getattr(config, "use_sliding_window", True) is False:
         return None
     return cast("int | None", getattr(config, "sliding_window", None))
-
-
-def _context(config: Any) -> int:
-    """How many positions a model has; one that names none has no end."""
-    named = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"))
-    return next((value for value in named if isinstance(value, int) and value > 0), 1 << 30)
 
 
 def network_of(model: Any) -> Network:

@@ -18,7 +18,7 @@ from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import PackedLinear, lean, pack
 from utils.kernels.quantized_linear import KINDS, narrow_activations, quantize
 from utils.loading.accounting import check_loaded
-from utils.loading.loaded import NO_LIMIT, UNSAID, LoadedModel, LoadOptions
+from utils.loading.loaded import UNSAID, LoadedModel, LoadOptions, context_of
 from utils.loading.packed_gguf import (
     ONE_AT_A_TIME,
     UnfitError,
@@ -153,7 +153,7 @@ def _loaded(
         device=place,
         dtype=dtype,
         quantization=kind,
-        context=getattr(text, "max_position_embeddings", None) or NO_LIMIT,
+        context=context_of(text),
         vocab_size=text.vocab_size,
         seconds=time.perf_counter() - started,
         encodes=bool(config.is_encoder_decoder),

@@ -73,6 +73,14 @@ class LoadedModel:
         return self.dtype_text if self.quantization == "none" else self.quantization
 
 
+def context_of(config: Any) -> int:
+    """The tokens that a text may have; a configuration that names none has no end. Dynamic scaling multiplies them."""
+    named = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"))
+    own = next((value for value in named if isinstance(value, int) and value > 0), NO_LIMIT)
+    rope = getattr(config, "rope_parameters", None) or {}
+    return int(own * rope["factor"]) if rope.get("rope_type") == "dynamic" else own
+
+
 def limit_text(context: int) -> str:
     """A context in words."""
     return f"{context:,} tokens" if context < NO_LIMIT else "no fixed limit"
