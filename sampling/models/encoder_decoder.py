@@ -18,10 +18,11 @@ from torch import Tensor
 from sampling.models.cache import CrossCache, Encoded, as_transformers_cache
 from sampling.models.causal import CausalLM, CausalSession
 from sampling.models.network import ModelNetwork
+from sampling.models.probe import Exact, probe
 from sampling.types import LM, Hidden, KVCache, Rows, Session
 from utils.errors import UserError
+from utils.loading.loaded import context_of
 
-NO_LIMIT = 1 << 30  # relative positions have no end
 PLACEABLE = ("T5ForConditionalGeneration", "MT5ForConditionalGeneration")  # one relative bias, shared by all layers
 
 
@@ -36,12 +37,12 @@ class EncDecNetwork(ModelNetwork):
     Ragged rows and trees need positions that differ from the cache's slots; T5 and mT5 can be given them.
     """
 
-    def __init__(self, model: Any) -> None:
-        config = model.config
+    def __init__(self, model: Any, exact: Exact | None = None) -> None:
+        config, decoder = model.config, model.config.get_text_config(decoder=True)
         super().__init__(model, config)
-        self.context: int = getattr(config, "max_position_embeddings", None) or NO_LIMIT
-        counts = (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers"))
-        self.layers: int = next(filter(None, counts), None) or config.num_hidden_layers
+        self.context = context_of(decoder)
+        self.layers: int = config.to_dict().get("num_decoder_layers") or decoder.num_hidden_layers
+        self._exact = exact or (Exact() if type(model).__name__ in PLACEABLE else probe(model, EncDecNetwork))
 
     def new_cache(self, rows: int) -> CrossCache:
         """An empty cache; what the encoder makes of the prompts goes into its `encoded`."""
@@ -73,10 +74,15 @@ class EncDecNetwork(ModelNetwork):
         assert isinstance(cache, CrossCache)
         assert cache.encoded is not None
         from transformers.cache_utils import EncoderDecoderCache
+        from transformers.modeling_outputs import BaseModelOutput
 
         seen = cache.encoded.mask
+        if len(ids) > 1 and not self._exact.batches:
+            raise UserError(f"{type(self.model).__name__} decodes a single row at a time")
+        encoded: Any = BaseModelOutput(cache.encoded.states)
+        encoded.router_logits = None  # which models with experts ask for
         out = self.model(
-            encoder_outputs=(cache.encoded.states,),
+            encoder_outputs=encoded,
             attention_mask=None if seen is None else seen.long(),
             decoder_input_ids=ids,
             decoder_attention_mask=None if mask is None else self._placed(mask, positions, cache.length),
@@ -111,7 +117,7 @@ class EncDecNetwork(ModelNetwork):
     @property
     def takes_trees(self) -> bool:
         """Whether a draft may be a tree."""
-        return self.maskable and type(self.model).__name__ in PLACEABLE
+        return self.maskable and self._exact.masks
 
 
 def lm_of(model: Any, name: str = "target", vocab_size: int | None = None) -> CausalLM:

@@ -4,7 +4,6 @@ logits of the last columns out. Knows no sessions, no sampling and no text.
 
 from __future__ import annotations
 
-import inspect
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -13,12 +12,12 @@ from torch import Tensor
 
 from sampling.models.cache import SlotCache, as_transformers_cache, joined
 from sampling.models.positions import length_tables
+from sampling.models.probe import Exact, probe, takes
 from sampling.types import Hidden, KVCache, Network, states_of
 from utils.device_map import main_device
 from utils.errors import UserError
 from utils.loading.loaded import context_of
 
-_CROPPABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 _MASKABLE = {"sdpa", "eager"}
 
 
@@ -61,32 +60,30 @@ class ModelNetwork:
 class TransformersNetwork(ModelNetwork):
     """Wraps a `…ForCausalLM`. Models that keep a recurrent state instead of keys and values are refused.
 
+    Args:
+        exact: the ways of a pass that are known to be right; None: they are tried on a small twin of the model.
+
     Raises:
-        UserError: the architecture has layers whose state cannot be cropped.
+        UserError: the architecture has a state that cannot be cropped, or is wrong with a cache.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, exact: Exact | None = None) -> None:
         name, config = type(model).__name__, model.config.get_text_config(decoder=True)
         if model.config.is_encoder_decoder:
             raise UserError(f"{name} is an encoder-decoder model: sampling.models.encoder_decoder decodes with it")
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if kinds - _CROPPABLE:
-            raise UserError(
-                f"{name} has {', '.join(sorted(kinds - _CROPPABLE))} layers; "
-                "speculative decoding needs a cache that can be cropped"
-            )
+        if getattr(model, "_is_stateful", False):
+            raise UserError(f"{name} keeps a recurrent state; speculative decoding needs a cache that can be cropped")
         super().__init__(model, config)
         self.by_length = length_tables(model, config)
         self.context: int = context_of(config) if self.by_length is None else self.by_length.context
         self.layers: int = config.num_hidden_layers
-        self._window = _window(config)
-        accepted = inspect.signature(model.forward).parameters
-        self._keeps, self._positions = "logits_to_keep" in accepted, "position_ids" in accepted
+        self._keeps, self._positions = takes(model, "logits_to_keep"), takes(model, "position_ids")
+        self._exact = exact or probe(model, TransformersNetwork)
 
     @property
     def takes_trees(self) -> bool:
         """Whether a draft may be a tree of any size, at any length."""
-        return self.maskable and self._positions and self._window is None
+        return self.maskable and self._exact.masks and self._exact.slots is None
 
     def new_cache(self, rows: int) -> SlotCache:
         return SlotCache(self.layers)
@@ -100,6 +97,8 @@ class TransformersNetwork(ModelNetwork):
         extra: dict[str, Any] = {"logits_to_keep": keep} if self._keeps else {}
         if self._positions:
             extra["position_ids"] = positions
+        if len(ids) > 1 and not self._exact.batches:
+            raise UserError(f"{type(self.model).__name__} decodes a single row at a time")
         if mask is not None:
             self._check_mask(mask)
             extra["attention_mask"] = mask
@@ -113,19 +112,13 @@ class TransformersNetwork(ModelNetwork):
         return out.logits[:, -keep:], joined([out.hidden_states[one] for one in wanted]) if wanted else None
 
     def _check_mask(self, mask: Tensor) -> None:
-        name = self.check_maskable()
-        if not self._positions:
-            raise UserError(f"{name} takes no position_ids; ragged rows cannot be placed")
-        if self._window is not None and mask.shape[-1] > self._window:
-            raise UserError(f"{name}: ragged rows beyond its sliding window of {self._window} tokens are not supported")
-
-
-def _window(config: Any) -> int | None:
-    """The sliding window of those layers that have one."""
-    slides = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
-    if not slides or getattr(config, "use_sliding_window", True) is False:
-        return None
-    return cast("int | None", getattr(config, "sliding_window", None))
+        name, slots = self.check_maskable(), self._exact.slots
+        if not self._exact.masks:
+            raise UserError(
+                f"{name} is wrong with masks and position_ids of ours: ragged rows and trees are not supported"
+            )
+        if slots is not None and mask.shape[-1] > slots:
+            raise UserError(f"{name}: ragged rows beyond its window of {slots} tokens are not supported")
 
 
 def network_of(model: Any) -> Network:

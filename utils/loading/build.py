@@ -153,7 +153,7 @@ def _loaded(
         device=place,
         dtype=dtype,
         quantization=kind,
-        context=context_of(text),
+        context=context_of(config.get_text_config(decoder=True)),
         vocab_size=text.vocab_size,
         seconds=time.perf_counter() - started,
         encodes=bool(config.is_encoder_decoder),

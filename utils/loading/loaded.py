@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 
 NO_LIMIT = 1 << 30  # the context of a model that states none
+CONTEXTS = (
+    "max_decoder_position_embeddings",
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "max_target_positions",
+)
 UNSAID = ("auto", "none")  # what asks for no bits of our own: as the pair and its file have them, or all of them
 
 
@@ -75,7 +83,7 @@ class LoadedModel:
 
 def context_of(config: Any) -> int:
     """The tokens that a text may have; a configuration that names none has no end. Dynamic scaling multiplies them."""
-    named = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"))
+    named = (getattr(config, name, None) for name in CONTEXTS)
     own = next((value for value in named if isinstance(value, int) and value > 0), NO_LIMIT)
     rope = getattr(config, "rope_parameters", None) or {}
     return int(own * rope["factor"]) if rope.get("rope_type") == "dynamic" else own

@@ -1,0 +1,125 @@
+"""Small random models of every architecture of transformers, and whether their text here is that of `generate`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from sampling.drafters.cape import Expansion
+from sampling.drafters.draft_model import ModelDrafter, NoDrafter
+from sampling.drafters.tables.ngram import NgramDrafter
+from sampling.models.encoder_decoder import lm_of
+from sampling.models.twin import small
+from sampling.types import Drafter, Rows
+from tests.support.runs import answers, greedy
+from tests.support.tiny import tiny_tokenizer
+from utils.catalogue.specs import ModelSpec, PairSpec
+from utils.errors import UserError
+from utils.loading.loaded import LoadOptions
+from utils.loading.loading import load_pair
+
+LENGTH = 24  # tokens of an answer: beyond the windows and chunks of these models, which are of 12 tokens
+END = 95
+DECODER = {"is_decoder": True}
+MADE_SO: dict[str, dict[str, Any]] = {  # where a default configuration makes no model, or not the kind of interest
+    "cohere_compass_text": {"layer_types": ["full_attention"] * 2, "num_hidden_layers": 2},
+    "dots1": {"head_dim": 128, "num_key_value_heads": 32, "n_routed_experts": 16, "n_shared_experts": 1},
+    "deepseek_v2": {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 4, "n_routed_experts": 8},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 16, "full_attn_idxs": None},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 16, "sliding_window": 4096},
+    "reformer": {**DECODER, "attn_layers": ["local", "local"], "axial_pos_embds": False},
+    "xmod": {**DECODER, "default_language": "en_XX"},
+    **dict.fromkeys(["bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie"], DECODER),
+    **dict.fromkeys(["megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert"], DECODER),
+    **dict.fromkeys(["roformer", "xlm-roberta", "xlm-roberta-xl"], DECODER),
+}
+
+
+def architecture(name: str, **config: Any) -> Any:
+    """A random float32 model of the model type `name` with spread-out logits: a layer of each kind, small windows."""
+    made = AutoConfig.for_model(name, **{**MADE_SO.get(name, {}), **config})
+    shape = small(made)
+    kind: Any = AutoModelForSeq2SeqLM if shape.is_encoder_decoder else AutoModelForCausalLM
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = kind.from_config(shape, dtype=torch.float32).eval()
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.data.normal_(0.0, 1.5 / weight.shape[-1] ** 0.5)
+    model.generation_config = transformers.GenerationConfig(
+        eos_token_id=END, pad_token_id=END, decoder_start_token_id=0 if shape.is_encoder_decoder else None
+    )
+    return model.requires_grad_(False)
+
+
+def save(model: Any, folder: Path) -> Path:
+    """`model` in a folder, with a tokenizer."""
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def loaded(folder: Path) -> Any:
+    """The model in a folder as a user's `--target` is loaded. UserError if it is refused."""
+    spec = ModelSpec(path=str(folder))
+    return load_pair(PairSpec(name="tried", target=spec, drafter="none"), LoadOptions(device="cpu")).target.model
+
+
+def generated(model: Any, prompt: list[int], length: int = LENGTH) -> list[int]:
+    """The ids that transformers' `generate` says greedily, up to the end token."""
+    ids = torch.tensor([prompt])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, do_sample=False)
+    begun = 1 if model.config.is_encoder_decoder else len(prompt)
+    return list(out[0, begun:].tolist())
+
+
+def noisy(model: Any) -> Any:
+    """A copy that agrees often, but not always."""
+    twin = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(1)
+    for weight in twin.parameters():
+        if weight.dim() == 2:
+            weight.data += 0.03 * weight.std() * torch.randn(weight.shape, generator=generator)
+    return twin
+
+
+PROMPTS: Rows = [[20, 31, 44, 20, 31, 44, 20, 31], [50, 51, 52, 53, 50, 51, 52, 53, 50, 51, 60, 61, 50, 51]]
+
+
+def differing(model: Any, reference: Any, ways: Sequence[str] = ("alone", "ngram", "model", "tree")) -> list[str]:
+    """The ways of drafting for `model` whose greedy text is not that of `generate`, in rows alone and together.
+
+    UserError if the model is refused. Rows that cannot be decoded together (one line says so) are left out.
+    """
+    target, wanted = lm_of(model), [generated(reference, prompt) for prompt in PROMPTS]
+    drafters: dict[str, Callable[[], Drafter]] = {
+        "alone": NoDrafter,
+        "ngram": lambda: NgramDrafter(target.vocab_size, stop_if_unknown=False),
+        "model": lambda: ModelDrafter(lm_of(noisy(reference), "drafter")),
+        "tree": lambda: ModelDrafter(lm_of(noisy(reference), "drafter"), expansion=Expansion(9)),
+    }
+    wrong = []
+    for way in ways:
+        drafter = drafters[way]()
+        for rows in ([0], [1, 1], [0, 1]):
+            prompts = [PROMPTS[row] for row in rows]
+            try:
+                said = answers(target, prompts, drafter, greedy(), length=LENGTH, gamma=5, stop=[END])
+            except UserError:
+                if len(rows) == 1:
+                    raise
+                continue
+            if said != [wanted[row] for row in rows]:
+                wrong.append(f"{way}, rows {rows}")
+    return wrong
