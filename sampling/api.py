@@ -12,7 +12,6 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from numbers import Integral
 from typing import Any, TypeVar, cast
 
@@ -31,7 +30,7 @@ from sampling.recorded.target import RecordedLM
 from sampling.sampler import Coupling, DraftSampling, KeyedSampler
 from sampling.stream import Piece, decode_of, pieces
 from sampling.types import LM, Drafter, FixedPace, Limits, Rows, Sampler, Traits
-from utils.errors import UserError, shown, whole
+from utils.errors import UserError, did_you_mean, shown, whole
 from utils.logits_processors import GreedyProcessor, LogitsProcessor
 from utils.progress import never
 
@@ -103,8 +102,7 @@ def take_more(function: Callable[..., Any], more: dict[str, Any]) -> bool:
     for name, value in more.items():
         if name not in _TAKEN:
             meant = _MEANT.get(name, "")
-            near = [meant] if meant in names else get_close_matches(name, [*names, *_TAKEN], n=1)
-            hint = f" (did you mean '{near[0]}'?)" if near else ""
+            hint = did_you_mean(meant if meant in names else name, [*names, *_TAKEN])
             raise TypeError(f"{function.__name__}() got an unexpected keyword argument '{name}'{hint}")
         if not isinstance(value, bool):
             raise UserError(f"{name} must be True or False, got {shown(value)}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from difflib import get_close_matches
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from sampling.rows import first_rows
 from sampling.stream import Piece, decode_of, pieces
 from sampling.types import Drafter, FixedPace, Limits, Rows
 from utils.catalogue.templates import carries_template, check_template, end_ids, render
-from utils.errors import UserError, shown, whole
+from utils.errors import UserError, nearest, shown, whole
 from utils.logits_processors import LogitsProcessor, make_processor
 from utils.progress import never
 
@@ -103,8 +102,8 @@ def read_config(given: Any) -> EngineConfig:
     for name, value in values.items():
         known = name in _HONOURED or name in _WITHOUT_EFFECT
         if not known and not any(value == neutral for neutral in _NEUTRAL.get(name, ())):
-            near = [] if name in _NEUTRAL else get_close_matches(name, _HONOURED, n=1, cutoff=0.75)
-            hint = f"did you mean {near[0]}?" if near else "leave it out"
+            near = None if name in _NEUTRAL else nearest(name, _HONOURED)
+            hint = f"did you mean {near}?" if near else "leave it out"
             raise UserError(f"generation_config: {name}={shown(value)} cannot be honoured here: {hint}")
     sampled = values.get("do_sample", False)
     if not isinstance(sampled, bool):

@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from sampling.api import Seed
 from sampling.engine import Engine, Figures, listed, read_config
-from utils.errors import UserError, shown, whole
+from utils.errors import UserError, did_you_mean, shown, whole
 
 _UNUSED = (
     *("dtype", "kv_cache_dtype", "prefill_ratio", "pad_input", "early_stopping", "glimpse_large_kv", "block_size"),
@@ -97,8 +96,7 @@ class InferenceConfig:
         }
         for name, value in unused.items():
             if name not in _UNUSED and name not in _REFUSED:
-                near = get_close_matches(name, [*self.generation, *vars(self), *_UNUSED], n=1)
-                hint = f" (did you mean '{near[0]}'?)" if near else ""
+                hint = did_you_mean(name, [*self.generation, *vars(self), *_UNUSED])
                 raise TypeError(f"InferenceConfig() got an unexpected keyword argument '{name}'{hint}")
             if name in _REFUSED and value != _REFUSED[name]:
                 raise UserError(f"InferenceConfig: {name}={shown(value)} cannot be honoured here: leave it out")

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 
 COLDEST = 2.0**-126
@@ -50,3 +51,18 @@ def shown(value: object) -> str:
     """A value as an error names it: short, on one line."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 40 else text[:39] + "…"
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """The name most like `word`, or None when nothing is near; slashes and dashes in front do not count."""
+    bare = {name.lstrip("/-"): name for name in sorted(set(names))}
+    wanted = word.lstrip("/-").casefold()
+    begun = [name for name in bare if len(wanted) > 1 and name.startswith(wanted)]
+    close = difflib.get_close_matches(wanted, list(bare), 1, 0.6)
+    return next((bare[name] for name in (wanted, *begun, *close) if name in bare), None)
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """ " (did you mean NAME?)" with a leading space, or nothing."""
+    name = nearest(word, names)
+    return f" (did you mean {name}?)" if name else ""

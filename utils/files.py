@@ -1,12 +1,11 @@
 """Files that are written whole or not at all. No other module replaces a file.
 
 What stands at a path decides how it is written:
-- a regular file, or none: in one step, from a temporary beside it, which is gone after an error or an interrupt (after
-  a kill, when the path is next written). Symbolic links are followed and stay; mode and, where that is allowed, owner
-  are kept; a new file obeys the umask. Other hard links to the file keep the old content. A file that may not be
-  written is not replaced either;
+- a regular file, or none: in one step, from a temporary folder beside it, which is gone after an error or an interrupt
+  (a kill leaves it). Symbolic links are followed and stay; mode and, where that is allowed, owner are kept; a new file
+  obeys the umask. Other hard links to the file keep the old content. A file that may not be written is not replaced;
 - a regular file that cannot be replaced (its folder is read-only, or it is a mount point): in place. After an error or
-  an interrupt its old content is put back; only a kill at that very moment leaves a part;
+  an interrupt its old content is put back;
 - a device, a pipe, or a descriptor of this process (/dev/stdout): written through, when all of the content is there.
 
 Makes no folders. Knows JSON, and nothing else of what it writes.
@@ -16,32 +15,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import hashlib
 import io
 import json
 import os
-import secrets
 import shutil
-import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from utils.errors import UsageError, UserError
 
-try:
-    import fcntl
-except ImportError:  # no POSIX
-    fcntl = None  # type: ignore[assignment]
-
-
 _MOST_LINKS = 40
-_IRREPLACEABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
-_NOTHING, _PART = "nothing was saved", "only a part of it was saved"
+_NOTHING, _PART = "nothing was saved", "it may hold a part"
+_SINK = os.O_WRONLY | getattr(os, "O_NOCTTY", 0)
 _PIECE = 1 << 20
 _SAMPLES, _SAMPLE = 64, 4096  # blocks, bytes of one
 
@@ -62,15 +52,100 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
 
     Raises WriteError, also for an OSError of the block that names no file.
     """
-    with _writing(path) as one:
+    temporary, before, file, holds = "", None, cast(IO[bytes], io.BytesIO()), _NOTHING
+    with contextlib.ExitStack() as stack:
+        with _refusing(path, holds):
+            place = _led_to(path)
+            if isinstance(place, str) and os.path.isdir(place):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if isinstance(place, str) and os.path.isfile(place):
+                before, holds = os.stat(place), f"{_NOTHING}, the old content stays"
+        with _refusing(path, holds):
+            if before is not None:
+                os.close(os.open(str(place), os.O_WRONLY))  # a write-protected file is left alone
+            if isinstance(place, str) and (before is not None or not os.path.exists(place)):
+                try:
+                    near = tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=Path(place).parent)
+                    temporary = os.path.join(stack.enter_context(near), os.path.basename(place))
+                    file = open(temporary, "w+b")  # noqa: SIM115  (the kernel takes the umask off)
+                    stack.callback(_close, file)
+                except OSError:
+                    if before is None:
+                        raise
         try:
-            yield one.file
+            yield file
+            file.flush()
         except OSError as error:
             if error.filename is not None:
                 raise
-            raise one.refused(error) from error
-        one.settle()
-        one.publish()
+            raise _refused(path, error, holds) from error
+        with _refusing(path, holds if before is not None else _PART if not temporary else _NOTHING):
+            if not (temporary and isinstance(place, str) and _replaced(temporary, place, before)):
+                file.seek(0)
+                _write_through(place, file.read(), before is not None)
+
+
+def _replaced(temporary: str, place: str, before: os.stat_result | None) -> bool:
+    """Put the file in its place, with the mode and owner of the one before; False where that one must stay."""
+    with open(temporary, "rb") as file:
+        os.fsync(file.fileno())
+    if before is not None:
+        with contextlib.suppress(OSError, AttributeError):  # only root gives files away; no POSIX
+            os.chown(temporary, before.st_uid, before.st_gid)
+        with contextlib.suppress(OSError):  # a file system without modes
+            os.chmod(temporary, before.st_mode & 0o777)
+    try:
+        os.replace(temporary, place)
+    except OSError:
+        if before is None:
+            raise
+        return False
+    return True
+
+
+def _write_through(place: str | int, content: bytes, regular: bool) -> None:
+    """Write to a device, a pipe, a descriptor, or into a file that cannot be replaced: that one keeps its old content
+    after an error."""
+    for stream in (sys.stdout, sys.stderr) if isinstance(place, int) else ():
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    opened = os.dup(place) if isinstance(place, int) else os.open(place, os.O_RDWR if regular else _SINK)
+    with open(opened, "r+b" if regular else "wb", buffering=0) as file:
+        before = file.read() if regular else b""
+        try:
+            _overwrite(file, content, regular)
+        except BaseException:
+            if regular:
+                _overwrite(file, before, regular)
+            raise
+
+
+def _overwrite(file: IO[bytes], data: bytes, regular: bool) -> None:
+    if regular:
+        file.seek(0)
+    rest = memoryview(data)
+    while rest:  # an unbuffered file takes as much at a time as it likes
+        rest = rest[file.write(rest) :]
+    if regular:
+        file.truncate(len(data))
+        os.fsync(file.fileno())
+
+
+def _close(file: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # a full disk has been reported already
+        file.close()
+
+
+def _refused(path: str | Path, error: OSError, holds: str) -> WriteError:
+    return WriteError(error.errno, f"{error.strerror or error} ({holds})", str(path))
+
+
+@contextmanager
+def _refusing(path: str | Path, holds: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _refused(path, error, holds) from error
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
@@ -107,15 +182,12 @@ def _is_part(file: Path) -> bool:
 
 
 def write_together(contents: Mapping[Any, bytes]) -> None:
-    """Write files that belong together: all are on the disk before the first one takes its place. Raises WriteError."""
+    """Write files that belong together: all are written before the first one takes its place. Raises WriteError."""
     with contextlib.ExitStack() as stack:
-        files = [(stack.enter_context(_writing(path)), data) for path, data in contents.items()]
-        for one, data in files:
-            with one.refusing():
-                one.file.write(data)
-            one.settle()
-        for one, _ in files:
-            one.publish()
+        for path, data in contents.items():
+            file = stack.enter_context(replacing(path))
+            file.write(data)
+            file.flush()
 
 
 def put(made: Path, path: str | Path) -> None:
@@ -130,159 +202,6 @@ def put_folder(made: Path, place: Path) -> None:
     if real.exists():
         shutil.rmtree(real)
     shutil.move(made, real)
-
-
-@dataclass
-class _Writing:
-    """New content of a path: it comes into `file`, is on the disk after `settle` and at the path after `publish`."""
-
-    path: str | Path
-    file: IO[bytes] = field(default_factory=io.BytesIO)
-    _place: str | int = ""
-    _before: os.stat_result | None = None
-    _temporary: str = ""
-    _holds: str = _NOTHING
-
-    def refused(self, error: OSError) -> WriteError:
-        return WriteError(error.errno, f"{error.strerror or error} ({self._holds})", str(self.path))
-
-    @contextmanager
-    def refusing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise self.refused(error) from error
-
-    def open(self) -> None:
-        with self.refusing():
-            self._place = _led_to(self.path)
-            if isinstance(self._place, int):
-                return
-            if os.path.exists(self._place):
-                self._before = os.stat(self._place)
-                if stat.S_ISDIR(self._before.st_mode):
-                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-                if not stat.S_ISREG(self._before.st_mode):
-                    return
-                self._holds = f"{_NOTHING}, the old content stays"
-                os.close(os.open(self._place, os.O_WRONLY))  # a file that is write-protected is left alone
-            self._open_beside(self._place)
-
-    def _open_beside(self, place: str) -> None:
-        folder, name = os.path.split(place)
-        begin = os.path.join(folder, f".{name[:40]}.")
-        for left in glob.glob(f"{glob.escape(begin)}{'[0-9a-f]' * 16}.partial"):
-            # A killed process has left it where nobody holds its lock.
-            with contextlib.suppress(OSError, AttributeError), open(left, "rb+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(left)
-        mode = 0o666 if self._before is None else 0o600  # the kernel takes the umask off
-        while True:
-            self._temporary = f"{begin}{secrets.token_hex(8)}.partial"  # before it is made: an interrupt may come
-            try:
-                descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
-            except OSError as error:
-                self._temporary = ""
-                if self._before is None or error.errno not in _IRREPLACEABLE:
-                    raise
-                return
-            self.file = os.fdopen(descriptor, "w+b")
-            with contextlib.suppress(OSError, AttributeError):  # a system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.fstat(descriptor).st_nlink:
-                return
-            self.file.close()  # taken for a dead one's, before it was locked
-
-    def settle(self) -> None:
-        """Have it on the disk, with the mode and the owner that the path has."""
-        if not self._temporary:
-            return
-        with self.refusing():
-            self.file.flush()
-            os.fsync(self.file.fileno())
-        if self._before is not None:
-            with contextlib.suppress(OSError, AttributeError):  # only root gives files away; no POSIX
-                os.chown(self._temporary, self._before.st_uid, self._before.st_gid)
-            with contextlib.suppress(OSError):  # a file system without modes
-                os.chmod(self._temporary, self._before.st_mode & 0o777)
-
-    def publish(self) -> None:
-        with self.refusing():
-            if isinstance(self._place, int):
-                for stream in (sys.stdout, sys.stderr):
-                    with contextlib.suppress(AttributeError, OSError, ValueError):
-                        stream.flush()
-                self._write_through(os.dup(self._place))
-            elif self._temporary:
-                self._replace(self._place)
-            elif self._before is not None and stat.S_ISREG(self._before.st_mode):
-                self._write_in_place(self._place)
-            else:
-                self._write_through(os.open(self._place, os.O_WRONLY | getattr(os, "O_NOCTTY", 0)))
-
-    def _replace(self, place: str) -> None:
-        self.file.flush()
-        try:
-            os.replace(self._temporary, place)
-            self._temporary = ""
-        except OSError as error:
-            if self._before is None or error.errno not in _IRREPLACEABLE:
-                raise
-            self._write_in_place(place)
-
-    def _content(self) -> bytes:
-        self.file.seek(0)
-        return self.file.read()
-
-    def _write_through(self, descriptor: int) -> None:
-        with open(descriptor, "wb", buffering=0) as file:
-            rest = memoryview(self._content())
-            while rest:
-                rest = rest[file.write(rest) :]
-                self._holds = _PART
-
-    def _write_in_place(self, place: str) -> None:
-        content = self._content()
-        with open(place, "r+b", buffering=0) as file:
-            before = file.read()
-            file.seek(0)
-            try:
-                _write_all(file, content)
-                file.truncate(len(content))
-                os.fsync(file.fileno())
-            except BaseException:
-                holds, self._holds = self._holds, _PART
-                changed, size = file.tell(), os.fstat(file.fileno()).st_size
-                for start, end in ((0, changed), (size, len(before))):  # nothing else is touched: it may not be allowed
-                    file.seek(start)
-                    _write_all(file, before[start:end])
-                file.truncate(len(before))
-                self._holds = holds
-                raise
-
-    def discard(self) -> None:
-        """What is not published is gone."""
-        with contextlib.suppress(OSError):
-            self.file.close()
-        with contextlib.suppress(OSError):  # published, or there was none
-            os.unlink(self._temporary)
-
-
-@contextmanager
-def _writing(path: str | Path) -> Iterator[_Writing]:
-    one = _Writing(path)
-    try:
-        one.open()
-        yield one
-    finally:
-        one.discard()
-
-
-def _write_all(file: IO[bytes], data: bytes) -> None:
-    """Write to an unbuffered file, which takes as much at a time as it likes."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
 
 
 def _led_to(path: str | Path) -> str | int:
@@ -309,12 +228,11 @@ def append(file: IO[bytes], data: bytes, path: str | Path) -> None:
     """Write `data` at the end of an unbuffered file: all of it, or nothing and a WriteError that names `path`."""
     size = os.fstat(file.fileno()).st_size
     try:
-        _write_all(file, data)
-    except BaseException as error:
+        with _refusing(path, "what it holds is kept"):
+            _overwrite(file, data, False)
+    except BaseException:
         with contextlib.suppress(OSError):  # no regular file
             os.ftruncate(file.fileno(), size)
-        if isinstance(error, OSError):
-            raise WriteError(error.errno, f"{error.strerror or error} (what it holds is kept)", str(path)) from error
         raise
 
 
@@ -425,31 +343,31 @@ def sampled_hash(files: Iterable[str | Path]) -> str:
 
     UserError if one cannot be read.
     """
-    found, names = hashlib.sha256(), list(files)
-    for name in names:
-        try:
-            with Path(name).open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                found.update(size.to_bytes(8, "little"))
-                for number in range(_SAMPLES):
-                    file.seek(max(0, size - _SAMPLE) * number // (_SAMPLES - 1))
-                    found.update(file.read(_SAMPLE))
-        except OSError as error:
-            raise UserError(f"cannot read {name}: {error.strerror}") from None
-    return found.hexdigest()[:16] if names else ""
+
+    def read(file: IO[bytes]) -> Iterator[bytes]:
+        size = file.seek(0, os.SEEK_END)
+        yield size.to_bytes(8, "little")
+        for number in range(_SAMPLES):
+            file.seek(max(0, size - _SAMPLE) * number // (_SAMPLES - 1))
+            yield file.read(_SAMPLE)
+
+    return hash_of(files, read)
 
 
-def hash_of(files: Iterable[str | Path]) -> str:
+def hash_of(
+    files: Iterable[str | Path],
+    read: Callable[[IO[bytes]], Iterable[bytes]] = lambda file: iter(lambda: file.read(_PIECE), b""),
+) -> str:
     """Sixteen hexadecimal digits of the files' SHA-256, one behind the other; "" for none.
 
     UserError if one cannot be read.
     """
-    found, names = hashlib.sha256(), list(files)
+    digest, names = hashlib.sha256(), list(files)
     for name in names:
         try:
             with Path(name).expanduser().open("rb") as file:
-                while block := file.read(_PIECE):
-                    found.update(block)
+                for block in read(file):
+                    digest.update(block)
         except OSError as error:
             raise UserError(f"cannot read {name}: {error.strerror}") from None
-    return found.hexdigest()[:16] if names else ""
+    return digest.hexdigest()[:16] if names else ""

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 from app.command_line.subcommands import COMMANDS, OWN_FIELDS, REMOVED
 from app.settings.layers import model_options
 from app.settings.table import FIELDS, Field, ModelOptions
-from app.settings.types import Switch, did_you_mean, got, named
-from utils.errors import UsageError
+from app.settings.types import Switch, got, named
+from utils.errors import UsageError, did_you_mean
 from utils.machine import version
 
 PROGRAM = "infer.py"

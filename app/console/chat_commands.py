@@ -29,9 +29,9 @@ from app.prompts.datasets import NAMED
 from app.screen.live import look_of, traced
 from app.screen.terminal import usual_keys
 from app.screen.view import models_of, question
-from app.settings.types import did_you_mean, got
+from app.settings.types import got
 from sampling.drafters.registry import DRAFTERS, ROWS
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError, UserError, did_you_mean
 from utils.files import write_text
 
 if TYPE_CHECKING:

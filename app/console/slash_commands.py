@@ -19,8 +19,8 @@ from app.console.setting_commands import value
 from app.console.source_words import SOURCE_WORDS
 from app.replay.options import STEP
 from app.settings.table import MODEL_FIELDS, SETTING_FIELDS
-from app.settings.types import Choice, Whole, did_you_mean, got, named
-from utils.errors import UsageError, UserError
+from app.settings.types import Choice, Whole, got, named
+from utils.errors import UsageError, UserError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from app.console.command import Command, text
 from app.console.setting_commands import say_values, value
 from app.settings.table import SETTING_FIELDS, Field, Settings
-from app.settings.types import Switch, did_you_mean, got
-from utils.errors import UsageError
+from app.settings.types import Switch, got
+from utils.errors import UsageError, did_you_mean
 from utils.logits_processors import PROCESSORS
 
 if TYPE_CHECKING:

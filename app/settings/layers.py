@@ -13,8 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from app.settings.table import FIELDS, MODEL_FIELDS, SETTING_FIELDS, Field, ModelOptions, Settings
-from app.settings.types import nearest
-from utils.errors import UsageError
+from utils.errors import UsageError, nearest
 
 Values = Mapping[str, Any]
 _FALSE = {"", "0", "off", "no", "false"}

@@ -31,12 +31,11 @@ from app.settings.types import (
     Switch,
     Text,
     Whole,
-    did_you_mean,
     got,
 )
 from sampling.drafters.registry import DRAFTERS, examples
 from utils.catalogue.templates import AUTO, NAMES
-from utils.errors import COLDEST, UsageError
+from utils.errors import COLDEST, UsageError, did_you_mean
 
 MODELS, DECODING, NGRAM, CASCADE, OUTPUT = "Models", "Decoding", "N-gram drafter", "Cascade", "Output"
 BEAM = "Beam search"

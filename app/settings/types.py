@@ -8,7 +8,6 @@ of a K matrix and drafters agree) is not asked here. Knows no setting by name, n
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -25,7 +24,7 @@ from sampling.drafters import registry
 from sampling.drafters.registry import MEMBERS
 from utils.catalogue.k_matrix import Matrix, check_shape
 from utils.catalogue.specs import unknown_member
-from utils.errors import UserError
+from utils.errors import UserError, did_you_mean
 
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
@@ -53,21 +52,6 @@ def got(value: object) -> str:
 def named(word: str) -> str:
     """A refused name for an error line: as typed, but cut when long and always one printable line."""
     return _cut(word if word.isprintable() else repr(word)[1:-1])
-
-
-def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The name most like `word`, or None when nothing is near; slashes and dashes in front do not count."""
-    bare = {name.lstrip("/-"): name for name in sorted(set(names))}
-    wanted = word.lstrip("/-").casefold()
-    begun = [name for name in bare if len(wanted) > 1 and name.startswith(wanted)]
-    close = difflib.get_close_matches(wanted, list(bare), 1, 0.6)
-    return next((bare[name] for name in (wanted, *begun, *close) if name in bare), None)
-
-
-def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """ " (did you mean NAME?)" with a leading space, or nothing."""
-    name = nearest(word, names)
-    return f" (did you mean {name}?)" if name else ""
 
 
 def plain(value: float) -> str:

@@ -6,7 +6,6 @@ the settings do that a catalogue may preset, nor how models are loaded. Imports 
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -32,7 +31,7 @@ from utils.catalogue.specs import (
     unknown_member,
 )
 from utils.catalogue.yaml_lines import YamlError, YamlTree, place, read_yaml
-from utils.errors import UsageError
+from utils.errors import UsageError, did_you_mean
 
 FORMAT = "speculative-console student"
 _GLIDE = "large_num_attention_heads"  # a Llama configuration with this key is a published GLIDE drafter's
@@ -62,7 +61,9 @@ class Catalogue(BaseModel):
         wanted = self.default if name is None else name
         if wanted in self.pairs:
             return self.pairs[wanted]
-        raise UsageError(f"{self.file}: no pair '{wanted}'{_meant(wanted, self.pairs)}: have {', '.join(self.pairs)}")
+        raise UsageError(
+            f"{self.file}: no pair '{wanted}'{did_you_mean(wanted, self.pairs)}: have {', '.join(self.pairs)}"
+        )
 
 
 def load_catalogue(path: str | Path, known: KnownNames) -> Catalogue:
@@ -101,7 +102,7 @@ class _Reader:
             told = f"a catalogue is a mapping with `pairs`, got {_shown(data)}"
             raise self.wrong((), "the file is empty: a catalogue needs `pairs`" if data is None else told)
         if (key := next((key for key in data if key not in self._TOP), None)) is not None:
-            raise self.wrong((key,), f"unknown key '{key}'{_meant(key, self._TOP)}")
+            raise self.wrong((key,), f"unknown key '{key}'{did_you_mean(key, self._TOP)}")
         listed = data.get("pairs")
         if not isinstance(listed, dict) or not listed:
             raise self.wrong(("pairs",), f"`pairs` must map names to pairs, got {_shown(listed)}")
@@ -111,7 +112,7 @@ class _Reader:
         if not isinstance(default, str):
             raise self.wrong(("default",), f"default must be a pair's name, got {_shown(default)}")
         if default not in pairs:
-            raise self.wrong(("default",), f"default: no pair '{default}'{_meant(default, pairs)}")
+            raise self.wrong(("default",), f"default: no pair '{default}'{did_you_mean(default, pairs)}")
         return Catalogue(default=default, pairs=pairs, defaults=defaults, file=str(self.file))
 
     def pair(self, name: str, data: Any, defaults: dict[str, Any]) -> PairSpec:
@@ -141,7 +142,7 @@ class _Reader:
         for at, value in enumerate(data):
             near = unknown_member(value, self.known.members) if isinstance(value, str) else None
             if near is not None and not os.path.isdir(resolved(value, self.file.parent)):
-                raise self.wrong((*path, at), f"{label}: cascade: no drafter '{value}' (did you mean '{near}'?)")
+                raise self.wrong((*path, at), f"{label}: cascade: no drafter '{value}' (did you mean {near}?)")
         return [self.model(value, self.known.members) for value in data]
 
     def settings(self, path: Where, data: Any, label: str) -> dict[str, Any]:
@@ -209,7 +210,7 @@ def _told(error: ErrorDetails, where: Where, kind: type[BaseModel]) -> str:
     if found == "extra_forbidden":
         inside: type[BaseModel] = HeadFolders if where[0] == "students" else ModelSpec
         names = inside.model_fields if len(where) > 1 else kind.model_fields
-        return f"unknown key '{last}'{_meant(last, names)}"
+        return f"unknown key '{last}'{did_you_mean(last, names)}"
     if found == "missing":
         return f"needs a {last}"
     if found == "value_error":
@@ -228,11 +229,6 @@ def _shown(value: Any) -> str:
         return "nothing"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
-
-
-def _meant(key: str, names: Any) -> str:
-    close = difflib.get_close_matches(key, list(names), n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""
 
 
 def head_kind(folder: str | Path) -> str | None:

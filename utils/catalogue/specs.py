@@ -6,7 +6,6 @@ Knows no files of pairs and no torch.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from utils.catalogue.k_matrix import check_lenience, check_shape
 from utils.catalogue.templates import check_template
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError, UserError, nearest
 from utils.files import sampled_hash
 
 Quantization = Literal["none", "q4", "q8", "int8", "nf4", "fp4"]
@@ -326,4 +325,4 @@ def unknown_member(text: str, words: Collection[str]) -> str | None:
     """The word that a member of a cascade nearly is, if it is no word, no path and looks like no model's name."""
     if text in words or not re.fullmatch(r"[A-Za-z_+]+", text):
         return None
-    return next(iter(difflib.get_close_matches(text.lower(), words, n=1)), None)
+    return nearest(text, words)

@@ -6,11 +6,10 @@ A tokenizer's own template holds unless a name is given ("auto"); "plain" means 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from utils.errors import UsageError
+from utils.errors import UsageError, did_you_mean
 
 AUTO, PLAIN = "auto", "plain"
 
@@ -82,9 +81,7 @@ def check_template(name: str) -> str:
     """`name` if there is such a template; UsageError with the nearest one otherwise."""
     if name in NAMES:
         return name
-    near = difflib.get_close_matches(str(name).lower(), NAMES, n=1, cutoff=0.5)
-    meant = f" (did you mean '{near[0]}'?)" if near else ""
-    raise UsageError(f"no chat template '{name}'{meant}: have {', '.join(NAMES)}")
+    raise UsageError(f"no chat template '{name}'{did_you_mean(str(name), NAMES)}: have {', '.join(NAMES)}")
 
 
 def carries_template(tokenizer: Any, name: str = AUTO) -> bool:

@@ -383,7 +383,7 @@ def test_the_calls_take_what_people_pass_elsewhere(target: Any, small: Any) -> N
     plain = autoregressive_generate_encoder_decoder([5, 6, 1], target, max_gen_len=6, use_cache=True)
     told = speculative_generate_encoder_decoder([5, 6, 1], small, target, max_gen_len=6, first_target=True, debug=False)
     assert told[0] == plain
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'gama' \(did you mean 'gamma'\?\)"):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'gama' \(did you mean gamma\?\)"):
         speculative_generate_encoder_decoder([5, 6, 1], small, target, gama=2)
     with pytest.raises(UserError, match="skip_sample_adjustment=True is refused"):
         speculative_generate_encoder_decoder([5, 6, 1], small, target, skip_sample_adjustment=True)
