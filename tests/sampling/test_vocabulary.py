@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling.vocabulary import best, chances_of, gap_of, largest, together
+from sampling.vocabulary import best, chances_of, gap_of, largest
 
 
 @settings(max_examples=60, deadline=None)
@@ -73,18 +73,3 @@ def test_a_gap_and_a_few_chances_are_those_of_the_whole(size: int) -> None:
         assert gap_of(values.numpy()) == float(top[0] - top[-1])
         ids = [0, size - 1, size // 2]
         assert chances_of(values.numpy(), ids) == pytest.approx(values.double().softmax(dim=-1)[ids].tolist(), rel=1e-5)
-
-
-def test_few_values_are_worked_on_by_one_thread_and_the_others_come_back() -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        with together(1000):
-            assert torch.get_num_threads() == 1
-        with pytest.raises(ZeroDivisionError), together(1000):
-            _ = 1 / 0
-        with together(1 << 24):
-            assert torch.get_num_threads() == 2
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)

@@ -349,14 +349,6 @@ def test_half_a_line_is_taken_off_and_no_whole_one(lines: list[bytes], half: byt
     assert file.read_bytes() == whole
 
 
-def test_a_half_line_longer_than_a_piece_is_taken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_PIECE", 7)
-    for whole in (b"", b"a line\n", b"many\n" * 9):
-        (tmp_path / "log").write_bytes(whole + b"x" * 50)
-        drop_half_line(tmp_path / "log")
-        assert (tmp_path / "log").read_bytes() == whole
-
-
 # -- any order of anything --------------------------------------------------------------------------
 
 PLACES = st.sampled_from(["plain", "link", "far", "new"])

@@ -22,7 +22,6 @@ import app.screen.live
 from app.chat.saved import osc52
 from app.console.loading import load_engine
 from app.console.prompt import open_block, unblocked
-from app.console.slash_commands import TABLE
 from app.console.state import LONGEST_BACK, ConsoleState
 from app.screen.rows import visible
 from app.screen.terminal import unheard
@@ -203,12 +202,6 @@ def test_valid_arguments_are_taken_and_shown(catalogue: Path) -> None:
     for line, wanted in SHOWN.items():
         assert wanted in ran.after(line), (line, ran.after(line))
     assert not ran.errors
-
-
-def test_every_command_is_tried_here(catalogue: Path) -> None:
-    here = Path(__file__).read_text(encoding="utf-8")
-    missing = [command.name for command in TABLE if f'"{command.name}' not in here]
-    assert not missing
 
 
 def test_clear_forgets_everything(catalogue: Path) -> None:

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import save_file
 
 import app.lanes.drafters
-import sampling.loop
 from app.bench.options import BenchArgs
 from app.bench.run import run_bench
 from app.command_line.main import main
@@ -24,7 +23,7 @@ from app.lanes.comparison import may_differ
 from app.lanes.drafters import UnusableDrafterError
 from app.lanes.lane import PairEngine
 from app.lanes.race import Race
-from app.measure.speed import GAMMA, drafting_lane, measure_rounds
+from app.measure.speed import GAMMA
 from app.prompts.questions import prompt_ids
 from app.screen.live import Track
 from app.screen.output import load_engine
@@ -36,7 +35,6 @@ from sampling.drafters.draft_heads.eagle import FeatureTreeDrafter
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.events import Step
 from sampling.stream import decode_of, pieces
-from sampling.types import Budget
 from tests.support.runs import after
 from tests.support.scripted import run_lines
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer, write_prompts
@@ -220,29 +218,6 @@ def test_the_lanes_of_a_race_share_the_target_and_keep_its_cache(engine: PairEng
         session, prompt = race.session, [*prompt, *made, 5, 6, 7]
 
 
-def test_each_student_is_read_once_and_its_dense_weights_are_let_go(
-    tmp_path: Path, pair: TinyPair, students: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import gc
-    import weakref
-
-    read: list[Any] = []
-    real = app.lanes.drafters.load_student
-    monkeypatch.setattr(
-        app.lanes.drafters, "load_student", lambda *given: read.append(weakref.ref(made := real(*given))) or made
-    )
-    engine = engine_of(tmp_path, pair, students)
-    for _ in range(2):
-        for name in ("spec", *KINDS):
-            answer(engine, name, Settings(**SHORT))
-        engine.forget()
-    gc.collect()
-    assert len(read) == len(KINDS)
-    assert not any(ref() is not None for ref in read)
-    assert engine.lane("spec", Settings()).drafter is not engine.lane("feature", Settings()).drafter
-    assert engine.lane("spec", Settings()).drafter.lm is engine.lane("feature", Settings()).drafter.lm  # type: ignore[attr-defined]
-
-
 def test_the_draft_lane_is_the_plain_student_and_no_other(tmp_path: Path, pair: TinyPair, students: Path) -> None:
     settings = Settings(**SHORT)
     engine = engine_of(tmp_path, pair, students, "plain")
@@ -256,43 +231,6 @@ def test_a_lane_without_weights_says_what_makes_them(tmp_path: Path, pair: TinyP
     engine = load_engine(Settings(quiet=True), ModelOptions(target=str(pair.target), device="cpu"), never)
     with pytest.raises(UsageError, match=r"^no glide drafter: pair 'target' names none \(infer.py distill --student "):
         engine.lane("glide", Settings())
-
-
-@pytest.mark.parametrize("name", ["plain", "feature"])
-def test_auto_learns_what_a_trained_drafter_costs(
-    engine: PairEngine, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """By a clock that a pass of the target moves by 1 s and a draft by 0.07 s a token."""
-    settings = Settings(max_new_tokens=60, quiet=True, gamma="auto")
-    plain = answer(engine, "ar", settings).ids
-    engine.forget()
-    engine._paces.clear()
-    now, network = [0.0], engine.target.network
-    monkeypatch.setattr("utils.timing.time.perf_counter", lambda: now[0])
-    lane = engine.lane(name, settings)
-    forward, propose = network.forward, lane.drafter.propose
-
-    def slow_pass(*given: Any) -> Any:
-        now[0] += 1.0
-        return forward(*given)
-
-    def slow_drafts(rows: Any, budget: Budget, sampler: Any) -> Any:
-        draft = propose(rows, budget, sampler)
-        now[0] += 0.07 * draft.tokens.shape[1]  # under auto a chain may end early
-        return draft
-
-    monkeypatch.setattr(network, "forward", slow_pass)
-    monkeypatch.setattr(lane.drafter, "propose", slow_drafts)
-    assert answer(engine, name, settings).ids == plain
-    pace = lane.pace
-    assert pace is not None
-    assert engine.pace(name) is pace
-    assert pace.costs.c == pytest.approx(0.07)
-    assert pace.costs.v(2) == pytest.approx([1.0] * 2)
-    assert pace.last == engine.last_gamma(settings.changed(compare=("ar", name)))
-    assert (pace.chosen > 4) == (name == "plain")  # always right against nearly always wrong
-    engine.forget()
-    engine._paces.clear()
 
 
 # -- the program ----------------------------------------------------------------------------------
@@ -598,38 +536,6 @@ def test_check_speed_prints_c_and_where_a_round_goes(
     assert (" drafter ms" in out) == (drafter == "plain")
 
 
-def test_the_parts_of_a_round_are_those_of_the_loop(engine: PairEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that each part moves by its own amount: nothing is counted twice or lost."""
-    now = [0.0]
-    monkeypatch.setattr("utils.timing.time.perf_counter", lambda: now[0])
-    engine.forget()
-    lane, prompt = drafting_lane(engine, Settings(), 20, rounds=6)
-    propose, observe = lane.drafter.propose, lane.drafter.observe
-
-    def slow(seconds: float, act: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*given: Any) -> Any:
-            now[0] += seconds
-            return act(*given)
-
-        return run
-
-    monkeypatch.setattr(lane.drafter, "propose", slow(8.0, propose))
-    monkeypatch.setattr(lane.drafter, "observe", slow(0.5, observe))
-    monkeypatch.setattr("sampling.loop.verify", slow(2.0, sampling.loop.verify))
-    monkeypatch.setattr("sampling.loop._Run._commit", slow(0.25, sampling.loop._Run._commit))
-    around = measure_rounds(lane, [prompt], rounds=6)
-    assert (around.drafting, around.sampling, around.overhead, around.verifying) == (8.5, 2.0, 0.25, 0.0)
-    assert around.drafted == 8.5 / GAMMA
-    assert around.beside == 10.75  # no pass takes any time
-    assert around.rounds == 6
-    assert str(around).startswith(
-        "a round: verifying 0.0%, drafting 79.1%, sampling 18.6%, overhead 2.3% of 10750.0 ms"
-    )
-    assert around.helping in (None, 0.0)
-    assert "a round beside its passes: 10750.00 ms" in str(around)
-    engine.forget()
-
-
 def test_a_missing_file_of_a_drafter_given_by_folder_is_a_user_error(
     tmp_path: Path, pair: TinyPair, students: Path
 ) -> None:
@@ -664,17 +570,3 @@ def test_beside_a_16_bit_target_a_student_is_16_bit_but_for_its_angles() -> None
     assert {parameter.dtype for parameter in student.parameters()} == {torch.bfloat16}
     assert {buffer.dtype for buffer in student.buffers()} == {torch.float32, torch.int64}
     assert student.model.embed_tokens.weight.data_ptr() == target.get_input_embeddings().weight.data_ptr()
-
-
-def test_glides_offset_is_a_setting(engine: PairEngine) -> None:
-    """One network, and each lane its own offset; `tables+glide` too."""
-    base = Settings(**SHORT)
-    text = answer(engine, "ar", base).text
-    for name in ("glide", "tables+glide"):
-        for offset in (5, 0):
-            settings = base.changed(glide_offset=offset)
-            assert answer(engine, name, settings).text == text
-    made = [engine.drafters.make("glide", base.changed(glide_offset=offset)) for offset in (0, 5)]
-    lms: list[Any] = [one.lm for one in made]  # type: ignore[attr-defined]
-    assert [one._offset for one in lms] == [0, 5]
-    assert lms[0].network is lms[1].network

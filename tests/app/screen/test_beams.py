@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from app.bench.options import BenchArgs
-from app.bench.run import run_bench
 from app.command_line.run import run_once
 from app.lanes.answers import Answer, compared, comparison_of, results, run_lane
 from app.lanes.comparison import Comparison, may_differ
@@ -38,7 +36,7 @@ from tests.app.screen.test_trace import decode
 from tests.app.screen.test_view import AR, shown
 from tests.support.runs import measure
 from tests.support.scripted import catalogue_of, run_lines
-from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+from tests.support.tiny import TinyPair, tiny_pair
 from utils.growing_text import REPLACEMENT
 from utils.progress import never
 
@@ -286,13 +284,6 @@ def test_one_beam_is_the_ar_lane(engine: PairEngine) -> None:
     assert answer_of(engine, num_beams=8).ids != plain.ids
 
 
-def test_the_samplers_law_decides_where_a_temperature_is_set(engine: PairEngine) -> None:
-    hot = answer_of(engine, temperature=1.0, top_k=1)
-    assert hot.ids == answer_of(engine, num_beams=1).ids  # one token is left to choose everywhere
-    assert answer_of(engine, temperature=1.0).ids == answer_of(engine).ids
-    assert answer_of(engine, temperature=1.0, seed=1).ids == answer_of(engine, temperature=1.0, seed=2).ids
-
-
 def test_lanes_race_over_one_reading_of_the_prompt(engine: PairEngine) -> None:
     settings = Settings(max_new_tokens=10, compare=("ar", "beam"))
     prompt = prompt_ids(engine, "x" * 300, settings)
@@ -417,19 +408,3 @@ def test_run_prints_the_answer_once_it_is_known(options: ModelOptions, capsys: p
     answer = run_lane(engine.lane("beam", settings), prompt, lambda ids: engine.tokenizer.decode(ids), interrupt=never)
     assert out.encode("utf-8", "replace").decode() == answer.text + "\n" * (not answer.text.endswith("\n"))
     assert "| 4 beams  8 passes" in err
-
-
-def test_the_benchmark_times_a_search_and_finds_no_fault_in_another_text(
-    options: ModelOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "one"}, {"prompt": "two"}])
-    out = tmp_path / "bench.json"
-    args = BenchArgs(prompts=prompts, methods=("ar", "beam"), gammas=(2, 4), repeat=1, out=out)
-    assert run_bench(Settings(max_new_tokens=8, quiet=True), options, args) == 0
-    rows = {row["method"]: row for row in json.loads(out.read_text())["summary"]}
-    assert list(rows) == ["ar", "beam"]  # once, whatever the gammas
-    beam = rows["beam"]
-    assert (beam["gamma"], beam["differs"], beam["compared"], beam["expected_speedup"]) == (None, None, 0, None)
-    assert beam["speedup"] > 0
-    assert beam["tokens_per_pass"] == 1.0
-    assert "beam" in capsys.readouterr().out

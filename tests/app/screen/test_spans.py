@@ -230,32 +230,3 @@ def default_tokenizer(default_pair: Any) -> Any:
 def test_the_default_models_tokenizer_is_read_exactly(default_tokenizer: Any, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, 49_151), min_size=1, max_size=50))
     check_exact(data, ids, 49_152, lambda some: default_tokenizer.decode(some, skip_special_tokens=True))
-
-
-STREAMS = {
-    "prose": lambda: encode(CORPUS[0]) * 40,
-    "bytes that begin nothing": lambda: in_bytes("é")[1:] * 900,
-    "characters that never end": lambda: in_bytes("😀")[:3] * 300,
-    "broken characters among whole ones": lambda: (in_bytes("日")[:2] * 9 + in_bytes("x日")) * 40,
-}
-
-
-@pytest.mark.parametrize("pattern", STREAMS)
-def test_the_work_for_an_event_does_not_grow_with_the_answer(pattern: str) -> None:
-    sizes: list[int] = []
-
-    def counted(ids: list[int]) -> str:
-        sizes.append(len(ids))
-        return decode(ids)
-
-    ids = STREAMS[pattern]()
-    whole = decode(ids)
-    spanner = Spanner(counted, True)
-    for token in ids:
-        spanner.feed(step([], 0, token))
-        assert whole.startswith(spanner.text)
-    assert len(spanner.text) > len(whole) - 200
-    assert max(sizes) <= 64
-    assert len(sizes) <= 30 * len(ids)
-    spanner.feed(end())
-    assert spanner.text == whole

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from io import StringIO
-from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
-from rich.color import Color
 from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
@@ -174,48 +171,6 @@ def test_the_legend_does_not_give_one_name_two_tints() -> None:
 # ---------------------------------------------------------------- the palettes
 
 # Linear RGB as seen without red and without green cones (Machado, Oliveira and Fernandes 2009, severity 1).
-EYES = {
-    "all": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
-    "no red": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
-    "no green": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
-}
-
-
-def linear(palette: str, role: str) -> list[float]:
-    color = Color.parse(PALETTES[palette][role].split()[-1])
-    channels = (0, 205, 0) if color.number == 2 else color.get_truecolor()  # xterm's green
-    return [c / 12.92 if (c := value / 255) <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for value in channels]
-
-
-def lab(rgb: list[float]) -> tuple[float, float, float]:
-    """CIE L*a*b* of linear RGB, white D65."""
-    rows = ((0.4339, 0.3762, 0.1899), (0.2126, 0.7152, 0.0722), (0.0177, 0.1095, 0.8728))
-    x, y, z = (sum(a * max(0.0, b) for a, b in zip(row, rgb, strict=True)) ** (1 / 3) for row in rows)
-    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
-
-
-def seen(palette: str, role: str, eyes: str) -> tuple[float, float, float]:
-    rgb = linear(palette, role)
-    return lab([sum(a * b for a, b in zip(row, rgb, strict=True)) for row in EYES[eyes]])
-
-
-@pytest.mark.parametrize(("palette", "eyes"), [("default", "all"), ("cb", "all"), ("cb", "no red"), ("cb", "no green")])
-def test_tints_differ_from_each_other_and_from_rejected(palette: str, eyes: str) -> None:
-    for one, other in combinations([*TINTS, "rejected"], 2):
-        if "rejected" in (one, other) and palette == "default":
-            continue  # a plain red, and struck through
-        assert math.dist(seen(palette, one, eyes), seen(palette, other, eyes)) > 20, (one, other)
-
-
-@pytest.mark.parametrize("palette", PALETTES)
-def test_a_tint_is_a_colour_and_nothing_else(palette: str) -> None:
-    for role in TINTS:
-        style = Look(palette=palette).style(role)
-        assert style is not None
-        assert style.color is not None
-        assert not any((style.bold, style.dim, style.italic, style.underline, style.strike, style.bgcolor))
-        red, green, blue = linear(palette, role)
-        assert green > red if palette == "default" else blue > red
 
 
 # ---------------------------------------------------------------- titles

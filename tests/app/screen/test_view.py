@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import StringIO
 
 import pytest
@@ -390,33 +390,6 @@ def test_heights_are_shared_fairly() -> None:
 
 
 # ---------------------------------------------------------------- cost
-
-
-def calls_of(frame: Callable[[], object]) -> int:
-    """Python functions that drawing enters: work, not time."""
-    entered = [0]
-
-    def note(_: object, event: str, __: object) -> None:
-        entered[0] += event == "call"
-
-    sys.setprofile(note)
-    try:
-        frame()
-    finally:
-        sys.setprofile(None)
-    return entered[0]
-
-
-def test_a_frame_of_two_long_answers_is_drawn_between_rounds() -> None:
-    """Counted in functions entered, not in seconds: some 17 a token, where a frame has 15 ms."""
-    words = [Span(f" word{n}" + ("\n" if n % 40 == 0 else ""), "target" if n % 4 else "accepted") for n in range(500)]
-
-    def work(count: int) -> int:
-        panes = [PaneData(name, words[:count], SPEC, "running", limit=512) for name in ("ar", "spec")]
-        return calls_of(lambda: shown(Frame(panes, Look(100, 40), comparison=FASTER), color=True))
-
-    work(500)  # what is kept from frame to frame is there now
-    assert work(500) < 20 * 2 * 500
 
 
 def test_the_screen_needs_no_torch() -> None:

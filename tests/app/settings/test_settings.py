@@ -15,8 +15,7 @@ from app.command_line.arguments import read_request
 from app.command_line.main import layers_of
 from app.lanes.pairing import catalogue_in, choose_pair
 from app.settings.layers import Layers, misspelt_variables, model_options
-from app.settings.table import FIELDS, MODEL_FIELDS, SETTING_FIELDS, ModelOptions, Settings
-from app.settings.types import LANES
+from app.settings.table import FIELDS, SETTING_FIELDS, ModelOptions, Settings
 from tests.app.console.test_slash_commands import ScriptedConsole, offered, transcript
 from utils.errors import UsageError
 
@@ -25,14 +24,6 @@ NAMES = (
     "pair's models, each once, large to small"
 )
 K_THREE = ((5, 14, 10), (0, 1, 10), (0, 0, 10))
-
-
-def test_the_records_and_the_table_name_the_same_settings_with_the_same_defaults() -> None:
-    assert set(Settings.model_fields) == set(SETTING_FIELDS)
-    assert set(ModelOptions.model_fields) == set(MODEL_FIELDS)
-    for record in (Settings(), ModelOptions()):
-        for name, value in record.model_dump().items():
-            assert value == FIELDS[name].default, name
 
 
 @pytest.mark.parametrize("name", sorted(SETTING_FIELDS))
@@ -247,30 +238,6 @@ def test_nothing_here_imports_torch() -> None:
         f"import app.console.repl; sys.exit(bool({slow}))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_lanes_are_one_list() -> None:
-    assert FIELDS["compare"].kind.choices == LANES
-    assert len(set(LANES)) == len(LANES)
-    trained = ("plain", "glide", "feature", "eagle")
-    assert set(LANES) == {
-        *(
-            "ar",
-            "spec",
-            "draft",
-            "ngram",
-            "tables",
-            "static",
-            "match",
-            "suffix",
-            "maxgram",
-            "cascade",
-            "chain",
-            "beam",
-            *trained,
-        ),
-        *(f"{first}+{kind}" for first in ("tables", "match") for kind in trained),
-    }
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,16 @@ whatever stands before. 0 is what the stand-in for max-gram says where it errs, 
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sampling.drafters.cascade import Reviewer, cascade_of, chain_of
+from sampling.drafters.cascade import cascade_of, chain_of
 from sampling.drafters.combined import ChainDrafter
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_model import ModelDrafter
@@ -30,7 +28,7 @@ from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.events import Step
 from sampling.sampler import KeyedSampler
 from sampling.stats.swi import Model, costs_of, swi
-from sampling.types import LM, Budget, Draft, Rows, Sampler, Session, Verdict
+from sampling.types import LM, Budget, Draft, Rows, Sampler, Session
 from tests.support.reference import greedy_answer
 from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
 from tests.support.students import make_student, make_target
@@ -39,7 +37,6 @@ from tests.support.toys import PEAK, TableLM, ToyLM, ToySession, chain_lm
 from utils.errors import UserError
 from utils.logits_processors import make_processor
 
-NOTHING: Any = None
 V = 8
 
 VOCAB = 64
@@ -271,59 +268,7 @@ class Moody(LM, Session):
         return None
 
 
-def longest(matrix: list[list[int]], seeds: int, silence: bool = False) -> tuple[int, int]:
-    """The longest proposal found, and the most that is told."""
-    found = told = 0
-    for seed in range(seeds):
-        noise = random.Random(seed)
-        mood = lambda count, noise=noise: noise.choice((count, count, max(0, count - 1), 0))  # noqa: E731
-
-        class Leaf(PointDrafter):
-            def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-                depth = [mood(want) if silence else max(1, mood(want)) for want in budget.depth]  # noqa: B023
-                return super().propose(rows, Budget(depth), sampler)
-
-        size = len(matrix)
-        context = noise.randint(1, 12) if silence else 1 << 30
-        models = [Moody(f"model {place}", mood, context if place == 0 else 1 << 30) for place in range(size - 1)]
-        drafter = cascade_of([*models, Leaf(V, lambda row: 0)], matrix)
-        told = drafter.traits.most
-        draft = proposed(drafter, [[1]], [10_000])
-        found = max(found, draft.tokens.shape[1])
-    return found, told
-
-
 ENTRY = st.integers(0, 3)
-MATRICES = st.integers(1, 3).flatmap(
-    lambda size: st.tuples(*[st.tuples(*[ENTRY if c >= r else st.just(0) for c in range(size)]) for r in range(size)])
-)
-
-
-@settings(max_examples=50, deadline=None)
-@given(matrix=MATRICES)
-def test_no_proposal_is_longer_than_what_is_told(matrix: Any) -> None:
-    for silence in (False, True):
-        found, told = longest([list(row) for row in matrix], 6, silence)
-        assert found <= told
-
-
-@pytest.mark.parametrize(
-    ("matrix", "most"),
-    [
-        ([[4]], 7),  # 3 and then 4 more
-        ([[1]], 1),
-        ([[2, 0], [0, 2]], 1 + 4),  # one, then all of 3 and its own
-        ([[2, 1], [0, 2]], 1 + 4),
-        ([[1, 2], [0, 1]], 3),  # 1 + 1 + 1 or, at once, 2 and 1
-        ([[1, 1], [0, 3]], 6),  # 2 + 3 and its own
-        ([[2, 2], [0, 3]], 1 + 6),  # one, then 5 and its own; 3 + 3 is less
-        ([[5, 1], [0, 3]], 4 + 6),  # 5 + 3 is less
-        ([[1, 1, 1], [0, 1, 1], [0, 0, 1]], 3),  # small's 2 and base's own
-        ([[1, 4, 1], [0, 1, 1], [0, 0, 2]], 4 + 4),  # behind 4 small's own and the 3 that may come of 2 and 2
-    ],
-)
-def test_the_longest_proposal_is_as_long_as_told(matrix: list[list[int]], most: int) -> None:
-    assert longest(matrix, 150) == (most, most)
 
 
 def test_a_first_part_that_brings_little_leaves_the_second_room_for_more() -> None:
@@ -334,45 +279,6 @@ def test_a_first_part_that_brings_little_leaves_the_second_room_for_more() -> No
 
 
 # -- members --------------------------------------------------------------------------------------
-
-
-class Ear(PointDrafter):
-    """Writes down what it is told."""
-
-    def __init__(self) -> None:
-        super().__init__(V, lambda row: (row[-1] + 1) % V)
-        self.traits, self.heard = replace(self.traits, names=("ear",)), list[str]()
-
-    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
-        self.heard.append("start")
-        self.targets = (target, verifier)
-        super().start(prompt, target, verifier)
-
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
-        self.heard.append("observe")
-
-    def select(self, rows: Tensor) -> None:
-        self.heard.append("select")
-        super().select(rows)
-
-
-def test_a_member_used_in_three_places_is_told_once() -> None:
-    ear, lms = Ear(), (base(), small())
-    drafter = cascade_of([*map(ModelDrafter, lms), ear], [[1, 1, 1], [0, 1, 1], [0, 0, 1]])
-    assert drafter.traits.names == ("base", "small", "ear")
-    assert [type(member) for member in drafter.members] == [Reviewer, Reviewer, Ear]
-    rows = [[1, 2], [3, 4]]
-    session = target().open(rows)
-    drafter.start(rows, session, session)
-    assert ear.targets == (session, session)
-    assert [helper.lm for helper in drafter.sessions] == list(lms)  # type: ignore[attr-defined]
-    draft = drafter.propose(rows, Budget([6, 6]), drafting(sampler(), rows))
-    empty = torch.empty((2, 0), dtype=torch.long)
-    drafter.observe(rows, draft, Verdict(empty, torch.tensor([1, 1]), torch.empty(2, 1, V), torch.empty(2, 1, V)))
-    drafter.select(torch.tensor([1]))
-    assert ear.heard == ["start", "observe", "select"]
-    assert [helper.cached[0][:2] for helper in drafter.sessions] == [[3, 4]] * 2  # type: ignore[attr-defined]
-    assert ear.ids == [1]
 
 
 def test_a_reviewer_used_in_two_places_has_one_cache() -> None:
@@ -389,11 +295,6 @@ def test_hidden_states_are_asked_for_where_a_member_reads_them() -> None:
     assert cascade_of([ModelDrafter(base()), FeatureDrafter(student)], [[1, 0], [0, 1]]).traits.needs_hidden
     assert chain_of([ModelDrafter(base()), FeatureDrafter(student)], [1, 1]).traits.needs_hidden
     assert not three().traits.needs_hidden
-
-
-def test_names_are_told_once_and_in_their_order() -> None:
-    assert three().traits.names == ("base", "small", "maxgram", "bigram")
-    assert chain_of([own_points(), ModelDrafter(small()), own_points()], [1, 1, 1]).traits.names == ("points", "small")
 
 
 # -- what is no cascade ---------------------------------------------------------------------------

@@ -165,18 +165,6 @@ def test_the_cost_of_a_draft_is_that_of_the_rounds_which_ran_the_model() -> None
     assert pace.costs.c == pytest.approx(0.2)  # not the lower third of all rounds, which is 0
 
 
-def test_drafts_that_cost_nothing_are_not_charged_against_the_answer() -> None:
-    """Free rounds among dear ones: they leave the account what dear ones would have used up."""
-    spare = []
-    for calls in (False, True):
-        pace = GoodputController()
-        pace.begin()
-        rounds(pace, 6, calls=True, accepted=0, seconds=0.2)
-        rounds(pace, 4, calls=calls, accepted=0, seconds=0.2)
-        spare.append(pace._account.left)
-    assert spare[0] > spare[1]
-
-
 # -- who is asked ---------------------------------------------------------------------------------
 
 

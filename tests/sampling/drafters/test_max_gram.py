@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling.drafters.max_gram import BIGRAM, MAXGRAM, MaxGramDrafter, SuffixMatches
+from sampling.drafters.max_gram import BIGRAM, MAXGRAM, MaxGramDrafter
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget
@@ -283,22 +283,3 @@ def test_a_repeating_text_is_copied_and_saves_the_targets_passes() -> None:
     assert [len(step.drafted) for step in run] == [0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4]
     assert all(len(step.path) == len(step.drafted) for step in run)
     assert {source for step in run for source in step.source} == {MAXGRAM}
-
-
-def test_each_new_token_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted work: a row that goes back a little costs what is new in it, and what a short copy adds for a moment."""
-    counted, append = [], SuffixMatches._append
-
-    def counting(self: SuffixMatches, token: int) -> None:
-        counted.append(token)
-        append(self, token)
-
-    monkeypatch.setattr(SuffixMatches, "_append", counting)
-    drafter, row = MaxGramDrafter(), list(range(50))
-    drafter.start([row], ALONE, ALONE)
-    for turn in range(100):
-        counted.clear()
-        kept, new = len(row) - min(turn, 5), [100 + turn, 60, 61, 0, 1]
-        row = [*row[: max(kept, 50)], *new]
-        proposed(drafter, [row], [8])  # 0 1 stood at the beginning: a copy is never short
-        assert len(counted) == len(new)

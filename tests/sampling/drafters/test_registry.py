@@ -3,65 +3,26 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from app.command_line.arguments import build_parser
-from app.console.chat_commands import drafters
-from app.console.setting_commands import LANE_HELP, values_of
 from app.lanes.pairing import catalogue_in
-from app.screen.figures import TITLES
-from app.settings.table import FIELDS, Settings
-from app.settings.types import LANES, METHODS
 from sampling.drafters import registry
 from sampling.drafters.draft_model import NoDrafter
-from sampling.drafters.registry import DRAFTERS, HEADS, MEMBERS, NEEDS, REVIEWERS, ROWS
+from sampling.drafters.registry import DRAFTERS, HEADS, MEMBERS, REVIEWERS, ROWS
 from sampling.events import Step
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Limits
 from tests.support.tiny import tiny_model
-from utils.catalogue.specs import HEAD_KINDS
 from utils.logits_processors import make_processor
 
 ROOT = Path(__file__).parents[3]
 PAGES = [page for page in map(ROOT.joinpath, ("README.md", "docs/drafters.md", "docs/reference.md")) if page.exists()]
 TABLE = re.compile(r"^\| *(?:drafter|word) *\|.*\n\|[-| ]+\n((?:\|.*\n)+)", re.MULTILINE | re.IGNORECASE)
-
-
-@pytest.mark.parametrize("word", ROWS)
-def test_every_row_names_a_builder_a_need_and_settings_that_are_there(word: str) -> None:
-    row = ROWS[word]
-    module, _, name = row.build.partition(":")
-    assert callable(getattr(import_module(module), name))
-    assert row.needs in NEEDS
-    assert set(row.settings) <= set(Settings.model_fields)
-    assert [part.word for part in registry.parts(word)] == word.split("+")
-
-
-def test_the_registry_is_plain_data() -> None:
-    code = "import sys, sampling.drafters.registry; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
-def test_help_completion_titles_and_lanes_follow_from_the_rows() -> None:
-    console = SimpleNamespace()
-    assert ("ar", "spec", "draft", *registry.LANES, "beam") == LANES
-    assert ("spec", *registry.LANES) == METHODS
-    assert set(LANES) <= set(TITLES)
-    assert values_of("compare")(console, "") == [(lane, LANE_HELP[lane]) for lane in LANES]  # type: ignore[arg-type]
-    assert drafters(console, "") == [(word, ROWS[word].help) for word in DRAFTERS]  # type: ignore[arg-type]
-    assert FIELDS["drafter"].kind.choices == DRAFTERS
-    shown = " ".join(build_parser().format_help().split())
-    assert f"a model, or {', '.join(registry.examples())}" in shown
-    assert {word.partition("+")[0] for word in DRAFTERS} == {word.partition("+")[0] for word in registry.examples()}
 
 
 def test_the_documents_tables_have_every_word_of_a_drafter_and_no_other() -> None:
@@ -92,11 +53,6 @@ def test_the_drafter_of_the_recipe_drafts() -> None:
         texts = [[id_ for step in steps if step.row == row for id_ in step.emitted] for steps in (drafted, plain)]
         assert texts[0] == texts[1]
         assert len(texts[0]) == 20
-
-
-def test_the_kinds_of_draft_head_are_those_of_the_catalogue() -> None:
-    assert HEADS == HEAD_KINDS
-    assert {row.needs for row in ROWS.values()} == set(NEEDS)
 
 
 @pytest.mark.parametrize("word", DRAFTERS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -22,11 +21,8 @@ from sampling.gamma.acceptance_estimate import Acceptance, expected_tokens
 from sampling.gamma.costs import Costs
 from sampling.gamma.goodput import (
     ALLOWANCE,
-    AT_REST,
-    COOLDOWN,
     CREDIT,
     GAMMA_MAX,
-    PROBE_EVERY,
     SLACK,
     GoodputController,
     best,
@@ -86,13 +82,6 @@ def test_silence_costs_no_width() -> None:
 
 
 # -- learning -------------------------------------------------------------------------------------
-
-
-def test_the_first_outcome_weighs_three_tenths_and_the_prior_is_85_percent() -> None:
-    estimates = Acceptance(4)
-    assert estimates.alphas == pytest.approx([0.85] * 4)
-    estimates.add(1, 0)
-    assert estimates.alphas[0] == pytest.approx(0.7 * 0.85, abs=0.01)
 
 
 def test_an_accepted_stop_says_nothing_of_the_position_behind_it() -> None:
@@ -411,48 +400,6 @@ def test_from_nothing_to_loops_a_probe_finds_out() -> None:
     assert run.slowdown < 0.6
 
 
-def test_a_gamma_is_kept_for_two_rounds_after_a_change() -> None:
-    for seed in range(5):
-        pace = GoodputController(costs=Costs(c=0.05, table=KNOWN))
-        changed: list[int] = []
-        kept: list[int] = []
-        world = World(0.6, 0.05, flat, seed=seed)
-        for turn in range(200):
-            (gamma,) = pace.budget([0]).depth
-            kept.append(pace.chosen)
-            if turn and kept[-1] != kept[-2]:
-                changed.append(turn)
-            pace.observe([world.round(gamma, turn)])
-        assert len(changed) > 3
-        assert all(later - earlier > COOLDOWN for earlier, later in pairwise(changed))
-
-
-def test_probes_are_single_tokens_and_grow_rarer() -> None:
-    pace = GoodputController(costs=Costs(c=0.3, table=KNOWN))
-    run = simulate(pace, World(0.0, 0.3, flat), 400)
-    after = next(round for round in range(len(run.gammas)) if not any(run.gammas[round : round + 8]))
-    probes = [round for round in range(after, 400) if run.gammas[round]]
-    assert {run.gammas[round] for round in probes} == {1}
-    gaps = [later - earlier for earlier, later in pairwise(probes)]
-    assert min(gaps) > 8
-    assert gaps[-3:] == [65, 65, 65]
-
-
-def test_at_rest_few_rounds_are_learned_from_and_a_slower_machine_is_still_noticed() -> None:
-    costs = Costs(c=0.3, table=KNOWN)
-    pace = GoodputController(costs=costs)
-    simulate(pace, World(0.0, 0.3, flat), 200)
-    heard: list[float] = []
-    learn = costs.add
-    costs.add = lambda *told, **more: (heard.append(told[4]), learn(*told, **more))[1]  # type: ignore[method-assign]
-    before, rounds = pace.probes, pace.rounds
-    simulate(pace, World(0.0, 0.3, lambda n: 3 * flat(n)), 400)
-    assert pace.rounds == rounds + 400
-    assert 400 // AT_REST <= len(heard) <= 400 // AT_REST + pace.probes - before + 2
-    assert costs.plain is not None
-    assert costs.plain > 1.5 * PLAIN
-
-
 def test_an_answer_that_begins_does_not_rest_on_what_the_last_one_was() -> None:
     costs = Costs(c=0.3, table=KNOWN)
     pace = GoodputController(costs=costs)
@@ -467,26 +414,6 @@ def test_an_answer_that_begins_does_not_rest_on_what_the_last_one_was() -> None:
     pace.begin()
     simulate(pace, World(0.0, 0.3, flat), 1)
     assert len(heard) == 2
-
-
-def test_a_batch_looks_as_many_times_as_seldom_as_it_has_rows_and_follows_no_look() -> None:
-    """Every other draft is right, and one token more costs .6 of a pass."""
-
-    def looks(rows: int) -> list[int]:
-        pace, asked = GoodputController(costs=Costs(c=0.1, table={2: 1.5, 3: 2.0})), list[int]()
-        for number in range(4000):
-            gamma = pace.budget(list(range(rows))).depth[0]
-            right = gamma * (len(asked) % 2)
-            step = make_step(gamma, gamma, right, 0.1 * PLAIN * gamma / rows, PLAIN * (1 + 0.5 * gamma) / rows)
-            pace.observe([replace(step, row=row) for row in range(rows)])
-            if gamma:
-                asked.append(number)
-        return asked[len(asked) // 2 :]
-
-    many, few = looks(4), looks(1)
-    assert 0 < len(many) < len(few) / 4
-    assert min(later - earlier for earlier, later in pairwise(many)) > 4 * PROBE_EVERY
-    assert min(later - earlier for earlier, later in pairwise(few)) == 1
 
 
 @pytest.mark.parametrize("reach", [0, 1, 2, 3])

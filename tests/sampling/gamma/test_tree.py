@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from copy import deepcopy
 from itertools import pairwise
 
 import pytest
@@ -14,8 +13,7 @@ from hypothesis import strategies as st
 from sampling.drafters.tables.tree import likely_enough, worthwhile
 from sampling.events import Step
 from sampling.gamma.acceptance_estimate import chain_accepted
-from sampling.gamma.goodput import CREDIT, SLACK
-from sampling.gamma.tree import AT_ONCE, BestFirstController, Rescue, SidewaysController
+from sampling.gamma.tree import BestFirstController, Rescue, SidewaysController
 from sampling.types import NodeCosts
 from tests.support.pacing import PLAIN, flat, make_step, packed, unpacked
 
@@ -94,76 +92,6 @@ def test_trust_is_the_share_of_the_promised_tokens_that_came() -> None:
     costs = pace.budget([0]).costs
     assert costs is not None
     assert costs.trust == pytest.approx(1 / 1.6, abs=0.12)
-
-
-def known_pace(v: V = flat) -> BestFirstController:
-    """After rounds enough to know what passes cost; nothing waits."""
-    pace, _ = grown([0.6, 0.3], v, rounds=302)
-    while pace._late:
-        pace.budget([0])
-        pace.observe([tree_step(2, (-1, 0), (0,), 0.002, v(3))], 0.9)
-    return pace
-
-
-def test_a_few_rounds_are_learned_from_together_and_the_budget_stands_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pace = known_pace()
-    twin = deepcopy(pace)
-    steps = [tree_step(2, (-1, 0), path, 0.002, 1.1) for path in ((0, 1), (), (0,), (0, 1)) * 3]
-    budgets = []
-    for step in steps:
-        budgets.append(pace.budget([0]))
-        pace.observe([step], 0.9)
-    assert [one is other for one, other in pairwise(budgets)] == ([True] * (AT_ONCE - 1) + [False]) * 2 + [True] * 3
-    monkeypatch.setattr("sampling.gamma.tree.AT_ONCE", 1)
-    for step in steps:
-        assert twin.budget([0]) is not twin.budget([0])
-        twin.observe([step], 0.9)
-    assert pace._trust.value == twin._trust.value
-    assert pace._rate.value == twin._rate.value
-    assert pace._account.left == twin._account.left
-    assert pace.costs.v(3) == twin.costs.v(3)
-
-
-@pytest.mark.parametrize("v", [packed, unpacked])
-def test_what_waits_to_be_learned_loses_no_more_than_may_be_lost(v: V) -> None:
-    """Everything is refused from now on, and all nodes that are allowed are drafted."""
-    pace = known_pace(v)
-    pace._account.left = CREDIT
-    lost = most = 0.0
-    stood = 0
-    for _ in range(400):
-        gamma = pace.budget([0]).depth[0]
-        stood += bool(pace._late)
-        pace.observe([tree_step(gamma, (-1,) * gamma, (), 0.002 if gamma else 0.0, v(gamma + 1))], 0.9 * (gamma > 0))
-        lost += v(gamma + 1) - 1 - SLACK
-        most = max(most, lost)
-    assert CREDIT - 1 < most < CREDIT + 0.1
-    assert stood > 5
-
-
-def test_what_is_shown_takes_in_what_waits_and_rows_of_a_batch_get_a_budget_each() -> None:
-    pace = known_pace()
-    for turn in range(1, AT_ONCE):
-        pace.budget([0])
-        before = pace.rounds
-        pace.observe([tree_step(2, (-1, 0), (0,), 0.002, 1.1)], 0.9)
-        assert len(pace._late) == 1, "the budget stands"
-        assert pace.summary()["rounds"] == before + 1, turn
-    pace.budget([0])
-    pace.observe([tree_step(2, (-1, 0), (0,), 0.002, 1.1)], 0.9)
-    assert pace._late
-    assert len(pace.budget([0, 1]).depth) == 2
-
-
-def test_an_answer_that_begins_takes_in_what_waits() -> None:
-    pace = known_pace()
-    pace.budget([0])
-    pace.observe([tree_step(2, (-1, 0), (0,), 0.002)], 0.9)
-    assert pace._late
-    pace.begin()
-    assert not pace._late
 
 
 def test_a_tree_that_never_holds_is_given_up_and_tried_again() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampling.models import llama as module
 from sampling.models.llama import attention
 
 ROWS, HEADS, SIZE, SLOTS = 20, 6, 16, 50
@@ -39,19 +36,3 @@ def test_many_rows_of_one_token_are_what_torch_gives(shared: int, bias: Tensor |
     torch.testing.assert_close(found, own, rtol=1e-5, atol=1e-6)
     assert found.shape == own.shape
     assert q.equal(before)
-
-
-@pytest.mark.parametrize(
-    ("shape", "own"),
-    [({}, False), ({"rows": 15}, True), ({"new": 2}, True), ({"dtype": torch.bfloat16}, True)],
-)
-def test_all_else_is_left_to_torch(shape: dict[str, Any], own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-
-    def grouped(q: Tensor, *_: Any) -> Tensor:
-        calls.append(len(q))
-        return q
-
-    monkeypatch.setattr(module, "_one_token", grouped)
-    attention(*inputs(2, **shape), None, 0.3)
-    assert calls == ([] if own else [ROWS])

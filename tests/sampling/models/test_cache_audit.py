@@ -17,7 +17,6 @@ from torch import Tensor
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.loop import generate
-from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Session
@@ -223,22 +222,6 @@ def test_a_fork_goes_its_own_way(name: str) -> None:
             for seed, session in ((1, base), (2, twin))]  # fmt: skip
     audit(base, model, [rows[0]])
     audit(twin, model, [rows[1]])
-
-
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.enable_grad])
-def test_nothing_that_a_session_keeps_is_of_inference_mode_alone(mode: Any) -> None:
-    """So what was begun in that mode goes on outside it."""
-    with mode():
-        session = CausalLM(model_of("llama")).open([text(9, 5), text(10, 8)], hidden=True)
-        session.score([text(9, 5), text(10, 8)], Draft(torch.tensor([[3, 4], [5, 6]])))
-        session.commit(torch.tensor([[1], [-1]]))
-        session.select(torch.tensor([1, 0, 0]))
-    for one in (session, session.fork()):
-        assert isinstance(one._cache, SlotCache)
-        for buffer in (*one._cache.buffers, one._hidden):
-            assert buffer is not None
-            assert buffer.data is not None
-            assert not buffer.data.is_inference()
 
 
 # -- batches --------------------------------------------------------------------------------------

@@ -116,20 +116,6 @@ def test_how_a_turn_begins_depends_on_its_number_and_the_seed_alone(tokenizer: A
     assert sum(openings(3, range(40))[n] != openings(4, range(40))[n] for n in range(40)) > 30
 
 
-def test_what_chats_alone_ask_for_is_what_they_always_asked_for(tokenizer: Any) -> None:
-    """`distill` and `tables --from self` go on in files that were begun before there were kinds."""
-    chats, head = OwnChats(tokenizer, STOPS, 24), OwnChats(tokenizer, STOPS, 24)._head
-    assert chats.longest == len(head) + 96 + 32 + 24
-    for number in range(9):
-        asks, lines = played(chats, number, tokenizer, [("  What is it? ", True)])
-        assert asks[0] == Ask(head, 1.0, 96)
-        assert (asks[1].temperature, asks[1].limit) == ((0.0, 0.7, 1.0)[number % 3], 24)
-        [line] = lines
-        assert list(line) == ["ids", "start", "temperature", "number"]
-        assert turn_of(line, tokenizer) == "What is it?"
-        assert (line["temperature"], line["number"]) == (asks[1].temperature, number)
-
-
 # -- where a turn ends ----------------------------------------------------------------------------
 
 

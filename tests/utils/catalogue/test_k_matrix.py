@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,9 +86,3 @@ def test_other_leniences_are_refused_in_one_line(value: Any, shown: str) -> None
     with pytest.raises(UserError) as caught:
         check_lenience(value)
     assert str(caught.value) == f"lenience must be a number, at least 1, got {shown}"
-
-
-def test_the_rules_are_known_without_torch() -> None:
-    """Settings and the catalogue ask for them before anything is loaded."""
-    code = "import sys, utils.catalogue.k_matrix; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3]).returncode == 0

@@ -70,18 +70,6 @@ def test_every_round_starts_from_fully_informed_states(layers: int) -> None:
         before = len(step.path) if len(step.drafted) == 3 else None
 
 
-def test_keys_and_values_of_the_target_are_read_where_they_lie() -> None:
-    target = make_target()
-    held = fed(target, [text(2, 20)], [18])
-    session = GlideLM(make_student("glide", target), 3).open([text(2, 20)], target=held)
-    for positions in ([19], [17, 18, 19], [3, 4]):
-        seen = session._seen(torch.tensor([positions]), torch.tensor([len(positions)]))
-        assert seen is not None
-        for found, theirs in zip(seen.kv[0], held.kv(2)[:2], strict=True):
-            assert found.data_ptr() == theirs.data_ptr()
-            assert found.shape[1] == 2  # not repeated for the four heads
-
-
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_reviewer_keeps_what_it_accepted(layers: int) -> None:
     """score, keep and score again give the logits of a session that never saw the refused draft."""

@@ -5,8 +5,6 @@ This is what lets training and drafting agree: the oracle is the very code that 
 
 from __future__ import annotations
 
-import gc
-import weakref
 from dataclasses import replace
 from typing import Any, cast
 
@@ -340,23 +338,6 @@ def test_a_feature_student_reviews_nothing_and_needs_states() -> None:
 
 
 # -- weights --------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not available(), reason="this build of torch cannot pack")
-@pytest.mark.parametrize("kind", ["plain", "glide", "feature"])
-def test_the_network_keeps_the_embedding_and_lets_the_other_weights_go(kind: str) -> None:
-    target = make_target()
-    student = make_student(kind, target, hidden_size=24)
-    shared = target.model.embed_tokens.weight
-    student.model.embed_tokens.weight = shared
-    network = StudentNetwork(student)
-    matrices = [weakref.ref(p) for name, p in student.named_parameters() if p.dim() == 2 and "embed_tokens" not in name]
-    before = torch.equal(network._embed.weight, shared)
-    del student
-    gc.collect()
-    assert before
-    assert network._embed.weight.data_ptr() == shared.data_ptr()
-    assert [reference() for reference in matrices] == [None] * len(matrices)
 
 
 def test_an_unpacked_network_sees_later_changes() -> None:

@@ -14,11 +14,9 @@ from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.fallback import PROBE_EVERY
 from sampling.drafters.tables.joint_tree import (
     AGREEING,
-    CANDIDATES,
     ENOUGH,
     FLOOR,
     NOBODY,
-    PLAIN_CANDIDATES,
     STRONG,
     WEAK,
     Beliefs,
@@ -27,7 +25,7 @@ from sampling.drafters.tables.joint_tree import (
     pooled,
 )
 from sampling.drafters.tables.prompt_lookup import CHANCE, MATCH, TABLES, Found
-from sampling.drafters.tables.tree import RECALLED, SURE, TableTreeDrafter
+from sampling.drafters.tables.tree import RECALLED, TableTreeDrafter
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.types import Budget, Draft, Limits, Rule, Verdict
@@ -78,22 +76,6 @@ def weight(*said: float, sharpened: float = WEAK.sharpened) -> float:
     return (sum(said) + FLOOR) ** sharpened
 
 
-def test_chances_by_hand() -> None:
-    """What is said of a token is added up and shared out; who adds most proposes it."""
-    made = started(thinking([math.log(p) for p in (0.1, 0.1, 0.1, 0.2, 0.5)]), [PROMPT])
-    made._indices[0].follow(PROMPT)
-    offered = list(made._offered(made._indices[0], PROMPT))
-    assert [(found.token, found.p) for found in offered] == [(4, CHANCE[2])]
-    found = {one.token: one for one in made._first([PROMPT], offered, None)}
-    ours = [weight(OWN * p) for p in (0.1, 0.1, 0.1, 0.2)]
-    both = weight(OWN * 0.5, SHARES[MATCH] * CHANCE[2])
-    total = NOBODY + sum(ours) + both + (PLAIN_CANDIDATES - 5) * weight()
-    assert found[4].p == pytest.approx(both / total)
-    assert made.traits.names[found[4].source] == ("trained" if SHARES[MATCH] * CHANCE[2] <= OWN * 0.5 else "match")
-    assert found[1].p == pytest.approx(ours[1] / total)
-    assert made.traits.names[found[1].source] == "trained"
-
-
 def test_each_kind_of_offer_is_believed_in_its_own_way() -> None:
     """Beside a drafter's distribution a match says more than a table; chances of all tokens never exceed one."""
     kinds = (MATCH, TABLES, RECALLED)
@@ -113,18 +95,6 @@ def test_a_drafter_that_agrees_oftener_is_believed_more() -> None:
     half = beliefs(sum(AGREEING) / 2)
     assert half.own == pytest.approx((WEAK.own + STRONG.own) / 2)
     assert half.shares[TABLES] == pytest.approx((WEAK.shares[TABLES] + STRONG.shares[TABLES]) / 2)
-
-
-def test_the_noise_is_weighed_with_the_drafters_law() -> None:
-    drawing = sampler(1.0, seed=3)
-    made = started(thinking([math.log(0.5), math.log(0.5)]), [ROW], shared_noise=True)
-    noise = made._noise(len(ROW), drafting(drawing, [ROW]))
-    found = {one.token: one.p for one in made._first([ROW], [], noise)}
-    loud = [math.exp(WEAK.noise * one) for one in drawing.shared_noise(0, len(ROW), list(range(V)))]
-    total = NOBODY + weight(OWN * 0.5) * sum(loud[:2]) + weight() * sum(loud[2:])
-    for token in (0, 1):
-        assert found[token] == pytest.approx(min(SURE, weight(OWN * 0.5) * loud[token] / total))
-    assert len(found) == min(V, CANDIDATES)
 
 
 @pytest.mark.parametrize("kind", [TableTreeDrafter, JointTreeDrafter])

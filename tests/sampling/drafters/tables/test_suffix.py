@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from itertools import pairwise
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,10 +34,6 @@ def index_of(*said: list[int], room: int = suffix.ROOM) -> SuffixIndex:
     return index
 
 
-def triples(row: list[int]) -> Iterable[tuple[int, ...]]:
-    return zip(row, row[1:], row[2:], strict=False)
-
-
 def counted(said: list[list[int]], tail: list[int], mask: int) -> dict[int, float]:
     """The same without a ring, chains and growth: of the newest places with the same hash those of the same context."""
     for size in SIZES:
@@ -62,29 +57,6 @@ def test_it_counts_what_followed_the_longest_known_context(said: list[list[int]]
         assert [chance for _, chance in found] == sorted((chance for _, chance in found), reverse=True)
 
 
-@given(said=ANSWERS, tail=st.lists(st.integers(0, 3), min_size=2, max_size=20))
-@settings(max_examples=60, deadline=None)
-def test_growing_loses_nothing(said: list[list[int]], tail: list[int]) -> None:
-    """An index that began too small for what it holds has doubled on the way."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suffix, "_FIRST", 8)
-        grown = index_of(*said)
-    assert dict(grown.behind(tail)) == counted(said, tail, grown._size - 1)
-
-
-@given(said=st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=80), min_size=1, max_size=30))
-@settings(max_examples=60, deadline=None)
-def test_what_it_holds_is_bounded_and_the_newest_is_there(said: list[list[int]]) -> None:
-    index = index_of(*said, room=64)
-    assert {len(part) for part in (index._text, *index._newest, *index._older)} == {64}
-    newest = said[-1][-64:]
-    for at in range(2, len(newest)):
-        assert newest[at] in dict(index.behind(newest[:at])) or len(newest) == at
-    for context in pairwise(newest):
-        followers = {token for answer in said for *before, token in triples(answer) if tuple(before) == context}
-        assert {token for token, _ in index.behind(list(context))} <= followers
-
-
 def test_the_oldest_answers_go() -> None:
     index = index_of([1, 2, 3], room=64)
     assert dict(index.behind([1, 2])) == {3: 1 / (1 + DOUBT[2])}
@@ -104,20 +76,6 @@ def test_what_was_asked_finds_what_was_said() -> None:
     assert index.behind(prompt) == [(1, 1 / (1 + DOUBT[16]))]
     assert index.behind([*prompt, 1]) == [(2, 1 / (1 + DOUBT[16]))]
     assert index.behind(prompt[: 1 - READ]) == []
-
-
-def test_a_look_costs_the_same_behind_a_million_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worst text there is: every context has very many places. Places looked at, not seconds, are counted."""
-    monkeypatch.setattr(suffix, "_FIRST", suffix.ROOM)
-    index = SuffixIndex()
-    for start in range(1_000):
-        index.add([], [(at * at + start) % 7 for at in range(1_000)])
-    drafter = TableTreeDrafter(None, said=index, least=0.0)
-    for nodes in (1, 4, 11):
-        before = index.looks
-        tokens, _, _ = tree(drafter, [(at * at + 3) % 7 for at in range(40)], nodes)
-        assert len(tokens) == nodes
-        assert index.looks - before <= LOOKS * len(SIZES) * nodes
 
 
 # -- as a drafter ----------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from app.settings.table import Settings
 from sampling.drafters.draft_model import NoDrafter
 from sampling.drafters.tables.prompt_lookup import CHANCE, TablesDrafter
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.drafters.tables.tree import BELIEVED, RECALLED, SHARES, SURE, Recalled, TableTreeDrafter, thought_likely
+from sampling.drafters.tables.tree import RECALLED, SHARES, Recalled, TableTreeDrafter, thought_likely
 from sampling.sampler import KeyedSampler
-from sampling.types import Budget, Draft, NodeCosts, Rows, Verdict
+from sampling.types import Budget, Draft, Rows, Verdict
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.branching import softmax
 from tests.support.reference import NaiveLaw
@@ -75,26 +75,6 @@ def test_what_comes_behind_drafted_tokens_is_learned_where_they_were_accepted() 
     tree(drafter, row, 3)
     drafter.observe([row], other, Verdict(torch.tensor([[0, -1, -1]]), torch.tensor([0]), torch.ones(1), torch.ones(1)))
     assert drafter.further.value == found[4]  # somebody else's draft
-
-
-def test_what_is_not_thought_to_pay_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind 3 (.42) at most half of that is hoped for."""
-    looked: list[list[int]] = []
-    offered = TableTreeDrafter._offered
-
-    def counted(self: Any, index: Any, tail: list[int], least: float = 0.0) -> Any:
-        looked.append(tail)
-        return offered(self, index, tail, least)
-
-    monkeypatch.setattr(TableTreeDrafter, "_offered", counted)
-    for floor, count in ((0.2, 2), (0.22, 1)):
-        looked.clear()
-        drafter, row = TableTreeDrafter(None), [1, 2, 3, 9, 7, 2, 5, 1, 2]
-        drafter.start([row], ALONE, ALONE)
-        costs = NodeCosts([1 + floor * n for n in range(4)], 1.0, 1.0)
-        draft = drafter.propose([row], Budget([3], costs=costs), SAMPLER)
-        assert draft.tokens.tolist() == [[3]]
-        assert len(looked) == count
 
 
 def test_nothing_known_drafts_nothing() -> None:
@@ -193,36 +173,6 @@ def test_a_law_that_leaves_no_choice_is_not_kept() -> None:
     assert known.behind([7], 1) == []
 
 
-def test_laws_are_kept_by_the_tokens_before_them_where_the_row_stood() -> None:
-    """A tree whose second branch was taken: the root, nodes 1 and 3; what no one stood at is not looked at."""
-    made = recalling()
-    made.start([AGAIN], ALONE, ALONE)
-    laws = torch.full((5, 6), 0.1)
-    laws[torch.arange(5), torch.arange(5)] = 0.5
-    draft = Draft(torch.tensor([[3, 4, 5, 0]]), parents=torch.tensor([-1, -1, 0, 1]))
-    made.observe([AGAIN], draft, verdict([1, 3, -1], laws))
-    known = made._recalled
-    assert known is not None
-    assert {context: likely[0][0] for context, likely in known._behind.items()} == {
-        **{(1, 2): 0, (2, 4): 2, (4, 0): 4},
-        **{(2,): 0, (4,): 2, (0,): 4},
-    }
-
-
-def test_an_answer_knows_nothing_of_the_one_before_and_rows_of_a_batch_keep_nothing() -> None:
-    made = recalling()
-    made.start([AGAIN], ALONE, ALONE)
-    made.observe([AGAIN], Draft.empty(1), verdict([], torch.full((1, 6), 1 / 6)))
-    assert made._recalled is not None
-    assert made._recalled.behind([2], 1)
-    made.start([AGAIN], ALONE, ALONE)
-    assert not made._recalled.behind([2], 1)
-    law = torch.full((2, 1, 6), 1 / 6)
-    two = Verdict(torch.zeros((2, 0), dtype=torch.long), torch.zeros(2, dtype=torch.long), law, law.log())
-    made.observe([AGAIN, AGAIN], Draft.empty(2), two)
-    assert not made._recalled._behind
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("peek", [False, True])
 def test_the_text_is_plain_decodings_with_that_seed(peek: bool, temperature: float) -> None:
@@ -299,20 +249,6 @@ def test_without_noise_nothing_changes() -> None:
         plain = proposed(peeking(False), [AGAIN], drawing)
         same = proposed(peeking(drawing.processor.greedy), [AGAIN], drawing)
         assert torch.equal(plain.tokens, same.tokens)
-
-
-def test_chances_are_weighed_by_half_of_the_noise() -> None:
-    """Behind "1 2" 4 came last; behind "2" alone too, so 4 is offered once, and by no other match anything else."""
-    drawing = sampler(1.0)
-    made = peeking(True)
-    made.start([AGAIN], ALONE, ALONE)
-    made.propose([AGAIN], Budget([1]), drafting(drawing, [AGAIN]))
-    (noise,) = drawing.shared_noise(0, len(AGAIN), [4])
-    seen, index = made._noise(len(AGAIN), drafting(drawing, [AGAIN])), made._indices[0]
-    offered = made._first([AGAIN], list(made._offered(index, AGAIN)), seen)
-    first = made._grown(index, AGAIN, Budget([1]), seen, offered)[0]
-    assert first.found.token == 4
-    assert first.path == pytest.approx(min(SURE, CHANCE[2] * math.exp(BELIEVED * noise)))
 
 
 def test_rows_keep_their_noise_when_others_have_ended() -> None:
