@@ -76,11 +76,28 @@ FAMILIES = {
     ),
     "mistral": Family("Mistral", "llama", {"sliding_window": None}, ("<s>", "</s>"), "</s>", MISTRAL, "llama"),
     "qwen2": Family("Qwen2", "qwen2", {}, QWEN, "<|im_end|>", CHATML, pre="qwen2"),
-    "qwen3": Family("Qwen3", "qwen3", {"head_dim": 64}, QWEN, "<|im_end|>", CHATML, pre="qwen2"),
+    "qwen3": Family(
+        "Qwen3", "qwen3", {"head_dim": 64, "tie_word_embeddings": True}, QWEN, "<|im_end|>", CHATML, pre="qwen2"
+    ),
     "gemma3": Family(
         "Gemma3Text",
         "gemma3",
-        {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 8, "num_hidden_layers": 7},
+        {
+            **{"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 8, "num_hidden_layers": 7},
+            "tie_word_embeddings": True,
+        },
+        ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
+        "<eos>",
+        GEMMA,
+        "llama",
+    ),
+    "gemma2": Family(
+        "Gemma2",
+        "gemma2",
+        {
+            **{"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 8, "tie_word_embeddings": True},
+            **{"attn_logit_softcapping": 5.0, "final_logit_softcapping": 4.0},
+        },
         ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
         "<eos>",
         GEMMA,
@@ -121,7 +138,7 @@ def random_model(family: str, **changes: Any) -> Any:
 def vocabulary_of(kind: Family) -> list[str]:
     """Control tokens, then a token for each byte, as the kind of tokenizer spells it."""
     if kind.tokenizer == "gpt2":
-        return [*kind.tokens, *BYTES, "ab"]
+        return [*kind.tokens, *BYTES, "ab", "bb"]  # "ab" is merged, "bb" is a token alone
     return [*kind.tokens, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a"]
 
 
@@ -153,10 +170,13 @@ def write_gguf(
     }
     if family in ("llama3", "mistral"):
         said |= {"vocab_size": config.vocab_size, "rope.dimension_count": size}
-    if family in ("qwen3", "gemma3"):
+    if family in ("qwen3", "gemma2", "gemma3"):
         said |= {"attention.key_length": size, "attention.value_length": size}
-    if family == "gemma3":
+    if family in ("gemma2", "gemma3"):
         said |= {"attention.sliding_window": config.sliding_window}
+    if family == "gemma2":
+        caps = ("attn_logit_softcapping", "final_logit_softcapping")
+        said |= {"rope.freq_base": None, **{cap: getattr(config, cap) for cap in caps}}
     if family == "phi3":
         said |= {
             "rope.dimension_count": int(size * rope["partial_rotary_factor"]),
@@ -191,7 +211,7 @@ def write_gguf(
         if how.architecture == "llama" and own.endswith(("q_proj", "k_proj")):  # neighbours turn together there
             count = heads if own.endswith("q_proj") else shared
             values = values.view(count, 2, -1, config.hidden_size).transpose(1, 2).reshape(values.shape)
-        if family == "gemma3" and own.endswith("norm"):
+        if family in ("gemma2", "gemma3") and own.endswith("norm"):
             values = values + 1
         data, own_name = values.contiguous().numpy(), f"{names.get_name(own)}.{part}"
         if kind == "F32" or data.ndim == 1:

@@ -35,7 +35,13 @@ _WINDOWED = ("gemma2", "gemma3", "phi3")  # those whose windows are where transf
 # Read below, by transformers from the tensors, or of no effect on a pass.
 _READ = {
     *("context_length", "block_count", "embedding_length", "feed_forward_length", "vocab_size", "tensor_data_layout"),
-    *("attention.key_length", "attention.value_length", "use_parallel_residual", "pooling_type"),
+    *(
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.value_length",
+        "use_parallel_residual",
+        "pooling_type",
+    ),
     *("rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear"),
     *(
         f"rope.scaling.{name}"
@@ -47,7 +53,8 @@ _READ = {
 _OPTIONAL = {"vocab_size", "attention.head_count_kv", "rope.dimension_count", "attention.key_length"}
 _OPTIONAL |= {"decoder_start_token_id", "feed_forward_length"}
 _NO_BASE = ("falcon", "gemma2", "nemotron")  # families whose files never say the base of their positions
-_NEUTRAL = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0}  # and whatever is 0, empty or false
+# Of no effect, as is whatever is 0, empty or false. Gemma 3's every sixth layer looks at everything.
+_NEUTRAL = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0, "attention.sliding_window_pattern": 6}
 
 # Tokens that end an answer wherever llama.cpp meets them in a vocabulary.
 _ENDS = (

@@ -28,7 +28,7 @@ from utils.loading.accounting import check_loaded
 from utils.loading.cache import cache_folder, check_disk, is_whole, locked, publish, remembered_sha256, scratch, writing
 from utils.progress import Progress
 
-FORMAT = 2  # raised whenever the same file would be converted differently
+FORMAT = 3  # raised whenever the same file would be converted differently
 _EXPANDING = 2  # memory that expanding takes, over the float32 weights
 
 # Shares of the time, measured on the default model: reading the header, the tensors, tokenizer and saving.
@@ -36,6 +36,9 @@ _HEADER, _TENSORS, _TOKENIZER = 0.5, 0.75, 0.9
 
 # Vocabularies that split off every digit before anything else; transformers leaves this out for GGUF files.
 _DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
+
+# Vocabularies in which a word that is a token is that token, whatever merges would make of it.
+_WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
 
 
 def gguf_digest(file: Path, cancelled: Callable[[], bool]) -> str:
@@ -238,6 +241,8 @@ def _mend_tokenizer(tokenizer: Any, source: Path, config: Any) -> None:
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         digits = pre_tokenizers.Digits(individual_digits=True)
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
+    if described.get("pre_tokenizer_type") in _WHOLE_WORDS:
+        tokenizer.backend_tokenizer.model.ignore_merges = True
     tokenizer.model_max_length = config.max_position_embeddings
     tokenizer.init_kwargs["model_max_length"] = config.max_position_embeddings
     for key in ("is_local", "local_files_only"):

@@ -9,9 +9,12 @@ import pytest
 from app.chat.conversation import Conversation
 from app.lanes.pairing import catalogue_in
 from app.settings.table import Settings
-from tests.support.tiny import END, tiny_tokenizer
+from tests.support.tiny import END, tiny_model, tiny_tokenizer
+from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.catalogue.templates import NAMES, TEMPLATES, carries_template, check_template, end_ids, render
 from utils.errors import UsageError
+from utils.loading.loaded import LoadOptions
+from utils.loading.loading import load_pair
 
 CHAT = [
     {"role": "user", "content": "Hi"},
@@ -90,6 +93,27 @@ def test_what_ends_an_answer_goes_with_the_template() -> None:
     assert end_ids(tokenizer, "chatml") == {tokenizer.convert_tokens_to_ids(END)}
     assert end_ids(tokenizer, "gemma") == frozenset()  # the vocabulary has no such token
     assert end_ids(tokenizer, "auto") == frozenset()
+
+
+def test_the_token_that_the_tokenizers_own_template_writes_behind_an_answer_ends_one() -> None:
+    tokenizer = tiny_tokenizer()
+    written = "{% for m in messages %}{{ m['content'] }}LAST{% endfor %}"
+    ends = {"<extra_7>": {"<extra_7>"}, "\n<extra_7>" + END: {"<extra_7>"}, " none": set(), "": set()}
+    for last, expected in ends.items():
+        tokenizer.chat_template = written.replace("LAST", last)
+        assert set(tokenizer.convert_ids_to_tokens(sorted(end_ids(tokenizer)))) == expected
+    tokenizer.chat_template = "{{ raise_exception('no answers here') }}"
+    assert end_ids(tokenizer) == frozenset()
+
+
+def test_all_ends_that_a_folder_lists_end_an_answer(tmp_path: Path) -> None:
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    model.generation_config.eos_token_id = [7, 9]
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<extra_7>{% endfor %}"
+    model.save_pretrained(str(tmp_path))
+    tokenizer.save_pretrained(str(tmp_path))
+    pair = load_pair(PairSpec(name="x", target=spec_from_argument(str(tmp_path)), drafter="none"), LoadOptions())
+    assert pair.stop_ids == {7, 9, 2, tokenizer.convert_tokens_to_ids("<extra_7>")}  # 2: the tokenizer's own
 
 
 def test_an_unknown_name_is_one_line_with_a_suggestion() -> None:

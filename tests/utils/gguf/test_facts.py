@@ -238,6 +238,7 @@ ENDS = {
     "mistral": {"</s>"},
     "qwen2": {"<|im_end|>", "<|endoftext|>"},
     "qwen3": {"<|im_end|>", "<|endoftext|>"},
+    "gemma2": {"<eos>", "<end_of_turn>"},
     "gemma3": {"<eos>", "<end_of_turn>"},
     "phi3": {"<|endoftext|>", "<|end|>"},
 }
@@ -261,6 +262,9 @@ def test_every_end_that_a_family_has_ends_an_answer_and_its_template_is_its_own(
     control = [token for token in re.findall(r"<[^<>\n ]+>|\[INST\]", text) if token in how.tokens]
     assert [token for token in tokenizer.convert_ids_to_tokens(ids) if token in how.tokens] == control
     assert tokenizer.decode(ids).replace(" ", "") == text.replace(" ", "")
+    if how.tokenizer == "gpt2":
+        alone = family == "llama3"
+        assert [len(tokenizer(word, add_special_tokens=False)["input_ids"]) for word in ("ab", "bb")] == [1, 2 - alone]
 
 
 def test_ends_that_the_metadata_names_count_whatever_they_are_called(tmp_path: Path) -> None:
