@@ -145,7 +145,7 @@ def _check_known(config: Any, header: Header) -> None:
     ]
     if unknown:
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-        raise UserError(f"the file says what this program does not know of: {', '.join(unknown[:3])}{more}")
+        raise UserError(f"it says what this program does not know of: {', '.join(unknown[:3])}{more}")
 
 
 def _set_rope(config: Any, header: Header, size: int) -> None:
@@ -193,7 +193,8 @@ def _scaling(config: Any, header: Header, pairs: int) -> dict[str, Any]:
         if len(values) != pairs:
             raise UserError(f"{name} has {len(values)} factors, where heads have {pairs} pairs of dimensions to turn")
     both = {"rope_factors_long", "rope_factors_short"}
-    if not both <= lists.keys() and (both & lists.keys() or kind == "longrope"):
+    by_length = kind == "longrope" or (header.architecture == "phi3" and original < config.max_position_embeddings)
+    if not both <= lists.keys() and (both & lists.keys() or by_length):
         raise UserError("the factors of long and short texts (rope_factors_long, rope_factors_short) are not all there")
     each = lists.get("rope_freqs", [1.0] * pairs)
     if kind == "yarn":

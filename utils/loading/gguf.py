@@ -162,7 +162,10 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
     watched = _watch(gguf, legacy, header.tensors[0].start if header.tensors else 0, report)
     given: dict[str, Any] = {"gguf_file": source.name}
     config = transformers.AutoConfig.from_pretrained(str(source.parent), **given)
-    complete(config, facts)
+    try:
+        complete(config, facts)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
     if weights:
         load: Any = transformers.AutoModelForCausalLM.from_pretrained
         try:
