@@ -31,7 +31,8 @@ class Meter:
         self._prompt_s = 0.0
         self._ttft_s: float | None = None
         self._sums: Any = Counter()  # drafts and seconds, by name
-        self._rounds = self._width = 0
+        self._rounds = self._width = self._branched = 0
+        self._least_s: float | None = None
         self._accepted_at: Counter[int] = Counter()
         self._examined_at: Counter[int] = Counter()
         self._histogram: Counter[int] = Counter()
@@ -74,6 +75,8 @@ class Meter:
 
     def _round(self, step: Step | BeamStep) -> None:
         self._rounds += 1
+        if self.rows == 1:  # of a batch a row's share says nothing of the pass
+            self._least_s = step.verify_s if self._least_s is None else min(self._least_s, step.verify_s)
         self._sums.update(verify_s=step.verify_s, sample_s=step.sample_s, overhead_s=step.overhead_s)
         for call in step.calls:
             self._calls[call.model] += call.passes
@@ -100,6 +103,7 @@ class Meter:
         self._accepted_at.update(depths[node] for node in step.path)
         self._histogram[len(step.path)] += 1
         self._drafted[len(step.drafted)] += 1
+        self._branched += step.is_tree
 
     def _review(self, step: Step) -> None:
         """A nested round, with those inside it."""
@@ -147,4 +151,6 @@ class Meter:
             openings=0 if self._ttft_s is None else 1,
             top2_gaps=tuple(self._gaps),
             beams=self._beams,
+            least_pass_ms=None if self._least_s is None else 1000 * self._least_s,
+            branched=self._branched,
         )

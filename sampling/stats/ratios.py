@@ -5,18 +5,44 @@ Pure arithmetic over :class:`sampling.stats.summary.Stats` and :mod:`sampling.st
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 from sampling.stats.summary import TARGET, Stats, ratio
 from sampling.stats.theory import expected_speedup, horizontal_factor, vertical_factor
 
-FULL = 0.9  # share of gamma a drafter must fill for the expected speed-up to describe it; trees fill more than all
+AS_FAST = 0.02  # rates this close (as a share) are called equal
+FULL = 0.9  # share of gamma a drafter must fill for the expected speed-up to describe it
 
 
 def speedup(plain: Stats, other: Stats) -> float | None:
     """How many times faster `other` emits tokens than `plain`; None where either has no rate."""
     mine, theirs = other.predicted_per_second, plain.predicted_per_second
     return None if mine is None or theirs is None else ratio(mine, theirs)
+
+
+def speedup_over(pairs: Iterable[tuple[Stats, Stats]]) -> float | None:
+    """Seconds that plain decoding takes for the other answers' tokens / seconds that the others took.
+
+    `pairs` are (plain, other) of the same prompts; of equal texts it is Σ time_plain / Σ time_other. Where texts differ
+    it is still a mean of the pairs' own speed-ups, weighted by the time of the others, and so never beyond them. None
+    where no pair has both rates.
+    """
+    known = [(factor, other.predicted_ms) for plain, other in pairs if (factor := speedup(plain, other)) is not None]
+    return ratio(sum(factor * spent for factor, spent in known), sum(spent for _, spent in known))
+
+
+def disturbed(plain: Stats, other: Stats) -> bool:
+    """Whether the timing cannot be right: `other` is faster than its tokens a pass allow, its passes no shorter.
+
+    A round yields `tokens_per_pass` tokens and takes at least one pass; where a pass over more tokens is not shorter
+    than one over a single token (v ≥ 1), that bounds the speed-up. A disturbance can only lengthen a pass, so v is
+    judged by the shortest ones. False where these were not timed, as of other programs.
+    """
+    gained, most, one, wide = speedup(plain, other), other.tokens_per_pass, plain.least_pass_ms, other.least_pass_ms
+    if gained is None or most is None or one is None or wide is None:
+        return False
+    return gained > (1 + AS_FAST) * most and wide >= (1 - AS_FAST) * one
 
 
 def cost_ratio(drafted: Stats, plain: Stats) -> float | None:
@@ -34,11 +60,11 @@ def verify_ratio(drafted: Stats, plain: Stats) -> float | None:
 def modelled(drafted: Stats, plain: Stats, gamma: int) -> float | None:
     """The speed-up to expect of `gamma` at the alpha, c and v measured in these very runs (expected
     speed-up S of :func:`sampling.stats.theory.expected_speedup`); None where the drafter often fell short of gamma, or
-    grew trees, which cost and bring something else than a chain of gamma drafts."""
+    drafted trees, which cost and bring something else than a chain of gamma drafts."""
     c, v = cost_ratio(drafted, plain), verify_ratio(drafted, plain)
     most = gamma * drafted.target_passes
     full = gamma > 0 and FULL * most <= drafted.draft_n <= most
-    if not full or drafted.alpha is None or c is None or v is None:
+    if not full or drafted.branched or drafted.alpha is None or c is None or v is None:
         return None
     return expected_speedup(drafted.alpha, gamma, c, v)
 

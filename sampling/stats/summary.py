@@ -43,6 +43,8 @@ class Stats:
     drafter's i-th name proposed. Of a cascade, all levels together: `reviews` has (accepted, examined) of each
     reviewer, `reviewed` the drafts that it was given; `tail` is (drafted, accepted, examined) of the target's drafts
     that stood behind the reviewed ones. `beams` are those of a beam search, 0 for any other way of decoding.
+    `least_pass_ms` is the shortest target pass of a round, None before one was timed; `branched` counts the rounds that
+    drafted a tree, not a chain.
     """
 
     stop_reason: Reason | None = None
@@ -73,6 +75,8 @@ class Stats:
     top2_gaps: tuple[float | None, ...] = ()
     beams: int = 0
     draft_histogram: tuple[int, ...] = ()
+    least_pass_ms: float | None = None
+    branched: int = 0
 
     @property
     def predicted_per_second(self) -> float | None:
@@ -153,7 +157,7 @@ def _by_model(parts: Sequence[Mapping[str, Any]], add: Callable[[list[Any]], Any
 
 _SUMMED = (
     *("prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "openings", "target_passes"),
-    *("draft_n", "draft_n_accepted", "draft_n_rejected", "draft_n_discarded"),
+    *("draft_n", "draft_n_accepted", "draft_n_rejected", "draft_n_discarded", "branched"),
     *("draft_ms", "verify_ms", "sample_ms", "overhead_ms"),
 )
 _ADDED = ("accepted_at", "examined_at", "acceptance_histogram", "draft_histogram")
@@ -181,4 +185,5 @@ def merge(stats: Iterable[Stats]) -> Stats:
         ttft_ms=ratio(sum((part.ttft_ms or 0.0) * part.openings for part in begun), openings),
         top2_gaps=tuple(gap for part in parts for gap in part.top2_gaps),
         beams=max((part.beams for part in parts), default=0),
+        least_pass_ms=min((part.least_pass_ms for part in parts if part.least_pass_ms is not None), default=None),
     )

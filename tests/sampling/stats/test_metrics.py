@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from app.lanes.logged_lane import event_of
 from sampling.events import Call, Event, Finished, Prefill, Step, to_json
 from sampling.stats.metrics import Meter
-from sampling.stats.ratios import cost_ratio, modelled, speedup, verify_ratio
+from sampling.stats.ratios import cost_ratio, disturbed, modelled, speedup, speedup_over, verify_ratio
 from sampling.stats.summary import Stats, merge
 from sampling.stats.theory import best_gamma, efficiency, expected_speedup
 from tests.support.runs import measure
@@ -365,3 +366,57 @@ def test_measured_cost_ratios_explain_the_measured_speedup() -> None:
     assert cost_ratio(plain, plain) is None
     assert speedup(plain, Stats()) is None
     assert not math.isnan(speedup(plain, plain) or 0)
+
+
+# -- speed-ups of several answers, and timings that cannot be ----------------------------------------
+
+
+def timed(tokens: int, passes: int, ms: float, least: float | None = 1.0) -> Stats:
+    """An answer of so many tokens behind the first one."""
+    more: Any = {"openings": 1, "target_passes": passes, "least_pass_ms": least}
+    return Stats(predicted_n=tokens + 1, predicted_ms=ms, **more)
+
+
+def test_the_speed_up_of_equal_texts_is_the_ratio_of_their_times() -> None:
+    pairs = [(timed(40, 40, 80), timed(40, 20, 50)), (timed(10, 10, 30), timed(10, 5, 10))]
+    assert speedup_over(pairs) == pytest.approx((80 + 30) / (50 + 10))
+    assert speedup_over(pairs[:1]) == speedup(*pairs[0])
+    assert speedup_over([]) is speedup_over([(Stats(), timed(3, 3, 3))]) is None
+
+
+@given(st.lists(st.tuples(*[st.integers(1, 100), st.floats(1, 1e4)] * 2), min_size=1, max_size=5))
+def test_several_answers_are_never_faster_than_each_of_them(given: list[tuple[int, float, int, float]]) -> None:
+    pairs = [(timed(one, one, ms), timed(other, other, spent)) for one, ms, other, spent in given]
+    each = [speedup(*pair) or 0.0 for pair in pairs]
+    assert min(each) * (1 - 1e-9) <= (speedup_over(pairs) or 0.0) <= max(each) * (1 + 1e-9)
+
+
+def test_a_speed_up_beyond_the_tokens_of_a_pass_means_a_disturbed_timing() -> None:
+    plain = timed(40, 40, 80)
+    assert disturbed(plain, timed(40, 20, 38)) is True  # 2.1 times as fast with 2 tokens a pass
+    assert disturbed(plain, timed(40, 20, 40)) is False
+    assert disturbed(plain, timed(40, 20, 38, least=0.9)) is False  # its passes are shorter, v < 1: it may well be
+    assert disturbed(plain, timed(40, 20, 38, least=None)) is False  # another program's, which nobody looked into
+    assert disturbed(plain, timed(40, 40, 70)) is True  # nothing drafted, and faster all the same
+
+
+def test_the_shortest_pass_and_the_trees_are_counted() -> None:
+    meter, batch = Meter(5), Meter(5, rows=2)
+    tree = replace(step(3, 1, verify_s=0.3), parents=(-1, 0, 0))
+    for event in (opening(verify_s=0.1), step(2, 1, verify_s=0.4), tree, step(0, 0, verify_s=0.5)):
+        meter.add(event)
+        batch.add(event)
+    assert (meter.stats.least_pass_ms, meter.stats.branched) == (300.0, 1)
+    assert batch.stats.least_pass_ms is None  # a row's share of a pass is no pass
+    both = merge([meter.stats, timed(3, 3, 3, least=20.0), Stats()])
+    assert (both.least_pass_ms, both.branched) == (20.0, 1)
+
+
+def test_no_speed_up_is_expected_of_trees_by_the_formula_of_chains() -> None:
+    plain, drafted = Meter(5), Meter(5)
+    for _ in range(9):
+        plain.add(step(0, 0, verify_s=1.0))
+        drafted.add(step(4, 2, verify_s=1.1))
+    assert modelled(drafted.stats, plain.stats, 4) is not None
+    drafted.add(replace(step(4, 2, verify_s=1.1), parents=(-1, 0, 0, 1)))
+    assert modelled(drafted.stats, plain.stats, 4) is None
