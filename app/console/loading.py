@@ -100,18 +100,11 @@ def load_another_drafter(
 
 
 def warm(engine: PairEngine, progress: Progress) -> PairEngine:
-    """Run two small passes, and a trained drafter's: the first ones of a process are slower than any after them."""
+    """The engine, after the passes that no clock should count."""
     from app.settings.table import Settings
-    from sampling.types import Draft
 
     progress("warming up", None)
-    for width in (8, 9):
-        ids = [0] * width
-        engine.open(ids).score([ids], Draft.empty(1))
-    if engine.loaded.draft_head is not None:
-        for _ in engine.lane("spec", Settings(max_new_tokens=4)).run(ids):
-            pass
-        engine.forget()
+    engine.warm(Settings())
     return engine
 
 
