@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from app.bench.options import BenchArgs
 from app.bench.results import Run, read_run
 from app.bench.summary import OTHER_TEXT, Key, Row, SummaryRow, named, shown, times
-from app.bench.table import calls_cell, loops_line, modelled, reviews_cell, swi_tables
+from app.bench.table import calls_cell, disturbances, loops_line, modelled, reviews_cell, swi_tables
 from app.lanes.costs import BY
 from app.screen.rows import visible
 from app.settings.table import Settings
@@ -92,6 +92,7 @@ def page(run: Run, name: str) -> str:
         resumed=_resumed(run),
         loops=[loops_line(one.model_dump()) for one in run.loops_by_temperature or filter(None, [run.loops])],
         counts=_counts(run),
+        disturbances=disturbances([row.model_dump() for row in run.summary]),
         prompts=[(one, _cut(one.prompt)) for one in run.prompts],
         visible=visible,
     )

@@ -4,9 +4,9 @@
 hold there, how it is written and under which head it stands in which table; the file of --out, the screen
 (app/bench/table.py) and the report (app/bench/report.py) follow from it.
 
-A rate is Σ tokens / Σ seconds over all prompts of a repeat, a speed-up the ratio of two rates over
-the same prompts: with equal texts that is Σ time_ar / Σ time_method. Over repeats: mean and spread
-(standard deviation) of rates, median of speed-ups.
+A rate is Σ tokens / Σ seconds over all prompts of a repeat, a speed-up the time that `ar` takes for a method's tokens
+over the method's own, over the same prompts: with equal texts that is Σ time_ar / Σ time_method. Over repeats: mean and
+spread (standard deviation) of rates, median of speed-ups; a repeat whose timing was disturbed has no speed-up.
 
 Small greedy models repeat themselves, and loops flatter n-gram drafts. A token is in a loop iff it lies in a stretch of
 at least `repeats`·p tokens in which every token but the first p equals the one p places before it, for some period p of
@@ -30,7 +30,7 @@ from app.bench.plan import Item, references
 from app.lanes.answers import Answer, PartingKind, agrees, parting
 from app.lanes.comparison import NEAR_TIE, Variant
 from app.lanes.costs import swi_of
-from sampling.stats.ratios import cost_ratio, expected, speedup, verify_ratio
+from sampling.stats.ratios import cost_ratio, disturbed, expected, speedup_over, verify_ratio
 from sampling.stats.summary import Stats, merge, ratio
 
 PERIOD = 20  # longest period, in tokens
@@ -160,12 +160,26 @@ class Timed:
         return _known(stats.predicted_per_second for stats in merged)
 
     def speedups(self, base: Variant | None) -> list[float]:
-        """Over `base`: one per repeat, over the prompts that both answered in it."""
+        """Over `base`: one per repeat, over the prompts that both answered; none where the timing was disturbed."""
+        return _known(speedup_over(pairs) for pairs in self._pairs(base) if not self._disturbed(pairs))
+
+    @property
+    def disturbed(self) -> int:
+        """Repeats whose timing beside ar was disturbed."""
+        return sum(map(self._disturbed, self._pairs(self.plain)))
+
+    def _pairs(self, base: Variant | None) -> list[list[tuple[Stats, Stats]]]:
+        """The figures of `base` and of the variant, of each repeat those of the prompts that both answered."""
         if base is None or base == self.variant:
             return []
-        both = [[row for row in rows if base in row and self.variant in row] for rows in self._repeats()]
-        merged = [[merge(row[one].stats for row in rows) for one in (base, self.variant)] for rows in both]
-        return _known(speedup(plain, other) for plain, other in merged)
+        return [
+            [(row[base].stats, row[self.variant].stats) for row in rows if base in row and self.variant in row]
+            for rows in self._repeats()
+        ]
+
+    @staticmethod
+    def _disturbed(pairs: Sequence[tuple[Stats, Stats]]) -> bool:
+        return bool(pairs) and disturbed(*map(merge, zip(*pairs, strict=True)))
 
     def _repeats(self) -> Iterable[tuple[dict[Variant, Answer], ...]]:
         """What was measured, by repeat: of each prompt the answers of that repeat."""
@@ -243,6 +257,7 @@ def _calls_per_pass(timed: Timed) -> dict[str, Any]:
 # -- how a figure is written ------------------------------------------------------------------------
 
 ALARM = "ALARM"
+DISTURBED = "timing disturbed, faster than tokens a pass allow: no speed-up"
 MARKS = (
     ("near_ties", "tie", f"tie: two best logits closer than rounding ({NEAR_TIE:g} in float32)"),
     ("beyond_ties", ALARM, f"{ALARM}: elsewhere"),
@@ -275,6 +290,10 @@ def _rate_cell(row: Row) -> str:
 def _range_cell(row: Row) -> str:
     each = row["speedup_per_repeat"]
     return f"{min(each):.2f}-{times(max(each))}" if len(each) > 1 else "-"
+
+
+def _speedup_cell(row: Row) -> str:
+    return "disturbed" if row["speedup"] is None and row["disturbed"] else times(row["speedup"])
 
 
 def _differs_cell(row: Row) -> str:
@@ -368,7 +387,10 @@ class SummaryRow(TimedVariant, frozen=True):
     batch_size: Annotated[Count, BenchColumn(lambda of: max((one.rows for one in of.answers), default=1))] = 1
     predicted_n: Annotated[Count, BenchColumn(lambda of: of.total.predicted_n)] = 0
     predicted_per_second: Annotated[Rate, BenchColumn(_rate, _rate_cell, methods="tok/s")] = Rate()
-    speedup: Annotated[Value, BenchColumn(lambda of: of.speedup, TIMES, methods="speed-up", speedups="median")] = None
+    speedup: Annotated[
+        Value, BenchColumn(lambda of: of.speedup, _speedup_cell, methods="speed-up", speedups="median")
+    ] = None
+    disturbed: Annotated[Count, BenchColumn(lambda of: of.disturbed)] = 0
     speedup_per_repeat: Annotated[
         list[Amount],
         BenchColumn(lambda of: of.speedups(of.plain), _range_cell, speedups="range", report="range", leaves=2),

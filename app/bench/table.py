@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from app.bench.summary import ALARM, MARKS, Row, named, shown, times
+from app.bench.summary import ALARM, DISTURBED, MARKS, Row, named, shown, times
 from app.lanes.costs import BY, applying
 from app.screen.output import fitted, print_table, small_table, table_width
 from app.screen.palette import Look
@@ -30,7 +30,7 @@ def show_tables(summary: Rows, loops: Rows, settings: Settings, console: Console
         counted += f", at most {together} at a time"
     print_table(console, f"{counted}; rates leave prefill out", _figures(summary, "methods", settings, console))
     alarm = Look(palette=settings.palette).style("alarm line")
-    for line in _differences(summary):
+    for line in (*_differences(summary), *disturbances(summary)):
         console.print(line, style=alarm if line.startswith(ALARM) else None, markup=False)
     compared = [row for row in summary if row["speedup"] is not None]
     if compared:
@@ -71,6 +71,12 @@ def _differences(summary: Rows) -> list[str]:
         for row in summary
         if row["beyond_ties"]
     ]
+
+
+def disturbances(summary: Rows) -> list[str]:
+    """The rows that repeats with a disturbed timing are left out of."""
+    rows = ((named(row), row["disturbed"], row["disturbed"] + len(row["speedup_per_repeat"])) for row in summary)
+    return [f"{name}: {DISTURBED} of {count} of {whole} repeats" for name, count, whole in rows if count]
 
 
 # -- what drafting models cost ----------------------------------------------------------------------

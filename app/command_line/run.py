@@ -1,7 +1,7 @@
 """`run`: one prompt, one answer (or one JSON object) on standard output, everything else on standard error.
 
-The lanes of `--compare` run one after another, each reading the prompt itself, so that every time
-is the lane's own. The last lane's text is written as it is produced. Knows no decoding.
+The lanes of `--compare` take turns as in the console (app/lanes/race.py), so that a machine that slows down slows all
+of them down. The last lane's text is written as it is produced. Knows no decoding.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import IO, TYPE_CHECKING
 
-from app.lanes.answers import Answer, compared, comparison_of, results, run_lane, shown_settings
+from app.lanes.answers import Answer, answer_of, compared, comparisons_of, results, shown_settings
 from app.lanes.costs import terms_of
+from app.lanes.race import Race
 from app.prompts.questions import conversation, fitting, given_prompt
 from app.replay.log_writer import Asked, answer_log_of, log_writer_of
 from app.screen.output import load_engine, screen
 from app.screen.rows import visible
 from app.screen.terminal import Interrupts
+from sampling.stats.metrics import Meter
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
     """Answer one prompt under the lanes of `settings.compare`; the exit code. None reads standard input as one prompt.
 
     Text: the last lane's on standard output, figures and comparison on standard error. JSON: one object on standard
-    output. After an interrupt the other lanes are skipped. Raises UsageError for an empty prompt, one longer than the
+    output. An interrupt ends all lanes. Raises UsageError for an empty prompt, one longer than the
     context, or a lane that cannot run.
     """
     text = given_prompt(prompt, sys.stdin)
@@ -45,14 +47,15 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
         asked = Asked(text, fitting(chat.plan(text).prompt, min(lane.context for lane in lanes)))
         answer_log = answer_log_of(log, engine, lanes, asked, settings, chat.text)
         writer = None if as_json else AnswerWriter(sys.stdout, chat.text)
-        answers: list[Answer] = []
-        for index, lane in enumerate(lanes):
-            show = writer.feed if writer is not None and lane is lanes[-1] else None
-            heard = show if answer_log is None else answer_log.listening(index, show)
-            terms = terms_of(lane, engine)
-            answers.append(run_lane(lane, list(asked.ids), chat.text, interrupt=interrupt, show=heard, terms=terms))
-            if answers[-1].interrupted:
-                break
+        engine.warm(settings)
+        race, meters = Race(lanes, engine, list(asked.ids), interrupt=interrupt), [Meter(len(asked.ids)) for _ in lanes]
+        for index, event in race if answer_log is None else answer_log.tee(race):
+            meters[index].add(event)
+            if writer is not None and lanes[index] is lanes[-1]:
+                writer.feed(event)
+        answers = [
+            answer_of(lane, meter, chat.text, terms_of(lane, engine)) for lane, meter in zip(lanes, meters, strict=True)
+        ]
         if answer_log is not None and (problem := answer_log.end()):
             sys.stderr.write(f"{problem}\n")
         if writer is None:
@@ -62,7 +65,7 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
             writer.finish(answers[-1].text)
             if not settings.quiet:
                 report(answers, settings)
-    return INTERRUPTED if answers[-1].interrupted else 0
+    return INTERRUPTED if any(answer.interrupted for answer in answers) else 0
 
 
 def write_json(data: object) -> None:
@@ -119,7 +122,7 @@ def report(answers: list[Answer], settings: Settings) -> None:
         for answer, end in zip(answers, ends, strict=True)
     ]
     console.print(StatsLines(panes, look), end="")
-    if (found := comparison_of(answers)) is not None:
-        console.print(found.text, style=look.style(found.style) or "")
+    for comparison in comparisons_of(answers):
+        console.print(comparison.text, style=look.style(comparison.style) or "")
     if cut := note(panes[-1], goes_on=False):
         console.print(cut)

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from app.chat.answered import Answered
-from app.lanes.answers import Answer, comparison_of, plain_answer
+from app.lanes.answers import Answer, comparisons_of, plain_answer
 from app.lanes.comparison import promise
 from app.lanes.costs import Terms, cost_lines
 from app.screen.figures import PaneData, StatsLines
 from app.screen.live import look_of
+from app.screen.palette import Look
 from app.screen.rows import visible
 from app.screen.view import Summary, drafter_name, dtype_name, heading, kernels_of, models_of
 from app.settings.table import Settings
-from sampling.stats.ratios import speedup
+from sampling.stats.ratios import disturbed, speedup_over
 from sampling.stats.summary import Stats, merge
 from utils.loading.loaded import NO_LIMIT, limit_text
 
@@ -112,7 +114,7 @@ def last_stats(answered: Answered, console: Console, settings: Settings) -> Rend
     if answered.shown is not None:
         lines += [f"screen, text and figures: {answered.shown:.1%} of the time"]
     return Group(
-        Summary(panes, look, comparison_of(answers), legend=False), Text(visible("\n".join(lines)), style="dim")
+        Summary(panes, look, comparisons_of(answers), legend=False), Text(visible("\n".join(lines)), style="dim")
     )
 
 
@@ -123,20 +125,45 @@ def _times(stats: Stats) -> str:
 
 
 def session_stats(answers: Sequence[Answered], console: Console, settings: Settings) -> RenderableType:
-    """/stats session: every lane over all answers of this run; the speed-up is the ratio of their rates."""
-    lanes: dict[str, list[Answer]] = {}
-    for answered in answers:
-        for answer in answered.answers:
-            lanes.setdefault(answer.method, []).append(answer)
-    merged = {name: merge(answer.stats for answer in found) for name, found in lanes.items()}
-    panes = [PaneData(name, (), stats, "done") for name, stats in merged.items()]
+    """/stats session: every lane over the answers of this run, those of each pair and drafter by themselves."""
     look = look_of(console, settings).sized(height=None)
-    lines = [f"{len(answers)} answer{'s' if len(answers) != 1 else ''}"]
+    by_models: dict[tuple[str, ...], list[Answered]] = {}
+    for answered in answers:
+        by_models.setdefault(tuple(answered.models.values()), []).append(answered)
+    parts: list[RenderableType] = []
+    for group in by_models.values():
+        if len(by_models) > 1:
+            models = group[0].models
+            parts.append(Text(visible(f"{models['target']} {look.glyph('arrow')} {models['drafter']}")))
+        parts += _lanes_of(group, look)
+    return Group(*parts)
+
+
+def _lanes_of(answers: Sequence[Answered], look: Look) -> list[RenderableType]:
+    """The lanes of answers by the same models. A speed-up is that over the answers which both lanes gave."""
+    rows = [{answer.method: answer for answer in answered.answers} for answered in answers]
+    lanes = {name: [row[name] for row in rows if name in row] for name in dict.fromkeys(chain(*rows))}
+    merged = {name: merge(answer.stats for answer in lane) for name, lane in lanes.items()}
+    seen = sum(any(track.pane().seen for track in answered.tracks) for answered in answers)
+    lines = [_answers(len(answers)) + (f", {seen} of them seen before" if seen else "")]
     for name, stats in merged.items():
-        ratio = speedup(merged["ar"], stats) if name != "ar" and "ar" in merged else None
-        lines += [f"{name}: {ratio:.2f}x the rate of plain decoding"] if ratio else []
+        both = [(row["ar"].stats, row[name].stats) for row in rows if name != "ar" and "ar" in row and name in row]
+        lines += [f"{name}: {_over_both(both)}"] if both else []
         lines += [f"{name}: {line}" for line in cost_lines(stats, _shared(lanes[name]))]
-    return Group(StatsLines(panes, look), Text(visible("\n".join(lines)), style="dim"))
+    panes = [PaneData(name, (), stats, "done") for name, stats in merged.items()]
+    return [StatsLines(panes, look), Text(visible("\n".join(lines)), style="dim")]
+
+
+def _over_both(both: Sequence[tuple[Stats, Stats]]) -> str:
+    """How fast a lane was beside plain decoding, over the answers of both whose timing was not disturbed."""
+    sound = [pair for pair in both if not disturbed(*pair)]
+    ratio, left_out = speedup_over(sound), len(both) - len(sound)
+    told = f"{ratio:.2f}x the rate of plain decoding over {_answers(len(sound))} of both" if ratio else "no speed-up"
+    return told + (f" ({_answers(left_out)} with disturbed timing left out)" if left_out else "")
+
+
+def _answers(count: int) -> str:
+    return f"{count} answer{'s' if count != 1 else ''}"
 
 
 def _shared(answers: Sequence[Answer]) -> Terms:

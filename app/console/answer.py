@@ -6,6 +6,7 @@ Knows neither commands nor keys. What is printed at the end stays in the scrollb
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -13,7 +14,7 @@ from rich.text import Text
 from app.chat.answered import Answered
 from app.chat.conversation import Plan
 from app.lanes.answers import shown_settings
-from app.lanes.costs import terms_of
+from app.lanes.costs import SEEN, terms_of
 from app.lanes.race import Race, slowed
 from app.replay.log_writer import Asked
 from app.screen.live import Track, play, show, streaming
@@ -59,17 +60,20 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
         if live and settings.slow > 1:
             events = slowed(events, settings.slow, state.stop, idle=draw)
         beside = play(events, tracks, draw)
-    if answer_log is not None and (problem := answer_log.end()):
+    last, answers = tracks[-1], engine.drafters.answers
+    seen = settings.suffix != "off" and answers.share(plan.prompt, last.meter.ids) > SEEN
+    for track in tracks:
+        track.terms = replace(track.terms, seen=seen)
+    if answer_log is not None and (problem := answer_log.end(seen)):
         state.say(Text(problem, style="bold yellow"))
     state.session = race.session
     state.note_stop()
-    last = tracks[-1]
     if not last.meter.ids:
         return False
     earlier = chat.turns[plan.keep].record.get("decodings", []) if plan.answer else []
     models, records = models_of(engine), [track.record() for track in tracks]
     decodings = [*earlier, {"models": models, "settings": shown_settings(settings), "lanes": records}]
-    engine.drafters.answers.add(plan.prompt, last.meter.ids)  # no lane of this turn has read it
+    answers.add(plan.prompt, last.meter.ids)  # no lane of this turn has read it
     turn = chat.commit(plan, last.meter.ids, last.reason, seed=settings.seed, decodings=decodings)
     shown = beside if live and settings.slow == 1 else None
     state.latest = Answered(engine.loaded.spec.name, settings, turn, tracks, models, shown)

@@ -123,9 +123,13 @@ def clear(state: ConsoleState, which: str | None) -> None:
         state.chat.clear()
     if state.pairs.engine is not None:
         state.pairs.engine.forget()
-    for answers in state.said_before.values() if which == "all" else ():
+    said = state.said_before.values()
+    for answers in said if which == "all" else ():
         answers.clear()
-    state.say("conversation cleared" + (", and what was said before it" if which == "all" else ""))
+    if which == "all":
+        return state.say("conversation cleared, and every answer before it")
+    kept = "; its answers are still remembered for drafts (/clear all forgets them)" if any(said) else ""
+    return state.say(f"conversation cleared{kept}")
 
 
 def undo(state: ConsoleState, _: object) -> None:

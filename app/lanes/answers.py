@@ -23,7 +23,7 @@ from app.lanes.comparison import (
 from app.lanes.costs import Terms, swi_of
 from app.settings.table import OUTPUT, SETTING_FIELDS
 from sampling.stats.metrics import Meter
-from sampling.stats.ratios import expected, speedup
+from sampling.stats.ratios import disturbed, expected, speedup
 from sampling.stats.summary import Stats
 
 if TYPE_CHECKING:
@@ -78,8 +78,12 @@ def run_lane(
         meter.add(event)
         if show is not None:
             show(event)
-    text, differs = decode(meter.ids), may_differ(lane, lane.settings)
-    return Answer(lane.name, tuple(meter.ids), text, meter.stats, differs, terms or Terms())
+    return answer_of(lane, meter, decode, terms or Terms())
+
+
+def answer_of(lane: Lane, meter: Meter, decode: Callable[[list[int]], str], terms: Terms) -> Answer:
+    """The answer of a lane whose events the meter has counted."""
+    return Answer(lane.name, tuple(meter.ids), decode(meter.ids), meter.stats, may_differ(lane, lane.settings), terms)
 
 
 def agrees(plain: Answer, other: Answer) -> bool | None:
@@ -131,13 +135,13 @@ def plain_answer(answers: Sequence[Answer]) -> Answer | None:
     return next((answer for answer in answers if answer.method == "ar"), None)
 
 
-def comparison_of(answers: Sequence[Answer]) -> Comparison | None:
-    """The last lane compared with plain decoding, where both ran; it is named where there are more than two."""
-    plain, last = plain_answer(answers), answers[-1]
-    found = None if plain is None or plain is last else compare(plain, last)
-    if found is None or len(answers) <= 2:
-        return found
-    return Comparison(f"{last.method}: {found.text}", found.style)
+def comparisons_of(answers: Sequence[Answer]) -> list[Comparison]:
+    """Every other lane compared with plain decoding, where that ran; each is named where there are more than two."""
+    plain = plain_answer(answers)
+    others = [] if plain is None else [answer for answer in answers if answer is not plain]
+    known = [(other.method, found) for other in others if plain and (found := compare(plain, other)) is not None]
+    named = len(answers) > 2
+    return [Comparison(f"{method}: {found.text}", found.style) if named else found for method, found in known]
 
 
 def compare(plain: Answer, last: Answer) -> Comparison | None:
@@ -169,15 +173,16 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
 
 
 def compared(answers: Sequence[Answer]) -> dict[str, Any]:
-    """`speedup` (the last lane's rate over ar's) and `same_output` (of every lane that must equal ar)."""
-    plain = plain_answer(answers)
+    """`speedup` (the last lane's rate over ar's), `disturbed` (whether that timing was, `speedup` is None then) and
+    `same_output` (of every lane that must equal ar)."""
+    plain, last = plain_answer(answers), answers[-1]
     if plain is None or len(answers) < 2:
-        return {"speedup": None, "same_output": None}
-    last = answers[-1]
-    ratio = None if last is plain else speedup(plain.stats, last.stats)
+        return {"speedup": None, "disturbed": False, "same_output": None}
+    wrong = disturbed(plain.stats, last.stats)
+    ratio = None if last is plain or wrong else speedup(plain.stats, last.stats)
     same = {agrees(plain, answer) for answer in answers if answer is not plain}
     rounded = None if ratio is None else round(ratio, 4)
-    return {"speedup": rounded, "same_output": False if False in same else True in same or None}
+    return {"speedup": rounded, "disturbed": wrong, "same_output": False if False in same else True in same or None}
 
 
 def results(answers: Sequence[Answer], plain: Answer | None = None) -> list[dict[str, Any]]:

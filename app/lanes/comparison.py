@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.settings.types import plain
+from sampling.stats.ratios import AS_FAST, disturbed, speedup
 
 if TYPE_CHECKING:
     from app.settings.table import Settings
@@ -27,7 +28,6 @@ RULES: dict[Rule, str] = {
     "coupled": "drafter and target draw with the same noise; x is accepted if both drew it",
 }
 
-AS_FAST = 0.02  # speeds this close (as a share) are called equal
 NEAR_TIE = 1e-3  # logit gap under which two tokens are tied in float32
 ROUNDING = {"float32": (8e-5, NEAR_TIE), "float16": (0.11, 0.1), "bfloat16": (1.2, 0.5)}
 """By number format: how far the logits of passes of different width lie apart at most, and the gap under which two
@@ -123,10 +123,11 @@ def difference(one: Sequence[int], other: Sequence[int], *, prefix: bool = False
 
 def speed_of(plain: Stats, other: Stats) -> tuple[str, Style]:
     """How fast `other` was beside plain decoding, in words; "" where that is not known."""
-    mine, theirs = other.predicted_per_second, plain.predicted_per_second
-    if not mine or not theirs:
+    ratio = speedup(plain, other)
+    if not ratio:
         return "", "plain"
-    ratio = mine / theirs
+    if disturbed(plain, other):
+        return f"timing disturbed: faster than {other.tokens_per_pass:.2f} tok/pass allows", "plain"
     if abs(ratio - 1) <= AS_FAST:
         return "as fast", "plain"
     return (f"{ratio:.2f}x faster", "good") if ratio > 1 else (f"{1 / ratio:.2f}x slower", "bad")

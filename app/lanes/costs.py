@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
 
 
+LOOKED_UP = ("match", "suffix")  # sources that copy from earlier answers
+SEEN = 0.5  # share of an answer's tokens that earlier answers have, above which it is called seen before
+
 Swi = Mapping[str, float | None]
 
 BY = {
@@ -37,7 +40,7 @@ class Terms:
 
     `drafts`: it has a drafter. `gamma`: its number, "auto", or None where the drafter ignores gamma (or there is none).
     `models`: what the calls' names stand for. `sources`: the drafter's names. `precision` and `invariant`: the
-    target's, as :func:`app.lanes.comparison.promise` takes them.
+    target's, as :func:`app.lanes.comparison.promise` takes them. `seen`: earlier answers of the session have this text.
     """
 
     drafts: bool = False
@@ -46,6 +49,7 @@ class Terms:
     sources: tuple[str, ...] = ()
     precision: str = "float32"
     invariant: bool = False
+    seen: bool = False
 
 
 def terms_of(lane: Lane, engine: PairEngine) -> Terms:
@@ -124,6 +128,13 @@ def cost_lines(stats: Stats, terms: Terms) -> list[str]:
     told = swi_of(stats, terms) or {}
     shown = [f"{told[name]:.2f}x by {BY[name]}" for name in applying(told)] if modelled else []
     return lines + ([f"walltime improvement (SWI) {', '.join(shown)}"] if shown else [])
+
+
+def seen_before(stats: Stats, terms: Terms) -> bool:
+    """Whether earlier answers have the text and most accepted drafts were looked up: the figures say how well it is
+    remembered, not how well it is guessed."""
+    looked_up = sum(kept for name, (_, kept) in zip(terms.sources, stats.sources, strict=False) if name in LOOKED_UP)
+    return terms.seen and 2 * looked_up > stats.draft_n_accepted
 
 
 def proposed(stats: Stats, names: Sequence[str]) -> str:

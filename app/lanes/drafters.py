@@ -84,9 +84,9 @@ class PairDrafters:
         return self._tables
 
     def said(self, asked: DraftRequest) -> SuffixIndex | None:
-        """The answers that are over, where the lane or the setting `suffix` asks for them, or a session keeps them."""
-        wanted = {"on": True, "off": False}.get(asked.settings.suffix, self.in_session)
-        return self.answers if wanted or asked.word == "suffix" else None
+        """The answers that are over, where `suffix` is on; under "auto" for the lane `suffix` and in a session."""
+        auto = self.in_session or asked.word == "suffix"
+        return self.answers if {"on": True, "off": False}.get(asked.settings.suffix, auto) else None
 
     def head(self, kind: str, make: Callable[[DraftHead], ModelDrafter]) -> ModelDrafter:
         """What `make` made of the draft head when first asked for; UserError names a file that cannot be used."""

@@ -144,8 +144,11 @@ class AnswerLog:
 
         return both
 
-    def end(self) -> str:
-        """Close the answer; what is to be said about the file, or "". Without a token there are no `answer_ids`."""
+    def end(self, seen: bool = False) -> str:
+        """Close the answer; what is to be said about the file, or "". Without a token there are no `answer_ids`.
+
+        `seen`: earlier answers of the session have its text.
+        """
         last, before = self._lanes[-1].track, list(self._asked.before)
         ids = list(last.meter.ids)
         answers = [lane.track.answer() for lane in self._lanes]
@@ -154,6 +157,7 @@ class AnswerLog:
             prompt_ids=list(self._asked.ids),
             **({"answer_ids": [*before, *ids] if self._asked.begun else ids} if ids else {}),
             reason=last.reason,
+            **({"seen": True} if seen else {}),
             text=self._decode([*before, *ids]) if ids else "",
             lanes=[{"method": one.method, "ids": list(one.ids), "text": one.text} for one in answers],
         )

@@ -64,6 +64,7 @@ class ClosingLine(BaseModel):
 
     reason: Reason
     text: str
+    seen: bool = False
     texts: tuple[Entry, ...] = ()
 
 
@@ -101,7 +102,8 @@ class LoggedAnswer:
     def tracks(self) -> list[Track]:
         """Its lanes before anything has happened."""
         size, most, before = len(self.opening.prompt_ids), self.settings.max_new_tokens, self.opening.before
-        return [Track(lane, self.decode, size, most, before, lane.terms) for lane in self.lanes]
+        seen = self.closing is not None and self.closing.seen
+        return [Track(lane, self.decode, size, most, before, replace(lane.terms, seen=seen)) for lane in self.lanes]
 
     @property
     def lanes(self) -> list[LoggedLane]:

@@ -40,7 +40,7 @@ class PaneData:
     is the most tokens the answer may have; `expected` the expected speed-up, if it is known; `gamma` that of
     the last round, where it changes from round to round; `names` who may have proposed a span, by its source; `beams`
     those of a beam search, best first; `slow` how many times slower than it was it is shown; `recent` the first
-    span of the last rounds.
+    span of the last rounds; `seen` that its drafts come from earlier answers, which have the text.
     """
 
     title: str
@@ -55,6 +55,7 @@ class PaneData:
     beams: tuple[BeamLine, ...] = ()
     slow: float = 1.0
     recent: int = 0
+    seen: bool = False
     hidden: int = 0
 
     def with_drafts(self, drafts: str) -> PaneData:
@@ -159,6 +160,8 @@ def _outcome(pane: PaneData, look: Look) -> list[str]:
     if stats.tokens_per_pass is not None:
         per_pass = f"{stats.tokens_per_pass:.2f} tok/pass"
         texts += [f"{per_pass} over {passes}"] if look.fancy else [per_pass, passes]
+    if pane.seen:
+        texts.append("seen before")
     if pane.expected is not None:
         texts.append(f"expected {pane.expected:.1f}{look.glyph('times')}")
     return texts

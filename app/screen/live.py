@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from app.lanes.answers import Answer, comparison_of, plain_answer
+from app.lanes.answers import Answer, comparisons_of, plain_answer
 from app.lanes.comparison import may_differ, rule_of
-from app.lanes.costs import Terms
+from app.lanes.costs import Terms, seen_before
 from app.lanes.logged_lane import known, lenience_of
 from app.lanes.race import seconds
 from app.screen.beams import BeamReader, BeamTrace, search_of
@@ -140,6 +140,7 @@ class Track:
             gamma=self._gamma(),
             names=tuple(getattr(self.lane, "source_names", ())),
             beams=() if self.beams is None else self.beams.beams,
+            seen=seen_before(self.meter.stats, self.terms),
             recent=getattr(self.spanner, "recent", 0),
             slow=getattr(getattr(self.lane, "settings", None), "slow", 1.0),
         )
@@ -249,7 +250,7 @@ def panes(tracks: Sequence[Track], console: Console, settings: Settings, **more:
     if plain is not None:
         for track, found in zip(tracks, answers, strict=True):
             track.expected = found.expected(plain)
-    return frame(tracks, look, settings, comparison=comparison_of(answers), **more)
+    return frame(tracks, look, settings, comparisons=comparisons_of(answers), **more)
 
 
 def current_round(tracks: Sequence[Track], look: Look) -> RoundPane | None:

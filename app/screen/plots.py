@@ -15,12 +15,14 @@ from app.lanes.answers import plain_answer
 from app.screen.live import Track
 from app.screen.palette import Look
 from app.screen.rows import Drawn, Row, chunk, flow, row_of
+from sampling.gamma.acceptance_estimate import expected_tokens
 from sampling.gamma.goodput import GAMMA_MAX, GoodputController, best
-from sampling.stats.ratios import speedup
+from sampling.stats.ratios import disturbed, speedup
 from sampling.stats.summary import Stats
 from utils.errors import UserError
 
 _LEAST = 8  # columns of the longest bar
+AGREE = 0.1  # how far (as a share) a measured figure may lie from its bar without a reason
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
         for gamma, rate in enumerate(rates)
     ]
     title = f"{track.lane.name}: expected speed-up by {look.glyph('gamma')}"
-    return Bars(title, bars, look, _remarks(track, controller, answers[-1], look))
+    return Bars(title, bars, look, _remarks(track, controller, answers[-1], look, more_answers=len(answers) > 1))
 
 
 def _notes(auto: int, used: int | None) -> dict[int, str]:
@@ -136,7 +138,9 @@ def _learned(track: Track, answers: Sequence[Sequence[Track]]) -> GoodputControl
     return controller
 
 
-def _remarks(track: Track, controller: GoodputController, last: Sequence[Track], look: Look) -> list[str]:
+def _remarks(
+    track: Track, controller: GoodputController, last: Sequence[Track], look: Look, *, more_answers: bool
+) -> list[str]:
     """The figures that the bars are made of, and the measured speed-up."""
     costs, reach = controller.costs, controller.costs.reach
     alphas = " ".join(f"{alpha:.2f}" for alpha in controller.acceptance.alphas[:4])
@@ -149,11 +153,40 @@ def _remarks(track: Track, controller: GoodputController, last: Sequence[Track],
         remarks.append(f"{solid} passes that were timed, {guessed} guessed: no pass over more than {reach} tokens was")
     if not costs.references:
         remarks.append("no plain pass was timed: /compare ar,spec does")
-    plain, own = plain_answer([other.answer() for other in last]), track.meter.stats
-    measured = None if plain is None else speedup(plain.stats, own)
-    if measured is not None:
-        remarks.append(f"measured in the last answer: {measured:.2f}x at gamma {_used(track)}")
-    return remarks
+    plain = plain_answer([other.answer() for other in last])
+    return remarks if plain is None else [*remarks, *_measured(track, controller, plain.stats, more_answers)]
+
+
+def _measured(track: Track, controller: GoodputController, plain: Stats, more_answers: bool) -> list[str]:
+    """The speed-up of the last answer; where the bar of its gamma says another, both as tokens over time, and why."""
+    own, used = track.meter.stats, track.lane.settings.gamma
+    factor, tokens = speedup(plain, own), own.tokens_per_pass
+    if not factor or not tokens:
+        return []
+    if disturbed(plain, own):
+        return [f"timing of the last answer disturbed: faster than {tokens:.2f} tok/pass allows"]
+    told = f"measured in the last answer: {factor:.2f}x at gamma {_used(track)}"
+    gamma = best(controller.rates) if used == "auto" else min(int(used), GAMMA_MAX)
+    bar, wanted = controller.expected(GAMMA_MAX)[gamma], expected_tokens(controller.acceptance.alphas)[gamma]
+    if _agree(factor, bar):
+        return [told]
+    sides = ((f"bar {gamma}", wanted, wanted / bar), ("measured", tokens, tokens / factor))
+    shown = [f"{side} {count:.2f} tok/pass at {cost:.2f} plain passes a round" for side, count, cost in sides]
+    reasons = {
+        "the text was seen before": track.pane().seen,
+        "drafts were trees, bars are of chains": own.branched > 0,
+        "bars are of earlier answers too": more_answers,
+    }
+    why = [reason for reason, holds in reasons.items() if holds and not _agree(tokens, wanted)]
+    if used == "auto":
+        why.append("the bar is of the gamma that auto would take now")
+    elif not why or not _agree(tokens / factor, wanted / bar):
+        why.append("bars take the middle of the latest rounds, the answer all of them")
+    return [told, f"{', '.join(shown)}: {', '.join(why)}"]
+
+
+def _agree(one: float, other: float) -> bool:
+    return abs(one / other - 1) <= AGREE
 
 
 def _used(track: Track) -> str:

@@ -135,14 +135,14 @@ class Summary(Drawn):
         self,
         panes: Sequence[PaneData],
         look: Look,
-        comparison: Comparison | None = None,
+        comparisons: Sequence[Comparison] = (),
         *,
         legend: bool = True,
         show_discarded: bool = False,
         notes: bool = True,
         goes_on: bool = True,
     ) -> None:
-        self.panes, self.look, self.comparison, self.notes, self.goes_on = panes, look, comparison, notes, goes_on
+        self.panes, self.look, self.comparisons, self.notes, self.goes_on = panes, look, comparisons, notes, goes_on
         self.telling = [pane for pane in panes if pane.telling]
         marks = legend and any(span.kind != "plain" for pane in panes for span in pane.spans)
         self.legend = meanings(look, panes, show_discarded=show_discarded) if marks else []
@@ -150,7 +150,7 @@ class Summary(Drawn):
     def blocks(self) -> list[Block]:
         """The parts from top to bottom."""
         look, drafting = self.look, [pane for pane in self.panes if pane.drafting]
-        blocks = [Block(0, StatsLines(self.panes, look).rows()), Block(1, self._comparison())]
+        blocks = [Block(0, StatsLines(self.panes, look).rows()), Block(1, self._compared())]
         if look.color:
             if len(self.telling) > 1:
                 blocks.append(Block(3, [row for pane in self.telling for row in self._named(pane)]))
@@ -163,21 +163,23 @@ class Summary(Drawn):
         blocks += [Block(2, notes), Block(5, flow(self._reading_aids(), look))]
         return [block for block in blocks if block.rows]
 
-    def _comparison(self) -> list[Row]:
-        """With colour the comparison and one lane's acceptance share a line, without it comparison and legend."""
-        chunks: list[Chunk] = []
-        if self.comparison is not None:
-            text = re.sub("x (?=faster|slower)", f"{self.look.glyph('times')} ", self.comparison.text)
-            chunks.append(chunk(text, self.comparison.style))
+    def _compared(self) -> list[Row]:
+        """A line for each comparison. With colour a lone lane's acceptance goes on behind the last one, without it the
+        legend."""
+        times, more = self.look.glyph("times"), []
         if self.look.color:
-            chunks += details(self.telling[0], self.look) if len(self.telling) == 1 else []
-        elif self.comparison is not None and self.legend:
-            chunks += [self.legend[0]._replace(before=" | "), *self.legend[1:]]
-        return flow(chunks, self.look)
+            more = details(self.telling[0], self.look) if len(self.telling) == 1 else []
+        elif self.comparisons and self.legend:
+            more = [self.legend[0]._replace(before=" | "), *self.legend[1:]]
+        lines = [
+            [chunk(re.sub("x (?=faster|slower)", f"{times} ", each.text), each.style)] for each in self.comparisons
+        ]
+        *others, last = lines or [[]]
+        return [row for line in (*others, [*last, *more]) for row in flow(line, self.look)]
 
     def _reading_aids(self) -> list[Chunk]:
         """The legend (where the comparison does not carry it), and what the figures leave out."""
-        legend = self.legend if self.look.color or self.comparison is None else []
+        legend = self.legend if self.look.color or not self.comparisons else []
         return legend + ([chunk(RATES_NOTE, "faint")] if any(pane.tokens for pane in self.panes) else [])
 
     def _named(self, pane: PaneData) -> list[Row]:
@@ -206,7 +208,7 @@ class Frame(Drawn):
         look: Look,
         *,
         layout: Layout = "auto",
-        comparison: Comparison | None = None,
+        comparisons: Sequence[Comparison] = (),
         show_discarded: bool = False,
         notes: bool = True,
         goes_on: bool = True,
@@ -216,7 +218,7 @@ class Frame(Drawn):
         width = look.width - (1 + aside.look.width if aside else 0)
         self.body = SideBySide(panes, replace(look, width=width), layout, show_discarded=show_discarded)
         under: Any = {"show_discarded": show_discarded, "notes": notes, "goes_on": goes_on}
-        self.summary = Summary(panes, look, comparison, **under)
+        self.summary = Summary(panes, look, comparisons, **under)
 
     def rows(self) -> list[Row]:
         blocks, height = self.summary.blocks(), self.look.height

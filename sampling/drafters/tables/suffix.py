@@ -70,6 +70,13 @@ class SuffixIndex:
                 return sorted(((token, count / whole) for token, count in counts.items()), key=lambda one: -one[1])
         return []
 
+    def share(self, prompt: Sequence[int], answer: Sequence[int], context: int = 8) -> float:
+        """The share of an answer's tokens that followed the same `context` tokens in an answer that is over."""
+        tokens, size = [*prompt[-SIZES[0] :], *answer], len(answer)
+        ends = range(len(tokens) - size, len(tokens))
+        known = [tokens[end] in dict(self.behind(tokens[max(0, end - SIZES[0]) : end], context)) for end in ends]
+        return sum(known) / size if size else 0.0
+
     # -- inside -------------------------------------------------------------------------------
 
     def _allocate(self, size: int) -> None:

@@ -326,6 +326,12 @@ def test_the_sweep_shows_the_fastest_panel_too(monkeypatch: pytest.MonkeyPatch) 
             assert axes.get_ylim()[1] > 3.0 or not axes.lines
 
 
+def test_a_disturbed_timing_is_said_on_the_page() -> None:
+    spec = {"method": "spec", "gamma": 4, "disturbed": 2, "speedup_per_repeat": [1.5], "speedup": 1.5}
+    words = "timing disturbed, faster than tokens a pass allow: no speed-up of 2 of 3 repeats"
+    assert f"spec 4: {words}" in page(Run.model_validate({"summary": [{"method": "ar"}, spec]}), "")
+
+
 def test_the_parts_of_a_resumed_run_are_a_small_table(data: dict[str, Any], parsed: Parsed) -> None:
     assert "parts" not in parsed.tables
     one, hostile = data["machine"], {**data["machine"], "torch": HOSTILE}

@@ -135,6 +135,33 @@ def test_how_texts_differ_is_counted_by_kind(monkeypatch: pytest.MonkeyPatch) ->
     assert "ALARM: spec 4 differs from ar beyond a near tie in 2 of 5 answers" in told
 
 
+def test_a_repeat_with_a_disturbed_timing_has_no_speed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten tokens in five passes: 2 a pass. A repeat in which plain decoding took longer than that allows is left out,
+    and where no repeat remains the table says so."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def timed(variant: Variant, seconds: float, passes: int) -> Answer:
+        told = answer(variant, seconds)
+        return replace(told, stats=replace(told.stats, target_passes=passes, least_pass_ms=9.0))
+
+    def rounds(*seconds: float) -> list[dict[Variant, Answer]]:
+        return [{PLAIN: timed(PLAIN, plain, 19), FOUR: timed(FOUR, 10.0, 10)} for plain in seconds]
+
+    both = [item("qa", 1, *rounds(15.0, 40.0, 13.0))]
+    _, spec = summarise(both, [PLAIN, FOUR])
+    assert (spec["speedup_per_repeat"], spec["speedup"], spec["disturbed"]) == ([1.5, 1.3], 1.4, 1)
+    words = "timing disturbed, faster than tokens a pass allow: no speed-up of"
+    assert f"spec 4: {words} 1 of 3 repeats" in " ".join(shown(both, [PLAIN, FOUR]))
+    none = [item("qa", 1, *rounds(40.0, 50.0))]
+    _, spec = summarise(none, [PLAIN, FOUR])
+    assert (spec["speedup"], spec["speedup_per_repeat"], spec["categories"]["qa"]["speedup"]) == (None, [], None)
+    lines = shown(none, [PLAIN, FOUR])
+    assert any("disturbed" in line.split() for line in lines if line.startswith("spec 4 "))
+    assert f"spec 4: {words} 2 of 2 repeats" in " ".join(lines)
+    rival = [item("qa", 1, {PLAIN: answer(PLAIN, 40), RIVAL: answer(RIVAL, 10)})]
+    assert summarise(rival, [PLAIN, RIVAL])[1]["speedup"] == 4  # other programs' passes are other passes
+
+
 COLD, WARM = Variant("ar", temperature=0.0), Variant("ar", temperature=0.7)
 COLD4, WARM4 = Variant("spec", 4, 0.0), Variant("spec", 4, 0.7)
 

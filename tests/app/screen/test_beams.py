@@ -10,7 +10,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from app.command_line.run import run_once
-from app.lanes.answers import Answer, compared, comparison_of, results, run_lane
+from app.lanes.answers import Answer, compared, comparisons_of, results, run_lane
 from app.lanes.comparison import Comparison, may_differ
 from app.lanes.lane import PairEngine, make_plan
 from app.lanes.logged_lane import event_of
@@ -122,7 +122,7 @@ def screen(look: Look, state: str = "running", **more: Any) -> Frame:
         PaneData("ar", [Span("The capital of France is Paris.", "plain")], AR, "done", limit=64),
         PaneData("beam", [Span(BEAMS[0].text, "plain")], SEARCH, state, limit=64, beams=BEAMS),  # type: ignore[arg-type]
     ]
-    return Frame(panes, look, comparison=SLOWER, **more)
+    return Frame(panes, look, comparisons=[SLOWER], **more)
 
 
 @pytest.mark.parametrize("width", [30, 38, 60, 100])
@@ -309,8 +309,7 @@ def test_another_text_is_no_alarm_and_no_other_draw(engine: PairEngine) -> None:
     prompt = prompt_ids(engine, "tell me", settings)
     lanes = [engine.lane(name, settings.changed(num_beams=8)) for name in ("ar", "beam")]
     answers = [run_lane(lane, prompt, engine.tokenizer.decode, interrupt=never) for lane in lanes]
-    found = comparison_of(answers)
-    assert found is not None
+    (found,) = comparisons_of(answers)
     assert found.text.endswith(", another text, as beam search may find")
     assert found.style != "alarm"
     told = compared(answers)

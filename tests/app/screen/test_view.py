@@ -94,7 +94,7 @@ def lanes(look: Look, **more: object) -> Screen:
         PaneData("spec", SPANS, SPEC, "done", limit=64),
     ]
     first = top(look, "SmolLM2-135M-Instruct", "n-gram drafter", "float32 cpu")
-    return Screen(first, Frame(panes, look, comparison=FASTER, **more))  # type: ignore[arg-type]
+    return Screen(first, Frame(panes, look, comparisons=[FASTER], **more))  # type: ignore[arg-type]
 
 
 def columns(text: str) -> int:
@@ -127,7 +127,7 @@ def test_ascii_draws_only_ascii(width: int, color: bool) -> None:
     plain[-1] = Span(NO_TEXT, "rejected")
     look = Look(width, 20, color, ascii=True)
     panes = [PaneData("ar", plain, AR, "running", limit=64), PaneData("spec", plain * 12, SPEC, "done", limit=64)]
-    frame = Frame(panes, look, comparison=FASTER, show_discarded=True)
+    frame = Frame(panes, look, comparisons=[FASTER], show_discarded=True)
     text = shown(Screen(top(look, "target", "drafter"), frame), color)
     assert text.isascii()
     assert "lines above" in text
@@ -138,7 +138,7 @@ def test_ascii_draws_only_ascii(width: int, color: bool) -> None:
 
 def test_stats_lines_are_those_of_the_design() -> None:
     panes = [PaneData("ar", SPANS, AR, "done"), PaneData("spec", SPANS, SPEC, "done")]
-    frame = Frame(panes, Look(120, None, color=False), comparison=FASTER)
+    frame = Frame(panes, Look(120, None, color=False), comparisons=[FASTER])
     assert shown(frame).split("\n")[-5:] == [
         "AR    33 tok  1.67 s  19.2 tok/s  TTFT  88 ms",
         "spec  33 tok  0.79 s  40.5 tok/s  TTFT 101 ms | accepted 22/30 (73%)  alpha .85  3.20 tok/pass  10 passes",
@@ -150,7 +150,7 @@ def test_stats_lines_are_those_of_the_design() -> None:
 
 def test_in_colour_the_figures_have_bars_and_greek_letters() -> None:
     panes = [PaneData("ar", SPANS, AR, "running", limit=66), PaneData("spec", SPANS, SPEC, "done", expected=2.2)]
-    text = shown(Frame(panes, Look(100), comparison=FASTER))
+    text = shown(Frame(panes, Look(100), comparisons=[FASTER]))
     assert "AR    " + "━" * 22 + "─" * 22 + "  33 tok  1.67 s  19.2 tok/s  TTFT  88 ms\n" in text
     assert "spec  " + "━" * 44 + "  33 tok  0.79 s  40.5 tok/s  TTFT 101 ms\n" in text
     assert (
@@ -321,7 +321,7 @@ figures = st.none() | st.sampled_from([AR, SPEC])
 def test_no_line_is_wider_than_the_screen_and_no_frame_higher(
     panes: list[PaneData], look: Look, layout: str, debug: bool
 ) -> None:
-    frame = Frame(panes, look, layout=layout, comparison=FASTER, show_discarded=debug)  # type: ignore[arg-type]
+    frame = Frame(panes, look, layout=layout, comparisons=[FASTER], show_discarded=debug)  # type: ignore[arg-type]
     rows = frame.rows()
     assert all(sum(segment.cell_length for segment in row) <= look.width for row in rows)
     assert look.height is None or len(rows) <= look.height
