@@ -312,7 +312,8 @@ def test_a_whole_benchmark(
         )
         for method in (("ar", None), ("spec", 3))
     }
-    assert spec["speedup_per_repeat"][0] == pytest.approx(times["ar", None] / times["spec", 3], rel=1e-3)
+    if not spec["disturbed"]:
+        assert spec["speedup_per_repeat"][0] == pytest.approx(times["ar", None] / times["spec", 3], rel=1e-3)
 
 
 def test_temperatures_are_benchmarks_of_their_own_in_one_run(

@@ -57,7 +57,7 @@ def test_a_session_compares_the_answers_that_both_lanes_gave(catalogue: Path, mo
 def test_a_session_is_never_faster_than_each_of_its_answers(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws of different lengths, answers on a machine of changing speed: ratios of sums went beyond both."""
     plant(monkeypatch, CONSOLE, lambda answer, lane, step: 9.0 if answer == 1 else 1.0)
-    lines = ("one", "/length 9", "two", "/stats session")
+    lines = ("one", "/set max_new_tokens=9", "two", "/stats session")
     ran = run_lines(catalogue, *lines, settings={**LONG, "compare": "ar,spec"})
     (told,) = re.findall(r"spec: ([\d.]+)x the rate of plain decoding over 2 answers of both", ran.text)
     each = sorted(per_pass(ran, answer, "spec") for answer in (1, 2))

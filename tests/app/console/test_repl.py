@@ -707,7 +707,7 @@ def test_a_full_disk_is_one_line(catalogue: Path, tmp_path: Path) -> None:
 def test_stats_json_is_what_run_json_prints(catalogue: Path) -> None:
     ran = run_lines(catalogue, "one", "/stats json")
     data = json.loads(ran.after("/stats json").strip())
-    assert list(data) == ["pair", "prompt", "settings", "results", "speedup", "same_output"]
+    assert list(data) == ["pair", "prompt", "settings", "results", "speedup", "disturbed", "same_output"]
     assert data["same_output"] is True
     assert data["results"][1]["predicted_n"] == 12
 

@@ -314,7 +314,7 @@ def test_another_text_is_no_alarm_and_no_other_draw(engine: PairEngine) -> None:
     assert found.style != "alarm"
     told = compared(answers)
     assert told["same_output"] is None
-    assert told["speedup"] > 0
+    assert told["disturbed"] or told["speedup"] > 0
     json.dumps(results(answers), allow_nan=False)
 
 
@@ -394,7 +394,7 @@ def test_the_json_of_a_search(options: ModelOptions, capsys: pytest.CaptureFixtu
     assert (beam["method"], beam["beams"], beam["predicted_n"], beam["target_passes"]) == ("beam", 3, 9, 8)
     assert "beams" not in plain
     assert (beam["draft_n"], beam["swi"], beam["expected_speedup"], data["same_output"]) == (0, None, None, None)
-    assert data["speedup"] > 0
+    assert data["disturbed"] or data["speedup"] > 0
     assert data["settings"]["num_beams"] == 3
 
 
