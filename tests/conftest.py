@@ -20,7 +20,7 @@ import torch
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
-SLOWEST_FIRST = (
+SLOW = (
     "sampling/test_identity_real.py",
     "app/console/test_survival.py",
     "sampling/drafters/test_vocabularies.py",
@@ -47,6 +47,34 @@ SLOWEST_FIRST = (
     "sampling/models/test_cache_audit.py",
     "utils/loading/test_loading.py",
     "app/bench/test_journal.py",
+    "sampling/models/test_fused.py",
+    "app/lanes/test_cascade_lanes.py",
+    "app/console/test_repl.py",
+    "app/distill/test_stages.py",
+    "app/command_line/test_start.py",
+    "app/lanes/test_draft_heads.py",
+    "sampling/test_seeds.py",
+    "app/command_line/test_main.py",
+    "app/console/test_demo.py",
+    "app/lanes/test_lanes.py",
+    "app/bench/test_run.py",
+    "app/command_line/test_outputs.py",
+    "sampling/gamma/test_goodput.py",
+    "app/console/test_said_before.py",
+    "app/replay/test_replay.py",
+    "app/bench/test_report.py",
+    "app/simulate/test_simulate.py",
+    "sampling/verify/test_rules.py",
+    "sampling/verify/test_temperatures.py",
+    "training/text/test_synthesize.py",
+    "training/draft_heads/test_eagle3.py",
+    "training/tables/test_build.py",
+    "app/console/test_figures.py",
+    "sampling/models/test_translated.py",
+    "sampling/drafters/tables/test_tree.py",
+    "sampling/drafters/tables/test_joint_tree.py",
+    "sampling/test_batches.py",
+    "app/lanes/test_spread.py",
 )
 
 
@@ -64,10 +92,14 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write("".join(f"{line}\n" for line in lines))
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files are dealt out to the processes in this order: no long one is left for the end, when others are done."""
-    places = {Path(__file__).parent / name: place for place, name in enumerate(SLOWEST_FIRST)}
+    """Mark the slow files, and deal them out in this order: no long one is left for the end, when others are done."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(SLOW)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+    for item in items:
+        if item.path in places:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

@@ -30,6 +30,7 @@ from typing import IO, Any, cast
 from utils.errors import UsageError, UserError
 
 _MOST_LINKS = 40
+_IRREPLACEABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
 _NOTHING, _PART = "nothing was saved", "it may hold a part"
 _SINK = os.O_WRONLY | getattr(os, "O_NOCTTY", 0)
 _PIECE = 1 << 20
@@ -69,8 +70,8 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
                     temporary = os.path.join(stack.enter_context(near), os.path.basename(place))
                     file = open(temporary, "w+b")  # noqa: SIM115  (the kernel takes the umask off)
                     stack.callback(_close, file)
-                except OSError:
-                    if before is None:
+                except OSError as error:
+                    if before is None or error.errno not in _IRREPLACEABLE:
                         raise
         try:
             yield file
@@ -96,8 +97,8 @@ def _replaced(temporary: str, place: str, before: os.stat_result | None) -> bool
             os.chmod(temporary, before.st_mode & 0o777)
     try:
         os.replace(temporary, place)
-    except OSError:
-        if before is None:
+    except OSError as error:
+        if before is None or error.errno not in _IRREPLACEABLE:
             raise
         return False
     return True
@@ -182,12 +183,14 @@ def _is_part(file: Path) -> bool:
 
 
 def write_together(contents: Mapping[Any, bytes]) -> None:
-    """Write files that belong together: all are written before the first one takes its place. Raises WriteError."""
+    """Write files that belong together: all are on the disk before the first one takes its place. Raises WriteError."""
     with contextlib.ExitStack() as stack:
         for path, data in contents.items():
             file = stack.enter_context(replacing(path))
             file.write(data)
             file.flush()
+            with contextlib.suppress(io.UnsupportedOperation):  # what goes to a device waits in memory
+                os.fsync(file.fileno())
 
 
 def put(made: Path, path: str | Path) -> None:
@@ -327,12 +330,8 @@ def _permitted(path: str | Path, mode: int) -> bool:
 
 
 def first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """The first fact in which the run that began a file and this one differ, by name; None if they are the same run.
-
-    `weights` is not compared with a file that was begun before it was noted.
-    """
-    names = [name for name in dict.fromkeys([*here, *there]) if name != "weights" or name in there]
-    return next((name for name in names if there.get(name) != here.get(name)), None)
+    """The first fact in which the run that began a file and this one differ, by name; None if they are the same run."""
+    return next((name for name in dict.fromkeys([*here, *there]) if there.get(name) != here.get(name)), None)
 
 
 # -- reading ----------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
     settings, machine = header.get("settings", {}), header.get("machine", {})
     found = {name: header.get(name) for name in _SAME} | {name: settings.get(name) for name in _SETTINGS}
     found |= {name: machine.get(name) for name in ("dtype", "quantization")}
-    return found | {name: header[name] for name in ("weights",) if name in header}
+    return found | {"weights": header.get("weights")}
 
 
 class TargetRecorder:
