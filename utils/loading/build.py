@@ -31,6 +31,7 @@ from utils.loading.packed_gguf import (
 )
 from utils.loading.quantization import held_bytes, parameter_count, quantization_config
 from utils.loading.quiet import quiet_libraries, quiet_warnings
+from utils.loading.room import check_memory
 from utils.loading.sources import model_folder
 from utils.loading.weight_files import weight_files
 from utils.progress import Progress, check
@@ -162,15 +163,9 @@ def _loaded(
 
 def _check_memory(name: str, folder: Path, dtype: torch.dtype, own: torch.dtype | None) -> None:
     """Refuse what cannot fit: the system would end the whole program without a word."""
-    import psutil
-
     needed = _weights(folder) * dtype.itemsize / (own or dtype).itemsize
-    free = psutil.virtual_memory().available + psutil.swap_memory().free
-    if needed > free:
-        raise UserError(
-            f"{name} needs {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}, {free / 1e9:.1f} GB are free: "
-            "try --quantization nf4, --dtype bfloat16 or a smaller model"
-        )
+    what = f"{name} in {str(dtype).removeprefix('torch.')}"
+    check_memory(what, needed, "try --quantization nf4, --dtype bfloat16 or a smaller model")
 
 
 def _weights(folder: Path) -> int:

@@ -80,17 +80,6 @@ def writing(folder: Path) -> Iterator[None]:
         raise
 
 
-def check_disk(what: str, needed: int, folder: Path) -> None:
-    """UserError, before anything is written, if the disk of `folder` has not the room."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
-    free = shutil.disk_usage(there).free
-    if needed > free:
-        raise UserError(
-            f"{what} needs {needed / 1e9:.1f} GB of disk, {free / 1e9:.1f} GB are free in {cache_folder()}: free some, "
-            "or set SPEC_CACHE_DIR"
-        )
-
-
 @contextmanager
 def locked(name: Path, progress: Progress, cancelled: Callable[[], bool]) -> Iterator[None]:
     """Only one process at a time makes the entry `name`; others wait and can be cancelled."""

@@ -19,7 +19,7 @@ class Vocabulary(Protocol):
 
 def spoken_ids(target: LoadedModel, tokenizer: Vocabulary) -> int:
     """How many ids may be said, 0 … n-1: the target has logits for more where its vocabulary is padded."""
-    return min(target.vocab_size, max(tokenizer.get_vocab().values(), default=target.vocab_size - 1) + 1)
+    return min(target.vocab_size, max(_by_id(tokenizer), default=target.vocab_size - 1) + 1)
 
 
 def check_fit(
@@ -206,12 +206,13 @@ def _bytes_of(token: str, lettered: bool) -> bytes:
 
 def fingerprint(tokenizer: Vocabulary) -> str:
     """Sixteen hexadecimal digits that differ between tokenizers whose ids mean different tokens."""
-    listed = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
+    listed = sorted(_by_id(tokenizer).items())
     return hashlib.sha256(json.dumps(listed).encode("ascii")).hexdigest()[:16]
 
 
 def _by_id(tokenizer: Vocabulary) -> dict[int, str]:
-    return {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    """The tokens by their ids, without the names that a converter gives to ids that stand for nothing."""
+    return {token_id: token for token, token_id in tokenizer.get_vocab().items() if token != f"[PAD{token_id}]"}
 
 
 def _shown(token: Any) -> str:

@@ -25,7 +25,8 @@ from utils.errors import UserError
 from utils.gguf.facts import check_said, complete, end_ids, facts_of
 from utils.gguf.header import GgufHeader, read_header, write_joined
 from utils.loading.accounting import check_loaded
-from utils.loading.cache import cache_folder, check_disk, is_whole, locked, publish, remembered_sha256, scratch, writing
+from utils.loading.cache import cache_folder, is_whole, locked, publish, remembered_sha256, scratch, writing
+from utils.loading.room import check_disk, check_memory
 from utils.progress import Progress
 
 FORMAT = 3  # raised whenever the same file would be converted differently
@@ -87,16 +88,10 @@ def converted_entry(digest: str, *, weights: bool = True) -> tuple[Path, dict[st
 
 def _check_room(header: GgufHeader, name: str, folder: Path) -> None:
     """UserError if the expanded weights would fill the memory or the disk."""
-    import psutil
-
-    needed, free = _EXPANDING * header.float32_bytes, psutil.virtual_memory().available
-    if needed > free:
-        raise UserError(
-            f"expanding {name} to float32 needs {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free: leave "
-            "out --quantization none, or take a smaller model"
-        )
+    what = f"expanding {name} to float32"
     joined = sum(part.stat().st_size for part in header.parts) if len(header.parts) > 1 else 0
-    check_disk(f"expanding {name} to float32", header.float32_bytes + joined, folder)
+    check_memory(what, _EXPANDING * header.float32_bytes, "leave out --quantization none, or take a smaller model")
+    check_disk(what, header.float32_bytes + joined, folder)
 
 
 def _convert(source: Path, folder: Path, weights: bool, progress: Progress, cancelled: Callable[[], bool]) -> None:

@@ -32,9 +32,10 @@ from utils.kernels.instruction_sets import instruction_set, why_not
 from utils.kernels.packed_linear import unpacked_copy
 from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedLinear
 from utils.loading.accounting import check_tensors
-from utils.loading.cache import cache_folder, check_disk, is_whole, locked, publish, scratch, writing
+from utils.loading.cache import cache_folder, is_whole, locked, publish, scratch, writing
 from utils.loading.gguf import gguf_digest
 from utils.loading.quiet import quiet_libraries, quiet_warnings
+from utils.loading.room import check_disk, check_memory
 from utils.loading.sources import gguf_file
 from utils.progress import Progress, check
 from utils.rotary import frequencies, is_fixed
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 FORMAT = 1  # raised whenever the same file would be packed differently
 FAMILIES = ("llama", "qwen2", "qwen3")  # as both the file and the configuration say it
 _OF_ONE_PASS = {*FAMILIES, "mistral"}
+_SMALLER = "take a file of it with fewer bits, or a smaller model"
 _GROWTH = 1.6  # bytes of a packed weight over the file's, at most
 _ALIGNED, _PAST = 64, 8192  # where a weight may begin; what lies behind the last one may be fetched ahead of its use
 
@@ -222,7 +224,9 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
     """`weights.bin`: packed weights and float32 vectors one after another; `index.json` says what lies where."""
     header = read_header(source)
     heads, tensors = _tensors(header)
-    check_disk(f"packing {source.name}", int(_GROWTH * sum(tensor.info.size for tensor in tensors)), folder)
+    needed = _GROWTH * sum(tensor.info.size for tensor in tensors)
+    check_memory(source.name, needed, _SMALLER)
+    check_disk(f"packing {source.name}", needed, folder)
     weights: dict[str, Any] = {}
     vectors: dict[str, Any] = {}
     types: Counter[str] = Counter()
@@ -360,6 +364,7 @@ def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tu
     if config.model_type != index["architecture"]:
         raise UnfitError(f"the file says {index['architecture']}, its configuration {config.model_type}")
     _check(name, config, index)
+    check_memory(name, (entry / "weights.bin").stat().st_size, _SMALLER)
     data = np.memmap(entry / "weights.bin", np.uint8, mode="r")
     vectors, weights = {}, {}
     for tensor, said in index["vectors"].items():

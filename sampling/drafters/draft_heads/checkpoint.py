@@ -92,6 +92,7 @@ def load_student(
     if None not in (made, fingerprint) and made != fingerprint:
         raise UserError(f"the drafter {place} was made for another tokenizer ({made}, the target's is {fingerprint})")
     ours = stored.get("student") == FORMAT
+    _check_complete(stored, ours, place)
     tensors = {} if ours else _tensors(place, stored)
     if not ours and head_kind(place) == "eagle":
         if target is None:
@@ -197,6 +198,21 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise UserError(f"the drafter's {file} is damaged: no object")
     return stored
+
+
+def _check_complete(stored: dict[str, Any], ours: bool, place: Path) -> None:
+    """UserError if the configuration leaves out what a default would take for another head's value."""
+    names = [field.name for field in fields(DraftHeadConfig)]
+    later = names[names.index("reads") :]  # written since there are EAGLE heads, and then all of them
+    if not ours:
+        inner = stored.get("transformer_layer_config") or stored
+        needed = ["student"] if stored.get("kind") in KINDS else []
+        missing = [*needed, *({"rms_norm_eps"} - inner.keys())]
+    else:
+        old = stored.get("kind") != "eagle" and not stored.keys() & {*later}
+        missing = [name for name in names if name not in stored and not (old and name in later)]
+    if missing:
+        raise UserError(f"the drafter's {place / CONFIG} is incomplete: it does not say {', '.join(missing[:3])}")
 
 
 def _config(stored: dict[str, Any], place: Path) -> DraftHeadConfig:

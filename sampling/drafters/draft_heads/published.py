@@ -46,7 +46,7 @@ def translated(stored: Found, tensors: dict[str, Tensor], large: Any, place: Pat
     if "sliding_attention" in (inner.get("layer_types") or ()):
         raise UserError(f"the drafter {place} has sliding_attention layers, which are not read")
     size = own[f"{_FIRST}self_attn.q_norm.weight"].shape[0] if f"{_FIRST}self_attn.q_norm.weight" in own else None
-    size = size or inner.get("head_dim") or q.shape[0] // int(inner.get("num_attention_heads") or 1)
+    size = size or inner.get("head_dim") or q.shape[0] // int(inner["num_attention_heads"])
     reads = _reads(stored, large.num_hidden_layers, place) if wide else (-1,)
     states = fc.shape[1] - (0 if wide else width)
     if states != len(reads) * large.hidden_size:
@@ -56,6 +56,7 @@ def translated(stored: Found, tensors: dict[str, Tensor], large: Any, place: Pat
             f"{large.hidden_size}"
         )
     vocabulary = next((len(one) for one in (tensors.get("t2d"), own.get(_EMBEDDING)) if one is not None), None)
+    _check_switches(stored, inner, own, wide, place)
     found = {
         "kind": "eagle",
         "vocab_size": vocabulary or inner.get("vocab_size"),
@@ -88,6 +89,17 @@ def translated(stored: Found, tensors: dict[str, Tensor], large: Any, place: Pat
             f"{large.vocab_size}"
         )
     return _reduced(found, own, tensors, place)
+
+
+def _check_switches(stored: Found, inner: Found, own: dict[str, Tensor], wide: bool, place: Path) -> None:
+    """UserError if a tensor is not there that the format always has, or that the configuration says is there."""
+    always = {"model.norm.weight": wide, "model.fc.bias": bool(stored.get("bias")) and not wide}
+    said = {"model.input_norm.weight": "norm_before_fc", "model.fc_norm.0.weight": "fc_norm"}
+    always |= {_EMBEDDING: bool(stored.get("embed_requires_grad"))}
+    always |= {name: bool(stored.get(switch, inner.get(switch))) for name, switch in said.items()}
+    missing = [name.removeprefix("model.") for name, needed in always.items() if needed and name not in own]
+    if missing:
+        raise UserError(f"the drafter {place} is no EAGLE head that can be read: it lacks {', '.join(missing)}")
 
 
 _FIRST = "model.layers.0."

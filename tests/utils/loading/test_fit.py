@@ -9,7 +9,7 @@ import pytest
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.errors import UserError
-from utils.loading.fit import check_fit, fit_notes, spoken_ids
+from utils.loading.fit import check_fit, fingerprint, fit_notes, spoken_ids
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
 
@@ -34,6 +34,15 @@ def test_padding_of_different_length_fits_and_is_never_said():
     assert spoken_ids(big, tokenizer(*tokens)) == spoken_ids(small, tokenizer(*tokens)) == 151665
     assert spoken_ids(big, tokenizer()) == 152064
     assert spoken_ids(model("short", 100), tokenizer(*tokens)) == 100
+
+
+def test_names_that_a_converter_gives_to_padding_are_no_tokens():
+    big, small = model("big", 6), model("small", 4)
+    named, bare = tokenizer("a", "b", "[PAD1]", "[PAD3]", "[PAD4]", "[PAD5]"), tokenizer("a", "b", "[PAD1]")
+    for pair in ((named, bare), (bare, named)):
+        assert check_fit(big, small, pair) == []
+    assert spoken_ids(big, named) == spoken_ids(big, bare) == 3  # "[PAD1]" is the name of another id
+    assert fingerprint(named) == fingerprint(bare)
 
 
 def test_the_first_differing_id_is_named_with_both_tokens():

@@ -1,0 +1,105 @@
+"""A fuzz of draft heads on disk: tensors and keys are dropped, renamed and reshaped. Each time the head computes what
+the untouched one does, or is refused in one line; it is never another head without a word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sampling.drafters.draft_heads.checkpoint import CONFIG, WEIGHTS, load_student, save_student
+from sampling.drafters.draft_heads.modules import DraftHead
+from tests.sampling.drafters.draft_heads.test_published import CASES, Case, large, published, written
+from tests.support.students import KINDS, make_student, make_target
+from utils.errors import UserError
+
+SHORT = [0, 2, 3, 5, 8, 13, 21, 34]
+
+
+def changes(values: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(what is done, to which, all values then)."""
+    for name, value in values.items():
+        others = {other: kept for other, kept in values.items() if other != name}
+        yield "drop", name, others
+        yield "rename", name, {**others, f"new.{name}": value}
+        if isinstance(value, Tensor):
+            yield "reshape", name, {**others, name: value[:-1].clone() if len(value) > 1 else value[None]}
+
+
+def loaded(folder: Path, target: Any) -> DraftHead | str:
+    """The head, or the line that refuses it."""
+    try:
+        return load_student(folder, target)
+    except UserError as error:
+        line = str(error)
+    assert "\n" not in line
+    assert str(folder) in line
+    return line
+
+
+def same(head: DraftHead | str, other: DraftHead | str) -> bool:
+    """Whether both compute the same: the configuration, and every weight."""
+    assert isinstance(head, DraftHead)
+    assert isinstance(other, DraftHead)
+    ours, theirs = head.state_dict(), other.state_dict()
+    same_ids = head.ids is other.ids or torch.equal(head.ids, other.ids)
+    return same_ids and head.config == other.config and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_of_ours_is_the_same_or_refused(kind: str, tmp_path: Path) -> None:
+    target = make_target()
+    save_student(tmp_path, make_student(kind, target, short=SHORT, project=True), {"tokenizer": "abc"})
+    tensors, config = load_file(tmp_path / WEIGHTS), json.loads((tmp_path / CONFIG).read_text())
+    untouched, refused = loaded(tmp_path, target), set()
+    plain = {name: value for name, value in config.items() if name not in ("crc32", "bytes")}
+    for change, name, changed in changes(tensors):
+        save_file(changed, tmp_path / WEIGHTS)
+        (tmp_path / CONFIG).write_text(json.dumps(plain))
+        assert isinstance(loaded(tmp_path, target), str), (change, name)
+        (tmp_path / CONFIG).write_text(json.dumps(config))
+        assert "checksum" in str(loaded(tmp_path, target))
+    save_file(tensors, tmp_path / WEIGHTS)
+    for change, name, changed in changes(plain):
+        (tmp_path / CONFIG).write_text(json.dumps(changed))
+        head = loaded(tmp_path, target)
+        assert isinstance(head, str) or same(head, untouched), (change, name)
+        refused |= {name} if isinstance(head, str) else set()
+    assert refused >= {"student", "kind", "rms_norm_eps", "rope_theta", "window", "cross_last", "hidden_size"}
+
+
+# In the published formats these follow from the target where they are not stored.
+TAKEN = ("embed_tokens.weight", "lm_head.weight")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_published_head_is_the_same_or_refused(name: str, tmp_path: Path) -> None:
+    target, case = large(), CASES[name]._replace(store="whole")
+    config, tensors = published(case)
+    config |= {"bias": case.bias} if case.style == "one" else {}
+    untouched = loaded(written(tmp_path / "whole", config, tensors, case), target)
+    for number, (change, tensor, changed) in enumerate(changes(tensors)):
+        head = loaded(written(tmp_path / f"{number}", config, changed, case), target)
+        taken = change == "drop" and tensor in TAKEN
+        assert isinstance(head, str) or taken or same(head, untouched), (change, tensor)
+    inner = config.get("transformer_layer_config", config)
+    for change, key, changed in changes(dict(inner)):
+        if key in ("rope_theta", "rope_scaling"):  # without them positions are those of the format's default
+            continue
+        said = {**config, "transformer_layer_config": changed} if inner is not config else changed
+        head = loaded(written(tmp_path / f"{change} {key}", said, tensors, case), target)
+        assert isinstance(head, str) or same(head, untouched), (change, key)
+
+
+def test_an_embedding_that_was_trained_is_stored(tmp_path: Path) -> None:
+    case = Case("speculators", "whole", {"embed_requires_grad": True})
+    config, tensors = published(case)
+    line = loaded(written(tmp_path / "head", config, tensors, case), large())
+    assert str(line).endswith("it lacks embed_tokens.weight")
