@@ -6,7 +6,7 @@ files.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from utils.errors import UserError
@@ -34,3 +34,21 @@ def check_loaded(name: str, reported: dict[str, Any], unexpected: Collection[str
     check_tensors(
         name, reported["missing_keys"], {*reported["unexpected_keys"], *unexpected}, reported["mismatched_keys"]
     )
+
+
+# Of these families a configuration says everything; what is left out would be a default's, another model's value.
+_COMPLETE = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2")
+_POSITIONS = ("rope_parameters", "rope_theta", "rope_scaling")
+
+
+def check_said(name: str, stored: Mapping[str, Any]) -> None:
+    """UserError if config.json, `stored`, leaves out what no tensor's shape tells."""
+    family = stored.get("model_type")
+    if family not in _COMPLETE:
+        return
+    needed = ["rms_norm_eps", *(["sliding_window"] if family == "mistral" else [])]
+    # The first Llamas, of 32000 tokens, are older than the keys of positions.
+    if not stored.keys() & {*_POSITIONS} and (family, stored.get("vocab_size")) != ("llama", 32000):
+        needed.append(_POSITIONS[0])
+    if missing := [key for key in needed if key not in stored]:
+        raise UserError(f"the config.json of {name} does not say {', '.join(missing)}")

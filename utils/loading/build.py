@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from utils.device_map import device_map, room_of
 from utils.errors import UsageError, UserError
 from utils.kernels.packed_linear import PackedLinear, lean, pack
 from utils.kernels.quantized_linear import KINDS, narrow_activations, quantize
-from utils.loading.accounting import check_loaded
+from utils.loading.accounting import check_loaded, check_said
 from utils.loading.loaded import UNSAID, LoadedModel, LoadOptions, context_of
 from utils.loading.packed_gguf import (
     ONE_AT_A_TIME,
@@ -77,6 +78,7 @@ def load_model(
         quiet_libraries()
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+        check_said(spec.name, json.loads((folder / "config.json").read_text(encoding="utf-8")))
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=options.trust_remote_code)
         encodes = bool(config.is_encoder_decoder)
         dtype = pick_dtype(wanted, place, config.dtype)

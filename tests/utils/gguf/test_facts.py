@@ -194,7 +194,7 @@ def test_facts_that_have_no_place_are_refused_by_name(
 @pytest.mark.parametrize("left", [(), ("rope_factors_long",)])
 def test_a_phi_3_without_all_its_factors_is_refused(left: tuple[str, ...], tmp_path: Path) -> None:
     model = random_model("phi3", original_max_position_embeddings=32)
-    with pytest.raises(UserError, match="rope_factors_long, rope_factors_short. are not all there"):
+    with pytest.raises(UserError, match=r"rope_factors_long, rope_factors_short. are not all there"):
         converted(tmp_path, "phi3", model, factors={name: np.ones(16) for name in left})
 
 

@@ -4,6 +4,7 @@ logits of the untouched one, or is refused in one line; it is never another mode
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -263,6 +264,21 @@ def test_a_folder_with_other_tensors_is_refused_by_name(family: str, tmp_path: P
         loaded_logits(tmp_path)
     save_file({name.removeprefix("model."): value for name, value in whole.items()}, file)
     assert torch.equal(loaded_logits(tmp_path), untouched)  # transformers knows this spelling
+
+
+@pytest.mark.parametrize("change", ["drop", "rename"])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_folder_that_says_less_is_the_same_model_or_refused(family: str, change: str, tmp_path: Path) -> None:
+    random_model(family).save_pretrained(tmp_path)
+    file, untouched, refused = tmp_path / "config.json", loaded_logits(tmp_path), set()
+    stored = json.loads(file.read_text())
+    for key, value in stored.items():
+        said = {name: kept for name, kept in stored.items() if name != key}
+        file.write_text(json.dumps({**said, f"{key}x": value} if change == "rename" else said))
+        outcome = logits_or_line(partial(loaded_logits, tmp_path))
+        assert isinstance(outcome, str) or torch.equal(outcome, untouched), key
+        refused |= {key} if isinstance(outcome, str) else set()
+    assert refused >= {"model_type", "num_hidden_layers", "rms_norm_eps", "rope_parameters", "intermediate_size"}
 
 
 def test_a_tied_head_may_be_left_out(tmp_path: Path) -> None:
