@@ -75,6 +75,10 @@ SLOW = (
     "sampling/drafters/tables/test_joint_tree.py",
     "sampling/test_batches.py",
     "app/lanes/test_spread.py",
+    "sampling/models/test_probe.py",
+    "app/measure/test_elsewhere.py",
+    "sampling/drafters/draft_heads/test_published.py",
+    "sampling/drafters/test_cape.py",
 )
 
 
