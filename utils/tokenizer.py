@@ -1,7 +1,8 @@
 """A tokenizer that is one file, read by itself: what this program asks of a tokenizer, without importing transformers.
 
 The same ids and texts as transformers' `TokenizersBackend` of the same folder, whose names it has. What is asked for
-beyond that comes from transformers' own, which is loaded then. Knows no models.
+beyond that comes from transformers' own, which is loaded then. A folder with nothing but a sentencepiece model gets the
+transformers class that splits text as that model does. Knows no models.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 _WITHOUT_EFFECT = {"backend", "tokenizer_class", "model_max_length"}
 _BEYOND = re.compile(r"\b(dict|namespace|tojson|strftime_now|raise_exception|generation|break|continue)\b")
+PIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+_SAMPLE = "The river is long. Hello, world! 12"
 _LARGEST = 100_000  # ids; of larger vocabularies transformers mends some
 
 
@@ -137,3 +140,33 @@ def file_tokenizer(folder: Path, load: Callable[[], Any]) -> FileTokenizer | Non
         return None
     template = folder / "chat_template.jinja"
     return FileTokenizer(backend, tokens, template.read_text(encoding="utf-8") if template.is_file() else None, load)
+
+
+def sentence_pieces(folder: Path) -> list[str] | None:
+    """The pieces of a sample text by the sentencepiece model in `folder`; None without one, or beside a better file."""
+    file = next((folder / name for name in PIECE_FILES if (folder / name).is_file()), None)
+    if file is None or (folder / "tokenizer.json").is_file():
+        return None
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        model = SentencePieceProcessor(model_file=str(file))
+    except (OSError, RuntimeError):  # tiktoken's files have the same name
+        return None
+    pieces: list[str] = model.id_to_piece(model.encode(_SAMPLE))
+    return pieces
+
+
+def splitting_so(pieces: list[str], makers: Iterable[Callable[[], Any]]) -> Any:
+    """The first tokenizer that splits the sample text into `pieces`. ValueError if none does.
+
+    transformers chooses a class by the model's type, and the class may expect another kind of sentencepiece model.
+    """
+    for make in makers:
+        try:
+            tokenizer = make()
+        except Exception:  # a class that cannot read this model at all
+            continue
+        if tokenizer.convert_ids_to_tokens(tokenizer.encode(_SAMPLE, add_special_tokens=False)) == pieces:
+            return tokenizer
+    raise ValueError("no class of transformers splits text as its sentencepiece model does, a tokenizer.json is needed")

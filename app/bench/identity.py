@@ -199,6 +199,9 @@ def transformers_reference(engine: PairEngine, options: ModelOptions) -> Referen
     )
     surplus = list(range(engine.target.vocab_size, model.config.get_text_config().vocab_size))  # stand for no token
 
+    begin: list[int] = getattr(engine.target, "begin", [])
+    decoder = {"decoder_input_ids": torch.tensor([begin], device=model.device)} if engine.encodes else {}
+
     def generate(prompt: list[int], settings: Settings, interrupt: Callable[[], bool]) -> tuple[int, ...]:
         ids = torch.tensor([prompt], device=model.device)
         with quiet_warnings():
@@ -211,7 +214,8 @@ def transformers_reference(engine: PairEngine, options: ModelOptions) -> Referen
                 no_repeat_ngram_size=settings.no_repeat_ngram or None,
                 suppress_tokens=surplus or None,
                 stopping_criteria=[lambda ids, scores: torch.full((1,), interrupt())],
+                **decoder,
             )
-        return tuple(whole[0, 1 if engine.encodes else len(prompt) :].tolist())
+        return tuple(whole[0, len(begin or prompt) :].tolist())
 
     return generate

@@ -159,6 +159,8 @@ class EncDecLM(CausalLM):
             raise UserError(f"{name} must be an encoder-decoder model, got {type(model).__name__}")
         super().__init__(EncDecNetwork(model), name, vocab_size)
         self.start_id = decoder_start_id(model)
+        forced = getattr(getattr(model, "generation_config", None), "forced_bos_token_id", None)  # a language, say
+        self.begin = [self.start_id] if forced is None else [self.start_id, int(forced)]
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
@@ -173,7 +175,7 @@ class EncDecLM(CausalLM):
         longest = max(map(len, prompt))
         if longest > self.context:
             raise UserError(f"the prompt is {longest} tokens, the encoder of {self.name} takes {self.context}")
-        initial = [[self.start_id] for _ in prompt]
+        initial = [list(self.begin) for _ in prompt]
         if isinstance(previous, EncDecSession) and previous.source == prompt and previous.network is self.network:
             return self.beside(previous.again(initial), target)
         return self.beside(EncDecSession(self.network, prompt, initial, self.vocab_size), target)
@@ -182,7 +184,8 @@ class EncDecLM(CausalLM):
 class EncDecSession(CausalSession):
     """B rows of one encoder-decoder model; satisfies :class:`sampling.types.Session`.
 
-    `source` [B] are the prompts, which the encoder reads; the rows begin with `initial`.
+    `source` [B] are the prompts, which the encoder reads; the rows begin with `initial`: the decoder's start and the
+    tokens that the model's configuration forces there, which count as no tokens of the answer.
     """
 
     network: EncDecNetwork

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from transformers import AutoTokenizer
 
 from app.lanes.pairing import catalogue_in
 from utils.catalogue.templates import TEMPLATES, end_ids, render
+from utils.errors import UserError
 from utils.loading.build import load_tokenizer
 from utils.loading.fit import TokenBytes, fingerprint
 from utils.loading.loaded import LoadOptions
@@ -143,3 +146,50 @@ def test_the_loader_takes_the_one_or_the_other(folder: Path, tmp_path: Path, the
     assert isinstance(load_tokenizer(folder, LoadOptions()), FileTokenizer)
     theirs.save_pretrained(str(tmp_path))  # no model's configuration beside it
     assert isinstance(load_tokenizer(tmp_path, LoadOptions()), type(theirs))
+
+
+# -- sentencepiece models ----------------------------------------------------------------------------
+
+ALONE = {  # a model's type → its file, the kind of its pieces, and its special ids
+    "mt5": ("spiece.model", "unigram", {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}),
+    "umt5": ("spiece.model", "unigram", {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}),
+    "llama": ("tokenizer.model", "bpe", {"unk_id": 0, "bos_id": 1, "eos_id": 2, "byte_fallback": True}),
+    "mistral": ("tokenizer.model", "bpe", {"unk_id": 0, "bos_id": 1, "eos_id": 2, "byte_fallback": True}),
+    "xlm-roberta": ("sentencepiece.bpe.model", "unigram", {}),
+}
+
+
+def with_pieces(folder: Path, model_type: str, file: str, kind: str, more: dict[str, Any]) -> SentencePieceProcessor:
+    """The sentencepiece model, trained on the README, that lies alone in the folder of a model of this type."""
+    lines = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").splitlines()
+    written = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=written,
+        vocab_size=500,
+        model_type=kind,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **more,
+    )
+    folder.mkdir()
+    (folder / file).write_bytes(written.getvalue())
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return SentencePieceProcessor(model_proto=written.getvalue())
+
+
+@pytest.mark.parametrize("model_type", ALONE)
+def test_a_sentencepiece_model_alone_is_a_tokenizer(model_type: str, tmp_path: Path) -> None:
+    pieces = with_pieces(tmp_path / "model", model_type, *ALONE[model_type])
+    tokenizer = load_tokenizer(tmp_path / "model", LoadOptions())
+    for text in ("The target checks the draft.", "Every answer, in 2 lanes!"):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.convert_ids_to_tokens(ids) == pieces.encode_as_pieces(text)
+        assert tokenizer.decode(ids) == text
+    assert tokenizer.eos_token == "</s>"
+
+
+def test_a_sentencepiece_model_that_transformers_reads_otherwise_is_refused(tmp_path: Path) -> None:
+    with_pieces(tmp_path / "model", "xglm", *ALONE["xlm-roberta"])
+    with pytest.raises(UserError, match=r"^cannot load the tokenizer in [^\n]*sentencepiece[^\n]*$"):
+        load_tokenizer(tmp_path / "model", LoadOptions())

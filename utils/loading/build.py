@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from utils.loading.room import check_memory
 from utils.loading.sources import model_folder
 from utils.loading.weight_files import weight_files
 from utils.progress import Progress, check
-from utils.tokenizer import file_tokenizer
+from utils.tokenizer import PIECE_FILES, file_tokenizer, sentence_pieces, splitting_so
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -203,20 +204,24 @@ def _in_one_line(name: str, folder: Path, place: torch.device) -> Iterator[None]
 
 def load_tokenizer(folder: Path, options: LoadOptions) -> Any | None:
     """The tokenizer in `folder`; None if no tokenizer files lie there. Raises UserError if they are broken."""
-    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model", "vocab.txt")
+    names = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "source.spm", *PIECE_FILES)
     if not any((folder / name).is_file() for name in names):
         return None
 
-    def whole() -> Any:
+    def whole(kind: str = "AutoTokenizer") -> Any:
         quiet_libraries()
-        from transformers import AutoTokenizer
+        import transformers
 
         with quiet_warnings():
-            return AutoTokenizer.from_pretrained(
+            return getattr(transformers, kind).from_pretrained(
                 str(folder), trust_remote_code=options.trust_remote_code, local_files_only=True
             )
 
     try:
+        pieces = None if options.trust_remote_code else sentence_pieces(folder)
+        if pieces is not None:
+            kinds = ("AutoTokenizer", "LlamaTokenizer", "T5Tokenizer")
+            return splitting_so(pieces, [partial(whole, kind) for kind in kinds])
         return file_tokenizer(folder, whole) or whole()
     except Exception as error:  # its kinds of failure are not documented; all end here as one line
         raise UserError(f"cannot load the tokenizer in {folder}: {' '.join(str(error).split())[:200]}") from error

@@ -142,6 +142,17 @@ def drafters(small: Any) -> dict[str, Callable[[], Drafter]]:
     }
 
 
+def test_an_answer_begins_behind_the_token_that_a_translation_model_forces() -> None:
+    model = t5(5, 30, 1.6)
+    model.generation_config.forced_bos_token_id = 9
+    row = [0, 9]
+    for _ in range(12):
+        row.append(int(Oracle(model, PROMPTS[0]).logits([row])[0].argmax()))
+    for make in drafters(t5(7, 30, like=model, noise=0.05)).values():
+        assert answers(EncDecLM(model), PROMPTS[:1], make(), greedy(), length=12) == [row[2:]]
+    assert answers(EncDecLM(t5(5, 30, 1.6)), PROMPTS[:1], None, greedy(), length=12) != [row[2:]]
+
+
 def audit(model: Any, session: EncDecSession, rows: Rows) -> None:
     """The session's logits behind the rows are those of the model without a cache."""
     found = session.score(rows, Draft.empty(len(rows)))[:, 0]

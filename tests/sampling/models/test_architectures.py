@@ -1,0 +1,37 @@
+"""Every architecture of transformers as a small random model, loaded as a user's: right with drafts, or refused.
+
+    python -m pytest -m exhaustive tests/sampling/models/test_architectures.py
+
+takes up to an hour; the default run leaves it out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
+
+from tests.support.architectures import architecture, differing, loaded, save
+from utils.errors import UserError
+
+NAMES = [*{**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", NAMES)
+def test_its_text_is_that_of_generate_or_it_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    try:
+        model = architecture(name)
+    except Exception as error:  # transformers has no default configuration of it that makes a model
+        pytest.skip(f"{type(error).__name__}: {error}")
+    folder = save(model, tmp_path / name)
+    reference = type(model).from_pretrained(folder).eval()
+    reference.generation_config = model.generation_config
+    try:
+        assert differing(loaded(folder), reference) == []
+    except UserError as refused:
+        assert "\n" not in str(refused)
