@@ -21,6 +21,7 @@ from utils.errors import UserError
 NAMES = [*{**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}]
 
 
+@pytest.mark.slow  # so that "not slow" leaves it out too
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", NAMES)
 def test_its_text_is_that_of_generate_or_it_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
