@@ -15,7 +15,7 @@ from sampling.drafters.cape import Expansion
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.models.encoder_decoder import lm_of
-from sampling.models.twin import small
+from sampling.models.twin import LARGEST, small
 from sampling.types import Drafter, Rows
 from tests.support.runs import answers, greedy
 from tests.support.tiny import tiny_tokenizer
@@ -28,8 +28,11 @@ LENGTH = 24  # tokens of an answer: beyond the windows and chunks of these model
 END = 95
 DECODER = {"is_decoder": True}
 MADE_SO: dict[str, dict[str, Any]] = {  # where a default configuration makes no model, or not the kind of interest
-    "cohere_compass_text": {"layer_types": ["full_attention"] * 2, "num_hidden_layers": 2},
-    "dots1": {"head_dim": 128, "num_key_value_heads": 32, "n_routed_experts": 16, "n_shared_experts": 1},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 8, "clip_qkv": 8.0}},
+    "dots1": {
+        **{"head_dim": 128, "num_key_value_heads": 32, "n_routed_experts": 16, "n_shared_experts": 1},
+        **{"num_experts_per_tok": 4, "n_group": 1, "topk_group": 1, "norm_topk_prob": True},
+    },
     "deepseek_v2": {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 4, "n_routed_experts": 8},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
@@ -51,6 +54,10 @@ def architecture(name: str, **config: Any) -> Any:
     made = AutoConfig.for_model(name, **{**MADE_SO.get(name, {}), **config})
     shape = small(made)
     kind: Any = AutoModelForSeq2SeqLM if shape.is_encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):
+        size = sum(weight.numel() for weight in kind.from_config(shape).parameters())
+    if size > LARGEST:
+        raise ValueError(f"a small {name} would have {size:,} parameters")
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = kind.from_config(shape, dtype=torch.float32).eval()
