@@ -143,7 +143,9 @@ def _few_layers(sizes: dict[str, Any]) -> dict[str, Any]:
     indices = {
         name: each
         for name, each in lists.items()
-        if re.search("(layers|idxs|layer_ids)$", name) and all(a < b for a, b in pairwise([-1, *each]))
+        if re.search("(layers|idxs|layer_ids)$", name)
+        and all(isinstance(layer, int) for layer in each)
+        and all(a < b for a, b in pairwise([-1, *each]))
     }
     listed = {name: each for name, each in lists.items() if name not in indices and len(each) == total > 2}
     single = {int(layer): change for layer, change in (sizes.get("per_layer_config") or {}).items()}
