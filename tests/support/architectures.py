@@ -130,3 +130,11 @@ def differing(model: Any, reference: Any, ways: Sequence[str] = ("alone", "ngram
             if said != [wanted[row] for row in rows]:
                 wrong.append(f"{way}, rows {rows}")
     return wrong
+
+
+def outcome(folder: Path, reference: Any) -> list[str] | str:
+    """The ways of drafting that differ for the model in `folder`, or that it is refused in one line."""
+    try:
+        return differing(loaded(folder), reference)
+    except UserError as error:
+        return "refused in one line" if "\n" not in str(error) else str(error)
