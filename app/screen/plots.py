@@ -170,8 +170,6 @@ def _measured(track: Track, controller: GoodputController, plain: Stats, more_an
     bar, wanted = controller.expected(GAMMA_MAX)[gamma], expected_tokens(controller.acceptance.alphas)[gamma]
     if _agree(factor, bar):
         return [told]
-    sides = ((f"bar {gamma}", wanted, wanted / bar), ("measured", tokens, tokens / factor))
-    shown = [f"{side} {count:.2f} tok/pass at {cost:.2f} plain passes a round" for side, count, cost in sides]
     reasons = {
         "the text was seen before": track.pane().seen,
         "drafts were trees, bars are of chains": own.branched > 0,
@@ -182,7 +180,11 @@ def _measured(track: Track, controller: GoodputController, plain: Stats, more_an
         why.append("the bar is of the gamma that auto would take now")
     elif not why or not _agree(tokens / factor, wanted / bar):
         why.append("bars take the middle of the latest rounds, the answer all of them")
-    return [told, f"{', '.join(shown)}: {', '.join(why)}"]
+    sides = [
+        f"{count:.2f} tok/pass at {cost:.2f} plain passes a round"
+        for count, cost in ((wanted, wanted / bar), (tokens, tokens / factor))
+    ]
+    return [told, f"the bar of {gamma} stands for {sides[0]}, measured were {sides[1]}: {', '.join(why)}"]
 
 
 def _agree(one: float, other: float) -> bool:

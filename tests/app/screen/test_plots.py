@@ -112,7 +112,7 @@ def test_gamma_auto_is_told_by_what_was_drafted_not_by_what_it_allowed() -> None
     drawn = gamma_bars([both("auto", allowed)], LOOKS["60"])
     told, why = drawn.remarks[-2:]
     assert told.endswith("at gamma auto (2.0 drafted a round)")
-    assert why.startswith("bar 1 1.99 tok/pass at 1.15 plain passes a round, measured 2.00 tok/pass at 1.30")
+    assert why.startswith("the bar of 1 stands for 1.99 tok/pass at 1.15 plain passes a round, measured were 2.00")
     assert why.endswith("the bar is of the gamma that auto would take now")
 
 
