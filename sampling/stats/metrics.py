@@ -32,7 +32,7 @@ class Meter:
         self._ttft_s: float | None = None
         self._sums: Any = Counter()  # drafts and seconds, by name
         self._rounds = self._width = self._branched = 0
-        self._least_s: float | None = None
+        self._least_s: dict[bool, float] = {}  # of a target pass, by whether it read drafts
         self._accepted_at: Counter[int] = Counter()
         self._examined_at: Counter[int] = Counter()
         self._histogram: Counter[int] = Counter()
@@ -76,7 +76,8 @@ class Meter:
     def _round(self, step: Step | BeamStep) -> None:
         self._rounds += 1
         if self.rows == 1:  # of a batch a row's share says nothing of the pass
-            self._least_s = step.verify_s if self._least_s is None else min(self._least_s, step.verify_s)
+            wide = isinstance(step, BeamStep) or bool(step.drafted)
+            self._least_s[wide] = min(self._least_s.get(wide, step.verify_s), step.verify_s)
         self._sums.update(verify_s=step.verify_s, sample_s=step.sample_s, overhead_s=step.overhead_s)
         for call in step.calls:
             self._calls[call.model] += call.passes
@@ -151,6 +152,7 @@ class Meter:
             openings=0 if self._ttft_s is None else 1,
             top2_gaps=tuple(self._gaps),
             beams=self._beams,
-            least_pass_ms=None if self._least_s is None else 1000 * self._least_s,
+            least_pass_ms=1000 * self._least_s[False] if False in self._least_s else None,
+            least_wide_ms=1000 * self._least_s[True] if True in self._least_s else None,
             branched=self._branched,
         )

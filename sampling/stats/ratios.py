@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from sampling.stats.summary import TARGET, Stats, ratio
+from sampling.stats.summary import TARGET, Stats, least, ratio
 from sampling.stats.theory import expected_speedup, horizontal_factor, vertical_factor
 
 AS_FAST = 0.02  # rates this close (as a share) are called equal
@@ -37,12 +37,14 @@ def disturbed(plain: Stats, other: Stats) -> bool:
 
     A round yields `tokens_per_pass` tokens and takes at least one pass; where a pass over more tokens is not shorter
     than one over a single token (v ≥ 1), that bounds the speed-up. A disturbance can only lengthen a pass, so v is
-    judged by the shortest ones. False where these were not timed, as of other programs.
+    judged by the shortest ones. False where these were not timed, and for another model than the target.
     """
-    gained, most, one, wide = speedup(plain, other), other.tokens_per_pass, plain.least_pass_ms, other.least_pass_ms
-    if gained is None or most is None or one is None or wide is None:
+    gained, most = speedup(plain, other), other.tokens_per_pass
+    one, wide = least((plain.least_pass_ms, other.least_pass_ms)), other.least_wide_ms
+    timed = wide is not None or other.least_pass_ms is not None
+    if gained is None or most is None or one is None or not timed or TARGET not in other.calls:
         return False
-    return gained > (1 + AS_FAST) * most and wide >= (1 - AS_FAST) * one
+    return gained > (1 + AS_FAST) * most and (wide is None or wide >= (1 - AS_FAST) * one)
 
 
 def cost_ratio(drafted: Stats, plain: Stats) -> float | None:

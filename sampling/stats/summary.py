@@ -20,6 +20,11 @@ def ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
+def least(values: Iterable[float | None]) -> float | None:
+    """The least of those that are known."""
+    return min((value for value in values if value is not None), default=None)
+
+
 def _round(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
@@ -43,8 +48,8 @@ class Stats:
     drafter's i-th name proposed. Of a cascade, all levels together: `reviews` has (accepted, examined) of each
     reviewer, `reviewed` the drafts that it was given; `tail` is (drafted, accepted, examined) of the target's drafts
     that stood behind the reviewed ones. `beams` are those of a beam search, 0 for any other way of decoding.
-    `least_pass_ms` is the shortest target pass of a round, None before one was timed; `branched` counts the rounds that
-    drafted a tree, not a chain.
+    `least_pass_ms` is the shortest target pass of a round without drafts, `least_wide_ms` of one with drafts (None
+    before one was timed); `branched` counts the rounds that drafted a tree, not a chain.
     """
 
     stop_reason: Reason | None = None
@@ -76,6 +81,7 @@ class Stats:
     beams: int = 0
     draft_histogram: tuple[int, ...] = ()
     least_pass_ms: float | None = None
+    least_wide_ms: float | None = None
     branched: int = 0
 
     @property
@@ -185,5 +191,6 @@ def merge(stats: Iterable[Stats]) -> Stats:
         ttft_ms=ratio(sum((part.ttft_ms or 0.0) * part.openings for part in begun), openings),
         top2_gaps=tuple(gap for part in parts for gap in part.top2_gaps),
         beams=max((part.beams for part in parts), default=0),
-        least_pass_ms=min((part.least_pass_ms for part in parts if part.least_pass_ms is not None), default=None),
+        least_pass_ms=least(part.least_pass_ms for part in parts),
+        least_wide_ms=least(part.least_wide_ms for part in parts),
     )

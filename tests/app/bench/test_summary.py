@@ -142,7 +142,9 @@ def test_a_repeat_with_a_disturbed_timing_has_no_speed_up(monkeypatch: pytest.Mo
 
     def timed(variant: Variant, seconds: float, passes: int) -> Answer:
         told = answer(variant, seconds)
-        return replace(told, stats=replace(told.stats, target_passes=passes, least_pass_ms=9.0))
+        return replace(
+            told, stats=replace(told.stats, target_passes=passes, least_pass_ms=9.0, calls={"target": passes})
+        )
 
     def rounds(*seconds: float) -> list[dict[Variant, Answer]]:
         return [{PLAIN: timed(PLAIN, plain, 19), FOUR: timed(FOUR, 10.0, 10)} for plain in seconds]

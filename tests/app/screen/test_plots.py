@@ -19,7 +19,7 @@ from app.screen.live import Track
 from app.screen.palette import Look
 from app.screen.plots import Bar, Bars, gamma_bars, position_bars
 from app.settings.table import Settings
-from sampling.events import Finished, Step
+from sampling.events import Call, Finished, Step
 from sampling.gamma.goodput import GoodputController, best
 from sampling.stats.theory import expected_speedup
 from tests.support.pacing import PLAIN, World, make_step, rising
@@ -129,7 +129,8 @@ def test_a_bar_that_the_answer_did_not_reach_says_why() -> None:
     uneven = [replace(step, verify_s=step.verify_s * (9 if index == 3 else 1)) for index, step in enumerate(THREE)]
     assert "bars take the middle of the latest rounds" in gamma_bars([both(steps=uneven)], LOOKS["60"]).remarks[-1]
     spoiled = [replace(step, verify_s=PLAIN * (50 if index % 5 == 0 else 1)) for index, step in enumerate(PLAIN_ROUNDS)]
-    disturbed = answered(track(lane("ar", None, drafter=object()), spoiled), track(lane("spec", 3), THREE))
+    wide = [replace(step, calls=(Call("target", 1, step.verify_s),)) for step in THREE]
+    disturbed = answered(track(lane("ar", None, drafter=object()), spoiled), track(lane("spec", 3), wide))
     assert gamma_bars([disturbed], LOOKS["60"]).remarks[-1].startswith("timing of the last answer disturbed")
 
 

@@ -371,9 +371,10 @@ def test_measured_cost_ratios_explain_the_measured_speedup() -> None:
 # -- speed-ups of several answers, and timings that cannot be ----------------------------------------
 
 
-def timed(tokens: int, passes: int, ms: float, least: float | None = 1.0) -> Stats:
-    """An answer of so many tokens behind the first one."""
-    more: Any = {"openings": 1, "target_passes": passes, "least_pass_ms": least}
+def timed(tokens: int, passes: int, ms: float, least: float | None = 1.0, wide: float | None = None) -> Stats:
+    """An answer of so many tokens behind the first one; `least`, `wide`: its shortest passes over one and more."""
+    more: Any = {"openings": 1, "target_passes": passes, "least_pass_ms": least, "least_wide_ms": wide}
+    more["calls"] = {"target": passes}
     return Stats(predicted_n=tokens + 1, predicted_ms=ms, **more)
 
 
@@ -393,11 +394,13 @@ def test_several_answers_are_never_faster_than_each_of_them(given: list[tuple[in
 
 def test_a_speed_up_beyond_the_tokens_of_a_pass_means_a_disturbed_timing() -> None:
     plain = timed(40, 40, 80)
-    assert disturbed(plain, timed(40, 20, 38)) is True  # 2.1 times as fast with 2 tokens a pass
-    assert disturbed(plain, timed(40, 20, 40)) is False
-    assert disturbed(plain, timed(40, 20, 38, least=0.9)) is False  # its passes are shorter, v < 1: it may well be
-    assert disturbed(plain, timed(40, 20, 38, least=None)) is False  # another program's, which nobody looked into
+    assert disturbed(plain, timed(40, 20, 38, wide=1.0)) is True  # 2.1 times as fast with 2 tokens a pass
+    assert disturbed(plain, timed(40, 20, 40, wide=1.0)) is False
+    assert disturbed(plain, timed(40, 20, 38, wide=0.9)) is False  # its wide passes are shorter, v < 1: it may well be
+    assert disturbed(plain, timed(40, 20, 38, least=0.8, wide=0.9)) is True  # they are not: plain ones were disturbed
     assert disturbed(plain, timed(40, 40, 70)) is True  # nothing drafted, and faster all the same
+    assert disturbed(plain, timed(40, 20, 38, least=None)) is False  # nobody timed its passes
+    assert disturbed(plain, replace(timed(40, 40, 20), calls={"drafter": 40})) is False  # another model
 
 
 def test_the_shortest_pass_and_the_trees_are_counted() -> None:
@@ -406,10 +409,10 @@ def test_the_shortest_pass_and_the_trees_are_counted() -> None:
     for event in (opening(verify_s=0.1), step(2, 1, verify_s=0.4), tree, step(0, 0, verify_s=0.5)):
         meter.add(event)
         batch.add(event)
-    assert (meter.stats.least_pass_ms, meter.stats.branched) == (300.0, 1)
-    assert batch.stats.least_pass_ms is None  # a row's share of a pass is no pass
+    assert (meter.stats.least_pass_ms, meter.stats.least_wide_ms, meter.stats.branched) == (500.0, 300.0, 1)
+    assert batch.stats.least_wide_ms is None  # a row's share of a pass is no pass
     both = merge([meter.stats, timed(3, 3, 3, least=20.0), Stats()])
-    assert (both.least_pass_ms, both.branched) == (20.0, 1)
+    assert (both.least_pass_ms, both.least_wide_ms, both.branched) == (20.0, 300.0, 1)
 
 
 def test_no_speed_up_is_expected_of_trees_by_the_formula_of_chains() -> None:
