@@ -31,9 +31,8 @@ class LengthTables:
         self.dynamic = rope["rope_type"] == "dynamic"
         self.limit = int(config.max_position_embeddings if self.dynamic else rope["original_max_position_embeddings"])
         kinds = [part for part in model.modules() if getattr(part, "rope_type", None) == rope["rope_type"]]
-        known = {"original_inv_freq": True, "rope_init_fn": False}  # a part of another make chooses by itself
-        self._parts = [part for part in kinds if all(hasattr(part, name) == has for name, has in known.items())]
-        self.context = context_of(config) if self._parts else self.limit
+        self._parts = [part for part in kinds if self._is_known(part)]
+        self.context = context_of(config) if self._parts else self.limit  # another part chooses its tables by itself
 
     def table(self, length: int) -> int:
         """The number of the table for texts of `length` tokens; 0 is the first."""
@@ -60,12 +59,18 @@ class LengthTables:
             for part, (kind, frequency, scaling) in zip(self._parts, before, strict=True):
                 part.rope_type, part.inv_freq, part.attention_scaling = kind, frequency, scaling
 
+    def _is_known(self, part: Any) -> bool:
+        """Whether a module takes the table that it is given, and begins with the first of the rule's."""
+        if not hasattr(part, "original_inv_freq") or hasattr(part, "rope_init_fn"):
+            return False
+        return torch.equal(self._of(part, self.limit)[0], part.original_inv_freq)
+
     @staticmethod
     def _of(part: Any, length: int) -> tuple[Tensor, float]:
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-        found: tuple[Tensor, float] = ROPE_INIT_FUNCTIONS[part.rope_type](part.config, part.inv_freq.device, length)
-        return found
+        frequency, scaling = ROPE_INIT_FUNCTIONS[part.rope_type](part.config, part.inv_freq.device, length)
+        return frequency.to(part.inv_freq.dtype), scaling
 
 
 def length_tables(model: Any, config: Any) -> LengthTables | None:

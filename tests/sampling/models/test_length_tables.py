@@ -119,10 +119,16 @@ def test_dynamic_scaling_multiplies_the_context() -> None:
     assert len(autoregressive_generate(prompt, model_of("dynamic"), max_gen_len=9, end_tokens_id=[])) == 2
 
 
-def test_a_rotary_part_of_another_make_stays_within_its_first_table() -> None:
-    model = model_of("longrope")
-    model.model.rotary_emb.rope_init_fn = None  # as PhiMoE has it, which chooses by itself
+@pytest.mark.parametrize("other", ["chooses", "begins"])
+def test_a_rotary_part_of_another_make_stays_within_its_first_table(other: str) -> None:
+    model, ids = model_of("longrope"), torch.tensor([PROMPT[:9]])
+    if other == "chooses":  # its tables by itself, as PhiMoE's does
+        model.model.rotary_emb.rope_init_fn = None
+    else:  # with a table of its own, as HunYuan's does
+        model.model.rotary_emb.original_inv_freq = model.model.rotary_emb.original_inv_freq / 2
+    expected = model(ids).logits
     lm = CausalLM(model)
     assert lm.context == LIMIT
+    assert torch.allclose(lm.open([PROMPT[:9]]).score([PROMPT[:9]], Draft.empty(1))[0], expected[0, -1:], atol=1e-5)
     with pytest.raises(UserError, match="the context holds 300"):
         autoregressive_generate(PROMPT[:LIMIT], model, max_gen_len=5, end_tokens_id=[])
