@@ -12,13 +12,29 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from sampling.events import Call, Event, Finished, Prefill, Reason, by_row
 from sampling.rows import check_rows, first_rows
-from sampling.types import LM, Budget, Draft, Drafter, FixedPace, GammaController, Limits, Rows, Rule, Sampler, Session
+from sampling.types import (
+    LM,
+    Budget,
+    Draft,
+    Drafter,
+    FixedPace,
+    GammaController,
+    Limits,
+    Rows,
+    Rule,
+    Sampler,
+    Session,
+    Traits,
+    Verdict,
+)
 from sampling.verify.round_metrics import RoundMetrics
 from sampling.verify.rules import rule_of, verify
 from utils.errors import UserError
+from utils.processes import agreed, first
 from utils.progress import never
 from utils.timing import Stopwatch
 
@@ -65,6 +81,8 @@ def generate(
     check_rows(drafter.traits, prompt)
     ids, ends = list(range(len(rows))), [min(len(row) + limits.max_new_tokens, room) for row in rows]
     rule = rule_of(drafter, sampler)
+    if not first():
+        drafter = _Silent()
     run = _Run(lm, session, drafter, sampler, rule, pace or FixedPace(4), limits.stop, rows, ids, ends)
     return _decoded(run, prompt, interrupt)
 
@@ -84,11 +102,11 @@ def room_of(lm: LM, rows: Rows, limits: Limits) -> int:
 def _decoded(run: _Run, prompt: Rows, interrupt: Callable[[], bool]) -> Iterator[Event]:
     drafter, session = run.drafter, run.session
     drafter.start(prompt, session, session)
-    yield from prefill(session, run.rows, interrupt)
+    yield from prefill(session, run.rows, lambda: agreed(interrupt()))
     # The drafters' own prefill belongs to the opening round.
     waited = sum(piece.seconds for one in drafter.sessions for piece in prefill(one, one.initial, interrupt))
     while run.rows:
-        if interrupt():
+        if agreed(interrupt()):
             yield from (Finished(row, "interrupted") for row in run.ids)
             return
         yield from run.round(waited)
@@ -113,6 +131,12 @@ def prefill(session: Session, rows: Rows, interrupt: Callable[[], bool] = never)
         part = [row[:done] for row in rows]
         session.score(part, Draft.empty(len(part)))
         yield Prefill(done, total, watch.lap())
+
+
+class _Silent(Drafter):
+    """In the place of the drafter where another process drafts."""
+
+    traits = Traits(())
 
 
 class _Outcome(NamedTuple):
@@ -147,13 +171,11 @@ class _Run:
         room = list(map(self._room, self.rows, self.ends))
         budget = asked if max(asked.depth) <= min(room) else replace(asked, depth=list(map(min, asked.depth, room)))
         keys = torch.tensor([[name, len(row)] for name, row in zip(self.ids, self.rows, strict=True)])
-        draft = Draft.empty(share)
-        if max(budget.depth) > 0:
-            draft = self.drafter.propose(self.rows, budget, self.sampler.drafting(keys))
+        draft = self._draft(budget, keys)
         draft_s = watch.lap() + waited
         logits = self.session.score(self.rows, draft)
         verify_s = watch.lap()
-        verdict = verify(logits, draft, self.rows, keys, self.sampler, self.rule)
+        verdict = self._verdict(logits, draft, keys)
         metrics = RoundMetrics.of(verdict, draft)
         sample_s = watch.lap()
         self.drafter.observe(self.rows, draft, verdict)
@@ -192,6 +214,20 @@ class _Run:
         """The most tokens that may be drafted: remaining − 1, so that the target's own token always has room."""
         most, reach = end - len(row) - 1, self.session.draftable(len(row))
         return most if reach is None else min(most, reach)
+
+    def _draft(self, budget: Budget, keys: Tensor) -> Draft:
+        """The round's draft; of several processes the first one drafts, and the others get ids and parents."""
+        draft = Draft.empty(len(self.rows))
+        if first() and max(budget.depth) > 0:
+            draft = self.drafter.propose(self.rows, budget, self.sampler.drafting(keys))
+        tokens, parents = agreed((draft.tokens, draft.parents))
+        return draft if first() else Draft(tokens, parents=parents)
+
+    def _verdict(self, logits: Tensor, draft: Draft, keys: Tensor) -> Verdict:
+        """What is chosen; of several processes the first one chooses."""
+        verdict = verify(logits, draft, self.rows, keys, self.sampler, self.rule) if first() else None
+        path, token = agreed((verdict.path, verdict.token) if verdict else (logits, logits))
+        return verdict or Verdict(path, token, logits, logits)
 
     def _commit(self, row: list[int], end: int, drafted: list[int], nodes: list[int], token: int) -> _Outcome:
         """Append what a row gained: the accepted `nodes` (-1 padded) of its drafts and its own token.

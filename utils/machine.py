@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from utils.distributed.world import World
+from utils.processes import world
 
 _TRIM, _MAPPED = -1, -3  # what mallopt(3) calls them
 
@@ -35,7 +35,7 @@ def facts(device: Any) -> dict[str, Any]:
         "gpu": gpu,
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "processes": World.of(os.environ).size,
+        "processes": world().size,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,

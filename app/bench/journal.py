@@ -36,7 +36,7 @@ _ELSEWHERE = (  # entered under another key, or without influence on the figures
 )
 _MODELS_ELSEWHERE = (  # entered by the pair's own names or by the machine, or without influence on the figures
     *("pair", "models", "target", "drafter", "device", "dtype", "quantization"),
-    *("tp_size", "trust_remote_code", "offline"),
+    *("trust_remote_code", "offline"),
 )
 _SAME = ("device", "gpu", "dtype", "quantization", "threads", "processes")  # of the machine: what speeds depend on
 About = Mapping[str, Any]

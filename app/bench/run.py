@@ -35,6 +35,7 @@ from sampling.stats.metrics import Meter
 from utils.errors import UsageError, UserError
 from utils.files import separate, writable, write_result
 from utils.machine import machine
+from utils.processes import agreed
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -115,11 +116,10 @@ class Bench(Measurement):
 
     def run(self) -> None:
         """Answer every prompt with every variant, `repeat` times, except the answers that the journal already holds."""
-        known = 0
         if self.journal is not None:
             self.journal.begin(machine(self.engine.loaded))
             self.journal.drop_broken_rounds(self.variants)
-            known = len(self.journal.known)
+        known = agreed(0 if self.journal is None else len(self.journal.known))
         each, size = self.args.repeat * len(self.variants), self.args.batch_size
         total = sum(len(question.turns) for question in self.questions) * each
         with answer_bar(total, self.settings, known) as bar:
@@ -168,10 +168,12 @@ class Bench(Measurement):
         """The journal's answers; where it lacks one all are answered anew, and those that it has stay."""
         journal = self.journal
         places = [Slot(turn.number, turn.item.turn, repeat, variant) for turn in together]
-        known = [
-            None if journal is None else journal.answer(place, len(turn.prompt))
-            for place, turn in zip(places, together, strict=True)
-        ]
+        known = agreed(
+            [
+                None if journal is None else journal.answer(place, len(turn.prompt))
+                for place, turn in zip(places, together, strict=True)
+            ]
+        )
         if None not in known:
             return [answer for answer in known if answer is not None]
         bar.set_description(variant.label, refresh=False)

@@ -9,37 +9,39 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import IO, TextIO
 
 from app.command_line.arguments import Request, read_request
 from app.command_line.subcommands import COMMANDS
-from app.lanes.processes import TERMINATED, check_world, died, end, hush, leading, serve, tell_launcher
 from app.settings.layers import Layers, misspelt_variables
-from utils.distributed.world import World
 from utils.errors import UsageError, UserError
+from utils.processes import check_command, first, hush, leave_at_once, world
 from utils.progress import INTERRUPTED
+
+GRACE = 5.0  # seconds
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code; raises nothing and leaves no noise for the interpreter's end.
 
-    A process that has met others, under torchrun, ends here.
+    One of several processes, under torchrun, ends here.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    world = World.of(os.environ)
     if sys.stderr is None:  # closed: nobody is to be told
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     verbose = "--verbose" in arguments or os.environ.get("SPEC_VERBOSE", "").lower() in ("on", "yes", "true", "1")
-    word = hush(world, verbose) if world.rank else sys.stderr
+    word = sys.stderr if first() else hush(verbose)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or replaced by something plainer
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     code = 0
     try:
-        code = _guarded(arguments, world, verbose, word)
+        code = _guarded(arguments, verbose, word)
         if sys.stdout is not None:
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -51,41 +53,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code == 0:  # else it was reported
             _complain(f"error: {_line(error, verbose)}\n")
             code = 1
-    end(code)
+    if world().size > 1:
+        leave_at_once(code)
     return code
 
 
-def _guarded(arguments: list[str], world: World, verbose: bool, word: IO[str]) -> int:
+def _guarded(arguments: list[str], verbose: bool, word: IO[str]) -> int:
     try:
         if sys.stdout is None:
             raise UserError("stdout is closed")
         request = read_request(arguments, os.environ)
-        check_world(request.command, request.options, world, [name for name, row in COMMANDS.items() if row.shares])
-        if world.rank:
-            return serve(request.options, world, word)
-        with leading(request.options, world):
-            return _ended(_run(request), verbose)
+        check_command(request.command)
+        return _run(request)
     except SystemExit as leaving:  # --help and --version, SIGTERM and a second Ctrl-C
-        return _ended(leaving.code if isinstance(leaving.code, int) else 0, verbose)
+        return leaving.code if isinstance(leaving.code, int) else 0
     except (BrokenPipeError, KeyboardInterrupt):
         raise
     except Exception as error:
-        _report(_line(error, verbose), verbose)
+        trace = traceback.format_exc() if verbose else ""
+        if not first():
+            time.sleep(GRACE)  # the first process says what all meet, and torchrun ends this one
+        _complain(f"{trace}error: {_line(error, verbose)}\n", word)
         return error.exit_code if isinstance(error, UserError) else 1
-
-
-def _ended(code: int, verbose: bool) -> int:
-    """The exit code; where torchrun ended everybody because a process has died, that is the error to tell."""
-    if code != TERMINATED or not (lost := died()):
-        return code
-    _report(lost, verbose)
-    return 1
-
-
-def _report(text: str, verbose: bool) -> None:
-    """The error in hand in one line; before it its traceback, if asked for."""
-    _complain(f"{traceback.format_exc() if verbose else ''}error: {text}\n")
-    tell_launcher(f"error: {text}")
 
 
 def _line(error: Exception, verbose: bool) -> str:
@@ -97,16 +86,19 @@ def _line(error: Exception, verbose: bool) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         place = f" {error.filename}" if error.filename else ""
         return f"cannot read or write{place}: {error.strerror}"
+    lost = any(word in str(error).lower() for word in ("gloo", "nccl", "connection", "store"))
+    if world().size > 1 and isinstance(error, RuntimeError) and lost:
+        return f"another process of this run cannot be reached any more ({' '.join(str(error).split())[:120]})"
     first = next((f": {line.strip()}" for line in str(error).splitlines() if line.strip()), "")
     hint = "" if verbose else " (run with --verbose for the traceback)"
     return f"internal: {type(error).__name__}{first}{hint}"
 
 
-def _complain(text: str) -> None:
-    """To stderr; where that is closed there is nobody to tell."""
+def _complain(text: str, word: IO[str] | None = None) -> None:
+    """To `word`, or stderr; where that is closed there is nobody to tell."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        (word or sys.stderr).write(text)
+        (word or sys.stderr).flush()
 
 
 def _silence(stream: TextIO | None) -> None:
@@ -125,23 +117,25 @@ def _run(request: Request) -> int:
 
         return list_pairs(options)
     layers = layers_of(request)
+    settings = layers.settings if first() else layers.settings.changed(record="")  # of several the first writes files
     if request.command == "check":
         from app.measure.check import check_pair
 
         # The name stands for --pair, so that --target and --drafter hold beside it.
-        return check_pair(None, layers.settings, options, speed=request.speed, asked=request.own)
+        return check_pair(None, settings, options, speed=request.speed, asked=request.own)
     if run := COMMANDS[request.command].run:
         module, _, name = run.partition(":")
-        return int(getattr(import_module(module), name)(layers.settings, options, request.own))
+        own = request.own if first() else replace(request.own, out=None, report=None)
+        return int(getattr(import_module(module), name)(settings, options, own))
     from app.screen.palette import is_terminal
 
     if request.command == "run" or not is_terminal(sys.stdin):
         from app.command_line.run import run_once
 
-        return run_once(layers.settings, options, _prompt(request.prompt), request.as_json)
+        return run_once(settings, options, _prompt(request.prompt), request.as_json)
     from app.console.repl import run_console
 
-    return run_console(layers.settings, options, layers)
+    return run_console(settings, options, layers)
 
 
 def layers_of(request: Request) -> Layers:

@@ -21,6 +21,7 @@ from app.screen.output import load_engine, screen
 from app.screen.rows import visible
 from app.screen.terminal import Interrupts
 from sampling.stats.metrics import Meter
+from utils.processes import agreed, first
 from utils.progress import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
     output. An interrupt ends all lanes. Raises UsageError for an empty prompt, one longer than the
     context, or a lane that cannot run.
     """
-    text = given_prompt(prompt, sys.stdin)
+    text = agreed(given_prompt(prompt, sys.stdin) if first() else "")
     with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as log:
         engine = load_engine(settings, options, interrupt)
         lanes, chat = engine.lanes(settings), conversation(engine, settings)

@@ -41,7 +41,7 @@ class SubCommand:
     it is empty the command line itself knows what to do. `level` says which of the common flags are taken: all,
     those of the models, those of the catalogue's listing, or those of looks alone; `also` names further settings or
     groups of them, `without` those that are left out all the same.
-    `layered`: the pair's own settings count. `shares`: several processes can share its target (torchrun).
+    `layered`: the pair's own settings count.
     """
 
     usage: str
@@ -54,7 +54,6 @@ class SubCommand:
     without: tuple[str, ...] = ()
     word: Word | None = None
     switches: Mapping[str, str] = field(default_factory=dict)
-    shares: bool = False
 
     @property
     def loads(self) -> bool:
@@ -79,13 +78,12 @@ _PROMPT = Word("prompt", "*", "PROMPT", "the prompt; - reads it from a pipe")
 _FILE = Word("file", "?", "FILE", "recorded answers: of record, as torch prints tensors, or a JSON map of ids")
 _PAIR = Word("name", "*", "NAME", "a pair of the catalogue; or two words, a target and what drafts for it")
 COMMANDS: Mapping[str, SubCommand] = {
-    "chat": SubCommand("[chat] [options]", "talk in the terminal (without a terminal: as run)", shares=True),
+    "chat": SubCommand("[chat] [options]", "talk in the terminal (without a terminal: as run)"),
     "run": SubCommand(
         "run [PROMPT|-] [--json] [options]",
         "answer one prompt; - or a pipe is one prompt",
         word=_PROMPT,
         switches={"json": "every figure, as one JSON object"},
-        shares=True,
     ),
     "bench": SubCommand(
         "bench [--prompts F.jsonl|--from F.json] [options]",
@@ -93,7 +91,6 @@ COMMANDS: Mapping[str, SubCommand] = {
         "app.bench.run:run_bench",
         BENCH_FIELDS,
         bench_args,
-        shares=True,
     ),
     "record": SubCommand(
         "record [--prompts F.jsonl] --out F.jsonl [options]",
@@ -167,6 +164,7 @@ REMOVED: Mapping[str, str] = {
     "report": "bench --from FILE --report PAGE",
     "selftest": "python -m pytest -m device --device cuda",
     "--against": "benchmarks/against.py",
+    "--tp-size": "torchrun --nproc-per-node N",
     "--load-in-8bit": "--quantization int8",
     "--load-in-4bit": "--quantization nf4",
 }

@@ -74,8 +74,7 @@ def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cance
     from app.lanes.drafters import UnusableDrafterError
     from app.lanes.lane import PairEngine
     from app.lanes.pairing import load_options, with_drafter
-    from app.lanes.processes import load_pair
-    from utils.loading.loading import load_drafter
+    from utils.loading.loading import load_drafter, load_pair
 
     given = load_options(options)
     loaded = load_pair(spec, given, progress, cancelled)

@@ -21,12 +21,12 @@ from app.console.rescue import ChatRescue
 from app.console.slash_commands import COMMANDS, Completion, completions, dispatch
 from app.console.state import ConsoleState
 from app.lanes.pairing import choose_pair
-from app.lanes.processes import TERMINATED, broken, died, leave_at_once, tell_launcher
 from app.screen.terminal import Interrupts, Screen, is_live, make_console, quiet_keys
 from app.screen.view import toolbar
 from app.settings.layers import Layers
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
+from utils.processes import leave_at_once
 from utils.progress import INTERRUPTED
 
 MakeReader = Callable[[ConsoleState], PromptReader]
@@ -82,12 +82,9 @@ def ended(state: ConsoleState, rescue: ChatRescue, code: int, error: Exception |
     if code in (0, INTERRUPTED):
         return code
     rescue.save()
-    if code == TERMINATED and (lost := died()):
-        code, error = 1, UserError(lost)
     with contextlib.suppress(OSError):  # the terminal has gone
         line = str(rescue)
         if error is not None:
-            tell_launcher("; ".join(filter(None, [f"error: {one_line(error)}", line])))  # its table comes last of all
             tell(state, error)
         if line:
             state.errors.print(Text(line), soft_wrap=True)
@@ -142,8 +139,6 @@ def loop(state: ConsoleState, reader: PromptReader) -> int:
         finally:
             state.reading = False
         handle(state, line)
-        if broken():
-            return 1
     return 0
 
 

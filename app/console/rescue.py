@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from app.console.prompt import state_folder
-from app.lanes.processes import look
 from utils.errors import UserError
 from utils.files import write_text
 
@@ -53,7 +52,6 @@ class ChatRescue:
         if self.ending:
             return
         self.ending, self.code = True, 128 + number
-        look()
         self.save()
         self._leave()
 

@@ -231,7 +231,8 @@ def moved(head: DraftHead, device: torch.device, dtype: torch.dtype, target: Any
     for parameter in head.parameters():
         parameter.data = parameter.data.to(dtype)
     shared = target.get_input_embeddings()
-    if head.config.shared_embedding and not isinstance(shared, QuantizedEmbedding) and shared.weight.dtype == dtype:
+    whole = not isinstance(shared, QuantizedEmbedding) and not hasattr(shared.weight, "full_tensor")
+    if head.config.shared_embedding and whole and shared.weight.dtype == dtype:
         head.model.embed_tokens.weight = shared.weight
     return head
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from app.settings.table import ModelOptions, Settings
 from sampling.drafters.registry import DRAFTERS, MEMBERS, REVIEWERS
 from utils.catalogue.specs import KnownNames, PairSpec, head_kind_of, named_tables, spec_from_argument
-from utils.distributed.world import World
+from utils.processes import world
 
 if TYPE_CHECKING:
     from utils.catalogue.catalogue import Catalogue
@@ -89,4 +89,4 @@ def load_options(options: ModelOptions) -> LoadOptions:
 
     names = set(LoadOptions.__dataclass_fields__) - {"tp_size"}
     given = {name: value for name, value in options.model_dump().items() if name in names}
-    return LoadOptions(**given, tp_size=World.of(os.environ).size)
+    return LoadOptions(**given, tp_size=world().size)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sampling.events import Event, Finished
+from utils.processes import agreed
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
@@ -54,7 +55,7 @@ class Race:
         running: dict[int, Iterator[Event]] = {}
         try:
             sessions = yield from self._read_prompt()
-            if self.interrupt():
+            if self._stopped():
                 yield from ((index, Finished(0, "interrupted")) for index in range(len(self.lanes)))
                 return
             for index, lane in enumerate(self.lanes):
@@ -81,20 +82,23 @@ class Race:
         hidden = states_of(*(self.lanes[index].needs_hidden for index in self._sharing))
         base = self.engine.open(self.prompt, self.session, hidden=hidden, **self.begun)
         self.session = base
-        for event in prefill(base, first_rows([self.prompt], base), self.interrupt):
+        for event in prefill(base, first_rows([self.prompt], base), self._stopped):
             for index in self._sharing:
                 yield self._count(index, event)
         *others, last = self._sharing
-        return {last: base} | ({} if self.interrupt() else {index: base.fork() for index in others})
+        return {last: base} | ({} if self._stopped() else {index: base.fork() for index in others})
 
     def _take_turns(self, running: dict[int, Iterator[Event]]) -> Iterator[tuple[int, Event]]:
         while running:
-            index = min(running, key=lambda lane: (self.clocks[lane], lane))
+            index = agreed(min(running, key=lambda lane: (self.clocks[lane], lane)))
             event = next(running[index], None)
             if event is None:
                 del running[index]
             else:
                 yield self._count(index, event)
+
+    def _stopped(self) -> bool:
+        return agreed(self.interrupt())
 
     def _count(self, index: int, event: Event) -> tuple[int, Event]:
         self.clocks[index] += seconds(event)

@@ -50,7 +50,7 @@ def load_engine(settings: Settings, options: ModelOptions, cancelled: Callable[[
     spec = choose_pair(options)  # what is wrong with the pair is said before torch is loaded
     with LoadProgress(sys.stderr, quiet=settings.quiet) as progress:
         from app.lanes.lane import PairEngine
-        from app.lanes.processes import load_pair
+        from utils.loading.loading import load_pair
 
         engine = PairEngine(load_pair(spec, load_options(options), progress, cancelled))
     if not settings.quiet:

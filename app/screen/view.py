@@ -98,7 +98,7 @@ def kernels_of(model: LoadedModel) -> str:
     """What computes its products, and why it is torch where nothing is compiled."""
     from utils.loading.packed_gguf import weight_count
 
-    if model.shard is None and (row := instruction_set()) is not None and weight_count(model.model):
+    if (row := instruction_set()) is not None and weight_count(model.model):
         return f"compiled for {row.name}"
     return f"torch ({why_not()})" if why_not() else "torch"
 

@@ -183,7 +183,6 @@ class ModelOptions(_Record):
     )
     device: str = row("auto", _device(False), "where the target runs: auto, cpu, mps, cuda[:N]", MODELS)
     drafter_device: str | None = row(None, _device(True), "where the drafter runs (default: with the target)", MODELS)
-    tp_size: int | str = row("auto", Whole(2, 1024, "auto"), "processes that share the target (torchrun)", MODELS)
     dtype: str = row("auto", Choice(("auto", "float32", "float16", "bfloat16")), "number format of the weights", MODELS)
     quantization: str = row("auto", _QUANTIZATION, "bits of the target's weights; auto: what its file has", MODELS)
     drafter_quantization: str = row("auto", _QUANTIZATION, "bits of the drafter's weights", MODELS)

@@ -63,11 +63,13 @@ def supports(model: object, families: Collection[str] = FAMILIES) -> bool:
         return False
     windowed = type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None
     spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
+    shared = (getattr(model, "tp_size", None) or 1) > 1  # by several processes
     return (
         config.hidden_act in ("silu", "swish")
         and is_fixed(getattr(config, "rope_parameters", None))
         and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
         and not windowed
+        and not shared
         and not spread
     )
 

@@ -6,7 +6,6 @@ What torchrun puts into the environment is put there by hand; signals, deaths an
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -61,14 +60,6 @@ class Ranks:
         """What a rank wrote to stderr, by lines."""
         return (self.folder / f"{rank}.err").read_text(encoding="utf-8").splitlines()
 
-    def wait_for_text(self) -> None:
-        """Until rank 0 has begun to write its answer."""
-        until = time.monotonic() + PATIENCE
-        while not self.out(0):
-            if time.monotonic() > until or not self.processes[0].is_alive():
-                raise AssertionError(f"no answer came: {self.errors(0)}")
-            time.sleep(0.02)
-
 
 def infer(words: Sequence[str]) -> int:
     """infer.py with these words, in this process."""
@@ -88,15 +79,10 @@ def _begin(folder: str, rank: int, count: int, port: int, act: Callable[..., int
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     import torch
 
+    from utils.processes import world
+
     torch.set_num_threads(1)
+    world.cache_clear()
     code = act(*details)
     sys.stdout.flush()
     os._exit(code)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port

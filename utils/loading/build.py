@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.room import check_memory
 from utils.loading.sources import model_folder
 from utils.loading.weight_files import weight_files
+from utils.processes import meet
 from utils.progress import Progress, check
 from utils.tokenizer import PIECE_FILES, file_tokenizer, sentence_pieces, splitting_so
 
@@ -54,8 +56,8 @@ def load_model(
     """Build the model in `folder`, causal or encoder-decoder, and put it on `device`. Of a GGUF file `folder` may hold
     the configuration alone: its weights are expanded where they cannot stay as they are.
 
-    float32 models on the CPU get their weights packed; with `options.tp_size` processes each loads its part, unpacked
-    and where the process belongs. Raises UserError in one line, Cancelled when stopped.
+    float32 models on the CPU get their weights packed; with `options.tp_size` processes each loads its part,
+    unpacked. Raises UserError in one line, Cancelled when stopped.
     """
     started, expanded = time.perf_counter(), ""
     place = pick_device(device)
@@ -99,7 +101,7 @@ def load_model(
             "attn_implementation": attention,
             "quantization_config": quantized,
             "device_map": {"": str(place)} if spread is None and quantized is not None else spread,
-            **sharing(options.tp_size),
+            **sharing(spec.name, config, kind, options.tp_size),
         }
         with ONE_AT_A_TIME:
             check(cancelled)
@@ -115,6 +117,8 @@ def load_model(
             )
         check_loaded(spec.name, reported)
         check(cancelled)
+        if options.tp_size > 1:
+            meet("loaded")
         model = model.eval().requires_grad_(False)
         if plain and spread is None:
             model = model.to(place)
@@ -263,10 +267,31 @@ def pick_dtype(name: str, device: torch.device, own: torch.dtype | None) -> torc
     return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
 
 
-def sharing(count: int) -> dict[str, Any]:
-    """The arguments of `from_pretrained` that shard over `count` processes; none for one."""
+def sharing(name: str, config: Any, kind: str, count: int) -> dict[str, Any]:
+    """The arguments of `from_pretrained` that split a target among `count` processes; none for one.
+
+    UsageError, with the reason, where they cannot share it.
+    """
     if count == 1:
         return {}
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    keys = getattr(text, "num_key_value_heads", None) or heads
+    whys = {
+        f"quantization {kind} goes with one process": kind not in UNSAID,
+        "it is an encoder-decoder model": config.is_encoder_decoder,
+        f"transformers has no tensor-parallel plan for {text.model_type}": not getattr(
+            text, "base_model_tp_plan", None
+        ),
+        f"its {heads} attention heads and {keys} key/value heads do not divide by {count}": heads % count
+        or keys % count,
+    }
+    if why := next((why for why, holds in whys.items() if holds), ""):
+        common = math.gcd(heads, keys)
+        counts = ", ".join(str(n) for n in range(2, common + 1) if common % n == 0)
+        can = f" ({counts} can)" if counts and "divide" in why else ""
+        raise UsageError(f"{count} processes cannot share {name}: {why}{can}")
     from transformers.distributed.configuration_utils import DistributedConfig
 
+    meet("loading")
     return {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=count)}

@@ -47,7 +47,7 @@ class LoadOptions:
 
     @property
     def for_drafters(self) -> LoadOptions:
-        """The same for what drafts: rank 0 alone loads it, and the revision speaks of the target's repository."""
+        """The same for what drafts: no process shares it, and the revision speaks of the target's repository."""
         return replace(self, revision=None, tp_size=1)
 
 
@@ -68,7 +68,6 @@ class LoadedModel:
     encodes: bool = False  # an encoder reads the prompt, by itself
     vocabulary: Any = None  # of a drafter whose tokens are not its target's: what spells them
     expanded: str = ""  # why a GGUF file's bits did not stay as they are
-    shard: int | None = None  # the number under which all ranks hold a part; None: the model is whole
 
     @property
     def dtype_text(self) -> str:

@@ -6,7 +6,6 @@ and no screen. Importing it is cheap: torch and transformers come in with the fi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +19,12 @@ from utils.catalogue.specs import (
     PairSpec,
     head_kind_of,
 )
-from utils.distributed.world import World
 from utils.errors import UsageError, UserError
 from utils.loading.fit import check_fit, fit_notes, other_vocabulary, spoken_ids
 from utils.loading.loaded import UNSAID, LoadedModel, LoadedPair, LoadOptions
 from utils.loading.quiet import quiet_environment
 from utils.loading.sources import mended_folder, model_folder
+from utils.processes import join
 from utils.progress import Cancelled, Progress, check, never, silent
 
 NO_TABLES = (
@@ -46,10 +45,11 @@ def load_pair(
     quiet_environment()
     progress("starting the model libraries", None)
     check(cancelled)
+    device = options.device
     if options.tp_size > 1:
-        target, tokenizer = _share(spec.target, options, progress, cancelled)
-    else:
-        target, tokenizer = _load(spec.target, options, options.device, options.quantization, progress, cancelled)
+        device = join(device)
+        options = replace(options, device=device)
+    target, tokenizer = _load(spec.target, options, device, options.quantization, progress, cancelled)
     if tokenizer is None:
         raise UserError(f"{spec.target.name} has no tokenizer files: a target needs them")
     if spec.arch == "seq2seq" and not target.encodes:
@@ -85,23 +85,6 @@ def expanded(spec: ModelSpec, options: LoadOptions, target: LoadedModel) -> list
     }
     why = next((reason for reason, holds in reasons.items() if holds), target.expanded)
     return [f"the weights of {target.name} are expanded to {target.dtype_text} ({why})"]
-
-
-def _share(
-    spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]
-) -> tuple[LoadedModel, Any | None]:
-    """Rank 0: have every process load its part of the target; this one's part, and the tokenizer."""
-    from utils.distributed.process_group import joined
-    from utils.loading.shards import load_shard, share_cores
-
-    world = World.of(os.environ)
-    share_cores(world.local_size)
-    progress(f"waiting for {world.size} processes", None)
-    team = joined(world, options.device)
-    number = team.number()
-    with team.order("load", number, spec, options):
-        loaded, tokenizer = load_shard(team, spec, options, progress, cancelled)
-    return replace(loaded, shard=number), tokenizer
 
 
 def load_drafter(

@@ -264,6 +264,8 @@ def _ids(ids: Tensor | None, config: DraftHeadConfig, place: Path) -> Tensor | N
 
 def check_target(config: DraftHeadConfig, target: nn.Module, place: str | Path) -> None:
     """UserError, with both numbers, if a draft head of this shape cannot draft for `target`."""
+    if config.kind == "glide" and (getattr(target, "tp_size", None) or 1) > 1:
+        raise UserError("drafter glide reads all keys and values of its target: it goes with one process")
     large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
     size = head_size(large)
     compared = [
@@ -346,8 +348,13 @@ def _shared(config: DraftHeadConfig, student: DraftHead, target: nn.Module | Non
         if isinstance(table, QuantizedEmbedding):  # will take the place itself
             found[_EMBEDDING] = torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
         else:
-            found[_EMBEDDING] = table.weight.detach()
+            found[_EMBEDDING] = collected(table.weight)
     if config.shared_head:
-        rows = model.get_output_embeddings().weight.detach()
+        rows = collected(model.get_output_embeddings().weight)
         found[_HEAD] = rows[student.ids] if config.short_list else rows
     return found
+
+
+def collected(weight: Any) -> Tensor:
+    """The weight itself; where several processes share it, collected from all, each of which calls this."""
+    return cast(Tensor, weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach()

@@ -302,23 +302,6 @@ def test_an_error_that_nobody_expected_leaves_the_chat_in_a_file(catalogue: Path
     assert [turn.user for turn in loaded(catalogue, file)] == [FIRST]
 
 
-@pytest.mark.parametrize("noticed", [False, True])
-def test_a_lost_process_of_a_shared_target_leaves_the_chat_in_a_file(
-    catalogue: Path, chats: Path, monkeypatch: pytest.MonkeyPatch, noticed: bool
-) -> None:
-    if noticed:
-        monkeypatch.setattr("app.console.repl.broken", lambda: True)
-        ran = run_lines(catalogue, FIRST, "never read")
-    else:
-        monkeypatch.setattr("app.console.repl.died", lambda: "rank 1 has died")  # torchrun ends the others then
-        ran = run_lines(catalogue, FIRST, end_with(signal.SIGTERM))
-        assert ran.text.splitlines()[-2] == "error: rank 1 has died"
-    (file,) = chats.iterdir()
-    assert (ran.code, last_line(ran)) == (1, f"the conversation was saved, it goes on with: /load {file}")
-    assert "never read" not in ran.text
-    assert [turn.user for turn in loaded(catalogue, file)] == [FIRST]
-
-
 @pytest.mark.parametrize("other", ["", "nowhere"])
 def test_where_the_state_folder_cannot_be_written_another_one_is_taken_or_the_reason_told(
     catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str

@@ -1,0 +1,144 @@
+"""Several processes that share a target: which one this is, as torchrun says, and the first one's decisions on all.
+
+Every process runs the same program; transformers splits the target's layers (its tensor-parallel plan). The first one
+drafts and chooses, and :func:`agreed` hands that to the others, through torchrun's own store: nobody's patience ends
+there while the first one drafts. Passes meet in torch.distributed. When a process dies torchrun ends the others on its
+machine; on other machines their pass fails, at the latest after :data:`IN_A_PASS`. Knows no models and prints nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import pickle
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import IO, Any, NoReturn, TypeVar
+
+from utils.errors import UsageError
+
+T = TypeVar("T")
+IN_A_PASS, AT_A_MEETING, LONG = timedelta(seconds=50), timedelta(minutes=30), timedelta(days=365)
+_TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_NUMBERS = {"RANK": "0", "WORLD_SIZE": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+@dataclass(frozen=True)
+class World:
+    """One process among `size`; on its machine it is `local_rank` of `local_size`."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @staticmethod
+    def of(environ: Mapping[str, str]) -> World:
+        """What torchrun wrote; where any part of it is missing this process is alone."""
+        numbers = [environ.get(name, default) for name, default in _NUMBERS.items()]
+        complete = all(environ.get(name, "").strip() for name in _TOLD) and all(number.isdigit() for number in numbers)
+        return World(*map(int, numbers)) if complete else World()
+
+
+@functools.cache
+def world() -> World:
+    """This process among the others."""
+    return World.of(os.environ)
+
+
+def first() -> bool:
+    """Whether this process decides: it is alone, or the first of several."""
+    return world().rank == 0
+
+
+def agreed(value: T) -> T:
+    """The first process's value on every process; all call it in the same order."""
+    if world().size == 1:
+        return value
+    number = next(_messages)
+    if first():
+        _store().set(f"said/{number}", pickle.dumps(value))
+        _store().delete_key(f"said/{number - 64}")  # all have read it: passes lie between
+        return value
+    return pickle.loads(_store().get(f"said/{number}"))  # type: ignore[no-any-return]
+
+
+_messages = itertools.count()
+
+
+def meet(name: str) -> None:
+    """Wait until every process has come here."""
+    _store().set(f"{name}/{world().rank}", "")
+    _store().wait([f"{name}/{rank}" for rank in range(world().size)], AT_A_MEETING)
+
+
+@functools.cache
+def _store() -> Any:
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    store, _, _ = next(rendezvous("env://", world().rank, world().size, timeout=AT_A_MEETING))
+    store.set_timeout(LONG)
+    return PrefixStore("infer", store)
+
+
+def join(device: str) -> str:
+    """Join the process group; the device of this process: a GPU each, or the CPU.
+
+    UsageError for a device that several processes cannot share.
+    """
+    import torch
+    import torch.distributed as dist
+
+    have = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device not in ("auto", "cpu", "cuda") or (device == "cuda" and not have):
+        raise UsageError(f"device must be auto, cpu or cuda where processes share a target, got '{device}'")
+    if device != "cpu" and 0 < have < world().local_size:
+        raise UsageError(f"{world().local_size} processes on a machine with {have} GPUs: one GPU each, or --device cpu")
+    place = f"cuda:{world().local_rank}" if have and device != "cpu" else "cpu"
+    if not dist.is_initialized():
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if not os.environ.get("OMP_NUM_THREADS"):
+            torch.set_num_threads(max(1, cores // world().local_size))
+        dist.init_process_group(
+            "gloo" if place == "cpu" else "cpu:gloo,cuda:nccl",
+            store=_store(),
+            rank=world().rank,
+            world_size=world().size,
+            timeout=IN_A_PASS,
+            device_id=None if place == "cpu" else torch.device(place),
+        )
+    return place
+
+
+def check_command(command: str, sharing: tuple[str, ...] = ("run", "bench")) -> None:
+    """UsageError for a sub-command that several processes cannot run."""
+    if world().size > 1 and command not in sharing:
+        raise UsageError(
+            f"{command} runs in one process, torchrun started {world().size} ({' and '.join(sharing)} share a target)"
+        )
+
+
+def hush(verbose: bool) -> IO[str]:
+    """Take input and output from a process that is not the first; `verbose` leaves it its standard error.
+
+    What is returned takes a last word all the same.
+    """
+    word = os.fdopen(os.dup(2), "w", buffering=1, errors="replace")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1) if verbose else (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    return word
+
+
+def leave_at_once(code: int) -> NoReturn:
+    """End the process without the interpreter's end, which would wait for threads that cannot be called off; among
+    them gloo's, which may still hold the last collective (pytorch pull request 179291)."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(code)
