@@ -1,20 +1,18 @@
-"""The journal of `bench --out F.json`: F.json.partial, a line an answer, so that a killed run loses none and goes on.
+"""The journal of `bench --out F.json`: F.json.partial, JSON lines that are only ever appended, one an answer.
 
-The first line says what run it is of (:func:`about`: plain JSON and, but for the machine, known before a model is
-loaded), a `part` line begins each time the run is taken up, the others are answers; one of a later part replaces that
-of an earlier one. A line without its newline was cut by a kill and is dropped; any other that cannot be read is an
-error. Knows answers and their places, no models and no figures.
+A killed run loses no answer and goes on. The first line says what run it is of (:func:`about`: known before a model is
+loaded, but for the machine), a `part` line begins each time the run is taken up; an answer of a later part replaces
+that of an earlier one. A line without its newline was cut by a kill and is dropped; any other that cannot be read is
+an error. Knows answers and their places, no models and no figures.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -28,7 +26,7 @@ from app.lanes.comparison import Variant
 from app.prompts.questions import Question
 from app.settings.table import MODEL_FIELDS, ModelOptions, Settings
 from utils.errors import UsageError, UserError
-from utils.files import beside, first_difference
+from utils.files import append, beside, drop_half_line, first_difference
 
 _ELSEWHERE = (  # entered under another key, or without influence on the figures
     *("prompts", "ids", "limit", "turns", "methods"),
@@ -99,15 +97,6 @@ def _shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-class _Head(BaseModel, extra="forbid"):
-    journal: int
-    run: dict[str, Any]
-
-
-class _PartLine(BaseModel, extra="forbid"):
-    part: dict[str, Any]
-
-
 class _Line(BaseModel, extra="forbid"):
     question: int
     turn: int
@@ -122,7 +111,7 @@ class _Line(BaseModel, extra="forbid"):
         return Slot(self.question, self.turn, self.repeat, Variant(self.method, self.gamma, self.temperature))
 
 
-VERSION = 1
+VERSION = 2
 
 
 def open_journal(
@@ -154,7 +143,6 @@ class Journal:
         self.known: dict[Slot, Answer] = {}
         self.parts: list[dict[str, Any]] = []  # machine and answers of each part
         self._part_of: dict[Slot, dict[str, Any]] = {}
-        self._whole = 0  # bytes of complete lines
         self._file: IO[bytes] | None = None
         self._lock = self._locked()
         try:
@@ -182,9 +170,7 @@ class Journal:
             data = self.path.read_bytes()
         except FileNotFoundError:
             return
-        lines = data.split(b"\n")[:-1]
-        self._whole = sum(len(line) + 1 for line in lines)
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(data.split(b"\n")[:-1], start=1):
             try:
                 self._take(json.loads(line), first=number == 1)
             except (ValueError, ValidationError, RecursionError) as error:
@@ -194,12 +180,15 @@ class Journal:
                 ) from None
 
     def _take(self, row: Any, *, first: bool) -> None:
+        if not isinstance(row, dict):
+            raise ValueError("no JSON object")
         if first:
-            head = _Head.model_validate(row)
-            found = f"version {head.journal} there, {VERSION} here" if head.journal != VERSION else None
-            self._must_be_same(found or difference(head.run, self.run))
-        elif isinstance(row, dict) and "part" in row:
-            self.parts.append({"machine": _PartLine.model_validate(row).part, "answers": 0})
+            if row.get("journal") != VERSION:
+                what = "is a journal of another version" if "journal" in row else "has no line of a journal"
+                raise UsageError(f"{self.path} {what}: delete it to begin anew, or give another --out")
+            self._must_be_same(difference(row.get("run") or {}, self.run))
+        elif "part" in row:
+            self.parts.append({"machine": dict(row["part"]), "answers": 0})
         else:
             line = _Line.model_validate(row)
             if not self.parts or self._part_of.get(line.place) is self.parts[-1]:
@@ -243,11 +232,12 @@ class Journal:
         if self.parts:
             kinds = ({name: one.get(name) for name in _SAME} for one in (self.parts[0]["machine"], machine))
             self._must_be_same(difference(*kinds))
-        with self._one_line_errors():
-            self._file = self.path.open("r+b" if self._whole else "wb")
-            self._file.truncate(self._whole)
-            self._file.seek(self._whole)
-        if not self._whole:
+        try:
+            drop_half_line(self.path)
+            self._file = self.path.open("ab", buffering=0)
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror}") from error
+        if not self._file.tell():
             self._write({"journal": VERSION, "run": self.run})
         self.parts.append({"machine": dict(machine), "answers": 0})
         self._write({"part": dict(machine)})
@@ -263,30 +253,16 @@ class Journal:
     def sync(self) -> None:
         """What was entered outlives the machine from here on."""
         assert self._file is not None
-        with self._one_line_errors():
-            os.fsync(self._file.fileno())
+        os.fsync(self._file.fileno())
 
     def _write(self, row: Mapping[str, Any]) -> None:
         assert self._file is not None
-        with self._one_line_errors():
-            self._file.write(json.dumps(row).encode() + b"\n")
-            self._file.flush()
-
-    @contextmanager
-    def _one_line_errors(self) -> Iterator[None]:
-        """An error of the disk in one line."""
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                f"cannot write {self.path}: {error.strerror} (what it holds is kept: the same command goes on from it)"
-            ) from error
+        append(self._file, json.dumps(row).encode() + b"\n", self.path)
 
     def close(self, *, done: bool = False) -> None:
         """Leave the journal for the next run of the same command, or take it away where all is `done`."""
         if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
+            self._file.close()
             self._file = None
         if done:
             self.path.unlink(missing_ok=True)
