@@ -25,7 +25,7 @@ from torch import Tensor
 from sampling.types import Rows, Sampler
 from sampling.vocabulary import MANY, largest, together
 from utils.errors import UserError
-from utils.kernels.compiler import at_hand
+from utils.kernels.bindings import at_hand
 from utils.logits_processors import HOTTEST, LogitsProcessor
 
 Coupling = Literal["rejection", "gumbel"]
@@ -207,7 +207,7 @@ def _raced(probs: Tensor, noise: Tensor) -> Tensor:
 
 
 def _compiled(probs: Tensor) -> bool:
-    """Whether a compiled walk finds who may win. The compiler is not loaded for it: where passes are compiled it is."""
+    """Whether a compiled walk finds who may win. The kernels are not loaded for it: where passes are compiled they are."""
     quick = probs.device.type == "cpu" and probs.dtype == torch.float32 and probs.shape[-1] >= MANY
     return quick and at_hand() and probs.is_contiguous()
 

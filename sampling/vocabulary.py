@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.kernels.compiler import at_hand
+from utils.kernels.bindings import at_hand
 from utils.logits_processors import check_finite, check_number
 
 MANY = 4096  # ids; of fewer torch's own way is as fast, and a compiled walk gains nothing

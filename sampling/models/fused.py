@@ -3,11 +3,12 @@
 **Row invariance** is its contract: the logits, states, keys and values of a token are bit for bit the same whatever
 else is in the pass, however the tokens before it were fed, whatever the tree and the threads. So the text cannot
 depend on how much was drafted. It holds for one build of the kernels and one processor's instructions; the pass itself
-is sampling/models/compiled_pass.py. Knows neither sessions nor sampling.
+is utils/kernels/pass.c. Knows neither sessions nor sampling.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import weakref
@@ -20,11 +21,9 @@ from torch import Tensor
 
 from sampling.models import llama
 from sampling.models.cache import in_order, lasting
-from sampling.models.pass_record import BLOCK, PASS, ROW, PassRecord, linears
+from sampling.models.pass_record import BLOCK, PassRecord, linears
 from sampling.types import Hidden, KVCache, Room, states_of
-from utils.kernels.blocks import COLUMNS, GROUP
-from utils.kernels.compiler import put_away
-from utils.kernels.instruction_sets import instruction_set
+from utils.kernels.bindings import GROUP, ROW, Pass, load
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from utils.loading.packed_gguf import PackedModel, head_size
 from utils.rotary import table
@@ -51,8 +50,15 @@ def supports(model: Any) -> bool:
         and size % GROUP == 0
         and model.config.hidden_size % GROUP == 0
         and maps[0]["gate"].out_features % GROUP == 0
-        and instruction_set() is not None
+        and load()
     )
+
+
+def release_memory() -> None:
+    """Give back what the heap holds unused once everything is loaded."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc
+        libc.malloc_trim(0)
 
 
 class FusedCache:
@@ -188,12 +194,6 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-_CHANGING = (
-    *("turns", "rows", "kept", "fed", "batch", "slots", "row", "keys", "values", "moves", "moved"),
-    *("logits", "states", "states_row"),
-)
-
-
 class FusedNetwork:
     """A model that :func:`supports` takes. One pass runs at a time; other threads of the interpreter wait for it.
 
@@ -210,9 +210,6 @@ class FusedNetwork:
     def __init__(self, model: Any, cache_dtype: torch.dtype | None = None) -> None:
         if not supports(model):
             raise ValueError(f"{type(model).__name__} has no compiled pass: its weights or its shape do not fit")
-        from sampling.models.compiled_pass import mix_entry, score_entry, whole_pass
-        from utils.kernels.products import columns_entry, narrow_columns_entry
-
         config, trunk = model.config, model.model
         cache_dtype = cache_dtype or getattr(model, "kv_dtype", None) or CACHE_DTYPES[0]
         self.model, self.cache_dtype = model, cache_dtype
@@ -228,26 +225,18 @@ class FusedNetwork:
         self._one_at_a_time = threading.Lock()
         _networks.add(self)
         self._turns = torch.empty(0, self._size)
-        self._function = whole_pass.address
-        self._record = PassRecord(PASS, (self._hidden, self._inner, self._heads, self._shared, self._size))
+        self._record = PassRecord(Pass, (self._hidden, self._inner, self._heads, self._shared, self._size))
         self._table, self._between = self._record.describe(trunk.layers, model.lm_head), False  # states between layers
-        self._changing = np.array([self._record.places[name] for name in _CHANGING])
-        self._width = len(model.lm_head.packed.data) * COLUMNS
-        constants = np.array([config.rms_norm_eps, self._size**-0.5], np.float32)
-        self._record.held.append(constants)
+        self._width = model.lm_head.packed.width
         self._record.set(
-            half=int(cache_dtype == torch.float16),
-            wide=cache_dtype.itemsize,
-            **self._record.weight("embed", trunk.embed_tokens),
+            half=cache_dtype == torch.float16,
+            embed=self._record.weight(trunk.embed_tokens),
             norm=self._record.address(trunk.norm.weight),
-            epsilon=constants.ctypes.data,
-            scale=constants.ctypes.data + 4,
-            narrow=int(narrow),
-            columns=(narrow_columns_entry if narrow else columns_entry).address,
-            score=score_entry.address,
-            mix=mix_entry.address,
+            epsilon=config.rms_norm_eps,
+            scale=self._size**-0.5,
+            narrow=narrow,
         )
-        put_away()
+        release_memory()
 
     def new_cache(self, rows: int) -> FusedCache:
         """An empty cache."""
@@ -349,19 +338,22 @@ class FusedNetwork:
             else {one: states.data_ptr() + 4 * self._hidden * place for place, one in enumerate(wanted)}
         )
         if self._between or any(layer >= 0 for layer in wanted):
-            self._table["states"] = [places.get(layer, 0) for layer in range(self.layers)]
+            for index, layer in enumerate(self._table):
+                layer.states = places.get(index)
             self._between = True
         self._record.prepare(count * fed, count * keep, seen)
+        record = self._record.record
         if last >= len(self._turns):
             more = table(self._rotary.inv_freq, self._rotary.attention_scaling, len(self._turns), last + 1)
             self._turns = torch.cat([self._turns, more])
-        moves = np.array(cache.moves, np.int64) if cache.moves else None
-        self._record.values[self._changing] = (
-            *(self._turns.data_ptr(), count * fed, keep, fed, cache.keys.shape[1], cache.slots, rows),
-            *(cache.keys.data_ptr(), cache.values.data_ptr()),
-            *((0, 0) if moves is None else (moves.ctypes.data, len(moves))),
-            *(logits.data_ptr(), places.get(-1, 0), len(wanted) * self._hidden),
-        )
-        self._record.run(self._function, torch.get_num_threads())
+            record.tables[0] = self._turns.data_ptr()
+        moves = np.array(cache.moves, np.int64)
+        record.rows, record.fed, record.kept, record.row = count * fed, fed, keep, rows
+        record.batch, record.slots = cache.keys.shape[1], cache.slots
+        record.keys, record.values = cache.keys.data_ptr(), cache.values.data_ptr()
+        record.moved, record.moves = len(moves), moves.ctypes.data
+        record.logits, record.states = logits.data_ptr(), places.get(-1)
+        record.states_row = len(wanted) * self._hidden
+        self._record.run(torch.get_num_threads())
         cache.moves.clear()
         return logits

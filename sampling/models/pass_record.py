@@ -1,12 +1,12 @@
-"""What a compiled pass is handed: one record of numbers and addresses, the memory that it works in, its rows.
+"""What a compiled pass is handed (utils/kernels/kernels.h): a model's facts and weights, the memory that the pass works
+in, its rows.
 
-The fields are those that sampling/models/compiled_pass.py reads; a pass with further ones of its own is
-sampling/drafters/draft_heads/compiled_step.py. Keeps alive whatever it gives the address of. Knows no models; one pass
-at a time is its owner's affair.
+Keeps alive whatever it gives the address of. One pass at a time is its owner's affair.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -14,33 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from utils.kernels.bindings import CODES, FEW, FLOATS, GROUP, PASS, ROW, STEP, TILE, Layer, Pass, Step, Weight
 from utils.kernels.quantized_linear import QuantizedLinear
-from utils.kernels.team import TEAM, Team
+from utils.kernels.team import run
 
 BLOCK = 16  # slots whose keys lie side by side
-FEW = 4  # rows that every thread norms for itself
 MORE = 128  # slots whose scores there is room for at once
-
-
-def _fields(names: str, first: list[tuple[str, type]] | None = None) -> np.dtype:
-    return np.dtype([*(first or []), *((name, np.int64) for name in names.split())])
-
-
-# Sizes, then addresses. Of a weight: its address and the number of its layout. `states` of the pass are what the head
-# reads, of a layer what enters it, 0 where they are not wanted; `states_row`: numbers of a row of them.
-PASS = _fields(
-    "rows kept fed layers hidden inner heads shared size vocab_blocks "  # fed: rows of one sequence; kept: with logits
-    "batch slots half wide moves moved "  # of the cache, wide: bytes of one of its numbers; its moves and how many
-    "row table embed embed_layout head head_layout norm turns keys values "
-    "x qkv normed normed_size mixed gated buffer buffer_size scores scores_size scores_row logits states states_row "
-    "epsilon scale narrow columns score mix",
-    TEAM,
-)
-LAYER = _fields(
-    "before after q q_layout k k_layout v v_layout o o_layout gate gate_layout up up_layout down down_layout "
-    "q_bias k_bias v_bias q_norm k_norm states"
-)
-ROW = _fields("id position sequence slot seen more count")  # sees the first `seen` slots, then those in the list `more`
+_NORMS = {"before": "input_layernorm", "between": "post_attention_layernorm"}
 
 
 def linears(layer: Any) -> dict[str, Any]:
@@ -51,61 +31,61 @@ def linears(layer: Any) -> dict[str, Any]:
 
 
 class PassRecord:
-    """A record of `fields`: :data:`PASS` or a dtype that begins with it. `sizes` are what the pass's memory depends on:
-    numbers of a hidden state, of the inner one, heads, key heads and numbers of a head; `quantised`: further places for
-    quantised rows and how many numbers a row of them has."""
+    """A :class:`Pass` or :class:`Step` and what its addresses point to. `sizes`: numbers of a hidden state, of the inner
+    one, heads, key heads, numbers of a head. `codes`: further fields for rows of codes, and how many numbers a row has."""
 
     def __init__(
-        self, fields: np.dtype, sizes: tuple[int, int, int, int, int], quantised: dict[str, int] | None = None
+        self, kind: type[Pass | Step], sizes: tuple[int, int, int, int, int], codes: dict[str, int] | None = None
     ) -> None:
-        self.record = np.zeros(1, fields)
-        self.values, self.places = self.record.view(np.int64), {name: at for at, name in enumerate(fields.names or ())}
-        self.held: list[Any] = []  # what the addresses point to
-        self._sizes, self._quantised = sizes, quantised or {}
+        self.record: Any = kind()
+        self.held: list[Any] = []
+        self._floats = False  # whether a weight is of floats, whose product reads them
+        self._work = STEP if issubclass(kind, Step) else PASS
+        self._sizes, self._codes = sizes, codes or {}
         self._scratch: dict[str, Tensor] = {}
         self._prepared: tuple[int, ...] = ()
         self._more = np.zeros(0, np.int64)
-        self.run = Team(self.record).run
         hidden, inner, heads, shared, size = sizes
-        self.set(hidden=hidden, inner=inner, heads=heads, shared=shared, size=size)
+        ones = {"embed_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0}
+        self.set(hidden=hidden, inner=inner, heads=heads, shared=shared, size=size, turned=size, **ones)
 
-    def set(self, **values: int) -> None:
+    def set(self, **values: Any) -> None:
         for name, value in values.items():
-            self.values[self.places[name]] = value
+            setattr(self.record, name, value)
 
-    def address(self, tensor: Tensor | None) -> int:
-        """Of its numbers in float32; 0 of None."""
+    def run(self, threads: int) -> None:
+        """The pass that the record describes."""
+        run(self._work, self.record, threads)
+
+    def address(self, tensor: Tensor | None) -> int | None:
+        """Of its numbers in float32; None of None."""
         if tensor is None:
-            return 0
+            return None
         self.held.append(tensor.detach().to(torch.float32).contiguous())
         address: int = self.held[-1].data_ptr()
         return address
 
-    def weight(self, name: str, linear: QuantizedLinear | Any) -> dict[str, int]:
-        """What packed weights say in the fields `name` and `name`_layout."""
+    def weight(self, linear: QuantizedLinear | Any) -> Weight:
+        """What a layer's packed weight and its bias say."""
         self.held.append(linear.packed)
-        return {name: linear.packed.address, f"{name}_layout": linear.packed.number}
+        self._floats |= linear.packed.kind in FLOATS
+        described: Weight = linear.packed.described(self.address(getattr(linear, "bias", None)))
+        return described
 
     def describe(
-        self, layers: Any, head: QuantizedLinear, take: Callable[[Any], QuantizedLinear] | None = None
-    ) -> np.ndarray:
+        self, layers: Any, head: QuantizedLinear, take: Callable[[Any], QuantizedLinear] = lambda linear: linear
+    ) -> Any:
         """Set decoder `layers`, of whose linear maps `take` makes packed ones, and the head; the layers' table."""
-        table = np.zeros(len(layers), LAYER)
+        table = (Layer * len(layers))()
         for entry, layer in zip(table, layers, strict=True):
-            named = {"before": layer.input_layernorm.weight, "after": layer.post_attention_layernorm.weight}
             for name, linear in linears(layer).items():
-                packed = linear if take is None else take(linear)
-                for field, value in self.weight(name, packed).items():
-                    entry[field] = value
-                if name in ("q", "k", "v"):
-                    named[f"{name}_bias"] = packed.bias
+                setattr(entry, name, self.weight(take(linear)))
+            for name, norm in _NORMS.items():
+                setattr(entry, name, self.address(getattr(layer, norm).weight))
             for name in ("q_norm", "k_norm"):
-                named[name] = getattr(getattr(layer.self_attn, name, None), "weight", None)
-            for name, tensor in named.items():
-                entry[name] = self.address(tensor)
+                setattr(entry, name, self.address(getattr(getattr(layer.self_attn, name, None), "weight", None)))
         self.held.append(table)
-        self.set(layers=len(table), table=table.ctypes.data, vocab_blocks=len(head.packed.data))
-        self.set(**self.weight("head", head))
+        self.set(layers=len(table), layer=ctypes.addressof(table), head=self.weight(head))
         return table
 
     def prepare(self, rows: int, kept: int, seen: int) -> None:
@@ -114,31 +94,33 @@ class PassRecord:
         Sizes are rounded up, so that most later passes need no new layout.
         """
         rows = -(-max(rows, kept) // FEW) * FEW
-        threads, line = torch.get_num_threads(), 4 * (-(-seen // MORE) * MORE + BLOCK)
+        threads, line = torch.get_num_threads(), -(-seen // MORE) * MORE + BLOCK
         if self._prepared == (rows, threads, line):
             return
-        from utils.kernels.products import ROWS, room
-
         self._prepared = rows, threads, line
         hidden, inner, heads, shared, size = self._sizes
-        group = heads // shared
-        scores, normed = (ROWS + 1) * group * line, room(rows, hidden)
-        buffer = -(-(4 * ROWS * group * (size + 1) + 256 * ROWS) // 64) * 64
-        self.set(scores_row=line, scores_size=scores, buffer_size=buffer, normed_size=normed)
-        places = {
-            "x": 4 * rows * hidden,
-            "qkv": 4 * rows * (heads + 2 * shared) * size,
-            "normed": normed * (threads if rows <= FEW else 1),
-            "mixed": room(rows, heads * size),
-            "gated": room(rows, inner),
-            "scores": threads * scores,
-            "buffer": threads * buffer,
-            **{name: room(rows, width) for name, width in self._quantised.items()},
-        }
-        for name, needed in places.items():
-            if name not in self._scratch or self._scratch[name].numel() < needed:
-                self._scratch[name] = torch.zeros(needed + needed // 4, dtype=torch.uint8)
-            self.set(**{name: self._scratch[name].data_ptr()})
+        queries = TILE * (heads // shared)
+        scores, buffer = (TILE + 1) * (heads // shared) * line, max(queries * size, 4 * BLOCK * TILE)
+        normed = rows * hidden // GROUP
+        self.set(scores_row=line, scores_size=scores, buffer_size=buffer, normed_codes=normed, normed_floats=rows * hidden)
+        self._place("x", 4 * rows * hidden)
+        self._place("qkv", 4 * rows * (heads + 2 * shared) * size)
+        self._place("scores", 4 * threads * scores)
+        self._place("buffer", 4 * threads * buffer)
+        inputs = {"normed": normed * (threads if rows <= FEW else 1) * GROUP, "mixed": rows * heads * size}
+        for name, numbers in {**inputs, "gated": rows * inner}.items():
+            self._place(f"{name}.codes", numbers // GROUP * CODES)
+            if self._floats:
+                self._place(f"{name}.floats", 4 * numbers)
+        for name, width in self._codes.items():
+            self._place(name, rows * width // GROUP * CODES)
+
+    def _place(self, name: str, needed: int) -> None:
+        """Memory of `needed` bytes for a field, or for a part of one."""
+        if name not in self._scratch or self._scratch[name].numel() < needed:
+            self._scratch[name] = torch.zeros(needed + needed // 4, dtype=torch.uint8)
+            field, _, part = name.partition(".")
+            setattr(getattr(self.record, field) if part else self.record, part or field, self._scratch[name].data_ptr())
 
     def rows(
         self,

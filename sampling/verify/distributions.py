@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sampling.types import Draft, Glance, Rows, Sampler, above
 from sampling.vocabulary import MANY, largest
-from utils.kernels.compiler import at_hand
+from utils.kernels.bindings import at_hand
 from utils.logits_processors import check_finite, check_number
 
 TOLD = 4  # of the likeliest ids at a glance
@@ -55,7 +55,7 @@ class LazyDistributions:
 
     def drawn(self, row: int, node: int, position: tuple[int, int]) -> int:
         """See :class:`sampling.types.Distributions`. The largest logit is drawn without a distribution; where the
-        compiler is at hand a walk over the logits draws, and what it cannot tell apart the sampler decides.
+        kernels are loaded a walk over the logits draws, and what it cannot tell apart the sampler decides.
         """
         sampler, temperature = self._sampler, self._sampler.tempered
         if self.quick:

@@ -11,8 +11,7 @@ import transformers
 from gguf import GGMLQuantizationType, quants
 from torch import nn
 
-from utils.kernels.blocks import read_blocks
-from utils.kernels.compiler import keep_in
+from utils.kernels.bindings import keep_in, load
 from utils.kernels.quantized_linear import PackedWeight, put_weights
 from utils.loading.cache import cache_folder
 
@@ -31,8 +30,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def keep_code() -> None:
-    """Compile once for all test processes of this machine's user."""
+    """Compile once for all test processes of this machine's user; the kernels are at hand then."""
     keep_in(cache_folder() / "compiled")
+    load()
 
 
 def quantized_model(shape: str, kinds: tuple[str, ...] = KINDS, tied: bool = True, layers: int = 2) -> Any:
@@ -55,7 +55,7 @@ def quantized_model(shape: str, kinds: tuple[str, ...] = KINDS, tied: bool = Tru
     named = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Embedding)]
     for place, (name, part) in enumerate(named):
         kind = kinds[place % len(kinds)]
-        weights[name] = PackedWeight.of(read_blocks(kind, quantised(part.weight.numpy(), kind)))
+        weights[name] = PackedWeight.of(kind, quantised(part.weight.numpy(), kind))
     if tied:
         weights["lm_head"] = weights["model.embed_tokens"]
     put_weights(model, weights)

@@ -18,10 +18,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.kernels.blocks import COLUMNS, GROUP, LAYOUTS, Codes, Layout, dequantised, pack
-from utils.kernels.compiler import at_hand
+from utils.kernels.bindings import (
+    CODES,
+    COLUMNS,
+    FLOATS,
+    GROUP,
+    LOOK_UP,
+    PRODUCT,
+    TILE,
+    TYPES,
+    LookUp,
+    Product,
+    Weight,
+    at_hand,
+    kernels,
+)
+from utils.kernels.blocks import pack, width_of
 from utils.kernels.packed_linear import packable
-from utils.kernels.team import Team
+from utils.kernels.team import run
 
 KINDS = ("q4", "q8")  # what float weights are rounded to here, in groups of 32; "q4" leaves the table and head 8 bits
 _PIECE = 4096  # rows of a weight that are rounded at a time
@@ -31,49 +45,46 @@ _PIECE = 4096  # rows of a weight that are rounded at a time
 class PackedWeight:
     """A weight [out, in] in the kernels' layout; `data` may be mapped from a file."""
 
-    data: np.ndarray  # uint8 [out / 16 rounded up, in / 32, bytes of a group]
-    layout: Layout
+    data: np.ndarray  # uint8 [out / 16 rounded up, bytes of 16 columns]
+    kind: str  # its type, as GGUF calls it
     out_features: int
+    in_features: int
 
     @staticmethod
-    def of(weight: Codes) -> PackedWeight:
-        return PackedWeight(pack(weight), weight.layout, len(weight.codes))
+    def of(kind: str, data: np.ndarray) -> PackedWeight:
+        """The weight whose rows are `data` [out, bytes] in a GGUF file."""
+        return PackedWeight(pack(kind, data), kind, len(data), width_of(kind, data))
 
     @staticmethod
     def rounded(weight: Tensor, kind: str) -> PackedWeight:
         """Float weights [out, in] in the few bits of `kind`: each code is the nearest under the 16-bit scale (and
         minimum) of its group. ValueError for weights that are no numbers, or too large for 16 bits."""
-        layout, count = LAYOUTS[0 if kind == "q4" else 2], -(-len(weight) // COLUMNS)
-        data = torch.empty((count, weight.shape[1] // GROUP, layout.size), dtype=torch.uint8).numpy()  # 64-byte aligned
-        for at in range(0, len(weight), _PIECE):
-            data[at // COLUMNS : (at + _PIECE) // COLUMNS] = pack(_rounded(weight[at : at + _PIECE], layout))
-        return PackedWeight(data, layout, len(weight))
+        layout = "Q4_1" if kind == "q4" else "Q8_0"
+        pieces = [pack(layout, _rounded(weight[at : at + _PIECE], layout)) for at in range(0, len(weight), _PIECE)]
+        data = torch.cat([torch.from_numpy(piece) for piece in pieces]).numpy()  # 64-byte aligned
+        return PackedWeight(data, layout, *weight.shape)
 
     @staticmethod
     def joined(parts: Sequence[PackedWeight]) -> PackedWeight | None:
         """The weight whose outputs are those of the parts one after another, copied; None where they do not fit."""
-        unlike = any(part.layout != parts[0].layout for part in parts)
+        unlike = any(part.kind != parts[0].kind for part in parts)
         if unlike or any(part.out_features % COLUMNS for part in parts[:-1]):
             return None
         data = torch.cat([torch.from_numpy(part.data) for part in parts]).numpy()
-        return PackedWeight(data, parts[0].layout, sum(part.out_features for part in parts))
+        return PackedWeight(data, parts[0].kind, sum(part.out_features for part in parts), parts[0].in_features)
 
     @property
-    def in_features(self) -> int:
-        return int(self.data.shape[1]) * GROUP
+    def width(self) -> int:
+        """`out_features` in whole blocks of 16."""
+        return len(self.data) * COLUMNS
 
-    @property
-    def number(self) -> int:
-        """The layout's, as compiled code calls it."""
-        return LAYOUTS.index(self.layout)
-
-    @property
-    def address(self) -> int:
-        return int(self.data.ctypes.data)
+    def described(self, bias: int | None = None) -> Weight:
+        """What the kernels are told of it; `bias` is an address."""
+        return Weight(self.data.ctypes.data, TYPES.index(self.kind), self.out_features, self.in_features, bias)
 
     def dense(self) -> Tensor:
         """float32 [out, in], made anew."""
-        return torch.from_numpy(dequantised(self.data, self.layout, self.out_features))
+        return self.rows(torch.arange(self.out_features))
 
     @functools.cached_property
     def _kept(self) -> dict[bool, _Product]:
@@ -81,7 +92,7 @@ class PackedWeight:
 
     def product(self, x: Tensor, narrow: bool = False) -> Tensor:
         """x Wᵀ for contiguous float32 x [rows, in]; a view of [rows, out rounded up]. `narrow`: x in 8 bits, not 16."""
-        result = torch.empty(len(x), len(self.data) * COLUMNS)
+        result = torch.empty(len(x), self.width)
         if len(x):
             kept = self._kept.get(narrow) or self._kept.setdefault(narrow, _Product(self, narrow))
             if kept.free.acquire(blocking=False):
@@ -95,83 +106,55 @@ class PackedWeight:
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ids [n] of the weight, dequantised [n, in]. IndexError for one that it has not."""
-        from utils.kernels.compiled_product import LOOK_UP, looked_up
-
         ids = ids.to(torch.int64).contiguous()
         result = torch.empty(len(ids), self.in_features)
         if len(ids):
             if int(ids.min()) < 0 or int(ids.max()) >= self.out_features:
                 raise IndexError(f"ids must lie in 0 … {self.out_features - 1}")
-            record = _filled(
-                LOOK_UP,
-                rows=len(ids),
-                groups=self.data.shape[1],
-                layout=self.number,
-                weights=self.address,
-                ids=ids.data_ptr(),
-                result=result.data_ptr(),
-            )
-            Team(record).run(looked_up.address, torch.get_num_threads())
+            run(LOOK_UP, LookUp(self.described(), len(ids), ids.data_ptr(), result.data_ptr()), torch.get_num_threads())
         return result
 
 
-def _rounded(weight: Tensor, layout: Layout) -> Codes:
+def _rounded(weight: Tensor, layout: str) -> np.ndarray:
+    """The rows [N, bytes] of float weights [N, K] as a GGUF file has them."""
     groups = weight.detach().to(torch.float32).reshape(len(weight), -1, GROUP)
     least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    if layout.minimum:
+    if layout == "Q4_1":
         low, scale, bounds = least.half(), ((most - least) / 15).half(), (0, 15)
     else:
         low, scale, bounds = torch.zeros_like(least).half(), (torch.maximum(most, -least) / 127).half(), (-127, 127)
     if not (low.isfinite() & scale.isfinite()).all():
         raise ValueError("a weight is no number, or too large for 16 bits")
     steps = (groups - low.float()) / scale.float().where(scale != 0, 1.0)
-    codes = steps.round().clamp(*bounds).to(torch.int8).reshape(len(weight), -1)
-    minimums = low.float().squeeze(-1).numpy() if layout.minimum else None
-    return Codes(layout, codes.numpy(), scale.float().squeeze(-1).numpy(), minimums)
+    codes = steps.round().clamp(*bounds).to(torch.int8).view(torch.uint8)
+    parts = [scale.view(torch.uint8), codes]
+    if layout == "Q4_1":
+        half = GROUP // 2
+        parts = [scale.view(torch.uint8), low.view(torch.uint8), codes[..., :half] | codes[..., half:] << 4]
+    return torch.cat(parts, dim=-1).reshape(len(weight), -1).numpy()
 
 
 class _Product:
-    """A weight's record for the compiled product, and memory for the activations of a few rows: both are kept between
-    calls. `free` is held by the thread that calls."""
+    """A weight's record for the product, and memory for the activations of a few rows: both are kept between calls.
+    `free` is held by the thread that calls."""
 
     def __init__(self, weight: PackedWeight, narrow: bool) -> None:
-        from utils.kernels.compiled_product import PRODUCT, product
-        from utils.kernels.products import columns_entry, narrow_columns_entry
-
+        kernels()
         self.free = threading.Lock()
-        self._function, self._in = product.address, weight.in_features
-        self._activations = torch.empty(0, dtype=torch.uint8)
-        self._record = _filled(
-            PRODUCT,
-            groups=weight.data.shape[1],
-            blocks=len(weight.data),
-            layout=weight.number,
-            weights=weight.address,
-            narrow=int(narrow),
-            columns=(narrow_columns_entry if narrow else columns_entry).address,
-        )
-        self._team = Team(self._record)
+        self._row = 0 if weight.kind in FLOATS else weight.in_features // GROUP * CODES
+        self._codes = torch.empty(0, dtype=torch.uint8)
+        self._record = Product(weight.described(), narrow=narrow)
 
     def __call__(self, x: Tensor, result: Tensor) -> None:
-        from utils.kernels.products import ROWS, room
-
-        if len(x) > ROWS:
-            activations = torch.empty(room(len(x), self._in), dtype=torch.uint8)
-        else:
-            if not self._activations.numel():
-                self._activations = torch.empty(room(ROWS, self._in), dtype=torch.uint8)
-            activations = self._activations
+        codes = self._codes
+        if codes.numel() < len(x) * self._row:
+            codes = torch.empty(max(len(x), TILE) * self._row, dtype=torch.uint8)
+            if len(x) <= TILE:
+                self._codes = codes
         record = self._record
-        record["rows"], record["x"], record["result"] = len(x), x.data_ptr(), result.data_ptr()
-        record["activations"] = activations.data_ptr()
-        self._team.run(self._function, torch.get_num_threads())
-
-
-def _filled(kind: np.dtype, /, **values: int) -> np.ndarray:
-    record = np.zeros(1, kind)
-    for name, value in values.items():
-        record[name] = value
-    return record
+        record.count, record.x, record.y = len(x), x.data_ptr(), result.data_ptr()
+        record.input.codes = codes.data_ptr() if self._row else None
+        run(PRODUCT, record, torch.get_num_threads())
 
 
 class _Quantized(nn.Module):
@@ -225,10 +208,8 @@ class QuantizedLinear(_Quantized):
         return linear.train(self.training)
 
     def extra_repr(self) -> str:
-        layout = self.packed.layout.name
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, {layout}, bias={self.bias is not None}"
-        )
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, {self.packed.kind}, bias={self.bias is not None}"
 
 
 class QuantizedEmbedding(_Quantized):
@@ -248,7 +229,7 @@ class QuantizedEmbedding(_Quantized):
 
 
 def fits(weight: Tensor) -> bool:
-    """Whether the product of this float weight [out, in] can be had in 8 bits, without loading the compiler for it."""
+    """Whether the product of this float weight [out, in] can be had in 8 bits, without compiling the kernels for it."""
     return weight.device.type == "cpu" and weight.shape[1] % GROUP == 0 and at_hand()
 
 

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from utils.files import replacing, write_text
 from utils.gguf.header import GgufHeader, TensorInfo, read_header
-from utils.kernels.blocks import GROUP, LAYOUTS, TYPES, lossless, pack, read_blocks
-from utils.kernels.compiler import compile_beside, keep_in
+from utils.kernels.bindings import GROUP, TYPES, keep_in, load
+from utils.kernels.blocks import pack, width_of
 from utils.kernels.instruction_sets import instruction_set, why_not
 from utils.kernels.packed_linear import unpacked_copy
 from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedLinear
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from utils.catalogue.specs import ModelSpec
     from utils.loading.loaded import LoadOptions
 
-FORMAT = 1  # raised whenever the same file would be packed differently
+FORMAT = 2  # raised whenever the same file would be packed differently
 FAMILIES = ("llama", "qwen2", "qwen3")  # as both the file and the configuration say it
 _OF_ONE_PASS = {*FAMILIES, "mistral"}
 _SMALLER = "take a file of it with fewer bits, or a smaller model"
-_GROWTH = 1.6  # bytes of a packed weight over the file's, at most
-_ALIGNED, _PAST = 64, 8192  # where a weight may begin; what lies behind the last one may be fetched ahead of its use
+_GROWTH = 1.05  # bytes of a packed weight over the file's, at most
+_ALIGNED = 64  # where a weight may begin
 
 _TABLE, _HEAD = "model.embed_tokens", "lm_head"
 _GENERATION = "generation_config.json"
@@ -115,27 +115,21 @@ def load_packed(
         raise UnfitError("the compiled pass turns positions by one table for texts of every length")
     if not runs_as_one(config):
         raise UnfitError(f"no compiled pass computes {config.model_type} as this one is configured")
+    make_kernels(progress)
 
     def fetched() -> Path:
         return cast(Path, gguf_file(spec, options, progress, cancelled))
 
     digest = spec.sha256 or gguf_digest(Path(str(spec.gguf)), cancelled)
     entry = packed_entry(fetched, digest, progress, cancelled)
-    found = packed_model(config, entry, folder, spec.name)
-    make_kernels(progress)
-    return found
+    return packed_model(config, entry, folder, spec.name)
 
 
 def make_kernels(progress: Progress) -> None:
-    """Begin to compile what products need, behind a line of progress, unless this machine's user has it already."""
+    """Load the kernels, compiled behind a line of progress unless this machine's user has them. UnfitError without."""
     keep_in(cache_folder() / "compiled")
-    from utils.kernels.products import columns_entry
-
-    if not columns_entry.is_kept:
-        from utils.kernels.walk import over_entry, walk_entry
-
-        progress("compiling the kernels, once on this machine", None)
-        compile_beside(columns_entry, walk_entry, over_entry)
+    if not load(lambda: progress("compiling the kernels, once on this machine", None)):
+        raise UnfitError(why_not())
 
 
 def runs_as_one(config: Any) -> bool:
@@ -249,15 +243,12 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
             if data.ndim == 1:
                 vectors[f"{tensor.name}.{tensor.part}"] = {"at": put(data), "size": len(data)}
                 continue
-            weight = read_blocks(tensor.info.kind, data)
-            if not lossless(weight):
-                raise UnfitError(f"the scales of {tensor.info.name} are out of range")
-            packed = pack(weight)
-            shape = [*packed.shape, len(weight.codes)]
-            weights[tensor.name] = {"at": put(packed), "shape": shape, "layout": LAYOUTS.index(weight.layout)}
-            types[tensor.info.kind] += packed.size
-            del weight, packed
-        out.write(b"\0" * _PAST)
+            kind = tensor.info.kind
+            packed = pack(kind, data, lambda: check(cancelled))
+            shape = [*packed.shape, len(data), width_of(kind, data)]
+            weights[tensor.name] = {"at": put(packed), "shape": shape, "kind": kind}
+            types[kind] += packed.size
+            del packed
     most = types.most_common(1)[0][0]
     text = json.dumps({"architecture": header.architecture, "type": most, "weights": weights, "vectors": vectors})
     write_text(folder / "index.json", text)
@@ -370,9 +361,9 @@ def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tu
     for tensor, said in index["vectors"].items():
         vectors[tensor] = torch.from_numpy(data[said["at"] : said["at"] + 4 * said["size"]].view(np.float32).copy())
     for tensor, said in index["weights"].items():
-        *shape, count = said["shape"]
-        part = data[said["at"] : said["at"] + int(np.prod(shape))].reshape(shape)
-        weights[tensor] = PackedWeight(part, LAYOUTS[said["layout"]], count)
+        blocks, size, *sizes = said["shape"]
+        part = data[said["at"] : said["at"] + blocks * size].reshape(blocks, size)
+        weights[tensor] = PackedWeight(part, said["kind"], *sizes)
     weights.setdefault(_HEAD, weights[_TABLE])
     file = folder / _GENERATION
     said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -384,7 +375,7 @@ def _check(name: str, config: FileConfig, index: Mapping[str, Any]) -> None:
     be there, and so may a head."""
     have: dict[str, tuple[int, ...]] = {tensor: (said["size"],) for tensor, said in index["vectors"].items()}
     for tensor, said in index["weights"].items():
-        have[f"{tensor}.weight"] = (said["shape"][-1], GROUP * said["shape"][1])
+        have[f"{tensor}.weight"] = tuple(said["shape"][2:])
     size, width, inner = head_size(config), config.hidden_size, config.intermediate_size
     queries, keys = size * config.num_attention_heads, size * config.num_key_value_heads
     shapes = {

@@ -28,7 +28,7 @@ from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaLayer, as_it_is, causal_bias, latest, norm_of, rotate
 from sampling.types import Hidden, KVCache
-from utils.kernels.blocks import GROUP
+from utils.kernels.bindings import GROUP
 from utils.kernels.packed_linear import PackedLinear, available, packable
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, fits
 

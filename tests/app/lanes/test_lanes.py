@@ -345,12 +345,12 @@ def test_where_nothing_is_compiled_the_default_is_float32_and_says_why(monkeypat
     for module in ("utils.loading.packed_gguf.instruction_set", "app.screen.view.instruction_set"):
         monkeypatch.setattr(module, lambda: None)
     for module in ("utils.loading.packed_gguf.why_not", "app.screen.view.why_not"):
-        monkeypatch.setattr(module, lambda: "numba is not installed")
+        monkeypatch.setattr(module, lambda: "ziglang is not installed")
     engine = load_engine(Settings(quiet=True), ModelOptions(device="cpu", drafter="none"), never)
     assert (engine.loaded.target.precision, engine.invariant) == ("float32", False)
-    assert engine.notes == ("the weights of SmolLM2-135M-Instruct are expanded to float32 (numba is not installed)",)
+    assert engine.notes == ("the weights of SmolLM2-135M-Instruct are expanded to float32 (ziglang is not installed)",)
     told = info(engine, conversation(engine, Settings()))
-    assert "\nkernels  torch (numba is not installed)\n" in told
+    assert "\nkernels  torch (ziglang is not installed)\n" in told
     assert f"\noutput   {promise('float32')}\n" in told
 
 

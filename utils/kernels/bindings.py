@@ -1,0 +1,174 @@
+"""The kernels as Python calls them: the structures of kernels.h once more, and the library that is loaded once.
+
+tests/utils/kernels/test_bindings.py holds sizes and offsets against the header. Knows nothing of what is computed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils.kernels import instruction_sets
+from utils.kernels.build import BuildError, kept_library, library
+from utils.kernels.instruction_sets import instruction_set
+
+TYPES = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+    *("F32", "F16", "BF16"),
+)
+FLOATS = ("F32", "F16", "BF16")  # of these activations enter as floats
+ACTIVATIONS = ("silu", "gelu_tanh")
+PRODUCT, LOOK_UP, PASS, STEP = range(4)  # kinds of work
+COLUMNS, GROUP, TILE, FEW, TABLES = 16, 32, 8, 4, 4
+CODES = 2 * GROUP + 16  # bytes of a group of activations
+MOST, RIVALS, NOISE = 16, 256, 256
+
+_whole, _real, _address = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class Weight(ctypes.Structure):
+    _fields_ = (("data", _address), *_fields(_whole, "type rows width"), ("bias", _address))
+
+
+class Input(ctypes.Structure):
+    _fields_ = (*_fields(_address, "codes floats"),)
+
+
+class Product(ctypes.Structure):
+    _fields_ = (("weight", Weight), *_fields(_whole, "count narrow"), *_fields(_address, "x y"), ("input", Input))
+
+
+class LookUp(ctypes.Structure):
+    _fields_ = (("weight", Weight), ("count", _whole), *_fields(_address, "ids y"))
+
+
+ROW = np.dtype([(name, np.int64) for name in "id position sequence slot seen more count".split()])
+
+
+class Expert(ctypes.Structure):
+    _fields_ = (*_fields(Weight, "gate up down"),)
+
+
+class Layer(ctypes.Structure):
+    _fields_ = (
+        *_fields(Weight, "q k v o gate up down router shared_gate"),
+        *_fields(_address, "before after_attention between after_mlp q_norm k_norm experts states"),
+        *_fields(_whole, "window table wide_norm"),
+    )
+
+
+class Pass(ctypes.Structure):
+    _fields_ = (
+        *_fields(_whole, "layers hidden inner heads shared size turned"),
+        *_fields(_whole, "experts chosen expert_inner common rescaled activation narrow half"),
+        *_fields(_real, "epsilon scale embed_scale residual_scale logit_scale logit_cap attention_cap unused"),
+        *_fields(Weight, "embed head"),
+        *_fields(_address, "norm layer"),
+        ("tables", _address * TABLES),
+        *_fields(_whole, "rows fed kept"),
+        ("row", _address),
+        *_fields(_whole, "batch slots"),
+        *_fields(_address, "keys values"),
+        ("moved", _whole),
+        *_fields(_address, "moves logits states"),
+        ("states_row", _whole),
+        *_fields(_address, "x qkv side"),
+        *_fields(Input, "normed mixed gated"),
+        *_fields(_whole, "normed_codes normed_floats"),
+        *_fields(_address, "scores buffer"),
+        *_fields(_whole, "scores_row scores_size buffer_size"),
+    )
+
+
+class Step(ctypes.Structure):
+    _anonymous_ = ("whole",)
+    _fields_ = (
+        ("whole", Pass),
+        ("large", _whole),
+        *_fields(_address, "table kinds states_before"),
+        *_fields(_whole, "any_theirs any_own"),
+        *_fields(_address, "embed_norm theirs_norm own_norm"),
+        *_fields(Weight, "join join_theirs join_own"),
+        *_fields(_address, "entered theirs own"),
+    )
+
+
+class Walk(ctypes.Structure):
+    _fields_ = (
+        ("logits", _address),
+        *_fields(_whole, "count most draws"),
+        ("state", ctypes.c_uint64),
+        *_fields(_whole, "drawn rival_count"),
+        *_fields(_real, "inverse mass tempered unused"),
+        ("ids", _whole * MOST),
+        ("values", _real * MOST),
+        ("rivals", _whole * RIVALS),
+        ("quotients", _real * NOISE),
+        ("weights", _real * NOISE),
+    )
+
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "run": (_whole, (_whole, _address, _whole)),
+    "forget_helpers": (None, ()),
+    "pack": (None, (_whole, _address, _whole, _whole, _address, _whole, _whole)),
+    "packed_size": (_whole, (_whole, _whole, _whole)),
+    "walk": (None, (_address,)),
+    "over_noise": (None, (ctypes.c_uint64, _whole, _address, _address)),
+}
+_one_at_a_time = threading.Lock()
+_folder: Path | None = None
+_library: Any = None
+
+
+def keep_in(folder: Path) -> None:
+    """The compiled library is kept in this folder of the user's own; without one it is compiled at every start."""
+    global _folder
+    _folder = folder
+
+
+def at_hand() -> bool:
+    """Whether the kernels are loaded: what only saves a little time is not worth compiling them."""
+    return _library is not None
+
+
+def is_kept() -> bool:
+    """Whether loading the kernels needs no compilation."""
+    row = instruction_set()
+    return at_hand() or (row is not None and _folder is not None and kept_library(_folder, row).is_file())
+
+
+def kernels() -> Any:
+    """The loaded library, compiled if it must be. ValueError where it cannot be had (`instruction_sets.why_not`)."""
+    if _library is None and not load():
+        raise ValueError(instruction_sets.why_not())
+    return _library
+
+
+def load(report: Callable[[], None] = lambda: None) -> bool:
+    """Load the kernels; whether they are there. `report` is called before they are compiled."""
+    global _library
+    with _one_at_a_time:
+        row = instruction_set()
+        if _library is None and row is not None:
+            try:
+                loaded = library(_folder, row, report)
+            except BuildError as error:
+                instruction_sets.failed(str(error))
+                return False
+            for name, (result, arguments) in _SIGNATURES.items():
+                function = getattr(loaded, name)
+                function.restype, function.argtypes = result, arguments
+            os.register_at_fork(after_in_child=loaded.forget_helpers)
+            _library = loaded
+    return _library is not None

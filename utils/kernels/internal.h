@@ -1,0 +1,158 @@
+/* What the kernels' files share among themselves. */
+#ifndef INTERNAL_H
+#define INTERNAL_H
+#include "kernels.h"
+#include "vectors.h"
+
+/* How a type's groups lie; kernels.h says where what is. */
+typedef struct {
+    int low, high, bits;  /* bits of a code: in the low lines, in the high ones, as a product takes them */
+    int bias;             /* added to each code, so that none is negative */
+    int scales, minimum;  /* scales of a group: one or two; whether there are minimums */
+    int head, size;       /* bytes of a group before its lines, and in all */
+    int header, groups;   /* bytes before a block's groups, and how many there are */
+    int nonlinear;        /* codes stand for the numbers of a table */
+    int file_codes, file_bytes;
+} Shape;
+
+#define LINES(low, high) (64 * ((low) + (high)))
+static const Shape SHAPES[TYPES] = {
+    [Q4_0] = {4, 0, 4, 8, 1, 0, 32, 32 + LINES(4, 0), 0, 1, 0, 32, 18},
+    [Q4_1] = {4, 0, 4, 0, 1, 1, 64, 64 + LINES(4, 0), 0, 1, 0, 32, 20},
+    [Q5_0] = {4, 1, 5, 16, 1, 0, 32, 32 + LINES(4, 1), 0, 1, 0, 32, 22},
+    [Q5_1] = {4, 1, 5, 0, 1, 1, 64, 64 + LINES(4, 1), 0, 1, 0, 32, 24},
+    [Q8_0] = {8, 0, 8, 128, 1, 0, 32, 32 + LINES(8, 0), 0, 1, 0, 32, 34},
+    [Q2_K] = {2, 0, 2, 0, 2, 1, 32, 32 + LINES(2, 0), 64, 8, 0, 256, 84},
+    [Q3_K] = {2, 1, 3, 4, 2, 0, 32, 32 + LINES(2, 1), 32, 8, 0, 256, 110},
+    [Q4_K] = {4, 0, 4, 0, 1, 1, 32, 32 + LINES(4, 0), 64, 8, 0, 256, 144},
+    [Q5_K] = {4, 1, 5, 0, 1, 1, 32, 32 + LINES(4, 1), 64, 8, 0, 256, 176},
+    [Q6_K] = {4, 2, 6, 32, 2, 0, 32, 32 + LINES(4, 2), 32, 8, 0, 256, 210},
+    [IQ4_NL] = {4, 0, 8, 128, 1, 0, 32, 32 + LINES(4, 0), 0, 1, 1, 32, 18},
+    [IQ4_XS] = {4, 0, 8, 128, 1, 0, 16, 16 + LINES(4, 0), 32, 8, 1, 256, 136},
+    [F32] = {.file_codes = 1, .file_bytes = 4},
+    [F16] = {.file_codes = 1, .file_bytes = 2},
+    [BF16] = {.file_codes = 1, .file_bytes = 2},
+};
+static const int8_t NONLINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+/* Bytes of 16 columns of a weight. */
+INLINE int64_t block_bytes(int64_t type, int64_t width) {
+    const Shape *shape = &SHAPES[type];
+    if (!shape->low) return COLUMNS * width * shape->file_bytes;
+    return width / (GROUP * shape->groups) * (shape->header + shape->groups * shape->size);
+}
+INLINE int64_t blocks_of(int64_t rows) { return (rows + COLUMNS - 1) / COLUMNS; }
+
+/* -- threads (team.c) -- */
+
+typedef struct Meeting Meeting;
+typedef struct {
+    int64_t thread, threads, turn;
+    Meeting *meeting;
+} Member;
+typedef struct {
+    int64_t first, last;
+} Share;
+
+void meet(Member *member);
+INLINE Share share(int64_t count, const Member *member) {
+    return (Share){count * member->thread / member->threads, count * (member->thread + 1) / member->threads};
+}
+
+/* -- products.c, floats.c -- */
+
+typedef void (*Tile)(const uint8_t *data, const Codes *x, float *y, int64_t groups, int64_t stride, int rows);
+extern const Tile TILES[TYPES], NARROW_TILES[TYPES];
+void float_columns(const Weight *weight, int64_t block, const float *x, float *y, int64_t stride, int64_t rows);
+void columns(const Weight *weight, int64_t block, const Input *input, int64_t first, int64_t rows, float *y,
+             int64_t stride, int64_t narrow);
+void read_row(const Weight *weight, int64_t index, float *y);
+
+/* -- what enters a product -- */
+
+static const float NARROW_TOP = 127.0f; /* the largest code of 8 bits; of 16 bits it is 127 * 256 */
+/* The bits of 2^-50 and of 2^74: no smaller and no larger numbers are codes. */
+static const uint32_t TINY_BITS = 77u << 23, HUGE_BITS = 201u << 23;
+/* Sums under minimums are kept 2^60 times smaller, so that a scale only lessens an exponent. */
+static const float LESS = 0x1p-60f, MORE = 0x1p60f;
+
+typedef int32_t Wholes8 __attribute__((vector_size(32)));
+typedef int32_t Wholes4 __attribute__((vector_size(16)));
+
+INLINE Wholes4 folded(Wholes x) {
+    Wholes8 eight = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+                    __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+    return __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+}
+
+typedef int8_t Bytes16 __attribute__((vector_size(16)));
+
+INLINE void put_bytes(int8_t *at, Wholes x) {
+    Bytes16 bytes = __builtin_convertvector(x, Bytes16);
+    memcpy(at, &bytes, sizeof bytes);
+}
+
+INLINE float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* One group of 32 numbers. A scale of 16-bit codes is a power of two: the smallest under which none exceeds TOP. A group
+   of tiny numbers is zeros; one that is no number, or huge, makes its scale NaN, and so its row's result. */
+INLINE void quantise(Reals low, Reals high, Codes *to, int64_t narrow) {
+    const uint32_t bits = greatest_bits(low, high);
+    const float most = float_of(bits);
+    float inverse = 0.0f;
+    to->scale = 0.0f;
+    if (bits >= HUGE_BITS) {
+        to->scale = __builtin_nanf("");
+        low = high = splat(0.0f);
+    } else if (bits > TINY_BITS) {
+        const uint32_t power = (bits + 0x1FFFFu) >> 23; /* the next one where a mantissa exceeds TOP's */
+        to->scale = narrow ? most / NARROW_TOP : float_of((power - 14) << 23);
+        inverse = narrow ? NARROW_TOP / most : float_of((268 - power) << 23);
+    }
+    Wholes first = whole(nearest(low * inverse)), second = whole(nearest(high * inverse));
+    const Wholes4 a = folded(first), b = folded(second);
+    const Wholes4 sums = __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7);
+    to->count[0] = sums[0] + sums[1], to->count[1] = sums[2] + sums[3];
+    to->sum = (float)(to->count[0] + to->count[1]) * (narrow ? to->scale : to->scale * LESS);
+    if (narrow) {
+        put_bytes(to->high, first), put_bytes(to->high + WIDTH, second);
+        return;
+    }
+    Wholes upper = (first + 128) >> 8, more = (second + 128) >> 8;
+    put_bytes(to->high, upper), put_bytes(to->high + WIDTH, more);
+    put_bytes(to->low, first - (upper << 8)), put_bytes(to->low + WIDTH, second - (more << 8));
+}
+
+/* Where a group of row `row` of `rows` lies. */
+INLINE Codes *codes_at(Codes *codes, int64_t row, int64_t rows, int64_t group, int64_t groups) {
+    int64_t first = row / TILE * TILE, now = rows - first < TILE ? rows - first : TILE;
+    return codes + first * groups + group * now + row % TILE;
+}
+/* 32 numbers of a row at once into what enters products. */
+INLINE void put(const Input *input, int64_t row, int64_t rows, int64_t group, int64_t groups, Reals low, Reals high,
+                int64_t narrow) {
+    if (input->codes) quantise(low, high, codes_at(input->codes, row, rows, group, groups), narrow);
+    if (input->floats) {
+        store(input->floats + (row * groups + group) * GROUP, low);
+        store(input->floats + (row * groups + group) * GROUP + WIDTH, high);
+    }
+}
+
+/* -- stages -- */
+
+void attention(const Pass *p, int64_t index, Member *member);
+void layers(const Pass *p, Member *member);
+void norm_into(const float *x, const float *weight, int64_t size, float epsilon, const Input *to, int64_t row,
+               int64_t rows, int64_t narrow, float *copy);
+void added(const Pass *p, const Weight *weight, const Input *input, float *to, int replaces, Member *member);
+void head(const Pass *p, Member *member);
+
+void work_product(void *record, Member *member);
+void work_look_up(void *record, Member *member);
+void work_pass(void *record, Member *member);
+void work_step(void *record, Member *member);
+#endif

@@ -1,0 +1,150 @@
+/* The structures that Python hands to the kernels (utils/kernels/bindings.py says them once more; a test compares).
+
+   A weight [rows, width] lies as small as in its GGUF file, 16 rows (columns of the product) side by side, so that one
+   vector serves 16 of them:
+
+       [rows / 16][width / block] blocks, each a header and block / 32 groups
+
+   A group is 16 columns times 32 codes: its scales, lines of low bits, lines of high bits. A line is 64 bytes, four for
+   each column. "Quad" q of a group is its codes 4q to 4q + 3: what one integer instruction multiplies.
+
+       8 bits: line q has quad q
+       4 bits: line l has quad l in its low nibbles and quad 4 + l in its high ones
+       2 bits: line l has quad 2s + l in bits 2s and 2s + 1
+       1 bit:  the line has quad q in bit q
+
+   Types whose file has a scale for 32 codes keep it (and the minimum) as 16 halves in the group. K types keep halves for
+   256 codes in the header and bytes in the group. F32, F16 and BF16 lie [rows / 16][width][16]. */
+#ifndef KERNELS_H
+#define KERNELS_H
+#include <stdint.h>
+
+enum { COLUMNS = 16, GROUP = 32, TILE = 8, FEW = 4, TABLES = 4 };
+enum Type { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, F32, F16, BF16, TYPES };
+enum Activation { SILU, GELU_TANH };
+enum Work { PRODUCT, LOOK_UP, PASS, STEP, WORKS };
+
+typedef struct {
+    const uint8_t *data;
+    int64_t type, rows, width;
+    const float *bias; /* NULL: none */
+} Weight;
+
+/* One group of a row that enters a product: x = scale * (256 * high + low), or scale * high where it is narrow. */
+typedef struct {
+    int8_t high[GROUP], low[GROUP];
+    float scale, sum; /* sum: scale times the sum of the codes; of 16-bit codes 2^-60 of it */
+    int32_t count[2]; /* the sums of the first and of the last 16 codes */
+} Codes;
+
+/* Rows that enter products: codes in tiles of up to 8 rows, [tile][group][row of the tile], and floats [row][width]
+   for weights that are floats; either may be NULL. */
+typedef struct {
+    Codes *codes;
+    float *floats;
+} Input;
+
+/* y = x W^T + bias of float rows. */
+typedef struct {
+    Weight weight;
+    int64_t count, narrow;
+    const float *x;
+    float *y; /* [count][weight.rows rounded up to 16] */
+    Input input;
+} Product;
+
+/* Rows of a weight as floats. */
+typedef struct {
+    Weight weight;
+    int64_t count;
+    const int64_t *ids;
+    float *y; /* [count][weight.width] */
+} LookUp;
+
+/* A token of a pass. It sees the first `seen` slots of its sequence, then those in the list `more`. */
+typedef struct {
+    int64_t id, position, sequence, slot, seen;
+    const int64_t *more;
+    int64_t count;
+} Row;
+
+typedef struct {
+    Weight gate, up, down;
+} Expert;
+
+/* Addresses of norms' weights are NULL where the model has no such norm. */
+typedef struct {
+    Weight q, k, v, o, gate, up, down, router, shared_gate;
+    const float *before, *after_attention, *between, *after_mlp, *q_norm, *k_norm;
+    const Expert *experts; /* NULL: gate, up and down; else the shared expert is `shared` */
+    float *states;         /* where to keep what enters the layer; NULL: nowhere */
+    int64_t window;        /* tokens seen at most; 0: all */
+    int64_t table;         /* of the rotary angles; -1: none */
+    int64_t wide_norm;     /* q_norm and k_norm are those of all heads together */
+} Layer;
+
+typedef struct {
+    /* sizes */
+    int64_t layers, hidden, inner, heads, shared, size, turned; /* turned: a head's numbers that rotary angles turn */
+    int64_t experts, chosen, expert_inner, common, rescaled; /* common: whether there is a shared expert */
+    /* facts */
+    int64_t activation, narrow, half; /* half: the cache's numbers have 16 bits */
+    float epsilon, scale, embed_scale, residual_scale, logit_scale, logit_cap, attention_cap, unused;
+    Weight embed, head;
+    const float *norm;
+    const Layer *layer;
+    const float *tables[TABLES]; /* cos and sin of every position [positions][turned] */
+    /* the rows of this pass: `fed` of each sequence, the last `kept` of which get logits */
+    int64_t rows, fed, kept;
+    const Row *row;
+    /* the cache: keys [layer][sequence][shared][slots / 16][size][16], values [layer][sequence][shared][slots][size] */
+    int64_t batch, slots;
+    uint8_t *keys, *values;
+    int64_t moved;
+    const int64_t *moves; /* of each: sequence, from slot, to slot */
+    /* results; states_row: numbers of a row of states */
+    float *logits, *states;
+    int64_t states_row;
+    /* memory to work in; of `normed`, `scores` and `buffer` every thread has its own */
+    float *x, *qkv, *side;
+    Input normed, mixed, gated;
+    int64_t normed_codes, normed_floats; /* of one thread */
+    float *scores, *buffer;
+    int64_t scores_row, scores_size, buffer_size;
+} Pass;
+
+/* A feature head's pass: a token's embedding and the state before it are joined into x. */
+typedef struct {
+    Pass pass;
+    int64_t large;        /* numbers of a target's state */
+    const float *table;   /* the embedding where it is no packed weight */
+    const int64_t *kinds; /* of each row: whose state stands before it */
+    const float *const *states_before;
+    int64_t any_theirs, any_own;
+    const float *embed_norm, *theirs_norm, *own_norm;
+    Weight join, join_theirs, join_own;
+    Codes *entered, *theirs, *own;
+} Step;
+
+enum { MOST = 16, RIVALS = 256, NOISE = 256 };
+
+/* What a round must know of one position's logits. */
+typedef struct {
+    const float *logits;
+    int64_t count, most, draws;
+    uint64_t state;
+    int64_t drawn, rival_count;
+    float inverse, mass, tempered, unused;
+    int64_t ids[MOST];
+    float values[MOST];
+    int64_t rivals[RIVALS];
+    float quotients[NOISE], weights[NOISE];
+} Walk;
+
+int64_t run(int64_t work, void *record, int64_t threads);
+void forget_helpers(void);
+void pack(int64_t type, const uint8_t *file, int64_t rows, int64_t width, uint8_t *data, int64_t first, int64_t last);
+void walk(Walk *walk);
+void over_noise(uint64_t state, int64_t count, const float *probs, float *result);
+int64_t packed_size(int64_t type, int64_t rows, int64_t width);
+#endif

@@ -1,0 +1,91 @@
+/* What enters a product and what takes it apart: rows into codes, products of any type, rows of a packed weight. */
+#include "internal.h"
+
+/* 16 columns of `rows` rows, from the input's row `first` on, which begins a tile. */
+void columns(const Weight *weight, int64_t block, const Input *input, int64_t first, int64_t rows, float *y,
+             int64_t stride, int64_t narrow) {
+    if (!SHAPES[weight->type].low) {
+        float_columns(weight, block, input->floats + first * weight->width, y, stride, rows);
+    } else {
+        const int64_t groups = weight->width / GROUP;
+        const uint8_t *data = weight->data + block * block_bytes(weight->type, weight->width);
+        const Tile tile = narrow ? NARROW_TILES[weight->type] : TILES[weight->type];
+        for (int64_t row = 0; row < rows; row += TILE) {
+            int now = rows - row < TILE ? (int)(rows - row) : TILE;
+            tile(data, input->codes + (first + row) * groups, y + row * stride, groups, stride, now);
+        }
+    }
+    if (!weight->bias) return;
+    const int64_t left = weight->rows - COLUMNS * block;
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t at = 0; at < COLUMNS && at < left; at++) y[row * stride + at] += weight->bias[COLUMNS * block + at];
+}
+
+/* Four sums beside each other, of every fourth number: the order does not depend on the number of rows. */
+enum { CHAINS = 4, FLOAT_ROWS = 4 };
+
+INLINE Reals float_line(enum Type type, const uint8_t *data, int64_t at) {
+    if (type == F32) return load((const float *)data + COLUMNS * at);
+    if (type == F16) return load_half((const _Float16 *)data + COLUMNS * at);
+    typedef uint16_t Short16 __attribute__((vector_size(32)));
+    Short16 x;
+    memcpy(&x, (const uint16_t *)data + COLUMNS * at, sizeof x);
+    return reals_of(__builtin_convertvector(x, Bits) << 16);
+}
+
+INLINE void float_tile(enum Type type, const uint8_t *data, const float *x, float *y, int64_t width, int64_t stride,
+                       int rows) {
+    Reals sums[FLOAT_ROWS][CHAINS] = {{{0}}};
+    for (int64_t at = 0; at < width; at += CHAINS) {
+        __builtin_prefetch(data + SHAPES[type].file_bytes * COLUMNS * at + 8192, 0, 0);
+        for (int chain = 0; chain < CHAINS; chain++) {
+            if (at + chain >= width) break;
+            Reals line = float_line(type, data, at + chain);
+            for (int row = 0; row < rows; row++)
+                sums[row][chain] = fma16(line, splat(x[row * width + at + chain]), sums[row][chain]);
+        }
+    }
+    for (int row = 0; row < rows; row++)
+        store(y + row * stride, (sums[row][0] + sums[row][1]) + (sums[row][2] + sums[row][3]));
+}
+
+#define FLOAT_CASE(type, count) \
+    case FLOAT_ROWS * type + count: float_tile(type, data, x, y, weight->width, stride, count); break;
+#define FLOAT_CASES(type) FLOAT_CASE(type, 1) FLOAT_CASE(type, 2) FLOAT_CASE(type, 3) FLOAT_CASE(type, 4)
+
+void float_columns(const Weight *weight, int64_t block, const float *x, float *y, int64_t stride, int64_t rows) {
+    const uint8_t *data = weight->data + block * block_bytes(weight->type, weight->width);
+    for (int64_t first = 0; first < rows; first += FLOAT_ROWS, x += FLOAT_ROWS * weight->width, y += FLOAT_ROWS * stride) {
+        int now = rows - first < FLOAT_ROWS ? (int)(rows - first) : FLOAT_ROWS;
+        switch (FLOAT_ROWS * weight->type + now) { FLOAT_CASES(F32) FLOAT_CASES(F16) FLOAT_CASES(BF16) }
+    }
+}
+
+/* -- one layer ------------------------------------------------------------------------------------------------------ */
+
+void work_product(void *record, Member *member) {
+    const Product *p = record;
+    const int64_t width = p->weight.width, groups = width / GROUP, blocks = blocks_of(p->weight.rows);
+    Input input = p->input;
+    if (SHAPES[p->weight.type].low) {
+        Share rows = share(p->count, member);
+        for (int64_t row = rows.first; row < rows.last; row++)
+            for (int64_t group = 0; group < groups; group++) {
+                const float *x = p->x + row * width + GROUP * group;
+                put(&input, row, p->count, group, groups, load(x), load(x + WIDTH), p->narrow);
+            }
+        meet(member);
+    } else {
+        input.floats = (float *)p->x;
+    }
+    Share mine = share(blocks, member);
+    for (int64_t block = mine.first; block < mine.last; block++)
+        columns(&p->weight, block, &input, 0, p->count, p->y + COLUMNS * block, COLUMNS * blocks, p->narrow);
+}
+
+void work_look_up(void *record, Member *member) {
+    const LookUp *p = record;
+    Share rows = share(p->count, member);
+    for (int64_t row = rows.first; row < rows.last; row++)
+        read_row(&p->weight, p->ids[row], p->y + row * p->weight.width);
+}

@@ -1,0 +1,285 @@
+/* Products of a few rows with packed weights.
+
+   An activation is 16-bit integers with a scale for each group of 32, kept as two bytes (see Codes), so that one
+   instruction multiplies four unsigned weight codes by four signed bytes. Integer sums are exact, and each row's real
+   numbers are added group after group whatever else is there: **a row's result depends on the row alone**, bit for bit,
+   on every processor. */
+#include "internal.h"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#include <immintrin.h>
+#define LANES 16
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#define LANES 8
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#define LANES 4
+#else
+#define LANES 4
+#endif
+
+typedef uint8_t Octets __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Pairs __attribute__((vector_size(4 * LANES)));
+typedef int32_t Sums __attribute__((vector_size(4 * LANES)));
+typedef float Lanes __attribute__((vector_size(4 * LANES)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+typedef int8_t Signed __attribute__((vector_size(LANES)));
+typedef uint16_t Words __attribute__((vector_size(2 * LANES)));
+typedef uint32_t Doubles __attribute__((vector_size(4 * LANES)));
+typedef _Float16 HalfLanes __attribute__((vector_size(2 * LANES)));
+
+#if defined(__clang__)
+#define UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define UNROLLED _Pragma("GCC unroll 8")
+#endif
+#ifndef AHEAD
+#define AHEAD 10240
+#endif
+#ifndef HINT
+#define HINT 0
+#endif /* bytes that weights are fetched ahead of their use */
+
+/* -- the innermost products: the only code that knows the processor ------------------------------------------- */
+
+/* Each column's four codes times four bytes, added. `bits` of a code: 8-bit ones are biased by 128. */
+#if LANES == 16
+INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
+    (void)bits;
+    return (Sums)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, _mm512_set1_epi32(four));
+}
+#elif LANES == 8 && defined(__AVXVNNI__)
+INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
+    (void)bits;
+    return (Sums)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)codes, _mm256_set1_epi32(four));
+}
+#elif LANES == 8
+INLINE Sums quads(__m256i codes, int32_t four) {
+    __m256i two = _mm256_maddubs_epi16(codes, _mm256_set1_epi32(four)); /* no saturation below 7 bits */
+    return (Sums)_mm256_madd_epi16(two, _mm256_set1_epi16(1));
+}
+INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
+    if (bits < 8) return sums + quads((__m256i)codes, four);
+    const __m256i low = _mm256_set1_epi8(15);
+    Sums upper = quads(_mm256_and_si256(_mm256_srli_epi16((__m256i)codes, 4), low), four);
+    return sums + quads(_mm256_and_si256((__m256i)codes, low), four) + (upper << 4);
+}
+#elif defined(__ARM_FEATURE_DOTPROD)
+INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
+    if (bits == 8) codes ^= 128; /* signed, see bias_of */
+    return (Sums)vdotq_s32((int32x4_t)sums, (int8x16_t)codes, vreinterpretq_s8_s32(vdupq_n_s32(four)));
+}
+#else
+INLINE Sums dot(Sums sums, Octets codes, int32_t four, int bits) {
+    int8_t bytes[4];
+    (void)bits;
+    memcpy(bytes, &four, sizeof bytes);
+    for (int lane = 0; lane < LANES; lane++)
+        for (int at = 0; at < 4; at++) sums[lane] += (int32_t)codes[4 * lane + at] * bytes[at];
+    return sums;
+}
+#endif
+
+/* What was added to every code so that none is negative, as `dot` takes them. */
+INLINE int32_t bias_of(const Shape *shape) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    if (shape->bits == 8) return 0;
+#endif
+    return shape->bias;
+}
+
+INLINE Lanes fused(Lanes a, Lanes b, Lanes c) {
+#if defined(__clang__)
+    return __builtin_elementwise_fma(a, b, c);
+#else
+    for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
+/* -- codes of a group -------------------------------------------------------------------------------------------- */
+
+INLINE Pairs line(const uint8_t *at) { Pairs x; memcpy(&x, at, sizeof x); return x; }
+INLINE Pairs shifted(Pairs x, int by) { return by >= 0 ? x << by : x >> -by; } /* negative: to the right */
+INLINE Octets masked(Pairs x, int mask) { return (Octets)(x & (uint16_t)(mask * 257)); }
+
+INLINE Octets nonlinear(Octets codes) {
+#if LANES == 16
+    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)NONLINEAR));
+    return (Octets)_mm512_shuffle_epi8(table, (__m512i)codes) + 128;
+#elif LANES == 8
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)NONLINEAR));
+    return (Octets)_mm256_shuffle_epi8(table, (__m256i)codes) + 128;
+#elif defined(__ARM_NEON)
+    return (Octets)vqtbl1q_s8(vld1q_s8(NONLINEAR), (uint8x16_t)codes) + 128;
+#else
+    for (int i = 0; i < 4 * LANES; i++) codes[i] = (uint8_t)(NONLINEAR[codes[i]] + 128);
+    return codes;
+#endif
+}
+
+/* The eight quads of LANES columns. `low` and `high`: where their first line of low and of high bits begins. */
+INLINE void unpack(const Shape *shape, const uint8_t *low, const uint8_t *high, Octets quads[8]) {
+    for (int q = 0; q < 8; q++) {
+        if (shape->low == 8) quads[q] = (Octets)line(low + 64 * q);
+        if (shape->low == 4) quads[q] = masked(shifted(line(low + 64 * (q % 4)), q < 4 ? 0 : -4), 15);
+        if (shape->low == 2) quads[q] = masked(shifted(line(low + 64 * (q % 2)), -(q / 2 * 2)), 3);
+        if (shape->high == 1) quads[q] |= masked(shifted(line(high), shape->low - q), 1 << shape->low);
+        if (shape->high == 2) quads[q] |= masked(shifted(line(high + 64 * (q % 2)), 4 - q / 2 * 2), 3 << 4);
+        if (shape->nonlinear) quads[q] = nonlinear(quads[q]);
+    }
+}
+
+INLINE Lanes halves(const uint8_t *at) {
+    HalfLanes x;
+    memcpy(&x, at, sizeof x);
+    return __builtin_convertvector(x, Lanes);
+}
+INLINE Lanes signed_bytes(const uint8_t *at) {
+    Signed x;
+    memcpy(&x, at, sizeof x);
+    return __builtin_convertvector(x, Lanes);
+}
+
+/* Scales and minimums of LANES columns: of 32 codes, or of twice 16. */
+INLINE void scales_of(const Shape *shape, const uint8_t *header, const uint8_t *group, Lanes scales[2], Lanes least[2]) {
+    if (!shape->header) {
+        scales[0] = halves(group);
+        if (shape->minimum) least[0] = halves(group + 2 * COLUMNS);
+        return;
+    }
+    Lanes step = halves(header), step_of_least = {0};
+    if (shape->minimum) step_of_least = halves(header + 2 * COLUMNS);
+    for (int half = 0; half < shape->scales; half++) {
+        if (shape->low == 2 && shape->minimum) { /* four bits each in one byte */
+            Bytes both;
+            memcpy(&both, group + COLUMNS * half, sizeof both);
+            scales[half] = step * __builtin_convertvector(both & 15, Lanes);
+            least[half] = -(step_of_least * __builtin_convertvector(both >> 4, Lanes));
+        } else {
+            scales[half] = step * signed_bytes(group + COLUMNS * half);
+            if (shape->minimum) least[half] = -(step_of_least * signed_bytes(group + COLUMNS * (shape->scales + half)));
+        }
+    }
+}
+
+/* -- tiles ------------------------------------------------------------------------------------------------------- */
+
+/* Σ codes · codes over quads `from` to `to`, exact. The rows' chains of sums run beside each other: of one or two rows two
+   chains each, of more one. */
+INLINE void exact(const Shape *shape, int narrow, const Octets quads[8], const Codes *x, int from, int to, int rows,
+                  Sums whole[TILE]) {
+    const int32_t bias = bias_of(shape), two = rows <= 2 && !narrow;
+    Sums low[TILE];
+    int32_t four;
+    for (int row = 0; row < rows; row++) whole[row] = low[row] = (Sums){0};
+    UNROLLED for (int q = from; q < to; q++)
+        UNROLLED for (int row = 0; row < rows; row++) {
+            memcpy(&four, x[row].high + 4 * q, sizeof four);
+            whole[row] = dot(whole[row], quads[q], four, shape->bits);
+            memcpy(&four, x[row].low + 4 * q, sizeof four);
+            if (two) low[row] = dot(low[row], quads[q], four, shape->bits);
+        }
+    for (int row = 0; row < rows && !narrow; row++) whole[row] = two ? (whole[row] << 8) + low[row] : whole[row] << 8;
+    UNROLLED for (int q = from; q < to && !two && !narrow; q++)
+        UNROLLED for (int row = 0; row < rows; row++) {
+            memcpy(&four, x[row].low + 4 * q, sizeof four);
+            whole[row] = dot(whole[row], quads[q], four, shape->bits);
+        }
+    for (int row = 0; row < rows && bias; row++)
+        whole[row] -= bias * ((from == 0 ? x[row].count[0] : 0) + (to == 8 ? x[row].count[1] : 0));
+}
+
+/* Exact sums times LESS and a scale that is a power of two. */
+INLINE Lanes scaled(Sums whole, float scale) {
+    Lanes x = __builtin_convertvector(whole, Lanes);
+#if LANES == 16 /* its exponent lessened, in an instruction that no product waits for; zero stays */
+    uint32_t bits;
+    memcpy(&bits, &scale, sizeof bits);
+    const __m512i less = _mm512_sub_epi32(_mm512_set1_epi32(187 << 23), _mm512_set1_epi32((int32_t)bits));
+    return (Lanes)_mm512_subs_epu16((__m512i)x, less);
+#else
+    return x * (scale * LESS);
+#endif
+}
+
+/* One group, unpacked, added to the running sums of a few rows. */
+INLINE void add_rows(const Shape *shape, int narrow, const Octets quads[8], const Lanes scales[2], const Lanes least[2],
+                     const Codes *x, Lanes *sums, int rows) {
+    const int two = shape->scales == 2, lessened = shape->minimum && !narrow;
+    for (int half = 0; half < shape->scales; half++) {
+        Sums whole[TILE];
+        exact(shape, narrow, quads, x, two ? 4 * half : 0, two ? 4 * half + 4 : 8, rows, whole);
+        for (int row = 0; row < rows; row++) {
+            const float by = lessened ? x[row].scale * LESS : x[row].scale;
+            const float count = two ? (float)x[row].count[half] * by : x[row].sum;
+            Lanes sum = lessened ? scaled(whole[row], x[row].scale) : __builtin_convertvector(whole[row], Lanes) * by;
+            sums[row] = fused(sum, scales[half], sums[row]);
+            if (shape->minimum) sums[row] = fused(least[half], count - (Lanes){0}, sums[row]);
+        }
+    }
+}
+
+/* One group added to the running sums of all rows. */
+INLINE void add_group(const Shape *shape, int narrow, const uint8_t *header, const uint8_t *group, int part,
+                      const Codes *x, Lanes *sums, int rows) {
+    Octets quads[8];
+    Lanes scales[2], least[2];
+    const uint8_t *low = group + shape->head + 4 * LANES * part;
+    unpack(shape, low, low + 64 * shape->low, quads);
+    const int offset = LANES * part * (shape->header ? 1 : 2);
+    scales_of(shape, header + 2 * LANES * part, group + offset, scales, least);
+    const int step = rows <= 4 ? 2 : TILE;
+    UNROLLED for (int row = 0; row < rows; row += step)
+        add_rows(shape, narrow, quads, scales, least, x + row, sums + row, rows - row < step ? rows - row : step);
+}
+
+/* 16 columns of the rows of a tile. */
+INLINE void tile(const enum Type type, int narrow, const uint8_t *data, const Codes *x, float *y, int64_t groups,
+                 int64_t stride, int rows) {
+    const Shape *shape = &SHAPES[type];
+    for (int part = 0; part < COLUMNS / LANES; part++) {
+        const uint8_t *w = data, *header = data;
+        const Codes *codes = x;
+        Lanes sums[TILE] = {{0}};
+        for (int64_t first = 0; first < groups; first += shape->groups) {
+            header = w;
+            w += shape->header;
+            for (int group = 0; group < shape->groups; group++, w += shape->size, codes += rows) {
+                if (part == 0)
+                    for (int at = 0; at < shape->size; at += 64) __builtin_prefetch(w + AHEAD + at, 0, HINT);
+                add_group(shape, narrow, header, w, part, codes, sums, rows);
+            }
+        }
+        for (int row = 0; row < rows; row++) {
+            if (shape->minimum && !narrow) sums[row] *= MORE;
+            memcpy(y + row * stride + LANES * part, &sums[row], sizeof(Lanes));
+        }
+    }
+}
+
+#define ROWS_OF(type, narrow, count) \
+    case count: tile(type, narrow, data, x, y, groups, stride, count); break;
+#define TILES_OF(type, narrow)                                                                                   \
+    static void tile_##type##_##narrow(const uint8_t *data, const Codes *x, float *y, int64_t groups,            \
+                                       int64_t stride, int rows) {                                               \
+        switch (rows) {                                                                                          \
+            ROWS_OF(type, narrow, 1) ROWS_OF(type, narrow, 2) ROWS_OF(type, narrow, 3) ROWS_OF(type, narrow, 4)  \
+            ROWS_OF(type, narrow, 5) ROWS_OF(type, narrow, 6) ROWS_OF(type, narrow, 7) ROWS_OF(type, narrow, 8)  \
+        }                                                                                                        \
+    }
+#define CODED(action, narrow)                                                                               \
+    action(Q4_0, narrow) action(Q4_1, narrow) action(Q5_0, narrow) action(Q5_1, narrow) action(Q8_0, narrow) \
+    action(Q2_K, narrow) action(Q3_K, narrow) action(Q4_K, narrow) action(Q5_K, narrow) action(Q6_K, narrow) \
+    action(IQ4_NL, narrow) action(IQ4_XS, narrow)
+#define ENTRY(type, narrow) [type] = tile_##type##_##narrow,
+
+/* Compiled twice, for activations of 16 and of 8 bits: -DNARROW=0 and -DNARROW=1. */
+#if NARROW
+CODED(TILES_OF, 1)
+const Tile NARROW_TILES[TYPES] = {CODED(ENTRY, 1)};
+#else
+CODED(TILES_OF, 0)
+const Tile TILES[TYPES] = {CODED(ENTRY, 0)};
+#endif

@@ -1,0 +1,146 @@
+/* A team of threads: every member runs the same function and meets the others at barriers.
+
+   Waiting spins for a bounded time: between the stages of a pass some 50 µs, then in naps, which are counted, since a
+   wait far longer than any stage means that a thread was taken off its core; between passes some 100 µs, then asleep
+   until there is work. Where the team is at work for somebody else, a run takes one thread: results are the same. */
+#define _POSIX_C_SOURCE 200809L
+#include "internal.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+#ifndef _WIN32
+#include <signal.h>
+#endif
+
+enum { HELPERS = 63, PATIENCE = 5000, IDLE = 10000, NAP = 20000 }; /* pauses, pauses, nanoseconds */
+
+struct Meeting {
+    _Alignas(64) atomic_long arrived;
+    _Alignas(64) atomic_long naps;
+};
+
+typedef void (*Function)(void *record, Member *member);
+static const Function FUNCTIONS[WORKS] = {work_product, work_look_up, work_pass, work_step};
+
+typedef struct {
+    _Alignas(64) atomic_long asked;
+    _Alignas(64) atomic_long done;
+    atomic_int asleep;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    Function function;
+    void *record;
+    Member member;
+} Helper;
+
+static Helper helpers[HELPERS];
+static int helper_count;
+static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
+
+static inline void pause_briefly(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void nap(void) {
+    struct timespec time = {0, NAP};
+    nanosleep(&time, 0);
+}
+
+/* Wait until all members are here. */
+void meet(Member *member) {
+    const long all = (long)(++member->turn * member->threads);
+    atomic_fetch_add_explicit(&member->meeting->arrived, 1, memory_order_acq_rel);
+    for (int looks = 0; atomic_load_explicit(&member->meeting->arrived, memory_order_acquire) < all; looks++) {
+        pause_briefly();
+        if (looks > PATIENCE) {
+            nap();
+            atomic_fetch_add_explicit(&member->meeting->naps, 1, memory_order_relaxed);
+        }
+    }
+}
+
+static void *help(void *argument) {
+    Helper *helper = argument;
+    for (long turn = 1;; turn++) {
+        for (int looks = 0; atomic_load(&helper->asked) < turn && looks < IDLE; looks++) pause_briefly();
+        if (atomic_load(&helper->asked) < turn) {
+            pthread_mutex_lock(&helper->lock);
+            atomic_store(&helper->asleep, 1);
+            while (atomic_load(&helper->asked) < turn) pthread_cond_wait(&helper->wake, &helper->lock);
+            atomic_store(&helper->asleep, 0);
+            pthread_mutex_unlock(&helper->lock);
+        }
+        helper->function(helper->record, &helper->member);
+        atomic_store(&helper->done, turn);
+    }
+    return 0;
+}
+
+/* To be called in a process that was forked: the helpers stayed behind. */
+void forget_helpers(void) {
+    helper_count = 0;
+    pthread_mutex_init(&busy, 0);
+}
+
+static int start_helper(void) {
+    Helper *helper = &helpers[helper_count];
+    memset(helper, 0, sizeof *helper);
+    pthread_mutex_init(&helper->lock, 0);
+    pthread_cond_init(&helper->wake, 0);
+    pthread_t thread;
+#ifndef _WIN32
+    sigset_t all, before;
+    sigfillset(&all); /* signals are for the interpreter's threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+#endif
+    const int failed = pthread_create(&thread, 0, help, helper);
+#ifndef _WIN32
+    pthread_sigmask(SIG_SETMASK, &before, 0);
+#endif
+    if (failed) return 0;
+    pthread_detach(thread);
+    helper_count++;
+    return 1;
+}
+
+static void ask(Helper *helper, long turn) {
+    atomic_store(&helper->asked, turn);
+    if (atomic_load(&helper->asleep)) {
+        pthread_mutex_lock(&helper->lock);
+        pthread_cond_signal(&helper->wake);
+        pthread_mutex_unlock(&helper->lock);
+    }
+}
+
+/* Run the function on up to so many threads; returns when all are done, with the number of naps. */
+int64_t run(int64_t work, void *record, int64_t threads) {
+    static long turn[HELPERS];
+    Meeting meeting = {0};
+    const Function function = FUNCTIONS[work];
+    if (threads > HELPERS + 1) threads = HELPERS + 1;
+    const int alone = threads <= 1 || pthread_mutex_trylock(&busy) != 0;
+    if (alone) threads = 1;
+    while (helper_count < threads - 1 && start_helper()) turn[helper_count - 1] = 0;
+    if (helper_count < threads - 1) threads = helper_count + 1;
+    for (int i = 0; i < threads - 1; i++) {
+        helpers[i].function = function, helpers[i].record = record;
+        helpers[i].member = (Member){i + 1, threads, 0, &meeting};
+        ask(&helpers[i], ++turn[i]);
+    }
+    Member member = {0, threads, 0, &meeting};
+    function(record, &member);
+    for (int i = 0; i < threads - 1; i++)
+        for (int looks = 0; atomic_load(&helpers[i].done) < turn[i]; looks++) {
+            pause_briefly();
+            if (looks > PATIENCE) {
+                nap();
+                atomic_fetch_add(&meeting.naps, 1);
+            }
+        }
+    if (!alone) pthread_mutex_unlock(&busy);
+    return atomic_load(&meeting.naps);
+}

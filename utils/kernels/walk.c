@@ -1,0 +1,117 @@
+/* What a round must know of one position's logits, in one call: the largest few, what the softmax divides by, and which
+   id a draw with known noise takes.
+
+   The noise is the SplitMix64 stream of sampling/sampler.py, the draw the largest p / E of its exponential race. Here p
+   and E are rounded otherwise than there, so a race that two ids lead within NEAR of each other is left undecided. */
+#include "internal.h"
+#include <math.h>
+
+static const uint64_t GOLDEN = 0x9E3779B97F4A7C15u;
+static const double NEAR = 1e-4;                 /* relatively */
+static const float ABOVE_ALL = 1.0f - 0x1p-24f; /* no uniform number is larger, in 32 bits */
+
+static double mixed(uint64_t word) {
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u;
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EBu;
+    word = (word ^ (word >> 31)) >> 11;
+    return ((double)word + 0.5) * 0x1p-53;
+}
+
+/* Number `place` of the stream in this state. */
+static double uniform(uint64_t state, int64_t place) { return mixed(state + (uint64_t)(place + 1) * GOLDEN); }
+
+static Reals nth(const float *x, int64_t at) { return load(x + at); }
+
+/* The largest, the first of equal ones before the others; id -1 where there are fewer. */
+static void find_largest(Walk *w) {
+    const int64_t last = w->most - 1;
+    for (int64_t at = 0; at < w->most; at++) w->ids[at] = -1, w->values[at] = -INFINITY;
+    for (int64_t start = 0; start < w->count; start += NOISE) {
+        const int64_t end = w->count - start < NOISE ? w->count : start + NOISE;
+        Reals top = nth(w->logits, start);
+        for (int64_t at = start + WIDTH; at < end; at += WIDTH) top = larger(top, nth(w->logits, at));
+        if (largest(top) <= w->values[last]) continue;
+        for (int64_t id = start; id < end; id++) {
+            const float value = w->logits[id];
+            if (!(value > w->values[last])) continue;
+            int64_t at = last;
+            for (; at > 0 && w->values[at - 1] < value; at--) w->values[at] = w->values[at - 1], w->ids[at] = w->ids[at - 1];
+            w->values[at] = value, w->ids[at] = id;
+        }
+    }
+}
+
+/* Σ e to the power of each logit less the largest. */
+static void add_up(Walk *w) {
+    Reals top = splat(w->values[0]), mass = splat(0.0f);
+    for (int64_t at = 0; at < w->count; at += WIDTH) mass += exponential(nth(w->logits, at) - top);
+    w->mass = total(mass);
+}
+
+/* The same at temperature 1 and at the draw's; and who may win the race: of p / E it is enough for most ids that
+   u < E < u / (1 - u). */
+static void collect(Walk *w) {
+    Reals top = splat(w->values[0]), mass = splat(0.0f), tempered = splat(0.0f);
+    float best = 0.0f;
+    uint64_t word = w->state;
+    w->rival_count = 0;
+    for (int64_t start = 0; start < w->count; start += NOISE) {
+        const int64_t size = w->count - start < NOISE ? w->count - start : NOISE;
+        for (int64_t at = 0; at < size; at += WIDTH) {
+            Reals less = nth(w->logits, start + at) - top, weight = exponential(less * w->inverse);
+            mass += exponential(less);
+            tempered += weight;
+            store(w->weights + at, weight);
+        }
+        for (int64_t at = 0; at < size; at++) w->quotients[at] = (float)mixed(word + (uint64_t)(at + 1) * GOLDEN);
+        word += (uint64_t)size * GOLDEN;
+        Reals most = splat(0.0f), sure = splat(best);
+        for (int64_t at = 0; at < size; at += WIDTH) {
+            Reals weight = load(w->weights + at), quotient = weight / load(w->quotients + at);
+            store(w->quotients + at, quotient);
+            most = larger(most, quotient), sure = larger(sure, quotient - weight);
+        }
+        best = largest(sure);
+        const float bound = best * (float)(1 - NEAR);
+        if (largest(most) < bound) continue;
+        for (int64_t at = 0; at < size; at++)
+            if (w->quotients[at] >= bound && w->rival_count < RIVALS) w->rivals[w->rival_count++] = start + at;
+    }
+    w->mass = total(mass), w->tempered = total(tempered);
+}
+
+/* The race among those who may win it; -1 where two are too near each other. */
+static void decide(Walk *w) {
+    double first = -1.0, second = -1.0;
+    w->drawn = -1;
+    for (int64_t at = 0; at < w->rival_count; at++) {
+        const int64_t id = w->rivals[at];
+        float noise = (float)uniform(w->state, id);
+        noise = noise < ABOVE_ALL ? noise : ABOVE_ALL;
+        const double less = (double)w->logits[id] - (double)w->values[0];
+        const double quotient = exp(less * (double)w->inverse) / -log1p(-(double)noise);
+        if (quotient > first)
+            second = first, first = quotient, w->drawn = id;
+        else if (quotient > second)
+            second = quotient;
+    }
+    if (second >= first * (1 - NEAR) || w->rival_count == RIVALS) w->drawn = -1;
+}
+
+void walk(Walk *w) {
+    find_largest(w);
+    w->drawn = w->ids[0];
+    if (w->drawn < 0) {
+        w->mass = NAN;
+    } else if (!w->draws) {
+        add_up(w);
+    } else {
+        collect(w);
+        if (w->mass == w->mass) decide(w);
+    }
+}
+
+/* Probabilities over the uniform numbers of the stream in this state. */
+void over_noise(uint64_t state, int64_t count, const float *probs, float *result) {
+    for (int64_t at = 0; at < count; at++) result[at] = probs[at] / (float)uniform(state, at);
+}
