@@ -207,7 +207,7 @@ def _raced(probs: Tensor, noise: Tensor) -> Tensor:
 
 
 def _compiled(probs: Tensor) -> bool:
-    """Whether a compiled walk finds who may win. The kernels are not loaded for it: where passes are compiled they are."""
+    """Whether a compiled walk finds who may win. Kernels are not loaded for it: where passes are compiled they are."""
     quick = probs.device.type == "cpu" and probs.dtype == torch.float32 and probs.shape[-1] >= MANY
     return quick and at_hand() and probs.is_contiguous()
 

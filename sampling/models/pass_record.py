@@ -31,8 +31,11 @@ def linears(layer: Any) -> dict[str, Any]:
 
 
 class PassRecord:
-    """A :class:`Pass` or :class:`Step` and what its addresses point to. `sizes`: numbers of a hidden state, of the inner
-    one, heads, key heads, numbers of a head. `codes`: further fields for rows of codes, and how many numbers a row has."""
+    """A :class:`Pass` or :class:`Step` and what its addresses point to.
+
+    `sizes`: numbers of a hidden state and of the inner one, heads, key heads, numbers of a head. `codes`: further
+    fields for rows of codes, and how many numbers a row has.
+    """
 
     def __init__(
         self, kind: type[Pass | Step], sizes: tuple[int, int, int, int, int], codes: dict[str, int] | None = None
@@ -102,7 +105,9 @@ class PassRecord:
         queries = TILE * (heads // shared)
         scores, buffer = (TILE + 1) * (heads // shared) * line, max(queries * size, 4 * BLOCK * TILE)
         normed = rows * hidden // GROUP
-        self.set(scores_row=line, scores_size=scores, buffer_size=buffer, normed_codes=normed, normed_floats=rows * hidden)
+        self.set(
+            scores_row=line, scores_size=scores, buffer_size=buffer, normed_codes=normed, normed_floats=rows * hidden
+        )
         self._place("x", 4 * rows * hidden)
         self._place("qkv", 4 * rows * (heads + 2 * shared) * size)
         self._place("scores", 4 * threads * scores)

@@ -52,7 +52,7 @@ class LookUp(ctypes.Structure):
     _fields_ = (("weight", Weight), ("count", _whole), *_fields(_address, "ids y"))
 
 
-ROW = np.dtype([(name, np.int64) for name in "id position sequence slot seen more count".split()])
+ROW = np.dtype([(name, np.int64) for name in ("id", "position", "sequence", "slot", "seen", "more", "count")])
 
 
 class Expert(ctypes.Structure):

@@ -28,9 +28,7 @@ class InstructionSet:
 
 _WIDE = frozenset({"avx2", "fma", "f16c"})
 INSTRUCTION_SETS = (  # the first that fits is taken
-    InstructionSet(
-        "avx512vnni", "x86_64", _WIDE | {"avx512bw", "avx512vl", "avx512_vnni"}, "x86_64_v4+avx512vnni"
-    ),
+    InstructionSet("avx512vnni", "x86_64", _WIDE | {"avx512bw", "avx512vl", "avx512_vnni"}, "x86_64_v4+avx512vnni"),
     InstructionSet("avxvnni", "x86_64", _WIDE | {"avx_vnni"}, "x86_64_v3+avxvnni"),
     InstructionSet("avx2", "x86_64", _WIDE, "x86_64_v3"),
     InstructionSet("dotprod", "aarch64", frozenset({"asimddp"}), "generic+dotprod"),
@@ -67,13 +65,13 @@ def _unfit() -> str:
 @functools.cache
 def _fitting() -> list[InstructionSet]:
     machine = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
-    wanted, have = os.environ.get(OFF), _features()
+    wanted, have = os.environ.get(OFF), features()
     fitting = [row for row in INSTRUCTION_SETS if row.machine == machine and row.needs <= have]
     return [row for row in fitting if row.name == wanted] or fitting
 
 
-def _features() -> set[str]:
-    """The processor's features, as far as the system tells them."""
+def features() -> set[str]:
+    """The processor's features under their Linux names, as far as the system tells them."""
     if sys.platform == "darwin":
         return {"asimddp"}  # every Apple processor of these machines
     if sys.platform == "win32":

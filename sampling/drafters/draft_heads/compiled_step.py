@@ -95,7 +95,7 @@ class CompiledStep:
             self._tell(count * fed, fed, keep, rows.ctypes.data, cache, begin, logits, own)
             record = self._record.record
             record.kinds, record.states_before = kinds.ctypes.data, states.ctypes.data
-            record.any_theirs, record.any_own = (kinds == THEIRS).any(), (kinds == OWN).any()
+            record.any_theirs, record.any_own = bool((kinds == THEIRS).any()), bool((kinds == OWN).any())
             self._record.run(torch.get_num_threads())
             cache.length += fed
         return logits[..., : self._out], own

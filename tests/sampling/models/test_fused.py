@@ -25,7 +25,7 @@ from sampling.models.masks import additive, places
 from sampling.models.network import TransformersNetwork
 from sampling.types import Draft
 from tests.support.quantized import SHAPES, dense_copy, keep_code, quantized_model
-from utils.kernels.instruction_sets import INSTRUCTION_SETS, instruction_set, why_not
+from utils.kernels.instruction_sets import INSTRUCTION_SETS, features, instruction_set, why_not
 from utils.kernels.quantized_linear import narrow_activations
 from utils.kernels.team import CALM, LONGEST, NAP, SHORTEST, Pace
 
@@ -252,7 +252,10 @@ def test_every_instruction_set_gives_the_same_bits() -> None:
     assert len(set(mine)) == 6  # a chain and a tree for each
     used = instruction_set()
     assert used is not None
-    for other in INSTRUCTION_SETS[INSTRUCTION_SETS.index(used) + 1 :]:  # the wider one's processors have the narrower
+    others = [row for row in INSTRUCTION_SETS if row.machine == used.machine]
+    for other in others[others.index(used) + 1 :]:
+        if not other.needs <= features():
+            continue
         code = (
             "from utils.kernels.instruction_sets import instruction_set; from tests.sampling.models import test_fused;"
             "print(instruction_set().name, *test_fused.digests())"
@@ -283,25 +286,6 @@ def test_the_cache_is_in_what_was_asked_for_else_in_sixteen_bits(model: Any) -> 
     for exact, read in zip(cache.layer(0), other.layer(0), strict=True):
         assert read.dtype == torch.float32
         assert torch.equal(exact.half().float(), read)
-
-
-def test_memory_of_the_compiler_is_given_back_and_comes_again_when_it_compiles() -> None:
-    code = """
-import psutil, numba
-from utils.kernels.compiler import put_away
-from utils.kernels.instruction_sets import instruction_set
-instruction_set()
-assert numba.njit(lambda x: 2 * x)(4) == 8
-before = psutil.Process().memory_info().rss
-put_away()
-print(before - psutil.Process().memory_info().rss)
-assert numba.njit(lambda x: 3 * x)(5) == 15
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr  # nothing that was written is lost either: the process ends well
-    assert int(done.stdout) > 10e6
 
 
 def test_the_number_of_threads_changes_nothing(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""What saves a round time once the compiler is loaded: layers rounded to 8 bits, and the walk that finds a race's few
+"""What saves a round time once the kernels are loaded: layers rounded to 8 bits, and the walk that finds a race's few
 possible winners. Against what they stand for."""
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ def test_a_rounded_layer_is_near_its_weight_and_rounding_again_changes_nothing(c
 
 @pytest.mark.parametrize("shape", ["peaked", "flat", "certain", "two"])
 def test_the_compiled_walk_draws_what_the_whole_race_draws(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import utils.kernels.walk  # noqa: F401  (with it the compiler is at hand)
-
     size, source = 5000, torch.Generator().manual_seed(2)
     scale = {"peaked": 4.0, "flat": 0.1, "certain": 0.0, "two": 0.0}[shape]
     probs = (scale * torch.randn(40, size, generator=source)).softmax(dim=-1)
@@ -99,8 +97,6 @@ def test_two_that_are_too_near_each_other_are_left_to_the_sampler() -> None:
 def test_what_a_walk_judges_and_tells_is_what_whole_distributions_do(
     rows: int, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import utils.kernels.walk  # noqa: F401  (with it the compiler is at hand)
-
     logits = 4 * torch.randn(rows, 6, 4112, generator=torch.Generator().manual_seed(4))
     sampler = KeyedSampler(LogitsProcessor(temperature), seed=3)
     keys = torch.tensor([[row, 7] for row in range(rows)])

@@ -28,8 +28,6 @@ SHORT = list(range(0, 40, 2))
 
 def pair(layers: int = 1, **changes: Any) -> tuple[Any, DraftHead]:
     """A target and a feature head whose weights are numbers that 4 bits hold."""
-    import utils.kernels.vectors  # noqa: F401  (with it the compiler is at hand)
-
     target = make_target(hidden_size=64)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2}
     head = make_student(

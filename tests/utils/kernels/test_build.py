@@ -1,0 +1,133 @@
+"""The library is compiled once and found again; what Python says of its structures is what the header says."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from utils.kernels import bindings, build
+from utils.kernels.build import BuildError, kept_library, library
+from utils.kernels.instruction_sets import InstructionSet, instruction_set, why_not
+
+pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")
+
+SOURCES = Path(build.__file__).parent
+STRUCTURES = ["Weight", "Input", "Product", "LookUp", "Expert", "Layer", "Pass", "Step", "Walk"]
+ENUMERATIONS = (
+    "COLUMNS",
+    "GROUP",
+    "TILE",
+    "FEW",
+    "TABLES",
+    "MOST",
+    "RIVALS",
+    "NOISE",
+    "PRODUCT",
+    "LOOK_UP",
+    "PASS",
+    "STEP",
+)
+
+
+def row() -> InstructionSet:
+    found = instruction_set()
+    assert found is not None
+    return found
+
+
+def checks() -> list[str]:
+    """What must hold at compile time."""
+    lines = [f"_Static_assert({name} == {getattr(bindings, name)}, {name});" for name in ENUMERATIONS]
+    lines += [f"_Static_assert({name} == {number}, {name});" for number, name in enumerate(bindings.TYPES)]
+    lines += [f"_Static_assert({name.upper()} == {at}, {name});" for at, name in enumerate(bindings.ACTIVATIONS)]
+    for name in STRUCTURES:
+        kind: Any = getattr(bindings, name)
+        lines.append(f"_Static_assert(sizeof({name}) == {ctypes.sizeof(kind)}, {name});")
+        for field, _ in kind._fields_:
+            c_name = "pass" if (name, field) == ("Step", "whole") else field
+            at = getattr(kind, field).offset
+            lines.append(f"_Static_assert(offsetof({name}, {c_name}) == {at}, {name}.{field});")
+    assert bindings.ROW.fields is not None
+    lines.append(f"_Static_assert(sizeof(Row) == {bindings.ROW.itemsize}, Row);")
+    lines += [
+        f"_Static_assert(offsetof(Row, {at}) == {bindings.ROW.fields[at][1]}, {at});" for at in bindings.ROW.names
+    ]
+    lines.append(f"_Static_assert(sizeof(Codes) == {bindings.CODES}, Codes);")
+    return [f'{line.rsplit(", ", 1)[0]}, "{line.rsplit(", ", 1)[1][:-2]}");' for line in lines]
+
+
+def test_python_says_of_structures_what_the_header_says(tmp_path: Path) -> None:
+    text = '#include <stddef.h>\n#include "kernels.h"\n' + "\n".join(checks())
+    (tmp_path / "check.c").write_text(text)
+    files = ["-I", str(SOURCES), "-c", "-o", str(tmp_path / "check.o"), str(tmp_path / "check.c")]
+    command = [sys.executable, "-m", "ziglang", "cc", *files]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert not done.stderr
+    assert done.returncode == 0
+    (tmp_path / "check.c").write_text(text.replace(f"sizeof(Codes) == {bindings.CODES}", "sizeof(Codes) == 1"))
+    assert subprocess.run(command, capture_output=True).returncode != 0
+
+
+def loaded(folder: Path | None, reports: list[str]) -> float:
+    """1 / noise by a library from this folder."""
+    kernels = library(folder, row(), lambda: reports.append("compiling"))
+    given, result = np.ones(1, np.float32), np.empty(1, np.float32)
+    address = ctypes.c_void_p
+    kernels.over_noise(ctypes.c_uint64(5), ctypes.c_int64(1), address(given.ctypes.data), address(result.ctypes.data))
+    return float(result[0])
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the products, whose compilation takes seconds."""
+    monkeypatch.setattr(build, "_UNITS", {"walk": build._UNITS["walk"]})
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_second_start_takes_what_the_first_compiled(tmp_path: Path) -> None:
+    reports: list[str] = []
+    first = loaded(tmp_path, reports)
+    assert kept_library(tmp_path, row()).is_file()
+    assert first > 1
+    assert loaded(tmp_path, reports) == first
+    assert reports == ["compiling"]
+    assert {file.suffix for file in tmp_path.iterdir()} <= {".so", ".dll", ".lock"}
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("trouble", ["a file in its place", "no folder", "what cannot be executed"])
+def test_a_folder_that_cannot_be_used_costs_no_more_than_compiling(trouble: str, tmp_path: Path) -> None:
+    reports: list[str] = []
+    folder: Path | None = tmp_path / "kept"
+    if trouble == "a file in its place":
+        (tmp_path / "kept").touch()
+    elif trouble == "no folder":
+        folder = None
+    else:
+        (tmp_path / "kept").mkdir()
+        kept_library(tmp_path / "kept", row()).write_text("no library")
+    assert loaded(folder, reports) > 1
+    assert reports == ["compiling"]
+
+
+def test_other_sources_are_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = kept_library(tmp_path, row())
+    for file in SOURCES.glob("*.[ch]"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(build, "_SOURCES", tmp_path)
+    build._version.cache_clear()
+    try:
+        assert kept_library(tmp_path, row()) == before
+        (tmp_path / "vectors.h").write_text("")
+        build._version.cache_clear()
+        assert kept_library(tmp_path, row()) != before
+        with pytest.raises(BuildError, match=r"^the kernels do not compile: .*error: "):
+            library(tmp_path / "kept", row())
+    finally:
+        build._version.cache_clear()
