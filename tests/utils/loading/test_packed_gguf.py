@@ -171,8 +171,8 @@ def test_a_file_of_other_parts_is_refused_by_name(
     elif changed == "other":
         norm["size"] -= 1
     else:
-        blocks, _, size, count = index["weights"]["model.embed_tokens"]["shape"]
-        index["weights"]["lm_head"] = {**index["weights"]["model.embed_tokens"], "shape": [blocks, 1, size, count]}
+        embedding = index["weights"]["model.embed_tokens"]
+        index["weights"]["lm_head"] = {**embedding, "shape": [*embedding["shape"][:-1], 32]}
     (tmp_path / "index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match=f"^m does not fit its configuration: {refused}$"):
         packed_model(target.model.config, tmp_path, tmp_path, "m")
@@ -238,15 +238,14 @@ def test_a_file_with_a_type_that_no_kernel_knows_is_left_to_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path))
-    good = entry_of(written(tmp_path / "good.gguf", {"blk.0.attn_q": "Q5_0"}), "a" * 64)
+    good = entry_of(written(tmp_path / "good.gguf", {"blk.0.attn_q": "Q5_0", "token_embd": "F32"}), "a" * 64)
     assert set(json.loads((good / "index.json").read_text())["weights"]) == {
         "model.embed_tokens",
         "model.layers.0.self_attn.q_proj",
         "model.layers.0.self_attn.o_proj",
     }
     for name, kinds, family, why in [
-        ("type", {"blk.0.attn_q": "Q5_1"}, "llama", "no kernel for Q5_1, the type of blk.0.attn_q.weight"),
-        ("wide", {"token_embd": "F32"}, "llama", "no kernel for F32, the type of token_embd.weight"),
+        ("type", {"blk.0.attn_q": "MXFP4"}, "llama", "no kernel for MXFP4, the type of blk.0.attn_q.weight"),
         ("kind", {}, "gemma", "no compiled pass computes gemma"),
     ]:
         with pytest.raises(UnfitError, match=why):
@@ -263,8 +262,8 @@ def test_an_unfit_file_is_refused_by_its_header_alone(tmp_path: Path, monkeypatc
     monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(gguf, "GGUFReader", never_done)
     monkeypatch.setattr(packed_gguf, "pack", never_done)
-    with pytest.raises(UnfitError, match="no kernel for Q5_1"):
-        entry_of(written(tmp_path / "late.gguf", {"blk.0.attn_output": "Q5_1"}), "a" * 64)
+    with pytest.raises(UnfitError, match="no kernel for MXFP4"):
+        entry_of(written(tmp_path / "late.gguf", {"blk.0.attn_output": "MXFP4"}), "a" * 64)
     with pytest.raises(AssertionError, match="for nothing"):
         entry_of(written(tmp_path / "good.gguf", {}), "b" * 64)
 
