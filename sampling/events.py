@@ -46,7 +46,8 @@ class Step:
     the *examined* nodes in examination order: the accepted ones, then the refused one.
     `top2_gap` is the gap of the target's two best logits where the round ended. All seconds are
     shared out evenly over the rows that were active in the round; `overhead_s` is what the loop
-    itself took beside drafting, verifying and sampling.
+    itself took beside drafting, verifying and sampling. `chosen`: the drafts were not drawn but chosen, and each is
+    accepted if the target draws it: with chance p(x), whatever `draft_p`, the drafter's own probability, is.
     """
 
     row: int
@@ -65,6 +66,7 @@ class Step:
     sample_s: float
     inner: tuple[Step, ...] = ()
     overhead_s: float = 0.0
+    chosen: bool = False
 
     @property
     def accepted(self) -> tuple[int, ...]:

@@ -169,7 +169,9 @@ class _Run:
         share = len(self.rows)
         asked = Budget([0] * share) if self.opening else self.controller.budget(self.ids)
         room = list(map(self._room, self.rows, self.ends))
-        budget = asked if max(asked.depth) <= min(room) else replace(asked, depth=list(map(min, asked.depth, room)))
+        budget = asked
+        if max(asked.max_depth) > min(room):
+            budget = replace(asked, max_depth=list(map(min, asked.max_depth, room)))
         keys = torch.tensor([[name, len(row)] for name, row in zip(self.ids, self.rows, strict=True)])
         draft = self._draft(budget, keys)
         draft_s = watch.lap() + waited
@@ -198,14 +200,14 @@ class _Run:
                 sample_s=sample_s / share,
                 inner=tuple(inner.get(row, ())),
             )
-            for place, (row, depth, outcome) in enumerate(zip(self.ids, budget.depth, outcomes, strict=True))
+            for place, (row, depth, outcome) in enumerate(zip(self.ids, budget.max_depth, outcomes, strict=True))
         ]
         if not self.opening:
-            self.controller.observe(steps, draft.predicted)
+            self.controller.observe(steps, draft.promised)
         self.opening = False
         self._select([place for place, outcome in enumerate(outcomes) if outcome.reason is None])
         overhead_s = watch.lap() / share
-        for step, gamma, outcome in zip(steps, asked.depth, outcomes, strict=True):
+        for step, gamma, outcome in zip(steps, asked.max_depth, outcomes, strict=True):
             yield replace(step, gamma=gamma, overhead_s=overhead_s)
             if outcome.reason is not None:
                 yield Finished(step.row, outcome.reason)
@@ -218,7 +220,7 @@ class _Run:
     def _draft(self, budget: Budget, keys: Tensor) -> Draft:
         """The round's draft; of several processes the first one drafts, and the others get ids and parents."""
         draft = Draft.empty(len(self.rows))
-        if first() and max(budget.depth) > 0:
+        if first() and max(budget.max_depth) > 0:
             draft = self.drafter.propose(self.rows, budget, self.sampler.drafting(keys))
         tokens, parents = agreed((draft.tokens, draft.parents))
         return draft if first() else Draft(tokens, parents=parents)

@@ -37,7 +37,7 @@ class Rule(IntEnum):
 class Tree(Enum):
     """How a drafter's trees grow, where the target takes trees."""
 
-    BEST_FIRST = 1  # one row: by the path's probability; the budget's depth counts nodes, which are weighed one by one
+    BEST_FIRST = 1  # one row: by the path's probability; nodes are weighed one by one
     SIDEWAYS = 2  # a chain as deep as the budget says with siblings beside it, up to its number of nodes
 
 
@@ -75,7 +75,7 @@ class NodeCosts:
     """What a node of a tree must bring to be worth its place in the target's pass."""
 
     v: Sequence[float]  # v(1), v(2), …: the time of a pass over so many tokens, relative to one
-    trust: float = 1.0  # how much of the accepted tokens that drafters predict comes
+    calibration: float = 1.0  # share of the tokens that drafters predict which is accepted
     rate: float = 1.0  # tokens that the time of a one-token pass brings anyway
 
 
@@ -83,10 +83,10 @@ class NodeCosts:
 class Budget:
     """How much to draft in one round; a gamma controller makes it."""
 
-    depth: list[int]  # of each row the tokens down to its deepest draft; the loop cuts it to the room that is left
-    nodes: int | None = None  # of a row in all; None: as many as the drafter itself has
+    max_depth: list[int]  # of each row the tokens down to its deepest draft; the loop cuts it to the room that is left
+    max_nodes: int | None = None  # of a row in all; None: as many as the drafter itself has (a best-first tree: depth)
     costs: NodeCosts | None = None  # None: nothing is known of costs, every node stays
-    price: float | None = None  # tokens that come anyway while the drafter's model runs; None: nothing is known
+    opportunity_cost: float | None = None  # tokens that come anyway while the drafter's model runs; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,12 @@ class Draft:
 
     tokens: Tensor  # [B, N] long
     probs: Tensor | None = None  # [B, N, V] float: what each node was really drawn from; None = point masses
-    raw: Tensor | None = None  # [B, N] the drafter's temperature-1 probability of each node
+    draft_prob: Tensor | None = None  # [B, N] the drafter's own probability of each node at temperature 1; None: 1
     parents: Tensor | None = None  # [N] long, -1 = root; None = a chain
     source: Tensor | None = None  # [N] or [B, N] index into the drafter's `traits.names`
     calls: tuple[Call, ...] = ()
     trace: tuple[Step, ...] = ()
-    predicted: float = 0.0  # accepted tokens that a tree's paths promise; 0 where the drafter says nothing
+    promised: float = 0.0  # accepted tokens that a tree's paths promise; 0 where the drafter says nothing
 
     @staticmethod
     def empty(rows: int) -> Draft:
@@ -388,7 +388,7 @@ class GammaController(Protocol):
     """Chooses how much to draft. Decides from past rounds only, and touches no drafter."""
 
     def budget(self, rows: list[int]) -> Budget: ...  # of the coming round, by row ids
-    def observe(self, steps: list[Step], predicted: float) -> None: ...  # a round: of each row, and `Draft.predicted`
+    def observe(self, steps: list[Step], promised: float) -> None: ...  # a round: of each row, and `Draft.promised`
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +400,7 @@ class FixedPace:
     def budget(self, rows: list[int]) -> Budget:
         return Budget([self.value] * len(rows))
 
-    def observe(self, steps: list[Step], predicted: float) -> None:
+    def observe(self, steps: list[Step], promised: float) -> None:
         return None
 
 

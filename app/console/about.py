@@ -38,7 +38,7 @@ _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 def header(engine: PairEngine, settings: Settings, console: Console) -> RenderableType:
     """The line over everything: models, place and settings."""
     look = look_of(console, settings)
-    return heading(models_of(engine), settings, look, engine.last_gamma(settings))
+    return heading(models_of(engine), settings, look, engine.mean_drafted(settings))
 
 
 def _count(number: float) -> str:
@@ -90,12 +90,18 @@ def learned_gamma(engine: PairEngine, settings: Settings) -> str:
     return "\n".join(_learned(name, pace.summary()) for name, pace in found.items() if pace is not None and pace.rounds)
 
 
+def _drafted(state: dict[str, Any]) -> str:
+    if state["drafted"] is None:
+        return "nothing drafted"
+    return f"{state['drafted']:.1f} drafted a round" + ("" if state["pays"] else ", none now: drafts do not pay")
+
+
 def _learned(name: str, state: dict[str, Any]) -> str:
     alphas = " ".join(f"{alpha:.2f}"[1 if alpha < 1 else 0 :] for alpha in state["alpha"][:_POSITIONS])
     v = ", ".join(f"v({n}) {state['v'][n - 1]:.2f}" for n in _WIDTHS if n <= len(state["v"]))
     guessed = "" if state["measured"] else " (guessed)"
     return (
-        f"{name}: gamma {state['gamma']} in the last of {state['rounds']} rounds, {state['probes']} probes\n"
+        f"{name}: {_drafted(state)} in the last of {state['rounds']} rounds, {state['trials']} trials\n"
         f"  alpha {alphas} …   c {state['c']:.3f}{guessed}   {v}"
     )
 

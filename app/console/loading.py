@@ -99,11 +99,11 @@ def load_another_drafter(
 
 
 def warm(engine: PairEngine, progress: Progress) -> PairEngine:
-    """The engine, after the passes that no clock should count."""
-    from app.settings.table import Settings
+    """Warm the pair up (app/lanes/warm.py)."""
+    from app.lanes.warm import warm_up
 
     progress("warming up", None)
-    engine.warm(Settings())
+    warm_up(engine)
     return engine
 
 

@@ -117,7 +117,7 @@ def status(state: ConsoleState) -> str:
     """The prompt's bottom line."""
     pairs, chat = state.pairs, state.chat
     used, context = (len(chat.ids), chat.context) if chat else (0, 0)
-    last = pairs.engine.last_gamma(state.settings) if pairs.engine is not None else None
+    last = pairs.engine.mean_drafted(state.settings) if pairs.engine is not None else None
     return toolbar(pairs.name, state.settings, pairs.job.status if pairs.job else "", used, context, last)
 
 

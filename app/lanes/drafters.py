@@ -19,10 +19,10 @@ from sampling.drafters.draft_heads.checkpoint import load_student, read_config
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.published import verifier
 from sampling.drafters.draft_model import ModelDrafter, rule_of
-from sampling.drafters.registry import MEMBERS, ROWS, TREE, DraftRequest
+from sampling.drafters.registry import HEADS, MEMBERS, ROWS, TREE, DraftRequest
 from sampling.drafters.tables.suffix import SuffixIndex
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.gamma.chances import Chances
+from sampling.gamma.ratios import Ratios
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import lm_of
 from sampling.models.translated import TranslatedLM, Translation
@@ -100,10 +100,17 @@ class PairDrafters:
 
     def agreement(self, kind: str) -> float:
         """How often its likeliest token was the target's on held-out text, as its training found; 0 if it says not."""
+        return next(iter(self.alphas(kind)), 0.0)
+
+    def alphas(self, word: str) -> tuple[float, ...]:
+        """Alpha by position of a draft head on held-out text, as its card has it; () for other drafters."""
+        if ROWS[word].needs not in HEADS or "+" in word:
+            return ()
         try:
-            return float(read_config(self.folder(kind))["held_out"]["held"]["alpha"][0])
-        except (KeyError, IndexError, TypeError, ValueError):
-            return 0.0
+            alphas = tuple(map(float, read_config(self.folder(word))["held_out"]["held"]["alpha"]))
+        except (KeyError, TypeError, ValueError):
+            return ()
+        return alphas if all(0 < alpha < 1 for alpha in alphas) else ()
 
     def cascade(self, asked: DraftRequest) -> tuple[list[Drafter], Matrix, float]:
         """Drafters large to small, K matrix and lenience: what the settings say, else the pair.
@@ -144,7 +151,7 @@ class PairDrafters:
             values |= {name: getattr(settings, name) for name in own}
         return (word, *sorted(values.items()))
 
-    def make(self, word: str, settings: Settings, chances: Chances | None = None) -> Drafter:
+    def make(self, word: str, settings: Settings, chances: Ratios | None = None) -> Drafter:
         """A new drafter as these settings have it; UsageError if the pair lacks what it is made of."""
         return self.build(DraftRequest(word, settings, self._grown(word, settings), settings.gamma == "auto", chances))
 

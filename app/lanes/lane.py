@@ -20,9 +20,9 @@ from sampling.beam.plan import BeamPlan
 from sampling.beam.search import beam_generate
 from sampling.drafters.draft_model import NoDrafter
 from sampling.events import Event
-from sampling.gamma.chances import Chances
-from sampling.gamma.goodput import GoodputController
-from sampling.gamma.tree import controller_of
+from sampling.gamma.acceptance import Acceptance
+from sampling.gamma.controller import Controller, controller_of
+from sampling.gamma.ratios import Ratios
 from sampling.loop import generate
 from sampling.models.encoder_decoder import go_on, lm_of
 from sampling.models.fused import FusedNetwork
@@ -35,6 +35,7 @@ from utils.logits_processors import ARGUMENTS, LogitsProcessor
 from utils.progress import never
 
 if TYPE_CHECKING:
+    from app.lanes.pass_times import Measured
     from app.settings.table import Settings
     from utils.loading.loaded import LoadedPair
 
@@ -50,7 +51,7 @@ class Lane:
     limits: Limits
     shares_target: bool = True
     reopen: Callable[[list[int], Sequence[int]], Session] | None = None  # where the lane keeps a session of its own
-    pace: GoodputController | None = None  # `gamma auto`
+    pace: Controller | None = None  # `gamma auto`
     beams: BeamPlan | None = None  # beam search in place of the loop
 
     @property
@@ -155,8 +156,8 @@ class _Kept:
 
     key: Any
     drafter: Drafter
-    chances: Chances
-    pace: GoodputController | None = None
+    ratios: Ratios
+    pace: Controller | None = None
 
 
 class PairEngine:
@@ -173,8 +174,9 @@ class PairEngine:
         self.target = lm_of(loaded.target.model, "target", loaded.vocab_size)
         self.drafters = PairDrafters(loaded, self.target)
         self._kept: dict[str, _Kept] = {}  # by lane
-        self._paces: dict[tuple[str, Any], GoodputController] = {}  # by lane and what its drafter depends on
+        self._paces: dict[tuple[str, Any], Controller] = {}  # by lane and what its drafter depends on
         self._own: Session | None = None  # the draft lane's session
+        self.measured: Measured | None = None  # costs here, if it was warmed up
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -223,13 +225,14 @@ class PairEngine:
         pace = kept.pace if settings.gamma == "auto" else None
         return Lane(name, self.target, kept.drafter, settings, limits, pace=pace)
 
-    def pace(self, name: str) -> GoodputController | None:
+    def pace(self, name: str) -> Controller | None:
         """What chooses gamma in this lane under `gamma auto`; None before it has run so."""
         return self._kept[name].pace if name in self._kept else None
 
-    def last_gamma(self, settings: Settings) -> int | None:
-        """What `gamma auto` chose for the last round of the last lane that has one; None before."""
-        return next((pace.last for name in reversed(settings.compare) if (pace := self.pace(name)) is not None), None)
+    def mean_drafted(self, settings: Settings) -> float | None:
+        """Tokens that `gamma auto` drafts a round in the last lane that has one; None before."""
+        paces = [pace for name in reversed(settings.compare) if (pace := self.pace(name)) is not None]
+        return paces[0].mean_drafted if paces else None
 
     def warm(self, settings: Settings) -> None:
         """Run a few passes of every lane that nobody times: the first ones of a process are slower than any after them.
@@ -280,10 +283,13 @@ class PairEngine:
         kept = self._kept.get(name)
         pace = self._paces.get((name, key))
         if kept is None or kept.key != key:
-            chances = Chances() if pace is None else pace.chances
-            kept = self._kept[name] = _Kept(key, self.drafters.make(word, settings, chances), chances)
+            ratios = Ratios() if pace is None else pace.acceptance.ratios
+            kept = self._kept[name] = _Kept(key, self.drafters.make(word, settings, ratios), ratios)
         drafts = not isinstance(kept.drafter, NoDrafter) and kept.drafter.traits.most != 0
         if settings.gamma == "auto" and drafts and kept.pace is None:
-            kept.pace = pace or controller_of(kept.drafter.traits, settings.nodes, chances=kept.chances)
+            own = word == self.loaded.drafter_kind
+            costs = None if self.measured is None else self.measured.costs(with_drafter=own)
+            acceptance = Acceptance(prior=self.drafters.alphas(word), ratios=kept.ratios)
+            kept.pace = pace or controller_of(kept.drafter.traits, settings.nodes, costs, acceptance)
             self._paces[name, key] = kept.pace
         return kept

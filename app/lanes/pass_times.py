@@ -9,10 +9,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
+from sampling.gamma.costs import Costs
 from sampling.models.cache import CrossCache
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import EncDecNetwork
@@ -24,6 +26,19 @@ BUDGET = 60.0  # seconds after which no further repeat is begun
 Key = TypeVar("Key")
 
 Pass = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Costs of a pair here: seconds of a one-token pass, v(n) by n, and c of its drafter (None: it drafts nothing)."""
+
+    plain: float
+    v: dict[int, float]
+    c: float | None
+
+    def costs(self, with_drafter: bool) -> Costs:
+        """New costs seeded with these."""
+        return Costs(self.c if with_drafter else None, self.v, self.plain)
 
 
 def measure_costs(

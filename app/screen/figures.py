@@ -37,10 +37,11 @@ class PaneData:
     """One lane as it stands. `title` is the lane's name (ar, spec …) or any other words.
 
     `progress` is shown while waiting or reading the prompt ("reading prompt 256 of 3000"); `limit`
-    is the most tokens the answer may have; `expected` the expected speed-up, if it is known; `gamma` that of
-    the last round, where it changes from round to round; `names` who may have proposed a span, by its source; `beams`
-    those of a beam search, best first; `slow` how many times slower than it was it is shown; `recent` the first
-    span of the last rounds; `seen` that its drafts come from earlier answers, which have the text.
+    is the most tokens the answer may have; `expected` the expected speed-up, if it is known; `gamma` the mean tokens
+    that a round drafted, where that changes from round to round; `resting` c and alpha where drafts do not pay; `names`
+    who may have proposed a span, by its source; `beams` those of a beam search, best first; `slow` how many times
+    slower than it was it is shown; `recent` the first span of the last rounds; `seen` that its
+    drafts come from earlier answers, which have the text.
     """
 
     title: str
@@ -50,7 +51,8 @@ class PaneData:
     progress: str = ""
     limit: int | None = None
     expected: float | None = None
-    gamma: int | None = None
+    gamma: float | None = None
+    resting: tuple[float, float] | None = None
     names: tuple[str, ...] = ()
     beams: tuple[BeamLine, ...] = ()
     slow: float = 1.0
@@ -104,7 +106,7 @@ class PaneData:
             return f"{self.tokens}/{self.limit or '?'} tok, slow {self.slow:g}"
         if self.state == "running":
             tokens = f"{self.tokens} of {self.limit} tok" if self.limit else f"{self.tokens} tok"
-            return tokens if self.gamma is None else f"{tokens}, gamma {self.gamma}"
+            return tokens if self.gamma is None else f"{tokens}, gamma {self.gamma:.1f}"
         cut = self.state == "done" and self.stats is not None and self.stats.stop_reason == "length"
         return f"cut at {self.tokens} tok" if cut else f"{self.state}, {self.tokens} tok"
 

@@ -6,6 +6,7 @@ scrollback. Knows no models; whether there is a terminal at all its caller decid
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,9 @@ def look_of(console: Console, settings: Settings) -> Look:
     color = console.color_system is not None and not console.no_color
     plain = settings.ascii or not encoding.startswith("utf")
     return Look(width=width, height=max(2, height - 1), color=color, ascii=plain, palette=settings.palette)
+
+
+_REST = 4  # rounds without drafts, under `gamma auto`, that say that it has stopped
 
 
 class Track:
@@ -138,6 +142,7 @@ class Track:
             self.limit,
             expected=self.expected,
             gamma=self._gamma(),
+            resting=self._resting(),
             names=tuple(getattr(self.lane, "source_names", ())),
             beams=() if self.beams is None else self.beams.beams,
             seen=seen_before(self.meter.stats, self.terms),
@@ -145,10 +150,20 @@ class Track:
             slow=getattr(getattr(self.lane, "settings", None), "slow", 1.0),
         )
 
-    def _gamma(self) -> int | None:
-        """What `gamma auto` chose for the last round; None where gamma is fixed."""
-        last = self.events[-1] if self.events and getattr(self.lane, "pace", None) is not None else None
-        return last.gamma if isinstance(last, Step) else None
+    def _gamma(self) -> float | None:
+        """Mean tokens that a round of this answer drafted under `gamma auto`; None where gamma is fixed."""
+        passes = self.meter.stats.target_passes
+        return self.meter.stats.draft_n / passes if passes and getattr(self.lane, "pace", None) is not None else None
+
+    def _resting(self) -> tuple[float, float] | None:
+        """c and alpha of this answer where `gamma auto` has stopped drafting in it."""
+        rounds = self.steps[1:]
+        rests = len(rounds) >= _REST and not any(step.gamma for step in rounds[-_REST:])
+        stats = self.meter.stats
+        if not rests or not getattr(self.lane, "pace", None) or not stats.draft_n or stats.alpha is None:
+            return None
+        plain = statistics.median(step.verify_s for step in rounds if not step.drafted)
+        return (stats.draft_ms / 1000 / stats.draft_n / plain, stats.alpha) if plain else None
 
     def answer(self) -> Answer:
         """The lane's result with its figures."""

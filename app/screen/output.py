@@ -50,9 +50,11 @@ def load_engine(settings: Settings, options: ModelOptions, cancelled: Callable[[
     spec = choose_pair(options)  # what is wrong with the pair is said before torch is loaded
     with LoadProgress(sys.stderr, quiet=settings.quiet) as progress:
         from app.lanes.lane import PairEngine
+        from app.lanes.warm import warm_up
         from utils.loading.loading import load_pair
 
         engine = PairEngine(load_pair(spec, load_options(options), progress, cancelled))
+        warm_up(engine)
     if not settings.quiet:
         for note in engine.notes:
             sys.stderr.write(f"{note}\n")

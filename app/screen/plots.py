@@ -2,7 +2,7 @@
 
 :class:`Bars` is drawing alone. What is drawn comes from the answers' own rounds: a lane that ran under `gamma auto`
 has learned α, c and v(n); of any other lane its recorded rounds are shown to a fresh
-:class:`sampling.gamma.goodput.GoodputController`, so that both say what `gamma auto` would take. Knows no commands and
+:class:`sampling.gamma.controller.Controller`, so that both say what `gamma auto` would take. Knows no commands and
 no models.
 """
 
@@ -15,8 +15,8 @@ from app.lanes.answers import plain_answer
 from app.screen.live import Track
 from app.screen.palette import Look
 from app.screen.rows import Drawn, Row, chunk, flow, row_of
-from sampling.gamma.acceptance_estimate import expected_tokens
-from sampling.gamma.goodput import GAMMA_MAX, GoodputController, best
+from sampling.gamma.acceptance import expected_tokens
+from sampling.gamma.controller import GAMMA_MAX, Controller, best
 from sampling.stats.ratios import disturbed, speedup
 from sampling.stats.summary import Stats
 from utils.errors import UserError
@@ -102,7 +102,11 @@ def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
     controller = track.lane.pace or _learned(track, answers)
     if not controller.costs.drafting_known:
         raise UserError("too few rounds were timed to know what drafting costs here: another answer will do")
-    rates, auto, used = controller.expected(GAMMA_MAX), best(controller.rates), track.lane.settings.gamma
+    rates, auto, used = (
+        controller.expected(GAMMA_MAX),
+        best(controller.expected(controller.reach)),
+        track.lane.settings.gamma,
+    )
     notes, reach = _notes(auto, used if isinstance(used, int) else None), controller.costs.reach
     bars = [
         Bar(str(gamma), f"{rate:.2f}x", rate / max(rates), notes.get(gamma, ""), gamma < reach, gamma in notes)
@@ -119,9 +123,9 @@ def _notes(auto: int, used: int | None) -> dict[int, str]:
     return {auto: "auto"} | ({} if used is None else {used: "this one"})
 
 
-def _learned(track: Track, answers: Sequence[Sequence[Track]]) -> GoodputController:
+def _learned(track: Track, answers: Sequence[Sequence[Track]]) -> Controller:
     """What `gamma auto` would know, had it seen the rounds of this lane's drafter and the plain ones beside them."""
-    controller = GoodputController()
+    controller = Controller()
     for tracks in answers:
         for other in tracks:
             lane = other.lane
@@ -139,7 +143,7 @@ def _learned(track: Track, answers: Sequence[Sequence[Track]]) -> GoodputControl
 
 
 def _remarks(
-    track: Track, controller: GoodputController, last: Sequence[Track], look: Look, *, more_answers: bool
+    track: Track, controller: Controller, last: Sequence[Track], look: Look, *, more_answers: bool
 ) -> list[str]:
     """The figures that the bars are made of, and the measured speed-up."""
     costs, reach = controller.costs, controller.costs.reach
@@ -157,7 +161,7 @@ def _remarks(
     return remarks if plain is None else [*remarks, *_measured(track, controller, plain.stats, more_answers)]
 
 
-def _measured(track: Track, controller: GoodputController, plain: Stats, more_answers: bool) -> list[str]:
+def _measured(track: Track, controller: Controller, plain: Stats, more_answers: bool) -> list[str]:
     """The speed-up of the last answer; where the bar of its gamma says another, both as tokens over time, and why."""
     own, used = track.meter.stats, track.lane.settings.gamma
     factor, tokens = speedup(plain, own), own.tokens_per_pass
@@ -166,7 +170,7 @@ def _measured(track: Track, controller: GoodputController, plain: Stats, more_an
     if disturbed(plain, own):
         return [f"timing of the last answer disturbed: faster than {tokens:.2f} tok/pass allows"]
     told = f"measured in the last answer: {factor:.2f}x at gamma {_used(track)}"
-    gamma = best(controller.rates) if used == "auto" else min(int(used), GAMMA_MAX)
+    gamma = best(controller.expected(controller.reach)) if used == "auto" else min(int(used), GAMMA_MAX)
     bar, wanted = controller.expected(GAMMA_MAX)[gamma], expected_tokens(controller.acceptance.alphas)[gamma]
     if _agree(factor, bar):
         return [told]

@@ -41,6 +41,7 @@ class Drafted(NamedTuple):
     p: float | None
     fate: str  # accepted, rejected or discarded
     depth: int = 0
+    chosen: bool = False  # not drawn: accepted with chance p
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> TracedRound:
             target_p.get(node),
             fates.get(node, "discarded"),
             depths[node],
+            step.chosen,
         )
         for node in (_downwards(step) if step.is_tree else range(len(texts)))
     ]
@@ -220,6 +222,7 @@ class Trace(Drawn):
         if step.drafted or number:
             accepted = f"accepted {len(step.path)}/{len(step.drafted)}" if step.drafted else "nothing drafted"
             parts += [chunk(f"{self.look.glyph('gamma')} {step.gamma}", "faint"), chunk(accepted, "faint")]
+            parts += [chunk("chosen", "faint")] if step.chosen else []
         rows = flow([*parts, chunk(f"{step.seconds * 1000:.1f} ms", "faint")], self.look, 2)
         inner = [row for review in found.inner for row in self._review(review, 1)]
         drafts = [row for draft in found.drafts for row in self._draft(draft)]
@@ -299,16 +302,17 @@ class Trace(Drawn):
     def _figures(self, draft: Drafted, inside: bool) -> str:
         if draft.q is None or draft.p is None:
             return "not examined".ljust(self._room) if self._wide else ""
-        q, p, likely = share(draft.q), share(draft.p), self._chance(draft.q, draft.p, inside)
+        q, p, likely = share(draft.q), share(draft.p), self._chance(draft, inside)
         chance = "" if likely is None else share(likely)
         figures = f"q{q} p{p}" + (f" ch{chance}" if chance else "")
         if self._spelled:
             figures = f"q {q:>4}  p {p:>4}" + (f"  chance {chance:>4}" if chance else "")
         return figures.ljust(self._room) if self._wide else figures
 
-    def _chance(self, q: float, p: float, inside: bool) -> float | None:
+    def _chance(self, draft: Drafted, inside: bool) -> float | None:
+        q, p = draft.q or 0.0, draft.p or 0.0
         if not inside:
-            return chance(self.rule, q, p)
+            return chance("match" if draft.chosen and self._has_chance else self.rule, q, p)
         return ratio(q, p, self.lenience) if self.rule == "ratio" and self.lenience is not None else None
 
 

@@ -47,10 +47,10 @@ def models_of(engine: PairEngine) -> dict[str, str]:
     }
 
 
-def heading(models: Models, settings: Settings, look: Look, last_gamma: int | None = None) -> Chunks:
+def heading(models: Models, settings: Settings, look: Look, drafted: float | None = None) -> Chunks:
     """The line over everything, what runs: target ← drafter, dtype and device, gamma, T, top-p, seed.
 
-    `last_gamma` is what `auto` chose last.
+    `drafted` is how many tokens a round `auto` drafts.
     """
     models = {name: visible(text, look.ascii) for name, text in models.items() if isinstance(text, str)}
     names = [chunk(models.get("target", ""), "strong")]
@@ -58,7 +58,7 @@ def heading(models: Models, settings: Settings, look: Look, last_gamma: int | No
         names.append(chunk(f"{look.glyph('arrow')} {drafter}", "plain", " "))
     texts = [
         models.get("where", ""),
-        f"{look.glyph('gamma')} {gamma_text(settings, last_gamma)}",
+        f"{look.glyph('gamma')} {gamma_text(settings, drafted)}",
         f"T {settings.temperature:g}",
         f"top-p {settings.top_p:g}",
         f"top-k {settings.top_k}" if settings.top_k else "",
@@ -103,15 +103,15 @@ def kernels_of(model: LoadedModel) -> str:
     return f"torch ({why_not()})" if why_not() else "torch"
 
 
-def gamma_text(settings: Settings, last: int | None) -> str:
-    """4, or auto(3) where 3 is what `auto` chose for the last round; auto before the first."""
-    return f"auto({last})" if settings.gamma == "auto" and last is not None else str(settings.gamma)
+def gamma_text(settings: Settings, drafted: float | None) -> str:
+    """4, or auto(2.3) where `auto` drafts 2.3 tokens a round; auto before the first."""
+    return f"auto({drafted:.1f})" if settings.gamma == "auto" and drafted is not None else str(settings.gamma)
 
 
-def toolbar(pair: str, settings: Settings, loading: str, used: int, context: int, last: int | None = None) -> str:
-    """Pair, progress of loading, settings and context, what matters most first; `last`: gamma of the last round."""
+def toolbar(pair: str, settings: Settings, loading: str, used: int, context: int, drafted: float | None = None) -> str:
+    """Pair, progress of loading, settings and context, what matters most first; `drafted`: tokens a round of `auto`."""
     parts = [f"{pair}: {loading}" if loading else pair]
-    parts += [f"gamma {gamma_text(settings, last)}", f"T {settings.temperature:g}", ",".join(settings.compare)]
+    parts += [f"gamma {gamma_text(settings, drafted)}", f"T {settings.temperature:g}", ",".join(settings.compare)]
     if settings.temperature:
         parts.append(f"seed {settings.seed}")
     if settings.slow > 1:
@@ -126,6 +126,13 @@ class Block(NamedTuple):
 
     rank: int
     rows: list[Row]
+
+
+def _resting(pane: PaneData) -> str:
+    """Why a lane does not draft."""
+    assert pane.resting is not None
+    c, alpha = (f"{value:.2f}".removeprefix("0") for value in pane.resting)
+    return f"{pane.label}: drafts do not pay here: c {c}, alpha {alpha}"
 
 
 class Summary(Drawn):
@@ -160,6 +167,7 @@ class Summary(Drawn):
         # Why the answer that the conversation goes on with is not whole.
         text = note(self.panes[-1], goes_on=self.goes_on) if self.panes and self.notes else ""
         notes = flow([chunk(text, "bad")], look) if text else []
+        notes += [row for pane in self.panes if pane.resting for row in flow([chunk(_resting(pane), "faint")], look)]
         blocks += [Block(2, notes), Block(5, flow(self._reading_aids(), look))]
         return [block for block in blocks if block.rows]
 

@@ -38,7 +38,7 @@ class Expansion:
 
     def most(self, budget: Budget) -> int:
         """Nodes of a row in this round."""
-        return self.nodes if budget.nodes is None else budget.nodes
+        return self.nodes if budget.max_nodes is None else budget.max_nodes
 
     def grow(self, drawing: Drawing, columns: list[Column], rows: Rows, call: Call, most: int) -> Draft:
         """The tree made of a chain: its nodes first, then the siblings by depth. `rows` [B] are the committed ones."""
@@ -58,9 +58,9 @@ def _counts(chain: Draft, best: list[list[float]], others: list[list[list[Other]
 
     `best`, the probability of the likeliest token, and `others` by depth and row.
     """
-    assert chain.raw is not None
+    assert chain.draft_prob is not None
     found = []
-    for place, (tokens, raw) in enumerate(zip(chain.tokens.tolist(), chain.raw.tolist(), strict=True)):
+    for place, (tokens, raw) in enumerate(zip(chain.tokens.tolist(), chain.draft_prob.tolist(), strict=True)):
         path, offers, length = 1.0, [], sum(token >= 0 for token in tokens)
         for depth in range(length):
             bound = siblings_of(best[depth][place])
@@ -79,11 +79,11 @@ def _joined(chain: Draft, leaves: dict[int, Leaves], drawing: Drawing) -> Draft:
     if probs is not None:
         beside = torch.cat([found.probs for found in leaves.values() if found.probs is not None], dim=1)
         probs = torch.cat([probs, spread(beside, drawing.reduced_ids, drawing.vocab_size, 0.0)], dim=1)
-    assert chain.raw is not None
+    assert chain.draft_prob is not None
     return replace(
         chain,
         tokens=torch.cat([chain.tokens, *(found.tokens for found in leaves.values())], dim=1),
         probs=probs,
-        raw=torch.cat([chain.raw, *(found.raw for found in leaves.values())], dim=1),
+        draft_prob=torch.cat([chain.draft_prob, *(found.raw for found in leaves.values())], dim=1),
         parents=torch.tensor(parents),
     )

@@ -81,14 +81,14 @@ class CascadeDrafter(Composite):
         super().__init__((self.reviewer, inner))
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """At most budget.depth[b] tokens, at least one where that is not 0: the inner drafts that pass, then the
+        """At most budget.max_depth[b] tokens, at least one where that is not 0: the inner drafts that pass, then the
         reviewer's own token.
 
         Distributions, where drafts have distributions, are those that the tokens really have. `trace` holds the review,
         a Step a row.
         """
         reviewer, share = self.reviewer, len(rows)
-        depth = reviewer.fitting(rows, budget.depth)
+        depth = reviewer.fitting(rows, budget.max_depth)
         if max(depth) <= 0:
             return Draft.empty(share)
         watch = Stopwatch(reviewer.lm.device)

@@ -108,7 +108,7 @@ class Growing:
         `numbers[i]` is what the piece's source i is called here. Its calls and trace are taken over.
         """
         source = torch.zeros_like(draft.tokens) if draft.source is None else draft.source.expand_as(draft.tokens)
-        raw = torch.ones(draft.tokens.shape) if draft.raw is None else draft.raw
+        raw = torch.ones(draft.tokens.shape) if draft.draft_prob is None else draft.draft_prob
         gained, where = [], []
         listed = zip(draft.tokens.tolist(), source.tolist(), raw.tolist(), strict=True)
         for place, (tokens, whose, chances) in enumerate(listed):
@@ -135,7 +135,7 @@ class Growing:
         return Draft(
             tokens=tokens,
             probs=self._probs(tokens.shape[1]),
-            raw=padded(self._raw, 1.0, torch.float32),
+            draft_prob=padded(self._raw, 1.0, torch.float32),
             source=padded(self._source, 0),
             calls=tuple(spent.values()),
             trace=tuple(self._trace),
@@ -186,10 +186,10 @@ class ChainDrafter(Composite):
         self.traits = replace(self.traits, most=max(longest, default=0))
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """Chains of at most budget.depth[b] tokens; the budget only cuts."""
+        """Chains of at most budget.max_depth[b] tokens; the budget only cuts."""
         grown = Growing(rows)
         for stage, total in zip(self.stages, accumulate(stage.tokens for stage in self.stages), strict=True):
-            self._extend(grown, stage, [min(total, most) for most in budget.depth], budget.depth, sampler)
+            self._extend(grown, stage, [min(total, most) for most in budget.max_depth], budget.max_depth, sampler)
         return grown.draft()
 
     def _extend(self, grown: Growing, stage: Stage, until: list[int], most: list[int], sampler: Sampler) -> None:

@@ -108,8 +108,8 @@ class ModelDrafter(ModelMember):
         super().start(prompt, target, verifier)
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """Chains of at most budget.depth[b] tokens; tokens [B, N], probs [B, N, V] unless point masses."""
-        session, depth = self.session, self.fitting(rows, budget.depth)
+        """Chains of at most budget.max_depth[b] tokens; tokens [B, N], probs [B, N, V] unless point masses."""
+        session, depth = self.session, self.fitting(rows, budget.max_depth)
         if session is None or max(depth) <= 0:
             return Draft.empty(len(rows))
         watch = Stopwatch(self.lm.device)
@@ -149,8 +149,8 @@ class RespelledDrafter(ModelMember):
         super().__init__(lm, Traits((lm.name,), Rule.POINT))
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """Chains of at most budget.depth[b] tokens, the model's likeliest."""
-        depth = self.fitting(rows, budget.depth)
+        """Chains of at most budget.max_depth[b] tokens, the model's likeliest."""
+        depth = self.fitting(rows, budget.max_depth)
         if not isinstance(self.session, TranslatedSession) or max(depth) <= 0:
             return Draft.empty(len(rows))
         watch, session, by = Stopwatch(self.lm.device), self.session, self.lm.translation

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sampling.drafters.combined import Composite
-from sampling.gamma.chances import Chances
+from sampling.gamma.ratios import Ratios
 from sampling.rows import common_prefix
 from sampling.types import Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Tree, Verdict
 from sampling.verify.rules import depth_of
@@ -31,7 +31,7 @@ HOPED = 0.6  # tokens a round that it is thought to bring before it has drafted
 class Case:
     """What both drafters bring, in tokens a round, where the first is silent, or where it is unsure."""
 
-    def __init__(self, name: str, chances: Chances) -> None:
+    def __init__(self, name: str, chances: Ratios) -> None:
         self.first, self.then = chances.of((name, "first"), 0.0), chances.of((name, "then"), HOPED)
         self.idle = 0  # such rounds since the second was asked
 
@@ -65,7 +65,7 @@ class FallbackDrafter(Composite):
         *,
         sure: float = 0.0,
         learn: bool = False,
-        chances: Chances | None = None,
+        chances: Ratios | None = None,
     ) -> None:
         names = first.traits.names
         if sure > 0 and first.traits.rule is not Rule.POINT:
@@ -74,7 +74,7 @@ class FallbackDrafter(Composite):
         tree = Tree.SIDEWAYS if then.traits.tree is Tree.SIDEWAYS else None
         self.traits = replace(self.traits, names=(*names, *then.traits.names), tree=tree)
         self.first, self.then, self.sure, self.learn = first, then, sure, learn
-        chances = Chances() if chances is None else chances
+        chances = Ratios() if chances is None else chances
         self.silent, self.unsure = Case("silent", chances), Case("unsure", chances)
         self._round: _Round | None = None
 
@@ -90,13 +90,13 @@ class FallbackDrafter(Composite):
         """A chain for each row, of one drafter alone."""
         draft = self.first.propose(rows, budget, sampler)
         guesses = [[token for token in row if token >= 0] for row in draft.tokens.tolist()]
-        cases = self._cases(rows, budget.depth, guesses)
-        asked = self._asked(cases, budget.price)
+        cases = self._cases(rows, budget.max_depth, guesses)
+        asked = self._asked(cases, budget.opportunity_cost)
         self._round = _Round(cases, guesses, asked)
         if not any(asked):
             return draft
-        depth = [most if ask else 0 for most, ask in zip(budget.depth, asked, strict=True)]
-        other = self.then.propose(rows, replace(budget, depth=depth), sampler)
+        depth = [most if ask else 0 for most, ask in zip(budget.max_depth, asked, strict=True)]
+        other = self.then.propose(rows, replace(budget, max_depth=depth), sampler)
         source = _sources(other) + len(self.first.traits.names)
         other = replace(other, source=source, calls=(*draft.calls, *other.calls))
         answered = (other.tokens >= 0).any(dim=1).tolist()  # a trained drafter may have run out of context
@@ -145,7 +145,7 @@ def _sources(draft: Draft) -> Tensor:
 
 
 def _raw(draft: Draft) -> Tensor:
-    return torch.ones(draft.tokens.shape) if draft.raw is None else draft.raw.float()
+    return torch.ones(draft.tokens.shape) if draft.draft_prob is None else draft.draft_prob.float()
 
 
 def _merged(one: Draft, other: Draft, firsts: Tensor) -> Draft:

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from sampling.gamma.chances import Chances
+    from sampling.gamma.ratios import Ratios
     from sampling.types import Drafter
 
 HEADS = ("plain", "glide", "feature", "eagle")  # the kinds of trained draft head, as their configurations name them
@@ -245,7 +245,7 @@ class DraftRequest:
     settings: Any
     grown: str = "none"
     auto: bool = False
-    chances: Chances | None = None
+    chances: Ratios | None = None
 
 
 class Parts(Protocol):

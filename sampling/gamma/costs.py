@@ -1,10 +1,10 @@
-"""What rounds cost here, learned from the rounds themselves: c and v(n).
+"""Costs of rounds on this machine, learned from the rounds themselves: c and v(n).
 
-c = seconds a drafted token / seconds of a 1-token target pass, v(n) = T_target(n) / T_target(1).
-Machines are shared: passes last a fifth more or less from second to second, now and then one lasts many times as long.
-So every time is taken relative to how slow passes are at the moment, whatever their width, and every figure is the
-median of the latest such times (of two and three the least). A width counts as measured only after two passes, a narrow
-pass is never dearer than a wider one, and one over n tokens never than n passes. Knows no tokens and no acceptance.
+c = seconds per drafted token / seconds of a 1-token target pass, v(n) = T_target(n) / T_target(1).
+Machines are shared: passes take a fifth more or less from second to second, and now and then one takes many times as
+long. So every pass is divided by how slow passes are at the moment, drafting by the pass of the same round, and every
+figure is the median of the latest such samples. A width counts as measured after two passes; v(n) never falls with n
+and never exceeds n. Knows no tokens and no acceptance.
 """
 
 from __future__ import annotations
@@ -16,101 +16,112 @@ from itertools import accumulate
 from math import exp, log
 
 KEPT = 15  # latest samples of each figure
-TWICE = 2  # samples that make a measurement: of two the faster one counts
+EARLIER = 6  # samples that an earlier measurement is worth: that of a warm start is of eight rounds
+MEASURED = 2  # samples that make a measurement
 SLOPE = 0.03  # v(n) − 1 per further token, before it is measured
 DRAFT_COST = 0.1  # c, before it is measured
 DISTURBED = 1.15  # T(1) over the least T(n) from which on T(1) is not believed
 ENOUGH = 4  # measured up to this width, the measured slope replaces the guessed one
-IDLE = 2  # undrafted rounds after which a drafter has catching up to do
-STALE = 0.02  # how far a width's figure may move before the curve is drawn anew
-NEWEST = 0.4
-ODD = 0.7  # a pass that lasts e^ODD times as long as expected is odd: it says something only together with the next
-BACK = 0.02  # what the moment's share of a slower machine loses from pass to pass: in the end it is the machine's
+IDLE = 2  # undrafted rounds after which a drafter has tokens to catch up with
+STALE = 0.02  # relative change of a width's time that redraws the curve
+NEWEST = 0.4  # weight of the newest pass in the machine's speed
+OUTLIER = 0.7  # a pass that takes e^OUTLIER times as long as expected counts only if the next one does too
+RETURN = 0.02  # share of a slowdown that is forgotten each pass: a lasting one becomes the normal speed
 
 
-class _Moment:
-    """How slow passes are now, as a factor on what their widths took in the mean."""
+class _Speed:
+    """How slow passes are at the moment, as a factor on their usual times."""
 
     def __init__(self) -> None:
-        self._log, self._odd = 0.0, False
+        self._log, self._outlier = 0.0, False
         self.slowness = 1.0
 
     def learn(self, factor: float) -> None:
-        """A pass took `factor` times what its width takes."""
-        found = log(factor)
-        odd = abs(found - self._log) > ODD
-        if odd and not self._odd:
-            self._odd = True
+        """Count a pass that took `factor` times its usual time."""
+        newest = log(factor)
+        outlier = abs(newest - self._log) > OUTLIER
+        if outlier and not self._outlier:
+            self._outlier = True
             return
-        self._log = (1 - BACK) * (found if odd else self._log + NEWEST * (found - self._log))
-        self._odd, self.slowness = False, exp(self._log)
+        self._log = (1 - RETURN) * (newest if outlier else self._log + NEWEST * (newest - self._log))
+        self._outlier, self.slowness = False, exp(self._log)
 
 
-class _Times:
-    """The latest samples of one figure, and what they say: their median, of two and three the least."""
+class _Samples:
+    """The latest samples of one figure: their median; of two and three the least.
 
-    __slots__ = ("_latest", "middle")
+    An earlier measurement stands among them as some samples, so that a first one that is far off counts for little.
+    """
 
-    def __init__(self) -> None:
-        self._latest: deque[float] = deque(maxlen=KEPT)
-        self.middle = 0.0
+    __slots__ = ("_latest", "count", "median")
 
-    def __len__(self) -> int:
-        return len(self._latest)
+    def __init__(self, *earlier: float) -> None:
+        self._latest = deque(earlier * EARLIER, KEPT)
+        self.count = 0
+        self.median = earlier[0] if earlier else 0.0
 
-    def add(self, seconds: float) -> None:
-        self._latest.append(seconds)
-        self.middle = sorted(self._latest)[(len(self) - 1) // 2 if len(self) > 3 else 0]
+    def add(self, sample: float) -> None:
+        self._latest.append(sample)
+        self.count += 1
+        ordered = sorted(self._latest)
+        self.median = ordered[(len(ordered) - 1) // 2 if len(ordered) > 3 else 0]
 
 
 class Costs:
-    """Running estimates of c and v(n); `table` (n → v(n)) and `c` seed them with earlier measurements.
+    """Running estimates of c and v(n).
 
-    A measured `table` stands for passes not seen yet. Raises ValueError for a cost that is not positive.
+    Args:
+        c: an earlier measurement of c.
+        table: earlier measurements of v(n) by n.
+        plain: an earlier measurement of a 1-token pass, in seconds.
+
+    Raises:
+        ValueError: a cost that is not positive.
     """
 
-    def __init__(self, c: float | None = None, table: Mapping[int, float] | None = None) -> None:
+    def __init__(
+        self, c: float | None = None, table: Mapping[int, float] | None = None, plain: float | None = None
+    ) -> None:
         seeds = {n: value for n, value in sorted((table or {}).items()) if n > 1}
-        if any(value <= 0 for value in seeds.values()) or (c is not None and c < 0):
-            raise ValueError(f"costs must be positive, got c {c} and v {dict(seeds)}")
-        self._seeded_c, self._seeds = c, seeds
-        self.borrowed = False  # from a batch of another size: here a plain pass may cost anything
-        self._moment = _Moment()
-        # All times are over the moment's slowness.
-        self._passes: dict[int, _Times] = {}  # by width n
-        self._widest = 1  # of those that count as measured
-        self._drawn: dict[int, float] = {}  # what the curve was drawn with
-        self._one: float | None = None  # a 1-token pass
-        self._drafting = _Times()  # a drafted token
-        self._calling = False  # whether those are of rounds in which the drafter ran a model
-        self._looking = _Times()  # a drafted token where it has one and did not run it
-        self._sampling = _Times()  # sampling of a round without drafts
-        self._waking = _Times()  # a drafted token of a drafter that was idle
+        if any(value <= 0 for value in (*seeds.values(), plain or 1.0)) or (c is not None and c < 0):
+            raise ValueError(f"costs must be positive, got c {c}, v {dict(seeds)} and {plain} s")
+        self._seeded, self._seeds = c is not None, seeds
+        self.borrowed = False  # seeded from a batch of another size: the plain pass must be timed again
+        self._timed = 0 if plain is None else EARLIER  # 1-token passes that the seed stands for
+        self._speed = _Speed()
+        self._passes: dict[int, _Samples] = {1: _Samples(*([] if plain is None else [plain]))}  # seconds / slowness
+        self._reach = max(seeds, default=1)
+        # In plain passes of the same round, which are as slow as the moment:
+        self._drafting = _Samples(*([] if c is None else [c]))  # a drafted token
+        self._waking = _Samples()  # a drafted token after idle rounds
+        self._without_model = _Samples()  # drafting in a round where the drafter has a model and did not run it
+        self._sampling = _Samples()  # sampling in a round without drafts
+        self._runs_model = False  # whether c is of rounds in which the drafter ran a model
         self._prior = _Curve({1: 1.0, **seeds})
         self._batches: dict[int, Costs] = {1: self}
-        self._v: list[float] = []  # the curve as it was drawn last
+        self._v: list[float] = []
 
     def of(self, rows: int) -> Costs:
-        """The costs of a batch of so many rows, learned apart: its passes are other passes.
+        """The costs of a batch of so many rows, learned separately, because its passes are other passes.
 
-        What is known of the next larger batch (else the next smaller) seeds them; first guesses are not handed on.
+        They are seeded from the next larger measured batch, else the next smaller one.
         """
         if rows not in self._batches:
             known = [count for count, costs in self._batches.items() if costs.measured]
             near = min(known, key=lambda count: (count < rows, abs(count - rows)), default=None)
-            self._batches[rows] = Costs() if near is None else self._batches[near].handed_on()
+            self._batches[rows] = Costs() if near is None else self._batches[near].copied()
         return self._batches[rows]
 
     @property
     def measured(self) -> bool:
         """Whether c and wider passes were timed here."""
-        return len(self._drafting) >= TWICE and self.reach > 1 and self.references > 0
+        return self._drafting.count >= MEASURED and self.reach > 1 and self.references > 0
 
-    def handed_on(self) -> Costs:
-        """New costs that begin with what these are now."""
-        given = Costs(self.c, {n: value for n, value in enumerate(self.v(self.reach), start=1) if n > 1})
-        given.borrowed = True
-        return given
+    def copied(self) -> Costs:
+        """New costs seeded with the estimates of these."""
+        costs = Costs(self.c, {n: value for n, value in enumerate(self.v(self.reach), start=1) if n > 1})
+        costs.borrowed = True
+        return costs
 
     def add(
         self,
@@ -119,89 +130,94 @@ class Costs:
         idle: int,
         draft_s: float,
         verify_s: float,
-        called: bool = False,
+        ran_model: bool = False,
         sample_s: float = 0.0,
     ) -> None:
-        """One round: the pass scored `width` positions; `drafted` counts the tokens paid for (0: nothing was asked).
+        """Count one round. Seconds are of the whole round, all rows together; a pass of zero seconds teaches nothing.
 
-        `idle` counts the rounds just before in which nothing was asked of the drafter. Seconds are of
-        the whole round, all rows together; rounds without a duration teach nothing. `called`: the drafter ran
-        a model; where it sometimes does (tables with a trained drafter behind them), c is that of those rounds.
-        What judging drafts takes beyond the sampling of a round without any is part of c.
+        Args:
+            width: positions that the pass scored.
+            drafted: tokens that the drafter's time is divided by; 0 if it was not asked.
+            idle: rounds just before this one in which it was not asked.
+            ran_model: the drafter ran a model. If it sometimes does (tables with a head), c is that of those rounds.
+            sample_s: sampling; what exceeds that of a round without drafts belongs to c.
         """
-        if called and not self._calling:
-            self._calling, self._drafting, self._waking = True, _Times(), _Times()
-        if verify_s > 0:
-            laps = self._passes.setdefault(width, _Times())
-            if len(laps) >= TWICE:
-                self._moment.learn(verify_s / laps.middle)
-            laps.add(verify_s / self._moment.slowness)
-            if len(laps) == TWICE:
-                self._widest = max(self._widest, width)
-            # The curve is drawn anew when that changes something: most rounds repeat what is known.
-            if len(laps) <= TWICE or abs(laps.middle - self._drawn.get(width, 0.0)) > STALE * laps.middle:
-                self._v, self._one = [], None
+        if verify_s <= 0:
+            return
+        if ran_model and not self._runs_model:
+            self._runs_model, self._waking = True, _Samples()
+            if not self._seeded:
+                self._drafting = _Samples()
+        self._add_pass(width, verify_s)
+        plain = verify_s / self.v(width)[width - 1]
         if width == 1 and not drafted:
-            self._sampling.add(sample_s / self._moment.slowness)
-        draft_s += self.judging(sample_s)
-        if draft_s >= 0 and called >= self._calling and drafted:
-            (self._waking if idle >= IDLE else self._drafting).add(draft_s / drafted / self._moment.slowness)
-        elif draft_s > 0 and self._calling and not called:
-            self._looking.add(draft_s / self._moment.slowness)
+            self._sampling.add(sample_s / plain)
+        spent = draft_s / plain + self.judging(sample_s / plain)
+        if drafted and ran_model >= self._runs_model:
+            (self._waking if idle >= IDLE else self._drafting).add(spent / drafted)
+        elif spent > 0 and self._runs_model and not ran_model:
+            self._without_model.add(spent)
 
-    def judging(self, sample_s: float) -> float:
-        """Of the seconds that a round sampled those that one without drafts does not need."""
-        return max(0.0, sample_s - self._sampling.middle * self._moment.slowness) if self._sampling else 0.0
+    def _add_pass(self, width: int, seconds: float) -> None:
+        samples = self._passes.get(width)
+        if samples is None:
+            expected = self._usual_plain * self.v(width)[width - 1] if self._seeds else 0.0
+            samples = self._passes[width] = _Samples(*([expected] if expected else []))
+        if expected_here := samples.median if samples.count >= MEASURED or self._seeds else 0.0:
+            self._speed.learn(seconds / expected_here)
+        before = samples.median
+        samples.add(seconds / self._speed.slowness)
+        if samples.count == MEASURED:
+            self._reach = max(self._reach, width)
+        if samples.count <= MEASURED or abs(samples.median - before) > STALE * before:
+            self._v = []
+
+    def judging(self, sampling: float) -> float:
+        """Sampling beyond that of a round without drafts, in plain passes."""
+        return max(0.0, sampling - self._sampling.median) if self._sampling.count else 0.0
 
     @property
     def plain(self) -> float | None:
-        """Seconds of a 1-token target pass now; None before any pass was timed."""
-        one = self._plain
-        return None if one is None else one * self._moment.slowness
+        """Seconds of a 1-token target pass at the moment; None before any pass was timed."""
+        return self._usual_plain * self._speed.slowness or None
 
     @property
-    def _plain(self) -> float | None:
-        """A wider pass is never faster: where wider ones were faster by far, the narrow ones were disturbed."""
-        if self._one is None and self._passes:
-            self._one, self._drawn = self._narrow(), {n: laps.middle for n, laps in self._passes.items()}
-        return self._one
-
-    def _narrow(self) -> float:
-        if 1 not in self._passes:
-            return min(laps.middle / self._prior(n) for n, laps in self._passes.items())
-        own = self._passes[1].middle
-        least = min((laps.middle for laps in self._passes.values() if len(laps) >= TWICE), default=own)
-        return own if own <= DISTURBED * least else least
+    def _usual_plain(self) -> float:
+        """T(1), 0 if no pass was timed. A wider pass is never faster: if wider ones were by far, T(1) is theirs."""
+        own = self._passes[1].median
+        wider = [s.median / (1.0 if own else self._prior(n)) for n, s in self._passes.items() if s.count >= MEASURED]
+        least = min(wider, default=own)
+        return own if own and own <= DISTURBED * least else least
 
     @property
     def references(self) -> int:
-        """How many 1-token passes were timed."""
-        return len(self._passes.get(1, ()))
+        """How many 1-token passes were timed, those before included."""
+        return self._passes[1].count + self._timed
 
     @property
     def c(self) -> float:
-        """Of a drafted token; the seed, or a guess, before two were timed."""
-        return self._relative(self._drafting, DRAFT_COST if self._seeded_c is None else self._seeded_c)
+        """c; the seed, or a guess, before two drafted tokens were timed."""
+        return self._drafting.median if self.drafting_known else DRAFT_COST
 
     @property
-    def asking(self) -> float:
-        """Of c what the drafter's model takes: the rest is paid in rounds without it too."""
-        return max(0.0, self.c - self._relative(self._looking, 0.0))
+    def model_cost(self) -> float:
+        """The part of c that the drafter's model takes: the rest is paid in rounds without the model too."""
+        return max(0.0, self.c - self._without_model.median)
 
     @property
     def waking(self) -> float:
-        """Of a drafted token after idle rounds: c and the catching up."""
-        return max(self.c, self._relative(self._waking, self.c))
+        """c of the first token after idle rounds, catching up included."""
+        return max(self.c, self._waking.median) if self._waking.count >= MEASURED else self.c
 
     @property
     def drafting_known(self) -> bool:
-        """Whether c was measured (or given) rather than guessed."""
-        return self._seeded_c is not None or (len(self._drafting) >= TWICE and bool(self._passes))
+        """Whether c was measured or given, not guessed."""
+        return self._seeded or self._drafting.count >= MEASURED
 
     @property
     def reach(self) -> int:
         """The widest pass that was measured or given; 1 at first."""
-        return max(self._widest if self.references else 1, *self._seeds, 1)
+        return self._reach if self.references or self._seeds else 1
 
     def v(self, limit: int) -> list[float]:
         """v(1) … v(`limit`): measured widths, straight lines between them, the seed's or a guessed slope beyond."""
@@ -210,23 +226,19 @@ class Costs:
         return self._v[:limit]
 
     def _table(self, limit: int) -> list[float]:
-        plain = self._plain
-        anchors = {1: 1.0}
+        plain = self._usual_plain
+        points = {1: 1.0}
         if plain:
-            for n, laps in sorted(self._passes.items()):
-                if n > 1 and len(laps) >= TWICE:
-                    anchors[n] = min(float(n), max(1.0, laps.middle / plain))
-        found = _Curve(anchors, self._prior)
-        widest = max(limit, *anchors)
-        return list(accumulate((found(n) for n in range(widest, 0, -1)), min))[::-1]
-
-    def _relative(self, samples: _Times, unknown: float) -> float:
-        plain = self._plain
-        return samples.middle / plain if plain and len(samples) >= TWICE else unknown
+            for n, samples in sorted(self._passes.items()):
+                if n > 1 and samples.count >= MEASURED:
+                    points[n] = min(float(n), max(1.0, samples.median / plain))
+        curve = _Curve(points, self._prior)
+        widest = max(limit, *points)
+        return list(accumulate((curve(n) for n in range(widest, 0, -1)), min))[::-1]
 
 
 def pass_times(seconds: Mapping[int, float]) -> Callable[[int], float]:
-    """Seconds of a pass over n tokens from those that were measured or given, by n: as `Costs.v`, between and beyond.
+    """Seconds of a pass over n tokens, interpolated as `Costs.v` from measured or given ones by n.
 
     A single one holds for every n. ValueError for none, or one that is not positive.
     """
@@ -235,7 +247,7 @@ def pass_times(seconds: Mapping[int, float]) -> Callable[[int], float]:
     first = seconds[min(seconds)]
     if len(seconds) == 1:
         return lambda n: first
-    costs = Costs(table={n: one / first for n, one in seconds.items()})
+    costs = Costs(table={n: time / first for n, time in seconds.items()})
     return lambda n: first * costs.v(n)[n - 1]
 
 
@@ -250,10 +262,10 @@ class _Curve:
     def __call__(self, n: int) -> float:
         if n in self.points:
             return self.points[n]
-        behind = bisect(self._known, n)
-        left = self._known[behind - 1]
-        if behind < len(self._known):
-            right = self._known[behind]
+        index = bisect(self._known, n)
+        left = self._known[index - 1]
+        if index < len(self._known):
+            right = self._known[index]
             share = (n - left) / (right - left)
             return self.points[left] * (1 - share) + self.points[right] * share
         if self.shape is None:
@@ -261,6 +273,6 @@ class _Curve:
         shaped = self.shape(n) - self.shape(left)
         if n <= self.shape._known[-1]:
             return self.points[left] + shaped
-        # Measured curves bend down, if at all: going on as steeply as they came errs on the dear side.
+        # Measured curves bend down, if at all: going on as steeply as before overestimates the cost.
         chord = (n - left) * (self.points[left] - 1) / (left - 1) if left > 1 else 0.0
         return self.points[left] + (chord if left >= ENOUGH else max(shaped, chord))

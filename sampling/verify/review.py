@@ -80,5 +80,5 @@ def _lenient(logits: Tensor, draft: Draft, tokens: Tensor, lenience: float) -> T
     before = logits[:, :-1].float()
     chosen = before.gather(2, tokens.clamp(min=0)[..., None])[..., 0]
     p = (chosen - before.logsumexp(dim=-1)).exp()
-    raw = torch.ones_like(p) if draft.raw is None else draft.raw.to(p)
+    raw = torch.ones_like(p) if draft.draft_prob is None else draft.draft_prob.to(p)
     return (p > raw / lenience) & (tokens >= 0)

@@ -32,6 +32,7 @@ class RoundMetrics:
     target_p: list[dict[int, float]]
     draft_p: list[list[float]]
     gaps: list[dict[int, float]]
+    chosen: bool
 
     @staticmethod
     def of(verdict: Verdict, draft: Draft) -> RoundMetrics:
@@ -39,7 +40,7 @@ class RoundMetrics:
         rows, count = draft.tokens.shape
         tokens, parents = draft.tokens.tolist(), list(above(draft.parents, count))
         source = [[0] * count] * rows if draft.source is None else draft.source.expand(rows, count).tolist()
-        draft_p = [[1.0] * count] * rows if draft.raw is None else draft.raw.tolist()
+        draft_p = [[1.0] * count] * rows if draft.draft_prob is None else draft.draft_prob.tolist()
         stood = [[-1, *(node for node in path if node >= 0)] for path in verdict.path.tolist()]
         kids: dict[int, list[int]] = {}
         for node, parent in enumerate(parents):
@@ -62,7 +63,7 @@ class RoundMetrics:
         for look, (gap, chances) in zip(looks, found, strict=True):
             gaps[look.row][look.node] = gap
             target_p[look.row].update(zip(look.kids, chances, strict=True))
-        return RoundMetrics(tokens, parents, source, target_p, draft_p, gaps)
+        return RoundMetrics(tokens, parents, source, target_p, draft_p, gaps, bool(count) and draft.probs is None)
 
     def step(self, place: int, path: list[int], token: int | None, **more: Any) -> Step:
         """The Step of row `place`, `more` being its other fields; nodes are numbered anew without the absent ones."""
@@ -82,6 +83,7 @@ class RoundMetrics:
             token=token,
             target_p=tuple([target_p[node] for node in examined]),
             draft_p=tuple([draft_p[node] for node in examined]),
+            chosen=self.chosen,
             top2_gap=self.gaps[place][last if token is not None else parents[last]],
             **more,
         )

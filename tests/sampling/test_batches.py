@@ -24,9 +24,9 @@ from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.events import Finished, Step
-from sampling.gamma.chances import MEMORY
+from sampling.gamma.controller import Controller
 from sampling.gamma.costs import Costs
-from sampling.gamma.goodput import GoodputController
+from sampling.gamma.ratios import MEMORY
 from sampling.loop import generate
 from sampling.models.cache import Buffer
 from sampling.models.causal import CausalLM
@@ -296,7 +296,7 @@ def test_the_second_drafters_time_is_lost_to_every_row(silent: int, asked: bool)
     rows = [[0] if place < silent else [1] for place in range(4)]
     drafter = taking_over(0.6)
     drafter.start(rows, ALONE, ALONE)
-    draft = drafter.propose(rows, Budget([1] * 4, price=0.2), greedy())
+    draft = drafter.propose(rows, Budget([1] * 4, opportunity_cost=0.2), greedy())
     assert draft.tokens[:silent].eq(3).all().item() is asked
     assert draft.tokens[silent:].eq(2).all()
 
@@ -329,23 +329,23 @@ def test_it_learns_only_from_rows_that_were_drafted_for() -> None:
 # -- what a batch costs ---------------------------------------------------------------------------
 
 
-def play(pace: GoodputController, rows: list[int], count: int, plain: float, slope: float) -> None:
+def play(pace: Controller, rows: list[int], count: int, plain: float, slope: float) -> None:
     """So many rounds in which every draft is right; a pass over n + 1 tokens takes plain · (1 + slope · n) seconds."""
     for _ in range(count):
-        gamma = pace.budget(rows).depth[0]
+        gamma = pace.budget(rows).max_depth[0]
         step = make_step(gamma, gamma, gamma, 0.01 * plain * gamma, plain * (1 + slope * gamma))
         shared = {"draft_s": step.draft_s / len(rows), "verify_s": step.verify_s / len(rows)}
         pace.observe([replace(step, row=row, **shared) for row in rows])
 
 
 def test_the_costs_of_a_batch_are_learned_apart() -> None:
-    pace = GoodputController()
+    pace = Controller()
     play(pace, [0, 1, 2, 3], 40, plain=1.0, slope=0.8)
     four = pace.costs
     play(pace, [2], 60, plain=0.3, slope=0.0)
     assert pace.costs is not four
     assert pace.costs.v(2)[1] == pytest.approx(1.0)
-    assert pace.chosen > 4
+    assert (pace.last or 0) > 4
     pace.budget([0, 1, 2, 3])
     assert pace.costs is four
     assert four.plain == pytest.approx(1.0)
@@ -353,7 +353,7 @@ def test_the_costs_of_a_batch_are_learned_apart() -> None:
 
 
 def test_a_smaller_batch_begins_with_what_is_known_of_the_larger() -> None:
-    costs, pace = Costs(), GoodputController()
+    costs, pace = Costs(), Controller()
     assert costs.of(1) is costs
     assert not costs.of(3).drafting_known
     play(pace, [0, 1, 2, 3], 40, plain=1.0, slope=0.1)
@@ -364,14 +364,14 @@ def test_a_smaller_batch_begins_with_what_is_known_of_the_larger() -> None:
 
 def test_one_row_that_drafts_makes_the_pass_wide_for_all() -> None:
     """Drafts of one row in four, all of them right: the passes are as dear as if all had drafted."""
-    pace = GoodputController()
+    pace = Controller()
     for _ in range(60):
-        gamma = pace.budget([0, 1, 2, 3]).depth[0]
+        gamma = pace.budget([0, 1, 2, 3]).max_depth[0]
         counts = [gamma, 0, 0, 0]
         steps = [make_step(gamma, count, count, 0.0, 0.25 * (1 + 0.5 * gamma), row) for row, count in enumerate(counts)]
         pace.observe(steps)
-    assert pace.acceptance.given[0] > 0.9
-    assert pace.chosen == 0
+    assert pace.acceptance.drafted[0] > 0.9
+    assert not pace.pays
 
 
 # -- the law --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sampling.events import Step
-from sampling.gamma.goodput import goodput
+from sampling.gamma.controller import goodput
 from sampling.types import GammaController
 
 PLAIN = 0.05  # seconds of a one-token pass
@@ -113,7 +113,7 @@ def simulate(pace: GammaController, world: World, tokens: int) -> Simulated:
     """Run `pace` until so many tokens are out."""
     run = Simulated()
     while run.tokens < tokens:
-        (gamma,) = pace.budget([0]).depth
+        (gamma,) = pace.budget([0]).max_depth
         asked = world.asking(gamma)
         step = world.round(gamma, run.tokens)
         pace.observe([step], 0.0)

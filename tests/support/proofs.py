@@ -95,7 +95,7 @@ class PlantedDrafter(Drafter):
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         calls, start = self.inner.propose(rows, budget, sampler).calls, len(rows[0])
-        script = enumerate(self.script[start : start + budget.depth[0]], start)
+        script = enumerate(self.script[start : start + budget.max_depth[0]], start)
         said = [(token + (random.Random(at).random() >= self.share)) % self.vocab_size for at, token in script]
         if not self.branching:
             return Draft(torch.tensor([said], dtype=torch.long), calls=calls)

@@ -36,7 +36,7 @@ class ToyDrafter(Drafter):
         raise NotImplementedError
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        asked = zip(self.ids, rows, budget.depth, strict=True)
+        asked = zip(self.ids, rows, budget.max_depth, strict=True)
         chains = [self.chain(name, list(row), want, sampler) for name, row, want in asked]
         width = max(map(len, chains))
         tokens = torch.full((len(rows), width), -1, dtype=torch.long)
@@ -79,7 +79,7 @@ class PointDrafter(ToyDrafter):
         self.choose = choose
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        chains = [self._points(list(row), want) for row, want in zip(rows, budget.depth, strict=True)]
+        chains = [self._points(list(row), want) for row, want in zip(rows, budget.max_depth, strict=True)]
         width = max(map(len, chains))
         return Draft(torch.tensor([chain + [-1] * (width - len(chain)) for chain in chains], dtype=torch.long))
 
@@ -137,11 +137,11 @@ class TreeDrafter(LawDrafter):
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         parents: list[int] = []
         level = [-1]
-        for width in self.widths[: max(budget.depth)]:
+        for width in self.widths[: max(budget.max_depth)]:
             level = [self._node(parents, parent) for parent in level for _ in range(width + self.holes)]
         tokens = torch.full((len(rows), len(parents)), -1, dtype=torch.long)
         probs = torch.full((len(rows), len(parents), self.vocab_size), 1 / self.vocab_size, dtype=torch.float64)
-        for place, (name, row, want) in enumerate(zip(self.ids, rows, budget.depth, strict=True)):
+        for place, (name, row, want) in enumerate(zip(self.ids, rows, budget.max_depth, strict=True)):
             self._grow(tokens[place], probs[place], parents, name, row, want, sampler)
         return Draft(tokens, None if sampler.point_mass else probs, parents=torch.tensor(parents, dtype=torch.long))
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sampling.gamma.acceptance_estimate import expected_tokens
+from sampling.gamma.acceptance import expected_tokens
 from utils.files import write_text
 from utils.svg_plots import COLOURS, MARKERS, svg
 

@@ -252,7 +252,7 @@ class FeatureTreeDrafter(ModelDrafter):
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """A tree, its nodes in falling probability of their paths; tokens and raw [1, N], no distributions."""
-        depth = self.fitting(rows, budget.depth)[0]
+        depth = self.fitting(rows, budget.max_depth)[0]
         if len(rows) != 1 or depth <= 0:
             return super().propose(rows, budget, sampler)
         watch = Stopwatch(self.lm.device)
@@ -263,7 +263,7 @@ class FeatureTreeDrafter(ModelDrafter):
         parents = [place[node.parent] for node in nodes]
         return Draft(
             tokens=torch.tensor([[node.token for node in nodes]]),
-            raw=torch.tensor([[node.chance for node in nodes]]),
+            draft_prob=torch.tensor([[node.chance for node in nodes]]),
             parents=None if parents == list(range(-1, len(nodes) - 1)) else torch.tensor(parents),
             calls=(Call(self.lm.name, passes, watch.lap()),),
         )

@@ -24,7 +24,7 @@ from sampling.drafters.tables.prompt_lookup import Found
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.drafters.tables.tree import SURE, Noise, TableTreeDrafter, favour
 from sampling.events import Call
-from sampling.gamma.chances import Chances
+from sampling.gamma.ratios import Ratios
 from sampling.types import LM, Budget, Draft, Drafter, Rows, Sampler, Session, Verdict
 from sampling.vocabulary import likeliest
 from utils.timing import Stopwatch
@@ -87,10 +87,10 @@ class JointTreeDrafter(TableTreeDrafter):
         *,
         learn: bool = True,
         agreement: float = 0.0,
-        chances: Chances | None = None,
+        chances: Ratios | None = None,
         **how: Any,
     ) -> None:
-        chances = Chances() if chances is None else chances
+        chances = Ratios() if chances is None else chances
         super().__init__(tables, chances=chances, **how)
         names = (*self.traits.names, lm.name)
         self.traits = replace(
@@ -124,8 +124,8 @@ class JointTreeDrafter(TableTreeDrafter):
         self._names = None if short is None else short.tolist()
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """A tree of at most budget.depth[0] nodes; `source` is [1, N]."""
-        self._asked, self.price = None, budget.price
+        """A tree of at most budget.max_depth[0] nodes; `source` is [1, N]."""
+        self._asked, self.price = None, budget.opportunity_cost
         draft = super().propose(rows, budget, sampler)
         return draft if self._asked is None else replace(draft, calls=(Call(self.lm.name, 1, self._asked),))
 
@@ -181,15 +181,18 @@ def pooled(
     """
     known = {one.token: one for one in offered}
     tokens = list({**forecast, **known})
-    weights, sources = list[float](), list[int]()
+    weights, sources, probs = list[float](), list[int](), list[float]()
     for token, louder in zip(tokens, favour(noise, 0, tokens, believed.noise), strict=True):
         said, own = known.get(token), believed.own * forecast.get(token, 0.0)
         others = 0.0 if said is None else believed.shares[said.source] * said.p
         weights.append((others + own + FLOOR) ** believed.sharpened * louder)
-        sources.append(source if said is None or own >= others else said.source)
+        by_table = None if own >= others else said
+        sources.append(source if by_table is None else by_table.source)
+        probs.append(forecast.get(token, 0.0) if by_table is None else by_table.prob)
     total = math.fsum([NOBODY, *weights])
     return [
-        Found(token, by, min(SURE, weight / total)) for token, by, weight in zip(tokens, sources, weights, strict=True)
+        Found(token, by, min(SURE, weight / total), prob)
+        for token, by, weight, prob in zip(tokens, sources, weights, probs, strict=True)
     ]
 
 

@@ -110,8 +110,8 @@ class NgramDrafter(Drafter):
         self._leads = lead(prompt, target)
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """Chains of at most budget.depth[b] tokens."""
-        return Draft(padded(list(map(self._chain, self._stores, rows, budget.depth))))
+        """Chains of at most budget.max_depth[b] tokens."""
+        return Draft(padded(list(map(self._chain, self._stores, rows, budget.max_depth))))
 
     def _chain(self, store: NgramStore, row: list[int], most: int) -> list[int]:
         tail = row[-self.n :]

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from sampling.drafters.tables.suffix import SIZES, SuffixIndex
@@ -33,11 +34,12 @@ CHANCE = (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
 
 
 class Found(NamedTuple):
-    """A proposed token, who proposes it and how likely it is."""
+    """A proposed token, its source, how likely it is beside the other candidates, and the source's own probability."""
 
     token: int
     source: int
     p: float
+    prob: float = 1.0
 
 
 class MatchIndex:
@@ -115,15 +117,19 @@ class LookupDrafter(Drafter, Generic[Index]):
         self._known = None if self.tables is None else self.tables.below(target.vocab_size)
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """Chains of at most budget.depth[b] tokens."""
+        """Chains of at most budget.max_depth[b] tokens."""
         chains: list[list[Found]] = []
-        for index, row, most in zip(self._indices, behind(self._leads, rows), budget.depth, strict=True):
+        for index, row, most in zip(self._indices, behind(self._leads, rows), budget.max_depth, strict=True):
             chains.append([])
             if most > 0:
                 index.follow(row)
                 chains[-1] = self._chain(index, row, most)
         tokens, source = (padded([[one[field] for one in chain] for chain in chains], fill) for field, fill in _FIELDS)
-        return Draft(tokens, source=source)
+        return Draft(tokens, draft_prob=self._probs(chains), source=source)
+
+    def _probs(self, chains: list[list[Found]]) -> Tensor | None:
+        """[B, N] the drafter's own probabilities; None for one that copies and has none."""
+        return None
 
     def _chain(self, index: Index, row: list[int], most: int) -> list[Found]:
         """At most so many tokens behind `row`."""
@@ -198,6 +204,9 @@ class TablesDrafter(LookupDrafter[MatchIndex]):
             tail = [*tail[1 - self._reach :], found.token]
         return chain
 
+    def _probs(self, chains: list[list[Found]]) -> Tensor | None:
+        return padded([[one.prob for one in chain] for chain in chains], 1.0, torch.float32)
+
     def _next(self, index: MatchIndex, tail: list[int]) -> Found | None:
         """One token: what followed in answers that are over, where it is likelier than what the rest would say."""
         found = self._own(index, tail)
@@ -206,7 +215,7 @@ class TablesDrafter(LookupDrafter[MatchIndex]):
 
     def _said(self, tail: list[int]) -> list[Found]:
         """What followed in answers that are over, the likeliest first."""
-        return [Found(token, SUFFIX, p) for token, p in self.said.behind(tail, self.least_said)] if self.said else []
+        return [Found(token, SUFFIX, p, p) for token, p in self.said.behind(tail, self.least_said)] if self.said else []
 
     def _own(self, index: MatchIndex, tail: list[int]) -> Found | None:
         """One token: sure match, table context of two tokens or more, any match, bigram."""
@@ -214,5 +223,5 @@ class TablesDrafter(LookupDrafter[MatchIndex]):
         if match is None or match[0] < self.sure_match:
             known = self._known.next(tail) if self._known is not None else None
             if known is not None and (match is None or known.size > 1):
-                return Found(known.token, TABLES, known.confidence)
-        return None if match is None else Found(match[1], MATCH, CHANCE[match[0]])
+                return Found(known.token, TABLES, known.confidence, known.confidence)
+        return None if match is None else Found(match[1], MATCH, CHANCE[match[0]], CHANCE[match[0]])

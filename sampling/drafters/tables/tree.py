@@ -40,7 +40,7 @@ from sampling.drafters.tables.prompt_lookup import (
     TablesDrafter,
 )
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.gamma.chances import Chances
+from sampling.gamma.ratios import Ratios
 from sampling.rows import behind
 from sampling.types import Budget, Draft, NodeCosts, Rows, Rule, Sampler, Session, Traits, Tree, Verdict
 from sampling.vocabulary import best
@@ -71,13 +71,13 @@ def worthwhile(paths: Sequence[float], costs: NodeCosts | None) -> int:
         return len(paths)
     sums = [0.0, *accumulate(paths)]
     counts = range(min(len(paths), max(0, len(costs.v) - 1)) + 1)
-    return max(counts, key=lambda n: costs.trust * sums[n] - costs.rate * costs.v[n])
+    return max(counts, key=lambda n: costs.calibration * sums[n] - costs.rate * costs.v[n])
 
 
 def likely_enough(costs: NodeCosts) -> list[float]:
     """By the nodes that are taken: what the path of a further one must exceed, or :func:`worthwhile` takes no number of
     further ones of which none is likelier."""
-    believed = costs.rate / costs.trust if costs.trust > 0 else math.inf
+    believed = costs.rate / costs.calibration if costs.calibration > 0 else math.inf
     return [believed * slope for slope in _gentlest(tuple(costs.v))]
 
 
@@ -145,11 +145,11 @@ class TableTreeDrafter(TablesDrafter):
         least: float = LEAST,
         shared_noise: bool = False,
         recall: bool = False,
-        chances: Chances | None = None,
+        chances: Ratios | None = None,
         **how: Any,
     ) -> None:
         super().__init__(tables, least=least, **how)
-        self.further = (Chances() if chances is None else chances).of("further", FURTHER, FURTHER_WORTH)
+        self.further = (Ratios() if chances is None else chances).of("further", FURTHER, FURTHER_WORTH)
         names = NAMES[: RECALLED + 1] if recall and self.said is None else self.traits.names
         self.traits = Traits(names, Rule.POINT, shared_noise=shared_noise, tree=Tree.BEST_FIRST)
         self._recalled = Recalled() if recall else None
@@ -193,7 +193,7 @@ class TableTreeDrafter(TablesDrafter):
             self.further.learn(sum(came for came, _ in behind), sum(hoped for _, hoped in behind))
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """A tree of at most budget.depth[0] nodes; `source` is [1, N]."""
+        """A tree of at most budget.max_depth[0] nodes; `source` is [1, N]."""
         if len(rows) != 1:
             return super().propose(rows, budget, sampler)
         self._certain = sampler.greedy
@@ -210,8 +210,9 @@ class TableTreeDrafter(TablesDrafter):
         return Draft(
             torch.tensor([[one.found.token for one in taken]], dtype=torch.long),
             parents=None if parents == list(range(-1, len(taken) - 1)) else torch.tensor(parents),
+            draft_prob=torch.tensor([[one.found.prob for one in taken]], dtype=torch.float32),
             source=torch.tensor([[one.found.source for one in taken]], dtype=torch.long),
-            predicted=[0.0, *accumulate(paths)][len(taken)],
+            promised=[0.0, *accumulate(paths)][len(taken)],
         )
 
     def _noise(self, length: int, sampler: Sampler) -> Noise:
@@ -227,7 +228,8 @@ class TableTreeDrafter(TablesDrafter):
         self, index: MatchIndex, tail: list[int], budget: Budget, noise: Noise | None, offered: list[Found]
     ) -> list[_Offer]:
         """The nodes, the likeliest path first, as far as they may be worth while; `offered` behind the root."""
-        most = budget.depth[0]
+        deepest = budget.max_depth[0]
+        most = deepest if budget.max_nodes is None else budget.max_nodes
         if budget.costs is not self._weighed or budget.costs is None:
             floors = likely_enough(budget.costs) if budget.costs else [-1.0] * most
             self._weighed, self._floors = budget.costs, (floors, [*accumulate(reversed(floors), min)][::-1])
@@ -235,11 +237,13 @@ class TableTreeDrafter(TablesDrafter):
         offers: list[_Offer] = []
         taken: list[_Offer] = []
         order, count, share = 0, 0, 1.0  # share: of what is offered how much comes
-        at = _Offer(-1.0, 0, -1, -1, Found(-1, 0, 1.0), tail)  # the root, then the node taken last
+        at = _Offer(-1.0, 0, -1, -1, Found(-1, 0, 1.0, 1.0), tail)  # the root, then the node taken last
         while count < min(most, len(floors)):
             above, least = -at.less, max(self.least, lowest[count])
             if taken and above * LIKELY <= floors[count]:
                 offered = []  # looking further costs more than it brings
+            elif taken and at.depth + 1 >= deepest:
+                offered = []
             elif taken:
                 tail, share = [*at.tail[1 - self._reach :], at.found.token], self.further.value
                 offered = self._offered(index, tail, least / above if noise is None else 0.0)
@@ -267,7 +271,7 @@ class TableTreeDrafter(TablesDrafter):
         for part in self._parts(index, tail):
             for token, source, p in part:
                 if token not in offered and left > 0:
-                    offered[token] = Found(token, source, left * p)
+                    offered[token] = Found(token, source, left * p, p)
                     left *= 1 - p
             if left < least:
                 break
@@ -284,7 +288,7 @@ class TableTreeDrafter(TablesDrafter):
         longer, bigrams = self._of_tables(tail)
         if said:
             told = {token: p for token, _, p in longer}
-            known = [found for found in said if found.p > told.get(found.token, 0.0)]
+            known = [found[:3] for found in said if found.p > told.get(found.token, 0.0)]
             yield sorted([*sure, *known], key=lambda one: -one[2])
         yield longer
         yield self._from_recalled(tail, 2)

@@ -24,7 +24,7 @@ from app.screen.view import toolbar
 from app.settings.layers import Layers
 from app.settings.table import Settings
 from sampling.events import Step
-from sampling.gamma.goodput import GoodputController
+from sampling.gamma.controller import Controller
 from sampling.stats.summary import Stats
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
@@ -71,7 +71,7 @@ def test_the_catalogue_takes_auto_and_nothing_like_it(tmp_path: Path) -> None:
 
 def test_the_toolbar_shows_the_gamma_of_the_last_round() -> None:
     assert "gamma auto  " in toolbar("p", Settings(gamma="auto"), "", 0, 0)
-    assert "gamma auto(3)  " in toolbar("p", Settings(gamma="auto"), "", 0, 0, 3)
+    assert "gamma auto(2.5)  " in toolbar("p", Settings(gamma="auto"), "", 0, 0, 2.5)
     assert "gamma 4  " in toolbar("p", Settings(), "", 0, 0, 3)
 
 
@@ -89,12 +89,12 @@ def test_auto_lanes_give_plain_decodings_text(engine: PairEngine, name: str, mor
 def test_a_pace_outlives_the_conversation_and_its_drafter(engine: PairEngine) -> None:
     settings = Settings(**AUTO)
     engine.forget()
-    assert (engine.pace("spec"), engine.last_gamma(settings)) == (None, None)
+    assert (engine.pace("spec"), engine.mean_drafted(settings)) == (None, None)
     first = engine.lane("spec", settings).pace
     ids_of(engine, "spec", settings)
     assert first is not None
     assert engine.lane("spec", settings.changed(temperature=0.5)).pace is first
-    assert engine.last_gamma(settings) == first.last
+    assert engine.mean_drafted(settings) == first.mean_drafted
     assert engine.lane("spec", Settings(gamma=4)).pace is None
     assert engine.lane("ar", settings).pace is None
     ngram = engine.lane("ngram", settings).pace
@@ -102,7 +102,7 @@ def test_a_pace_outlives_the_conversation_and_its_drafter(engine: PairEngine) ->
     drafter = engine.lane("spec", settings).drafter
     engine.forget()
     again = engine.lane("spec", settings)
-    assert isinstance(again.pace, GoodputController)
+    assert isinstance(again.pace, Controller)
     assert again.pace is first  # how long passes take, and what drafts of this pair are worth, is no conversation's
     assert again.drafter is not drafter
 
@@ -119,11 +119,11 @@ def test_the_console_tells_what_auto_does(tmp_path: Path) -> None:
         catalogue, "/gamma auto", "one", note, "/gamma", "/trace", "/clear", "/gamma", "/gamma 0", "/gamma 3"
     )
     assert ran.after("/gamma auto").startswith("gamma = auto\n")
-    told = ran.text[ran.text.index("spec: gamma ") :]
-    assert told.startswith(f"spec: gamma {seen[0][-1]} in the last of {len(seen[0]) - 1} rounds")
+    told = ran.text[ran.text.index("drafted a round") :]
+    assert f"in the last of {len(seen[0]) - 1} rounds" in told.splitlines()[0]
     assert "alpha ." in told
     assert "v(8)" in told
-    assert ran.text.count("spec: gamma ") == 1  # after /clear nothing is known
+    assert ran.text.count("drafted a round") == 1  # after /clear nothing is known
     for number, gamma in list(enumerate(seen[0]))[1:]:
         assert re.search(rf"round {number}\s+(γ|gamma) {gamma}\b", ran.text), (number, gamma)
     assert "error: gamma must be a whole number from 1 to 64 or auto, got 0 (still auto)" in ran.text

@@ -31,7 +31,7 @@ from sampling.drafters.registry import ROWS
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.events import Finished, Prefill, Step
-from sampling.gamma.tree import BestFirstController
+from sampling.gamma.controller import Controller
 from sampling.types import Budget
 from tests.support.tiny import TinyPair, tiny_pair
 from utils.catalogue.specs import spec_from_argument
@@ -287,7 +287,7 @@ def test_the_default_lane_drafts_trees_and_paces_their_nodes(
     settings = Settings(gamma="auto", max_new_tokens=60, quiet=True)
     lane = fresh.lane("match", settings)
     pace, budgets = lane.pace, list[Budget]()
-    assert isinstance(pace, BestFirstController)
+    assert isinstance(pace, Controller)
     ask = pace.budget
 
     def asked(rows: list[int]) -> Budget:

@@ -148,7 +148,7 @@ def test_drafting_is_measured_through_the_drafters_own_proposals() -> None:
         runs = speed.proposals(lane, prompt)
         real = lane.drafter.propose
         lane.drafter.propose = lambda rows, budget, sampler, real=real, asked=asked: (  # type: ignore[method-assign]
-            asked.append((len(rows[0]), budget.depth)) or real(rows, budget, sampler)
+            asked.append((len(rows[0]), budget.max_depth)) or real(rows, budget, sampler)
         )
         assert list(runs) == [1, 2, 3, 4]
         for run in runs.values():

@@ -20,7 +20,7 @@ from app.screen.palette import Look
 from app.screen.plots import Bar, Bars, gamma_bars, position_bars
 from app.settings.table import Settings
 from sampling.events import Call, Finished, Step
-from sampling.gamma.goodput import GoodputController, best
+from sampling.gamma.controller import Controller, best
 from sampling.stats.theory import expected_speedup
 from tests.support.pacing import PLAIN, World, make_step, rising
 from tests.support.scripted import catalogue_of, run_lines
@@ -30,7 +30,7 @@ from utils.errors import UserError
 TARGET, DRAFTER = object(), object()
 
 
-def lane(name: str, gamma: int | str | None, pace: GoodputController | None = None, drafter: object = DRAFTER) -> Any:
+def lane(name: str, gamma: int | str | None, pace: Controller | None = None, drafter: object = DRAFTER) -> Any:
     return SimpleNamespace(
         name=name, lm=TARGET, drafter=drafter, drafts=gamma is not None, takes_gamma=gamma is not None, beams=None,
         drawn_drafts=False, pace=pace, settings=Settings(gamma=gamma or 1),
@@ -96,14 +96,14 @@ def test_the_bars_are_the_expected_speed_up_of_the_planted_costs() -> None:
 
 
 def test_a_lane_under_gamma_auto_tells_what_its_own_pace_has_learned() -> None:
-    pace, world, steps = GoodputController(), World(0.8, c=0.1, v=rising, noise=0.0, slow=0.0), []
+    pace, world, steps = Controller(), World(0.8, c=0.1, v=rising, noise=0.0, slow=0.0), []
     for _ in range(60):
-        (gamma,) = pace.budget([0]).depth
+        (gamma,) = pace.budget([0]).max_depth
         steps.append(world.round(gamma, 0))
         pace.observe([steps[-1]])
     drawn = gamma_bars([answered(track(lane("spec", "auto", pace), steps))], LOOKS["60"])
     assert [bar.figure for bar in drawn.bars] == [f"{rate:.2f}x" for rate in pace.expected(16)]
-    assert [int(bar.name) for bar in drawn.bars if bar.note] == [best(pace.rates)]
+    assert [int(bar.name) for bar in drawn.bars if bar.note] == [best(pace.expected(pace.reach))]
     assert not any(remark.startswith("measured") for remark in drawn.remarks)  # nothing ran beside it
 
 

@@ -63,8 +63,8 @@ def test_the_tree_by_hand() -> None:
     assert draft.parents is not None
     assert draft.parents.tolist() == [-1, 0, -1, -1, -1, 0]
     assert draft.probs is None
-    assert draft.raw is not None
-    assert draft.raw[0].tolist() == pytest.approx([0.5, 0.9, 0.25, 0.15, 0.1, 0.05])
+    assert draft.draft_prob is not None
+    assert draft.draft_prob[0].tolist() == pytest.approx([0.5, 0.9, 0.25, 0.15, 0.1, 0.05])
     assert [call.passes for call in draft.calls] == [2]
 
 
@@ -183,9 +183,9 @@ def slow(columns: list[Column], lengths: list[int], nodes: int, ids: list[int] |
 
 def fast(draft: Draft, depth: int) -> list[Leaf]:
     parents = list(range(-1, depth - 1)) if draft.parents is None else draft.parents.tolist()
-    assert draft.raw is not None
+    assert draft.draft_prob is not None
     leaves = [
-        (row, parents[node], token, draft.raw[row, node].item())
+        (row, parents[node], token, draft.draft_prob[row, node].item())
         for row, tokens in enumerate(draft.tokens.tolist())
         for node, token in enumerate(tokens)
         if node >= depth and token >= 0

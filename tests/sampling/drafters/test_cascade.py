@@ -227,8 +227,8 @@ def test_a_leaf_that_says_less_than_it_is_asked_for_is_asked_again() -> None:
 
     class Terse(PointDrafter):
         def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-            asked.append(budget.depth[0])
-            return super().propose(rows, Budget([min(want, 1) for want in budget.depth]), sampler)
+            asked.append(budget.max_depth[0])
+            return super().propose(rows, Budget([min(want, 1) for want in budget.max_depth]), sampler)
 
     leaf = Terse(V, lambda row: row[-1] + 1 if row[-1] < 7 else None)
     draft = proposed(cascade_of([leaf], [[5]]), [[4]], [9])
@@ -349,8 +349,8 @@ def test_a_reviewer_passes_its_own_chances_up() -> None:
         for token in draft.tokens[0].tolist():
             assured.append(float(lm.logits([row])[0].softmax(dim=-1)[token]))
             row.append(token)
-        assert draft.raw is not None
-        assert draft.raw[0].tolist() == pytest.approx(assured, abs=1e-6)
+        assert draft.draft_prob is not None
+        assert draft.draft_prob[0].tolist() == pytest.approx(assured, abs=1e-6)
         assert (draft.probs is None) == sampling.point_mass
 
 
@@ -423,8 +423,8 @@ class MaxGram(PointDrafter):
         self.log, self.most = log, most
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        self.log.append(("maxgram", len(rows[0]), budget.depth[0]))
-        return super().propose(rows, Budget([min(want, self.most) for want in budget.depth]), sampler)
+        self.log.append(("maxgram", len(rows[0]), budget.max_depth[0]))
+        return super().propose(rows, Budget([min(want, self.most) for want in budget.max_depth]), sampler)
 
 
 class World:

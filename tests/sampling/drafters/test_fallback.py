@@ -10,7 +10,7 @@ import torch
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.fallback import FallbackDrafter
 from sampling.events import Call, Step
-from sampling.gamma.goodput import GoodputController
+from sampling.gamma.controller import Controller
 from sampling.types import Budget, Draft, Sampler, Verdict
 from tests.support.runs import drafting, sampler
 from tests.support.toy_drafters import PointDrafter
@@ -64,9 +64,9 @@ def test_rows_of_one_batch_are_drafted_by_either_and_each_keeps_its_law() -> Non
     assert draft.probs is not None
     assert draft.probs[0, 0].tolist() == [0, 0, 0, 1, 0]
     assert draft.probs[1].sum(dim=-1).tolist() == pytest.approx([1, 1, 1])
-    assert draft.raw is not None
-    assert draft.raw[0, 0] == 1
-    assert draft.raw[1, 0] < 1
+    assert draft.draft_prob is not None
+    assert draft.draft_prob[0, 0] == 1
+    assert draft.draft_prob[1, 0] < 1
 
 
 def test_a_row_that_may_not_draft_gets_nothing() -> None:
@@ -114,10 +114,10 @@ def test_a_chain_ends_behind_the_token_that_makes_it_unlikely() -> None:
     long, short = (
         drafter.propose(rows, Budget([4, 4, 4]), drafting(sampler(0.0, 7), rows)) for drafter in (whole, cut)
     )
-    assert long.raw is not None
+    assert long.draft_prob is not None
     lengths = []
     for row in range(3):
-        chances = long.raw[row].cumprod(dim=0).tolist()
+        chances = long.draft_prob[row].cumprod(dim=0).tolist()
         length = next((place for place, chance in enumerate(chances, start=1) if chance < 0.4), 4)
         kept = [token for token in short.tokens[row].tolist() if token >= 0]
         assert kept == long.tokens[row, :length].tolist()
@@ -126,10 +126,10 @@ def test_a_chain_ends_behind_the_token_that_makes_it_unlikely() -> None:
     assert short.calls[0].passes == short.tokens.shape[1] == max(lengths)
 
 
-def rounds(pace: GoodputController, count: int, calls: bool, accepted: int, seconds: float) -> None:
+def rounds(pace: Controller, count: int, calls: bool, accepted: int, seconds: float) -> None:
     """So many rounds of a drafter that ran its model or did not; a pass of the target takes a second."""
     for _ in range(count):
-        gamma = pace.budget([0]).depth[0]
+        gamma = pace.budget([0]).max_depth[0]
         path = tuple(range(min(accepted, gamma)))
         target, drafter = Call("target", 1, 1.0), Call("drafter", gamma, seconds * gamma)
         pace.observe(
@@ -155,7 +155,7 @@ def rounds(pace: GoodputController, count: int, calls: bool, accepted: int, seco
 
 
 def test_the_cost_of_a_draft_is_that_of_the_rounds_which_ran_the_model() -> None:
-    pace = GoodputController()
+    pace = Controller()
     pace.begin()
     rounds(pace, 12, calls=False, accepted=1, seconds=0.0)
     assert pace.costs.c < 0.01
@@ -198,7 +198,7 @@ def play(drafter: FallbackDrafter, text: int, count: int, price: float, gamma: i
     row, who = [0], []
     drafter.start([row], ALONE, ALONE)
     for _ in range(count):
-        draft = drafter.propose([row], Budget([gamma], price=price), drafting(sampler(0.0, 7), [row]))
+        draft = drafter.propose([row], Budget([gamma], opportunity_cost=price), drafting(sampler(0.0, 7), [row]))
         who.append(-1 if draft.source is None else int(draft.source[0, 0]))
         right = 0
         while right < draft.tokens.shape[1] and draft.tokens[0, right] == text:

@@ -28,7 +28,7 @@ def proposed(drafter: MaxGramDrafter, rows: list[list[int]], want: list[int]) ->
     """(token, source) of each row's chain."""
     draft = drafter.propose(rows, Budget(want), NOTHING)
     assert draft.probs is None
-    assert draft.raw is None
+    assert draft.draft_prob is None
     assert draft.calls == ()
     assert draft.source is not None
     found = []

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from sampling.drafters.tables.tree import likely_enough, worthwhile
 from sampling.events import Step
-from sampling.gamma.acceptance_estimate import chain_accepted
-from sampling.gamma.tree import BestFirstController, Rescue, SidewaysController
-from sampling.types import NodeCosts
+from sampling.gamma.acceptance import Acceptance, chain_accepted
+from sampling.gamma.controller import Controller
+from sampling.types import NodeCosts, Tree
 from tests.support.pacing import PLAIN, flat, make_step, packed, unpacked
 
 V = Callable[[int], float]
@@ -37,36 +37,34 @@ def test_how_much_of_the_chain_was_accepted(path: tuple[int, ...], kept: int) ->
 
 
 def test_siblings_are_judged_where_the_chain_was_refused() -> None:
-    rescue = Rescue()
-    before = rescue(3)
+    known = Acceptance()
+    before = known.rescue(3)
     for path in ((0, 1), ()):  # accepted to its end: says nothing; refused, and no sibling taken
-        rescue.learn(tree_step(2, BESIDE, path))
-    assert rescue(3) < before
-    low = rescue(3)
+        known.learn_rescue(tree_step(2, BESIDE, path))
+    assert known.rescue(3) < before
+    low = known.rescue(3)
     for path in ((2,), (0, 4), (3,)):
-        rescue.learn(tree_step(2, BESIDE, path))
-    assert rescue(3) > low
-    assert rescue(0) == 0 < rescue(3) < rescue(8)
+        known.learn_rescue(tree_step(2, BESIDE, path))
+    assert known.rescue(3) > low
+    assert known.rescue(0) == 0 < known.rescue(3) < known.rescue(8)
 
 
 def test_a_sibling_that_the_tree_goes_on_below_is_worth_more_than_a_leaf() -> None:
-    leaf, branch = Rescue(), Rescue()
+    leaf, branch = Acceptance(), Acceptance()
     parents = (-1, 0, -1, 2, 3)  # beside a chain of two a branch of three: a dynamic tree
     for _ in range(20):
-        leaf.learn(tree_step(3, parents, (2,)))
-        branch.learn(tree_step(3, parents, (2, 3, 4)))
-    assert leaf(2) == pytest.approx(min(0.95, leaf(2)))
-    assert branch(2) > 2 * leaf(2)
+        leaf.learn_rescue(tree_step(3, parents, (2,)))
+        branch.learn_rescue(tree_step(3, parents, (2, 3, 4)))
+    assert leaf.rescue(2) == pytest.approx(min(0.95, leaf.rescue(2)))
+    assert branch.rescue(2) > 2 * leaf.rescue(2)
 
 
-def grown(
-    chances: list[float], v: V, promised: float = 1.0, rounds: int = 300
-) -> tuple[BestFirstController, list[int]]:
+def grown(chances: list[float], v: V, promised: float = 1.0, rounds: int = 300) -> tuple[Controller, list[int]]:
     """The nodes of rounds in which node r is accepted with chances[r]; the drafter promises `promised` times that."""
-    pace, noise, sizes = BestFirstController(len(chances)), random.Random(3), []
+    pace, noise, sizes = Controller(tree=Tree.BEST_FIRST, most=len(chances)), random.Random(3), []
     for _ in range(rounds):
         budget = pace.budget([0])
-        told = [promised * chance for chance in chances[: budget.depth[0]]]
+        told = [promised * chance for chance in chances[: budget.max_depth[0]]]
         nodes = worthwhile(told, budget.costs)
         path = tuple(rank for rank in range(nodes) if noise.random() < chances[rank])
         above = {node: parent for parent, node in pairwise(path)}  # each accepted one stands below the one before
@@ -87,21 +85,21 @@ def test_a_best_first_tree_is_about_as_large_as_its_nodes_are_worth(v: V, promis
     assert true[late[len(late) // 2]] > 0.97 * max(true)
 
 
-def test_trust_is_the_share_of_the_promised_tokens_that_came() -> None:
+def test_the_calibration_is_the_share_of_the_promised_tokens_that_came() -> None:
     pace, _ = grown([0.4, 0.2, 0.1, 0.1], flat, promised=1.6)
     costs = pace.budget([0]).costs
     assert costs is not None
-    assert costs.trust == pytest.approx(1 / 1.6, abs=0.12)
+    assert costs.calibration == pytest.approx(1 / 1.6, abs=0.12)
 
 
 def test_a_tree_that_never_holds_is_given_up_and_tried_again() -> None:
     def steep(n: int) -> float:
         return 1 + 0.1 * (n - 1)
 
-    pace, noise, sizes = BestFirstController(8), random.Random(1), []
+    pace, noise, sizes = Controller(tree=Tree.BEST_FIRST, most=8), random.Random(1), []
     for turn in range(400):
         budget = pace.budget([0])
-        told = [0.3, 0.2, 0.1][: budget.depth[0]]
+        told = [0.3, 0.2, 0.1][: budget.max_depth[0]]
         nodes = worthwhile(told, budget.costs)
         path = (0,) if nodes and turn >= 200 and noise.random() < 0.5 else ()
         pace.observe([tree_step(nodes, (-1,) * nodes, path, 0.001, steep(nodes + 1))], sum(told[:nodes]))
@@ -113,7 +111,7 @@ def test_a_tree_that_never_holds_is_given_up_and_tried_again() -> None:
 
 def test_what_is_kept_by_hand() -> None:
     """rate 2, v 1, 1.1, 1.2, 1.9: nodes cost .2, .2 and 1.4."""
-    costs = NodeCosts(v=(1.0, 1.1, 1.2, 1.9), trust=0.5, rate=2.0)
+    costs = NodeCosts(v=(1.0, 1.1, 1.2, 1.9), calibration=0.5, rate=2.0)
     assert worthwhile([0.9, 0.5, 0.5], costs) == 2  # they bring .45, .25 and .25
     assert worthwhile([0.3, 0.2], costs) == 0  # .15 < .2
     assert worthwhile([0.3, 0.3, 0.3], costs) == 0
@@ -133,12 +131,12 @@ def test_a_tree_that_stops_growing_keeps_what_it_would_have_kept(
 ) -> None:
     falling = sorted((chance / 100 for chance in chances), reverse=True)
     v = tuple(1.0 + sum(steps[:count]) / 100 for count in range(len(steps)))
-    costs = NodeCosts(trust=trust / 100, v=v, rate=rate / 100)
+    costs = NodeCosts(calibration=trust / 100, v=v, rate=rate / 100)
     least = [*likely_enough(costs), *[float("inf")] * len(falling)]
     grown = next((count for count, chance in enumerate(falling) if chance <= least[count]), len(falling))
 
     def brings(nodes: int) -> float:
-        return costs.trust * sum(falling[:nodes]) - costs.rate * v[nodes]
+        return costs.calibration * sum(falling[:nodes]) - costs.rate * v[nodes]
 
     kept = worthwhile(falling[:grown], costs)
     assert brings(kept) == pytest.approx(brings(worthwhile(falling, costs)), abs=1e-12)  # a tie may fall either way
@@ -146,19 +144,18 @@ def test_a_tree_that_stops_growing_keeps_what_it_would_have_kept(
 
 def test_a_tree_stops_growing_by_hand() -> None:
     """rate 2, v 1, 1.1, 1.2, 1.9, trust ½: a node behind the first must bring .2, two of them 1.6."""
-    costs = NodeCosts(trust=0.5, v=(1.0, 1.1, 1.2, 1.9), rate=2.0)
+    costs = NodeCosts(calibration=0.5, v=(1.0, 1.1, 1.2, 1.9), rate=2.0)
     assert likely_enough(costs)[1:] == [pytest.approx(0.4), pytest.approx(2.8), float("inf")]  # the pass holds no more
 
 
 def expanded(v: V, taken: float, alpha: float = 0.3, c: float = 0.07, rounds: int = 300) -> list[tuple[int, int]]:
     """(depth, siblings) of rounds of a chain whose refusal a sibling mends with chance `taken`, if there are six."""
     noise, found = random.Random(5), []
-    pace = SidewaysController(24)
+    pace = Controller(tree=Tree.SIDEWAYS, most=24)
     for _ in range(rounds):
         budget = pace.budget([0])
-        (depth,) = budget.depth
-        assert budget.nodes is not None
-        beside = budget.nodes - depth if depth else 0
+        (depth,) = budget.max_depth
+        beside = (budget.max_nodes or 0) - depth if depth else 0
         parents = (*range(-1, depth - 1), *(-1,) * beside)
         kept = next((at for at in range(depth) if noise.random() >= alpha), depth)
         mends = kept == 0 < depth and noise.random() < taken * min(1.0, beside / 6)

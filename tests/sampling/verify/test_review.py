@@ -126,16 +126,16 @@ def test_greedy_drafts_pass_as_far_as_the_lenience_goes(
             return probs.argmax(dim=-1)
 
     sampling = Best(make_processor(temperature), draft_sampling="greedy")
-    draft = Draft(torch.tensor([[1]]), raw=None if raw is None else torch.tensor([[raw]]))
+    draft = Draft(torch.tensor([[1]]), draft_prob=None if raw is None else torch.tensor([[raw]]))
     found = reviewed(sampling, draft, lenience)
     assert found.probs is None
     assert found.verdict.path.tolist() == [[0 if passes else -1]]
     assert found.verdict.token.tolist() == [2 if passes else 0]
-    best = reviewed(sampling, Draft(torch.tensor([[0]]), raw=torch.tensor([[1.0]])), lenience)
+    best = reviewed(sampling, Draft(torch.tensor([[0]]), draft_prob=torch.tensor([[1.0]])), lenience)
     assert best.verdict.path.tolist() == [[0]]
 
 
 def test_an_absent_draft_never_passes() -> None:
-    absent = Draft(torch.tensor([[-1]]), raw=torch.tensor([[0.0]]))
+    absent = Draft(torch.tensor([[-1]]), draft_prob=torch.tensor([[0.0]]))
     assert reviewed(KeyedSampler(make_processor(0.0)), absent, 5.0).verdict.path.tolist() == [[-1]]
     assert reviewed(Fixed([], [1]), absent, 5.0).verdict.token.tolist() == [1]

@@ -96,8 +96,8 @@ def test_the_tree_by_hand() -> None:
     draft, told = by_hand(3, 6, 2)
     assert paths_of(draft) == [(0,), (1,), (0, 1), (1, 2), (1, 2, 0), (2,)]
     assert told.levels == [[(0,), (1,)], [(0, 1), (1, 2)]]
-    assert draft.raw is not None
-    assert draft.raw[0].tolist() == pytest.approx([0.5, 0.3, 0.6, 0.9, 0.8, 0.15])
+    assert draft.draft_prob is not None
+    assert draft.draft_prob[0].tolist() == pytest.approx([0.5, 0.3, 0.6, 0.9, 0.8, 0.15])
     assert draft.probs is None
     assert [call[:2] for call in draft.calls] == [("feature", 3)]
 
@@ -211,9 +211,9 @@ class Audited(FeatureTreeDrafter):
         draft, wanted = super().propose(rows, budget, sampler), fresh.propose(rows, budget, sampler)
         assert draft.tokens.tolist() == wanted.tokens.tolist()
         assert parents_of(draft) == parents_of(wanted)
-        assert draft.raw is not None
+        assert draft.draft_prob is not None
         assert wanted.raw is not None
-        torch.testing.assert_close(draft.raw, wanted.raw, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(draft.draft_prob, wanted.raw, atol=1e-5, rtol=1e-4)
         self.rounds += 1
         return draft
 

@@ -300,8 +300,8 @@ def test_a_draft_tells_its_calls_and_its_raw_probabilities(kind: str) -> None:
         logits = drafter.sessions[0].score([active], Draft.empty(1))[0, 0]
         token = int(draft.tokens[0, depth])
         assert torch.allclose(draft.probs[0, depth], sampler.probs(logits, []), atol=1e-6)
-        assert draft.raw is not None
-        assert float(draft.raw[0, depth]) == pytest.approx(float(logits.softmax(-1)[token]), abs=1e-5)
+        assert draft.draft_prob is not None
+        assert float(draft.draft_prob[0, depth]) == pytest.approx(float(logits.softmax(-1)[token]), abs=1e-5)
         assert float(draft.probs[0, depth, 1]) == 0
         active.append(token)
 

@@ -167,7 +167,7 @@ def test_it_is_asked_while_that_pays(path: list[int], price: float | None, asked
     made = started(thinking([0.0, *[-30.0] * (V - 1)]), [ROW])
     calls, most = 0, 0
     for _ in range(80):
-        draft = made.propose([ROW], Budget([1], price=price), drafting(sampler(0.0), [ROW]))
+        draft = made.propose([ROW], Budget([1], opportunity_cost=price), drafting(sampler(0.0), [ROW]))
         calls += len(draft.calls)
         judged(made, ROW, draft, path if draft.tokens.shape[1] else [])
         most = max(most, made.idle)
@@ -177,7 +177,7 @@ def test_it_is_asked_while_that_pays(path: list[int], price: float | None, asked
 
 def test_rounds_in_which_it_was_not_asked_say_nothing_of_it() -> None:
     made = started(thinking([0.0, *[-30.0] * (V - 1)]), [ROW])
-    draft = made.propose([ROW], Budget([1], price=0.2), drafting(sampler(0.0), [ROW]))
+    draft = made.propose([ROW], Budget([1], opportunity_cost=0.2), drafting(sampler(0.0), [ROW]))
     assert draft.calls
     judged(made, ROW, draft, [-1])
     known = made.gain.value

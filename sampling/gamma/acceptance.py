@@ -1,0 +1,156 @@
+"""How far drafts get, learned from past rounds: alpha by position, siblings of a chain, promised tokens of a tree.
+
+alpha_j = P(position j is drafted *and* accepted | the positions before it were accepted), so that a drafter that falls
+silent is not overrated. Knows outcomes only: no tokens, distributions, clocks or costs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+from sampling.events import Step
+from sampling.gamma.ratios import Ratios
+
+RECENT = 0.3  # weight of the newest outcome in the recent mean, which follows a change within a few rounds
+SHIFT = 0.5  # recent and long mean this far apart: the text has changed
+BORROWED = 6.0  # outcomes that the position before is worth as a guess for this one
+PRIOR = 0.85  # alpha of the first position before anything is known of the drafter
+PROMISED = 0.85  # share of a tree's promised tokens that is accepted, before any tree was seen
+PENDING = 64  # rounds that wait until an estimate is asked for; older ones hardly count
+HALF = 10.0  # siblings among which, by a first guess, every other rejected chain finds its token
+
+
+def chain_accepted(step: Step) -> int:
+    """Accepted nodes of the first chain: first children all the way down."""
+    chain = -1
+    for count, node in enumerate(step.path):
+        if next(i for i, parent in enumerate(step.parents) if parent == chain) != node:
+            return count
+        chain = node
+    return len(step.path)
+
+
+class Acceptance:
+    """What past rounds say of this drafter's drafts, for a controller to plan with.
+
+    Args:
+        limit: positions that are told apart.
+        prior: alpha by position as the drafter's card gives it; () if it has none.
+        ratios: where the estimates are kept, if they are to outlive this object.
+    """
+
+    def __init__(self, limit: int = 16, prior: Sequence[float] = (), ratios: Ratios | None = None) -> None:
+        self.ratios = ratios = Ratios() if ratios is None else ratios
+        guesses = [*(prior or (PRIOR,)), *[None] * limit][:limit]
+        self._accepted = [
+            ratios.of(("accepted", place), *((0.0, 0.0) if guess is None else (guess,)))
+            for place, guess in enumerate(guesses)
+        ]
+        self._drafted = [ratios.of(("drafted", place), 1.0) for place in range(limit)]
+        self._promised = ratios.of("promised", PROMISED)
+        self._rescued, self._rescued_tokens = ratios.of("rescued", 1.0), ratios.of("rescued tokens", 1.0)
+        self._recent: list[float | None] = [None] * limit
+        self._alphas: list[float] = []
+        self._pending: deque[tuple[Step, int, int]] = deque(maxlen=PENDING)
+
+    def begin(self) -> None:
+        """Start a new answer."""
+        self._catch_up()
+        self.ratios.begin()
+        self._recent = [None] * len(self._accepted)
+        self._alphas = []
+
+    # -- chains ---------------------------------------------------------------------------------
+
+    def learn(self, step: Step, asked: int, drafted: int) -> None:
+        """Learn from one round; of a batch, from the row that counts. `asked`, `drafted`: the most of any row."""
+        self._pending.append((step, asked, drafted))
+
+    def _catch_up(self) -> None:
+        while self._pending:
+            step, asked, drafted = self._pending.popleft()
+            self.add(step.gamma, chain_accepted(step), step.token is None)
+            for place, ratio in enumerate(self._drafted[:asked]):
+                ratio.learn(float(drafted > place))
+
+    def add(self, asked: int, accepted: int, ended: bool = False) -> None:
+        """Count one round. `ended`: an accepted stop token closed the row, so the next position was not examined."""
+        # Every position fades: one that had bad luck and is not asked for again must recover.
+        for ratio in self._accepted:
+            ratio.fade(include_prior=True)
+        self._alphas = []
+        examined = accepted if ended else accepted + 1
+        for place in range(min(asked, examined, len(self._accepted))):
+            self._count(place, float(accepted > place))
+
+    def _count(self, place: int, outcome: float) -> None:
+        accepted, recent = self._accepted[place], self._recent[place]
+        recent = self._until(place + 1)[place] if recent is None else recent
+        self._recent[place] = recent = (1 - RECENT) * recent + RECENT * outcome
+        accepted.add(outcome)
+        if abs(recent - self._until(place + 1)[place]) > SHIFT:
+            accepted.restart(recent, (2 - RECENT) / RECENT)  # outcomes that a mean of this weight is worth
+            for deeper in range(place + 1, len(self._accepted)):
+                self._accepted[deeper].restart()
+                self._recent[deeper] = None
+
+    @property
+    def alphas(self) -> list[float]:
+        """alpha_1 … alpha_limit; a position that is seldom reached leans on the one before it."""
+        self._catch_up()
+        if not self._alphas:
+            self._alphas = self._until(len(self._accepted))
+        return self._alphas
+
+    def _until(self, count: int) -> list[float]:
+        alphas = [self._accepted[0].value]
+        for ratio in self._accepted[1:count]:
+            alphas.append(ratio.with_guess(alphas[-1], BORROWED))
+        return alphas
+
+    @property
+    def drafted(self) -> list[float]:
+        """P(position j is drafted | j is asked for): 1 for a drafter that always drafts."""
+        self._catch_up()
+        return [ratio.value for ratio in self._drafted]
+
+    # -- trees ----------------------------------------------------------------------------------
+
+    def learn_promise(self, accepted: int, promised: float) -> None:
+        """Compare the tokens that a best-first tree's probabilities promised with those accepted of it.
+
+        A round that promised nothing lets the ratio return to its prior: no drafter is given up for good.
+        """
+        self._promised.learn(accepted if promised else 0, promised)
+
+    @property
+    def calibration(self) -> float:
+        """Share of promised tokens that is accepted."""
+        return self._promised.value
+
+    def learn_rescue(self, step: Step) -> None:
+        """Learn from siblings beside a rejected chain; other rounds say nothing of them."""
+        length = step.length
+        beside, accepted = len(step.drafted) - length, chain_accepted(step)
+        gained = len(step.path) - accepted
+        if not beside or not (gained or (step.token is not None and accepted < length)):
+            return
+        self._rescued.learn(float(gained > 0), beside / (beside + HALF))
+        if gained:
+            self._rescued_tokens.learn(gained)
+
+    def rescue(self, siblings: int) -> float:
+        """Expected tokens that so many siblings bring where the chain is rejected.
+
+        One of m is the target's token in m / (m + HALF) of these cases, times the learned factor; from it on there are
+        as many tokens as rounds had (1 where siblings are leaves).
+        """
+        return min(0.95, siblings / (siblings + HALF) * self._rescued.value) * self._rescued_tokens.value
+
+
+def expected_tokens(alphas: Sequence[float]) -> list[float]:
+    """1 + Σ_{j≤γ} ∏_{i≤j} α_i for γ = 0 … len(alphas): tokens of a round."""
+    return list(accumulate([1.0, *accumulate(alphas, mul)]))

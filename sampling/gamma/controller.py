@@ -1,0 +1,335 @@
+"""`gamma auto`: how much to draft in the next round, so that tokens come fastest.
+
+A chain of γ tokens is expected to bring, in tokens per plain pass,
+
+    (1 + Σ_j ∏_{i≤j} α_i) / (γ·c + v(γ+1))
+
+and the controller takes the γ for which that is largest. For a model's tree it also chooses how many siblings stand
+beside the chain. A best-first tree knows the probability of each node, so the budget only says what a node must bring
+to be worth its place in the pass (:class:`sampling.types.NodeCosts`). α comes from sampling/gamma/acceptance.py, c and
+v(n) from sampling/gamma/costs.py. Knows no drafter, no tokens and no clock.
+
+**Why the text stays lossless.** The budget of a round is settled before its first draft is drawn, from
+rounds whose tokens are all committed: a function of the prefix and of clocks. Given the prefix a round
+with any budget emits the target's distribution (`sampling/verify/rules.py`), hence so does a mixture of budgets that
+the prefix chose. What would break it is to stop or go on because of the very token being tested; no
+draft or verdict of the running round is seen here. With point-mass drafts and gumbel coupling the
+text is plain decoding's for every budget. With drafts drawn from a distribution (`coupling rejection`) the
+*distribution* is unchanged, but clocks choose the budget, so that one seed may give another draw next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from sampling.events import Step
+from sampling.gamma.acceptance import Acceptance, expected_tokens
+from sampling.gamma.costs import Costs
+from sampling.types import Budget, NodeCosts, Traits, Tree
+
+GAMMA_MAX = 16  # tokens of a chain, and levels of a model's tree
+NODES_MAX = 15  # nodes of a best-first tree: with the root one block of 16 rows in the kernels
+SIBLINGS = (0, 1, 2, 4, 6, 8, 12, 16, 24)  # numbers that may stand beside a chain
+GROWTH = 3  # how much further than the widest measured pass a draft may reach
+RATE = 1.5  # tokens in the time of a plain pass, before any came
+ALLOWANCE = 1.2  # passes that drafting may lose at first: with MARGIN under 3% of 128 tokens, looks included
+MARGIN = 0.0125  # passes that drafting may lose for each token
+CREDIT = 4.0  # passes that it may lose after drafts that paid; drafts that come whole: times what one may lose
+BATCH_GAIN = 1.25  # what drafts must bring a batch at least: rows drift apart, and the last ones run alone
+RETRY = 8  # undrafted rounds after which drafts are tried again, if the account can bear it
+REFERENCES = (0, 0, 32, 64, 128)  # rounds until the next plain pass, by how many were timed: T(1) must be known
+
+
+def goodput(
+    alphas: Sequence[float], c: float, v: Sequence[float], drafted: Sequence[float] | None = None
+) -> list[float]:
+    """Tokens per plain pass for γ = 0 … len(alphas); `v[n-1]` is v(n), up to n = len(alphas) + 1.
+
+    `drafted[j]` is the chance that draft j+1 comes when it is asked for (1 by default): silence costs no width.
+    """
+    tokens = expected_tokens(alphas)
+    rates = [tokens[0] / v[0]]
+    drafting, verifying = 0.0, v[0]
+    widths = [1.0, *(drafted or [1.0] * len(alphas))]
+    for gamma in range(1, len(alphas) + 1):
+        drafting += c * (widths[gamma] if gamma > 1 else 1.0)  # asking costs as much as one draft, answered or not
+        verifying += widths[gamma] * (v[gamma] - v[gamma - 1])
+        rates.append(tokens[gamma] / (drafting + verifying))
+    return rates
+
+
+def best(values: Sequence[float]) -> int:
+    """The index of the largest value; the first of equal ones."""
+    return max(range(len(values)), key=lambda index: (values[index], -index))
+
+
+class Plan(NamedTuple):
+    """What a round may draft: tokens down to the deepest node, and siblings beside the first chain."""
+
+    depth: int
+    siblings: int = 0
+
+    @property
+    def nodes(self) -> int:
+        return self.depth + self.siblings
+
+
+NOTHING, LOOK = Plan(0), Plan(1)
+
+
+class Controller:
+    """A :class:`sampling.types.GammaController`. One object a drafter; `begin()` opens an answer.
+
+    *Costs unknown*: two plain passes, two rounds of one token, then drafts up to three times as long as measured.
+    *Costs known*: the best plan, from the first round on.
+    *Where drafts do not pay*: none, and after 8 rounds one token (of a tree its usual nodes) on trial, if the account
+    can bear it; a trial that paid is followed by another.
+    *An account* bounds the loss: no draft is begun that, if all of it is rejected, would make all answers together cost
+    more than 1.0125 × plain decoding and 1.2 passes; what drafts gained before counts for up to 4 passes. It is kept in
+    measured costs, not in seconds: a call that is slow once is not charged to drafts.
+
+    A batch has one budget for all rows: its passes cost what the longest draft costs, and drafts are judged by the row
+    that is behind, as the others wait for it in the end. Costs are learned separately for each number of rows.
+
+    Args:
+        acceptance: what is known of the drafter's drafts.
+        costs: what is known of the machine; may outlive the controller.
+        tree: how drafts branch; None: chains.
+        most: nodes of a round; None: GAMMA_MAX, of a best-first tree NODES_MAX.
+        whole: drafts come whole or not at all (a cascade's), `most` tokens.
+    """
+
+    def __init__(
+        self,
+        acceptance: Acceptance | None = None,
+        costs: Costs | None = None,
+        *,
+        tree: Tree | None = None,
+        most: int | None = None,
+        whole: bool = False,
+    ) -> None:
+        if most is not None and most < 1:
+            raise ValueError(f"most must be at least 1, got {most}")
+        self.acceptance = Acceptance(most if whole and most else GAMMA_MAX) if acceptance is None else acceptance
+        self.costs = self._all_costs = Costs() if costs is None else costs
+        self.tree, self.whole = tree, whole
+        limit = NODES_MAX if tree is Tree.BEST_FIRST else GAMMA_MAX
+        self.most = limit if most is None else most
+        self.gamma_max = self.most if whole else min(limit, self.most)
+        ratios = self.acceptance.ratios
+        self._rate = ratios.of("rate", RATE)
+        self._calls = ratios.of("called", 1.0)  # share of drafting rounds in which the drafter runs its model
+        self._drafted = ratios.of("drafted a round", 0.0, 0.0)
+        self._has_model = False
+        self.left = ALLOWANCE  # passes that may still be lost
+        self.last: int | None = None  # gamma of the last round
+        self.pays = True  # whether drafts were expected to pay when that was last decided
+        self.rounds = self.trials = 0
+        self._idle = 0  # rounds since the drafter was asked
+        self._asleep = 0  # rounds since its model ran (since it was asked, if it has none)
+        self._since_plain = 0  # rounds since a plain pass was timed
+        self._trial = self._trial_paid = False  # whether the last budget was a trial; whether the last trial paid
+        self._tokens_by_row: dict[int, int] = {}  # of a batch in this answer
+
+    def begin(self) -> None:
+        """Start a new answer. Costs and account stay; acceptance starts from the average of earlier answers."""
+        self.acceptance.begin()
+        self._trial_paid = False
+        self._tokens_by_row.clear()
+
+    # -- choosing -----------------------------------------------------------------------------
+
+    def budget(self, rows: list[int]) -> Budget:
+        """The budget of the coming round, the same for all rows."""
+        self.costs = self._all_costs.of(len(rows))
+        wanted = self._wanted(len(rows))
+        plan = self._affordable(wanted)
+        self.last = plan.depth
+        if wanted.depth and not self._trial:
+            self.pays = plan.depth > 0
+        if not plan.depth:
+            return Budget([0] * len(rows))
+        known, costs, price = self.costs.drafting_known, None, None
+        if known and self.tree is Tree.BEST_FIRST:
+            costs = NodeCosts(self.costs.v(plan.depth + 1), self.acceptance.calibration, self._rate.value)
+        if known and self._has_model:
+            price = self._tokens_paid_for(plan.depth) * self.costs.model_cost * self._rate.value
+        return Budget([plan.depth] * len(rows), plan.nodes if self.tree else None, costs, price)
+
+    def _wanted(self, rows: int) -> Plan:
+        """The plan of the coming round, whatever may be lost."""
+        self._trial = False
+        references = self.costs.references
+        due = self._since_plain >= REFERENCES[min(references, len(REFERENCES) - 1)]
+        if due and (references > 0 or self.costs.reach == 1 or self.costs.borrowed):
+            return NOTHING
+        if not self.costs.drafting_known:
+            return self._smallest
+        plan = self._best(rows)
+        if plan.depth:
+            return plan
+        self.pays = False
+        self._trial = (self._trial_paid and rows == 1) or self._idle >= rows * RETRY
+        return self._smallest if self._trial else NOTHING
+
+    def _best(self, rows: int) -> Plan:
+        """The plan that is expected to bring most tokens in the time of a plain pass; NOTHING if none beats plain."""
+        if self.tree is Tree.BEST_FIRST and rows == 1:  # each node is weighed when its probability is known
+            return Plan(self.reach)
+        rates = self._rates([0, self.gamma_max] if self.whole else range(self.reach + 1))
+        plan = max(rates, key=lambda plan: (rates[plan], -plan.nodes))
+        return plan if rates[plan] > rates[NOTHING] * (BATCH_GAIN if rows > 1 else 1.0) else NOTHING
+
+    def _rates(self, depths: Iterable[int]) -> dict[Plan, float]:
+        """Expected tokens per plain pass of the plans of these depths, each with every number of siblings that fits."""
+        depths = list(depths)
+        deepest = max(depths)
+        alphas, c = self.acceptance.alphas[:deepest], self.draft_cost
+        if self.tree is not Tree.SIDEWAYS:
+            rates = goodput(alphas, c, self.costs.v(deepest + 1), self.acceptance.drafted[:deepest])
+            return {Plan(depth): rates[depth] for depth in depths}
+        chain, v = expected_tokens(alphas), self.costs.v(deepest + SIBLINGS[-1] + 1)
+        rates_of = {}
+        for depth in depths:
+            rejected = 1 - (chain[depth] - chain[depth - 1] if depth else 1.0)
+            for siblings in SIBLINGS:
+                if not siblings or (depth and depth + siblings <= self.most):
+                    tokens = chain[depth] + rejected * self.acceptance.rescue(siblings)
+                    rates_of[Plan(depth, siblings)] = tokens / (depth * c + v[depth + siblings])
+        return rates_of
+
+    @property
+    def _smallest(self) -> Plan:
+        """The plan of a look and of a trial."""
+        if self.whole or self.tree is Tree.BEST_FIRST:
+            return Plan(self.reach if self.costs.drafting_known else self.gamma_max if self.whole else 1)
+        return Plan(1, 1) if self.tree is Tree.SIDEWAYS and self.most > 1 else LOOK
+
+    @property
+    def reach(self) -> int:
+        """The longest draft that may be asked for now: little is known of passes much wider than those measured."""
+        return self.gamma_max if self.whole else min(self.gamma_max, max(1, GROWTH * (self.costs.reach - 1)))
+
+    def _loss(self, plan: Plan) -> float:
+        """Passes lost if everything that this plan drafts is rejected."""
+        c = self.costs.waking if self._asleep > 1 else self.costs.c
+        return self._tokens_paid_for(plan.depth) * c + self.costs.v(plan.nodes + 1)[-1] - 1
+
+    def _affordable(self, wanted: Plan) -> Plan:
+        """The largest part of a plan whose loss can be borne."""
+        left = self.left + MARGIN
+        if self.whole:  # may cost more than all that may be lost: one is allowed while something may be
+            return wanted if left > 0 else NOTHING
+        for depth in range(wanted.depth, 0, -1):
+            for siblings in [count for count in reversed(SIBLINGS) if count <= wanted.siblings]:
+                if self._loss(plan := Plan(depth, siblings)) <= left:
+                    return plan
+        return NOTHING
+
+    @property
+    def draft_cost(self) -> float:
+        """c of a drafted token, the rounds included in which the drafter runs no model."""
+        return (self._calls.value if self._has_model else 1.0) * self.costs.c
+
+    def _tokens_paid_for(self, drafted: int) -> int:
+        """Of so many drafted tokens (levels of a model's tree) those that cost c; a look-up tree costs once."""
+        return min(drafted, 1) if self.tree is Tree.BEST_FIRST else drafted
+
+    # -- learning -----------------------------------------------------------------------------
+
+    def observe(self, steps: list[Step], promised: float = 0.0) -> None:
+        """Learn from a round: a Step for each row, and the tokens that a best-first tree promised."""
+        asked = drafted = longest = 0
+        draft_s = verify_s = sample_s = 0.0
+        ran_model = False
+        for step in steps:
+            asked, drafted = max(asked, step.gamma), max(drafted, len(step.drafted))
+            longest = max(longest, step.length if self.tree is Tree.SIDEWAYS else len(step.drafted))
+            draft_s, verify_s, sample_s = draft_s + step.draft_s, verify_s + step.verify_s, sample_s + step.sample_s
+            ran_model = ran_model or len(step.calls) > 1  # the target's own call is always there
+        slowest = self._slowest(steps)
+        tokens = len(slowest.path) + (slowest.token is not None)
+        self._has_model = self._has_model or ran_model
+        paid = self._tokens_paid_for(max(1, longest)) if asked and ran_model >= self._has_model else 0
+        idle = self._asleep if self.costs.drafting_known else self._idle
+        self.costs.add(drafted + 1, paid, idle, draft_s, verify_s, ran_model, sample_s)
+        self._charge(tokens, drafted, paid, draft_s if asked else 0.0)
+        self._asleep = 0 if (ran_model if self._has_model else asked) else self._asleep + 1
+        self.rounds += 1
+        if self.tree is Tree.BEST_FIRST and len(steps) == 1:
+            self.acceptance.learn_promise(len(slowest.path), promised)
+        self._since_plain = 0 if drafted == 0 else self._since_plain + 1
+        if asked == 0:
+            self._idle += 1
+            return
+        self._idle = 0
+        self._drafted.learn(drafted)
+        if self._has_model:
+            self._calls.learn(float(ran_model))
+        for step in steps if self.tree is Tree.SIDEWAYS else ():
+            self.acceptance.learn_rescue(step)
+        self.acceptance.learn(slowest, asked, max(step.length for step in steps))
+        if self._trial:
+            self.trials += 1
+            self._trial_paid = tokens > paid * self.costs.c + self.costs.v(drafted + 1)[-1]
+
+    def _charge(self, tokens: int, drafted: int, paid: int, draft_s: float) -> None:
+        """Book a round: what plain decoding would have cost for its tokens, less what it cost."""
+        c = self.costs.waking if self._asleep > 1 else self.costs.c
+        cost = paid * c + self.costs.v(drafted + 1)[-1]
+        if draft_s and not paid and self.costs.plain:  # without its model the drafter still looks things up
+            cost += min(self.costs.c, draft_s / self.costs.plain)
+        stake = max(1.0, self._loss(self._smallest)) if self.whole else 1.0
+        self.left = min(self.left + (1 + MARGIN) * tokens - cost, CREDIT * stake)
+        self._rate.learn(tokens, cost)
+
+    def _slowest(self, steps: list[Step]) -> Step:
+        """The row of a batch that is behind, for which the others will wait in the end."""
+        if len(steps) == 1:
+            return steps[0]
+        slowest = min(steps, key=lambda step: self._tokens_by_row.get(step.row, 0))
+        for step in steps:
+            self._tokens_by_row[step.row] = self._tokens_by_row.get(step.row, 0) + len(step.emitted)
+        return slowest
+
+    # -- what others see ----------------------------------------------------------------------
+
+    @property
+    def mean_drafted(self) -> float | None:
+        """Mean tokens that the latest drafting rounds drafted; None before the first."""
+        try:
+            return self._drafted.value
+        except ZeroDivisionError:
+            return None
+
+    def expected(self, limit: int) -> list[float]:
+        """Expected tokens per plain pass for depth 0 … `limit`, each with the best number of siblings."""
+        rates = [0.0] * (limit + 1)
+        for plan, rate in self._rates(range(limit + 1)).items():
+            rates[plan.depth] = max(rates[plan.depth], rate)
+        return rates
+
+    def summary(self) -> dict[str, Any]:
+        """The state, JSON-able: gamma of the last round (None before the first), alphas, c, v(1) … v(gamma_max + 1)."""
+        return {
+            "gamma": self.last,
+            "drafted": self.mean_drafted if self.mean_drafted is None else round(self.mean_drafted, 2),
+            "pays": self.pays,
+            "alpha": [round(alpha, 3) for alpha in self.acceptance.alphas],
+            "c": round(self.costs.c, 4),
+            "v": [round(value, 3) for value in self.costs.v(self.gamma_max + 1)],
+            "rounds": self.rounds,
+            "trials": self.trials,
+            "measured": self.costs.drafting_known,
+        }
+
+
+def controller_of(
+    traits: Traits, nodes: int, costs: Costs | None = None, acceptance: Acceptance | None = None
+) -> Controller:
+    """The controller for a drafter whose rounds may have so many nodes."""
+    if traits.most is not None:
+        limited = Acceptance(traits.most, ratios=None if acceptance is None else acceptance.ratios)
+        return Controller(limited, costs, most=traits.most, whole=True)
+    return Controller(acceptance, costs, tree=traits.tree, most=nodes if traits.tree else None)

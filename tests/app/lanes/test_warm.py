@@ -1,0 +1,98 @@
+"""Warming a pair up: what it measures seeds `gamma auto`, and what the cache folder holds can do no harm."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.lanes.lane import PairEngine
+from app.lanes.pairing import choose_pair
+from app.lanes.warm import FILE, REMEMBERED, warm_up
+from app.settings.table import Settings
+from sampling.events import Step
+from tests.support.tiny import tiny_pair
+from utils.catalogue.specs import PairSpec
+from utils.loading.loaded import LoadOptions
+from utils.loading.loading import load_pair
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> PairSpec:
+    return choose_pair(tiny_pair(tmp_path_factory.mktemp("warm"), stop=False).options())
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def engine_of(spec: PairSpec) -> PairEngine:
+    return PairEngine(load_pair(spec, LoadOptions(device="cpu")))
+
+
+def steps(engine: PairEngine) -> list[Step]:
+    lane = engine.lane("spec", Settings(gamma="auto", max_new_tokens=24))
+    return [event for event in lane.run([5, 6, 7, 8]) if isinstance(event, Step)]
+
+
+def test_the_first_round_of_the_first_answer_drafts(spec: PairSpec, cache: Path) -> None:
+    """Of the first round that may: the opening one reads the prompt."""
+    loaded = replace(engine_of(spec).loaded, drafter=None, drafter_kind="ngram")
+    assert steps(PairEngine(loaded))[1].gamma == 0, "nothing is known of costs: a plain pass is timed first"
+    engine = PairEngine(loaded)
+    warm_up(engine)
+    assert steps(engine)[1].gamma > 0
+
+
+def test_measurements_of_a_machine_and_pair_are_kept_and_the_median_of_the_latest_holds(
+    spec: PairSpec, cache: Path
+) -> None:
+    for _ in range(REMEMBERED + 2):
+        engine = engine_of(spec)
+        warm_up(engine)
+    ((key, starts),) = json.loads((cache / FILE).read_text()).items()
+    assert len(starts) == REMEMBERED
+    assert engine.loaded.target.name in key
+    assert engine.measured is not None
+    assert engine.measured.plain == sorted(start["plain"] for start in starts)[REMEMBERED // 2]
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", '{"x": {}}', "KEY"])
+def test_a_damaged_file_or_a_folder_that_cannot_be_written_harms_nothing(
+    content: str, spec: PairSpec, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.mkdir()
+    engine = engine_of(spec)
+    if content == "KEY":
+        warm_up(engine)
+        (key,) = json.loads((cache / FILE).read_text())
+        (cache / FILE).write_text(json.dumps({key: [{"plain": -1, "v": {"2": "x"}, "c": None}, 7]}))
+    else:
+        (cache / FILE).write_text(content)
+    warm_up(engine)
+    assert engine.measured is not None
+    monkeypatch.setenv("SPEC_CACHE_DIR", "/proc/none")
+    warm_up(engine)
+    assert engine.measured.plain > 0
+
+
+def test_warming_up_leaves_what_drafters_keep_as_it_was(spec: PairSpec, cache: Path) -> None:
+    cold, warm = engine_of(spec), engine_of(spec)
+    warm_up(warm)
+    settings = Settings(gamma=3, max_new_tokens=24)
+    texts = [
+        [event.emitted for event in engine.lane("spec", settings).run([5, 6, 7, 8]) if isinstance(event, Step)]
+        for engine in (cold, warm)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_a_pair_without_a_drafter_is_warmed_up_too(spec: PairSpec, cache: Path) -> None:
+    engine = PairEngine(replace(engine_of(spec).loaded, drafter=None, drafter_kind="none"))
+    warm_up(engine)
+    assert engine.measured is not None
+    assert engine.measured.c is None
