@@ -546,18 +546,19 @@ def test_a_missing_file_of_a_drafter_given_by_folder_is_a_user_error(
         load_engine(Settings(quiet=True), pair.options(str(folder)), never)
 
 
-def test_a_running_lane_shows_the_gamma_of_its_round_under_auto(engine: PairEngine) -> None:
+def test_a_running_lane_shows_the_mean_number_drafted_under_auto(engine: PairEngine) -> None:
     for gamma in ("auto", 3):
         settings = Settings(max_new_tokens=30, quiet=True, gamma=gamma)
         engine.forget()
         lane = engine.lane("plain", settings)
         prompt = prompt_ids(engine, "tell me", settings)
-        track, shown = Track(lane, engine.tokenizer.decode, len(prompt), 30), []
+        track, drafted, rounds = Track(lane, engine.tokenizer.decode, len(prompt), 30), 0, 0
         for event in lane.run(prompt):
             track.feed(event)
             if isinstance(event, Step):
-                shown.append((track.pane().status.partition(", ")[2], event.gamma))
-        assert all(text == (f"gamma {chosen}" if gamma == "auto" else "") for text, chosen in shown)
+                drafted, rounds = drafted + len(event.drafted), rounds + 1
+                shown = track.pane().status.partition(", ")[2]
+                assert shown == (f"gamma {drafted / rounds:.1f}" if gamma == "auto" else "")
         assert "gamma" not in track.pane().status
     engine.forget()
 
