@@ -552,13 +552,13 @@ def test_a_running_lane_shows_the_mean_number_drafted_under_auto(engine: PairEng
         engine.forget()
         lane = engine.lane("plain", settings)
         prompt = prompt_ids(engine, "tell me", settings)
-        track, drafted, rounds = Track(lane, engine.tokenizer.decode, len(prompt), 30), 0, 0
+        track, drafted, rounds = Track(lane, engine.tokenizer.decode, len(prompt), 30), 0, -1
         for event in lane.run(prompt):
             track.feed(event)
             if isinstance(event, Step):
                 drafted, rounds = drafted + len(event.drafted), rounds + 1
                 shown = track.pane().status.partition(", ")[2]
-                assert shown == (f"gamma {drafted / rounds:.1f}" if gamma == "auto" else "")
+                assert shown == (f"gamma {drafted / rounds:.1f}" if gamma == "auto" and rounds else "")
         assert "gamma" not in track.pane().status
     engine.forget()
 
