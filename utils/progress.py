@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from utils.errors import UserError
@@ -18,6 +19,24 @@ class Cancelled(UserError):  # noqa: N818  # not a failure
     """The user stopped it; nothing half-done is left behind."""
 
     exit_code = INTERRUPTED
+
+
+class Remaining:
+    """Says how far long work is and how long it will take: " 43%, 25 s left"."""
+
+    def __init__(self) -> None:
+        self._stage, self._begun, self._first = "", 0.0, 0.0
+
+    def text(self, stage: str, fraction: float | None) -> str:
+        """What stands after the stage; the time left where it can be told and is worth a word."""
+        if stage != self._stage:
+            self._stage, self._begun, self._first = stage, time.monotonic(), fraction or 0.0
+        if fraction is None:
+            return ""
+        taken, done = time.monotonic() - self._begun, fraction - self._first
+        left = taken * (1 - fraction) / done if done > 0.01 else 0.0
+        words = f"{left / 60:.0f} min" if left >= 120 else f"{left:.0f} s"
+        return f" {100 * fraction:.0f}%" + (f", {words} left" if taken >= 3 and left >= 3 else "")
 
 
 def silent(_stage: str, _fraction: float | None) -> None:

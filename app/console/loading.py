@@ -18,6 +18,7 @@ from rich.text import Text
 
 from app.screen.terminal import InPlace, Interrupts
 from utils.errors import UserError
+from utils.progress import Remaining
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -41,7 +42,7 @@ class Loading(threading.Thread):
     def __init__(self, work: Work, changed: Callable[[], None]) -> None:
         super().__init__(name="loading", daemon=True)
         self._work, self._changed, self.cancelled = work, changed, threading.Event()
-        self.status = "starting"
+        self.status, self._remaining = "starting", Remaining()
         self.engine: futures.Future[PairEngine] = futures.Future()
         self.start()
 
@@ -54,8 +55,7 @@ class Loading(threading.Thread):
         self._changed()
 
     def _progress(self, stage: str, fraction: float | None) -> None:
-        share = "" if fraction is None else f" {100 * min(1.0, max(0.0, fraction)):.0f}%"
-        before, self.status = self.status, f"{stage}{share}"
+        before, self.status = self.status, f"{stage}{self._remaining.text(stage, fraction)}"
         if self.status != before:
             self._changed()
 

@@ -20,6 +20,7 @@ from app.screen.palette import want_color
 from app.screen.terminal import Screen, size_in
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
+from utils.progress import Remaining
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -67,14 +68,13 @@ class LoadProgress:
     def __init__(self, stream: IO[str], *, quiet: bool) -> None:
         self._stream, self._quiet = stream, quiet
         self._live = stream.isatty()
-        self._stage = ""
+        self._stage, self._remaining = "", Remaining()
 
     def __call__(self, stage: str, fraction: float | None) -> None:
         if self._quiet:
             return
         if self._live:
-            share = "" if fraction is None else f" {100 * fraction:.0f}%"
-            self._stream.write(f"\r\x1b[K{stage}{share}")
+            self._stream.write(f"\r\x1b[K{stage}{self._remaining.text(stage, fraction)}")
         elif fraction is not None and stage != self._stage:
             self._stream.write(f"{stage}\n")
         self._stream.flush()

@@ -28,7 +28,8 @@ TRAINED_METHODS = ("glide", "feature")  # methods whose drafter cannot be a mode
 OWN_METHODS = ("tables", "maxgram", *CASCADES)  # methods that are their own drafter's word
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!]+")
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\{\d{1,4}\.\.\d{1,4}\}[A-Za-z0-9._-]*)?==[A-Za-z0-9.+!]+")
+_SEVERAL = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"-\d{5}-of-(\d{5})$")  # behind the name of a split GGUF file, before .gguf
@@ -50,7 +51,11 @@ def _unlike(pattern: re.Pattern[str], text: str | None) -> bool:
 
 
 class ModelSpec(BaseModel):
-    """One model and where it comes from: exactly one of `id`, `path`, `gguf` and `package`."""
+    """One model and where it comes from: exactly one of `id`, `path`, `gguf` and `package`.
+
+    A `package` holds the GGUF `file`, or each of several (`name-part{1..22}==1.0`) a part of it; `repository` names a
+    place on the hub that has the same file. `sha256` is that of the whole file.
+    """
 
     model_config = FROZEN
 
@@ -61,6 +66,8 @@ class ModelSpec(BaseModel):
     package: str | None = None  # name==version, with `file` and `sha256`
     file: str | None = None
     sha256: str | None = None
+    size: int | None = Field(default=None, ge=1)  # of the file, in bytes: for what is shown and checked beforehand
+    repository: str | None = None  # on the hub; `revision` is its
     revision: str | None = None
     dtype: Dtype = "auto"
     quantization: Quantization = "none"
@@ -73,10 +80,12 @@ class ModelSpec(BaseModel):
         wrong = {
             f"a model needs exactly one of id, path, gguf, package, got {', '.join(given) or 'none'}": len(given) != 1,
             "a package needs file and sha256 beside it": packed and None in beside,
-            "file and sha256 belong to a package only": not packed and beside != (None, None),
+            "file, sha256, size and repository belong to a package only": not packed
+            and (*beside, self.size, self.repository) != (None,) * 4,
             f"package must be name==version, got '{self.package}'": _unlike(_PACKAGE, self.package),
             f"sha256 must be 64 hexadecimal digits, got '{self.sha256}'": _unlike(_SHA256, self.sha256),
             f"id must be a hub id like org/name, got '{self.id}'": _unlike(_HUB_ID, self.id),
+            f"repository must be a hub id like org/name, got '{self.repository}'": _unlike(_HUB_ID, self.repository),
         }
         for told, is_so in wrong.items():
             if is_so:
@@ -84,6 +93,21 @@ class ModelSpec(BaseModel):
         if not self.name:
             object.__setattr__(self, "name", self._source_name())
         return self
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The package, or the packages that hold the parts of the file, in their order."""
+        if self.package is None:
+            return ()
+        if (several := _SEVERAL.search(self.package)) is None:
+            return (self.package,)
+        before, after = self.package[: several.start()], self.package[several.end() :]
+        return tuple(f"{before}{number}{after}" for number in range(int(several[1]), int(several[2]) + 1))
+
+    @property
+    def of_gguf(self) -> bool:
+        """Whether its weights come as a GGUF file."""
+        return self.gguf is not None or self.package is not None
 
     def _source_name(self) -> str:
         if self.id is not None:

@@ -65,7 +65,7 @@ def load_model(
     wanted = options.dtype if options.dtype != "auto" else spec.dtype
     attention = options.attn_implementation or spec.attn_implementation
     as_is = quantization == "auto" and kind in UNSAID and not attention and options.tp_size == 1
-    of_gguf = spec.gguf is not None or spec.package is not None
+    of_gguf = spec.of_gguf
     progress(f"loading {spec.name}", None)
     with quiet_warnings(), _in_one_line(spec.name, folder, place):
         if as_is and place.type == "cpu" and pick_dtype(wanted, place, None) == torch.float32:

@@ -6,14 +6,18 @@ Says in one line why a model cannot be had; knows nothing of what is in its file
 from __future__ import annotations
 
 import os
+import socket
+import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from utils.errors import UserError
-from utils.progress import Progress, check
+from utils.loading.cache import remembered_sha256
+from utils.progress import Cancelled, Progress, check
 
 _SMALL = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken"]
 _WEIGHTS = ("*.safetensors", "*.bin")  # the first kind a repository has is the one wanted
@@ -54,6 +58,52 @@ def hub_folder(
         if "No space left" in said:
             other = f"no space left for {name} in {constants.HF_HUB_CACHE}: set HF_HOME elsewhere"
         raise UserError(next((line for kind, line in known.items() if isinstance(error, kind)), other)) from error
+
+
+def hub_file(
+    name: str,
+    file: str,
+    revision: str | None,
+    digest: str,
+    *,
+    offline: bool,
+    progress: Progress,
+    cancelled: Callable[[], bool],
+) -> Path | None:
+    """The file out of the hub's cache, else fetched; None where neither has it with this sha256. Raises Cancelled."""
+    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+
+    def right(path: object) -> bool:
+        return isinstance(path, str) and remembered_sha256(Path(path), cancelled) == digest
+
+    cached = try_to_load_from_cache(name, file, revision=revision)
+    if right(cached):
+        return Path(str(cached))
+    if offline or constants.HF_HUB_OFFLINE or not _reachable():
+        return None
+    progress(f"looking up {name}", None)
+    try:
+        bar = _bar(f"fetching {file}", 0, progress, cancelled)
+        fetched = hf_hub_download(name, file, revision=revision, tqdm_class=bar)
+    except Cancelled:
+        raise
+    except Exception:  # whatever keeps the hub from giving it: there is another place
+        return None
+    return Path(fetched) if right(fetched) else None
+
+
+def _reachable() -> bool:
+    """Whether the hub's name can be resolved: asking a hub that cannot be reached takes half a minute of retries."""
+    from huggingface_hub import constants
+
+    address = urlsplit(constants.ENDPOINT)
+    if urllib.request.getproxies().get(address.scheme or "https"):
+        return True
+    try:
+        socket.getaddrinfo(address.hostname, address.port or address.scheme or "https")
+    except OSError:
+        return False
+    return True
 
 
 def is_cached(name: str, revision: str | None) -> bool:

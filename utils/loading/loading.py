@@ -75,7 +75,7 @@ def load_pair(
 
 def expanded(spec: ModelSpec, options: LoadOptions, target: LoadedModel) -> list[str]:
     """Why `auto` did not leave a GGUF file's bits as they are, in a line; nothing where it did or was not asked to."""
-    if options.quantization != "auto" or target.quantization != "none" or (spec.gguf or spec.package) is None:
+    if options.quantization != "auto" or target.quantization != "none" or not spec.of_gguf:
         return []
     reasons = {
         f"{options.tp_size} processes share them": options.tp_size > 1,

