@@ -24,7 +24,8 @@ from typing import IO, TypeVar
 from utils.child import run_child
 from utils.errors import UserError
 from utils.files import replacing
-from utils.loading.cache import cache_folder, check_disk, locked, remembered_sha256, scratch, sha256, writing
+from utils.loading.cache import cache_folder, locked, remembered_sha256, scratch, sha256, writing
+from utils.loading.room import check_disk
 from utils.progress import Progress, check
 
 _SIZE = re.compile(r"\(([\d.]+) ?([kMG]?B)\)")

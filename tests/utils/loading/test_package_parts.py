@@ -125,7 +125,7 @@ def test_parts_of_another_file_are_refused_and_not_kept(index: Path, cache: Path
 def test_a_disk_without_room_is_one_line_before_anything_is_fetched(
     index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("utils.loading.cache.shutil.disk_usage", lambda _: SimpleNamespace(free=2000))
+    monkeypatch.setattr("utils.loading.room.shutil.disk_usage", lambda _: SimpleNamespace(free=2000))
     shutil.rmtree(index)
     with pytest.raises(UserError, match=r"fetching w\.gguf .* needs .* of disk"):
         fetch()
