@@ -8,6 +8,7 @@ sessions.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from sampling.drafters.draft_heads.checkpoint import is_draft_head
 from sampling.drafters.draft_heads.modules import DraftHead
 from utils.errors import UserError
-from utils.files import WriteError, put
+from utils.files import WriteError, replacing
 
 _SAME = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -110,7 +111,8 @@ def export_plain(draft_head: DraftHead, folder: str | Path, tokenizer: Any = Non
             files = sorted(Path(made).iterdir(), key=lambda file: file.name == "config.json")  # which makes it a model
             size = sum(file.stat().st_size for file in files if file.suffix == ".safetensors")
             for file in files:
-                put(file, place / file.name)
+                with file.open("rb") as source, replacing(place / file.name) as out:
+                    shutil.copyfileobj(source, out, 1 << 20)
     except WriteError:
         raise
     except (OSError, SafetensorError) as error:

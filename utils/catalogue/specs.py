@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from utils.catalogue.k_matrix import check_lenience, check_shape
 from utils.catalogue.templates import check_template
 from utils.errors import UsageError, UserError, nearest
-from utils.files import sampled_hash
+from utils.files import hash_of
 
 Quantization = Literal["none", "q4", "q8", "int8", "nf4", "fp4"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -134,7 +134,8 @@ def weights_at(place: str) -> str:
     """
     path = Path(os.path.expanduser(place))
     known = [one for one in path.glob("*") if one.suffix in _WEIGHTS or one.name == "config.json"]
-    return sampled_hash(one for one in sorted(known) or gguf_parts(path) if one.is_file())
+    files = [file for file in sorted(known) or gguf_parts(path) if file.is_file()]
+    return hash_of(files, sampled=True)
 
 
 def is_gguf(path: Path) -> bool:

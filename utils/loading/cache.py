@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from utils.errors import UserError
-from utils.files import put_folder, write_json
+from utils.files import write_json
 from utils.progress import Progress, check, never
 
 MANIFEST = "manifest.json"
@@ -130,7 +130,10 @@ def publish(made: Path, entry: Path, source: dict[str, object]) -> None:
             noted = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256(path)}
             files[path.relative_to(made).as_posix()] = noted
         write_json(made / MANIFEST, {"source": source, "made": time.time(), "files": files})
-        put_folder(made, entry)
+        real = os.path.realpath(entry)  # a link stays
+        if os.path.exists(real):
+            shutil.rmtree(real)
+        shutil.move(made, real)
 
 
 @contextmanager

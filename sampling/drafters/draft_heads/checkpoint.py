@@ -11,6 +11,7 @@ Knows no training and no sessions.
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from dataclasses import MISSING, fields
 from io import BytesIO
@@ -27,7 +28,7 @@ from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.published import as_published, check_verifier, has_place, translated
 from utils.catalogue.catalogue import FORMAT, head_kind
 from utils.errors import UserError
-from utils.files import write_together
+from utils.files import replacing
 from utils.kernels.quantized_linear import QuantizedEmbedding
 from utils.loading.packed_gguf import head_size
 
@@ -71,7 +72,11 @@ def save_student(folder: str | Path, student: DraftHead, about: dict[str, Any] |
         }
     data = save(tensors, metadata={"format": "pt"})
     stored |= {"bytes": len(data), "crc32": zlib.crc32(data)}
-    write_together({place / WEIGHTS: data, place / CONFIG: (json.dumps(stored, indent=2) + "\n").encode("utf-8")})
+    with replacing(place / WEIGHTS) as weights, replacing(place / CONFIG) as description:
+        weights.write(data)
+        weights.flush()
+        os.fsync(weights.fileno())  # the last thing that can fail comes before either file takes its place
+        description.write((json.dumps(stored, indent=2) + "\n").encode("utf-8"))
     return len(data)
 
 

@@ -1,4 +1,4 @@
-"""Every option and command that writes a file, on a device, through a link, in a read-only folder, on a full disk.
+"""Every option and command that writes a file, on a device, through a link, without permission, on a full disk.
 
 What there is comes from the tables of flags, words and console commands: an option that takes a path stands here as
 one that writes or as one that reads, or the first test fails.
@@ -245,20 +245,6 @@ def test_a_read_only_folder_without_the_file_is_one_line(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_writable_file_in_a_read_only_folder_is_written_in_place(
-    name: str, tried: Callable[[str, Path], str], tmp_path: Path
-) -> None:
-    path = tmp_path / f"out{FILES[name].ending}"
-    prepared(name, path)
-    inode = path.stat().st_ino
-    with read_only(tmp_path):
-        assert tried(name, path) == ""
-    content(path)
-    assert (path.stat().st_ino, stat.S_IMODE(path.stat().st_mode)) == (inode, 0o640)
-    assert around(path) == [path.name]
-
-
-@pytest.mark.parametrize("name", FILES)
 def test_a_full_disk_is_one_line_and_the_old_content_stays(
     name: str, tried: Callable[[str, Path], str], tmp_path: Path
 ) -> None:
@@ -277,12 +263,10 @@ def test_a_full_disk_is_one_line_and_the_old_content_stays(
     assert name == "bench --out" or around(path) == [path.name]
 
 
-def test_a_bench_without_a_journal_says_so(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prepared("bench --out", tmp_path / "out.json")
+def test_a_bench_without_a_journal_says_so(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     words = [word for word in bench(home) if word != "--quiet"]
-    with read_only(tmp_path):
-        assert main([*words, "--out", str(tmp_path / "out.json")]) == 0
-    told = f"no journal can be kept beside {tmp_path / 'out.json'}: a stopped run begins anew\n"
+    assert main([*words, "--out", os.devnull]) == 0
+    told = f"no journal can be kept beside {os.devnull}: a stopped run begins anew\n"
     assert capsys.readouterr().err.count(told) == 1
 
 
