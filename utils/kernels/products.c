@@ -208,13 +208,23 @@ INLINE Lanes scaled(Sums whole, float scale) {
 INLINE void add_rows(const Shape *shape, int narrow, const Octets quads[8], const Lanes scales[2], const Lanes least[2],
                      const Codes *x, Lanes *sums, int rows) {
     const int two = shape->scales == 2, lessened = shape->minimum && !narrow;
+    Sums first[TILE], second[TILE];
+    exact(shape, narrow, quads, x, 0, two ? 4 : 8, rows, first);
+    if (two && !shape->minimum) { /* both halves under their scales, then under the row's */
+        exact(shape, narrow, quads, x, 4, 8, rows, second);
+        for (int row = 0; row < rows; row++) {
+            Lanes sum = __builtin_convertvector(first[row], Lanes) * scales[0];
+            sum = fused(__builtin_convertvector(second[row], Lanes), scales[1], sum);
+            sums[row] = fused(sum, x[row].scale - (Lanes){0}, sums[row]);
+        }
+        return;
+    }
     for (int half = 0; half < shape->scales; half++) {
-        Sums whole[TILE];
-        exact(shape, narrow, quads, x, two ? 4 * half : 0, two ? 4 * half + 4 : 8, rows, whole);
+        if (half == 1) exact(shape, narrow, quads, x, 4, 8, rows, first);
         for (int row = 0; row < rows; row++) {
             const float by = lessened ? x[row].scale * LESS : x[row].scale;
             const float count = two ? (float)x[row].count[half] * by : x[row].sum;
-            Lanes sum = lessened ? scaled(whole[row], x[row].scale) : __builtin_convertvector(whole[row], Lanes) * by;
+            Lanes sum = lessened ? scaled(first[row], x[row].scale) : __builtin_convertvector(first[row], Lanes) * by;
             sums[row] = fused(sum, scales[half], sums[row]);
             if (shape->minimum) sums[row] = fused(least[half], count - (Lanes){0}, sums[row]);
         }

@@ -1,0 +1,104 @@
+"""The kernels as a C program: under the address and the undefined-behaviour sanitizer, and on an arm64 processor.
+
+The same cases against the same naive twin as in test_quantized_linear.py. gcc has the sanitizers' runtime, which
+ziglang does not ship; an arm64 program runs under qemu. Where either is missing its test is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import quants
+
+from tests.utils.kernels.test_blocks import bytes_of
+from tests.utils.kernels.test_quantized_linear import rounded
+from utils.kernels import build
+from utils.kernels.bindings import COLUMNS, FLOATS, TYPES
+from utils.kernels.instruction_sets import instruction_set
+from utils.kernels.quantized_linear import PackedWeight
+
+SOURCES = Path(build.__file__).parent
+DRIVER = Path(__file__).parents[2] / "support" / "kernel_driver.c"
+UNITS = ("linear", "blocks", "team", "attention", "pass", "walk")
+SANITIZED = [
+    "gcc",
+    "-O1",
+    "-g",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-Wno-psabi",
+    "-march=native",
+]
+ZIG = [sys.executable, "-m", "ziglang", "cc", "-O2"]
+ARM = [*ZIG, "-target", "aarch64-linux-musl", "-static", "-mcpu=generic+dotprod"]
+BUILDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "sanitized": (SANITIZED, ()),
+    "plain C": ([*ZIG, "-target", "x86_64-linux-musl", "-static", "-mcpu=x86_64"], ()),
+    "arm64": (ARM, ("qemu-aarch64", "-cpu", "max")),
+}
+
+
+def built(compiler: list[str], folder: Path) -> Path:
+    """The driver, compiled in two steps because one source is compiled twice."""
+    flags = ["-std=c11", "-ffp-contract=off", f"-I{SOURCES}"]
+    environment = {
+        **os.environ,
+        "ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"),
+        "ZIG_LOCAL_CACHE_DIR": str(folder / "zig"),
+    }
+    products = [str(folder / f"{name}.o") for name in ("wide", "narrow")]
+    running = [
+        subprocess.Popen(
+            [*compiler, *flags, f"-DNARROW={narrow}", "-c", "-o", product, str(SOURCES / "products.c")], env=environment
+        )
+        for narrow, product in enumerate(products)
+    ]
+    assert all(process.wait(300) == 0 for process in running)
+    files = [str(SOURCES / f"{unit}.c") for unit in UNITS]
+    program = folder / "driver"
+    command = [*compiler, *flags, "-o", str(program), str(DRIVER), *files, *products, "-lm", "-lpthread"]
+    subprocess.run(command, check=True, env=environment, timeout=300)
+    return program
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_product_is_its_naive_twin_in_every_build_and_has_the_same_bits(name: str, tmp_path: Path) -> None:
+    compiler, runner = BUILDS[name]
+    for tool in (compiler[0], *runner[:1]):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    program, chance = built(compiler, tmp_path), np.random.default_rng(3)
+    given, cases = [], []
+    for kind in TYPES:
+        for count in (1, 2, 5, 8, 17):
+            for narrow in (0, 1):
+                rows, width = int(chance.integers(1, 40)), 256 * int(chance.integers(1, 3))
+                data = bytes_of(kind, rows, width, seed=count)
+                x = chance.normal(size=(count, width)).astype(np.float32)
+                header = [TYPES.index(kind), rows, width, count, narrow, 1 + count % 2]
+                given += [np.array(header, np.int64).tobytes(), data.tobytes(), x.tobytes()]
+                cases.append((kind, data, x, narrow))
+    run = subprocess.run([*runner, str(program)], input=b"".join(given), capture_output=True, timeout=600)
+    assert run.returncode == 0, run.stderr.decode()[-2000:]
+    numbers = np.frombuffer(run.stdout, np.float32)
+    for kind, data, x, narrow in cases:
+        dense = quants.dequantize(data, gguf.GGMLQuantizationType[kind])
+        wide = -(-len(data) // COLUMNS) * COLUMNS
+        y, numbers = numbers[: len(x) * wide].reshape(len(x), wide), numbers[len(x) * wide :]
+        read, numbers = numbers[: dense.size].reshape(dense.shape), numbers[dense.size :]
+        assert np.array_equal(read, dense), kind
+        enters = x.astype(np.float64) if kind in FLOATS else rounded(x.astype(np.float64), bool(narrow))
+        size = np.abs(enters) @ np.abs(dense.astype(np.float64)).T + 1e-30
+        if instruction_set() is not None:
+            here = PackedWeight.of(kind, data).product(torch.from_numpy(x), bool(narrow))
+            assert np.array_equal(y[:, : len(data)], here.numpy()), (kind, len(x))
+        assert (np.abs(y[:, : len(data)] - enters @ dense.astype(np.float64).T) / size).max() < 1e-6, (kind, len(x))
+    assert not len(numbers)
