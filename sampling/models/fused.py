@@ -19,37 +19,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampling.models import llama
 from sampling.models.cache import in_order, lasting
+from sampling.models.facts import facts_of
 from sampling.models.pass_record import BLOCK, PassRecord, linears
 from sampling.types import Hidden, KVCache, Room, states_of
 from utils.kernels.bindings import GROUP, ROW, Pass, load
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
-from utils.loading.packed_gguf import PackedModel, head_size
+from utils.loading.packed_gguf import head_size
 from utils.rotary import table
 
-FAMILIES = (*llama.FAMILIES, "Qwen3ForCausalLM")
+MOST_QUERIES = 64  # that share a key
 GROW = 128  # slots added at least, whenever the cache is full
 CACHE_DTYPES = (torch.float16, torch.float32)  # the first unless a model says otherwise
 
 
 def supports(model: Any) -> bool:
-    """Whether `FusedNetwork` computes what `model` does: a model of the families whose every product has packed
-    weights, without biases but those of queries, keys and values."""
-    if not (isinstance(model, PackedModel) or llama.supports(model, FAMILIES)):
+    """Whether `FusedNetwork` computes what `model` does: its facts are known and every product has packed weights."""
+    trunk: Any = getattr(model, "model", None)
+    if not isinstance(getattr(trunk, "embed_tokens", None), QuantizedEmbedding):
         return False
-    trunk = model.model
-    size = head_size(model.config)
     maps = [linears(layer) for layer in trunk.layers]
     packed = [model.lm_head, *(one for each in maps for one in each.values())]
-    biased = [model.lm_head, *(each[name] for each in maps for name in ("o", "gate", "up", "down"))]
+    size = head_size(model.config)
     return (
-        isinstance(trunk.embed_tokens, QuantizedEmbedding)
+        all(maps)
         and all(isinstance(one, QuantizedLinear) for one in packed)
-        and all(one.bias is None for one in biased)
         and size % GROUP == 0
         and model.config.hidden_size % GROUP == 0
         and maps[0]["gate"].out_features % GROUP == 0
+        and maps[0]["q"].out_features <= MOST_QUERIES * maps[0]["k"].out_features
+        and len(set((getattr(model, "hf_device_map", None) or {}).values())) <= 1
+        and facts_of(model, size) is not None
         and load()
     )
 
@@ -216,25 +216,29 @@ class FusedNetwork:
         narrow = bool(model.lm_head.narrow)
         self.layers, self.vocab_size = len(trunk.layers), int(model.lm_head.out_features)
         self.context = int(config.max_position_embeddings)
-        attention = trunk.layers[0].self_attn
+        maps = linears(trunk.layers[0])
         self._size = head_size(config)
-        self._heads = attention.q_proj.out_features // self._size
-        self._shared = attention.k_proj.out_features // self._size
-        self._hidden, self._inner = int(config.hidden_size), trunk.layers[0].mlp.gate_proj.out_features
-        self._rotary = trunk.rotary_emb
+        self._heads = maps["q"].out_features // self._size
+        self._shared = maps["k"].out_features // self._size
+        self._hidden, self._inner = int(config.hidden_size), maps["gate"].out_features
+        facts = facts_of(model, self._size)
+        assert facts is not None
+        self._rotary = facts.rotary
         self._one_at_a_time = threading.Lock()
         _networks.add(self)
-        self._turns = torch.empty(0, self._size)
+        self._turns = [torch.empty(0, 2 * len(frequency)) for frequency, _ in self._rotary]
         self._record = PassRecord(Pass, (self._hidden, self._inner, self._heads, self._shared, self._size))
-        self._table, self._between = self._record.describe(trunk.layers, model.lm_head), False  # states between layers
+        self._table = self._record.describe(trunk.layers, model.lm_head, family=facts.family)
+        self._between = False  # whether states between layers are kept
+        for layer, window, rotary in zip(self._table, facts.windows, facts.tables, strict=True):
+            layer.window, layer.table = window, rotary
         self._width = model.lm_head.packed.width
         self._record.set(
             half=cache_dtype == torch.float16,
             embed=self._record.weight(trunk.embed_tokens),
-            norm=self._record.address(trunk.norm.weight),
-            epsilon=config.rms_norm_eps,
-            scale=self._size**-0.5,
+            norm=self._record.gain(trunk.norm, facts.family),
             narrow=narrow,
+            **facts.scalars,
         )
         release_memory()
 
@@ -343,10 +347,10 @@ class FusedNetwork:
             self._between = True
         self._record.prepare(count * fed, count * keep, seen)
         record = self._record.record
-        if last >= len(self._turns):
-            more = table(self._rotary.inv_freq, self._rotary.attention_scaling, len(self._turns), last + 1)
-            self._turns = torch.cat([self._turns, more])
-            record.tables[0] = self._turns.data_ptr()
+        for index, (turns, rotary) in enumerate(zip(self._turns, self._rotary, strict=True)):
+            if last >= len(turns):
+                self._turns[index] = torch.cat([turns, table(*rotary, len(turns), last + 1)])
+                record.tables[index] = self._turns[index].data_ptr()
         moves = np.array(cache.moves, np.int64)
         record.rows, record.fed, record.kept, record.row = count * fed, fed, keep, rows
         record.batch, record.slots = cache.keys.shape[1], cache.slots

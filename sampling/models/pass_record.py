@@ -14,20 +14,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sampling.models.facts import LLAMA, Family
 from utils.kernels.bindings import CODES, FEW, FLOATS, GROUP, PASS, ROW, STEP, TILE, Layer, Pass, Step, Weight
 from utils.kernels.quantized_linear import QuantizedLinear
 from utils.kernels.team import run
 
 BLOCK = 16  # slots whose keys lie side by side
 MORE = 128  # slots whose scores there is room for at once
-_NORMS = {"before": "input_layernorm", "between": "post_attention_layernorm"}
 
 
 def linears(layer: Any) -> dict[str, Any]:
-    """A decoder layer's linear maps by what they make."""
-    attention, mlp = layer.self_attn, layer.mlp
-    reading = {"q": attention.q_proj, "k": attention.k_proj, "v": attention.v_proj}
-    return {**reading, "o": attention.o_proj, "gate": mlp.gate_proj, "up": mlp.up_proj, "down": mlp.down_proj}
+    """A decoder layer's linear maps by what they make; {} where there are others."""
+    attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
+    maps = {name: getattr(attention, f"{name}_proj", None) for name in "qkvo"}
+    maps |= {name: getattr(mlp, f"{name}_proj", None) for name in ("gate", "up", "down")}
+    joined = getattr(attention, "qkv_proj", None), getattr(mlp, "gate_up_proj", None)
+    if isinstance(joined[0], QuantizedLinear) and isinstance(joined[1], QuantizedLinear) and maps["o"] is not None:
+        queries, inner = maps["o"].in_features, joined[1].out_features // 2
+        keys = (joined[0].out_features - queries) // 2
+        maps |= zip("qkv", joined[0].parts(queries, keys, keys), strict=False)
+        maps |= zip(("gate", "up"), joined[1].parts(inner, inner), strict=False)
+    return maps if None not in maps.values() else {}
 
 
 class PassRecord:
@@ -68,6 +75,11 @@ class PassRecord:
         address: int = self.held[-1].data_ptr()
         return address
 
+    def gain(self, norm: Any, family: Family) -> int | None:
+        """The address of a norm's gains; None of None."""
+        weight = getattr(norm, "weight", None)
+        return self.address(1 + weight if family.gain_above_one and weight is not None else weight)
+
     def weight(self, linear: QuantizedLinear | Any) -> Weight:
         """What a layer's packed weight and its bias say."""
         self.held.append(linear.packed)
@@ -76,17 +88,22 @@ class PassRecord:
         return described
 
     def describe(
-        self, layers: Any, head: QuantizedLinear, take: Callable[[Any], QuantizedLinear] = lambda linear: linear
+        self,
+        layers: Any,
+        head: QuantizedLinear,
+        take: Callable[[Any], QuantizedLinear] = lambda linear: linear,
+        family: Family = LLAMA,
     ) -> Any:
         """Set decoder `layers`, of whose linear maps `take` makes packed ones, and the head; the layers' table."""
         table = (Layer * len(layers))()
         for entry, layer in zip(table, layers, strict=True):
             for name, linear in linears(layer).items():
                 setattr(entry, name, self.weight(take(linear)))
-            for name, norm in _NORMS.items():
-                setattr(entry, name, self.address(getattr(layer, norm).weight))
+            entry.wide_norm = family.wide_norm
+            for name, norm in family.norms.items():
+                setattr(entry, name, self.gain(getattr(layer, norm), family))
             for name in ("q_norm", "k_norm"):
-                setattr(entry, name, self.address(getattr(getattr(layer.self_attn, name, None), "weight", None)))
+                setattr(entry, name, self.gain(getattr(layer.self_attn, name, None), family))
         self.held.append(table)
         self.set(layers=len(table), layer=ctypes.addressof(table), head=self.weight(head))
         return table
@@ -109,6 +126,7 @@ class PassRecord:
             scores_row=line, scores_size=scores, buffer_size=buffer, normed_codes=normed, normed_floats=rows * hidden
         )
         self._place("x", 4 * rows * hidden)
+        self._place("side", 4 * rows * hidden)
         self._place("qkv", 4 * rows * (heads + 2 * shared) * size)
         self._place("scores", 4 * threads * scores)
         self._place("buffer", 4 * threads * buffer)

@@ -8,6 +8,7 @@ other rows nor on the number of threads. Knows no models.
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,11 @@ class PackedWeight:
             return None
         data = torch.cat([torch.from_numpy(part.data) for part in parts]).numpy()
         return PackedWeight(data, parts[0].kind, sum(part.out_features for part in parts), parts[0].in_features)
+
+    def part(self, first: int, last: int) -> PackedWeight:
+        """Outputs `first` to `last` as a weight of their own, where they lie. `first` is a multiple of 16."""
+        blocks = self.data[first // COLUMNS : -(-last // COLUMNS)]
+        return PackedWeight(blocks, self.kind, last - first, self.in_features)
 
     @property
     def width(self) -> int:
@@ -197,6 +203,16 @@ class QuantizedLinear(_Quantized):
         y = self.packed.product(x.reshape(-1, self.in_features).contiguous(), self.narrow)
         y = y if self.bias is None else y + self.bias
         return y.reshape(*x.shape[:-1], self.out_features)
+
+    def parts(self, *sizes: int) -> list[QuantizedLinear]:
+        """Layers that make so many of the outputs each, over the same memory; [] where no part may begin there."""
+        ends = list(itertools.accumulate(sizes))
+        if any(end % COLUMNS for end in ends[:-1]):
+            return []
+        cuts = list(zip([0, *ends], ends, strict=False))
+        biases = [None if self.bias is None else self.bias[first:last] for first, last in cuts]
+        packed = [self.packed.part(first, last) for first, last in cuts]
+        return [QuantizedLinear(*both, self.narrow) for both in zip(packed, biases, strict=True)]
 
     def unpacked(self) -> nn.Linear:
         """The plain layer with the same numbers."""

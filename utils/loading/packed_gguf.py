@@ -138,8 +138,8 @@ def runs_as_one(config: Any) -> bool:
     return (
         config.model_type in _OF_ONE_PASS
         and not any(width % GROUP for width in (head_size(config), config.hidden_size, config.intermediate_size))
-        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
-        and not any(getattr(config, name, None) for name in ("sliding_window", "attention_bias", "mlp_bias"))
+        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}
+        and not any(getattr(config, name, None) for name in ("attention_bias", "mlp_bias"))
         and config.hidden_act in ("silu", "swish")
         and is_fixed(getattr(config, "rope_parameters", None))
     )
