@@ -74,6 +74,7 @@ class Conversation:
         template: str = AUTO,
     ) -> None:
         self.turns: list[Turn] = []
+        self.cleared: list[Turn] = []  # what :meth:`restore` brings back
         self.system, self.chat, self.template_name = system, chat, template
         self._take(tokenizer, stop_ids, context, single)
 
@@ -150,7 +151,14 @@ class Conversation:
         return self.turns.pop()
 
     def clear(self) -> None:
-        self.turns.clear()
+        self.turns, self.cleared = [], self.turns or self.cleared
+
+    def restore(self) -> bool:
+        """Bring back what :meth:`clear` took, if nothing was said since; whether it did."""
+        back = bool(self.cleared) and not self.turns
+        if back:
+            self.turns, self.cleared = self.cleared, []
+        return back
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -191,7 +199,9 @@ class Conversation:
             self.system = self.system if system is None else system
             self.chat = self.chat if chat is None else chat
             self._take(tokenizer, stop_ids, context, single)
-            unchanged = not self.turns or (same and (self.template_name, self.system) == before)
+            alike = same and (self.template_name, self.system) == before
+            unchanged = not self.turns or alike
+            self.cleared = self.cleared if alike else []
             if not unchanged:
                 self._rebuild(same)
         return not (unchanged or same)

@@ -23,6 +23,7 @@ from app.console import about
 from app.console.answer import UNANSWERED, answer
 from app.console.command import files
 from app.console.loading import load_another_drafter
+from app.console.setting_commands import can_run
 from app.console.tryout import ask_all, time_lanes
 from app.lanes.pairing import choose_pair
 from app.prompts.datasets import NAMED
@@ -100,8 +101,9 @@ def pair_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
 
 
 def drafters(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
-    """The drafters with a name of their own, then folders."""
-    return [*((word, ROWS[word].help) for word in DRAFTERS), *(files(())(state, so_far) if so_far else ())]
+    """The drafters with a name of their own that the loaded pair can run, then folders."""
+    words = [word for word in DRAFTERS if can_run(state, word)]
+    return [*((word, ROWS[word].help) for word in words), *(files(())(state, so_far) if so_far else ())]
 
 
 def prompt_sets(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
@@ -126,15 +128,18 @@ def clear(state: ConsoleState, which: str | None) -> None:
     said = state.said_before.values()
     for answers in said if which == "all" else ():
         answers.clear()
+    back = "; /undo brings it back" if state.chat is not None and state.chat.cleared else ""
     if which == "all":
-        return state.say("conversation cleared, and every answer before it")
+        return state.say(f"conversation cleared, and every answer before it{back}")
     kept = "; its answers are still remembered for drafts (/clear all forgets them)" if any(said) else ""
-    return state.say(f"conversation cleared{kept}")
+    return state.say(f"conversation cleared{kept}{back}")
 
 
 def undo(state: ConsoleState, _: object) -> None:
+    if state.chat is not None and state.chat.restore():
+        return state.say(f"{_turns(state.chat.turns)} back: the conversation is as it was before /clear")
     state.next_line = state.said().undo().user
-    state.say("the last message is taken back, it is in the input line")
+    return state.say("the last message is taken back, it is in the input line")
 
 
 def regen(state: ConsoleState, _: object) -> None:
@@ -198,12 +203,16 @@ def leave(state: ConsoleState, _: object) -> None:
 
 
 def save(state: ConsoleState, path: Path) -> None:
-    chat, ending = state.said(), path.suffix.lower()
+    chat, ending, file = state.said(), path.suffix.lower(), path.resolve()
+    if path.is_file() and file not in state.replaceable:
+        state.replaceable.add(file)
+        raise UserError(f"{path} is there already: nothing was saved; the same /save again replaces it")
     if ending == ".json":
         text = saved(state)
     else:
         text = as_text(chat.turns, chat.system) if ending == ".txt" else _page(state, ending)
     write_text(path, text)
+    state.replaceable.add(file)
     state.say(f"saved {_turns(chat.turns)} to {path}")
 
 
@@ -250,13 +259,16 @@ def load(state: ConsoleState, path: Path) -> None:
     found = read_chat(path)
     engine, chat = state.engine(), state.conversation()
     same = found.tokenizer in (None, _tokenizer(state)) and chat.reads(found.turns, engine.target.vocab_size)
+    before = len(chat.turns)
     layers = state.layers if found.system == state.settings.system else state.layers.with_set(system=found.system)
     chat.load(found.turns, found.system, same=same)
     state.layers = layers
     for turn in chat.turns:
         engine.drafters.answers.add(turn.prompt, turn.answer)
     state.latest = next(reversed(_answered(state, chat.turns[-1])), None) if same else None
-    state.say(f"loaded {_turns(found.turns)} from {path}" + (f", system = {found.system}" if found.system else ""))
+    instead = f" in place of {before} before" if before else ""
+    said = f", system = {found.system}" if found.system else ""
+    state.say(f"loaded {_turns(found.turns)} from {path}{instead}{said}")
     if not same:
         state.hint("made with another tokenizer: the conversation goes on from its texts, without figures and traces")
     elif state.latest is None:

@@ -73,11 +73,12 @@ def load_engine(spec: PairSpec, options: ModelOptions, progress: Progress, cance
     progress("starting", None)
     from app.lanes.drafters import UnusableDrafterError
     from app.lanes.lane import PairEngine
-    from app.lanes.pairing import load_options, with_drafter
+    from app.lanes.pairing import drafter_words, load_options, with_drafter
     from utils.loading.loading import load_drafter, load_pair
 
     given = load_options(options)
-    loaded = load_pair(spec, given, progress, cancelled)
+    with drafter_words(spec):
+        loaded = load_pair(spec, given, progress, cancelled)
     try:
         engine = PairEngine(loaded)
     except UnusableDrafterError as error:
@@ -91,11 +92,13 @@ def load_another_drafter(
 ) -> PairEngine:
     """The same target with another drafter."""
     from app.lanes.lane import PairEngine
-    from app.lanes.pairing import load_options, with_drafter
+    from app.lanes.pairing import drafter_words, load_options, with_drafter
     from utils.loading.loading import load_drafter
 
     spec = with_drafter(engine.loaded.spec, name)
-    return warm(PairEngine(load_drafter(engine.loaded, spec, load_options(options), progress, cancelled)), progress)
+    with drafter_words(spec):
+        loaded = load_drafter(engine.loaded, spec, load_options(options), progress, cancelled)
+    return warm(PairEngine(loaded), progress)
 
 
 def warm(engine: PairEngine, progress: Progress) -> PairEngine:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import select
 import signal
 import sys
 import time
@@ -30,13 +31,13 @@ from prompt_toolkit.input.ansi_escape_sequences import ANSI_SEQUENCES
 from prompt_toolkit.input.typeahead import store_typeahead
 from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyBindings
-from prompt_toolkit.key_binding.key_processor import KeyPressEvent
+from prompt_toolkit.key_binding.key_processor import KeyPress, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import ColorDepth, create_output
 from prompt_toolkit.styles import Style
 from rich.cells import cell_len, set_cell_size
 
-from app.screen.terminal import REMOTE, usual_keys
+from app.screen.terminal import REMOTE, mark_pastes, usual_keys
 from utils.errors import UserError
 
 _C1 = "\x80-\x9f\udc80-\udc9f"  # 8-bit controls; bytes that are no UTF-8 come as surrogates
@@ -63,6 +64,8 @@ _PASTE_ENDS = re.compile(f"{re.escape(_PASTED)}|{_CTRL_C}")
 Offer = Callable[[str], Iterable[Any]]  # the line up to the cursor → records with text, start, help
 
 BLOCK = '"""'
+
+_LINE_ENDS, _NEW_LINE = (Keys.ControlM, Keys.ControlJ), KeyPress(Keys.ControlJ, "\n")
 
 AT_ONCE = 1.0  # seconds; a prompt that fails sooner than this
 TRIES = 3  # so often one after the other is not tried again
@@ -187,19 +190,26 @@ class LeaveError(Exception):
 
 
 def key_bindings(
-    hint: Callable[[str], None], second: Callable[[], bool], cleared: Callable[[], None] = lambda: None
+    hint: Callable[[str], None],
+    second: Callable[[], bool],
+    cleared: Callable[[], None] = lambda: None,
+    given: Callable[[], str] = lambda: "",
 ) -> KeyBindings:
     """Enter sends, Alt-Enter and Ctrl-J begin a line, Ctrl-C clears; `hint` shows one line for a moment.
 
     `second` tells whether another Ctrl-C has just stopped an answer: then this one leaves. `cleared` is called when
-    one has cleared the line.
+    the line was cleared. `given` is the text that the console put into the line: typing "/" replaces it. A line that
+    is cleared or replaced stays in the history.
     """
     keys = KeyBindings()
 
     @keys.add("enter", filter=~is_searching)  # there it takes what was found
     def _(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
-        if open_block(buffer.text):
+        if buffer.complete_state and buffer.complete_state.current_completion:
+            buffer.complete_state = None  # Enter takes a chosen completion; it must not also run it
+            hint("Enter runs it")
+        elif open_block(buffer.text):
             buffer.insert_text("\n")
         else:
             buffer.validate_and_handle()
@@ -213,6 +223,12 @@ def key_bindings(
     def _(event: KeyPressEvent) -> None:
         pasted = event.data.replace("\r\n", "\n").replace("\r", "\n")
         event.current_buffer.insert_text(without_escapes(pasted))
+
+    @keys.add("/", filter=Condition(lambda: bool(given()) and get_app().current_buffer.text == given()))
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.reset(append_to_history=True)
+        cleared()
+        event.current_buffer.insert_text("/")
 
     @keys.add("tab")
     def _(event: KeyPressEvent) -> None:
@@ -235,7 +251,7 @@ def key_bindings(
             event.app.exit(exception=LeaveError())
             return
         was_empty = not event.current_buffer.text
-        event.current_buffer.reset()
+        event.current_buffer.reset(append_to_history=True)
         cleared()
         if was_empty:
             hint("Ctrl-D or /exit leaves")
@@ -279,6 +295,7 @@ class PromptReader:
         **session: Any,
     ) -> None:
         self._status, self._hint, self._tell, self._second, self._cleared = status, "", tell, second, cleared
+        self._given = ""  # the text that the line began with
         self._failed = 0  # so often one after the other
         self._plain = self._waiting = self._left = False  # plain lines; one of them is being read; `leave` was called
         self._pressed = False  # Ctrl-C came while no prompt stood
@@ -291,7 +308,7 @@ class PromptReader:
             history=_history(note),
             completer=CommandCompleter(offer),
             complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
-            key_bindings=key_bindings(self._show_hint, second, cleared),
+            key_bindings=key_bindings(self._show_hint, second, cleared, lambda: self._given),
             bottom_toolbar=self._toolbar,
             style=Style.from_dict(style),
             color_depth=None if color else ColorDepth.DEPTH_1_BIT,
@@ -303,8 +320,11 @@ class PromptReader:
         self.session.default_buffer.on_text_changed += lambda _: self._show_hint("")
         for window in self.session.layout.find_all_windows():
             window.dont_extend_height = to_filter(True)  # the status line right below the input
+        self.session.app.renderer.cpr_not_supported_callback = None  # it prints a warning
         source = self.session.app.input
+        self._read, self._waited = source.read_keys, False  # `_waited`: keys were there before the prompt
         if hasattr(source, "vt100_parser"):
+            source.read_keys = self._read_keys  # type: ignore[method-assign]
             source.vt100_parser = KeyParser(source.vt100_parser, lambda: self.session.app.renderer.waiting_for_cpr)
 
     def _show_hint(self, text: str) -> None:
@@ -346,12 +366,15 @@ class PromptReader:
     def _prompted(self, default: str) -> str:
         from prompt_toolkit.patch_stdout import patch_stdout
 
+        self._given, source = default, self.session.app.input
+        self._waited = hasattr(source, "vt100_parser") and bool(select.select([source.fileno()], [], [], 0)[0])
         try:
             # Where standard output goes to a file, it must not be turned to the terminal.
             with patch_stdout(raw=True) if sys.stdout.isatty() else nullcontext(), self._interrupts():
                 text = self.session.prompt(
                     default=default, pre_run=self._prepared, set_exception_handler=False, handle_sigint=False
                 )
+                mark_pastes(True)
         except EOFError:
             if self.session.app.input.closed and not self._left:
                 raise HungUpError from None
@@ -396,6 +419,36 @@ class PromptReader:
         if self._left:
             self._end(EOFError())
 
+    def _read_keys(self) -> list[KeyPress]:
+        """The keys that the terminal has for the prompt, with :meth:`_one_message` for those that were there before."""
+        source = self.session.app.input
+        keys = pressed = self._read()
+        if not (self._waited and keys):
+            return keys
+        self._waited = False
+        while pressed and not source.closed:
+            pressed = self._read()
+            keys = keys + pressed
+        return self._one_message(keys)
+
+    def _one_message(self, keys: list[KeyPress]) -> list[KeyPress]:
+        """Keys that came before the prompt stood. They do not continue a text that the console put into the line.
+
+        Several lines whose last has no end were pasted where pastes are not marked: they are one message, which waits
+        for Enter. Lines that all have their end may have been typed, and are sent one by one.
+        """
+        lines: list[list[KeyPress]] = [[]]
+        for key in keys:
+            lines.append([]) if key.key in _LINE_ENDS else lines[-1].append(key)
+        texts = [text for line in lines if (text := "".join(key.data for key in line if is_text(key)).strip())]
+        buffer = self.session.default_buffer
+        if texts and buffer.text and buffer.text == self._given:
+            buffer.reset(append_to_history=True)
+            self._cleared()
+        if len(texts) < 2 or not lines[-1]:
+            return keys
+        return [key for line in lines for key in (*line, _NEW_LINE)][:-1]
+
     def _end(self, reason: BaseException) -> None:
         app = self.session.app
         if app.future is not None and not app.future.done():
@@ -438,6 +491,11 @@ class PromptReader:
         """Redraw the status line; may be called from any thread."""
         if self.session.app.is_running:
             self.session.app.invalidate()
+
+
+def is_text(key: KeyPress) -> bool:
+    """Whether the key puts text into the line."""
+    return len(key.key) == 1 or key.key is Keys.BracketedPaste
 
 
 def type_ahead(source: Any, text: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from app.console.about import learned_gamma
 from app.console.command import Command, Offer, text
+from app.lanes.pairing import has_parts
 from app.settings.table import SETTING_FIELDS, Settings
 from app.settings.types import Switch, got
 from sampling.drafters.registry import ROWS
@@ -73,7 +74,7 @@ def show_settings(state: ConsoleState, _: object) -> None:
 
 
 def set_values(state: ConsoleState, rest: str) -> None:
-    """/set: all the pairs or none; names alone print their values, nothing at all prints every setting."""
+    """/set: all the pairs or none, or one NAME VALUE; names alone print their values, nothing prints every setting."""
     if not rest:
         return show_settings(state, rest)
     try:
@@ -82,6 +83,11 @@ def set_values(state: ConsoleState, rest: str) -> None:
         raise UsageError(f"/set: a quotation mark is not closed in {got(rest)} (nothing changed)") from None
     if not all(name for name, _, _ in parts):
         raise UsageError(f"/set takes NAME=VALUE without spaces around =, got {got(rest)} (nothing changed)")
+    if "=" not in rest and parts[0][0] in SETTING_FIELDS and len(parts) > 1 and parts[1][0] not in SETTING_FIELDS:
+        (name, _, _), (given, _, _), *more = parts
+        if more:
+            raise UsageError(f"/set takes NAME=VALUE pairs, got {got(rest)} (did you mean {name}={given}?)")
+        parts = [(name, "=", given)]
     names = [Settings.field(name).name for name, _, _ in parts]
     bare = [name for name, (_, equals, _) in zip(names, parts, strict=True) if not equals]
     if len(bare) == len(names):
@@ -109,7 +115,9 @@ def reset(state: ConsoleState, rest: str) -> None:
 
 
 def values_of(name: str) -> Offer:
-    """The values that the kind of a setting lists; of a comma list of lanes or drafters the next one, none twice."""
+    """The values that the kind of a setting lists; of a comma list of lanes or drafters the next one, none twice, and
+    none that the loaded pair cannot run.
+    """
 
     def offer(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
         known = SETTING_FIELDS[name].kind.choices
@@ -117,9 +125,17 @@ def values_of(name: str) -> Offer:
             return [(choice, f"now {state.settings.show(name)}") for choice in known]
         *done, _ = so_far.split(",")
         every = known if name == "compare" else dict.fromkeys((*known, *state.layers.defaults.cascade))
-        return [(",".join([*done, one]), LANE_HELP.get(one, "of the pair")) for one in every if one not in done]
+        lanes = [lane for lane in every if lane not in done and can_run(state, lane)]
+        return [(",".join([*done, lane]), LANE_HELP.get(lane, "of the pair")) for lane in lanes]
 
     return offer
+
+
+def can_run(state: ConsoleState, word: str) -> bool:
+    """Whether the loaded pair has what a lane or drafter of this word needs; True while none is loaded."""
+    engine = state.pairs.engine
+    row = "model" if word == "draft" else word
+    return engine is None or row not in ROWS or has_parts(engine.loaded.spec, row, state.settings.cascade)
 
 
 def assignments(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -55,6 +56,7 @@ class ConsoleState:
         self.said_before: dict[str | None, SuffixIndex] = {}  # by tokenizer: the answers that are over
         self.asked: list[Question] = []  # of the last /prompts
         self.latest: Answered | None = None  # the one to look back at, also one that was loaded
+        self.replaceable: set[Path] = set()  # files that /save wrote here, or that its user was told of
         self.next_line = ""  # what the next input line begins with
         self.editing = False  # the next message replaces the last one
         self.leaving = False

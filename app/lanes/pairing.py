@@ -6,12 +6,16 @@ Touches no model and no torch; :func:`load_options` alone imports the loader's r
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.settings.table import ModelOptions, Settings
-from sampling.drafters.registry import DRAFTERS, MEMBERS, REVIEWERS
-from utils.catalogue.specs import KnownNames, PairSpec, head_kind_of, named_tables, spec_from_argument
+from app.settings.types import got
+from sampling.drafters.registry import DRAFTERS, LANES, MEMBERS, REVIEWERS, ROWS
+from utils.catalogue.specs import HEAD_KINDS, KnownNames, PairSpec, head_kind_of, named_tables, spec_from_argument
+from utils.errors import UsageError, UserError, did_you_mean
 from utils.processes import world
 
 if TYPE_CHECKING:
@@ -79,8 +83,36 @@ def with_drafter(pair: PairSpec, text: str) -> PairSpec:
     changes: dict[str, Any] = {"method": "spec"}  # the pair's method spoke of the pair's drafter
     if (file := named_tables(text)) is not None:
         text, changes["tables"] = "tables", file
+    if text in LANES and text not in DRAFTERS and not os.path.exists(text):
+        raise UsageError(f"{text} drafts only in a lane of its own (compare ar,{text}); {_words(pair)}")
     changes["drafter"] = text if text in DRAFTERS else spec_from_argument(text)
     return pair.model_copy(update=changes)
+
+
+def has_parts(pair: PairSpec, word: str, cascade: Sequence[str] = ()) -> bool:
+    """Whether the pair, with this cascade or its own, names what a drafter's row needs. Looks at folders only."""
+    needs = ROWS[word].needs
+    if needs in HEAD_KINDS:
+        return os.path.isdir(getattr(pair.students, needs) or "")
+    parts = {"model": not isinstance(pair.drafter, str), "tables": pair.tables, "cascade": cascade or pair.cascade}
+    return bool(parts.get(needs, True))
+
+
+def _words(pair: PairSpec) -> str:
+    words = ", ".join(word for word in DRAFTERS if has_parts(pair, word))
+    return f"drafters of {pair.name} are {words}, or a model: a folder, a GGUF file or a hub id like org/name"
+
+
+@contextmanager
+def drafter_words(pair: PairSpec) -> Iterator[None]:
+    """Where the drafter's name has no slash, as a misspelt word, an error that names it first says which words are."""
+    try:
+        yield
+    except UserError as error:
+        name = None if isinstance(pair.drafter, str) else pair.drafter.id
+        if name is None or "/" in name or name not in str(error):
+            raise
+        raise UserError(f"no drafter {got(name)}{did_you_mean(name, DRAFTERS)}: {_words(pair)} ({error})") from error
 
 
 def load_options(options: ModelOptions) -> LoadOptions:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from app.lanes.pairing import catalogue, choose_pair, load_options
+from app.lanes.pairing import catalogue, choose_pair, drafter_words, load_options
 from app.measure.elsewhere import Recipe, written
 from app.prompts.questions import BUILT_IN, fitting_prompts
 from app.screen.terminal import Screen
@@ -81,7 +81,8 @@ def check_pair(
     before = _resident()
     with closing(LoadProgress(sys.stderr, quiet=settings.quiet)) as progress, Interrupts() as interrupted:
         try:
-            loaded = load_pair(spec, given, progress, interrupted)
+            with drafter_words(spec):
+                loaded = load_pair(spec, given, progress, interrupted)
             engine = PairEngine(loaded)
         except UserError as error:
             would = _would(str(error)) if asked and asked.forecast else ""

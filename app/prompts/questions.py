@@ -87,6 +87,8 @@ def given_prompt(prompt: str | None, stream: IO[str]) -> str:
     if prompt is None and stream.isatty():
         raise UsageError('no prompt: give one (run "…"), or pipe it in')
     text = clean(piped(stream) if prompt is None else prompt)
+    if not text.strip() and prompt is None:
+        raise UsageError('no terminal to chat on, and standard input is empty: give a prompt (run "…"), or pipe it in')
     if not text.strip():
         raise UsageError("the prompt is empty: give some text")
     return text

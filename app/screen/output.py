@@ -46,10 +46,10 @@ def answer_bar(total: int, settings: Settings, known: int = 0) -> Any:
 
 def load_engine(settings: Settings, options: ModelOptions, cancelled: Callable[[], bool]) -> PairEngine:
     """Load the pair that the options name, with its progress on standard error."""
-    from app.lanes.pairing import choose_pair, load_options
+    from app.lanes.pairing import choose_pair, drafter_words, load_options
 
     spec = choose_pair(options)  # what is wrong with the pair is said before torch is loaded
-    with LoadProgress(sys.stderr, quiet=settings.quiet) as progress:
+    with LoadProgress(sys.stderr, quiet=settings.quiet) as progress, drafter_words(spec):
         from app.lanes.lane import PairEngine
         from app.lanes.warm import warm_up
         from utils.loading.loading import load_pair

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import select
+import shutil
 import signal
 import sys
 import time
@@ -20,7 +21,7 @@ from itertools import zip_longest
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleDimensions, RenderableType
 
 from app.settings.table import Settings
 
@@ -36,6 +37,7 @@ except ImportError:  # no POSIX terminal
 
 SECOND_WITHIN = 2.0  # seconds in which a second Ctrl-C leaves the program
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\]8;[^\x1b]*\x1b\\")
+_MARKED, _UNMARKED = "\x1b[?2004h", "\x1b[?2004l"  # pastes, between ESC[200~ and ESC[201~
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # one update, shown at once where the terminal knows how
 
@@ -95,11 +97,21 @@ def _keys(echo: bool) -> Iterator[None]:
     if REMOTE.watching:  # the signal would end torchrun, and with it all of this
         now[3] &= ~termios.ISIG
     termios.tcsetattr(descriptor, termios.TCSANOW, now)
+    mark_pastes(not echo)
     try:
         yield
     finally:
+        mark_pastes(echo)
         REMOTE.watching = watched
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+
+def mark_pastes(on: bool) -> None:
+    """Have the terminal mark what is pasted, so that several lines stay together until they are read."""
+    if sys.stdout is not None and sys.stdout.isatty():
+        with contextlib.suppress(OSError):
+            sys.stdout.write(_MARKED if on else _UNMARKED)
+            sys.stdout.flush()
 
 
 def quiet_keys() -> AbstractContextManager[None]:
@@ -279,6 +291,18 @@ class Screen(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        """The screen's own size under TERM=dumb too, where rich takes 80 columns."""
+        if not self.is_dumb_terminal:
+            return super().size
+        width, height = shutil.get_terminal_size((80, 25))
+        return ConsoleDimensions(width, height)
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        self.width, self.height = new_size
 
 
 def size_in(environ: Mapping[str, str], name: str = "COLUMNS") -> int | None:

@@ -1,0 +1,176 @@
+"""Nothing is deleted, replaced or sent to the model by accident, and an error names its cause."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from app.chat.saved import read_chat
+from app.console.slash_commands import COMMANDS, completions
+from app.console.state import ConsoleState
+from app.screen.terminal import Screen
+from tests.support.screen import PASTE_OFF, PASTE_ON, Terminal
+from tests.support.scripted import catalogue_of, run_lines
+from tests.support.tiny import tiny_pair
+
+LOADED = 120.0  # seconds that a busy machine may take to import and load
+FIRST = "What is a river?"
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("accident")
+    pairs = {name: tiny_pair(folder / name, stop=False, context=2048) for name in ("tiny", "tiny-ngram")}
+    return catalogue_of(folder, pairs)
+
+
+def console(catalogue: Path, state: Path, columns: int = 100, **environ: str) -> Terminal:
+    told = {"XDG_STATE_HOME": str(state), "SPEC_MAX_NEW_TOKENS": "12", **environ}
+    terminal = Terminal("--models", str(catalogue), columns=columns, environ=told, warm=True)
+    terminal.wait("›", LOADED)
+    return terminal
+
+
+def test_keys_and_pastes_delete_and_send_nothing_by_accident(catalogue: Path, tmp_path: Path) -> None:
+    terminal = console(catalogue, tmp_path)
+    terminal.screen.reply = lambda text: None  # a terminal that never says where its cursor is
+
+    def entered(text: str, shown: str) -> str:
+        """The screen from the line on, once it shows something and the prompt is back."""
+        before = terminal.mark()
+        terminal.enter(text)
+        terminal.wait(lambda: shown in terminal.raw[before:] and terminal.at_prompt, LOADED)
+        terminal.quiet(0.2)
+        return terminal.raw[before:]
+
+    def line() -> str:
+        terminal.quiet(0.3)
+        return terminal.text[terminal.text.rindex("›") :].rpartition("\n")[0].rstrip()
+
+    entered(FIRST, "same output")
+    entered("Another one?", "same output")
+    for key, shown in (("/", "forget the conversation"), ("\t", "› /clear"), ("\r", "Enter runs it")):
+        terminal.type(key)
+        terminal.wait(shown, 20)
+    assert line() == "› /clear"
+    assert "conversation cleared" not in terminal.raw
+    entered("", "conversation cleared (/undo brings it back)")
+    entered("/undo", "2 turns back")
+
+    entered("/undo", "taken back")
+    assert line() == "› Another one?"
+    assert "TTFT" not in entered("/undo", "taken back")
+    assert line() == f"› {FIRST}"
+    assert "no message yet" in entered("/undo", "error:")
+    terminal.type("\x1b[A\x1b[A")  # /undo is the last line, the replaced one comes before it
+    assert line() == f"› {FIRST}"
+    terminal.type("\x03")
+
+    entered("/slow 100", "slow = 100")
+    for pasted in ("one\rtwo\rthree", f"{PASTE_ON}one\rtwo\rthree{PASTE_OFF}"):
+        before = terminal.mark()
+        terminal.enter("A slow answer")
+        terminal.wait(lambda before=before: "shown slowly" in terminal.raw[before:], LOADED)  # type: ignore[misc]
+        terminal.type(pasted)
+        terminal.wait(lambda before=before: "TTFT" in terminal.raw[before:] and "… three" in terminal.text, LOADED)  # type: ignore[misc]
+        assert line() == "› one\n… two\n… three"
+        terminal.type("\x03")
+    marks = re.findall(r"\x1b\[\?2004[hl]", terminal.raw)
+    terminal.type("\x03\x04")
+    assert terminal.end() == 0
+    assert marks[-1].endswith("h")
+    assert re.findall(r"\x1b\[\?2004[hl]", terminal.raw)[-1].endswith("l")  # as the terminal was
+    assert "CPR" not in terminal.raw
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_dumb_terminal_keeps_to_the_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    screen = Screen(force_terminal=True)
+    assert screen.is_dumb_terminal
+    assert screen.width == columns
+
+
+def test_a_dumb_terminal_shows_whole_lines(catalogue: Path, tmp_path: Path) -> None:
+    terminal = console(catalogue, tmp_path, columns=60, TERM="dumb")
+    terminal.enter(FIRST)
+    terminal.wait(lambda: "same output" in terminal.text, LOADED)
+    rows = [row for row in terminal.lines if row.startswith(("┌", "│", "└"))]
+    assert rows
+    assert {row[-1] for row in rows} <= {"┐", "│", "┘"}
+    terminal.type("\x04")
+    assert terminal.end() == 0
+
+
+def test_save_replaces_no_file_that_it_did_not_write_before_it_said_so(catalogue: Path, tmp_path: Path) -> None:
+    new, notes = tmp_path / "new.json", tmp_path / "notes.txt"
+    notes.write_text("mine", encoding="utf-8")
+    held: list[str] = []
+
+    def look(state: ConsoleState) -> None:
+        held.append(notes.read_text(encoding="utf-8"))
+
+    save = f"/save {notes}"
+    ran = run_lines(catalogue, "hi", f"/save {new}", "more", f"/save {new}", save, look, save, look)
+    assert held[0] == "mine"
+    assert "[user]\nhi" in held[1]
+    assert [error for error in ran.errors if "is there already" in error] == ran.errors
+    assert len(read_chat(new).turns) == 2
+
+
+def test_load_says_what_it_replaces_and_clear_can_be_taken_back(
+    catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = (
+        "one",
+        "/save chat.json",
+        "two",
+        "/load chat.json",
+        "/clear",
+        "/clear",
+        "/temperature 1",
+        "/undo",
+        "/continue",
+    )
+    ran = run_lines(catalogue, *lines)
+    assert "loaded 1 turn from chat.json in place of 2 before" in ran.text
+    assert ran.errors == []
+    assert [turn.user for turn in ran.state.said().turns] == ["one"]
+    other = run_lines(catalogue, "one", "/clear", "/system Be brief.", "/undo")
+    assert other.errors == ["error: no message yet"]  # its prompts were another system prompt's
+
+
+def test_a_drafter_that_is_none_is_answered_with_the_words_of_this_pair(
+    catalogue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    ran = run_lines(catalogue, "/drafter static", "/drafter match", "/drafter tabels", "/drafter org/tabels")
+    static, match, misspelt, hub = (" ".join(ran.after(f"/drafter {name}").split()) for name in
+                                    ("static", "match", "tabels", "org/tabels"))  # fmt: skip
+    words = "drafters of tiny are ngram, tables, suffix, maxgram, none, or a model"
+    for name, text in (("static", static), ("match", match)):
+        assert f"error: {name} drafts only in a lane of its own (compare ar,{name}); {words}" in text
+    assert f"error: no drafter 'tabels' (did you mean tables?): {words}" in misspelt
+    assert words not in hub
+
+
+def test_tab_offers_only_what_the_pair_can_run(catalogue: Path) -> None:
+    offered: dict[str, list[str]] = {}
+
+    def look(state: ConsoleState) -> None:
+        for line in ("/compare ", "/set compare=", "/drafter "):
+            offered[line] = [
+                found.text.removeprefix("compare=") for found in completions(line, len(line), state, COMMANDS)
+            ]
+        for word in (*offered["/compare "], *offered["/set compare="]):
+            assert state.engine().lane(word, state.settings)
+
+    ran = run_lines(catalogue, "/pair tiny-ngram", look, "/pair tiny", look)
+    assert ran.errors == []
+    assert "draft" in offered["/compare "]
+    assert "glide" not in offered["/compare "]
+    assert offered["/drafter "] == ["ngram", "tables", "suffix", "maxgram", "none"]
