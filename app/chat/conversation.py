@@ -150,8 +150,9 @@ class Conversation:
         self._last("/undo")
         return self.turns.pop()
 
-    def clear(self) -> None:
-        self.turns, self.cleared = [], self.turns or self.cleared
+    def clear(self, for_good: bool = False) -> None:
+        """Forget the turns; :meth:`restore` brings them back, unless they are cleared for good."""
+        self.turns, self.cleared = [], [] if for_good else self.turns or self.cleared
 
     def restore(self) -> bool:
         """Bring back what :meth:`clear` took, if nothing was said since; whether it did."""

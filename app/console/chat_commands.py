@@ -122,15 +122,15 @@ def system(state: ConsoleState, text: str) -> None:
 
 def clear(state: ConsoleState, which: str | None) -> None:
     if state.chat is not None:
-        state.chat.clear()
+        state.chat.clear(for_good=which == "all")
     if state.pairs.engine is not None:
         state.pairs.engine.forget()
     said = state.said_before.values()
     for answers in said if which == "all" else ():
         answers.clear()
-    back = "; /undo brings it back" if state.chat is not None and state.chat.cleared else ""
     if which == "all":
-        return state.say(f"conversation cleared, and every answer before it{back}")
+        return state.say("conversation cleared, and every answer before it")
+    back = "; /undo brings it back" if state.chat is not None and state.chat.cleared else ""
     kept = "; its answers are still remembered for drafts (/clear all forgets them)" if any(said) else ""
     return state.say(f"conversation cleared{kept}{back}")
 
