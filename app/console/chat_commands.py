@@ -130,9 +130,9 @@ def clear(state: ConsoleState, which: str | None) -> None:
         answers.clear()
     if which == "all":
         return state.say("conversation cleared, and every answer before it")
-    back = "; /undo brings it back" if state.chat is not None and state.chat.cleared else ""
+    back = " (/undo brings it back)" if state.chat is not None and state.chat.cleared else ""
     kept = "; its answers are still remembered for drafts (/clear all forgets them)" if any(said) else ""
-    return state.say(f"conversation cleared{kept}{back}")
+    return state.say(f"conversation cleared{back}{kept}")
 
 
 def undo(state: ConsoleState, _: object) -> None:

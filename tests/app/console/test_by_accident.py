@@ -56,7 +56,7 @@ def test_keys_and_pastes_delete_and_send_nothing_by_accident(catalogue: Path, tm
         terminal.wait(shown, 20)
     assert line() == "› /clear"
     assert "conversation cleared" not in terminal.raw
-    entered("", "/undo brings it back")
+    entered("", "conversation cleared (/undo brings it back)")
     entered("/undo", "2 turns back")
 
     entered("/undo", "taken back")
