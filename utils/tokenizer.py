@@ -34,6 +34,8 @@ class Encoded(dict[str, Any]):
 class FileTokenizer:
     """The tokenizer of a folder that :func:`file_tokenizer` takes. `load` is called for what it cannot do itself."""
 
+    response_template = None  # how channels are told apart: `file_tokenizer` takes no tokenizer that says
+
     def __init__(self, backend: Any, tokens: Mapping[str, str], template: str | None, load: Callable[[], Any]) -> None:
         self.backend_tokenizer, self.special_tokens_map, self.chat_template = backend, dict(tokens), template
         self._load = load

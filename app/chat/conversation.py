@@ -1,7 +1,9 @@
 """The history of one chat, by token ids: which prompt goes to the model next, and what came back.
 
 An answer's ids are kept as they were decoded and never tokenised again; only the *tail* that the
-chat template puts behind an answer is. Every change is planned first (:class:`Plan`) and made by
+chat template puts behind an answer is. Where the template changes what was said (it strips thinking, or moves the
+system prompt into the last message), the prompt is the template's text, tokenised again.
+Every change is planned first (:class:`Plan`) and made by
 :meth:`Conversation.commit`, so an error or an interrupt leaves the conversation as it was.
 Where an encoder reads the prompt, messages stand alone: each is a prompt by itself.
 Knows no models, no sampling and no screen.
@@ -141,7 +143,7 @@ class Conversation:
         """Enter the answer of a plan: `ids` are the newly emitted ones."""
         answer = (*plan.answer, *ids)
         prompt = tuple(plan.prompt if plan.begun else plan.prompt[: len(plan.prompt) - len(plan.answer)])
-        turn = Turn(plan.user, prompt, answer, self.text(answer), reason, plan.regenerated, seed, record)
+        turn = Turn(plan.user, prompt, answer, self.said(answer), reason, plan.regenerated, seed, record)
         self.turns[plan.keep :] = [turn]
         return turn
 
@@ -210,7 +212,7 @@ class Conversation:
     def reads(self, turns: Sequence[Turn], vocab_size: int) -> bool:
         """Whether the ids of these turns say here what their texts say."""
         ids = all(0 <= one < vocab_size for turn in turns for one in (*turn.prompt, *turn.answer))
-        return ids and all(turn.prompt and turn.answer and self.text(turn.answer) == turn.text for turn in turns)
+        return ids and all(turn.prompt and turn.answer and self.said(turn.answer) == turn.text for turn in turns)
 
     def load(self, turns: Sequence[Turn], system: str, *, same: bool) -> None:
         """Go on with a saved conversation: by its ids where they are this tokenizer's, else from its texts."""
@@ -226,6 +228,32 @@ class Conversation:
         end = -1 if ids and ids[-1] in self.stop_ids else None
         how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(list(ids[:end]), **how))
+
+    def said(self, ids: Sequence[int]) -> str:
+        """The text of an answer from its first token on: where the tokenizer has a schema for channels, theirs alone.
+
+        An answer that ended without any channel is its text as it stands.
+        """
+        channels, ended = self._channels(ids), bool(ids) and ids[-1] in self.stop_ids
+        if channels is None or (ended and not channels):
+            return self.text(list(ids))
+        return "\n\n".join(filter(None, channels.values()))
+
+    def _channels(self, ids: Sequence[int]) -> dict[str, str] | None:
+        """The texts of an answer by the names that the chat template has for them; None without a schema for it."""
+        if not self.templated or getattr(self.tokenizer, "response_template", None) is None:
+            return None
+        prefix = self.template.render("", _messages([], ""))  # the template may begin the answer
+        parsed = self.tokenizer.parse_response(list(ids), prefix=prefix)
+        return {name: text for name, text in parsed.items() if isinstance(text, str) and name != "role"}
+
+    def _messages(self, turns: Sequence[Turn], text: str) -> list[Message]:
+        """The chat up to a user's message, as the chat template takes it."""
+        messages = _messages(turns, text)
+        for message, turn in zip(messages[1::2], turns, strict=False):
+            if channels := self._channels(turn.answer):
+                message.update({"content": "", **channels})
+        return messages
 
     def _encode(self, text: str, special: bool = False) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
@@ -248,6 +276,11 @@ class Conversation:
             message = self.template.render(self.system, _messages([], text)) if self.templated else text
             return self._encode(message, special=not self.templated)
         said, tail = [*turns[-1].prompt, *turns[-1].answer], self._tail(turns, text)
+        if self.templated:
+            before = self.template.render(self.system, self._messages(turns[:-1], turns[-1].user))
+            whole = self.template.render(self.system, self._messages(turns, text))
+            if "".join(whole.split()) != "".join(f"{before}{self._sent(turns[-1])}{tail}".split()):
+                return self._encode(whole)
         end = self.tokenizer.decode([said[-1]]) if said[-1] in self.stop_ids else None
         if end is not None and tail.lstrip().startswith(end):  # the answer closed the turn itself, as the template does
             tail = tail.lstrip()[len(end) :]
@@ -255,10 +288,17 @@ class Conversation:
             said.pop()
         return said + self._encode(tail)
 
+    def _sent(self, turn: Turn) -> str:
+        """The answer between the template's texts before and after it: with the marks of its channels."""
+        if not self._channels(turn.answer):
+            return turn.text
+        closed = turn.answer[-1] in self.stop_ids
+        return str(self.tokenizer.decode(list(turn.answer[: len(turn.answer) - closed])))
+
     def _tail(self, turns: list[Turn], text: str) -> str:
         if not self.templated:
             return f"\n{text}"
-        tail = self.template.tail(self.system, _messages(turns[:-1], turns[-1].user), text)
+        tail = self.template.tail(self.system, self._messages(turns[:-1], turns[-1].user), text)
         if tail is None:
             raise UserError("the model's chat template leaves out earlier answers; /clear or /set chat=off goes on")
         return tail

@@ -6,7 +6,9 @@ A tokenizer's own template holds unless a name is given ("auto"); "plain" means 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from utils.errors import UsageError, did_you_mean
@@ -74,6 +76,7 @@ TEMPLATES: Mapping[str, str] = {
 }  # fmt: skip
 NAMES = (AUTO, PLAIN, *TEMPLATES)
 _ANSWER = "answer"
+_PROBES = {"user": ("user",), "assistant": ("user", "assistant", "user"), "system": ("system", "user")}
 _CHAT = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _ANSWER}]
 
 
@@ -92,20 +95,50 @@ def carries_template(tokenizer: Any, name: str = AUTO) -> bool:
 
 def render(tokenizer: Any, messages: list[dict[str, str]], name: str = AUTO) -> str:
     """The chat as the model reads it, up to where its answer begins; whatever the template raises passes through."""
-    named = {} if name == AUTO else {"chat_template": TEMPLATES[check_template(name)]}
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **named))
+    return _rendered(tokenizer, messages, name, add_generation_prompt=True)
+
+
+def _rendered(tokenizer: Any, messages: list[dict[str, str]], name: str, **how: Any) -> str:
+    if name != AUTO:
+        return str(
+            tokenizer.apply_chat_template(
+                messages, tokenize=False, chat_template=TEMPLATES[check_template(name)], **how
+            )
+        )
+    chat = _in_parts(messages, _roles_in_parts(tokenizer, str(tokenizer.chat_template)))
+    return str(tokenizer.apply_chat_template(chat, tokenize=False, **how))
+
+
+def _in_parts(messages: list[dict[str, str]], roles: frozenset[str]) -> list[dict[str, Any]]:
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]} if message["role"] in roles else message
+        for message in messages
+    ]
+
+
+@functools.lru_cache(maxsize=8)
+def _roles_in_parts(tokenizer: Any, template: str) -> frozenset[str]:
+    """The roles whose content the tokenizer's own template takes as a list of parts only: it leaves a text out."""
+    listed: frozenset[str] = frozenset()
+    for role, chat in _PROBES.items():
+        messages = [{"role": each, "content": f"{each}-0"} for each in chat]
+        for roles in (listed, listed | {role}):
+            with suppress(Exception):  # a template may refuse any chat, in any way
+                if f"{role}-0" in tokenizer.apply_chat_template(_in_parts(messages, roles), tokenize=False):
+                    listed = roles
+                    break
+    return listed
 
 
 def end_ids(tokenizer: Any, name: str = AUTO) -> frozenset[int]:
     """The id of the token that the template writes behind an answer, where the vocabulary has such a token."""
     if not carries_template(tokenizer, name):
         return frozenset()
-    named = {} if name == AUTO else {"chat_template": TEMPLATES[name]}
     try:
-        text = tokenizer.apply_chat_template(_CHAT, tokenize=False, **named)
+        text = _rendered(tokenizer, _CHAT, name)
     except Exception:  # a template may refuse any chat, in any way
         return frozenset()
-    _, answered, behind = str(text).rpartition(_ANSWER)
+    _, answered, behind = text.rpartition(_ANSWER)
     added = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items()}
     ends = [token for token in added if answered and behind.lstrip().startswith(token)]
     return frozenset([added[max(ends, key=len)]] if ends else [])
