@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.support.screen import PASTE_OFF, PASTE_ON, Terminal
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
 
-LOADED = 120.0  # seconds that a busy machine may take to import and load
+LOADED = 60.0  # seconds that a busy machine may take to import and load
 FIRST = "What is a river?"
 
 
@@ -26,15 +27,24 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return catalogue_of(folder, pairs)
 
 
-def console(catalogue: Path, state: Path, columns: int = 100, **environ: str) -> Terminal:
-    told = {"XDG_STATE_HOME": str(state), "SPEC_MAX_NEW_TOKENS": "12", **environ}
-    terminal = Terminal("--models", str(catalogue), columns=columns, environ=told, warm=True)
-    terminal.wait("›", LOADED)
-    return terminal
+@pytest.fixture
+def console(catalogue: Path, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    """Opens a console in a terminal; it is closed after the test, whatever came of that."""
+    opened: list[Terminal] = []
+
+    def open_console(columns: int = 100, **environ: str) -> Terminal:
+        told = {"XDG_STATE_HOME": str(tmp_path), "SPEC_MAX_NEW_TOKENS": "12", **environ}
+        opened.append(Terminal("--models", str(catalogue), columns=columns, environ=told, warm=True))
+        opened[-1].wait("›", LOADED)
+        return opened[-1]
+
+    yield open_console
+    for terminal in opened:
+        terminal.child.close(force=True)
 
 
-def test_keys_and_pastes_delete_and_send_nothing_by_accident(catalogue: Path, tmp_path: Path) -> None:
-    terminal = console(catalogue, tmp_path)
+def test_keys_and_pastes_delete_and_send_nothing_by_accident(console: Callable[..., Terminal]) -> None:
+    terminal = console()
     terminal.screen.reply = lambda text: None  # a terminal that never says where its cursor is
 
     def entered(text: str, shown: str) -> str:
@@ -94,8 +104,8 @@ def test_a_dumb_terminal_keeps_to_the_width(columns: int, monkeypatch: pytest.Mo
     assert screen.width == columns
 
 
-def test_a_dumb_terminal_shows_whole_lines(catalogue: Path, tmp_path: Path) -> None:
-    terminal = console(catalogue, tmp_path, columns=60, TERM="dumb")
+def test_a_dumb_terminal_shows_whole_lines(console: Callable[..., Terminal]) -> None:
+    terminal = console(columns=60, TERM="dumb")
     terminal.enter(FIRST)
     terminal.wait(lambda: "same output" in terminal.text, LOADED)
     rows = [row for row in terminal.lines if row.startswith(("┌", "│", "└"))]
