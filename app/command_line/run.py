@@ -55,7 +55,7 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
             if writer is not None and lanes[index] is lanes[-1]:
                 writer.feed(event)
         answers = [
-            answer_of(lane, meter, chat.text, terms_of(lane, engine)) for lane, meter in zip(lanes, meters, strict=True)
+            answer_of(lane, meter, chat.said, terms_of(lane, engine)) for lane, meter in zip(lanes, meters, strict=True)
         ]
         if answer_log is not None and (problem := answer_log.end()):
             sys.stderr.write(f"{problem}\n")
