@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from app.chat.conversation import Conversation
+from app.command_line.run import AnswerWriter
 from sampling.models.encoder_decoder import lm_of
 from sampling.types import Draft
 from tests.support.tiny import END, VOCAB, tiny_model, tiny_tokenizer
@@ -168,3 +171,14 @@ def test_channels_are_read_by_the_schema_and_left_to_the_template() -> None:
 def test_channels_that_are_still_written_show_no_marks(written: str, shown: str) -> None:
     chat = conversation(marked(HARMONY), SCHEMA)
     assert chat.said(ids(chat, marked(written))) == shown
+
+
+def test_an_answer_written_as_it_comes_is_its_channels_alone() -> None:
+    chat, stream = conversation(marked(HARMONY), SCHEMA), io.StringIO()
+    writer = AnswerWriter(stream, chat.said)
+    answer = [*ids(chat, marked("CHANNELanalysisMESSAGEadd themOVERSTARTassistantCHANNELfinalMESSAGEfour")), STOP]
+    for token in answer:
+        writer.feed(SimpleNamespace(emitted=[token]))  # type: ignore[arg-type]
+    writer.finish(chat.said(answer))
+    assert stream.getvalue() == "add them\n\nfour\n"
+    assert conversation(marked(HARMONY), SCHEMA).said([*ids(chat, "no channel"), STOP]) == "no channel"
