@@ -131,7 +131,7 @@ def clear(state: ConsoleState, which: str | None) -> None:
     if which == "all":
         return state.say("conversation cleared, and every answer before it")
     back = " (/undo brings it back)" if state.chat is not None and state.chat.cleared else ""
-    kept = "; its answers are still remembered for drafts (/clear all forgets them)" if any(said) else ""
+    kept = "\nits answers are still remembered for drafts (/clear all forgets them)" if any(said) else ""
     return state.say(f"conversation cleared{back}{kept}")
 
 
