@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from app.bench.options import BENCH_FIELDS, bench_args
 from app.distill.options import DISTILL_FIELDS, distill_args
 from app.measure.options import CHECK_FIELDS, check_args
-from app.replay.options import DEMO_FIELDS, REPLAY_FIELDS, demo_args, replay_args
+from app.replay.options import REPLAY_FIELDS, demo_args, replay_args
 from app.settings.table import CASCADE, MODELS, NGRAM, Field
 from app.simulate.options import RECORD_FIELDS, SIMULATE_FIELDS, record_args, simulate_args
 
@@ -130,13 +130,12 @@ COMMANDS: Mapping[str, SubCommand] = {
         word=Word("file", "?", "FILE", "what --log has written"),
     ),
     "demo": SubCommand(
-        "demo [N] [--recorded] [--html FILE] [options]",
+        "demo [N] [--recorded] [options]",
         "a guided tour in six steps; --recorded needs no model",
         "app.console.demo:run_demo",
-        DEMO_FIELDS,
-        demo_args,
+        own=demo_args,
         word=Word("step", "?", "N", "only this step"),
-        switches={"recorded": "play what was recorded with the default pair; beside --html: write the page of it"},
+        switches={"recorded": "play what was recorded with the default pair"},
     ),
     "pairs": SubCommand("pairs [options]", "list the catalogue", level="catalogue"),
     "check": SubCommand(
@@ -164,6 +163,7 @@ REMOVED: Mapping[str, str] = {
     "report": "bench --from FILE --report PAGE",
     "selftest": "python -m pytest -m device --device cuda",
     "--against": "benchmarks/against.py",
+    "--html": "/save FILE.html in the console",
     "--tp-size": "torchrun --nproc-per-node N",
     "--load-in-8bit": "--quantization int8",
     "--load-in-4bit": "--quantization nf4",

@@ -1,4 +1,4 @@
-"""Where lines come from: a prompt with history, keys, completion and a status line, or plain lines where that fails.
+"""Where lines come from: a prompt with history, keys, completion and a status line, or plain lines without a terminal.
 
 Escape sequences in what is typed and pasted: those of keys go on, every other one is taken out and nobody obeys it. Alt
 with a key is the escape byte and a character, as terminals send it, so a typed `ESC c` stays a key; inside a paste it
@@ -37,8 +37,7 @@ from prompt_toolkit.output import ColorDepth, create_output
 from prompt_toolkit.styles import Style
 from rich.cells import cell_len, set_cell_size
 
-from app.screen.terminal import REMOTE, mark_pastes, usual_keys
-from utils.errors import UserError
+from app.screen.terminal import REMOTE, mark_pastes
 
 _C1 = "\x80-\x9f\udc80-\udc9f"  # 8-bit controls; bytes that are no UTF-8 come as surrogates
 _CONTROL = r"(?:\x1b++\[|\x1b*+[\x9b\udc9b])"
@@ -297,7 +296,7 @@ class PromptReader:
         self._status, self._hint, self._tell, self._second, self._cleared = status, "", tell, second, cleared
         self._given = ""  # the text that the line began with
         self._failed = 0  # so often one after the other
-        self._plain = self._waiting = self._left = False  # plain lines; one of them is being read; `leave` was called
+        self._left = False  # `leave` was called
         self._pressed = False  # Ctrl-C came while no prompt stood
         self._more = ".. " if ascii else "… "
         style = {"bottom-toolbar": "noreverse" + (" fg:ansibrightblack" if color else ""), "prompt": "bold"}
@@ -337,13 +336,12 @@ class PromptReader:
     def read(self, default: str = "") -> str:
         """One message. Raises EOFError when the user leaves with Ctrl-D, HungUpError where the terminal has gone.
 
-        What else the prompt raises is told, and it comes back with its text; if that goes wrong at once and again,
-        plain lines are read from then on.
+        Another error of the prompt is told, and the prompt comes back with its text; one that fails at once and again
+        is raised.
         """
         self._hint = ""
-        if not self._plain:
-            type_ahead(self.session.app.input, REMOTE.taken())
-        while not self._plain:
+        type_ahead(self.session.app.input, REMOTE.taken())
+        while True:
             begun = time.monotonic()
             try:
                 text = self._prompted(default)
@@ -357,11 +355,9 @@ class PromptReader:
             except Exception as error:
                 default = self.session.default_buffer.text
                 self._failed = self._failed + 1 if time.monotonic() - begun < AT_ONCE else 1
-                self._plain = self._failed >= TRIES
+                if self._failed >= TRIES:
+                    raise
                 self._tell(error)
-                if self._plain:
-                    self._tell(UserError("the prompt does not work here: plain lines from now on"))
-        return unblocked(without_escapes(self._line(default)))
 
     def _prompted(self, default: str) -> str:
         from prompt_toolkit.patch_stdout import patch_stdout
@@ -454,36 +450,9 @@ class PromptReader:
         if app.future is not None and not app.future.done():
             app.exit(exception=reason)
 
-    def _line(self, default: str) -> str:
-        """A plain line; an empty one stands for `default`, which is shown before."""
-        default += REMOTE.taken()
-        if default:
-            sys.stdout.write(f"Enter alone sends: {without_escapes(default)}\n")
-        sys.stdout.write(str(self.session.message))
-        sys.stdout.flush()
-        self._waiting = True
-        try:
-            if self._left:
-                raise EOFError
-            with usual_keys():
-                line = sys.stdin.buffer.readline().decode(sys.stdin.encoding, "surrogateescape")
-        except KeyboardInterrupt:
-            sys.stdout.write("\n")
-            if self._second():
-                raise LeaveError from None
-            self._cleared()
-            raise
-        finally:
-            self._waiting = False
-        if not line:
-            raise EOFError if sys.stdin.isatty() else HungUpError
-        return line.rstrip("\n") or default
-
     def leave(self) -> None:
         """End the reading with EOFError, now or when it begins. For a signal handler."""
         self._left = True
-        if self._waiting:
-            raise EOFError
         if (loop := self.session.app.loop) is not None:
             loop.call_soon_threadsafe(self._end, EOFError())
 

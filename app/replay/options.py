@@ -10,7 +10,7 @@ from typing import Any
 
 from app.replay.steps import STEPS
 from app.settings.table import Field, arguments
-from app.settings.types import Number, Text, Whole
+from app.settings.types import Number, Whole
 from utils.errors import UsageError
 
 REPLAY_FIELDS = {
@@ -18,9 +18,6 @@ REPLAY_FIELDS = {
     "answer": Field("answer", Whole(1), None, "only this answer, counted from 1", "replay"),
 }
 
-DEMO_FIELDS = {
-    "html": Field("html", Text("FILE", "a file", optional=True), None, "write a page that plays the tour", "demo"),
-}
 STEP = Whole(1, len(STEPS))
 
 
@@ -42,14 +39,13 @@ def replay_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> ReplayArgs:
 
 @dataclass(frozen=True)
 class DemoArgs:
-    """Which step (None: all), whether it is the recorded tour, and the page that is written of it."""
+    """Which step (None: all), and whether it is the recorded tour."""
 
     step: int | None = None
     recorded: bool = False
-    html: Path | None = None
 
 
 def demo_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> DemoArgs:
     """The arguments read from their texts; UsageError in one line."""
     step = None if given.get("step") is None else Field("step", STEP, None, "", "").read(given["step"], "demo N")
-    return DemoArgs(step, bool(given.get("recorded")), arguments(DEMO_FIELDS, given).html)
+    return DemoArgs(step, bool(given.get("recorded")))

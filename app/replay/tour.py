@@ -1,7 +1,7 @@
 """The demo's way through its steps, and the recorded tour, which needs no models and no torch.
 
 :func:`walk` is the same for both: a step says what to look at, is played, and waits for Enter. Knows no engines
-(app/console/demo.py) and no page (app/replay/tour_page.py).
+(app/console/demo.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,9 +24,8 @@ from app.screen.live import Track, traced
 from app.screen.output import fitted
 from app.screen.terminal import Interrupts, await_enter, is_live, make_console, quiet_keys
 from app.screen.trace import Trace
-from app.screen.view import Canvas, drafting
+from app.screen.view import Canvas
 from app.settings.table import Settings
-from sampling.events import Event
 from utils.errors import UserError
 from utils.progress import INTERRUPTED
 
@@ -45,17 +43,6 @@ class Place(Protocol):
     def settings(self) -> Settings: ...
     def say(self, what: Any) -> None: ...
     def hint(self, text: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class Played:
-    """An answer of a step: what was asked under which settings, its lanes before anything happened, its events."""
-
-    models: Any
-    question: str
-    settings: Settings
-    tracks: Sequence[Track]
-    events: Sequence[tuple[int, Event]]
 
 
 Answers = Sequence[Sequence[Track]]  # of a step, the lanes of each
@@ -134,12 +121,6 @@ def steps_of(settings: Settings, path: Path = RECORDED) -> list[list[LoggedAnswe
         answer.settings = answer.settings.changed(slow=slowness(settings, rate))
     each = iter(answers)
     return [list(islice(each, len(step.plays))) for step in STEPS]
-
-
-def played(answer: LoggedAnswer) -> Played:
-    """A recorded answer, to be drawn on a page."""
-    models = drafting(answer.head.model_dump(), [lane.name for lane in answer.lanes])
-    return Played(models, answer.opening.prompt, answer.settings, answer.tracks(), answer.events)
 
 
 def play_recorded(settings: Settings, steps: Sequence[tuple[int, Step]]) -> int:

@@ -40,7 +40,7 @@ from utils.errors import COLDEST, UsageError, did_you_mean
 MODELS, DECODING, NGRAM, CASCADE, OUTPUT = "Models", "Decoding", "N-gram drafter", "Cascade", "Output"
 BEAM = "Beam search"
 
-FILES = ("prompts", "out", "report", "html", "ids", "features", "start", "export")
+FILES = ("prompts", "out", "report", "ids", "features", "start", "export")
 
 
 @dataclass(frozen=True)

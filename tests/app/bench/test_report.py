@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from app.bench.report import page
-from app.bench.results import PARTS, Run, read_run, time_split
+from app.bench.results import Run, read_run
 from app.command_line.main import main
 from tests.support.tiny import tiny_pair, write_prompts
 from utils.errors import UserError
@@ -334,21 +334,6 @@ def test_a_disturbed_timing_is_said_on_the_page() -> None:
     assert f"spec 4: {words}" in page(Run.model_validate({"summary": [{"method": "ar"}, spec]}), "")
 
 
-def test_the_parts_of_a_resumed_run_are_a_small_table(data: dict[str, Any], parsed: Parsed) -> None:
-    assert "parts" not in parsed.tables
-    one, hostile = data["machine"], {**data["machine"], "torch": HOSTILE}
-    parts = [{"machine": one, "answers": 3}, {"machine": hostile, "answers": 5}]
-    again = Parsed(page(Run.model_validate({**data, "parts": parts}), ""))
-    shown = HOSTILE.replace("\x1b", "␛")
-    assert [[text for text, _, _ in row] for row in again.tables["parts"][0]] == [
-        ["part", "answers", "torch"],
-        ["1", "3", one["torch"]],
-        ["2", "5", shown],
-    ]
-    assert list(outside(again)) == []
-    assert '"answers"' not in "".join(again.texts)
-
-
 def test_temperatures_are_told_apart(data: dict[str, Any]) -> None:
     summary = [{**row, "temperature": t} for t in (0.0, 0.7) for row in data["summary"][:2]]
     results = [{**one, "temperature": 0.7} for one in data["prompts"][0]["results"]]
@@ -360,16 +345,6 @@ def test_temperatures_are_told_apart(data: dict[str, Any]) -> None:
     assert "The file holds no answers with their times: bench --out writes them." in "".join(parsed.texts)
     ids = [told["id"] for _, told in parsed.tags if "id" in told]
     assert len(ids) == len(set(ids))
-
-
-def test_a_rival_is_not_split() -> None:
-    answer = {"method": "hf-plain", "predicted_n": 11, "predicted_ms": 50.0}
-    run = Run.model_validate({"summary": [{"method": "hf-plain"}], "prompts": [{"results": [answer]}]})
-    assert time_split(run, ("hf-plain", None, None)) == (None, None, None, None, 5.0)
-    assert PARTS[-1] == "not split"
-    answer["openings"] = 6  # tokens of its first run
-    run = Run.model_validate({"summary": [{"method": "hf-plain"}], "prompts": [{"results": [answer]}]})
-    assert time_split(run, ("hf-plain", None, None)) == (None, None, None, None, 10.0)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from app.lanes.comparison import difference as first_difference
 from app.lanes.costs import Terms
 from app.prompts.questions import BUILT_IN, Question, chosen, cut, read_questions, stratified
 from app.settings.table import ModelOptions, Settings
-from sampling.events import Step
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
 from sampling.stats.theory import vertical_factor
@@ -624,20 +623,6 @@ def test_the_first_difference_of_two_answers() -> None:
     assert first_difference([1, 2], [1, 3]) == 1
     assert first_difference([1, 2], [1, 2, 3]) == 2
     assert first_difference([], []) is None
-
-
-def test_a_lane_reports_the_events_it_saw(options: ModelOptions) -> None:
-    from app.prompts.questions import prompt_ids
-    from app.screen.output import load_engine
-    from utils.progress import never
-
-    engine = load_engine(SETTINGS, options, never)
-    seen: list[object] = []
-    lane = engine.lane("ar", SETTINGS)
-    answer = run_lane(
-        lane, prompt_ids(engine, "hi", SETTINGS), engine.tokenizer.decode, interrupt=never, show=seen.append
-    )
-    assert sum(isinstance(event, Step) for event in seen) == len(answer.ids) == 12
 
 
 # -- which questions are asked ---------------------------------------------------------------------

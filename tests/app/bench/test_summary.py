@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.bench.plan import Item, references
-from app.bench.summary import COLUMNS, BenchColumn, looping_share, looping_tokens, loops, summarise
+from app.bench.summary import looping_share, looping_tokens, loops, summarise
 from app.bench.table import show_tables
 from app.lanes.answers import Answer
 from app.lanes.comparison import Variant
@@ -243,16 +243,6 @@ loops: 18% of ar's tokens lie in one (period <= 20, 3 times or more);
 """
 
 
-def test_a_column_is_one_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file and the tables follow: nobody else lists the columns."""
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert list(summarise(ITEMS, [PLAIN, FOUR])[0]) == ["method", "gamma", "temperature", *COLUMNS]
-    monkeypatch.setitem(COLUMNS, "lucky", BenchColumn(lambda of: len(of.answers) / 3, "{:.1f}!", methods="luck"))
-    assert [row["lucky"] for row in summarise(ITEMS, [PLAIN, FOUR])] == [2, 2]
-    head, _, first = shown(ITEMS, [PLAIN, FOUR], ascii=True)[1:4]
-    assert [line.split("|")[-1].strip() for line in (head, first)] == ["luck", "2.0!"]
-
-
 def called(variant: Variant, calls: dict[str, int], models: dict[str, Model], **more: Any) -> Answer:
     stats = replace(
         answer(variant, 1).stats,
@@ -337,20 +327,6 @@ def test_the_widest_tables_fit_100_columns(monkeypatch: pytest.MonkeyPatch) -> N
     few = shown(items[:4], variants)
     assert not any(line.startswith(NAMES) for line in few)
     assert max(map(len, few)) <= 100
-
-
-@pytest.mark.parametrize(("columns", "there", "gone"), [(60, "differs", "TTFT"), (40, "speed-up", "accepted")])
-def test_a_narrow_screen_goes_without_the_least_columns(
-    monkeypatch: pytest.MonkeyPatch, columns: int, there: str, gone: str
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    lines = shown(ITEMS, [PLAIN, FOUR])
-    assert max(map(len, lines)) <= columns
-    assert not any("…" in line for line in lines)
-    head = next(line for line in lines if line.startswith("method"))
-    assert there in head
-    assert gone not in head
-    assert any(line.startswith("spec 4") and "rag 2.00x" in line for line in lines)
 
 
 def test_without_ar_there_are_no_speedups_to_show() -> None:

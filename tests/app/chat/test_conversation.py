@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -154,28 +153,6 @@ def test_without_template_the_text_simply_goes_on(chat: Conversation) -> None:
     assert shown(chat, chat.plan("Then").prompt) == "Once upon a time\nThen"
 
 
-def test_undo_gives_the_message_back_and_the_next_prompt_is_as_before() -> None:
-    chat = conversation()
-    answer(chat, "one", "1")
-    prompt = chat.plan("two").prompt
-    answer(chat, "two", "2")
-    assert chat.undo().user == "two"
-    assert chat.plan("two").prompt == prompt
-    chat.undo()
-    with pytest.raises(UserError, match="no message yet"):
-        chat.undo()
-
-
-def test_regen_asks_the_same_prompt_and_counts() -> None:
-    chat = conversation()
-    answer(chat, "one", "1", seed=42)
-    for count in (1, 2):
-        plan = chat.plan_regen()
-        assert (plan.prompt, plan.regenerated) == (list(chat.turns[0].prompt), count)
-        chat.commit(plan, [*ids(chat, f"{count}"), STOP], "eos", seed=42 + count)
-    assert [turn.text for turn in chat.turns] == ["2"]
-
-
 def test_continue_goes_on_from_the_ids_and_keeps_one_turn() -> None:
     chat = conversation()
     answer(chat, "one", "half", "length", seed=7)
@@ -189,33 +166,12 @@ def test_continue_goes_on_from_the_ids_and_keeps_one_turn() -> None:
         chat.plan_continue()
 
 
-def test_an_edit_replaces_the_last_message_only_when_it_is_answered() -> None:
-    chat = conversation()
-    answer(chat, "one", "1")
-    answer(chat, "two", "2")
-    before = copy.copy(chat.turns)
-    plan = chat.plan_edit("deux")
-    assert chat.turns == before
-    chat.commit(plan, [*ids(chat, "II"), STOP], "eos")
-    assert [(turn.user, turn.text) for turn in chat.turns] == [("one", "1"), ("deux", "II")]
-
-
 def test_a_message_beyond_the_context_is_not_answered_anew() -> None:
     chat = conversation(context=120)
     answer(chat, "one", "1")
     chat.context = 3
     with pytest.raises(UserError, match="the context holds 3: nothing was sent"):
         chat.plan_regen()
-
-
-@pytest.mark.parametrize("make", ["plan", "plan_edit"])
-def test_a_prompt_beyond_the_context_names_the_counts_and_changes_nothing(make: str) -> None:
-    chat = conversation(context=120)
-    answer(chat, "one", "1")
-    before, said = copy.copy(chat.turns), chat.ids
-    with pytest.raises(UserError, match=r"the prompt is [\d,]+ tokens, the context holds 120: nothing was sent"):
-        getattr(chat, make)("x" * 1000)
-    assert (chat.turns, chat.ids) == (before, said)
 
 
 def test_a_prompt_needs_room_for_one_token() -> None:

@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 import pytest
 
-from app.bench.options import BenchArgs
 from app.command_line import reference
 from app.command_line.arguments import build_parser, read_request
 from app.command_line.main import main
@@ -142,16 +141,6 @@ def test_two_dashes_end_the_flags(handed: Handed, capsys: pytest.CaptureFixture[
     assert main(["replay", "a.jsonl", "--", "--b"]) == 2
     assert main(["pairs", "--", "x"]) == 2
     assert "takes no further argument '--b'" in capsys.readouterr().err
-
-
-def test_bench_hands_over_its_own_arguments(handed: Handed) -> None:
-    words = "bench --prompts p.jsonl --methods ar,ngram --gammas 2,4 --repeat 5 --limit 3 --out o.json --check-identity"
-    assert main(words.split()) == 0
-    expected = BenchArgs(Path("p.jsonl"), ("ar", "ngram"), (2, 4), 5, 3, Path("o.json"), True)
-    assert handed.calls[0][1][2] == expected
-    main(["bench", "--max-new-tokens", "9"])
-    assert handed.calls[1][1][2] == BenchArgs()
-    assert handed.calls[1][1][0].max_new_tokens == 9
 
 
 def test_pairs_and_check(handed: Handed) -> None:
@@ -501,32 +490,6 @@ def test_tables_are_written_checked_and_go_stale(tmp_path: Path, capsys: pytest.
         assert expected in text
     page.write_text(text.replace("`--gamma N\\|auto`", "`--gama N`"))
     assert reference.main(["--check", str(page)]) == 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "nothing here",
-        "<!-- table:flags -->\nno end",
-        "<!-- table:none -->\n<!-- end:none -->",
-        "<!-- end:flags -->\n<!-- table:flags -->",
-        "<!-- table:flags -->\n<!-- table:settings -->\n<!-- end:flags -->\n<!-- end:settings -->",
-    ],
-)
-def test_tables_need_their_markers(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(text)
-    assert reference.main(["--check", str(page)]) == 2
-    assert reference.main(["--check", str(tmp_path / "none.md")]) == 2
-    assert reference.main(["--chek"]) == 2
-    assert capsys.readouterr().err.count("\n") == 3
-
-
-def test_rows_of_the_tables_have_one_cell_a_column() -> None:
-    for make in reference.TABLES.values():
-        lines = make().splitlines()
-        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in lines}
-        assert len(widths) == 1
 
 
 # ---- which pair the options mean

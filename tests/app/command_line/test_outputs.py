@@ -15,22 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from app.command_line.main import main
-from app.command_line.picture import main as picture
 from app.command_line.reference import main as reference
 from app.command_line.subcommands import COMMANDS, OWN_FIELDS
-from app.console.prompt import _history, history_path
 from app.console.slash_commands import TABLE
 from app.settings.table import FIELDS, Field
-from sampling.drafters.draft_heads.config import DraftHeadConfig
-from sampling.drafters.draft_heads.modules import DraftHead
 from tests.support.places import Device, largest_file, modes_count, read_only
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
-from training.draft_heads.export import export_plain
-from utils.errors import UserError
 
 APP = Path(__file__).resolve().parents[3] / "app"
 REFERENCE = APP.parent / "docs" / "reference.md"
@@ -116,14 +109,10 @@ class Output:
 FILES = {
     "bench --out": Output(lambda home, path: main([*bench(home), "--out", str(path)])),
     "bench --report": Output(lambda home, path: main([*bench(home), "--report", str(path)])),
-    "demo --html": Output(lambda home, path: main(["demo", "6", "--recorded", "--quiet", "--html", str(path)])),
     "record --out": Output(command("record", "--prompts", ":prompts.jsonl", "--max-new-tokens", "2"), appends=True),
     "simulate --out": Output(command("simulate", ":recorded.jsonl", "--drafter", "ngram", "--gammas", "2")),
     "--record": Output(command("run", "one", "--max-new-tokens", "2", flag="--record"), appends=True),
     "/save FILE": Output(saved, ending=".json"),
-    "picture": Output(
-        lambda home, path: picture([str(path), "one", *home.target(), "--compare", "ar", "--max-new-tokens", "2"])
-    ),
     "reference": Output(renewed, rereads=True),
 }
 FOLDERS = ("distill --out", "distill --features", "distill --export", "bench --svg")
@@ -270,21 +259,6 @@ def test_a_bench_without_a_journal_says_so(home: Home, capsys: pytest.CaptureFix
     assert capsys.readouterr().err.count(told) == 1
 
 
-def test_a_history_that_leads_to_a_device_leaves_its_mode_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changed: list[str] = []
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(os, "chmod", lambda path, *_, **__: changed.append(os.fspath(path)))
-    history_path().parent.mkdir(parents=True)
-    history_path().symlink_to(os.devnull)
-    _history(pytest.fail)
-    assert changed == []
-    history_path().unlink()
-    _history(pytest.fail)
-    assert changed == [str(history_path())]
-
-
 # -- folders --------------------------------------------------------------------------------------
 
 
@@ -357,29 +331,6 @@ def test_a_full_disk_while_a_drafter_is_made_is_one_line(
         rf"error: cannot write \S+/{file}: File too large \(nothing was saved\)(; what was .*)?\n", error
     )
     assert not list(tmp_path.rglob(".*"))
-
-
-def test_a_full_disk_leaves_the_export_before(tmp_path: Path) -> None:
-    config = DraftHeadConfig(
-        kind="plain",
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-    )
-    with torch.random.fork_rng():
-        export_plain(DraftHead(config), tmp_path)
-        before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-        (tmp_path / "model.safetensors").chmod(0o640)
-        with largest_file(20_000), pytest.raises(UserError, match=r"^cannot export to .*|^cannot write .*"):
-            export_plain(DraftHead(config), tmp_path)
-        assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-        export_plain(DraftHead(config), tmp_path)
-    assert (tmp_path / "model.safetensors").read_bytes() != before["model.safetensors"]
-    assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640
 
 
 def test_the_read_only_folder_of_these_tests_does_refuse(tmp_path: Path) -> None:

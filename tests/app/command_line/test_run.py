@@ -27,7 +27,7 @@ from sampling.events import Prefill
 from sampling.models.causal import CausalLM
 from sampling.stats.summary import Stats
 from tests.app.lanes.test_lanes import countdown
-from tests.sampling.stats.test_metrics import KEYS, step
+from tests.sampling.stats.test_metrics import KEYS
 from tests.support.planted import plant
 from tests.support.tiny import TinyPair, tiny_pair
 from tests.support.warm import Warm
@@ -382,15 +382,6 @@ class Pieces(io.StringIO):
         return super().write(text)
 
 
-def test_characters_split_over_tokens_are_written_whole() -> None:
-    stream, raw = Pieces(), "aé漢!".encode()
-    writer = AnswerWriter(stream, lambda ids: bytes(ids).decode(errors="replace"))
-    for byte in raw:
-        writer.feed(_emitting(byte))
-    writer.finish("aé漢!")
-    assert stream.pieces == ["a", "é", "漢", "!", "\n"]
-
-
 def test_an_answer_that_ends_its_line_gets_no_second_newline() -> None:
     stream = Pieces()
     AnswerWriter(stream, lambda ids: "").finish("done\n")
@@ -404,12 +395,6 @@ def test_a_terminal_gets_no_control_characters_and_a_pipe_gets_all() -> None:
         stream = Pieces(terminal)
         AnswerWriter(stream, lambda ids: "").finish(text)
         assert stream.getvalue() == wanted + "\n"
-
-
-def _emitting(token: int) -> Any:
-    from dataclasses import replace
-
-    return replace(step(0, 0), token=token)
 
 
 # -- the default pair ---------------------------------------------------------------------------

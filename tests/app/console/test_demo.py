@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import app.console.demo
-from app.command_line.main import main
 from app.console.state import ConsoleState
 from app.replay.steps import STEPS
 from tests.app.console.test_terminal import COLOUR
@@ -76,13 +75,6 @@ def test_ctrl_c_leaves_step_and_tour(catalogue: Path, monkeypatch: pytest.Monkey
     assert "3/6" not in told
     assert "the demo was left: /demo N, N from 1 to 6, plays a step alone" in told.replace("\n", " ")
     assert [turn.user for turn in ran.state.chat.turns] == ["hello", "and you?"]  # type: ignore[union-attr]
-
-
-def test_the_page_of_a_tour_that_was_played(catalogue: Path, tmp_path: Path) -> None:
-    file = tmp_path / "t.html"
-    words = ["demo", "5", "--models", str(catalogue), "--device", "cpu", "--html", str(file), "--quiet"]
-    assert main(words) == 0
-    assert "5/6 The tree of a round, slowly" in file.read_text()
 
 
 def test_the_recorded_tour_in_a_terminal() -> None:

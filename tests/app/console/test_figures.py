@@ -161,20 +161,3 @@ def terminal(catalogue: Path, tmp_path: Path) -> Iterator[Terminal]:
     terminal = Terminal("--models", str(catalogue), environ=environ, warm=True)
     yield terminal
     terminal.child.close(force=True)
-
-
-def test_one_console_in_a_terminal_shows_them_all(terminal: Terminal) -> None:
-    terminal.wait("›", 60)
-
-    def after(line: str, words: str) -> str:
-        before = terminal.mark()
-        terminal.enter(line)
-        terminal.wait(lambda: words in terminal.raw[before:] and terminal.at_prompt, 60)
-        return " ".join(terminal.text.split())
-
-    assert re.search(r"ngram: .*same output suffix: .*same output", after("What is it?", "suffix: "))
-    assert "seen before" in after("/regen", "seen before")
-    assert re.search(r"2 answers, 1 of them seen before .*ngram: .* suffix: ", after("/stats session", "2 answers"))
-    assert "still remembered" in after("/clear", "conversation cleared")
-    terminal.enter("/exit")
-    assert terminal.end() == 0

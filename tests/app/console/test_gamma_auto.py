@@ -13,11 +13,9 @@ from app.bench.options import BenchArgs
 from app.bench.plan import Item
 from app.bench.run import run_bench
 from app.bench.summary import summarise
-from app.command_line.main import main
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import Variant
 from app.lanes.lane import PairEngine
-from app.lanes.pairing import catalogue_in
 from app.prompts.questions import Question, prompt_ids
 from app.screen.output import load_engine
 from app.screen.view import toolbar
@@ -58,15 +56,6 @@ def test_every_way_of_setting_gamma_takes_auto() -> None:
     assert Layers.of({"gamma": "auto"}, {}, {}).settings.gamma == "auto"
     with pytest.raises(UsageError, match=r"gamma must be a whole number from 1 to 64 or auto, got 0 \(still auto\)"):
         Settings(gamma="auto").changed(gamma=0)
-
-
-def test_the_catalogue_takes_auto_and_nothing_like_it(tmp_path: Path) -> None:
-    text = "default: a\npairs:\n  a:\n    target: org/name\n    drafter: ngram\n    defaults: {gamma: %s}\n"
-    (tmp_path / "good.yaml").write_text(text % "auto")
-    assert catalogue_in(tmp_path / "good.yaml").pairs["a"].defaults == {"gamma": "auto"}
-    (tmp_path / "bad.yaml").write_text(text % "automatic")
-    with pytest.raises(UsageError, match="gamma"):
-        catalogue_in(tmp_path / "bad.yaml")
 
 
 def test_the_toolbar_shows_the_gamma_of_the_last_round() -> None:
@@ -152,11 +141,3 @@ def test_the_mean_gamma_counts_what_was_drafted_not_what_might_have_been() -> No
     rows = [{auto: answer, four: answer, plain: answer} for answer in answers]
     summary = summarise([Item(Question(("x",)), 0, "x", 1, rows)], [auto, four, plain])
     assert [row["mean_gamma"] for row in summary] == [1.75, 4, None]
-
-
-def test_run_json_says_auto(pair: TinyPair, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["run", "hello", "--json", "--gamma", "auto", "--max-new-tokens", "20", *pair.flags()]
-    assert main(flags) == 0
-    data = json.loads(capsys.readouterr().out)
-    assert data["settings"]["gamma"] == "auto"
-    assert data["same_output"] is True

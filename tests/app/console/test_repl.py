@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -506,15 +505,6 @@ def test_a_failing_first_load_is_one_line_and_another_pair_can_be_loaded(catalog
     assert len(ran.state.chat.turns) == 1
 
 
-def test_an_internal_error_while_loading_is_one_line(catalogue: Path) -> None:
-    def loader(*_: Any) -> Any:
-        raise RuntimeError("boom\nand more")
-
-    ran = run_lines(catalogue, "one", loader=loader)
-    assert "could not be loaded: internal: RuntimeError: boom and more" in ran.text
-    assert "Traceback" not in ran.text
-
-
 def test_drafters_change_while_running(catalogue: Path) -> None:
     ran = run_lines(catalogue, "one", "/drafter ngram", "two", "/drafter none", "three", "/compare ar,draft")
     assert [turn.user for turn in ran.state.chat.turns] == ["one", "two", "three"]
@@ -600,37 +590,6 @@ def test_ctrl_c_before_the_first_token_changes_nothing_and_keeps_the_message(
     assert [turn.user for turn in ran.state.chat.turns] == ["one", "two"]
 
 
-def test_a_second_ctrl_c_leaves_with_130(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def arm(state: ConsoleState) -> None:
-        interrupt_after(4, monkeypatch, times=2)
-
-    ran = run_lines(catalogue, arm, "one", "never")
-    assert ran.code == 130
-    assert "never" not in ran.text
-    assert signal.getsignal(signal.SIGINT) is unheard  # nothing disturbs the leaving
-
-
-def test_ctrl_c_while_waiting_for_the_models_keeps_the_message(catalogue: Path) -> None:
-    go = threading.Event()
-
-    def loader(spec: Any, options: Any, progress: Any, cancelled: Any) -> Any:
-        progress("fetching", 0.5)
-        go.wait(20)
-        return load_engine(spec, options, progress, cancelled)
-
-    def soon(state: ConsoleState) -> None:
-        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-
-    def now(state: ConsoleState) -> None:
-        assert state.pairs.job.status == "fetching 50%"
-        go.set()
-
-    ran = run_lines(catalogue, soon, "one", now, "one", loader=loader)
-    assert "not sent: loading goes on" in ran.text
-    assert ran.reader.defaults[1] == "one"
-    assert len(ran.state.chat.turns) == 1
-
-
 def test_ctrl_c_calls_off_another_pair(catalogue: Path) -> None:
     told: list[bool] = []
 
@@ -697,27 +656,12 @@ def test_save_txt_is_readable(catalogue: Path, tmp_path: Path) -> None:
     assert text.startswith("[system]\nBe brief.\n\n[user]\none\n\n[assistant]\n")
 
 
-def test_a_full_disk_is_one_line(catalogue: Path, tmp_path: Path) -> None:
-    link = tmp_path / "full.json"
-    link.symlink_to("/dev/full")
-    ran = run_lines(catalogue, "one", f"/save {link}")
-    assert "No space left on device (it may hold a part)" in " ".join(ran.text.split())
-
-
 def test_stats_json_is_what_run_json_prints(catalogue: Path) -> None:
     ran = run_lines(catalogue, "one", "/stats json")
     data = json.loads(ran.after("/stats json").strip())
     assert list(data) == ["pair", "prompt", "settings", "results", "speedup", "disturbed", "same_output"]
     assert data["same_output"] is True
     assert data["results"][1]["predicted_n"] == 12
-
-
-def test_session_stats_add_up(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "one", "two", "/stats session", "/stats last", "/stats")
-    assert "24 tok" in ran.after("/stats session")
-    assert "2 answers" in ran.after("/stats session")
-    assert "12 tok" in ran.after("/stats last")
-    assert ran.after("/stats last") == ran.after("/stats")
 
 
 def test_trace_shows_rounds(catalogue: Path) -> None:
@@ -738,16 +682,6 @@ def test_copy_without_clipboard_is_one_line(catalogue: Path, monkeypatch: pytest
     ran = run_lines(catalogue, "one", "/copy")
     assert ran.after("/copy").startswith("error: no clipboard here")
     assert osc52("añ") == "\x1b]52;c;YcOx\x07"
-
-
-@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 140])
-def test_nothing_is_wider_than_the_screen(catalogue: Path, width: int) -> None:
-    from rich.cells import cell_len
-
-    ran = run_lines(catalogue, "one", "/info", "/stats", "/trace", "/help", width=width)
-    wide = [line for line in ran.text.splitlines() if cell_len(line) > width and not line.startswith("<<<")]
-    text = "".join(ran.after("one").splitlines()[-2:])  # the answer alone is left to the terminal to wrap
-    assert not [line for line in wide if line not in text]
 
 
 def test_without_colour_there_are_no_escapes(catalogue: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -512,15 +511,6 @@ def test_usage_errors_have_the_usage_exit_code() -> None:
     with pytest.raises(UsageError) as caught:
         parse("/nothing", COMMANDS)
     assert caught.value.exit_code == 2
-
-
-def test_gamma_prints_what_auto_knows_and_nothing_of_it_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.console.setting_commands.learned_gamma", lambda engine, settings: "spec: gamma 3")
-    console = ScriptedConsole()
-    console.pairs.engine = SimpleNamespace(lanes=lambda settings: [settings])  # type: ignore[assignment]
-    for line in ("/gamma", "/gamma auto", "/gamma", "/gamma 2"):
-        dispatch(line, console, COMMANDS)
-    assert console.lines == ["gamma = 4", "gamma = auto", "spec: gamma 3", "gamma = auto", "spec: gamma 3", "gamma = 2"]
 
 
 def test_the_words_of_the_sources_work_and_are_on_no_list() -> None:

@@ -174,31 +174,6 @@ def test_ctrl_c_in_mid_answer_keeps_it_and_the_next_turn_works(chat: Terminal) -
     assert SAME in answered(chat, "And then?")
 
 
-def test_ctrl_c_while_a_long_prompt_is_read(chat: Terminal) -> None:
-    chat.paste("the river flows on and on, " * 450)
-    chat.quiet(1.0)
-    before = len(chat.raw)
-    chat.enter()
-    chat.wait(lambda: bool(re.search(r"reading [\d,]+ / 3,\d\d\d tokens", chat.raw[before:])), ANSWER)
-    chat.interrupt()
-    chat.wait(lambda: "stopped before the first token" in chat.raw[before:], ANSWER)
-    chat.read(2.5)  # within 2 s a second one would leave
-    chat.type("\x03")
-    chat.quiet(1.0)
-    chat.enter("/clear")
-    chat.wait("conversation cleared", 20)
-    assert SAME in answered(chat, "Hello")
-
-
-def test_a_prompt_beyond_the_context_is_one_line(chat: Terminal) -> None:
-    chat.paste("the river flows on and on, " * 1300)
-    chat.quiet(1.5)
-    chat.enter()
-    chat.wait(lambda: "the context holds 8,192: nothing was sent" in " ".join(chat.text.split()), 60)
-    chat.wait(lambda: chat.at_prompt, 20)
-    assert SAME in answered(chat, "Hello again")
-
-
 def sound(terminal: Terminal) -> None:
     """No pieces of older frames: borders are whole, and the cursor shows."""
     for line in terminal.lines:

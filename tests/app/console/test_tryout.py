@@ -117,29 +117,6 @@ def test_lanes_are_timed_over_the_last_prompts(catalogue: Path, prompts: Path) -
     assert "spec 4" in ran.after("/bench")  # the gamma of the settings
 
 
-def test_the_built_in_prompts_are_timed_where_none_were_asked(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And Ctrl-C keeps what was measured."""
-    decode, count = app.bench.run.run_lane, [0]
-    held: list[ConsoleState] = []
-
-    def counted(*given: Any, **named: Any) -> Any:
-        count[0] += 1
-        if count[0] > 2 + 3:  # two to warm up
-            held[0].stop.stopped = True
-        return decode(*given, **named)
-
-    def note(state: ConsoleState) -> None:
-        held.append(state)
-
-    monkeypatch.setattr(app.bench.run, "run_lane", counted)
-    ran = run_lines(catalogue, note, "/bench 2")
-    told = ran.after("/bench 2")
-    assert "16 prompts × ar, spec gamma 2" in told
-    assert "stopped after 3 answers" in told
-    assert "2 prompts, 2 answers a method" in told
-    assert ran.state.next_line == ""
-
-
 def test_a_large_set_is_cut_to_a_small_one(catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_prompts(tmp_path / "gsm8k_test.jsonl", [{"question": f"{n}?", "answer": ""} for n in range(40)])
     stop_in(monkeypatch, 1)

@@ -34,13 +34,12 @@ from tests.support.warm import Warm
 from training.draft_heads.batches import grouped, make_batch
 from training.draft_heads.features import Examples, StoredExamples, StreamedExamples, extract, load_shard
 from training.draft_heads.losses import held_out
-from training.draft_heads.report import curve_svg, expected, tokens_per_pass
+from training.draft_heads.report import expected, tokens_per_pass
 from training.draft_heads.train import load_checkpoint, teacher_for
 from training.text.dialogues import KINDS
 from training.text.self_text import read_texts, split, written
 from utils.loading.fit import fingerprint
 from utils.progress import never
-from utils.svg_plots import COLOURS
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICK = ["--epochs", "6", "--lr", "0.006", "--batch-tokens", "1024"]
@@ -304,18 +303,6 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(
     assert report(out)["best"]["held"]["alpha"][0] > 0.5
 
 
-@pytest.mark.parametrize(("size", "file"), [(20_000, r"features-[\w-]+\.safetensors"), (900, r"text\.jsonl")])
-def test_a_full_disk_is_told_with_the_file_whatever_is_being_written(
-    size: int, file: str, target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = ["--data", str(data)] if "features" in file else ["--tokens", "2000"]
-    with largest_file(size):
-        assert main(words(target, tmp_path / "d", *source, *QUICK)) == 1
-    error = capsys.readouterr().err
-    assert re.fullmatch(rf"error: cannot write \S+/{file}: .*; what was kept in \S+ is intact, .*\n", error)
-    assert not list(tmp_path.rglob("*.partial"))
-
-
 # -- prompts, export ------------------------------------------------------------------------------
 
 
@@ -441,13 +428,3 @@ def test_expected_speed_ups_are_those_of_the_theory() -> None:
 def mark(tokens: int, loss: float, alpha: float) -> dict[str, Any]:
     held = {"alpha": [alpha, alpha / 2], "overlap": alpha / 3, "loss": loss + 0.5}
     return {"step": tokens // 10, "tokens": tokens, "seconds": 1.0, "loss": loss, "held": held, "tokens_per_pass": 1.5}
-
-
-def test_the_plot_draws_and_names_every_curve() -> None:
-    drawn = ET.fromstring(curve_svg([mark(1000, 5.0, 0.1), mark(250_000, 2.0, 0.6)]))
-    drawings = [one.get("style", "") for one in drawn.iter() if one.tag.endswith("path")]
-    for colour, curves in zip(COLOURS, (2, 2, 1), strict=False):  # each with its line in the legend
-        assert sum(f"stroke: {colour}" in style and "fill: none" in style for style in drawings) == 2 * curves
-    texts = {one.text for one in drawn.iter() if one.tag.endswith("text")}
-    assert {"training", "held out", "draft 1", "draft 2", "sampled, draft 1", "200k", "tokens seen"} <= texts
-    ET.fromstring(curve_svg([mark(0, float("nan"), 0.0)]))

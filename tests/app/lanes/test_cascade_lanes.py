@@ -248,13 +248,6 @@ def test_only_drafts_that_a_model_may_have_drawn_may_differ(engines: Callable[[s
     assert not may_differ(engine.lane("chain", looked_up), looked_up)
 
 
-def test_hidden_states_are_kept_where_a_member_reads_them(engines: Callable[[str], PairEngine]) -> None:
-    engine = engines("beside")
-    assert not engine.lane("cascade", Settings()).needs_hidden
-    assert engine.lane("cascade", Settings(cascade="glide,feature")).needs_hidden
-    assert engine.lane("match+feature", Settings()).needs_hidden
-
-
 def test_a_cascade_has_trained_drafters_of_its_own_and_is_made_anew_when_it_changes(
     engines: Callable[[str], PairEngine],
 ) -> None:
@@ -377,13 +370,3 @@ def test_cascade_and_matrix_change_one_after_the_other_in_the_console(folder: Pa
     names = [answered.tracks[-1].lane.source_names for answered in ran.actions.answers]
     assert names == [("drafter", "maxgram", "bigram"), ("drafter", "small", "maxgram", "bigram")]
     assert "error" not in ran.after("hello there") + ran.after("hello again")
-
-
-def test_info_lists_the_models_of_a_cascade(engines: Callable[[str], PairEngine]) -> None:
-    from app.console.about import info
-    from app.prompts.questions import conversation
-
-    engine = engines("two")
-    lines = info(engine, conversation(engine, Settings())).splitlines()
-    assert lines[2] == "drafter  cascade of drafter, small, maxgram"
-    assert [line.split(":")[0].strip() for line in lines[3:5]] == ["drafter  drafter", "small  small"]

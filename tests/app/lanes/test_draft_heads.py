@@ -23,7 +23,6 @@ from app.lanes.comparison import may_differ
 from app.lanes.drafters import UnusableDrafterError
 from app.lanes.lane import PairEngine
 from app.lanes.race import Race
-from app.measure.speed import GAMMA
 from app.prompts.questions import prompt_ids
 from app.screen.live import Track
 from app.screen.output import load_engine
@@ -514,26 +513,6 @@ def test_check_tells_what_the_students_are(
         "(infer.py distill --student feature makes one)",
         lines[0].replace("glide", "eagle").replace(size, lines[3].split(", ")[2]),
     ]
-
-
-@pytest.mark.parametrize("drafter", [*KINDS, "ngram", "none"])
-def test_check_speed_prints_c_and_where_a_round_goes(
-    tmp_path: Path, pair: TinyPair, students: Path, capsys: pytest.CaptureFixture[str], drafter: str
-) -> None:
-    models = catalogue(tmp_path, pair, students, drafter)
-    assert main(["check", "--models", str(models), "--device", "cpu", "--speed"]) == 0
-    out = capsys.readouterr().out
-    shares = re.search(r"a round: verifying ([\d.]+)%, drafting ([\d.]+)%, sampling ([\d.]+)%, overhead ([\d.]+)%", out)
-    assert shares is not None
-    assert sum(map(float, shares.groups())) == pytest.approx(100, abs=0.3)
-    cost = re.search(
-        r"a drafted token costs c = [\d.e-]+ of a one-token pass of the target: (\S+) ms, by position (.*) ms", out
-    )
-    assert (cost is None) == (drafter == "none")
-    if cost is not None:
-        assert len(cost[2].split(", ")) == GAMMA
-        assert float(cost[1]) > 0
-    assert (" drafter ms" in out) == (drafter == "plain")
 
 
 def test_a_missing_file_of_a_drafter_given_by_folder_is_a_user_error(

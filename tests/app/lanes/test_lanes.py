@@ -219,13 +219,6 @@ def test_the_ngram_settings_reach_the_drafter(engine: PairEngine) -> None:
         assert (drafter.n, drafter.multi_level, drafter.stop_if_unknown, drafter.forgets) == (5, False, False, False)
 
 
-def test_the_model_drafter_is_what_spec_uses(engine: PairEngine) -> None:
-    lane = engine.lane("spec", Settings())
-    assert isinstance(lane.drafter, ModelDrafter)
-    assert lane.drafts
-    assert not engine.lane("ar", Settings()).drafts
-
-
 def test_a_lane_goes_on_from_a_session_of_the_target(engine: PairEngine) -> None:
     settings = Settings(**SHORT)
     prompt = prompt_ids(engine, "a prompt that is read once", settings)

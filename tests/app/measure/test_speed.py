@@ -113,13 +113,6 @@ def test_plain_transformers_is_measured_on_an_unpacked_copy(monkeypatch: pytest.
     assert any(isinstance(module, PackedLinear) for module in model.modules())
 
 
-def test_a_second_copy_is_not_made_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "SECOND_COPY", 10)
-    text = table(engine(tiny_model()))
-    assert "plain transformers'" not in text
-    assert "cached tokens: " not in text
-
-
 def test_a_pass_behind_a_long_context_is_timed_where_the_target_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     real = speed.passes

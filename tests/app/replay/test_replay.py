@@ -428,13 +428,6 @@ def test_texts_are_said_again_as_they_were_heard(asked: list[list[int]]) -> None
         said([9])
 
 
-def test_growing_texts_cost_a_few_characters_a_token() -> None:
-    heard = LoggingDecoder(lambda ids: "".join(f" word{one}" for one in ids))
-    for size in range(1, 200):
-        heard(list(range(size)))
-    assert max(len(json.dumps(entry)) for entry in heard.taken()) < 40
-
-
 def test_an_answer_is_recorded_by_its_number_of_lanes(session: tuple[Path, Ran]) -> None:
     answer: LoggedAnswer = read_log(session[0]).answers[0]
     assert [lane.name for lane in answer.lanes] == LANES.split(",")

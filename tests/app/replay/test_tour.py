@@ -1,16 +1,11 @@
-"""The recorded demo: what it says, that it needs no torch, and its page, which is complete in itself and inert."""
+"""The recorded demo: what it says, and that it needs no torch."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import io
-import json
 import os
-import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +13,13 @@ import pytest
 from rich.console import Console
 
 from app.command_line.main import main
-from app.replay.player import Player
 from app.replay.steps import RECORDED, STEPS, chosen, slowness
-from app.replay.tour import ended, parts, played, side_by_side, steps_of, walk
-from app.replay.tour_page import page
+from app.replay.tour import ended, parts, side_by_side, steps_of, walk
 from app.screen.view import Canvas
 from app.settings.table import Settings
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> \x1b[31m &amp;"
 
 
 def place(width: int = 100) -> Canvas:
@@ -153,37 +145,23 @@ def test_the_rounds_are_those_of_the_trace() -> None:
     assert any("discarded" in segment.text for row in rounds[2].rows() for segment in row)
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 140])
-def test_every_step_is_shown_at_any_width(width: int) -> None:
-    answers = dict(zip(STEPS, steps_of(Settings()), strict=True))
-    where = place(width)
-    for step in STEPS:
-        assert all(Player(where, 0).play(answer) for answer in answers[step])
-    text = where.out.file.getvalue()
-    assert "\x1b" not in text
-    assert max(map(len, text.splitlines())) <= width
-    assert text.count("tok/s") >= 6
-
-
-def test_the_recorded_demo_imports_no_torch(tmp_path: Path) -> None:
+def test_the_recorded_demo_imports_no_torch() -> None:
     told = (
         "import sys; from app.command_line.main import main; code = main(sys.argv[1:]); print('torch' in sys.modules)"
     )
     words = ["demo", "--recorded", "6"]
-    for more in ([], ["--html", str(tmp_path / "t.html")]):
-        done = subprocess.run(
-            [sys.executable, "-c", f"{told}; sys.exit(code)", *words, *more],
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert done.stdout.splitlines()[-1] == "False"
-    assert (tmp_path / "t.html").read_text().count("<script") == 2
+    done = subprocess.run(
+        [sys.executable, "-c", f"{told}; sys.exit(code)", *words],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["demo", "7", "--recorded"], "demo N must be a whole number from 1 to 6, got 7"),
-        (["demo", "--recorded", "--html", "/no/such/place.html"], "error: --html /no/such/place.html: the folder"),
+        (["demo", "--recorded", "--html", "tour.html"], "--html"),
     ],
 )
 def test_what_cannot_be_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,65 +169,3 @@ def test_what_cannot_be_is_one_line(words: list[str], told: str, capsys: pytest.
     line = capsys.readouterr().err
     assert told in line
     assert line.count("\n") == 1
-
-
-class Parsed(HTMLParser):
-    """Tags with attributes, and the text of scripts."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        if self.tags and self.tags[-1][0] == "script" and data.strip():
-            self.scripts.append(data)
-
-
-def test_the_page_is_complete_and_hostile_text_is_inert() -> None:
-    answers = steps_of(Settings())[5]
-    for answer in answers:
-        answer.opening = answer.opening.model_copy(update={"prompt": HOSTILE})
-        answer.head = answer.head.model_copy(update={"target": HOSTILE})
-        answer.decode = lambda ids: HOSTILE * len(ids)  # type: ignore[assignment]
-    text = page([(STEPS[5], [played(answer) for answer in answers])])
-    parsed = Parsed(text)
-    allowed = {"html", "head", "meta", "title", "style", "body", "nav", "button", "h1", "p", "div", "noscript"}
-    assert {tag for tag, _ in parsed.tags} == {*allowed, "script"}
-    assert not any(name.startswith("on") or name in ("src", "href") for _, told in parsed.tags for name in told)
-    data, script = parsed.scripts
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = next(told["content"] for _, told in parsed.tags if "Content-Security-Policy" in told.values())
-    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    assert "<" not in data
-    assert not re.search("innerHTML|insertAdjacent|document.write|eval", script)
-    assert not re.search(r"https?://|url\(", text)
-    frames = [frame for step in json.loads(data) for screen in step["screens"] for scene in screen for frame in scene]
-    shown = "".join(run for _, _, rows in frames for _, runs in rows for run in runs[1::2])
-    assert "alert(1)" in shown
-    assert "\x1b" not in shown
-
-
-def test_the_last_frame_of_the_page_is_the_final_print() -> None:
-    answer = steps_of(Settings())[5][0]
-    where = place()
-    Player(where, 0).play(steps_of(Settings())[5][0])
-    wide, narrow = json.loads(Parsed(page([(STEPS[5], [played(answer)])])).scripts[0])[0]["screens"]
-    assert max(len("".join(runs[1::2])) for _, _, rows in narrow[0] for _, runs in rows) <= 60
-    frames = wide[0]
-    lines: list[str] = []
-    for at, (_, height, rows) in enumerate(frames):
-        lines = (lines + [""] * height)[:height]
-        for row, runs in rows:
-            lines[row] = "".join(runs[1::2])
-        assert at == 0 or frames[at - 1][0] <= frames[at][0]
-    told = where.out.file.getvalue()
-    assert "5.00 tok/pass" in "\n".join(lines)
-    assert "5.00 tok/pass" in told
-    assert "/continue" not in "\n".join(lines)
-    assert "faster" in lines[-1] or any("faster" in line for line in lines)

@@ -14,11 +14,9 @@ from app.lanes.answers import Answer, compared, comparisons_of, results, run_lan
 from app.lanes.comparison import Comparison, may_differ
 from app.lanes.lane import PairEngine, make_plan
 from app.lanes.logged_lane import event_of
-from app.lanes.race import Race
 from app.prompts.questions import prompt_ids
-from app.screen.beams import BeamLine, BeamReader, BeamTrace, below, search_of
+from app.screen.beams import BeamLine, BeamReader, BeamTrace, search_of
 from app.screen.figures import PaneData
-from app.screen.live import Track, play
 from app.screen.output import load_engine
 from app.screen.palette import Look
 from app.screen.panes import Pane
@@ -168,15 +166,6 @@ def test_a_low_screen_keeps_the_answers_end_before_the_other_beams(width: int, h
     assert any("best of 4 beams" in line for line in drawn) == (height > 1 and not whole)
 
 
-def test_one_beam_is_told_as_one() -> None:
-    look = Look(60, color=False)
-    assert below(BEAMS[:1], [], 30, None, look) == [(), (("one beam", "faint"),)]
-    assert below((), [(("text", "plain"),)], 30, None, look) == [(("text", "plain"),)]
-    one = Stats(ttft_ms=9, predicted_n=2, predicted_ms=100, target_passes=1, openings=1, beams=1)
-    text = shown(Frame([PaneData("beam", (), one, "done")], Look(100, color=False)))
-    assert "| 1 beam  1 pass\n" in text
-
-
 def test_ascii_draws_only_ascii_and_hostile_text_is_inert() -> None:
     evil = BeamLine("The \x1b[2Jcapital\r\n\tof [bold]it", -1.0, True)
     pane = PaneData("beam", [Span("The", "plain")], SEARCH, "done", beams=(BEAMS[0], evil))
@@ -282,26 +271,6 @@ def test_one_beam_is_the_ar_lane(engine: PairEngine) -> None:
     plain = run_lane(engine.lane("ar", settings), prompt, engine.tokenizer.decode, interrupt=never)
     assert answer_of(engine, num_beams=1).ids == plain.ids
     assert answer_of(engine, num_beams=8).ids != plain.ids
-
-
-def test_lanes_race_over_one_reading_of_the_prompt(engine: PairEngine) -> None:
-    settings = Settings(max_new_tokens=10, compare=("ar", "beam"))
-    prompt = prompt_ids(engine, "x" * 300, settings)
-    lanes = engine.lanes(settings)
-    race = Race(lanes, engine, prompt)
-    tracks = [Track(lane, engine.tokenizer.decode, len(prompt), 10) for lane in lanes]
-    play(race, tracks)
-    for clock, track in zip(race.clocks, tracks, strict=True):
-        spent = sum(getattr(event, "seconds", 0.0) for event in track.events)
-        assert clock == pytest.approx(spent)
-        assert track.reason == "length"
-    assert len(tracks[0].steps) == len(tracks[1].beam_steps) == 10
-    assert sum(isinstance(event, Prefill) for event in tracks[1].events) == 2
-    alone = run_lane(lanes[1], prompt, engine.tokenizer.decode, interrupt=never)
-    assert tuple(tracks[1].meter.ids) == alone.ids
-    assert tracks[1].spanner.spans == [Span(alone.text, "plain")]
-    held = race.session.rollback([[*prompt, *alone.ids]])  # type: ignore[union-attr]
-    assert held[0] >= len(prompt) + 5  # the next turn goes on from here
 
 
 def test_another_text_is_no_alarm_and_no_other_draw(engine: PairEngine) -> None:

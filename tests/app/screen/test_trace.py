@@ -326,15 +326,6 @@ def test_a_review_that_ended_with_an_accepted_draft_adds_nothing() -> None:
     )
 
 
-def test_who_reviewed_and_who_drafted_may_be_unknown() -> None:
-    review = replace(SMALLS, source=(), calls=())
-    text = shown_nested(steps=[ROUNDS[0], reviewed([2, 3], 0, 4, inner=[review])], names=())
-    assert "  a reviewer reviewed a drafter's 2: accepted 1, 2.1 ms\n" in text
-    assert '      " a"  added by a reviewer\n' in text
-    tables = shown_nested(steps=[ROUNDS[0], reviewed([2, 3], 0, 4, inner=[SMALLS])], names=("x", "y", "tables"))
-    assert "small reviewed tables' 2:" in tables
-
-
 # ---------------------------------------------------------------- the rules
 
 

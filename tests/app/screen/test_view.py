@@ -21,7 +21,7 @@ from app.screen.legend import meanings
 from app.screen.live import play
 from app.screen.palette import PALETTES, Look
 from app.screen.panes import Pane, SideBySide, pieces_of
-from app.screen.rows import Chunks, Drawn, Row, shared
+from app.screen.rows import Chunks, Drawn, Row
 from app.screen.spans import Span
 from app.screen.view import Frame, heading
 from app.settings.table import Settings
@@ -146,17 +146,6 @@ def test_stats_lines_are_those_of_the_design() -> None:
         "seconds and rates leave prefill out",
         "",
     ]
-
-
-def test_in_colour_the_figures_have_bars_and_greek_letters() -> None:
-    panes = [PaneData("ar", SPANS, AR, "running", limit=66), PaneData("spec", SPANS, SPEC, "done", expected=2.2)]
-    text = shown(Frame(panes, Look(100), comparisons=[FASTER]))
-    assert "AR    " + "━" * 22 + "─" * 22 + "  33 tok  1.67 s  19.2 tok/s  TTFT  88 ms\n" in text
-    assert "spec  " + "━" * 44 + "  33 tok  0.79 s  40.5 tok/s  TTFT 101 ms\n" in text
-    assert (
-        "2.11× faster, same output  accepted 22/30 (73%)  α .85  3.20 tok/pass over 10 passes  expected 2.2×\n" in text
-    )
-    assert "accepted by position  1 ▇0.91  2 ▇0.86  3 ▇0.80  4 ▆0.67\n" in text
 
 
 @pytest.mark.parametrize("width", [12, 20, *WIDTHS])
@@ -338,15 +327,6 @@ def test_a_long_text_shows_its_end_and_how_much_is_above() -> None:
     ]
 
 
-def test_panes_of_a_row_are_equally_high() -> None:
-    panes = [PaneData("ar", [Span("x\n" * 9, "plain")], AR, "done"), PaneData("spec", SPANS, SPEC, "done")]
-    rows = shown(SideBySide(panes, Look(80, color=False))).split("\n")[:-1]
-    assert rows[0].startswith("┌ autoregressive done, 33 tok ─")
-    assert rows[0].index("┌", 1) == rows[-1].index("└", 1) == 40
-    assert len(rows) == 12
-    assert {cell_len(row) for row in rows} == {80}
-
-
 @pytest.mark.parametrize(
     ("width", "layout", "tops"), [(80, "auto", 1), (79, "auto", 2), (80, "stack", 2), (40, "side", 1)]
 )
@@ -380,13 +360,6 @@ def test_figures_stay_while_there_is_room_for_two_rows_of_text_each(
     text = " ".join("".join(segment.text for segment in row) for row in rows)
     assert "speculative" in text
     assert (re.search("40.5 tok/s +TTFT 101 ms", text) is not None) == (height >= enough)
-
-
-def test_heights_are_shared_fairly() -> None:
-    assert shared([3, 20, 20], 23) == [3, 10, 10]
-    assert shared([3, 4], 50) == [3, 4]
-    assert shared([9, 9], 1) == [0, 1]
-    assert shared([], 5) == []
 
 
 # ---------------------------------------------------------------- cost
@@ -424,13 +397,6 @@ def test_rejected_drafts_stay_fade_or_are_left_out(drafts: str, color: bool, sna
         assert (kinds.count("rejected"), shown_pane.hidden) == (left, 2 - left)
         screens.append(shown(Frame([shown_pane], Look(60, None, color=color)), color))
     assert "\n".join(screens) == snapshot
-
-
-def test_a_slowed_race_says_so_on_every_width() -> None:
-    for width in (40, 60, 80, 140):
-        panes = [PaneData(name, SPANS, SPEC, "running", limit=128, slow=8) for name in ("ar", "spec")]
-        top, *_ = shown(Frame(panes, Look(width, None, color=False))).split("\n")
-        assert "33/128 tok, slow 8" in top
 
 
 @pytest.mark.parametrize(("frame_s", "most"), [(0.0001, 13), (0.02, 3)])

@@ -19,7 +19,6 @@ from app.bench.run import run_bench
 from app.command_line.main import main
 from app.lanes.answers import run_lane
 from app.settings.table import Settings
-from app.simulate.run import Simulation
 from tests.support.numbers import PAD, number_pair, question
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 
@@ -328,39 +327,6 @@ def test_nothing_recorded_is_no_success(
     assert record(tmp_path / "r.jsonl", "--prompts", str(prompts)) == 1
     error = capsys.readouterr().err
     assert "error: nothing was recorded: none of the 1 prompts fits into the context\n" in error
-
-
-def test_the_recording_that_is_played_is_not_replaced(
-    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    link, before = tmp_path / "link", recording.read_bytes()
-    link.symlink_to(recording)
-    for out in (recording, link):
-        assert main(["simulate", str(recording), "--methods", "ngram", "--out", str(out)]) == 2
-        assert f"--out {out} is the file to be read: name another" in capsys.readouterr().err
-    assert recording.read_bytes() == before
-
-
-def test_a_stopped_simulation_leaves_a_finished_result(
-    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "figures.json"
-    words = ["simulate", str(recording), "--methods", "ngram", "--gammas", "2", "--quiet", "--out", str(out)]
-
-    def stopped(simulation: Simulation, *given: Any) -> Any:
-        return play(simulation, *given) if not simulation.played else None
-
-    play = Simulation._play
-    with monkeypatch.context() as patch:
-        patch.setattr(Simulation, "_play", stopped)
-        assert main(words) == 130
-        assert json.loads(out.read_text())["answers"] == 1  # there was none
-    assert main(words) == 0
-    before = out.read_bytes()
-    monkeypatch.setattr(Simulation, "_play", stopped)
-    assert main(words) == 130
-    assert f"{out} holds a finished result: it stays\n" in capsys.readouterr().err
-    assert out.read_bytes() == before
 
 
 # -- what cannot draft for a recording --------------------------------------------------------------

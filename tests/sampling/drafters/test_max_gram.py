@@ -86,13 +86,6 @@ def test_nothing_is_matched_before_something_is_generated() -> None:
     assert proposed(drafter, [[4, 5, 4]], [3]) == [[(9, BIGRAM), (8, BIGRAM)]]
 
 
-def test_nothing_wanted_is_nothing_drafted() -> None:
-    drafter = MaxGramDrafter()
-    drafter.start([[1], [1]], ALONE, ALONE)
-    assert proposed(drafter, [[1, 1, 1], [1, 1, 1]], [0, 1]) == [[], [(1, MAXGRAM)]]
-    assert drafter.propose([[1, 1, 1], [1, 1, 1]], Budget([0, -2]), NOTHING).tokens.shape == (2, 0)
-
-
 # -- behind a short copy --------------------------------------------------------------------------
 
 

@@ -27,7 +27,6 @@ from sampling.drafters.tables.table_file import MAGIC, StaticTables
 from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget
-from tests.support.scripted import run_lines
 from tests.support.tiny import VOCAB, TinyPair, tiny_pair
 from tests.support.toys import ALONE
 from training.tables.build import LEAST, PRIOR, Passage, build, count_levels, read_passages
@@ -305,19 +304,6 @@ def test_the_shipped_tables_fit_the_default_target(default_pair: Any) -> None:
     found = known.next(ids)
     assert found is not None
     assert found.size > 1
-
-
-def test_the_console_takes_tables_and_refuses_damaged_ones(pair: TinyPair, built: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken.bin"
-    broken.write_bytes(built.read_bytes()[:-1])
-    (tmp_path / "m.yaml").write_text(f"pairs: {{p: {{target: {pair.target}, drafter: ngram, tables: {built}}}}}")
-    ran = run_lines(tmp_path / "m.yaml", "one", "/drafter tables", "/info", "two", f"/drafter tables:{broken}", "three")
-    assert "drafter  n-gram tables" in ran.after("/info")
-    text = " ".join(ran.text.split())
-    assert text.count("error:") == 1
-    assert "damaged" in text
-    assert "(--drafter ngram goes without)" in text
-    assert len(ran.actions.chat.turns) == 3
 
 
 # -- several next tokens of a context --------------------------------------------------------------

@@ -176,33 +176,6 @@ def test_ragged_rows_of_a_glide_student_equal_each_row_alone() -> None:
             close(got[place, : len(more) + 1], wanted[len(row) - 1 :])
 
 
-@pytest.mark.parametrize("shape", ["one layer", "two layers, short list"])
-def test_the_positions_behind_the_prompt_can_be_moved(shape: str) -> None:
-    """In the head's own attention and towards the target; the prompt stays where it is, a finished answer is prompt."""
-    target, student = some("glide", shape)
-    ids = text(12, 12)
-    lm = GlideLM(student, 3, offset=4)
-    plain = GlideLM(student, 3).open([ids[:9]], target=fed(target, [ids], [9])).score([ids], NOTHING)
-    session = lm.open([ids[:9]], target=fed(target, [ids], [9]))
-    moved = session.score([ids], NOTHING)
-    assert not torch.allclose(plain, moved, atol=1e-3)
-    later = lm.open([ids], previous=session, target=fed(target, [ids], [9])).score([ids], NOTHING)
-    close(later, GlideLM(student, 3).open([ids], target=fed(target, [ids], [9])).score([ids], NOTHING))
-    assert student.cross_rotary is not None
-    for name in ("rotary", "cross_rotary"):
-        setattr(student, name, Moved(getattr(student, name), 9, 4))
-    close(moved[0, 0], beside(student, target, ids, 9)[-1])
-
-
-class Moved(torch.nn.Module):
-    def __init__(self, rotary: Any, first: int, by: int) -> None:
-        super().__init__()
-        self.rotary, self.first, self.by = rotary, first, by
-
-    def forward(self, positions: Tensor) -> Any:
-        return self.rotary(positions + self.by * (positions >= self.first))
-
-
 def test_every_layer_may_read_the_last_one() -> None:
     target = make_target()
     student = make_student("glide", target, num_hidden_layers=2, cross_last=True)
