@@ -323,49 +323,7 @@ def test_limits_and_stop_ids(models: list[LlamaForCausalLM], alone: list[int]) -
     assert cascade_generate(START, **run, tokenizer=tokenizer)[0] == alone[:first]
 
 
-@pytest.mark.parametrize("coupling", ["rejection", "gumbel"])
-def test_a_seed_gives_one_answer_and_global_noise_stays(
-    models: list[LlamaForCausalLM], coupling: Any, untouched_global_noise: None
-) -> None:
-    target, base, small = models
-
-    def run(seed: Any) -> list[int]:
-        drafters, processor = [base, small, MaxGramDrafter()], NucleusProcessor(1.0, 0.95)
-        options = {"logits_processor": processor, "seed": seed, "coupling": coupling, "max_gen_len": 24}
-        return cascade_generate(START, drafters, target, K3, 2.0, **options)[0]
-
-    assert run(1) == run(1) != run(2)
-    assert run(torch.Generator().manual_seed(7)) == run(torch.Generator().manual_seed(7))
-    if coupling == "gumbel":
-        processor = NucleusProcessor(1.0, 0.95)
-        assert run(1) == autoregressive_generate(START, target, logits_processor=processor, seed=1, max_gen_len=24)
-
-
-def test_vocabularies_of_different_size_leave_the_target_its_own() -> None:
-    """The target has 44 ids, base 40 and small 42: all 44 are said."""
-    target, base, small = make_target(44, seed=1), make_target(40, seed=2), make_target(42, seed=3)
-    processor = NucleusProcessor(3.0, 1.0)
-    own = ModelDrafter(CausalLM(small, "small"))
-    for coupling in ("rejection", "gumbel"):
-        options = {"logits_processor": processor, "coupling": coupling, "max_gen_len": 60, "end_tokens_id": []}
-        ids, _ = cascade_generate([1, 2, 3], [base, own], target, K2, 2.0, **options)
-        assert len(ids) == 60
-        assert max(ids) == 43
-    assert ids == autoregressive_generate(
-        [1, 2, 3], target, logits_processor=processor, max_gen_len=60, end_tokens_id=[]
-    )
-
-
 # -- a recorded target ----------------------------------------------------------------------------
-
-
-def test_a_recorded_target_gives_the_recorded_answer(models: list[LlamaForCausalLM], alone: list[int]) -> None:
-    target, base, small = models
-    lm = RecordedLM({tuple(START): alone}, end_id=2, vocab_size=300)
-    for drafters, matrix in (([base, small, MaxGramDrafter()], K3), ([small], [[4]])):
-        live = cascade_generate(START, drafters, target, matrix, 2.0, 40)
-        assert cascade_generate(START, drafters, lm, matrix, 2.0, 40) == live
-        assert live[0] == alone
 
 
 def test_a_recording_ends_with_its_own_end(models: list[LlamaForCausalLM]) -> None:

@@ -373,28 +373,6 @@ def test_a_file_that_is_no_bench_file_is_one_line(
     assert (line.count("\n"), list(tmp_path.iterdir())) == (1, [file])
 
 
-def test_what_cannot_be_read_or_written_is_one_line(
-    bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good, gone = str(bench / "b.json"), str(tmp_path / "gone" / "r.html")
-    to = ["--report", str(tmp_path / "r.html")]
-    for words, code, told in (
-        (["bench", "--from", good], 2, "error: --from needs --report: the page to write"),
-        (["bench", "--svg", "x"], 2, "error: --svg draws what --from names: give that too"),
-        (["bench", "--from", str(tmp_path / "none.json"), *to], 2, "none.json: No such file or directory"),
-        (["bench", "--from", str(tmp_path), *to], 2, "Is a directory"),
-        (["bench", "--from", good, "--report", good], 2, "is the file to be read: name another"),
-        (["bench", "--from", good, "--report", gone], 2, f"error: --report {gone}: the folder"),
-        (["bench", "--from", good, *to, "--svg", good], 2, f"error: --svg {good} is a file: name a folder"),
-        (["bench", "--report", gone], 2, f"error: --report {gone}: the folder"),
-        (["bench", "--report", str(tmp_path)], 2, "is a folder: name a file"),
-    ):
-        assert main(words) == code
-        line = capsys.readouterr().err
-        assert told in line
-        assert line.count("\n") == 1
-
-
 def test_without_matplotlib_a_plot_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(UserError, match="pip install -r requirements"):

@@ -95,17 +95,6 @@ def test_without_words_it_opens_the_console(handed: Handed) -> None:
     assert handed.calls[1][1][0] == settings
 
 
-def test_the_pair_named_brings_its_defaults_below_variables_and_flags(
-    handed: Handed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPEC_TOP_K", "33")
-    main(["--pair", "other"])
-    main(["--pair", "other", "--top-k", "44"])
-    main(["--target", "org/elsewhere"])
-    found = [(call[0].gamma, call[0].top_k, call[0].min_p) for _, call in handed.calls]
-    assert found == [(7, 33, 0.0), (7, 44, 0.0), (6, 33, 0.0)]
-
-
 @pytest.mark.parametrize("argv", [[], ["chat"], ["run"], ["run", "-"]])
 def test_without_a_terminal_the_pipe_is_one_prompt(
     handed: Handed, monkeypatch: pytest.MonkeyPatch, argv: list[str]
@@ -394,15 +383,6 @@ def test_a_reader_that_leaves_early_hears_nothing(words: list[str]) -> None:
     os.close(writer)
     assert process.communicate(timeout=60)[1] == b""
     assert process.returncode == 0
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_one_line() -> None:
-    with open("/dev/full", "w") as full:
-        command = [sys.executable, str(ROOT / "infer.py"), "--help"]
-        process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
-    assert process.returncode == 1
-    assert process.stderr == "error: cannot read or write: No space left on device\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

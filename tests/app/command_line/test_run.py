@@ -26,7 +26,6 @@ from app.settings.table import ModelOptions, Settings
 from sampling.events import Prefill
 from sampling.models.causal import CausalLM
 from sampling.stats.summary import Stats
-from tests.app.lanes.test_lanes import countdown
 from tests.sampling.stats.test_metrics import KEYS
 from tests.support.planted import plant
 from tests.support.tiny import TinyPair, tiny_pair
@@ -129,14 +128,6 @@ def model_parameters(folder: str | None) -> Any:
 def test_a_lane_alone_has_nothing_to_compare_with(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
     data = as_json(options, capsys, compare=("spec",))
     assert (data["speedup"], data["same_output"]) == (None, None)
-
-
-def test_drafts_from_a_law_are_not_compared(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
-    data = as_json(options, capsys, temperature=0.8)
-    assert data["same_output"] is None
-    assert data["disturbed"] or data["speedup"] > 0
-    data = as_json(options, capsys, temperature=0.8, compare=("ar", "spec", "ngram"))
-    assert data["same_output"] is True  # of the n-gram lane
 
 
 def answer(method: str, ids: tuple[int, ...], *, reason: Any = "length", may_differ: bool = False) -> Answer:
@@ -254,15 +245,6 @@ def test_quiet_says_nothing_but_the_answer(options: ModelOptions, capsys: pytest
     assert capsys.readouterr().err == ""
 
 
-def test_a_pipe_is_one_prompt(
-    options: ModelOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    piped = io.TextIOWrapper(io.BytesIO(b"two\nlines \xff caf\xc3\xa9\n"), encoding="utf-8")
-    monkeypatch.setattr(sys, "stdin", piped)
-    assert run_once(Settings(max_new_tokens=3), options, None, as_json=True) == 0
-    assert json.loads(capsys.readouterr().out)["prompt"] == "two\nlines \ufffd café"
-
-
 @pytest.mark.parametrize("prompt", ["", " \n"])
 def test_an_empty_prompt_is_refused(options: ModelOptions, prompt: str) -> None:
     with pytest.raises(UsageError, match="the prompt is empty"):
@@ -282,51 +264,7 @@ def test_the_template_and_the_system_prompt_are_in_what_the_model_reads(options:
     assert engine.tokenizer.decode(prompt_ids(engine, "hi", Settings(chat=False))) == "hi"
 
 
-def test_a_model_without_a_template_says_that_it_continues_the_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain = tiny_pair(tmp_path, chat=False)
-    options = plain.options("ngram")
-    assert run_once(Settings(max_new_tokens=3), options, "x", as_json=True) == 0
-    out, err = capsys.readouterr()
-    assert "target has no chat template: the text is simply continued" in err
-    assert json.loads(out)["results"][0]["prompt_n"] == 1
-
-
 # -- interrupts ---------------------------------------------------------------------------------
-
-
-def interrupted_after(monkeypatch: pytest.MonkeyPatch, polls: int) -> None:
-    """Ctrl-C after the lanes have looked `polls` times; loading is not interrupted."""
-
-    class Scripted:
-        def __init__(self) -> None:
-            self.look = countdown(polls)
-
-        def __enter__(self) -> Any:
-            return lambda: sys._getframe(1).f_globals["__name__"].startswith("sampling") and self.look()
-
-        def __exit__(self, *_: object) -> None:
-            return None
-
-    monkeypatch.setattr("app.command_line.run.Interrupts", Scripted)
-
-
-def test_ctrl_c_keeps_the_partial_answer(
-    options: ModelOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = as_json(options, capsys, compare=("ar",))["results"][0]
-    interrupted_after(monkeypatch, 10)
-    data = as_json(options, capsys, code=130)
-    for part in data["results"]:  # all lanes have begun
-        assert part["stop_reason"] == "interrupted"
-        assert 0 < len(part["ids"]) < 30
-        assert part["ids"] == whole["ids"][: len(part["ids"])]
-    interrupted_after(monkeypatch, 10)
-    assert run_once(Settings(max_new_tokens=30, quiet=True), options, "What is this?", as_json=False) == 130
-    out = capsys.readouterr().out.rstrip("\n")
-    assert out
-    assert whole["text"].startswith(out)
 
 
 def program(pair: TinyPair, *words: str) -> list[str]:
@@ -348,19 +286,6 @@ def test_a_real_ctrl_c_ends_with_130_and_what_was_said(pair: TinyPair) -> None:
     assert process.returncode == 130
     assert len(first + rest) > 4
     assert err == b""
-
-
-def test_a_reader_that_has_had_enough_is_no_error(pair: TinyPair, tmp_path: Path) -> None:
-    words = program(pair, "--max-new-tokens", "600", "--compare", "spec", "--quiet")
-    (tmp_path / "question").write_text("a question\n")
-    with (tmp_path / "question").open() as asked:
-        process = Warm(words, cwd=ROOT, env=ENVIRONMENT, stdin=asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    assert len(process.stdout.read(5)) == 5
-    process.stdout.close()  # as `| head -c 5` does
-    assert process.wait(120) == 0
-    assert process.stderr.read() == b""
 
 
 # -- writing ------------------------------------------------------------------------------------

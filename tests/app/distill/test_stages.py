@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +15,9 @@ from app.distill.texts import load_target
 from app.settings.table import ModelOptions, Settings
 from tests.support.numbers import number_model, number_tokenizer
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
-from tests.support.warm import Warm
 from training.text.dialogues import KINDS
 from training.text.self_text import written
 from utils.progress import never
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -162,32 +154,6 @@ def test_a_list_of_bigrams_is_built_from_text_without_the_weights(
     assert main(line) == main(line) == 0
     assert "contexts of at most 1 tokens" in capsys.readouterr().err
     assert [file.name for file in out.iterdir()] == ["tables.bin"]
-
-
-def test_ctrl_c_keeps_what_was_written_and_the_same_command_goes_on(pair: TinyPair, tmp_path: Path) -> None:
-    out, file = tmp_path / "a", tmp_path / "a" / "text.jsonl"
-    line = words(pair, out, "--kinds", "all", "--tokens", "1000000")
-    run = Warm(
-        [sys.executable, str(ROOT / "infer.py"), *line],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    until = time.monotonic() + 120
-    while not file.is_file() or file.read_bytes().count(b"\n") < 20:
-        assert run.poll() is None, run.communicate()[1]
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    run.send_signal(signal.SIGINT)
-    error = run.communicate(timeout=60)[1]
-    assert run.returncode == 130
-    count, before = written(file)[0], file.read_bytes()
-    assert before.endswith(b"\n")
-    assert error.endswith(f"interrupted: {file} keeps {count:,} tokens, the same command goes on from there\n")
-    line[line.index("1000000")] = str(count + 30)
-    assert main(line) == 0
-    assert file.read_bytes().startswith(before)
-    assert written(file)[0] >= count + 30
 
 
 def test_a_target_that_cannot_write_to_itself_is_refused_before_anything_is_written(

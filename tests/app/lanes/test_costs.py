@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from app.chat.answered import Answered
 from app.console.about import last_stats, session_stats, stats_json
 from app.lanes.answers import Answer, results
-from app.lanes.costs import Terms, applying, cost_lines, models_of, stored_parameters, swi_of
+from app.lanes.costs import Terms, cost_lines, models_of, stored_parameters, swi_of
 from app.screen.figures import PaneData
 from app.settings.table import Settings
 from sampling.stats.summary import Stats
@@ -62,15 +62,6 @@ def test_a_lane_says_only_what_it_has() -> None:
         "accepted of what each proposed: match 5/6, tables 1/2"
     ]
     assert cost_lines(ROUNDS, Terms()) == cost_lines(Stats(), CASCADE) == []
-
-
-def test_tables_of_costs_that_tell_nothing_new_are_left_out() -> None:
-    assert applying(None) == []
-    known = {"model_parameters": 2.0, "previous_work": None, "published": 2.0, "measured": 1.5}
-    assert applying(known) == ["measured", "model_parameters"]
-    assert applying({**known, "previous_work": 3.0, "published": 2.5}) == [
-        *("measured", "model_parameters", "previous_work", "published")
-    ]
 
 
 def test_a_lane_that_does_not_draft_has_no_improvement() -> None:

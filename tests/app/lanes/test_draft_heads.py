@@ -15,8 +15,6 @@ import torch
 from safetensors.torch import save_file
 
 import app.lanes.drafters
-from app.bench.options import BenchArgs
-from app.bench.run import run_bench
 from app.command_line.main import main
 from app.lanes.answers import run_lane
 from app.lanes.comparison import may_differ
@@ -175,15 +173,6 @@ def test_sampled_drafts_may_change_the_text_and_coupled_ones_do_not(engine: Pair
     assert answer(engine, name, coupled).ids == answer(engine, "ar", coupled).ids
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_drafts_are_told_by_the_name_of_what_proposed_them(engine: PairEngine, name: str) -> None:
-    settings = Settings(**SHORT)
-    lane = engine.lane(name, settings)
-    assert lane.source_names == (name,)
-    steps = [event for event in lane.run(prompt_ids(engine, "x", settings)) if isinstance(event, Step)]
-    assert {call[0] for step in steps[1:-1] for call in step.calls} == {name, "target"}
-
-
 @pytest.mark.parametrize("gamma", [3, "auto"])
 def test_a_dynamic_tree_is_the_feature_drafters_and_never_changes_the_text(
     engine: PairEngine, gamma: int | str
@@ -233,34 +222,6 @@ def test_a_lane_without_weights_says_what_makes_them(tmp_path: Path, pair: TinyP
 
 
 # -- the program ----------------------------------------------------------------------------------
-
-
-def test_run_json_and_bench_time_every_trained_drafter(
-    tmp_path: Path, pair: TinyPair, students: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    models = str(catalogue(tmp_path, pair, students, "glide"))
-    flags = ["--models", models, "--device", "cpu", "--max-new-tokens", "12"]
-    assert main(["run", "hello", "--json", "--compare", "ar,spec,plain,feature,draft", *flags]) == 2
-    assert "lane draft: a glide drafter" in capsys.readouterr().err
-    assert main(["run", "hello", "--json", "--compare", "ar,spec,plain,feature", *flags]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["same_output"] is True
-    assert [set(result["calls"]) for result in told["results"]] == [
-        {"target"},
-        {"target", "glide"},
-        {"target", "plain"},
-        {"target", "feature"},
-    ]
-    prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "one"}])
-    args = BenchArgs(
-        prompts=prompts, methods=("ar", "plain", "glide", "feature"), gammas=(2,), repeat=1, out=tmp_path / "o.json"
-    )
-    assert run_bench(Settings(**SHORT), ModelOptions(models=models, device="cpu"), args) == 0
-    made = json.loads((tmp_path / "o.json").read_text())
-    assert made["drafter"] == "glide"
-    rows = {row["method"]: row for row in made["summary"]}
-    assert set(rows) == {"ar", "plain", "glide", "feature"}
-    assert all(row["differs"] == 0 for name, row in rows.items() if name != "ar")
 
 
 def test_the_console_changes_drafters_and_lanes_in_the_middle_of_a_chat(
@@ -418,20 +379,6 @@ def test_damaged_tables_leave_the_console_usable_too(tmp_path: Path, pair: TinyP
     options = ModelOptions(models=str(tmp_path / "m.yaml"), device="cpu")
     with pytest.raises(UnusableDrafterError, match=r"t\.bin.*--drafter ngram goes without"):
         load_engine(Settings(quiet=True), options, never)
-
-
-def test_another_lane_with_damaged_weights_is_refused_and_nothing_changes(
-    tmp_path: Path, pair: TinyPair, students: Path
-) -> None:
-    write_student(tmp_path / "feature", "feature", tiny_model())
-    named = cut(tmp_path / "feature")
-    models = catalogue(tmp_path, pair, students, "ngram")
-    models.write_text(models.read_text().replace(str(students / "feature"), str(tmp_path / "feature")))
-    ran = run_lines(models, "one", "/compare ar,feature", "/compare", "two")
-    text = " ".join(ran.text.split())
-    assert f"error: the drafter's weights {named} are damaged" in text
-    assert ran.after("/compare") == "compare = ar,spec\n"
-    assert len(ran.actions.answers) == 2
 
 
 @pytest.mark.parametrize("drafter", KINDS)

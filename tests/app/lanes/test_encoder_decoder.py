@@ -141,21 +141,6 @@ def test_an_answer_that_was_cut_goes_on(pair: NumberPair) -> None:
     assert len(second.answer) == 4
 
 
-def test_two_lanes_share_one_pass_of_the_encoder(engines: dict[str, PairEngine]) -> None:
-    from app.lanes.race import Race
-
-    engine = engines["numbers"]
-    passes, theirs = Passes(engine.loaded.target.model), Passes(engine.loaded.drafter.model)
-    lanes = engine.lanes(Settings(compare=("ar", "spec", "maxgram")))
-    engine.forget()
-    race = Race(lanes, engine, question(5))
-    assert [type(event).__name__ for _, event in race][:3] == ["Prefill"] * 3
-    assert (passes.count, theirs.count) == (1, 1)
-    assert min(race.clocks) > 0
-    list(Race(lanes, engine, question(5), race.session))
-    assert (passes.count, theirs.count) == (1, 1)  # the same message again: nothing is encoded anew
-
-
 def test_lanes_that_need_another_kind_of_target_say_so(engines: dict[str, PairEngine], pair: NumberPair) -> None:
     for kind in ("glide", "feature", "plain"):
         with pytest.raises(

@@ -409,17 +409,6 @@ def test_every_review_reads_on_from_the_text_before_it() -> None:
     assert split.push(4) == " 4"  # nothing was committed
 
 
-def test_the_text_of_a_later_review_depends_on_the_one_before() -> None:
-    def capitals(ids: list[int]) -> str:
-        return " ".join(f"{ids[i - 1] if i else '^'}>{token}" for i, token in enumerate(ids))
-
-    found = read(ROUND, Window(capitals, [1]))
-    assert found.inner[0].drafts[0].text == " 1>2"
-    assert found.inner[0].token_text == " 2>4"
-    assert found.inner[1].token_text == " 4>5"
-    assert found.token_text == " 6>8"
-
-
 @st.composite
 def nested(draw: st.DrawFn, depth: int = 2) -> Step:
     """Any round, also ones that no cascade makes."""

@@ -8,7 +8,6 @@ and so are the next logits: a random Llama through the hand-written pass and thr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from app.command_line.main import main
 from sampling.drafters.cape import Expansion
 from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM, FeatureTreeDrafter
 from sampling.drafters.draft_heads.glide import GlideLM
@@ -173,20 +171,6 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
 
 
 NOTE = "target takes no token trees: drafts are chains"
-
-
-@pytest.mark.parametrize(("gamma", "expand"), [("4", "cape"), ("4", "dynamic"), ("auto", "auto"), ("auto", "cape")])
-def test_run_says_so_once_and_answers(
-    windowed: TinyPair, gamma: str, expand: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["--json", "--gamma", gamma, "--expand", expand, "--max-new-tokens", "40", "--compare", "ar,spec,match"]
-    for more in (["--temperature", "0"], ["--temperature", "1", "--coupling", "gumbel"]):
-        assert main(["run", *windowed.flags(), *flags, *more, "What is this, what is this?"]) == 0
-        told = capsys.readouterr()
-        assert told.err.count(NOTE) == 1
-        first, *others = json.loads(told.out)["results"]
-        assert len(first["ids"]) == 40
-        assert all(other["ids"] == first["ids"] for other in others)
 
 
 def test_the_console_says_so_once_a_pair(windowed: TinyPair, tmp_path: Path) -> None:

@@ -101,16 +101,6 @@ def test_no_figure_is_ever_nan_and_all_are_json(events: list[Event]) -> None:
     assert tuple(json.loads(text)) == KEYS
 
 
-@given(streams())
-@settings(max_examples=100, deadline=None)
-def test_a_meter_agrees_with_itself_at_any_time(events: list[Event]) -> None:
-    meter = Meter(300)
-    for index, event in enumerate(events):
-        meter.add(event)
-        assert meter.stats == measure(events[: index + 1])
-    assert len(meter.ids) == meter.stats.predicted_n
-
-
 @given(st.lists(streams(), max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_merging_adds_up_and_does_not_care_for_grouping(runs: list[list[Event]]) -> None:
@@ -223,26 +213,6 @@ def test_who_proposed_what_is_counted_by_source() -> None:
     assert stats.sources == ((2 + 2, 2 + 1), (2, 2), (5, 3))
     assert sum(drafted for drafted, _ in stats.sources) == stats.draft_n
     assert sum(accepted for _, accepted in stats.sources) == stats.draft_n_accepted
-
-
-def test_an_opening_round_has_no_calls_and_a_nested_stop_no_refusal() -> None:
-    first = replace(cascade_round(), drafted=(), parents=(), source=(), path=())
-    assert measure([first]).calls == measure([first]).call_ms == measure([first]).reviews == {}
-    ended = replace(step(2, 2), inner=(review("glide", 4, 2, stop=True),))
-    assert measure([opening(), ended]).reviews == {"glide": (2, 2)}
-
-
-def test_merging_adds_up_calls_reviews_and_sources() -> None:
-    one, other = measure([opening(), cascade_round()]), measure([opening(), step(2, 1, draft_s=0.01)])
-    both = merge([other, one, Stats()])
-    assert both.calls == {"drafter": 2, "target": 2, "base": 2, "small": 3}
-    assert both.call_ms == pytest.approx({"drafter": 10.0, "target": 100.0, "base": 8.0, "small": 12.0})
-    assert (both.reviews, both.reviewed) == ({"base": (2, 3), "small": (2, 5)}, {"base": 3, "small": 11})
-    assert (both.sources, both.tail) == (((4, 3), (2, 2), (5, 3)), (3, 1, 2))
-    assert merge([both]) == replace(both, stop_reason=None)
-    assert merge([]) == Stats()
-    double = merge([one, one])
-    assert (double.reviews["base"], double.tail, double.sources[2]) == ((4, 6), (6, 2, 4), (10, 6))
 
 
 def test_nested_rounds_survive_a_recording() -> None:

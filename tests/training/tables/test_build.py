@@ -30,9 +30,6 @@ from sampling.types import Budget
 from tests.support.tiny import VOCAB, TinyPair, tiny_pair
 from tests.support.toys import ALONE
 from training.tables.build import LEAST, PRIOR, Passage, build, count_levels, read_passages
-from training.text.dialogues import OwnChats
-from training.text.self_text import passages, write_self, written
-from training.text.synthesize import TextWriter
 from utils.errors import UserError
 from utils.loading.fit import fingerprint
 from utils.logits_processors import make_processor
@@ -219,26 +216,6 @@ def test_self_written_tables_draft_for_their_target(pair: TinyPair, built: Path)
         prompt = prompt_ids(engine, "tell me", changed)
         plain, spec, tables = (run_lane(one, prompt, engine.tokenizer.decode, interrupt=never).ids for one in lanes)
         assert plain == spec == tables
-
-
-def test_self_written_text_goes_on_where_it_stopped(pair: TinyPair, tmp_path: Path) -> None:
-    engine, file, told = engine_of(pair, "none"), tmp_path / "self.jsonl", []
-    source = OwnChats(engine.tokenizer, engine.stop_ids, answer_tokens=16)
-    writer = TextWriter(engine.target.network, VOCAB, engine.stop_ids, source, seed=5, batch=4)
-    first = write_self(writer, file, 40, told.append)
-    text = file.read_text()
-    assert first >= 40
-    assert told[-1] == first
-    file.write_text(text + '{"ids": [1,')  # killed while writing
-    assert written(file)[0] == first
-    again = write_self(writer, file, first + 40, told.append)
-    assert file.read_text().startswith(text)
-    assert again >= first + 40
-    assert sum(len(one.ids) - one.start for one in passages(file)) == again
-    assert write_self(writer, file, 10, told.append) == again
-    file.write_text("no json\n")
-    with pytest.raises(UserError, match="is no file of self-written text"):
-        written(file)
 
 
 def test_without_a_file_the_conversation_alone_drafts_and_a_note_says_so(pair: TinyPair) -> None:

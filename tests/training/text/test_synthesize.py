@@ -17,7 +17,6 @@ from sampling.models.fused import FusedNetwork
 from sampling.models.network import TransformersNetwork, network_of
 from sampling.sampler import KeyedSampler
 from sampling.types import Limits
-from tests.support.places import largest_file
 from tests.support.quantized import quantized_model
 from tests.support.tiny import VOCAB, tiny_model, tiny_tokenizer
 from training.tables.build import read_passages
@@ -194,20 +193,6 @@ def test_a_file_killed_while_it_was_written_goes_on(model: Any, tokenizer: Any, 
     again, before = by_number(file), by_number(whole)
     assert all(again[number] == before[number] for number in set(again) & set(before))
     assert count == sum(len(one.ids) - one.start for one in passages(file)) >= 120
-
-
-def test_a_full_disk_leaves_whole_lines(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    with largest_file(1000), pytest.raises(OSError, match=r"a\.jsonl") as caught:
-        write_self(own(model, tokenizer), file, 1000, lambda count: None)
-    assert caught.value.filename == str(file)
-    text = file.read_text()
-    assert 0 < len(text) <= 1000
-    assert text.endswith("\n")
-    count, numbers = written(file)
-    assert len(numbers) == len(text.splitlines())
-    assert write_self(own(model, tokenizer), file, count + 20, lambda count: None) >= count + 20
-    assert file.read_text().startswith(text)
 
 
 @pytest.mark.parametrize("line", ['{"ids": 5}', '{"ids": [1e999]}', '{"ids": [1], "start": 1e999}', "[1, 2]", "{}"])

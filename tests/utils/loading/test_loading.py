@@ -8,14 +8,10 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from app.lanes.pairing import catalogue_in, with_drafter
 from tests.support.tiny import tiny_model, tiny_pair
@@ -269,27 +265,3 @@ def test_a_missing_gguf_file_and_one_that_is_none_are_told(tmp_path):
     (tmp_path / "y.gguf").write_text(json.dumps({}))
     with pytest.raises(UserError, match="is no GGUF file: it does not begin with GGUF"):
         model_folder(spec_from_argument(str(tmp_path / "y.gguf")), CPU, silent, never)
-
-
-def test_two_threads_never_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = PairSpec(name="x", target=spec_from_argument(str(tiny_pair(tmp_path).target)), drafter="none")
-    build, inside, most = AutoModelForCausalLM.from_pretrained, [0], [0]
-
-    def counted(*args: Any, **named: Any) -> Any:
-        inside[0] += 1
-        most[0] = max(most[0], inside[0])
-        time.sleep(0.2)
-        try:
-            return build(*args, **named)
-        finally:
-            inside[0] -= 1
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", counted)
-    loaded: list[Any] = []
-    threads = [threading.Thread(target=lambda: loaded.append(load_pair(spec, LoadOptions()))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(loaded), most[0]) == (3, 1)
-    assert not any(one.is_meta for pair in loaded for one in pair.target.model.parameters())

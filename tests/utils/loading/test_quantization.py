@@ -15,7 +15,7 @@ from tests.support.tiny import tiny_model, tiny_pair
 from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.errors import UsageError
 from utils.kernels.instruction_sets import instruction_set, why_not
-from utils.kernels.packed_linear import PackedLinear, pack
+from utils.kernels.packed_linear import PackedLinear
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
 from utils.loading.quantization import held_bytes, parameter_count, quantization_config
@@ -74,18 +74,6 @@ def test_shared_weights_are_counted_once():
     tied.lm_head.weight = tied.model.embed_tokens.weight
     assert parameter_count(tied) == apart_count - head
     assert held_bytes(tied) == apart_bytes - 4 * head
-
-
-def test_counting_bytes_unpacks_no_weight(monkeypatch):
-    model = tiny_model()
-    pack(model)
-    assert any(isinstance(module, PackedLinear) for module in model.modules())
-
-    def shown(layer):
-        raise AssertionError("a packed weight was unpacked")
-
-    monkeypatch.setattr(PackedLinear, "weight", property(shown))
-    assert held_bytes(model) > 0
 
 
 def test_a_device_without_quantization_is_a_usage_error():
