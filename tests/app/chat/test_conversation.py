@@ -166,14 +166,6 @@ def test_continue_goes_on_from_the_ids_and_keeps_one_turn() -> None:
         chat.plan_continue()
 
 
-def test_a_message_beyond_the_context_is_not_answered_anew() -> None:
-    chat = conversation(context=120)
-    answer(chat, "one", "1")
-    chat.context = 3
-    with pytest.raises(UserError, match="the context holds 3: nothing was sent"):
-        chat.plan_regen()
-
-
 def test_a_prompt_needs_room_for_one_token() -> None:
     chat = conversation(None)
     chat.context = 5

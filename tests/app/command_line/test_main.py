@@ -132,17 +132,6 @@ def test_two_dashes_end_the_flags(handed: Handed, capsys: pytest.CaptureFixture[
     assert "takes no further argument '--b'" in capsys.readouterr().err
 
 
-def test_pairs_and_check(handed: Handed) -> None:
-    assert main(["pairs"]) == 0
-    assert main(["check", "other", "--speed", "--drafter", "org/third"]) == 0
-    assert main(["check"]) == 0
-    (first, second, third) = handed.calls
-    assert (first[0], len(first[1])) == ("list_pairs", 1)
-    assert (second[0], second[1][0], second[1][3]) == ("check_pair", None, True)
-    assert (second[1][2].pair, second[1][2].drafter) == ("other", "org/third")
-    assert (third[1][2].pair, third[1][3]) == (None, False)
-
-
 def test_both_forms_of_a_switch_are_known_so_that_a_flag_can_undo_a_variable() -> None:
     environ = {"SPEC_CHAT": "off", "SPEC_ASCII": "on", "SPEC_OFFLINE": "yes"}
     request = read_request(["--chat", "--no-ascii", "--no-offline"], environ)

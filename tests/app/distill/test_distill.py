@@ -194,16 +194,6 @@ def test_a_head_trained_further_looks_back_no_less_far_than_before(target: Path,
         assert draft_head_for(engine, further, texts, 42).config.window == after
 
 
-def test_one_folder_of_features_serves_several_targets(target: Path, data: Path, tmp_path: Path) -> None:
-    features, other = tmp_path / "features", tiny_pair(tmp_path / "other", seed=7).target
-    flags = ["--student", "feature", "--data", str(data), "--features", str(features), "--epochs", "0.1"]
-    made = []
-    for place, out in ((target, "a"), (target, "b"), (other, "c")):
-        assert main(words(place, tmp_path / out, *flags)) == 0
-        made.append(len(list(features.iterdir())))
-    assert made == [made[0], made[0], 2 * made[0]]
-
-
 # -- going on -------------------------------------------------------------------------------------
 
 

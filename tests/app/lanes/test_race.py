@@ -118,22 +118,6 @@ def test_the_last_lanes_session_serves_the_next_turn() -> None:
     assert lm.fed - before < 30
 
 
-@pytest.mark.parametrize("after", [0, 1, 3, 5, 9])
-def test_an_interrupt_stops_every_lane_and_the_next_turn_works(after: int) -> None:
-    lm = TableLM(7, seed=2)
-    stop = [False]
-    race = Race([Toy(lm), Toy(lm)], Engine(lm), PROMPT, interrupt=lambda: stop[0])
-    events = []
-    for count, event in enumerate(race):
-        stop[0] = count >= after
-        events.append(event)
-    ends = {index: event.reason for index, event in events if isinstance(event, Finished)}
-    assert ends == {0: "interrupted", 1: "interrupted"}
-    prompt = [*PROMPT, *ids(events, 1), 5, 5]
-    again = ids(list(Race([Toy(lm), Toy(lm)], Engine(lm), prompt, race.session)), 1)
-    assert again == ids(list(Race([Toy(lm)], Engine(lm), prompt)), 0)
-
-
 def test_closing_in_the_middle_closes_the_lanes_and_keeps_a_sound_session() -> None:
     lanes = [Fake("a", 1.0, 9), Fake("b", 1.0, 9)]
     events = iter(Race(lanes, None, PROMPT))  # type: ignore[arg-type]

@@ -210,16 +210,3 @@ def test_two_words_that_do_not_fit_end_with_why_and_what_would(
     status, _, error = checked(capsys, pair.target, tmp_path / "bare")
     assert (status, error.count("\n")) == (1, 1)
     assert "with its tokenizer's files beside its weights its drafts would be translated" in error
-
-
-def test_a_pair_and_a_drafter_are_two_words_too(
-    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(f"pairs:\n  mine:\n    target: {pair.target}\n    drafter: none\n")
-    status, out, _ = checked(capsys, "mine", "ngram", "--models", file, "--for", "vllm")
-    assert status == 0
-    config = json.loads(shlex.split(out[-2])[4])
-    assert config["method"] == "ngram"
-    assert main(["check", str(pair.target), "ngram", "--for", "ollama"]) == 2
-    assert "--for must be vllm, transformers or llama.cpp, got 'ollama'" in capsys.readouterr().err

@@ -461,14 +461,3 @@ def test_a_benchmark_is_recorded_too(pair: TinyPair, tmp_path: Path) -> None:
     assert [line["prompt"] for line in lines if line.get("kind") == "answer"] == ["one", "one", "two", "two"]
     assert main(["replay", str(file), "--speed", "0", "--answer", "2", "--quiet"]) == 0
     assert main([*command[:-4], "--batch-size", "2", "--record", str(file)]) == 2
-
-
-def test_a_hostile_name_of_a_model_is_inert(tmp_path: Path) -> None:
-    head, *lines = (ROOT / "docs/examples/session.jsonl").read_text().splitlines()
-    file = tmp_path / "h.jsonl"
-    names = dict.fromkeys(("target", "drafter", "where"), HOSTILE)
-    file.write_text("\n".join([json.dumps({**json.loads(head), **names}), *lines]) + "\n")
-    out = Console(file=io.StringIO(), width=100, markup=False, highlight=False)
-    assert Player(Canvas(Settings(), out), 0).play(read_log(file).answers[0])
-    assert "\x1b" not in out.file.getvalue()  # type: ignore[attr-defined]
-    assert "[red]two[/red]" in out.file.getvalue()  # type: ignore[attr-defined]

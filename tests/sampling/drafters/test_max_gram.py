@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -206,21 +205,6 @@ def test_rows_that_grow_and_go_back_are_drafted_as_the_rules_say(
     for back, more, want in moves:
         generated = generated[: max(0, len(generated) - back)] + more
         assert proposed(drafter, [prompt + generated], [want]) == [naive(prompt, generated, want, bigrams)]
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_rows_that_go_back_far_are_drafted_as_fresh_ones(seed: int) -> None:
-    """Further than the lengths that are remembered, within them, and on again."""
-    noise = random.Random(seed)
-    prompt, text = ([noise.randrange(2) for _ in range(count)] for count in (5, 180))
-    drafter = MaxGramDrafter()
-    drafter.start([prompt], ALONE, ALONE)
-    for end in (140, 136, 2, 0, 70, 9, 180, 10):
-        row = prompt + text[:end]
-        fresh = MaxGramDrafter()
-        fresh.start([prompt], ALONE, ALONE)
-        assert proposed(drafter, [row], [12]) == proposed(fresh, [row], [12])
-    assert proposed(drafter, [prompt + text[:30]], [9]) == [naive(prompt, text[:30], 9, {})]
 
 
 @settings(max_examples=100, deadline=None)

@@ -25,7 +25,7 @@ from training.draft_heads.batches import make_batch
 from training.draft_heads.build import new_draft_head, shape_for, taken_up
 from training.draft_heads.features import StoredExamples, StreamedExamples
 from training.draft_heads.losses import drafted_states
-from training.draft_heads.train import Training, TrainingJob, load_checkpoint, teacher_for
+from training.draft_heads.train import Training, TrainingJob, teacher_for
 from training.text.self_text import TextIds
 from utils.catalogue.catalogue import head_kind
 from utils.errors import UserError
@@ -74,23 +74,6 @@ def test_what_is_streamed_are_the_targets_states_whatever_is_taken_with_them() -
         reading = torch.cat([wanted[at][0] for at in (2, 4, 5)], dim=-1)
         torch.testing.assert_close(one.read.float(), reading, rtol=1e-2, atol=1e-2)  # kept in 16 bit
         torch.testing.assert_close(one.hidden.float(), wanted[-1][0], rtol=1e-2, atol=1e-2)
-
-
-def test_a_run_that_was_stopped_ends_with_the_same_weights(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole")
-    calls = []
-    stopped = train(tmp_path / "stopped", lambda: bool(calls.append(1)) or len(calls) > 7)
-    assert stopped.step == 7
-    state = load_checkpoint(tmp_path / "stopped")
-    assert state is not None
-    assert state["step"] == 7
-    gone_on = train(tmp_path / "stopped")
-    assert gone_on.step == whole.step > 14
-    assert [mark["loss"] for mark in gone_on.curve] == [mark["loss"] for mark in whole.curve]
-    one, other = ((tmp_path / name / WEIGHTS).read_bytes() for name in ("whole", "stopped"))
-    assert one == other
-    with pytest.raises(UserError, match="holds another run"):
-        train(tmp_path / "stopped", texts=TEXTS[:-1])
 
 
 def test_it_learns_its_target(tmp_path: Path) -> None:

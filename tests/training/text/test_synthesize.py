@@ -19,9 +19,8 @@ from sampling.sampler import KeyedSampler
 from sampling.types import Limits
 from tests.support.quantized import quantized_model
 from tests.support.tiny import VOCAB, tiny_model, tiny_tokenizer
-from training.tables.build import read_passages
 from training.text.dialogues import KINDS, Ask, Chat, GivenPrompts, OwnChats
-from training.text.self_text import SHORTEST, passages, read_texts, write_self, written
+from training.text.self_text import passages, read_texts, write_self, written
 from training.text.synthesize import _FRUITLESS, TextWriter, draw
 from utils.errors import UserError
 from utils.kernels.packed_linear import pack
@@ -208,17 +207,3 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     file.write_text('{"ids": [1], "start": 0}\n')
     with pytest.raises(UserError, match="is no file of self-written text"):
         written(file)
-
-
-def test_readers_pass_over_a_line_of_settings_as_earlier_versions_wrote_it(
-    model: Any, tokenizer: Any, tmp_path: Path
-) -> None:
-    noted, bare = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    noted.write_text('{"ids": [], "start": 0, "number": -1, "settings": {"kinds": "chat"}}\n')
-    for file in (noted, bare):
-        write_self(own(model, tokenizer), file, 60, lambda count: None)
-    assert noted.read_text().partition("\n")[2] == bare.read_text()
-    assert passages(noted) == passages(bare)
-    assert read_texts([noted], VOCAB, 512) == read_texts([bare], VOCAB, 512)
-    assert len(read_texts([noted], VOCAB, 512)) == sum(len(one.ids) - one.start >= SHORTEST for one in passages(bare))
-    assert [one for one in read_passages(noted, list, VOCAB) if one.ids] == passages(bare)  # type: ignore[arg-type]
