@@ -21,7 +21,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 SLOW = (
-    "utils/kernels/test_driver.py",
     "sampling/test_identity_real.py",
     "app/console/test_survival.py",
     "sampling/drafters/test_vocabularies.py",

@@ -45,6 +45,8 @@ BUILDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "arm64": (ARM, ("qemu-aarch64", "-cpu", "max")),
 }
 
+pytestmark = pytest.mark.exhaustive  # compiles all kernels for every build
+
 
 def built(compiler: list[str], folder: Path) -> Path:
     """The driver, compiled in two steps because one source is compiled twice."""
@@ -67,6 +69,16 @@ def built(compiler: list[str], folder: Path) -> Path:
     command = [*compiler, *flags, "-o", str(program), str(DRIVER), *files, *products, "-lm", "-lpthread"]
     subprocess.run(command, check=True, env=environment, timeout=300)
     return program
+
+
+@pytest.mark.parametrize("target", ["aarch64-macos", "x86_64-windows-gnu"])
+def test_the_kernels_compile_for_systems_that_nobody_has_tried(target: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(tmp_path), "ZIG_LOCAL_CACHE_DIR": str(tmp_path)}
+    cpu = "apple_m1" if "macos" in target else "x86_64_v3"
+    flags = ["-O1", "-std=c11", "-Wall", "-Wextra", "-Werror", "-DNARROW=0", "-target", target, f"-mcpu={cpu}"]
+    for unit in ("products", *UNITS):
+        files = ["-c", "-o", str(tmp_path / f"{unit}.o"), str(SOURCES / f"{unit}.c")]
+        subprocess.run([*ZIG, *flags, *files], check=True, env=environment, timeout=300)
 
 
 @pytest.mark.parametrize("name", BUILDS)
