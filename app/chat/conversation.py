@@ -224,10 +224,39 @@ class Conversation:
     # -- inside -------------------------------------------------------------------------------
 
     def text(self, ids: tuple[int, ...] | list[int]) -> str:
-        """The answer's text: without the stop token that closed it."""
+        """The answer's text: without the stop token that closed it, and without the headers of its channels."""
         end = -1 if ids and ids[-1] in self.stop_ids else None
         how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        return str(self.tokenizer.decode(list(ids[:end]), **how))
+        texts = [str(self.tokenizer.decode(part, **how)) for part in self._without_headers(list(ids[:end]))]
+        return "\n\n".join(filter(None, texts))
+
+    def _without_headers(self, ids: list[int]) -> list[list[int]]:
+        """The ids in parts, one a channel, without the headers before them (`<|channel|>analysis<|message|>`).
+
+        Ids may begin inside a header: what stands before its end without a beginning belongs to it.
+        """
+        begins, ends = self._header_marks()
+        parts: list[list[int]] = [[]]
+        inside = False
+        for token in ids:
+            if token in ends:
+                if not inside:
+                    parts = [[]]
+                parts.append([])
+                inside = False
+            elif inside or token in begins:
+                inside = True
+            else:
+                parts[-1].append(token)
+        return parts
+
+    def _header_marks(self) -> tuple[set[int], set[int]]:
+        """The tokens that begin and end a channel's header, by the tokenizer's schema; none without one."""
+        schema = getattr(self.tokenizer, "response_template", None) if self.templated else None
+        fields = schema.get("fields", {}) if isinstance(schema, dict) else {}
+        headers = [self._encode(open_) for entry in fields.values() if (open_ := entry.get("open"))]
+        headers = [header for header in headers if len(header) > 1]
+        return {header[0] for header in headers}, {header[-1] for header in headers}
 
     def said(self, ids: Sequence[int]) -> str:
         """The text of an answer from its first token on: where the tokenizer has a schema for channels, theirs alone.
