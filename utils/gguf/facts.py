@@ -152,6 +152,10 @@ def _set_rope(config: Any, header: Header, size: int) -> None:
     """Positions. A family that turns part of a head says which in its configuration; layers with a window turn by a
     base of their own."""
     rope = config.rope_parameters
+    bases = {key: header.get(key) for key in ("rope.freq_base", "rope.freq_base_swa")}
+    for name, values in {**{key: [base] for key, base in bases.items() if base is not None}, **header.factors}.items():
+        if not all(isinstance(value, int | float) and 0 < value < math.inf for value in values):
+            raise UserError(f"{name} is no base and no factor to turn positions by: {values[:3]}")
     full = rope.get("full_attention", rope)
     turned = header.get("rope.dimension_count", size)
     if "partial_rotary_factor" in full:

@@ -100,6 +100,9 @@ def _parsed(file: Path, size: int, _changed: int) -> tuple[dict[str, Any], tuple
             raise UserError(f"{file} is incomplete: it has {_mb(size)} MB and ends within its header") from None
         except (ValueError, KeyError, OverflowError, MemoryError) as error:
             raise UserError(f"{file} is damaged: {' '.join(str(error).split())[:100]}") from None
+    for key in ("general.alignment", "split.no", "split.count", "split.tensors.count"):
+        if not isinstance(value := metadata.get(key, 0), int):
+            raise UserError(f"{file} is damaged: {key} is {value!r}")
     return metadata, _tensors(file, size, metadata.get("general.alignment", _ALIGNMENT), table, end)
 
 

@@ -81,7 +81,9 @@ def load_model(
         quiet_libraries()
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-        check_said(spec.name, json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        check_said(spec.name, _stored(folder / "config.json"))
+        if (ends := folder / "generation_config.json").is_file():
+            _stored(ends)  # transformers leaves a broken one out, and what ends an answer with it
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=options.trust_remote_code)
         encodes = bool(config.is_encoder_decoder)
         dtype = pick_dtype(wanted, place, config.dtype)
@@ -116,6 +118,8 @@ def load_model(
                 **{name: value for name, value in given.items() if value is not None},
             )
         check_loaded(spec.name, reported)
+        if hasattr(config, "quantization_config") and getattr(model, "hf_quantizer", None) is None:
+            raise UserError(f"{spec.name} is quantized in a way that transformers does not know and would leave out")
         check(cancelled)
         if options.tp_size > 1:
             meet("loaded")
@@ -134,6 +138,17 @@ def load_model(
             lean(model)
     loaded = _loaded(spec.name, model, config, place, dtype, kind, started, parameters, options)
     return replace(loaded, expanded=expanded)
+
+
+def _stored(file: Path) -> dict[str, Any]:
+    """What a configuration file says. UserError if it is no JSON object."""
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: {error}") from error
+    if not isinstance(said, dict):
+        raise UserError(f"{file} is damaged: it holds no JSON object")
+    return said
 
 
 def _loaded(
@@ -235,7 +250,11 @@ def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """All ids that end an answer: the generation configuration's, the model's, the tokenizer's and its template's."""
     configs = (model.generation_config, model.config, tokenizer)
     named = (getattr(one, "eos_token_id", None) for one in configs)
-    ends = frozenset(one for ids in named for one in ([ids] if isinstance(ids, int) else ids or ()))
+    ends = frozenset(
+        one for ids in named for one in (ids if isinstance(ids, list | tuple) else [ids]) if one is not None
+    )
+    if others := [end for end in ends if not isinstance(end, int)]:
+        raise UserError(f"eos_token_id is {others[0]!r}, not the id of a token")
     return ends | end_ids(tokenizer)
 
 

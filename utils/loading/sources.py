@@ -13,7 +13,7 @@ from utils.loading.gguf import converted, converted_entry, gguf_digest
 from utils.loading.hub import hub_file, hub_folder, is_cached
 from utils.loading.loaded import LoadOptions
 from utils.loading.package_file import kept_file, package_file
-from utils.loading.weight_files import check_whole, weight_files
+from utils.loading.weight_files import check_weights
 from utils.progress import Progress, check
 
 
@@ -93,13 +93,13 @@ def _local_folder(folder: Path) -> Path:
         if files := sorted(file.name for file in folder.glob("*.gguf")):
             raise UserError(f"{folder} holds several GGUF files: name one of {', '.join(files[:3])}")
         raise UserError(f"{folder} holds no model: config.json is missing")
-    if (folder / "medusa_lm_head.pt").is_file() or b'"medusa_num_heads"' in (folder / "config.json").read_bytes():
+    said = (folder / "config.json").read_bytes()
+    if (folder / "medusa_lm_head.pt").is_file() or b'"medusa_num_heads"' in said:
         raise UserError(
             f"{folder} holds Medusa heads, which are not read: each guesses its position without the drafts before "
             "it; an EAGLE head of the same target drafts more"
         )
-    for file in weight_files(folder):
-        check_whole(file)
+    check_weights(folder, quantized=b'"quantization_config"' in said)
     return folder
 
 

@@ -10,6 +10,7 @@ from utils.errors import UserError
 
 _NAMES = ("model.safetensors", "pytorch_model.bin")  # in the order in which transformers takes them
 _POINTER = b"version https://git-lfs"
+_NUMBERS = ("F64", "F32", "F16", "BF16")
 _LONGEST_HEADER = 100_000_000  # of a safetensors file, as its library has it
 
 
@@ -43,8 +44,24 @@ def _parts(folder: Path, index: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def check_whole(file: Path) -> None:
-    """UserError if a weight file has been cut off, or is a pointer that Git LFS left in its stead."""
+def check_weights(folder: Path, *, quantized: bool) -> None:
+    """UserError if the weights in `folder` are not whole, are in two of its parts, or, unless `quantized`, are integers
+    or bytes, which mean nothing without their scales."""
+    parts: dict[str, Path] = {}
+    for file in weight_files(folder):
+        for tensor, dtype in check_whole(file).items():
+            if tensor in parts:
+                raise UserError(f"{folder}: {tensor} is in two parts, {parts[tensor].name} and {file.name}")
+            parts[tensor] = file
+            if not quantized and dtype not in _NUMBERS and (tensor.endswith(".weight") or dtype.startswith("F")):
+                raise UserError(
+                    f"{file}: {tensor} is {dtype}, and config.json has no quantization_config to read it by"
+                )
+
+
+def check_whole(file: Path) -> dict[str, str]:
+    """The dtypes of a weight file's tensors by their names, of a .bin file none. UserError if it has been cut off, or
+    is a pointer that Git LFS left in its stead."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         begin = opened.read(len(_POINTER))
@@ -53,17 +70,20 @@ def check_whole(file: Path) -> None:
         if file.suffix == ".bin":
             if begin.startswith(b"PK") and not is_zipfile(opened):
                 raise UserError(f"{file} is incomplete: its {size / 1e6:.0f} MB have no end")
-            return
+            return {}
         length = int.from_bytes(begin[:8], "little")
         if size < 8 or length > _LONGEST_HEADER:
             raise UserError(f"{file} is no safetensors file")
         opened.seek(8)
         try:
             tensors = json.loads(opened.read(length))
-            ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
+            tensors.pop("__metadata__", None)
+            ends = [tensor["data_offsets"][1] for tensor in tensors.values()]
+            dtypes = {name: str(tensor["dtype"]) for name, tensor in tensors.items()}
         except (ValueError, KeyError, AttributeError, TypeError, IndexError):
             what = "incomplete: it ends within its header" if size < 8 + length else "damaged: its header is no JSON"
             raise UserError(f"{file} is {what}") from None
     whole = 8 + length + max(ends, default=0)
     if size < whole:
         raise UserError(f"{file} is incomplete: {size / 1e6:.3g} of {whole / 1e6:.3g} MB")
+    return dtypes

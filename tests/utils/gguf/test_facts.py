@@ -180,6 +180,8 @@ def test_stretching_of_no_kind_and_factors_of_one_change_nothing(tmp_path: Path)
         ("qwen2", {"rope.scaling.type": "ntk"}, "qwen2.rope.scaling.type is 'ntk': known are linear, longrope"),
         ("qwen2", {"rope.scaling.type": "longrope"}, "rope_factors_long, rope_factors_short. are not all there"),
         ("qwen2", {"rope.scaling.type": "yarn", "rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor = 0.5"),
+        ("qwen2", {"rope.freq_base": 0.0}, "rope.freq_base is no base and no factor to turn positions by: .0.0."),
+        ("qwen2", {"rope.freq_base": math.nan}, "rope.freq_base is no base and no factor"),
         ("qwen3", {"swin_norm": True, "a": 1, "b": 2, "c": 3}, "qwen3.swin_norm = True, qwen3.a = 1, .* and 1 more"),
         ("gemma3", {"attention.clamp_kqv": 3.0}, "gemma3.attention.clamp_kqv = 3.0"),
     ],

@@ -5,6 +5,7 @@ logits of the untouched one, or is refused in one line; it is never another mode
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -223,6 +224,20 @@ def test_a_gguf_file_that_says_less_is_the_same_model_or_refused(change: str, tm
     assert refused >= {"architecture", "block_count", "attention.layer_norm_rms_epsilon", "rope.freq_base"}
 
 
+@pytest.mark.parametrize("key", ["general.alignment", "split.count"])
+def test_a_gguf_file_whose_numbers_are_text_is_refused(key: str, tmp_path: Path) -> None:
+    file = contents_of(random_model("llama"), "llama")
+    file.metadata["general.source.url"] = ("x", gguf.GGUFValueType.STRING)
+    path = file.write(tmp_path / "m.gguf")
+    held = path.read_bytes()
+    padded = len(b"general.source.url") - len(key)
+    new = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<IQ", 8, 1 + padded) + b"x" * (1 + padded)
+    old = struct.pack("<Q", 18) + b"general.source.url" + struct.pack("<IQ", 8, 1) + b"x"
+    path.write_bytes(held.replace(old, new))
+    with pytest.raises(UserError, match=f"m.gguf is damaged: {key} is 'x+'$"):
+        read_header(path)
+
+
 def test_a_gguf_file_without_its_alignment_is_not_read_at_other_places(tmp_path: Path) -> None:
     contents = contents_of(random_model("llama"), "llama")
     outcomes = set()
@@ -279,6 +294,86 @@ def test_a_folder_that_says_less_is_the_same_model_or_refused(family: str, chang
         assert isinstance(outcome, str) or torch.equal(outcome, untouched), key
         refused |= {key} if isinstance(outcome, str) else set()
     assert refused >= {"model_type", "num_hidden_layers", "rms_norm_eps", "rope_parameters", "intermediate_size"}
+
+
+STRETCHED = {
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},
+    "linear": {"factor": 4.0},
+    "longrope": {"short_factor": [1.5] * 16, "long_factor": [2.5] * 16, "original_max_position_embeddings": 128},
+}
+
+
+@pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("kind", STRETCHED)
+def test_positions_that_say_less_are_refused(kind: str, spelling: str, tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    stored = json.loads(file.read_text())
+    del stored["rope_parameters"]
+    rope, bases = {"rope_type": kind, **STRETCHED[kind]}, {"rope_theta": 5e5}
+    if spelling == "rope_parameters":
+        rope, bases = rope | bases, {}
+    file.write_text(json.dumps({**stored, **bases, spelling: rope}))
+    loaded_logits(tmp_path)
+    for key, value in rope.items():
+        others = {name: kept for name, kept in rope.items() if name != key}
+        for said in ({spelling: others}, {spelling: {**others, f"{key}x": value}}, {f"{spelling}x": rope}):
+            file.write_text(json.dumps({**stored, **bases, **said}))
+            assert isinstance(logits_or_line(partial(loaded_logits, tmp_path)), str), (key, said)
+
+
+@pytest.mark.parametrize(
+    ("said", "fits"),
+    [
+        ({"transformers_version": "4.31.0"}, True),  # before the base was written
+        ({"transformers_version": "4.43.0"}, False),
+        ({"transformers_version": "4.43.0", "rope_scaling": None, "rope_theta": 10000.0}, True),
+        ({"transformers_version": "4.43.0", "rope_theta": 10000.0, "rope_interleaved": False}, True),
+        ({"transformers_version": "5.0.0", "rope_parameters": {}}, False),
+    ],
+)
+def test_a_llama_may_leave_out_its_base_only_where_none_was_written(said: Any, fits: bool, tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    stored = {key: value for key, value in json.loads(file.read_text()).items() if key != "rope_parameters"}
+    file.write_text(json.dumps({**stored, **said}))
+    assert isinstance(logits_or_line(partial(loaded_logits, tmp_path)), Tensor) == fits
+
+
+INTEGERS = {"int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool, "fp8": torch.float8_e4m3fn}
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_numbers_that_mean_nothing_without_their_scales_are_refused(dtype: str, tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path)
+    file, name = tmp_path / "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
+    whole = load_file(file)
+    save_file({**whole, name: (50 * whole[name]).to(INTEGERS[dtype])}, file)
+    with pytest.raises(UserError, match=f"{name} is .*, and config.json has no quantization_config to read it by$"):
+        loaded_logits(tmp_path)
+    config = tmp_path / "config.json"
+    unknown = {"quantization_config": {"quant_method": "unheard of"}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | unknown))
+    with pytest.raises(UserError, match="is quantized in a way that transformers does not know"):
+        loaded_logits(tmp_path)
+
+
+def test_a_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path, max_shard_size="100KB")
+    first, *_, last = sorted(tmp_path.glob("model-*.safetensors"))
+    name, value = load_file(first).popitem()
+    save_file({**load_file(last), name: value + 1}, last)
+    with pytest.raises(UserError, match=f"{name} is in two parts, {first.name} and {last.name}$"):
+        loaded_logits(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_generation_config_is_refused_with_the_ends_it_names(text: str, tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"generation_config.json is damaged: "):
+        loaded_logits(tmp_path)
 
 
 def test_a_tied_head_may_be_left_out(tmp_path: Path) -> None:
