@@ -735,7 +735,7 @@ def main(words: Sequence[str]) -> int:
         if program.partition(":")[0] not in (TRANSFORMERS, LLAMA_CPP, ONNXRUNTIME):
             raise UsageError(f"--programs knows transformers[:DRAFTER], llama.cpp and onnxruntime-genai, got {program}")
         check_installed(program, settings)
-    questions = selected(args, settings.data_dir, offline=options.offline)
+    questions = selected(args, settings.data_dir)
     with Interrupts() as interrupt:
         engine = load_engine(settings, options, interrupt)
         rivals = rivals_of(engine, settings, options, programs, interrupt)

@@ -59,7 +59,7 @@ def run_bench(settings: Settings, options: ModelOptions, args: BenchArgs) -> int
         if args.check_identity and given:
             raise UsageError(f"--check-identity {why}: leave --{flag} out")
     check_batches(args, args.methods or settings.compare, settings.record)
-    questions = selected(args, settings.data_dir, offline=options.offline)
+    questions = selected(args, settings.data_dir)
     written = {"--out": args.out, "--report": args.report}
     for flag, path in written.items():
         if path is not None:

@@ -36,7 +36,7 @@ def ask_all(state: ConsoleState, name: str) -> None:
     from app.prompts.datasets import questions_of
 
     prompts = name if name in NAMED else Path(name)
-    questions = questions_of(prompts, state.settings.data_dir, offline=state.options.offline)
+    questions = questions_of(prompts, state.settings.data_dir)
     loaded(state, f"/prompts {name}")
     state.asked = questions
     before = len(state.answers)

@@ -111,7 +111,7 @@ def distill(settings: Settings, options: ModelOptions, args: Namespace) -> int:
             writable_folder(folder, flag)
     args.turns = None
     if args.prompts is not None:
-        questions = questions_of(args.prompts, settings.data_dir, offline=options.offline)
+        questions = questions_of(args.prompts, settings.data_dir)
         args.turns = [question.turns for question in questions]
     with Interrupts() as interrupt:
         if args.stage == TABLES and not args.writes:

@@ -1,8 +1,7 @@
 """Data sets by name: spec_bench, mt_bench, gsm8k, mmlu and hellaswag as questions; the prompts of published runs.
 
-Each is a jsonl file of the folder that `data_dir` names or, if it is not there and the package `datasets` is
-installed, what that package loads. Every record becomes an object of a prompt file (app/prompts/questions.py) first.
-Knows no models, and nothing of right answers: what is measured is speed.
+Each is a jsonl file of the folder that `data_dir` names. Every record becomes an object of a prompt file
+(app/prompts/questions.py) first. Knows no models, and nothing of right answers: what is measured is speed.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, cast
+from typing import Any
 
 from app.prompts.questions import (
     Question,
@@ -27,20 +25,19 @@ from app.prompts.questions import (
 )
 from app.settings.table import FILES, Field
 from app.settings.types import Text, Whole
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError
 
 Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """`files`: its names in the folder, the first that is there counts. `hub`: repository, configuration and split.
+    """`files`: its names in the folder, the first that is there counts.
 
     `entry` makes of a record what a prompt file would hold, None where it is no part of the set.
     """
 
     files: tuple[str, ...]
-    hub: tuple[str, str | None, str] | None
     entry: Callable[[Record], dict[str, Any] | None]
 
 
@@ -89,15 +86,13 @@ def _mt_bench(row: Record) -> dict[str, Any] | None:
 
 
 DATASETS: Mapping[str, DataSet] = {
-    "spec_bench": DataSet(("spec_bench.jsonl",), None, dict),
-    "mt_bench": DataSet(
-        ("mt_bench.jsonl", "spec_bench.jsonl"), ("HuggingFaceH4/mt_bench_prompts", None, "train"), _mt_bench
-    ),
-    "gsm8k": DataSet(("gsm8k_test.jsonl",), ("openai/gsm8k", "main", "test"), _gsm8k),
-    "mmlu": DataSet(("mmlu_sample.jsonl",), ("cais/mmlu", "all", "test"), _mmlu),
-    "gsm8k_cascade": DataSet(("gsm8k_test.jsonl",), ("openai/gsm8k", "main", "test"), _gsm8k_cascade),
-    "mmlu_cascade": DataSet(("mmlu_sample.jsonl",), ("cais/mmlu", "all", "test"), _mmlu_cascade),
-    "hellaswag": DataSet(("hellaswag_prompts.jsonl",), ("Rowan/hellaswag", None, "validation"), _hellaswag),
+    "spec_bench": DataSet(("spec_bench.jsonl",), dict),
+    "mt_bench": DataSet(("mt_bench.jsonl", "spec_bench.jsonl"), _mt_bench),
+    "gsm8k": DataSet(("gsm8k_test.jsonl",), _gsm8k),
+    "mmlu": DataSet(("mmlu_sample.jsonl",), _mmlu),
+    "gsm8k_cascade": DataSet(("gsm8k_test.jsonl",), _gsm8k_cascade),
+    "mmlu_cascade": DataSet(("mmlu_sample.jsonl",), _mmlu_cascade),
+    "hellaswag": DataSet(("hellaswag_prompts.jsonl",), _hellaswag),
 }
 
 
@@ -129,18 +124,18 @@ def paths_of(values: Mapping[str, Any]) -> dict[str, Path]:
     return {name: Path(os.path.expanduser(values[name])) for name in files}
 
 
-def selected(args: Any, data_dir: str = "", *, offline: bool = False) -> list[Question]:
+def selected(args: Any, data_dir: str = "") -> list[Question]:
     """What PROMPT_FIELDS ask for: of :func:`questions_of` those that --ids and --limit choose, cut at --turns."""
-    known = questions_of(args.prompts, data_dir, offline=offline)
+    known = questions_of(args.prompts, data_dir)
     listed = known if args.ids is None else chosen(known, args.ids)
     return cut(stratified(listed, args.limit), args.turns)
 
 
-def questions_of(prompts: str | Path | None, data_dir: str = "", *, offline: bool = False) -> list[Question]:
+def questions_of(prompts: str | Path | None, data_dir: str = "") -> list[Question]:
     """The questions of a data set's name, of a file, or the built-in ones.
 
     A name means the set even where a file is called so (./NAME is that file). UsageError names the line, or says
-    where a set was looked for; UserError if the package `datasets` cannot load it. `offline`: it asks its cache alone.
+    where a set was looked for.
     """
     if not isinstance(prompts, str) or prompts not in DATASETS:
         return read_questions(prompts)
@@ -148,22 +143,15 @@ def questions_of(prompts: str | Path | None, data_dir: str = "", *, offline: boo
     folder = Path(os.path.expanduser(data_dir)) if data_dir else None
     places = [folder / name for name in known.files] if folder else []
     file = next((place for place in places if place.is_file()), None)
-    if file is not None:
-        rows = [(number, parsed(line, f"{file}:{number}")) for number, line in numbered_lines(file)]
-        found = _questions(known, file, rows)
-    elif known.hub is not None and find_spec("datasets") is not None:
-        found = _questions(known, known.hub[0], enumerate(_load(prompts, known.hub, offline), start=1))
-    else:
+    if file is None:
         files = " or ".join(known.files)
         looked = f"no {files} in {folder}" if folder else f"its file {files} was looked for nowhere"
-        package = ", and the package datasets is not installed" if known.hub else ""
-        more = " (or pip install datasets)" if known.hub else ""
-        raise UsageError(
-            f"no data set {prompts}: {looked}{package}; --data-dir or SPEC_DATA_DIR names the folder{more}"
-        )
-    if not found:
-        raise UsageError(f"{file or prompts} holds no questions of {prompts}")
-    return found
+        raise UsageError(f"no data set {prompts}: {looked}; --data-dir or SPEC_DATA_DIR names the folder")
+    rows = [(number, parsed(line, f"{file}:{number}")) for number, line in numbered_lines(file)]
+    questions = _questions(known, file, rows)
+    if not questions:
+        raise UsageError(f"{file} holds no questions of {prompts}")
+    return questions
 
 
 def _questions(known: DataSet, place: object, rows: Iterable[tuple[int, Record]]) -> list[Question]:
@@ -181,17 +169,3 @@ def _questions(known: DataSet, place: object, rows: Iterable[tuple[int, Record]]
             name = entry.get("question_id")
             found.append(question_of({**entry, "question_id": number if name is None else name}, where, number))
     return found
-
-
-def _load(name: str, hub: tuple[str, str | None, str], offline: bool) -> Iterable[Record]:
-    from datasets import DownloadConfig, load_dataset
-
-    repository, configuration, split = hub
-    cached = DownloadConfig(local_files_only=offline)
-    try:
-        return cast(Iterable[Record], load_dataset(repository, configuration, split=split, download_config=cached))
-    except Exception as error:  # of the network, the disk, or its own
-        why = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{name}: the package datasets could not load {repository}: {why} (--data-dir names a folder of files)"
-        ) from error

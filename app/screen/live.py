@@ -27,7 +27,7 @@ from app.screen.panes import Layout
 from app.screen.rows import visible
 from app.screen.spans import Spanner, committed_text
 from app.screen.terminal import InPlace, Interrupts
-from app.screen.trace import THIRD_FROM, RoundPane, Rounds, Trace, TracedRound
+from app.screen.trace import Trace
 from app.screen.view import Frame
 from app.settings.table import Settings
 from sampling.events import BeamStep, Event, Finished, Prefill, Reason, Step, to_json
@@ -71,7 +71,6 @@ class Track:
         self._spanner = self.beams or Spanner(decode, bool(getattr(lane, "drafts", False)), context=before)
         self._taken = 0  # events that figures and text hold
         self.decode = decode
-        self._rounds, self._read = Rounds(decode), 0
         self.waiting = ""  # what it is waiting for, where that is to be said
         self._state: State = "waiting"
         self._progress = ""
@@ -109,13 +108,6 @@ class Track:
     @property
     def steps(self) -> list[Step]:
         return [event for event in self.events if isinstance(event, Step)]
-
-    def current_round(self) -> TracedRound:
-        """The last round with its texts; those before it are read once."""
-        for step in self.steps[self._read : -1]:
-            self._rounds.skip(step)
-        self._read = max(self._read, len(self.steps) - 1)
-        return self._rounds.look(self.steps[-1])
 
     @property
     def beam_steps(self) -> list[BeamStep]:
@@ -223,7 +215,7 @@ def streaming(
         def draw() -> None:
             with interrupts.whole():
                 look = look_of(console, settings)
-                place.draw(frame(tracks, look, settings, aside=current_round(tracks, look), **more))
+                place.draw(frame(tracks, look, settings, **more))
 
         yield draw
 
@@ -266,17 +258,6 @@ def panes(tracks: Sequence[Track], console: Console, settings: Settings, **more:
         for track, found in zip(tracks, answers, strict=True):
             track.expected = found.expected(plain)
     return frame(tracks, look, settings, comparisons=comparisons_of(answers), **more)
-
-
-def current_round(tracks: Sequence[Track], look: Look) -> RoundPane | None:
-    """The last round of the last lane that drafts, where the screen has room for a third pane."""
-    drafting = [track for track in tracks if track.pane().drafting] if look.width >= THIRD_FROM else []
-    if not drafting:
-        return None
-    track = drafting[-1]
-    most = max(len(step.drafted) for step in track.steps)
-    whose = track.pane().label if len(drafting) > 1 else ""
-    return RoundPane(track.current_round(), len(track.steps) - 1, look, track.lane.source_names, most, whose)
 
 
 def traced(tracks: Sequence[Track], console: Console, settings: Settings, rounds: int | None) -> RenderableType:

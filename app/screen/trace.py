@@ -16,12 +16,10 @@ from rich.segment import Segment
 
 from app.lanes.comparison import RULES, Rule, chance, ratio, reviews
 from app.screen.palette import Look, tint
-from app.screen.rows import Chunk, Drawn, Piece, Row, chunk, fit, flow, quoted, row_of, share, width_of
+from app.screen.rows import Chunk, Drawn, Row, chunk, flow, quoted, share
 from sampling.events import Step
 from utils.growing_text import Decode, Window
 
-THIRD_FROM = 140  # columns from which a third pane shows the round that was just decoded
-_PANE, _MOST = 44, 16  # columns of that pane, and drafts for which it makes room
 _WIDE = 60  # columns from which a draft's row has its columns spelled out
 _FATES = 40  # columns from which fates are whole words
 _TEXT, _LEAST = 18, 8  # columns of a draft's text: at most, and where its row must be narrower
@@ -109,13 +107,9 @@ class Rounds:
 
     def read(self, step: Step) -> TracedRound:
         """The texts of the next round."""
-        found = self.look(step)
+        found = read(step, self._window)
         self.skip(step)
         return found
-
-    def look(self, step: Step) -> TracedRound:
-        """The texts of the next round, which stays the next one."""
-        return read(step, self._window)
 
     def skip(self, step: Step) -> None:
         """Go on behind a round that is not asked for."""
@@ -314,52 +308,6 @@ class Trace(Drawn):
         if not inside:
             return chance("match" if draft.chosen and self._has_chance else self.rule, q, p)
         return ratio(q, p, self.lenience) if self.rule == "ratio" and self.lenience is not None else None
-
-
-class RoundPane(Drawn):
-    """One round in a pane of its own: each draft with q(x), p(x) and its fate, then the target's token."""
-
-    def __init__(
-        self,
-        found: TracedRound,
-        number: int,
-        look: Look,
-        names: Sequence[str] = (),
-        most: int = 0,
-        whose: str = "",  # names the lane where there are others
-    ) -> None:
-        self.found, self.look, self.names = found, look.sized(width=_PANE), tuple(names)
-        self.title = f"{whose} round {number}".lstrip()
-        self.needed = 3 + min(_MOST, max(most, len(found.drafts)))  # rows; `most` drafts, so that they stay as many
-
-    def rows(self) -> list[Row]:
-        return self.within(self.needed)
-
-    def within(self, height: int) -> list[Row]:
-        """`height` rows, at least 2: what does not fit is left out from below, but for the target's token."""
-        step, look = self.found.step, self.look
-        role = "correction" if step.rejected else "bonus" if step.drafted else "own token"
-        said = [[(quoted(self.found.token_text, look, _TEXT), "target"), (f" target, {role}", "faint")]]
-        drafts = [self._draft(draft) for draft in self.found.drafts]
-        lines = [*drafts[: max(0, height - 2 - len(said))], *(said if step.token is not None else [])][: height - 2]
-        title = f"{self.title} {look.glyph('gamma')} {step.gamma}, accepted {len(step.path)}/{len(step.drafted)}"
-        title = fit(title, _PANE - 6, look)
-        left, right, low, end, flat, side = [*look.glyph("corners"), *look.glyph("edges")]
-        rule = flat * (_PANE - 5 - cell_len(title))
-        rows = [row_of([(f"{left} {title} ", "accent"), (f"{rule}{flat}{right}", "accent")], look)]
-        for line in [*lines, *[[]] * (height - 2 - len(lines))]:
-            fill = " " * (_PANE - 3 - width_of(line))
-            rows.append(row_of([(f"{side} ", "accent"), *line, (fill, "plain"), (side, "accent")], look))
-        return [*rows, row_of([(f"{low}{flat * (_PANE - 2)}{end}", "accent")], look)]
-
-    def _draft(self, draft: Drafted) -> list[Piece]:
-        inside = min(_STEP * draft.depth, 8)
-        text = quoted(draft.text, self.look, _TEXT - inside)
-        q, p = ("-" if value is None else share(value) for value in (draft.q, draft.p))
-        tinted = draft.fate == "accepted" and draft.source is not None and len(self.names) > 1
-        role = tint(draft.source or 0) if tinted else draft.fate
-        gap = " " * (_TEXT + 1 - inside - cell_len(text))
-        return [(" " * inside, "plain"), (text, role), (f"{gap}q{q:>4} p{p:>4} ", "plain"), (draft.fate, draft.fate)]
 
 
 def _reviewer(step: Step) -> str:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -21,7 +21,7 @@ from app.lanes.comparison import Comparison
 from app.screen.figures import RATES_NOTE, TITLES, PaneData, StatsLines, details, note, positions
 from app.screen.legend import meanings
 from app.screen.palette import Look
-from app.screen.panes import Layout, SideBySide, beside
+from app.screen.panes import Layout, SideBySide
 from app.screen.rows import Chunk, Chunks, Drawn, Row, chunk, flow, visible
 from app.screen.terminal import Interrupts
 from app.settings.table import Settings
@@ -198,15 +198,6 @@ class Summary(Drawn):
         return [row for block in self.blocks() for row in block.rows]
 
 
-class Aside(Protocol):
-    """What stands to the right of the lanes, as high as they are."""
-
-    look: Look
-    needed: int
-
-    def within(self, height: int) -> list[Row]: ...
-
-
 class Frame(Drawn):
     """The lanes while they run and when they are done; never higher than `look.height`."""
 
@@ -220,11 +211,8 @@ class Frame(Drawn):
         show_discarded: bool = False,
         notes: bool = True,
         goes_on: bool = True,
-        aside: Aside | None = None,
     ) -> None:
-        self.look, self.aside = look, aside
-        width = look.width - (1 + aside.look.width if aside else 0)
-        self.body = SideBySide(panes, replace(look, width=width), layout, show_discarded=show_discarded)
+        self.look, self.body = look, SideBySide(panes, look, layout, show_discarded=show_discarded)
         under: Any = {"show_discarded": show_discarded, "notes": notes, "goes_on": goes_on}
         self.summary = Summary(panes, look, comparisons, **under)
 
@@ -234,14 +222,7 @@ class Frame(Drawn):
             last = max(block.rank for block in blocks)
             blocks = [block for block in blocks if block.rank != last]
         under = [row for block in blocks for row in block.rows]
-        room = None if height is None else height - len(under)
-        body = self.body.within(room)
-        if self.aside is not None and len(body) > 2:
-            high = max(len(body), self.aside.needed if room is None else min(room, self.aside.needed))
-            body = [*body, *[[]] * (high - len(body))]
-            right = self.aside.within(high)
-            body = [beside(*both, self.body.look.width + 1) for both in zip(body, right, strict=True)]
-        return body + under
+        return self.body.within(None if height is None else height - len(under)) + under
 
     def _excess(self, blocks: list[Block], height: int) -> int:
         """Rows too many. The lanes' figures go only when the texts would have less than two rows each."""

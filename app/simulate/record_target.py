@@ -56,7 +56,7 @@ class Listener(NoDrafter):
 
 def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """Record the answers; the exit code."""
-    questions = selected(args, settings.data_dir, offline=options.offline)
+    questions = selected(args, settings.data_dir)
     with Interrupts() as interrupt:
         engine = load_engine(settings, options.changed(drafter="none"), interrupt)
         header = _header(engine, settings, options)

@@ -79,23 +79,11 @@ def _split(
         apart = starts is not None and prompt_tokens == 0
         prompt = known[0] if apart else next((ids for ids in known if ids and _begins(row, ids)), None)
         if prompt is None:
-            raise UserError(f"{file}:{line}: row {number + 1} does not begin with its prompt: {_parting(row, known)}")
+            raise UserError(f"{file}:{line}: row {number + 1} does not begin with its prompt")
         answer = row if apart else row[len(prompt) :]
         if not answer:
             raise UserError(f"{file}:{line}: row {number + 1} of {len(row)} tokens has no answer behind its prompt")
         yield prompt, answer
-
-
-def _parting(row: Ids, known: Sequence[Ids]) -> str:
-    """Where the likeliest prompt and the row part."""
-
-    def shared(ids: Ids) -> int:
-        return next((i for i, (one, other) in enumerate(zip(ids, row, strict=False)) if one != other), len(row))
-
-    at = max(map(shared, known))
-    prompt = next(ids for ids in known if shared(ids) == at)
-    here = row[at] if at < len(row) else "nothing"
-    return f"token {at + 1} is {here}, the prompt's {prompt[at]}"
 
 
 def checked(file: Path, number: int, what: str, ids: Any) -> Ids:

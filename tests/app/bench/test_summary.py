@@ -183,21 +183,6 @@ def test_each_temperature_has_its_own_reference_and_loops() -> None:
     assert references([COLD4, WARM4, WARM]) == {0.0: COLD4, 0.7: WARM}
 
 
-def test_the_tables_say_which_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    variants = [COLD, COLD4, WARM, WARM4]
-    items = [item("qa", 1, {one: answer(one, 1 + index) for index, one in enumerate(variants)})]
-    stream = io.StringIO()
-    looping = [loops(items, COLD), loops(items, WARM)]
-    settings = Settings(color="never", ascii=True)
-    show_tables(summarise(items, variants), looping, settings, screen(settings, stream))
-    told = stream.getvalue()
-    names = [line.split("|")[0].strip() for line in told.splitlines() if line.startswith(("ar", "spec"))]
-    assert names == ["ar T0", "spec 4 T0", "ar T0.7", "spec 4 T0.7", *["spec 4 T0", "spec 4 T0.7"] * 2]
-    for heat in ("0", "0.7"):
-        assert f"loops: 0% of ar's tokens at temperature {heat} lie in one" in told
-
-
 def test_the_time_to_first_token_is_the_mean_of_the_answers() -> None:
     rows = [{DRAFT: answer(DRAFT, 1, ttft=10, openings=1)}, {DRAFT: answer(DRAFT, 1, ttft=40, openings=5)}]
     assert summarise([item(None, 1, *rows)], [DRAFT])[0]["ttft_ms"] == 25

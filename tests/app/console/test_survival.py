@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from app.chat.conversation import Turn
+from app.chat.saved import read_chat
 from app.console.state import ConsoleState
 from tests.support.screen import PASTE_OFF, PASTE_ON, ROOT, Terminal
 from tests.support.scripted import Line, Ran, catalogue_of, run_lines
@@ -96,6 +97,57 @@ def typed(noise: random.Random) -> bytes:
     if kind == 7:
         return b"\x1b" * noise.randint(1, 5)
     return f"\x15{noise.choice(COMMANDS)}\r".encode()
+
+
+def press(terminal: Terminal, data: bytes) -> None:
+    """Type bytes, as far as the terminal takes them."""
+    while data and select.select([], [terminal.child.child_fd], [], 2.0)[1]:
+        data = data[os.write(terminal.child.child_fd, data[:64]) :]
+        terminal.read(0.0)
+
+
+def unhurt(terminal: Terminal, file: Path) -> None:
+    """The console takes commands, and its chat begins as it began."""
+    file.unlink(missing_ok=True)
+    end = time.monotonic() + 60
+    while not file.exists():
+        assert terminal.child.isalive(), terminal.raw[-3000:]
+        assert time.monotonic() < end, terminal.text
+        terminal.quiet(2.2)
+        press(terminal, b"\x11\x07\x03")  # out of a search, a paste or a half line
+        terminal.quiet()
+        press(terminal, f"/save {file}\r".encode())
+        terminal.quiet()
+    assert read_chat(file).turns[0].user == FIRST
+    for wrong in ("Traceback", "Unhandled exception", "Press ENTER", "internal:", "Exception ignored"):
+        assert wrong not in terminal.raw, terminal.raw[max(0, terminal.raw.index(wrong) - 1500) :][:3000]
+
+
+def test_random_bytes_typed_for_a_while_leave_the_console_and_the_chat_alive(catalogue: Path, tmp_path: Path) -> None:
+    print(f"seed {SEED}, {SECONDS:g} s")  # noqa: T201
+    noise, count = random.Random(SEED), 0
+    terminal = chatting(catalogue, tmp_path)
+    first, later = tmp_path / "first.json", tmp_path / "later.json"
+    unhurt(terminal, first)
+    end, interrupted, checked = time.monotonic() + SECONDS, time.monotonic(), time.monotonic()
+    while time.monotonic() < end:
+        count += 1
+        press(terminal, typed(noise))
+        terminal.read(noise.choice((0.0, 0.0, 0.02, 0.1)))
+        assert terminal.child.isalive(), (SEED, count, terminal.raw[-3000:])
+        if noise.random() < 0.01:
+            terminal.resize(noise.choice((30, 60, 100, 140)), noise.choice((8, 24, 40)))
+        if time.monotonic() - interrupted > BETWEEN_INTERRUPTS and noise.random() < 0.05:
+            press(terminal, b"\x03")
+            interrupted = time.monotonic()
+        if time.monotonic() - checked > 20:
+            unhurt(terminal, later)
+            press(terminal, f"/load {first}\r".encode())  # the context is not to be full for ever
+            checked = interrupted = time.monotonic()
+            print(f"{count} things typed")  # noqa: T201
+    unhurt(terminal, later)
+    press(terminal, b"\x04")
+    assert terminal.end() == 0
 
 
 # -- signals --------------------------------------------------------------------------------------

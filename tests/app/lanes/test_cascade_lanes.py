@@ -17,13 +17,10 @@ from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.settings.layers import Layers
 from app.settings.table import ModelOptions, Settings
-from sampling.drafters.fallback import FallbackDrafter
-from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.events import Step
 from tests.app.lanes.test_draft_heads import write_student
 from tests.support.scripted import run_lines
 from tests.support.tiny import noisy_copy, tiny_model, tiny_pair, tiny_tokenizer
-from tests.support.toys import ALONE
 from utils.errors import UsageError, UserError
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair
@@ -266,27 +263,6 @@ def test_a_cascade_has_trained_drafters_of_its_own_and_is_made_anew_when_it_chan
     for change in ({"cascade": "glide,tables"}, {"k_matrix": "[[2,4],[0,3]]"}, {"lenience": 2}):
         assert engine.lane("cascade", settings.changed(**change)).drafter is not first
         first = engine.lane("cascade", settings).drafter
-
-
-def test_static_tables_and_matches_are_halves_of_the_tables_drafter(engines: Callable[[str], PairEngine]) -> None:
-    engine = engines("beside")
-    chains = Settings(expand="none")
-    static, match, taking = (engine.lane(name, chains).drafter for name in ("static", "match", "match+plain"))
-    assert isinstance(static, TablesDrafter)
-    assert isinstance(match, TablesDrafter)
-    assert isinstance(taking, FallbackDrafter)
-    assert (static.longest, static.tables) == (0, engine.drafters.tables())
-    assert (match.longest, match.tables) == (5, None)
-    assert isinstance(taking.first, TablesDrafter)
-    assert taking.first.tables is None
-    row = [5, 6, 7, 5, 6]
-    for given, drafted in (([5, 6, 7, 5, 6], True), ([5, 6, 7, 5], False)):  # a match of two, a match of one
-        taking.first.start([given], ALONE, ALONE)
-        assert (taking.first.confidence([given])[0] >= taking.sure) is drafted, row
-    assert not taking.learn
-    auto = engine.lane("match+plain", Settings(gamma="auto", expand="none")).drafter
-    assert isinstance(auto, FallbackDrafter)
-    assert auto.learn
 
 
 # -- what is refused ------------------------------------------------------------------------------

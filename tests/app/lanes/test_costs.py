@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,8 +13,8 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from app.chat.answered import Answered
-from app.console.about import last_stats, session_stats, stats_json
-from app.lanes.answers import Answer, results
+from app.console.about import last_stats, session_stats
+from app.lanes.answers import Answer
 from app.lanes.costs import Terms, cost_lines, models_of, stored_parameters, swi_of
 from app.screen.figures import PaneData
 from app.settings.table import Settings
@@ -173,15 +172,6 @@ def test_stats_session_adds_up_what_the_same_models_did() -> None:
     other = replace(one, terms=replace(CASCADE, models={}))
     lines = printed(session_stats([answered(PLAIN, one), answered(PLAIN, other)], console, settings))
     assert not any("calls:" in line for line in lines)
-
-
-def test_stats_json_has_what_takes_two_answers() -> None:
-    cascade = Answer("cascade", (1, 2), "", replace(ROUNDS, reviews={"base": (4, 6)}), terms=CASCADE)
-    told = json.loads(stats_json(answered(PLAIN, cascade)))["results"]
-    assert told == results([PLAIN, cascade])
-    assert told[0]["expected_speedup"] is None
-    assert told[1]["expected_speedup"] == pytest.approx(cascade.expected(PLAIN), abs=1e-4)
-    assert told[1]["swi"]["published"] == told[1]["swi"]["model_parameters"] == pytest.approx(7.5839, abs=1e-3)
 
 
 def test_nothing_is_expected_of_a_lane_without_terms_or_beside_nothing() -> None:

@@ -1,16 +1,13 @@
-"""Prompts by a data set's name: from a folder, from the package `datasets`, or one clear line; limits over them."""
+"""Prompts by a data set's name: from a folder, or one clear line; limits over them."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-import app.prompts.datasets
 from app.bench.options import BenchArgs
 from app.bench.run import run_bench
 from app.command_line.arguments import read_request
@@ -18,7 +15,7 @@ from app.prompts.datasets import DATASETS, NAMED, PROMPT_FIELDS, questions_of
 from app.prompts.questions import Question, chosen, stratified
 from app.settings.table import ModelOptions, Settings
 from tests.support.tiny import write_prompts
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError
 
 SPEC = [
     {"question_id": 81, "category": "writing", "turns": ["one", "two"]},
@@ -80,13 +77,11 @@ def test_the_folder_may_come_from_the_environment(folder: Path) -> None:
     assert layers_of(request).settings.data_dir == str(folder)
 
 
-def test_what_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app.prompts.datasets, "find_spec", lambda name: None)
+def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         run_bench(Settings(data_dir=str(tmp_path)), ModelOptions(target="not/there"), BenchArgs("gsm8k"))
     assert str(caught.value) == (
-        f"no data set gsm8k: no gsm8k_test.jsonl in {tmp_path}, and the package datasets is not installed; "
-        "--data-dir or SPEC_DATA_DIR names the folder (or pip install datasets)"
+        f"no data set gsm8k: no gsm8k_test.jsonl in {tmp_path}; --data-dir or SPEC_DATA_DIR names the folder"
     )
     with pytest.raises(UsageError) as caught:
         questions_of("spec_bench")
@@ -113,33 +108,6 @@ def test_a_wrong_record_is_named_by_its_line(folder: Path, name: str, line: str,
     with pytest.raises(UsageError) as caught:
         questions_of(name, str(folder))
     assert str(caught.value).startswith(f"{folder}/{told}")
-
-
-def test_the_package_is_asked_where_the_file_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
-    rows = {
-        "openai/gsm8k": [{"question": "2 + 2?"}],
-        "HuggingFaceH4/mt_bench_prompts": [{"prompt": ["a", "b"], "prompt_id": 81, "category": "stem"}],
-        "Rowan/hellaswag": [{"ctx": "A man"}],
-    }
-
-    def load_dataset(repository: str, name: str | None, *, split: str, download_config: bool) -> Any:
-        asked.append((repository, name, split, download_config))
-        return rows[repository]
-
-    package: Any = ModuleType("datasets")
-    package.load_dataset, package.DownloadConfig = load_dataset, lambda local_files_only: local_files_only
-    monkeypatch.setitem(sys.modules, "datasets", package)
-    monkeypatch.setattr(app.prompts.datasets, "find_spec", lambda name: object())
-    assert questions_of("gsm8k", str(tmp_path))[0].turns == ("2 + 2?",)
-    assert questions_of("mt_bench", offline=True) == [Question(("a", "b"), "stem", 81, 1)]
-    assert questions_of("hellaswag")[0].turns == ("A man",)
-    assert asked[:2] == [
-        ("openai/gsm8k", "main", "test", False),
-        ("HuggingFaceH4/mt_bench_prompts", None, "train", True),
-    ]
-    with pytest.raises(UserError, match=r"^mmlu: the package datasets could not load cais/mmlu: 'cais/mmlu' \(--data"):
-        questions_of("mmlu")
 
 
 def test_a_limit_is_spread_over_the_categories_of_a_set_and_of_a_list(tmp_path: Path) -> None:

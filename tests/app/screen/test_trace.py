@@ -14,21 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from rich.segment import Segment
 from syrupy.assertion import SnapshotAssertion
 
 from app.lanes.comparison import RULES, Rule, rule_of
-from app.lanes.costs import Terms
-from app.screen.live import Track, panes, traced
+from app.screen.live import traced
 from app.screen.palette import Look
-from app.screen.trace import Drafted, RoundPane, Trace, TracedRound, read, starts
+from app.screen.trace import Trace, read, starts
 from app.settings.table import Settings
 from sampling.drafters.cascade import cascade_of
 from sampling.drafters.draft_model import ModelDrafter
-from sampling.events import Call, Finished, Step
+from sampling.events import Call, Step
 from sampling.loop import generate
 from sampling.sampler import KeyedSampler
-from sampling.stats.ratios import expected
 from sampling.types import FixedPace, Limits
 from tests.support.toy_drafters import PointDrafter
 from tests.support.toys import TableLM
@@ -493,53 +490,3 @@ def test_the_console_traces_a_cascade_with_its_lenience() -> None:
     console.print(traced([track], console, Settings(), 2))  # type: ignore[arg-type]
     assert "reviews inside may be lenient (lambda 2.5)" in file.getvalue()
     assert "added by small" in file.getvalue()
-
-
-def test_the_console_expects_of_a_cascade_what_its_own_figures_say() -> None:
-    """Not what gamma says, which a cascade ignores."""
-    _, steps = real(2.0, reviewers=1)
-    tracks = []
-    for name, rounds, terms in (("ar", [reviewed([], 0, 3)] * 40, Terms()), ("cascade", steps, Terms(drafts=True))):
-        lane = SimpleNamespace(name=name, settings=Settings(gamma=4), drawn_drafts=False, drafts=terms.drafts)
-        tracks.append(Track(lane, lambda ids: "x" * len(ids), 2, 40, terms=terms))
-        for event in [*rounds, Finished(0, "length")]:
-            tracks[-1].feed(event)
-    plain, cascade = (track.meter.stats for track in tracks)
-    console = Console(width=100, file=StringIO(), color_system=None)
-    panes(tracks, console, Settings())
-    assert tracks[0].expected is None
-    assert tracks[1].expected is not None
-    assert tracks[1].expected == expected(cascade, plain, None)
-    assert tracks[1].answer().terms.drafts
-
-
-def test_a_third_pane_shows_the_round_as_high_as_the_lanes(snapshot: SnapshotAssertion) -> None:
-    screens = []
-    for step in STEPS_OF_PANE:
-        found = TracedRound(step, DRAFTS_OF_PANE[: len(step.drafted)], " Paris", ())
-        for look in (
-            Look(140, None, color=False),
-            Look(140, None, color=True),
-            Look(140, None, color=False, ascii=True),
-        ):
-            pane = RoundPane(found, 12, look, ("tables", "feature"), most=4)
-            for height in (2, 3, 5, pane.needed, 12):
-                rows = pane.within(height)
-                assert len(rows) == height
-                assert {Segment.get_line_length(row) for row in rows} == {pane.look.width}
-            screens += ["".join(segment.text for segment in row) for row in pane.rows()]
-    assert "\n".join(screens) == snapshot
-
-
-def pane_step(drafted: int, accepted: int) -> Step:
-    ids, chain = tuple(range(drafted)), tuple(range(-1, drafted - 1))
-    return Step(0, 4, ids, chain, (0,) * drafted, ids[:accepted], 9, (), (), 0.5, (), 0.0, 0.0, 0.0)
-
-
-STEPS_OF_PANE = [pane_step(4, 2), pane_step(3, 3), pane_step(0, 0)]
-DRAFTS_OF_PANE = (
-    Drafted(1, " the", 0, 0.85, 0.92, "accepted"),
-    Drafted(2, " capital of a very long token", 1, 1.0, 0.001, "accepted", 1),
-    Drafted(3, "\n\t漢字", 0, 0.5, 0.25, "rejected"),
-    Drafted(4, " x", 0, None, None, "discarded", 5),
-)

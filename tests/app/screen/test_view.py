@@ -342,26 +342,6 @@ def test_below_40_columns_there_are_no_borders() -> None:
     assert not set("│┌┐└┘") & set(shown(SideBySide(panes, Look(39, color=False))))
 
 
-def test_three_lanes_stand_in_rows_of_two() -> None:
-    panes = [PaneData(name, [Span("x", "plain")], AR, "done") for name in ("ar", "draft", "ngram")]
-    rows = shown(SideBySide(panes, Look(80, color=False))).split("\n")
-    assert "drafter alone" in rows[0]
-    assert rows[3].startswith("┌ n-gram drafts")
-    assert cell_len(rows[3]) == 80
-
-
-@pytest.mark.parametrize(("width", "color", "enough"), [(30, True, 8), (30, False, 11), (60, True, 6), (100, True, 4)])
-@pytest.mark.parametrize("height", range(1, 40))
-def test_figures_stay_while_there_is_room_for_two_rows_of_text_each(
-    width: int, color: bool, enough: int, height: int
-) -> None:
-    rows = lanes(Look(width, height, color)).frame.rows()
-    assert len(rows) <= height
-    text = " ".join("".join(segment.text for segment in row) for row in rows)
-    assert "speculative" in text
-    assert (re.search("40.5 tok/s +TTFT 101 ms", text) is not None) == (height >= enough)
-
-
 # ---------------------------------------------------------------- cost
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -73,15 +71,6 @@ def test_a_row_that_may_not_draft_gets_nothing() -> None:
     rows = [[0, 1], [1, 2]]
     draft = started(rows).propose(rows, Budget([2, 0]), drafting(sampler(0.0, 7), rows))
     assert draft.tokens.tolist() == [[3, 3], [-1, -1]]
-
-
-def test_it_needs_hidden_states_where_one_of_its_drafters_does() -> None:
-    class Reader(PointDrafter):
-        traits = replace(PointDrafter.traits, needs_hidden=True)
-
-    points = first_row_only()
-    assert not FallbackDrafter(points, points).traits.needs_hidden
-    assert FallbackDrafter(points, Reader(V, lambda row: None)).traits.needs_hidden
 
 
 def test_both_hear_of_every_round_and_follow_the_rows() -> None:

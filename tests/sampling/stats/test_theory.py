@@ -107,18 +107,6 @@ def test_the_horizontal_factor_of_known_cases() -> None:
     assert horizontal_factor([0.0, 1.0], [1], [1.0]) == 0.5
 
 
-def test_chances_and_costs_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"alpha must be between 0 and 1, got 1.2"):
-        vertical_factor(0.5, 1.2, 1, 1, 0.1)
-    with pytest.raises(ValueError, match=r"alpha must be between 0 and 1, got -0.1"):
-        horizontal_factor([0.5, -0.1], [], [])
-    for wrong in ((0.5, 0.5, -1, 1, 0.1), (0.5, 0.5, 1, -1, 0.1), (0.5, 0.5, 1, 1, -0.1), (0.5, 0.5, 1, 1, 0.1, -1)):
-        with pytest.raises(ValueError, match=r"counts and costs must be at least 0, got -"):
-            vertical_factor(*wrong)
-    with pytest.raises(ValueError, match=r"shorter|longer"):
-        horizontal_factor([0.5], [1, 2], [0.1])
-
-
 # -- from the events of a run ---------------------------------------------------------------------
 
 PLAIN = measure([opening(), *[step(0, 0, verify_s=0.1)] * 50])
