@@ -34,6 +34,7 @@ from utils.loading.packed_gguf import head_size
 
 CONFIG, WEIGHTS, PYTORCH = "config.json", "model.safetensors", "pytorch_model.bin"
 IDS = "lm_head.ids"  # of the reduced vocabulary
+_NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYER = "model.layers.0."
 _CROSS = f"{_LAYER}cross_attn.q_proj.weight"  # GLIDE's alone
@@ -298,12 +299,23 @@ def target_rotary(target: nn.Module | None) -> nn.Module | None:
 def _tensors(place: Path, stored: dict[str, Any]) -> dict[str, Tensor]:
     """Every tensor of the folder: of `model.safetensors`, else of what older checkpoints have, whole or in shards."""
     file = place / WEIGHTS
-    if not file.is_file():
-        return {name: value for part in _parts(place) for name, value in _read(part).items()}
-    data = _bytes(file)
-    if "crc32" in stored and (len(data) != stored.get("bytes") or zlib.crc32(data) != stored["crc32"]):
-        raise UserError(f"the drafter's weights {file} are damaged: {len(data):,} bytes, their checksum is wrong")
-    return _read(file, data)
+    tensors: dict[str, Tensor] = {}
+    for part in [file] if file.is_file() else _parts(place):
+        data = _bytes(part)
+        if (
+            part == file
+            and "crc32" in stored
+            and (len(data), zlib.crc32(data)) != (stored.get("bytes"), stored["crc32"])
+        ):
+            raise UserError(f"the drafter's weights {file} are damaged: {len(data):,} bytes, their checksum is wrong")
+        read = _read(part, data)
+        if twice := sorted(tensors.keys() & read.keys()):
+            raise UserError(f"the drafter {place} has {twice[0]} in two parts, one of them {part.name}")
+        tensors |= read
+    for name, value in tensors.items():
+        if name.endswith(".weight") and value.dtype not in _NUMBERS:
+            raise UserError(f"the drafter {place} is quantized by another program, which is not read: {name}")
+    return tensors
 
 
 def _parts(place: Path) -> list[Path]:
@@ -328,9 +340,8 @@ def _bytes(file: Path) -> bytes:
         raise UserError(f"the drafter's weights {file} cannot be read: {error.strerror}") from None
 
 
-def _read(file: Path, data: bytes | None = None) -> dict[str, Tensor]:
+def _read(file: Path, data: bytes) -> dict[str, Tensor]:
     """The tensors of one file, safetensors or PyTorch's, of which nothing but tensors is read."""
-    data = _bytes(file) if data is None else data
     try:
         if file.suffix == ".safetensors":
             return load(data)

@@ -103,3 +103,31 @@ def test_an_embedding_that_was_trained_is_stored(tmp_path: Path) -> None:
     config, tensors = published(case)
     line = loaded(written(tmp_path / "head", config, tensors, case), large())
     assert str(line).endswith("it lacks embed_tokens.weight")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_numbers_that_mean_nothing_without_their_scales_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    save_student(tmp_path / "ours", make_student("feature", make_target()), {})
+    config = json.loads((tmp_path / "ours" / CONFIG).read_text())
+    (tmp_path / "ours" / CONFIG).write_text(
+        json.dumps({name: value for name, value in config.items() if name not in ("crc32", "bytes")})
+    )
+    file = tmp_path / "ours" / WEIGHTS
+    save_file({name: (50 * value).to(dtype) for name, value in load_file(file).items()}, file)
+    assert "is quantized by another program" in str(loaded(tmp_path / "ours", make_target()))
+    case = Case("speculators", "whole", {})
+    theirs, tensors = published(case)
+    folder = written(tmp_path / "theirs", theirs, {name: value.to(dtype) for name, value in tensors.items()}, case)
+    assert "is quantized by another program" in str(loaded(folder, large()))
+
+
+def test_a_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
+    case = Case("speculators", "whole", {})
+    config, tensors = published(case)
+    folder = written(tmp_path / "head", config, tensors, case)
+    name = next(name for name in tensors if name.endswith("weight"))
+    (folder / WEIGHTS).rename(folder / "a.safetensors")
+    save_file({name: tensors[name] + 1}, folder / "b.safetensors")
+    index = {"weight_map": {**dict.fromkeys(tensors, "a.safetensors"), name: "b.safetensors"}}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    assert f"has {name} in two parts, one of them b.safetensors" in str(loaded(folder, large()))
