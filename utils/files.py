@@ -11,13 +11,11 @@ Makes no folders. Knows JSON, and nothing else of the content.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import io
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -76,12 +74,7 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
                 with contextlib.suppress(OSError):  # only root gives files away
                     os.chown(temporary, before.st_uid, before.st_gid)
                 os.chmod(temporary, before.st_mode & 0o777)
-            try:
-                os.replace(temporary, place)
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise
-                shutil.copyfile(temporary, place)  # a mount point cannot be replaced
+            os.replace(temporary, place)
     except WriteError:
         raise
     except OSError as error:
@@ -161,7 +154,7 @@ def writable(path: Path, flag: str = "--out") -> None:
         raise UsageError(f"{flag} {path} is a folder: name a file")
     if _stream(path) is not None:
         return
-    if os.path.lexists(place) and not _permitted(place, os.W_OK):
+    if os.path.ismount(place) or (os.path.lexists(place) and not _permitted(place, os.W_OK)):
         raise UsageError(f"{flag} {path} is there and cannot be written to")
     if not _takes_files(Path(place).parent):
         raise UsageError(f"{flag} {path}: the folder {Path(place).parent} is not there or cannot be written to")

@@ -187,15 +187,12 @@ class Timed:
 
     @property
     def speedup(self) -> float | None:
-        return _median(self.speedups(self.plain))
+        ratios = self.speedups(self.plain)
+        return median(ratios) if ratios else None
 
     def parted(self, kind: PartingKind) -> int:
         """How many answers differ from ar's in this way (:class:`app.lanes.answers.Parting`)."""
         return [one.kind for pair in self.compared if (one := parting(*pair)) is not None].count(kind)
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return median(values) if values else None
 
 
 def _rounded(value: Any) -> Any:
@@ -248,10 +245,6 @@ def _worst(timed: Timed) -> dict[str, Any] | None:
 def _per_call(timed: Timed) -> dict[str, Any]:
     calls, spent = timed.total.calls, timed.total.call_ms
     return {model: ratio(spent.get(model, 0.0), count) for model, count in calls.items()}
-
-
-def _calls_per_pass(timed: Timed) -> dict[str, Any]:
-    return {model: ratio(count, timed.total.target_passes) for model, count in timed.total.calls.items()}
 
 
 # -- how a figure is written ------------------------------------------------------------------------
@@ -467,7 +460,10 @@ class SummaryRow(TimedVariant, frozen=True):
     may_differ: Annotated[Count, BenchColumn(lambda of: len(of.compared) - len(of.agreeing))] = 0
     categories: Annotated[dict[str, Category], BenchColumn(_categories)] = {}
     worst_category: Annotated[Any, BenchColumn(_worst, _worst_cell, speedups="worst category", leaves=4)] = None
-    calls_per_pass: Annotated[Named, BenchColumn(_calls_per_pass)] = {}
+    calls_per_pass: Annotated[
+        Named,
+        BenchColumn(lambda of: {name: ratio(n, of.total.target_passes) for name, n in of.total.calls.items()}),
+    ] = {}
     ms_per_call: Annotated[Named, BenchColumn(_per_call)] = {}
     reviews: Annotated[dict[str, Reviewed], BenchColumn(lambda of: of.total.to_json().get("reviews", {}))] = {}
     swi: Annotated[

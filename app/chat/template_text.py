@@ -30,16 +30,13 @@ class Template:
             if system and self.folds_system and not folds:
                 continue
             try:
-                text = self._apply(way)
+                text = render(self._tokenizer, way, self._name)
             except Exception as error:
                 why = error
             else:
                 self.folds_system = self.folds_system or folds
                 return text
         raise UserError(f"the chat template refuses this chat ({why}); /set chat=off goes without it")
-
-    def _apply(self, messages: list[Message]) -> str:
-        return render(self._tokenizer, messages, self._name)
 
     def tail(self, system: str, messages: list[Message], text: str) -> str | None:
         """What follows the last message's answer when `text` is the next; None if it cannot be told.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from app.console.answer import answer
 from app.console.state import ConsoleState
@@ -21,7 +21,7 @@ from app.replay.tour import Answers, ended, play_recorded, walk
 from app.screen.live import Track, look_of
 from app.screen.output import load_engine
 from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
-from app.screen.view import drafting, heading, question
+from app.screen.view import drafting, heading, models_of, question
 from app.settings.layers import Layers
 from utils.errors import UserError
 from utils.progress import INTERRUPTED
@@ -88,14 +88,9 @@ class Tour:
         if not settings.quiet:
             look = look_of(aside.out, settings)
             aside.say("")
-            aside.say(heading(drafting(self._models(), settings.compare), settings, look))
+            aside.say(heading(drafting(models_of(self.engine), settings.compare), settings, look))
             aside.say(question(step.question, look))
         return [aside.answers[-1].tracks] if answer(plan, aside) else []
-
-    def _models(self) -> Any:
-        from app.screen.view import models_of
-
-        return models_of(self.engine)
 
     def _warm_up(self, step: Step) -> None:
         """The first answer of a process pays for memory that is touched first: it is none of the tour's, but what is

@@ -71,7 +71,8 @@ def check_pair(
     from app.screen.terminal import Interrupts
     from utils.loading.loading import load_pair
 
-    if asked and asked.forecast and options.pair is None and _is_pair(options):
+    by_word = asked and asked.forecast and options.pair is None
+    if by_word and options.target in catalogue(options).pairs and not os.path.exists(str(options.target)):
         options = options.model_copy(update={"pair": options.target, "target": None})
     if asked and asked.plan:
         from app.measure.plan import run_plan
@@ -85,10 +86,10 @@ def check_pair(
                 loaded = load_pair(spec, given, progress, interrupted)
             engine = PairEngine(loaded)
         except UserError as error:
-            would = _would(str(error)) if asked and asked.forecast else ""
-            if not would or isinstance(error, UsageError):
+            would = next((would for said, would in _WOULD.items() if said in str(error)), "")
+            if not (would and asked and asked.forecast) or isinstance(error, UsageError):
                 raise
-            raise UserError(f"{error}{would}") from None
+            raise UserError(f"{error}; {would}") from None
         found = [*_shared(loaded), *_translated(engine), *_memory(engine, before)]
         found += rounding_lines(engine, given, speed, progress, interrupted)
     console = _console(settings.color)
@@ -114,11 +115,6 @@ def check_pair(
     return 0
 
 
-def _is_pair(options: ModelOptions) -> bool:
-    """Whether the word for the target is that of a pair."""
-    return options.target in catalogue(options).pairs and not os.path.exists(str(options.target))
-
-
 _WOULD = {
     "hidden size": _HEAD,
     "is for a vocabulary": _HEAD,
@@ -128,10 +124,6 @@ _WOULD = {
     "encoder-decoder": "a drafter of the target's own kind would",
 }
 """By what an error says: what would fit."""
-
-
-def _would(error: str) -> str:
-    return next((f"; {would}" for said, would in _WOULD.items() if said in error), "")
 
 
 def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: int) -> Recipe:

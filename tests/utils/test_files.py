@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
@@ -13,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -142,18 +140,6 @@ def test_the_owner_is_kept_as_far_as_one_may(tmp_path: Path) -> None:
     os.chown(file, *owner)
     write_bytes(file, b"new")
     assert (file.stat().st_uid, file.stat().st_gid) == owner
-
-
-def test_a_file_that_is_a_mount_point_is_written_in_place(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def busy(*_: Any) -> None:
-        raise OSError(errno.EBUSY, "Device or resource busy")
-
-    monkeypatch.setattr(os, "replace", busy)
-    inode = file.stat().st_ino
-    write_bytes(file, b"new")
-    assert file.read_bytes() == b"new"
-    assert file.stat().st_ino == inode
-    assert names(file.parent) == ["file"]
 
 
 def test_a_write_protected_file_is_left_alone(tmp_path: Path) -> None:

@@ -312,19 +312,6 @@ def test_a_disturbed_timing_is_said_on_the_page() -> None:
     assert f"spec 4: {words}" in page(Run.model_validate({"summary": [{"method": "ar"}, spec]}), "")
 
 
-def test_temperatures_are_told_apart(data: dict[str, Any]) -> None:
-    summary = [{**row, "temperature": t} for t in (0.0, 0.7) for row in data["summary"][:2]]
-    results = [{**one, "temperature": 0.7} for one in data["prompts"][0]["results"]]
-    parsed = Parsed(page(Run.model_validate({"summary": summary, "prompts": [{"results": results}]}), ""))
-    assert [told["data-temperature"] for tag, told in parsed.tags if tag == "section"] == ["0", "0.7"]
-    assert len(parsed.tables["methods"]) == 2
-    cold, warm = (list(parsed.methods(table)) for table in (0, 1))
-    assert [name.replace("T0.7", "T0") for name in warm] == cold
-    assert "The file holds no answers with their times: bench --out writes them." in "".join(parsed.texts)
-    ids = [told["id"] for _, told in parsed.tags if "id" in told]
-    assert len(ids) == len(set(ids))
-
-
 @pytest.mark.parametrize(
     ("content", "told"),
     [

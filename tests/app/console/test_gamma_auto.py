@@ -19,14 +19,12 @@ from app.lanes.lane import PairEngine
 from app.prompts.questions import Question, prompt_ids
 from app.screen.output import load_engine
 from app.screen.view import toolbar
-from app.settings.layers import Layers
 from app.settings.table import Settings
 from sampling.events import Step
 from sampling.gamma.controller import Controller
 from sampling.stats.summary import Stats
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
-from utils.errors import UsageError
 from utils.progress import never
 
 AUTO: dict[str, Any] = {"gamma": "auto", "max_new_tokens": 40, "quiet": True}
@@ -46,16 +44,6 @@ def engine(pair: TinyPair) -> PairEngine:
 def ids_of(engine: PairEngine, name: str, settings: Settings) -> tuple[int, ...]:
     lane = engine.lane(name, settings)
     return run_lane(lane, prompt_ids(engine, "tell me", settings), engine.tokenizer.decode, interrupt=never).ids
-
-
-def test_every_way_of_setting_gamma_takes_auto() -> None:
-    assert Settings(gamma="auto").gamma == "auto"
-    assert Settings().gamma == 4
-    assert Settings().changed(gamma="auto").changed(gamma="7").gamma == 7
-    assert Layers.of(environ={"SPEC_GAMMA": "auto"}).settings.gamma == "auto"
-    assert Layers.of({"gamma": "auto"}, {}, {}).settings.gamma == "auto"
-    with pytest.raises(UsageError, match=r"gamma must be a whole number from 1 to 64 or auto, got 0 \(still auto\)"):
-        Settings(gamma="auto").changed(gamma=0)
 
 
 def test_the_toolbar_shows_the_gamma_of_the_last_round() -> None:

@@ -505,22 +505,6 @@ def test_a_failing_first_load_is_one_line_and_another_pair_can_be_loaded(catalog
     assert len(ran.state.chat.turns) == 1
 
 
-def test_drafters_change_while_running(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "one", "/drafter ngram", "two", "/drafter none", "three", "/compare ar,draft")
-    assert [turn.user for turn in ran.state.chat.turns] == ["one", "two", "three"]
-    assert "needs a drafter model" in ran.after("/compare ar,draft")
-    assert ran.state.settings.compare == ("ar", "spec")
-
-
-def test_the_draft_lane_runs_beside_the_target(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "/compare ar,draft,spec", "one", "/continue")
-    assert "drafter alone" in ran.after("one")
-    assert "same output" in ran.after("one")
-    assert ran.state.chat.turns[0].answer == tuple(
-        token for answered in ran.state.answers for token in answered.tracks[0].meter.ids
-    )
-
-
 def test_an_error_while_decoding_is_one_line_and_the_next_turn_works(
     catalogue: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

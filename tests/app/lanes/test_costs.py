@@ -172,11 +172,3 @@ def test_stats_session_adds_up_what_the_same_models_did() -> None:
     other = replace(one, terms=replace(CASCADE, models={}))
     lines = printed(session_stats([answered(PLAIN, one), answered(PLAIN, other)], console, settings))
     assert not any("calls:" in line for line in lines)
-
-
-def test_nothing_is_expected_of_a_lane_without_terms_or_beside_nothing() -> None:
-    cascade = Answer("cascade", (1, 2), "", replace(ROUNDS, reviews={"base": (4, 6)}), terms=CASCADE)
-    assert cascade.expected(None) is None
-    assert replace(cascade, terms=Terms()).expected(PLAIN) is None
-    assert replace(cascade, terms=replace(CASCADE, gamma="auto")).expected(PLAIN) is None
-    assert replace(cascade, stats=ROUNDS).expected(PLAIN) is None  # two reviewers: no formula

@@ -36,7 +36,7 @@ from tests.support.runs import after
 from tests.support.scripted import run_lines
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer, write_prompts
 from utils.catalogue.catalogue import head_kind
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError
 from utils.loading.fit import fingerprint
 from utils.progress import never
 
@@ -460,16 +460,6 @@ def test_check_tells_what_the_students_are(
         "(infer.py distill --student feature makes one)",
         lines[0].replace("glide", "eagle").replace(size, lines[3].split(", ")[2]),
     ]
-
-
-def test_a_missing_file_of_a_drafter_given_by_folder_is_a_user_error(
-    tmp_path: Path, pair: TinyPair, students: Path
-) -> None:
-    folder = tmp_path / "copy"
-    write_student(folder, "plain", tiny_model())
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"copy holds no model: no \*\.safetensors or \*\.bin file"):
-        load_engine(Settings(quiet=True), pair.options(str(folder)), never)
 
 
 def test_a_running_lane_shows_the_mean_number_drafted_under_auto(engine: PairEngine) -> None:

@@ -5,7 +5,6 @@ trees under `expand auto`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +29,7 @@ from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.registry import ROWS
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.drafters.tables.tree import TableTreeDrafter
-from sampling.events import Finished, Prefill, Step
+from sampling.events import Step
 from sampling.gamma.controller import Controller
 from sampling.types import Budget
 from tests.support.tiny import TinyPair, tiny_pair
@@ -217,37 +216,6 @@ def test_the_ngram_settings_reach_the_drafter(engine: PairEngine) -> None:
         assert isinstance(drafter, NgramDrafter)
         assert drafter.top_k_filler == stored
         assert (drafter.n, drafter.multi_level, drafter.stop_if_unknown, drafter.forgets) == (5, False, False, False)
-
-
-def test_a_lane_goes_on_from_a_session_of_the_target(engine: PairEngine) -> None:
-    settings = Settings(**SHORT)
-    prompt = prompt_ids(engine, "a prompt that is read once", settings)
-    session = engine.open(prompt)
-    session.score([prompt[:-1]], _empty())
-    events = list(engine.lane("ar", settings).run(prompt, session=session, interrupt=never))
-    assert not [event for event in events if isinstance(event, Prefill)]
-    ids = [token for event in events if isinstance(event, Step) for token in event.emitted]
-    assert tuple(ids) == ids_of(engine, "ar", settings, "a prompt that is read once")
-
-
-def _empty() -> object:
-    from sampling.types import Draft
-
-    return Draft.empty(1)
-
-
-@pytest.mark.parametrize("polls", [0, 1, 5])
-def test_an_interrupt_ends_a_lane_between_rounds(engine: PairEngine, polls: int) -> None:
-    settings = Settings(**SHORT)
-    lane, stop = engine.lane("spec", settings), countdown(polls)
-    events = list(lane.run(prompt_ids(engine, "hi", settings), interrupt=stop))
-    assert events[-1] == Finished(0, "interrupted")
-
-
-def countdown(polls: int) -> Callable[[], bool]:
-    """False `polls` times, then True."""
-    left = iter([False] * polls)
-    return lambda: next(left, True)
 
 
 # -- which drafts become trees ---------------------------------------------------------------------

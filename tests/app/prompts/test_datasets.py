@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from app.bench.options import BenchArgs
 from app.bench.run import run_bench
 from app.command_line.arguments import read_request
 from app.prompts.datasets import DATASETS, NAMED, PROMPT_FIELDS, questions_of
-from app.prompts.questions import Question, chosen, stratified
+from app.prompts.questions import Question
 from app.settings.table import ModelOptions, Settings
 from tests.support.tiny import write_prompts
 from utils.errors import UsageError
@@ -108,14 +107,3 @@ def test_a_wrong_record_is_named_by_its_line(folder: Path, name: str, line: str,
     with pytest.raises(UsageError) as caught:
         questions_of(name, str(folder))
     assert str(caught.value).startswith(f"{folder}/{told}")
-
-
-def test_a_limit_is_spread_over_the_categories_of_a_set_and_of_a_list(tmp_path: Path) -> None:
-    rows = [{**MMLU, "subject": f"s{n % 3}", "question": f"q{n}"} for n in range(30)]
-    write_prompts(tmp_path / "mmlu_sample.jsonl", rows)
-    known = questions_of("mmlu", str(tmp_path))
-    assert Counter(question.category for question in stratified(known, 7)) == {"s0": 3, "s1": 2, "s2": 2}
-    ids = tmp_path / "ids.txt"
-    ids.write_text("".join(f"{n}\n" for n in (30, 27, 24, 21, 1, 2)))  # four of s2, one of s0 and of s1
-    listed = stratified(chosen(known, ids), 4)
-    assert [question.question_id for question in listed] == [30, 27, 1, 2]

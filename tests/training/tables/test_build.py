@@ -302,21 +302,6 @@ def test_a_context_has_its_likeliest_tokens_in_falling_order(tmp_path: Path) -> 
     assert tables.next([9, 1]) == next(tables.every([9, 1]))
 
 
-def test_one_choice_is_what_it_was(tmp_path: Path) -> None:
-    """A chain drafts the same from a file with more choices: the first entry of a context is the only one of it."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    one, more = opened(tmp_path / "a", 1), opened(tmp_path / "b", 4)
-    assert len(more) > len(one)
-    for tail in ([1], [0, 1], [5, 1], [2], [3, 6, 1], [8]):
-        assert one.next(tail) == more.next(tail)
-    drafters = [TablesDrafter(tables, longest=0, least=0.0) for tables in (one, more)]
-    for drafter in drafters:
-        drafter.start([[0, 1]], ALONE, ALONE)
-    first, second = (drafter.propose([[0, 1]], Budget([5]), SAMPLER).tokens.tolist() for drafter in drafters)
-    assert first == second != [[]]
-
-
 @given(ids=st.lists(st.integers(0, 5), min_size=3, max_size=80), most=st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
 def test_counts_are_those_of_a_plain_count(ids: list[int], most: int) -> None:

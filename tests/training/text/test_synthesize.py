@@ -19,7 +19,7 @@ from sampling.sampler import KeyedSampler
 from sampling.types import Limits
 from tests.support.quantized import quantized_model
 from tests.support.tiny import VOCAB, tiny_model, tiny_tokenizer
-from training.text.dialogues import KINDS, Ask, Chat, GivenPrompts, OwnChats
+from training.text.dialogues import Ask, Chat, GivenPrompts, OwnChats
 from training.text.self_text import passages, read_texts, write_self, written
 from training.text.synthesize import _FRUITLESS, TextWriter, draw
 from utils.errors import UserError
@@ -72,17 +72,6 @@ def test_a_compiled_pass_writes_whatever_stands_beside_it_bit_for_bit(tokenizer:
     alone, together = first(own(model, tokenizer, batch=1), 6), first(own(model, tokenizer, batch=7), 12)
     assert sum(bool(lines) for lines in alone.values()) >= 2
     assert all(together[number] == lines for number, lines in alone.items() if number in together)
-
-
-def test_chats_of_any_kind_do_not_depend_on_their_neighbours_either(model: Any, tokenizer: Any) -> None:
-    def by_kind(batch: int) -> TextWriter:
-        return TextWriter(model, VOCAB, STOP, OwnChats(tokenizer, STOP, 24, kinds=tuple(KINDS), seed=3), 3, batch)
-
-    alone, together = first(by_kind(1), 18), first(by_kind(8), 36)
-    assert any(line.get("kind") for lines in alone.values() for line in lines)
-    assert all(together[number] == lines for number, lines in alone.items() if number in together)
-    later = first(by_kind(5), 18, done=set(range(9)))
-    assert all(together[number] == lines for number, lines in later.items() if number in together)
 
 
 def test_greedy_answers_are_those_of_the_decode_loop(model: Any, tokenizer: Any) -> None:

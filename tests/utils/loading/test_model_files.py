@@ -8,7 +8,6 @@ import io
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import threading
@@ -272,19 +271,6 @@ def test_a_gguf_file_loads_as_the_model_it_was_written_from(finished):
     fractions = [fraction for stage, fraction in told if stage == "converting tiny.gguf" and fraction is not None]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
-
-
-def test_a_converted_file_is_used_again_until_it_is_damaged(gguf_file, finished, cache):
-    shutil.copytree(finished.home, cache, copy_function=shutil.copyfile)  # with new times: contents are compared
-    digest = sha256(gguf_file)
-    entry = converted_entry(digest)[0]
-    made = (entry / "manifest.json").stat().st_mtime_ns
-    assert converted(gguf_file, digest, silent, never) == entry
-    assert (entry / "manifest.json").stat().st_mtime_ns == made
-    flip(entry)
-    converted(gguf_file, digest, silent, never)
-    assert is_whole(*converted_entry(digest), thorough=True)
-    assert (entry / "manifest.json").stat().st_mtime_ns != made
 
 
 def cut(entry: Path) -> None:
