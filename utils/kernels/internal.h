@@ -70,11 +70,9 @@ void read_row(const Weight *weight, int64_t index, float *y);
 
 /* -- what enters a product -- */
 
-static const float NARROW_TOP = 127.0f; /* the largest code of 8 bits; of 16 bits it is 127 * 256 */
+static const float NARROW_TOP = 127.0f, TOP = 127.0f * 256.0f; /* the largest codes of 8 and of 16 bits */
 /* The bits of 2^-50 and of 2^74: no smaller and no larger numbers are codes. */
 static const uint32_t TINY_BITS = 77u << 23, HUGE_BITS = 201u << 23;
-/* Sums under minimums are kept 2^60 times smaller, so that a scale only lessens an exponent. */
-static const float LESS = 0x1p-60f, MORE = 0x1p60f;
 
 typedef int32_t Wholes8 __attribute__((vector_size(32)));
 typedef int32_t Wholes4 __attribute__((vector_size(16)));
@@ -98,8 +96,7 @@ INLINE float float_of(uint32_t bits) {
     return x;
 }
 
-/* One group of 32 numbers. A scale of 16-bit codes is a power of two: the smallest under which none exceeds TOP. A group
-   of tiny numbers is zeros; one that is no number, or huge, makes its scale NaN, and so its row's result. */
+/* One group of 32 numbers, the largest of which has the largest code. A group of tiny numbers is zeros; one that is no number, or huge, makes its scale NaN, and so its row's result. */
 INLINE void quantise(Reals low, Reals high, Codes *to, int64_t narrow) {
     const uint32_t bits = greatest_bits(low, high);
     const float most = float_of(bits);
@@ -109,15 +106,15 @@ INLINE void quantise(Reals low, Reals high, Codes *to, int64_t narrow) {
         to->scale = __builtin_nanf("");
         low = high = splat(0.0f);
     } else if (bits > TINY_BITS) {
-        const uint32_t power = (bits + 0x1FFFFu) >> 23; /* the next one where a mantissa exceeds TOP's */
-        to->scale = narrow ? most / NARROW_TOP : float_of((power - 14) << 23);
-        inverse = narrow ? NARROW_TOP / most : float_of((268 - power) << 23);
+        const float top = narrow ? NARROW_TOP : TOP;
+        to->scale = most / top;
+        inverse = top / most;
     }
     Wholes first = whole(nearest(low * inverse)), second = whole(nearest(high * inverse));
     const Wholes4 a = folded(first), b = folded(second);
     const Wholes4 sums = __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7);
     to->count[0] = sums[0] + sums[1], to->count[1] = sums[2] + sums[3];
-    to->sum = (float)(to->count[0] + to->count[1]) * (narrow ? to->scale : to->scale * LESS);
+    to->sum = (float)(to->count[0] + to->count[1]) * to->scale;
     if (narrow) {
         put_bytes(to->high, first), put_bytes(to->high + WIDTH, second);
         return;

@@ -191,23 +191,10 @@ INLINE void exact(const Shape *shape, int narrow, const Octets quads[8], const C
         whole[row] -= bias * ((from == 0 ? x[row].count[0] : 0) + (to == 8 ? x[row].count[1] : 0));
 }
 
-/* Exact sums times LESS and a scale that is a power of two. */
-INLINE Lanes scaled(Sums whole, float scale) {
-    Lanes x = __builtin_convertvector(whole, Lanes);
-#if LANES == 16 /* its exponent lessened, in an instruction that no product waits for; zero stays */
-    uint32_t bits;
-    memcpy(&bits, &scale, sizeof bits);
-    const __m512i less = _mm512_sub_epi32(_mm512_set1_epi32(187 << 23), _mm512_set1_epi32((int32_t)bits));
-    return (Lanes)_mm512_subs_epu16((__m512i)x, less);
-#else
-    return x * (scale * LESS);
-#endif
-}
-
 /* One group, unpacked, added to the running sums of a few rows. */
 INLINE void add_rows(const Shape *shape, int narrow, const Octets quads[8], const Lanes scales[2], const Lanes least[2],
                      const Codes *x, Lanes *sums, int rows) {
-    const int two = shape->scales == 2, lessened = shape->minimum && !narrow;
+    const int two = shape->scales == 2;
     Sums first[TILE], second[TILE];
     exact(shape, narrow, quads, x, 0, two ? 4 : 8, rows, first);
     if (two && !shape->minimum) { /* both halves under their scales, then under the row's */
@@ -222,9 +209,9 @@ INLINE void add_rows(const Shape *shape, int narrow, const Octets quads[8], cons
     for (int half = 0; half < shape->scales; half++) {
         if (half == 1) exact(shape, narrow, quads, x, 4, 8, rows, first);
         for (int row = 0; row < rows; row++) {
-            const float by = lessened ? x[row].scale * LESS : x[row].scale;
+            const float by = x[row].scale;
             const float count = two ? (float)x[row].count[half] * by : x[row].sum;
-            Lanes sum = lessened ? scaled(first[row], x[row].scale) : __builtin_convertvector(first[row], Lanes) * by;
+            Lanes sum = __builtin_convertvector(first[row], Lanes) * by;
             sums[row] = fused(sum, scales[half], sums[row]);
             if (shape->minimum) sums[row] = fused(least[half], count - (Lanes){0}, sums[row]);
         }
@@ -263,7 +250,6 @@ INLINE void tile(const enum Type type, int narrow, const uint8_t *data, const Co
             }
         }
         for (int row = 0; row < rows; row++) {
-            if (shape->minimum && !narrow) sums[row] *= MORE;
             memcpy(y + row * stride + LANES * part, &sums[row], sizeof(Lanes));
         }
     }
