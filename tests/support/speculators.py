@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-IMPORTABLE = find_spec("speculators") is not None
+IMPORTABLE = None not in (find_spec("speculators"), find_spec("openai"))  # which it imports
 
 
 def read(folder: Path) -> Any:

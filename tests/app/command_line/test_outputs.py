@@ -81,8 +81,9 @@ def command(*words: str, flag: str = "--out", target: bool = True) -> Run:
 def saved(home: Home, path: Path) -> str:
     """What the console said of /save, where that is no success."""
     settings = {"compare": ("ar",), "max_new_tokens": 2}
-    said = run_lines(home.folder / "models.yaml", "one", f"/save {path}", width=400, settings=settings)
-    text = said.after(f"/save {path}").strip()
+    twice = [f"/save {path}"] * 2  # a file of somebody else is replaced when that is said again
+    said = run_lines(home.folder / "models.yaml", "one", *twice, width=400, settings=settings)
+    text = said.text.rpartition(f"/save {path}\n")[2].strip()
     return "" if text.startswith("saved 1 turn to ") else text
 
 
