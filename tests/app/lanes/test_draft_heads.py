@@ -420,12 +420,6 @@ def test_a_published_head_drafts_from_its_folder(
     del tensors["embed_tokens.weight"]
     shape: dict[str, Any] = {"vocab_size": 300, "hidden_size": 32, "num_attention_heads": 4, "head_dim": 8}
     shape |= {"num_hidden_layers": 40, "rms_norm_eps": 1e-6}
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "head_dim": 8,
-        "num_hidden_layers": 40,
-    }
-    shape["rms_norm_eps"] = 1e-6
     told = {"speculators_model_type": "eagle3", "transformer_layer_config": shape, "draft_vocab_size": len(SHORT_LIST)}
     told["eagle_aux_hidden_state_layer_ids"] = [0, 1, 2]
     folder = tmp_path / "head"
