@@ -39,6 +39,18 @@ def check_loaded(name: str, reported: dict[str, Any], unexpected: Collection[str
 
 # Of these families a configuration says everything; what is left out would be a default's, another model's value.
 _COMPLETE = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2")
+_EPS = "rms_norm_eps"
+_NEEDED = dict.fromkeys(_COMPLETE, (_EPS,)) | {
+    "mistral": (_EPS, "sliding_window"),
+    "gemma2": (_EPS, "query_pre_attn_scalar", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping"),
+    "gemma3_text": (_EPS, "query_pre_attn_scalar", "sliding_window"),
+    "granite": (_EPS, "attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"),
+    "cohere": ("layer_norm_eps", "logit_scale"),
+    "mixtral": (_EPS, "num_experts_per_tok"),
+    "qwen3_moe": (_EPS, "num_experts_per_tok", "norm_topk_prob"),
+    "smollm3": (_EPS, "no_rope_layers"),
+    **{"olmo2": (_EPS,), "phi": ("layer_norm_eps",), "gpt_neox": ("layer_norm_eps",), "stablelm": ("layer_norm_eps",)},
+}
 _ROPE = ("rope_parameters", "rope_scaling")
 _BASE, _KIND, _ORIGINAL = "rope_theta", "rope_type", "original_max_position_embeddings"
 _UNSCALED = {_BASE, "partial_rotary_factor", "mrope_section", "mrope_interleaved"}  # go without a kind
@@ -53,10 +65,9 @@ _FIRST_WITH_BASE = (4, 33)  # the release of transformers that began to write a 
 def check_said(name: str, stored: Mapping[str, Any]) -> None:
     """UserError if config.json, `stored`, leaves out what no tensor's shape tells."""
     family, positions = stored.get("model_type"), _positions(stored)
-    missing = [key for rope in positions for key in _unsaid(rope, stored)]
+    missing = [key for key in _NEEDED.get(str(family), ()) if key not in stored]
+    missing += [key for rope in positions for key in _unsaid(rope, stored)]
     if family in _COMPLETE:
-        needed = ["rms_norm_eps", *(["sliding_window"] if family == "mistral" else [])]
-        missing += [key for key in needed if key not in stored]
         if _BASE not in stored and not all(_BASE in rope for rope in positions or [{}]) and not _is_old(stored):
             missing.append(_BASE)
         beside = {key for key, value in stored.items() if key.startswith("rope_") and value} - {*_ROPE, _BASE}

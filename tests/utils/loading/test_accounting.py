@@ -16,6 +16,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 from torch import Tensor
@@ -339,6 +340,33 @@ def test_a_llama_may_leave_out_its_base_only_where_none_was_written(said: Any, f
     stored = {key: value for key, value in json.loads(file.read_text()).items() if key != "rope_parameters"}
     file.write_text(json.dumps({**stored, **said}))
     assert isinstance(logits_or_line(partial(loaded_logits, tmp_path)), Tensor) == fits
+
+
+SCALARS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Granite": ("GraniteConfig", {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
+    "Cohere": ("CohereConfig", {"logit_scale": 0.5, "layer_norm_eps": 1e-3}),
+    "Gemma2": ("Gemma2Config", {"sliding_window": 4, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}),
+    "Gemma3": ("Gemma3TextConfig", {"sliding_window": 4, "query_pre_attn_scalar": 16}),
+    "Mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 1}),
+    "SmolLM3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}),
+}
+
+
+@pytest.mark.parametrize("family", SCALARS)
+def test_numbers_that_no_shape_tells_are_said_or_the_folder_is_refused(family: str, tmp_path: Path) -> None:
+    config, scalars = SCALARS[family]
+    sizes = {key: value for key, value in SIZES.items() if key not in ("rope_parameters", "rms_norm_eps", "head_dim")}
+    model = getattr(transformers, f"{family}ForCausalLM")(
+        getattr(transformers, config)(**sizes | scalars, pad_token_id=0)
+    )
+    model.float().eval().save_pretrained(tmp_path)
+    loaded_logits(tmp_path)
+    file = tmp_path / "config.json"
+    stored = json.loads(file.read_text())
+    for key in scalars.keys() - {"num_local_experts"}:
+        file.write_text(json.dumps({name: kept for name, kept in stored.items() if name != key}))
+        with pytest.raises(UserError, match=f"does not say {key}$"):
+            loaded_logits(tmp_path)
 
 
 INTEGERS = {"int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool, "fp8": torch.float8_e4m3fn}
