@@ -229,7 +229,7 @@ def test_under_auto_a_cascade_drafts_whole_or_not_at_all(engines: Callable[[str]
     lane = engine.lane("cascade", settings)
     steps = steps_of(engine, lane, settings)
     assert lane.pace is not None
-    assert {step.gamma for step in steps} == {0, lane.most}
+    assert {step.gamma for step in steps} <= {0, lane.most}
     assert engine.lane("cascade", settings).pace is lane.pace
 
 
