@@ -46,9 +46,9 @@ def model_folder(
         digest = gguf_digest(file, cancelled)
         return converted(file, digest, progress, cancelled, weights=weights, thorough=thorough)
     if spec.path is not None:
-        return _local_folder(Path(spec.path))
+        return _local_folder(Path(spec.path), weights)
     revision = options.revision or spec.revision
-    return _local_folder(hub_folder(str(spec.id), revision, options.offline, progress, cancelled))
+    return _local_folder(hub_folder(str(spec.id), revision, options.offline, progress, cancelled), weights)
 
 
 def _entries(digest: str, weights: bool) -> list[tuple[Path, dict[str, object]]]:
@@ -86,7 +86,7 @@ def mended_folder(
     return None if made() == before else again
 
 
-def _local_folder(folder: Path) -> Path:
+def _local_folder(folder: Path, weights: bool) -> Path:
     if not folder.is_dir():
         raise UserError(f"no folder {folder}")
     if not (folder / "config.json").is_file():
@@ -99,7 +99,8 @@ def _local_folder(folder: Path) -> Path:
             f"{folder} holds Medusa heads, which are not read: each guesses its position without the drafts before "
             "it; an EAGLE head of the same target drafts more"
         )
-    check_weights(folder, quantized=b'"quantization_config"' in said)
+    if weights:
+        check_weights(folder, quantized=b'"quantization_config"' in said)
     return folder
 
 

@@ -133,7 +133,7 @@ def test_save_replaces_no_file_that_it_did_not_write_before_it_said_so(catalogue
         held.append(notes.read_text(encoding="utf-8"))
 
     save = f"/save {notes}"
-    ran = run_lines(catalogue, "hi", f"/save {new}", "more", f"/save {new}", save, look, save, look)
+    ran = run_lines(catalogue, "hi", f"/save {new}", "more", f"/save {new}", save, look, save, look, width=400)
     assert held[0] == "mine"
     assert "[user]\nhi" in held[1]
     assert [error for error in ran.errors if "is there already" in error] == ran.errors
