@@ -16,7 +16,8 @@ from itertools import accumulate
 from math import exp, log
 
 KEPT = 15  # latest samples of each figure
-EARLIER = 6  # samples that an earlier measurement is worth: that of a warm start is of eight rounds
+EARLIER = 6  # samples that an earlier measurement of drafting is worth: that of a warm start is of eight rounds
+EARLIER_PASSES = 2  # and one of a pass: passes among rounds take longer than those one after another
 MEASURED = 2  # samples that make a measurement
 SLOPE = 0.03  # v(n) − 1 per further token, before it is measured
 DRAFT_COST = 0.1  # c, before it is measured
@@ -55,8 +56,8 @@ class _Samples:
 
     __slots__ = ("_latest", "count", "median")
 
-    def __init__(self, *earlier: float) -> None:
-        self._latest = deque(earlier * EARLIER, KEPT)
+    def __init__(self, *earlier: float, worth: int = EARLIER_PASSES) -> None:
+        self._latest = deque(earlier * worth, KEPT)
         self.count = 0
         self.median = earlier[0] if earlier else 0.0
 
@@ -92,7 +93,7 @@ class Costs:
         self._passes: dict[int, _Samples] = {1: _Samples(*([] if plain is None else [plain]))}  # seconds / slowness
         self._reach = max(seeds, default=1)
         # In plain passes of the same round, which are as slow as the moment:
-        self._drafting = _Samples(*([] if c is None else [c]))  # a drafted token
+        self._drafting = _Samples(*([] if c is None else [c]), worth=EARLIER)  # a drafted token
         self._waking = _Samples()  # a drafted token after idle rounds
         self._without_model = _Samples()  # drafting in a round where the drafter has a model and did not run it
         self._sampling = _Samples()  # sampling in a round without drafts
