@@ -44,14 +44,13 @@ REMEMBERED = 5  # starts whose measurements are kept
 FILE = "costs.json"
 
 
-def warm_up(engine: PairEngine, remember: bool = True) -> None:
-    """Warm a pair up; its controllers begin with what that measured. `remember`: beside what earlier starts did."""
+def warm_up(engine: PairEngine) -> None:
+    """Warm a pair up; its controllers begin with what that measured, beside what earlier starts did."""
     if not isinstance(engine.target, CausalLM) or engine.encodes:
         ids = [0] * 8
         engine.open(ids).score([ids], Draft.empty(1))
         return
-    measured = _measured(engine)
-    engine.measured = _remembered(_key(engine), measured) if remember else measured
+    engine.measured = _remembered(_key(engine), _measured(engine))
 
 
 def _measured(engine: PairEngine) -> Measured:
