@@ -13,6 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,12 @@ import torch
 from torch import Tensor
 
 from sampling.models.cache import in_order, lasting
-from sampling.models.facts import facts_of
 from sampling.models.pass_record import BLOCK, PassRecord, linears
 from sampling.types import Hidden, KVCache, Room, states_of
-from utils.kernels.bindings import GROUP, ROW, Pass, load
+from utils.families import UnfitError, facts_of, head_size
+from utils.kernels.bindings import ROW, Pass, load
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
-from utils.loading.packed_gguf import head_size
+from utils.loading.packed_gguf import PackedModel
 from utils.rotary import table
 
 MOST_QUERIES = 64  # that share a key
@@ -36,22 +37,26 @@ CACHE_DTYPES = (torch.float16, torch.float32)  # the first unless a model says o
 def supports(model: Any) -> bool:
     """Whether `FusedNetwork` computes what `model` does: its facts are known and every product has packed weights."""
     trunk: Any = getattr(model, "model", None)
-    if not isinstance(getattr(trunk, "embed_tokens", None), QuantizedEmbedding):
+    ours = isinstance(model, PackedModel) or type(model).__module__.startswith("transformers.")
+    if not ours or not isinstance(getattr(trunk, "embed_tokens", None), QuantizedEmbedding):
         return False
     maps = [linears(layer) for layer in trunk.layers]
-    packed = [model.lm_head, *(one for each in maps for one in each.values())]
-    size = head_size(model.config)
+    try:
+        facts_of(text_config(model))
+    except UnfitError:
+        return False
     return (
         all(maps)
-        and all(isinstance(one, QuantizedLinear) for one in packed)
-        and size % GROUP == 0
-        and model.config.hidden_size % GROUP == 0
-        and maps[0]["gate"].out_features % GROUP == 0
+        and all(isinstance(part, QuantizedLinear) for part in [model.lm_head, *chain(*map(dict.values, maps))])
         and maps[0]["q"].out_features <= MOST_QUERIES * maps[0]["k"].out_features
         and len(set((getattr(model, "hf_device_map", None) or {}).values())) <= 1
-        and facts_of(model, size) is not None
         and load()
     )
+
+
+def text_config(model: Any) -> Any:
+    """The configuration of what decodes."""
+    return model.config.get_text_config(decoder=True)
 
 
 def release_memory() -> None:
@@ -182,6 +187,12 @@ class FusedRows(FusedCache):
             part[:, to, :, :filled] = part[:, row, :, :filled]
 
 
+def _turning(module: Any, kind: str | None) -> tuple[Tensor, float]:
+    """Frequencies and factor of one kind of layers."""
+    prefix = f"{kind}_" if kind else ""
+    return getattr(module, f"{prefix}inv_freq"), getattr(module, f"{prefix}attention_scaling")
+
+
 _networks: weakref.WeakSet[FusedNetwork] = weakref.WeakSet()
 
 
@@ -210,7 +221,7 @@ class FusedNetwork:
     def __init__(self, model: Any, cache_dtype: torch.dtype | None = None) -> None:
         if not supports(model):
             raise ValueError(f"{type(model).__name__} has no compiled pass: its weights or its shape do not fit")
-        config, trunk = model.config, model.model
+        config, trunk = text_config(model), model.model
         cache_dtype = cache_dtype or getattr(model, "kv_dtype", None) or CACHE_DTYPES[0]
         self.model, self.cache_dtype = model, cache_dtype
         narrow = bool(model.lm_head.narrow)
@@ -220,25 +231,25 @@ class FusedNetwork:
         self._size = head_size(config)
         self._heads = maps["q"].out_features // self._size
         self._shared = maps["k"].out_features // self._size
-        self._hidden, self._inner = int(config.hidden_size), maps["gate"].out_features
-        facts = facts_of(model, self._size)
-        assert facts is not None
-        self._rotary = facts.rotary
+        self._hidden, self._inner = int(config.hidden_size), int(config.intermediate_size)
+        facts = facts_of(config)
+        names = list(dict.fromkeys(filter(lambda kind: kind is not None, facts.kinds)))
+        self._rotary = [_turning(trunk.rotary_emb, kind) for kind in names]
         self._one_at_a_time = threading.Lock()
         _networks.add(self)
         self._turns = [torch.empty(0, 2 * len(frequency)) for frequency, _ in self._rotary]
         self._record = PassRecord(Pass, (self._hidden, self._inner, self._heads, self._shared, self._size))
+        self._record.set(**facts.scalars)
         self._table = self._record.describe(trunk.layers, model.lm_head, family=facts.family)
         self._between = False  # whether states between layers are kept
-        for layer, window, rotary in zip(self._table, facts.windows, facts.tables, strict=True):
-            layer.window, layer.table = window, rotary
+        for layer, window, kind in zip(self._table, facts.windows, facts.kinds, strict=True):
+            layer.window, layer.table = window, -1 if kind is None else names.index(kind)
         self._width = model.lm_head.packed.width
         self._record.set(
             half=cache_dtype == torch.float16,
             embed=self._record.weight(trunk.embed_tokens),
             norm=self._record.gain(trunk.norm, facts.family),
             narrow=narrow,
-            **facts.scalars,
         )
         release_memory()
 

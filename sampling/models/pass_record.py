@@ -14,9 +14,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampling.models.facts import LLAMA, Family
-from utils.kernels.bindings import CODES, FEW, FLOATS, GROUP, PASS, ROW, STEP, TILE, Layer, Pass, Step, Weight
-from utils.kernels.quantized_linear import QuantizedLinear
+from utils.families import LLAMA, Family
+from utils.kernels.bindings import (
+    CODES,
+    FEW,
+    FLOATS,
+    GROUP,
+    PASS,
+    PICK,
+    ROW,
+    STEP,
+    TILE,
+    Expert,
+    Layer,
+    Pass,
+    Step,
+    Weight,
+)
+from utils.kernels.quantized_linear import PackedWeight, QuantizedExperts, QuantizedLinear
 from utils.kernels.team import run
 
 BLOCK = 16  # slots whose keys lie side by side
@@ -24,15 +39,19 @@ MORE = 128  # slots whose scores there is room for at once
 
 
 def linears(layer: Any) -> dict[str, Any]:
-    """A decoder layer's linear maps by what they make; {} where there are others."""
+    """A decoder layer's linear maps by their fields in the pass; {} where there are others."""
     attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
     maps = {name: getattr(attention, f"{name}_proj", None) for name in "qkvo"}
-    maps |= {name: getattr(mlp, f"{name}_proj", None) for name in ("gate", "up", "down")}
     joined = getattr(attention, "qkv_proj", None), getattr(mlp, "gate_up_proj", None)
-    if isinstance(joined[0], QuantizedLinear) and isinstance(joined[1], QuantizedLinear) and maps["o"] is not None:
-        queries, inner = maps["o"].in_features, joined[1].out_features // 2
+    if isinstance(joined[0], QuantizedLinear) and maps["o"] is not None:
+        queries = maps["o"].in_features
         keys = (joined[0].out_features - queries) // 2
         maps |= zip("qkv", joined[0].parts(queries, keys, keys), strict=False)
+    if isinstance(getattr(mlp, "experts", None), QuantizedExperts):
+        return maps if None not in maps.values() else {}
+    maps |= {name: getattr(mlp, f"{name}_proj", None) for name in ("gate", "up", "down")}
+    if isinstance(joined[1], QuantizedLinear):
+        inner = joined[1].out_features // 2
         maps |= zip(("gate", "up"), joined[1].parts(inner, inner), strict=False)
     return maps if None not in maps.values() else {}
 
@@ -81,11 +100,32 @@ class PassRecord:
         return self.address(1 + weight if family.gain_above_one and weight is not None else weight)
 
     def weight(self, linear: QuantizedLinear | Any) -> Weight:
-        """What a layer's packed weight and its bias say."""
-        self.held.append(linear.packed)
-        self._floats |= linear.packed.kind in FLOATS
-        described: Weight = linear.packed.described(self.address(getattr(linear, "bias", None)))
-        return described
+        """What a layer's weight and its bias say; one that is not packed is of floats."""
+        packed = getattr(linear, "packed", None)
+        if packed is None:
+            packed = PackedWeight.of("F32", linear.weight.detach().float().contiguous().view(torch.uint8).numpy())
+        return self.packed(packed, self.address(getattr(linear, "bias", None)))
+
+    def packed(self, weight: PackedWeight, bias: int | None = None) -> Weight:
+        """The same of a packed weight."""
+        self.held.append(weight)
+        self._floats |= weight.kind in FLOATS
+        return weight.described(bias)
+
+    def mixture(self, entry: Any, mlp: Any) -> None:
+        """Set a layer's experts, the shared one behind the others, its gate and the router."""
+        shared = getattr(mlp, "shared_expert", None)
+        table = (Expert * (len(mlp.experts.experts) + (shared is not None)))()
+        for expert, weights in zip(table, mlp.experts.experts, strict=False):
+            expert.gate, expert.up, expert.down = map(self.packed, weights)
+        if shared is not None:
+            for name in ("gate", "up", "down"):
+                setattr(table[-1], name, self.weight(getattr(shared, f"{name}_proj")))
+            entry.shared_gate = self.weight(mlp.shared_expert_gate)
+        entry.router = self.weight(mlp.gate)
+        self.held.append(table)
+        self.set(expert_inner=max(self.record.expert_inner, *(expert.gate.rows for expert in table)))
+        entry.experts = ctypes.addressof(table)
 
     def describe(
         self,
@@ -99,7 +139,9 @@ class PassRecord:
         for entry, layer in zip(table, layers, strict=True):
             for name, linear in linears(layer).items():
                 setattr(entry, name, self.weight(take(linear)))
-            entry.wide_norm = family.wide_norm
+            if hasattr(layer.mlp, "experts"):
+                self.mixture(entry, layer.mlp)
+            entry.wide_norm = family.qk_norm == "all"
             for name, norm in family.norms.items():
                 setattr(entry, name, self.gain(getattr(layer, norm), family))
             for name in ("q_norm", "k_norm"):
@@ -131,6 +173,15 @@ class PassRecord:
         self._place("scores", 4 * threads * scores)
         self._place("buffer", 4 * threads * buffer)
         inputs = {"normed": normed * (threads if rows <= FEW else 1) * GROUP, "mixed": rows * heads * size}
+        record = self.record
+        if record.experts:
+            each = record.chosen + bool(record.common)
+            picks = rows * each
+            self._place("route", 4 * rows * (record.experts + 2 * BLOCK))
+            self._place("picks", PICK * picks)
+            self._place("first", 8 * (record.experts + 2))
+            inputs |= {"routed": picks * hidden}
+            inner = max(inner, each * record.expert_inner)
         for name, numbers in {**inputs, "gated": rows * inner}.items():
             self._place(f"{name}.codes", numbers // GROUP * CODES)
             if self._floats:

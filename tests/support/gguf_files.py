@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,12 +112,67 @@ FAMILIES = {
         PHI3,
         "llama",
     ),
+    "granite": Family(
+        "Granite",
+        "granite",
+        {
+            **{"embedding_multiplier": 3.0, "residual_multiplier": 0.25, "logits_scaling": 2.0},
+            **{"attention_multiplier": 0.125, "tie_word_embeddings": True},
+        },
+        QWEN,
+        "<|im_end|>",
+        CHATML,
+        pre="refact",
+    ),
+    "olmo2": Family("Olmo2", "olmo2", {}, QWEN, "<|im_end|>", CHATML, pre="qwen2"),
+    "smollm3": Family(
+        "SmolLM3",
+        "smollm3",
+        {"num_hidden_layers": 5, "tie_word_embeddings": True},
+        QWEN,
+        "<|im_end|>",
+        CHATML,
+        pre="smaug-bpe",
+    ),
 }
+MIXTURES = {
+    "mixtral": Family(
+        "Mixtral", "llama", {"num_local_experts": 4, "head_dim": 32}, ("<s>", "</s>"), "</s>", MISTRAL, "llama"
+    ),
+    "qwen2moe": Family(
+        "Qwen2Moe",
+        "qwen2moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 96,
+        },
+        QWEN,
+        "<|im_end|>",
+        CHATML,
+        pre="qwen2",
+    ),
+    "qwen3moe": Family(
+        "Qwen3Moe",
+        "qwen3moe",
+        {
+            **{"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 64},
+            "norm_topk_prob": True,
+        },
+        QWEN,
+        "<|im_end|>",
+        CHATML,
+        pre="qwen2",
+    ),
+    "olmoe": Family("Olmoe", "olmoe", {"num_experts": 6, "num_experts_per_tok": 2}, QWEN, "<|im_end|>", CHATML),
+}
+EVERY = {**FAMILIES, **MIXTURES}
 
 
 def random_model(family: str, **changes: Any) -> Any:
     """A float32 model of two layers, or as many as the family needs, whose norms are no ones."""
-    kind = FAMILIES[family]
+    kind = EVERY[family]
     vocabulary = len(vocabulary_of(kind))
     sizes: dict[str, Any] = {
         **{"vocab_size": vocabulary, "hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 2},
@@ -153,7 +208,7 @@ def write_gguf(
 ) -> Path:
     """Write `model` with further metadata (without the architecture's name; None leaves a key out), rotary factors and
     ids of control tokens by role, its matrices as of type `kind`."""
-    how, config = FAMILIES[family], model.config
+    how, config = EVERY[family], model.config
     writer = gguf.GGUFWriter(str(path), how.architecture)
     heads, shared = config.num_attention_heads, config.num_key_value_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -168,9 +223,9 @@ def write_gguf(
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
     }
-    if family in ("llama3", "mistral"):
+    if family in ("llama3", "mistral", "mixtral"):
         said |= {"vocab_size": config.vocab_size, "rope.dimension_count": size}
-    if family in ("qwen3", "gemma2", "gemma3"):
+    if family in ("qwen3", "qwen3moe", "gemma2", "gemma3"):
         said |= {"attention.key_length": size, "attention.value_length": size}
     if family in ("gemma2", "gemma3"):
         said |= {"attention.sliding_window": config.sliding_window}
@@ -183,6 +238,15 @@ def write_gguf(
             "rope.scaling.original_context_length": config.original_max_position_embeddings,
             "attention.sliding_window": config.sliding_window or 0,
         }
+    if family == "granite":
+        said |= {"attention.scale": config.attention_multiplier, "embedding_scale": config.embedding_multiplier}
+        said |= {"residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling}
+    if family in MIXTURES:
+        said |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
+    if hasattr(config, "moe_intermediate_size"):
+        said["expert_feed_forward_length"] = config.moe_intermediate_size
+    if hasattr(config, "shared_expert_intermediate_size"):
+        said["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     for key, value in {**said, **(metadata or {})}.items():
         name = f"{how.architecture}.{key}"
         if isinstance(value, bool):
@@ -208,21 +272,36 @@ def write_gguf(
             continue
         own, _, part = name.rpartition(".")
         values = weight.float()
-        if how.architecture == "llama" and own.endswith(("q_proj", "k_proj")):  # neighbours turn together there
+        turned = how.architecture in ("llama", "granite", "smollm3")  # neighbours turn together there
+        if turned and own.endswith(("q_proj", "k_proj")):
             count = heads if own.endswith("q_proj") else shared
             values = values.view(count, 2, -1, config.hidden_size).transpose(1, 2).reshape(values.shape)
         if family in ("gemma2", "gemma3") and own.endswith("norm"):
             values = values + 1
-        data, own_name = values.contiguous().numpy(), f"{names.get_name(own)}.{part}"
-        if kind == "F32" or data.ndim == 1:
-            writer.add_tensor(own_name, data)
-        else:
-            writer.add_tensor(own_name, quantised(data, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
+        for own_name, numbers in _named(names.get_name, own, part, values):
+            data = numbers.contiguous().numpy()
+            if kind == "F32" or data.ndim == 1 or "ffn_gate_inp" in own_name:
+                writer.add_tensor(own_name, data)
+            else:
+                writer.add_tensor(own_name, quantised(data, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _named(name_of: Callable[[str], str | None], own: str, part: str, values: torch.Tensor) -> list[tuple[str, Any]]:
+    """A tensor of transformers' as the file names it: experts' gates and ups lie apart, one row is a vector."""
+    layer = own.removeprefix("model.layers.").split(".")[0]
+    if own.endswith(".shared_expert_gate"):
+        return [(f"blk.{layer}.ffn_gate_inp_shexp.weight", values[0])]
+    if part == "gate_up_proj":
+        gate, up = values.chunk(2, dim=1)
+        return [(f"blk.{layer}.ffn_gate_exps.weight", gate), (f"blk.{layer}.ffn_up_exps.weight", up)]
+    if part == "down_proj":
+        return [(f"blk.{layer}.ffn_down_exps.weight", values)]
+    return [(f"{name_of(own)}.{part}", values)]
 
 
 def _add_tokenizer(writer: Any, how: Family) -> None:

@@ -24,6 +24,8 @@ _PLAIN_BASE = 10000.0  # of rotary frequencies where the file names none
 _ATTRIBUTES = {
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
+    "expert_count": ("num_local_experts", "num_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
     "attention.key_length": ("head_dim",),
@@ -87,6 +89,8 @@ def facts_of(header: GgufHeader) -> Header:
 def check_said(header: Header, name: str) -> None:
     """UserError if the file `name` does not say what transformers would else fill in with another model's value."""
     family, needed = header.architecture, {key for key, known in _mapped(header).items() if known} - _OPTIONAL
+    if header.get("expert_count"):
+        needed.add("expert_used_count")
     if header.get("attention.layer_norm_epsilon") is not None:
         needed.discard("attention.layer_norm_rms_epsilon")
     # Files from before the key was written are Llama's, whose vocabulary is sentencepiece.
@@ -96,6 +100,25 @@ def check_said(header: Header, name: str) -> None:
     if missing := [key for key in keys if key not in header.said]:
         more = f" (and {len(missing) - 3} more keys)" if len(missing) > 3 else ""
         raise UserError(f"{name} does not say {', '.join(missing[:3])}{more}")
+
+
+def teach_families() -> None:
+    """Add families to transformers' table of those whose files it reads."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    table: dict[str, Any] = GGUF_CONFIG_MAPPING
+    plain = table["qwen2"]
+    scales: dict[str, str | None] = {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+    }
+    scales |= {"residual_scale": "residual_multiplier", "logit_scale": "logits_scaling"}
+    for family in ("granite", "olmo2", "smollm3", "olmoe"):
+        table[family] = plain | scales if family == "granite" else plain
+        reader.GGUF_SUPPORTED_ARCHITECTURES.append(family)
+    for family in ("granite", "smollm3"):  # whose queries and keys lie as Llama's
+        reader.TENSOR_PROCESSORS[family] = reader.TENSOR_PROCESSORS["llama"]
 
 
 def complete(config: Any, header: Header) -> None:

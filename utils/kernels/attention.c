@@ -125,7 +125,7 @@ static void mix(const Tiles *t, int64_t first, int64_t last, const uint8_t *valu
 
 /* e to the power of each score less the largest, in place, the first `hidden` and the last block's rest being unseen;
    1 / their sum. There is room for 15 more. */
-static float softmax(float *scores, int64_t hidden, int64_t count, float cap) {
+float softmax(float *scores, int64_t hidden, int64_t count, float cap) {
     if (cap > 0)
         for (int64_t at = 0; at < count; at += WIDTH)
             store(scores + at, hyperbolic_tangent(load(scores + at) / cap) * cap);

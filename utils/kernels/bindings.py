@@ -25,8 +25,9 @@ TYPES = (
 FLOATS = ("F32", "F16", "BF16")  # of these activations enter as floats
 ACTIVATIONS = ("silu", "gelu_tanh")
 PRODUCT, LOOK_UP, PASS, STEP = range(4)  # kinds of work
-COLUMNS, GROUP, TILE, FEW, TABLES = 16, 32, 8, 4, 4
+COLUMNS, GROUP, TILE, FEW, TABLES, MOST_CHOSEN = 16, 32, 8, 4, 4, 32
 CODES = 2 * GROUP + 16  # bytes of a group of activations
+PICK = 16  # bytes of a row of an expert
 MOST, RIVALS, NOISE = 16, 256, 256
 
 _whole, _real, _address = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
@@ -87,6 +88,8 @@ class Pass(ctypes.Structure):
         *_fields(_whole, "normed_codes normed_floats"),
         *_fields(_address, "scores buffer"),
         *_fields(_whole, "scores_row scores_size buffer_size"),
+        *_fields(_address, "route picks first"),
+        ("routed", Input),
     )
 
 

@@ -24,7 +24,9 @@ _SOURCES = Path(__file__).parent
 _UNITS = {  # object: source and what is defined for it
     "products": ("products.c", "-DNARROW=0"),
     "narrow": ("products.c", "-DNARROW=1"),
-    **{name: (f"{name}.c", "-DNDEBUG") for name in ("pass", "attention", "linear", "blocks", "walk", "team")},
+    **{
+        name: (f"{name}.c", "-DNDEBUG") for name in ("pass", "mixture", "attention", "linear", "blocks", "walk", "team")
+    },
 }
 
 

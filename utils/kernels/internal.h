@@ -142,6 +142,10 @@ INLINE void put(const Input *input, int64_t row, int64_t rows, int64_t group, in
 /* -- stages -- */
 
 void attention(const Pass *p, int64_t index, Member *member);
+float softmax(float *scores, int64_t hidden, int64_t count, float cap);
+void mixture(const Pass *p, const Layer *layer, const Input *normed, Member *member);
+void gate_up(const Pass *p, const Weight *gate, const Weight *up, const Input *input, const Input *to, int64_t group,
+             int64_t rows, const Member *member);
 void layers(const Pass *p, Member *member);
 void norm_into(const float *x, const float *weight, int64_t size, float epsilon, const Input *to, int64_t row,
                int64_t rows, int64_t narrow, float *copy);

@@ -19,7 +19,7 @@
 #define KERNELS_H
 #include <stdint.h>
 
-enum { COLUMNS = 16, GROUP = 32, TILE = 8, FEW = 4, TABLES = 4 };
+enum { COLUMNS = 16, GROUP = 32, TILE = 8, FEW = 4, TABLES = 4, MOST_CHOSEN = 32 };
 enum Type { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, F32, F16, BF16, TYPES };
 enum Activation { SILU, GELU_TANH };
 enum Work { PRODUCT, LOOK_UP, PASS, STEP, WORKS };
@@ -72,11 +72,17 @@ typedef struct {
     Weight gate, up, down;
 } Expert;
 
+/* A row of an expert, and how much of the result is added to it. */
+typedef struct {
+    int64_t row;
+    float share, unused;
+} Pick;
+
 /* Addresses of norms' weights are NULL where the model has no such norm. */
 typedef struct {
     Weight q, k, v, o, gate, up, down, router, shared_gate;
     const float *before, *after_attention, *between, *after_mlp, *q_norm, *k_norm;
-    const Expert *experts; /* NULL: gate, up and down; else the shared expert is `shared` */
+    const Expert *experts; /* NULL: gate, up and down; behind the routed ones the shared expert, whose gate is shared_gate */
     float *states;         /* where to keep what enters the layer; NULL: nowhere */
     int64_t window;        /* tokens seen at most; 0: all */
     int64_t table;         /* of the rotary angles; -1: none */
@@ -86,7 +92,8 @@ typedef struct {
 typedef struct {
     /* sizes */
     int64_t layers, hidden, inner, heads, shared, size, turned; /* turned: a head's numbers that rotary angles turn */
-    int64_t experts, chosen, expert_inner, common, rescaled; /* common: whether there is a shared expert */
+    /* of a mixture; common: the shared expert's inner size, 0 without; rescaled: whether the chosen ones' shares sum to 1 */
+    int64_t experts, chosen, expert_inner, common, rescaled;
     /* facts */
     int64_t activation, narrow, half; /* half: the cache's numbers have 16 bits */
     float epsilon, scale, embed_scale, residual_scale, logit_scale, logit_cap, attention_cap, unused;
@@ -111,6 +118,12 @@ typedef struct {
     int64_t normed_codes, normed_floats; /* of one thread */
     float *scores, *buffer;
     int64_t scores_row, scores_size, buffer_size;
+    /* of a mixture: the routers' results, the experts' picks one expert after another and where each one's begin, and
+       what enters the experts */
+    float *route;
+    Pick *picks;
+    int64_t *first;
+    Input routed;
 } Pass;
 
 /* A feature head's pass: a token's embedding and the state before it are joined into x. */

@@ -230,9 +230,8 @@ void added(const Pass *p, const Weight *weight, const Input *input, float *to, i
         }
 }
 
-/* x += the product, which is normed first where the layer says so. */
-static void residual(const Pass *p, const Weight *weight, const Input *input, const float *after, Member *member) {
-    added(p, weight, input, after ? p->side : p->x, after != 0, member);
+/* Ends what was added to x, or to `side` where that is normed first. */
+static void settle(const Pass *p, const float *after, Member *member) {
     meet(member);
     if (!after) return;
     Share rows = share(p->rows, member);
@@ -245,30 +244,48 @@ static void residual(const Pass *p, const Weight *weight, const Input *input, co
     meet(member);
 }
 
+/* x += the product, which is normed first where the layer says so. */
+static void residual(const Pass *p, const Weight *weight, const Input *input, const float *after, Member *member) {
+    added(p, weight, input, after ? p->side : p->x, after != 0, member);
+    settle(p, after, member);
+}
+
 INLINE Reals activated(Reals gate, Reals up, int64_t activation) {
     if (activation == SILU) return gate / (exponential(-gate) + 1.0f) * up;
     Reals inner = (gate + gate * gate * gate * 0.044715f) * 0.7978845608028654f;
     return gate * 0.5f * (hyperbolic_tangent(inner) + 1.0f) * up;
 }
 
-/* activation(gate) · up; units of 32 columns of each: one group of what enters `down`. */
-static void gate_up(const Pass *p, const Layer *layer, const Input *normed, Member *member) {
+/* activation(gate) · up of one group of 32 columns: what enters `down`. */
+void gate_up(const Pass *p, const Weight *gate, const Weight *up, const Input *input, const Input *to, int64_t group,
+             int64_t rows, const Member *member) {
     float *buffer = p->buffer + member->thread * p->buffer_size;
-    const int64_t groups = p->inner / GROUP;
-    Share units = share(groups, member);
-    for (int64_t unit = units.first; unit < units.last; unit++)
-        for (int64_t start = 0; start < p->rows; start += TILE) {
-            const int64_t rows = p->rows - start < TILE ? p->rows - start : TILE;
-            for (int64_t half = 0; half < 2; half++) {
-                columns(&layer->gate, 2 * unit + half, normed, start, rows, buffer + WIDTH * half, 4 * WIDTH, p->narrow);
-                columns(&layer->up, 2 * unit + half, normed, start, rows, buffer + WIDTH * (2 + half), 4 * WIDTH, p->narrow);
-            }
-            for (int64_t row = 0; row < rows; row++) {
-                const float *y = buffer + 4 * WIDTH * row;
-                put(&p->gated, start + row, p->rows, unit, groups, activated(load(y), load(y + 2 * WIDTH), p->activation),
-                    activated(load(y + WIDTH), load(y + 3 * WIDTH), p->activation), p->narrow);
-            }
+    for (int64_t start = 0; start < rows; start += TILE) {
+        const int64_t now = rows - start < TILE ? rows - start : TILE;
+        for (int64_t half = 0; half < 2; half++) {
+            columns(gate, 2 * group + half, input, start, now, buffer + WIDTH * half, 4 * WIDTH, p->narrow);
+            columns(up, 2 * group + half, input, start, now, buffer + WIDTH * (2 + half), 4 * WIDTH, p->narrow);
         }
+        for (int64_t row = 0; row < now; row++) {
+            const float *y = buffer + 4 * WIDTH * row;
+            put(to, start + row, rows, group, gate->rows / GROUP, activated(load(y), load(y + 2 * WIDTH), p->activation),
+                activated(load(y + WIDTH), load(y + 3 * WIDTH), p->activation), p->narrow);
+        }
+    }
+}
+
+/* The layer's MLP of the normed rows, or its mixture, added to x. */
+static void mlp(const Pass *p, const Layer *layer, const Input *normed, Member *member) {
+    if (layer->experts) {
+        mixture(p, layer, normed, member);
+        settle(p, layer->after_mlp, member);
+        return;
+    }
+    Share groups = share(layer->gate.rows / GROUP, member);
+    for (int64_t group = groups.first; group < groups.last; group++)
+        gate_up(p, &layer->gate, &layer->up, normed, &p->gated, group, p->rows, member);
+    meet(member);
+    residual(p, &layer->down, &p->gated, layer->after_mlp, member);
 }
 
 void head(const Pass *p, Member *member) {
@@ -297,9 +314,7 @@ void layers(const Pass *p, Member *member) {
         meet(member);
         residual(p, &layer->o, &p->mixed, layer->after_attention, member);
         normed = norm(p, layer->between, member);
-        gate_up(p, layer, &normed, member);
-        meet(member);
-        residual(p, &layer->down, &p->gated, layer->after_mlp, member);
+        mlp(p, layer, &normed, member);
     }
 }
 

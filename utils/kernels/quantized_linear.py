@@ -7,6 +7,7 @@ other rows nor on the number of threads. Knows no models.
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import threading
@@ -229,19 +230,61 @@ class QuantizedLinear(_Quantized):
 
 
 class QuantizedEmbedding(_Quantized):
-    """Rows of a packed table [count, size]; ids [...] → [..., size]."""
+    """Rows of a packed table [count, size], multiplied by `scale`; ids [...] → [..., size]."""
 
-    def __init__(self, packed: PackedWeight) -> None:
+    def __init__(self, packed: PackedWeight, scale: float = 1.0) -> None:
         super().__init__(packed)
+        self.scale = scale
         self.num_embeddings, self.embedding_dim = packed.out_features, packed.in_features
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.packed.rows(ids.reshape(-1)).view(*ids.shape, self.embedding_dim)
+        return self.packed.rows(ids.reshape(-1)).view(*ids.shape, self.embedding_dim) * self.scale
 
     def unpacked(self) -> nn.Embedding:
         """The plain layer with the same numbers."""
-        table: nn.Embedding = nn.Embedding.from_pretrained(self.weight)
+        table: nn.Embedding = nn.Embedding.from_pretrained(self.weight * self.scale)
         return table
+
+
+class QuantizedExperts(nn.Module):
+    """The experts of a mixture, whose weights are packed: `gate`, `up` and `down` of each. `plain` is transformers'
+    module without weights, which says the activation."""
+
+    def __init__(self, experts: Sequence[tuple[PackedWeight, PackedWeight, PackedWeight]], plain: Any = None) -> None:
+        super().__init__()
+        self.experts, self.plain, self.narrow = experts, [plain], False
+
+    @staticmethod
+    def of(weights: Mapping[str, PackedWeight], count: int, plain: Any = None) -> QuantizedExperts:
+        """Of weights that hold all experts' outputs one after another, under transformers' names or a GGUF file's."""
+
+        def each(name: str, part: int = 0, parts: int = 1) -> list[PackedWeight]:
+            size = weights[name].out_features // count // parts
+            return [weights[name].part(size * at, size * (at + 1)) for at in range(part, count * parts, parts)]
+
+        joined = "gate_up_proj" in weights
+        gate = each("gate_up_proj", 0, 2) if joined else each("gate_proj")
+        up = each("gate_up_proj", 1, 2) if joined else each("up_proj")
+        return QuantizedExperts(list(zip(gate, up, each("down_proj"), strict=True)), plain)
+
+    def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """x [rows, in], of each row the chosen experts and their shares [rows, K] → [rows, in]."""
+        result = torch.zeros_like(x)
+        for number in chosen.unique().tolist():
+            rows, nth = torch.where(chosen == number)
+            gate, up, down = self.experts[number]
+            read = x[rows].contiguous()
+            inner = self.plain[0].act_fn(gate.product(read, self.narrow)) * up.product(read, self.narrow)
+            result.index_add_(0, rows, down.product(inner.contiguous(), self.narrow) * shares[rows, nth, None])
+        return result
+
+    def unpacked(self) -> nn.Module:
+        """transformers' module with the same numbers."""
+        twin: Any = copy.deepcopy(self.plain[0])
+        both = [torch.cat([gate.dense(), up.dense()]) for gate, up, _ in self.experts]
+        twin.gate_up_proj = nn.Parameter(torch.stack(both), requires_grad=False)
+        twin.down_proj = nn.Parameter(torch.stack([down.dense() for *_, down in self.experts]), requires_grad=False)
+        return cast(nn.Module, twin)
 
 
 def fits(weight: Tensor) -> bool:
@@ -250,24 +293,32 @@ def fits(weight: Tensor) -> bool:
 
 
 def put_weights(model: nn.Module, weights: Mapping[str, PackedWeight]) -> None:
-    """Replace those linear maps and embeddings of `model` that are named by layers over these weights, in place. Biases
-    stay as they are."""
+    """Replace those linear maps, embeddings and experts of `model` that are named by layers over these weights, in
+    place. Biases stay as they are."""
+    mixtures: dict[str, dict[str, PackedWeight]] = {}
     for name, packed in weights.items():
         parent_name, _, own = name.rpartition(".")
-        parent = model.get_submodule(parent_name)
+        parent: Any = model.get_submodule(parent_name)
         old = getattr(parent, own)
         layer: nn.Module
+        if isinstance(old, nn.Parameter):
+            mixtures.setdefault(parent_name, {})[own] = packed
+            setattr(parent, own, nn.Parameter(old.detach().to("meta"), requires_grad=False))
+            continue
         if isinstance(old, nn.Embedding):
-            layer = QuantizedEmbedding(packed)
+            layer = QuantizedEmbedding(packed, getattr(old, "scalar_embed_scale", 1.0))
         else:
             layer = QuantizedLinear(packed, None if old.bias is None else old.bias.detach())
         setattr(parent, own, layer.train(old.training))
+    for name, parts in mixtures.items():
+        plain: Any = model.get_submodule(name)
+        model.set_submodule(name, QuantizedExperts.of(parts, plain.num_experts, plain))
 
 
 def narrow_activations(model: nn.Module) -> None:
     """What enters this model's packed linear maps has 8 bits from now on, instead of 16: llama.cpp's arithmetic."""
     for part in model.modules():
-        if isinstance(part, QuantizedLinear):
+        if isinstance(part, QuantizedLinear | QuantizedExperts):
             part.narrow = True
 
 

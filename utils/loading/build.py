@@ -18,13 +18,13 @@ from utils.catalogue.specs import ModelSpec
 from utils.catalogue.templates import end_ids
 from utils.device_map import device_map, room_of
 from utils.errors import UsageError, UserError
+from utils.families import UnfitError
 from utils.kernels.packed_linear import PackedLinear, lean, pack
 from utils.kernels.quantized_linear import KINDS, narrow_activations, quantize
 from utils.loading.accounting import check_loaded, check_said
 from utils.loading.loaded import UNSAID, LoadedModel, LoadOptions, context_of
 from utils.loading.packed_gguf import (
     ONE_AT_A_TIME,
-    UnfitError,
     config_in,
     load_packed,
     make_kernels,

@@ -22,7 +22,7 @@ from typing import Any
 
 from utils.child import run_child
 from utils.errors import UserError
-from utils.gguf.facts import check_said, complete, end_ids, facts_of
+from utils.gguf.facts import check_said, complete, end_ids, facts_of, teach_families
 from utils.gguf.header import GgufHeader, read_header, write_joined
 from utils.loading.accounting import check_loaded
 from utils.loading.cache import cache_folder, is_whole, locked, publish, remembered_sha256, scratch, writing
@@ -152,11 +152,15 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
 
     header = read_header(source)
     facts = facts_of(header)
+    teach_families()
     check_said(facts, source.name)
     name, source = source.name, _whole(header, folder, weights)
     watched = _watch(gguf, legacy, header.tensors[0].start if header.tensors else 0, report)
     given: dict[str, Any] = {"gguf_file": source.name}
     config = transformers.AutoConfig.from_pretrained(str(source.parent), **given)
+    if config.model_type == "llama" and facts.get("expert_count"):
+        given_numbers = {key: value for key, value in config.to_dict().items() if key != "model_type"}
+        config = transformers.MixtralConfig(**given_numbers)
     try:
         complete(config, facts)
     except UserError as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,13 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from utils.families import FAMILIES, UnfitError, facts_of, head_size, rules_of
 from utils.files import replacing, write_text
 from utils.gguf.header import GgufHeader, TensorInfo, read_header
-from utils.kernels.bindings import GROUP, TYPES, keep_in, load
+from utils.kernels.bindings import TYPES, keep_in, load
 from utils.kernels.blocks import pack, width_of
 from utils.kernels.instruction_sets import instruction_set, why_not
 from utils.kernels.packed_linear import unpacked_copy
-from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedLinear
+from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedExperts, QuantizedLinear
 from utils.loading.accounting import check_tensors
 from utils.loading.cache import cache_folder, is_whole, locked, publish, scratch, writing
 from utils.loading.gguf import gguf_digest
@@ -38,15 +40,19 @@ from utils.loading.quiet import quiet_libraries, quiet_warnings
 from utils.loading.room import check_disk, check_memory
 from utils.loading.sources import gguf_file
 from utils.progress import Progress, check
-from utils.rotary import frequencies, is_fixed
+from utils.rotary import frequencies
 
 if TYPE_CHECKING:
     from utils.catalogue.specs import ModelSpec
     from utils.loading.loaded import LoadOptions
 
-FORMAT = 2  # raised whenever the same file would be packed differently
-FAMILIES = ("llama", "qwen2", "qwen3")  # as both the file and the configuration say it
-_OF_ONE_PASS = {*FAMILIES, "mistral"}
+FORMAT = 3  # raised whenever the same file would be packed differently
+ARCHITECTURES = {  # as a file says it → as the configuration does
+    "llama": ("llama", "mistral", "mixtral"),
+    **{name: (name,) for name in ("qwen2", "qwen3", "phi3", "gemma2", "granite", "olmo2", "smollm3", "olmoe")},
+    **{"qwen2moe": ("qwen2_moe",), "qwen3moe": ("qwen3_moe",), "gemma3": ("gemma3_text",)},
+}
+_TURNED = ("llama", "granite", "smollm3")  # whose queries and keys a file has in llama.cpp's order
 _SMALLER = "take a file of it with fewer bits, or a smaller model"
 _GROWTH = 1.05  # bytes of a packed weight over the file's, at most
 _ALIGNED = 64  # where a weight may begin
@@ -56,30 +62,35 @@ _GENERATION = "generation_config.json"
 _OUTSIDE = {"token_embd": _TABLE, "output": _HEAD, "output_norm": "model.norm"}
 _INSIDE = {
     "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
+    **{f"attn_{part}": f"self_attn.{part}_proj" for part in ("q", "k", "v", "qkv")},
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
-_IGNORED = ("rope_freqs.weight",)  # in the converted model's configuration
+for _part in ("gate", "up", "down"):
+    _INSIDE |= {f"ffn_{_part}": f"mlp.{_part}_proj", f"ffn_{_part}_exps": f"mlp.experts.{_part}_proj"}
+    _INSIDE |= {f"ffn_{_part}_shexp": f"mlp.shared_expert.{_part}_proj"}
+_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_GEMMA = {**_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
+_OTHERWISE = {"gemma2": _GEMMA, "gemma3": _GEMMA, "olmo2": _AFTER, "phi3": {"ffn_up": "mlp.gate_up_proj"}}
+_SMALL = ("mlp.gate", "mlp.shared_expert_gate")  # whose few numbers are kept as float32
+_EXPERTS = ".mlp.experts"
+_IGNORED = (
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+)  # in the converted model's configuration
 _SAID = {  # without which a configuration file is read by transformers, who knows what it leaves out
     *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"),
-    *("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "hidden_act", "rope_parameters"),
+    *("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_parameters"),
 }
 
 
 ONE_AT_A_TIME = threading.Lock()
 """transformers swaps functions of its classes while it builds a model: two at once leave them swapped for good."""
-
-
-class UnfitError(Exception):
-    """The kernels cannot compute with this file, for the reason said."""
 
 
 class FileConfig(SimpleNamespace):
@@ -97,7 +108,8 @@ class FileConfig(SimpleNamespace):
 def config_in(folder: Path) -> FileConfig | None:
     """The configuration of a converted model; None where it does not say all that the compiled pass must know."""
     stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return FileConfig(**stored) if isinstance(stored, dict) and stored.keys() >= _SAID else None
+    said = isinstance(stored, dict) and stored.keys() >= _SAID and stored.keys() & {"hidden_act", "hidden_activation"}
+    return FileConfig(**stored) if said else None
 
 
 def load_packed(
@@ -111,10 +123,7 @@ def load_packed(
     """
     if instruction_set() is None:
         raise UnfitError(why_not())
-    if not is_fixed(getattr(config, "rope_parameters", None)):
-        raise UnfitError("the compiled pass turns positions by one table for texts of every length")
-    if not runs_as_one(config):
-        raise UnfitError(f"no compiled pass computes {config.model_type} as this one is configured")
+    facts_of(config)
     make_kernels(progress)
 
     def fetched() -> Path:
@@ -135,14 +144,10 @@ def make_kernels(progress: Progress) -> None:
 def runs_as_one(config: Any) -> bool:
     """Whether a model of `config`, its weights packed, runs as one compiled pass (sampling/models/fused.py). Where it
     would not, its many small products cost more than float32 saves, so its file is converted as ever."""
-    return (
-        config.model_type in _OF_ONE_PASS
-        and not any(width % GROUP for width in (head_size(config), config.hidden_size, config.intermediate_size))
-        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}
-        and not any(getattr(config, name, None) for name in ("attention_bias", "mlp_bias"))
-        and config.hidden_act in ("silu", "swish")
-        and is_fixed(getattr(config, "rope_parameters", None))
-    )
+    try:
+        return bool(facts_of(config))
+    except UnfitError:
+        return False
 
 
 def packed_entry(source: Callable[[], Path], digest: str, progress: Progress, cancelled: Callable[[], bool]) -> Path:
@@ -162,12 +167,13 @@ def packed_entry(source: Callable[[], Path], digest: str, progress: Progress, ca
     return entry
 
 
-def module_name(name: str) -> tuple[str, str]:
+def module_name(name: str, architecture: str = "llama") -> tuple[str, str]:
     """A tensor's name in the file → its module's in transformers, and "weight" or "bias". UnfitError for others."""
     parts = name.split(".")
     known = _OUTSIDE.get(parts[0]) if len(parts) == 2 else None
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _INSIDE:
-        known = f"model.layers.{parts[1]}.{_INSIDE[parts[2]]}"
+    if len(parts) == 4 and parts[0] == "blk":
+        own = _OTHERWISE.get(architecture, {}).get(parts[2]) or _INSIDE.get(parts[2])
+        known = own and f"model.layers.{parts[1]}.{own}"
     if known is None or parts[-1] not in ("weight", "bias"):
         raise UnfitError(f"no place for the tensor {name}")
     return known, parts[-1]
@@ -181,43 +187,55 @@ def halves_apart(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 class _Tensor(NamedTuple):
-    """A tensor of a GGUF file and its place in the model."""
+    """A tensor of a GGUF file and its place in the model; `vector`: its numbers are kept as float32."""
 
     info: TensorInfo
     name: str
     part: str
+    vector: bool
 
     def data(self) -> np.ndarray:
-        """Rows [N, bytes of a row], or numbers [N]."""
+        """Rows [N, bytes of a row], or the numbers."""
         data = self.info.read()
-        return data.view(np.float32) if len(self.info.shape) == 1 else data.reshape(self.info.shape[0], -1)
+        if not self.vector:
+            return data.reshape(math.prod(self.info.shape[:-1]), -1)
+        if self.info.kind != "F32":
+            from gguf import GGMLQuantizationType, dequantize
+
+            data = dequantize(data, GGMLQuantizationType[self.info.kind])
+        return data.view(np.float32).reshape(self.info.shape)
 
 
 def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
     """Of how many heads those maps are whose rows a GGUF file has in llama.cpp's order; its tensors. UnfitError where
     one of them is of no use here."""
     said, architecture = header.metadata, header.architecture
-    if architecture not in FAMILIES:
+    if architecture not in ARCHITECTURES:
         raise UnfitError(f"no compiled pass computes {architecture}")
     found = []
     for info in header.tensors:
         if info.name in _IGNORED:
             continue
-        name, part = module_name(info.name)
-        vector = info.kind == "F32" and len(info.shape) == 1
-        if not vector and not (info.kind in TYPES and len(info.shape) == 2 and part == "weight"):
+        name, part = module_name(info.name, architecture)
+        small = name.endswith(_SMALL)
+        vector = small or (info.kind == "F32" and len(info.shape) == 1)
+        sizes = 3 if _EXPERTS in name else 2
+        if not vector and not (info.kind in TYPES and len(info.shape) == sizes and part == "weight"):
             raise UnfitError(f"no kernel for {info.kind}, the type of {info.name}")
-        found.append(_Tensor(info, name, part))
-    if architecture != "llama":
+        found.append(_Tensor(info, name, part, vector))
+    if twice := [name for name, count in Counter(tensor[1:3] for tensor in found).items() if count > 1]:
+        raise UnfitError(f"two tensors are {'.'.join(twice[0])}")
+    if architecture not in _TURNED:
         return {}, found
-    heads = said["llama.attention.head_count"]
-    return {"attn_q": heads, "attn_k": said.get("llama.attention.head_count_kv", heads)}, found
+    heads = said[f"{architecture}.attention.head_count"]
+    return {"attn_q": heads, "attn_k": said.get(f"{architecture}.attention.head_count_kv", heads)}, found
 
 
 def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[], bool]) -> None:
     """`weights.bin`: packed weights and float32 vectors one after another; `index.json` says what lies where."""
     header = read_header(source)
     heads, tensors = _tensors(header)
+    above_one = FAMILIES[ARCHITECTURES[header.architecture][0]].gain_above_one  # a file says 1 + w
     needed = _GROWTH * sum(tensor.info.size for tensor in tensors)
     check_memory(source.name, needed, _SMALLER)
     check_disk(f"packing {source.name}", needed, folder)
@@ -240,8 +258,11 @@ def _write(source: Path, folder: Path, progress: Progress, cancelled: Callable[[
                 if len(data) % (2 * turned):
                     raise UnfitError(f"{tensor.info.name} has {len(data)} rows for {turned} heads")
                 data = halves_apart(data, turned)
-            if data.ndim == 1:
-                vectors[f"{tensor.name}.{tensor.part}"] = {"at": put(data), "size": len(data)}
+            if tensor.vector:
+                if above_one and tensor.name.endswith("norm"):
+                    data = data - 1
+                sizes = (1, *data.shape) if tensor.name.endswith("expert_gate") else data.shape
+                vectors[f"{tensor.name}.{tensor.part}"] = {"at": put(data), "shape": sizes}
                 continue
             kind = tensor.info.kind
             packed = pack(kind, data, lambda: check(cancelled))
@@ -271,17 +292,30 @@ class PackedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.generation_config, self._folder = config, generation, folder
-        self._packed, self._vectors = tuple(weights), vectors
+        self._vectors, facts = vectors, facts_of(config)
         self._place("model.layers", nn.ModuleList(nn.Module() for _ in range(config.num_hidden_layers)))
+        mixtures: dict[str, dict[str, PackedWeight]] = {}
         for name, packed in weights.items():
-            bias = vectors.get(f"{name}.bias")
-            self._place(name, QuantizedEmbedding(packed) if name == _TABLE else QuantizedLinear(packed, bias))
+            parent, _, part = name.rpartition(".")
+            if parent.endswith(_EXPERTS):
+                mixtures.setdefault(parent, {})[part] = packed
+            elif name == _TABLE:
+                self._place(
+                    name,
+                    QuantizedEmbedding(packed, facts.scalars["embed_scale"] if facts.family.scaled_embeddings else 1.0),
+                )
+            else:
+                self._place(name, QuantizedLinear(packed, vectors.get(f"{name}.bias")))
+        for name, parts in mixtures.items():
+            self._place(name, QuantizedExperts.of(parts, int(facts.scalars["experts"])))
         for name, values in vectors.items():
             parent, _, part = name.rpartition(".")
             if parent not in weights:
                 self._place(parent, nn.Module()).register_parameter(part, nn.Parameter(values, requires_grad=False))
-        turned = frequencies(config.rope_parameters, head_size(config))
-        self._place("model.rotary_emb", _Rotary(*turned) if turned else self.whole.model.rotary_emb)
+        self._packed = [name for name, part in self.named_modules() if name and hasattr(part, "unpacked")]
+        tables = {kind: frequencies(rule, facts.turned) for kind, rule in rules_of(config).items()}
+        rotary = _Rotary(tables) if None not in tables.values() else self.whole.model.rotary_emb
+        self._place("model.rotary_emb", rotary)
         self.eval()
 
     def _place(self, name: str, part: nn.Module) -> nn.Module:
@@ -314,7 +348,10 @@ class PackedModel(nn.Module):
                 parent, _, part = name.rpartition(".")
                 setattr(model.get_submodule(parent), part, nn.Parameter(values, requires_grad=False))
             for name in self._packed:
-                model.set_submodule(name, self.get_submodule(name))
+                packed = self.get_submodule(name)
+                if isinstance(packed, QuantizedExperts):
+                    packed.plain = [model.get_submodule(name)]
+                model.set_submodule(name, packed)
             model.model.rotary_emb = type(model.model.rotary_emb)(config=config)
             if (self._folder / _GENERATION).is_file():
                 model.generation_config = GenerationConfig.from_pretrained(str(self._folder))
@@ -335,31 +372,30 @@ class PackedModel(nn.Module):
 
 
 class _Rotary(nn.Module):
-    """Turns queries and keys by inv_freq [D/2], under the names that transformers has for it."""
+    """Turns queries and keys by frequencies [D/2] and a factor, by the kind of layer, under the names that transformers
+    has for them."""
 
-    def __init__(self, inverse: Tensor, scaling: float) -> None:
+    def __init__(self, tables: Mapping[str, Any]) -> None:
         super().__init__()
-        self.attention_scaling = scaling
-        self.register_buffer("inv_freq", inverse, persistent=False)
-
-
-def head_size(config: Any) -> int:
-    """Numbers of one head."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        for kind, (inverse, scaling) in tables.items():
+            prefix = f"{kind}_" if kind else ""
+            setattr(self, f"{prefix}attention_scaling", scaling)
+            self.register_buffer(f"{prefix}inv_freq", inverse, persistent=False)
 
 
 def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tuple[PackedModel, str]:
     """The model of `config` over the packed weights in `entry`, and their commonest type. UserError if its tensors are
     not the configuration's. `folder` is the converted model's, for what is said about generation."""
     index = json.loads((entry / "index.json").read_text(encoding="utf-8"))
-    if config.model_type != index["architecture"]:
+    if config.model_type not in ARCHITECTURES[index["architecture"]]:
         raise UnfitError(f"the file says {index['architecture']}, its configuration {config.model_type}")
     _check(name, config, index)
     check_memory(name, (entry / "weights.bin").stat().st_size, _SMALLER)
     data = np.memmap(entry / "weights.bin", np.uint8, mode="r")
     vectors, weights = {}, {}
     for tensor, said in index["vectors"].items():
-        vectors[tensor] = torch.from_numpy(data[said["at"] : said["at"] + 4 * said["size"]].view(np.float32).copy())
+        numbers = data[said["at"] : said["at"] + 4 * math.prod(said["shape"])].view(np.float32)
+        vectors[tensor] = torch.from_numpy(numbers.reshape(said["shape"]).copy())
     for tensor, said in index["weights"].items():
         blocks, size, *sizes = said["shape"]
         part = data[said["at"] : said["at"] + blocks * size].reshape(blocks, size)
@@ -373,38 +409,54 @@ def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> tu
 def _check(name: str, config: FileConfig, index: Mapping[str, Any]) -> None:
     """UserError unless weights and vectors are those of a model of `config`; biases of queries, keys and values may
     be there, and so may a head."""
-    have: dict[str, tuple[int, ...]] = {tensor: (said["size"],) for tensor, said in index["vectors"].items()}
-    for tensor, said in index["weights"].items():
-        have[f"{tensor}.weight"] = tuple(said["shape"][2:])
-    size, width, inner = head_size(config), config.hidden_size, config.intermediate_size
-    queries, keys = size * config.num_attention_heads, size * config.num_key_value_heads
-    shapes = {
-        "attn_norm.weight": (width,),
-        "attn_q.weight": (queries, width),
-        "attn_k.weight": (keys, width),
-        "attn_v.weight": (keys, width),
-        "attn_output.weight": (width, queries),
-        "ffn_norm.weight": (width,),
-        "ffn_gate.weight": (inner, width),
-        "ffn_up.weight": (inner, width),
-        "ffn_down.weight": (width, inner),
-    }
-    biases = {"attn_q.bias": (queries,), "attn_k.bias": (keys,), "attn_v.bias": (keys,)}
-    if config.model_type == "qwen3":
-        shapes |= {"attn_q_norm.weight": (size,), "attn_k_norm.weight": (size,)}
-    if config.model_type == "qwen2":
-        shapes |= biases
-    names = {f"blk.{layer}.{tensor}": tensor for layer in range(config.num_hidden_layers) for tensor in shapes | biases}
-    known = {".".join(module_name(own)): (shapes | biases)[tensor] for own, tensor in names.items()}
-    needed = {".".join(module_name(own)) for own, tensor in names.items() if tensor in shapes}
-    table = {f"{_TABLE}.weight": (config.vocab_size, width), "model.norm.weight": (width,)}
-    known |= table | {f"{_HEAD}.weight": (config.vocab_size, width)}
+    have: dict[str, tuple[int, ...]] = {tensor: tuple(said["shape"]) for tensor, said in index["vectors"].items()}
+    have |= {f"{tensor}.weight": tuple(said["shape"][2:]) for tensor, said in index["weights"].items()}
+    table = {f"{_TABLE}.weight": (config.vocab_size, config.hidden_size), "model.norm.weight": (config.hidden_size,)}
+    needed, known = dict(table), {f"{_HEAD}.weight": table[f"{_TABLE}.weight"]}
+    for layer, mixture in enumerate(facts_of(config).mixtures):
+        shapes, biases = _layer_shapes(config, mixture)
+        needed |= {f"model.layers.{layer}.{tensor}": shape for tensor, shape in shapes.items()}
+        known |= {f"model.layers.{layer}.{tensor}": shape for tensor, shape in biases.items()}
+    known |= needed
     check_tensors(
         name,
-        (needed | table.keys()) - have.keys(),
+        needed.keys() - have.keys(),
         have.keys() - known.keys(),
-        [(one, shape, known[one]) for one, shape in have.items() if known.get(one, shape) != shape],
+        [(tensor, shape, known[tensor]) for tensor, shape in have.items() if known.get(tensor, shape) != shape],
     )
+
+
+_Shapes = dict[str, tuple[int, ...]]
+
+
+def _layer_shapes(config: FileConfig, mixture: bool) -> tuple[_Shapes, _Shapes]:
+    """The shapes of a layer's tensors that must be there, and of biases that may be."""
+    facts, size, width, inner = facts_of(config), head_size(config), config.hidden_size, config.intermediate_size
+    queries, keys = size * config.num_attention_heads, size * config.num_key_value_heads
+
+    def mlp(name: str, inner: int, count: int = 1) -> _Shapes:
+        outwards = {f"{name}.{part}_proj": (count * inner, width) for part in ("gate", "up")}
+        return {**outwards, f"{name}.down_proj": (count * width, inner)}
+
+    maps: _Shapes = {
+        f"self_attn.{part}_proj": (rows, width) for part, rows in zip("qkv", (queries, keys, keys), strict=True)
+    }
+    biases: _Shapes = {f"{name}.bias": shape[:1] for name, shape in maps.items()}
+    if facts.family.joined:
+        maps = {"self_attn.qkv_proj": (queries + 2 * keys, width), "mlp.gate_up_proj": (2 * inner, width)}
+        maps, biases = {**maps, "mlp.down_proj": (width, inner)}, {}
+    elif mixture:
+        experts, own, shared = (int(facts.scalars[name]) for name in ("experts", "expert_inner", "common"))
+        maps |= {"mlp.gate": (experts, width), **mlp("mlp.experts", own, experts)}
+        maps |= {"mlp.shared_expert_gate": (1, width), **mlp("mlp.shared_expert", shared)} if shared else {}
+    else:
+        maps |= mlp("mlp", inner)
+    maps |= {"self_attn.o_proj": (width, queries), **dict.fromkeys(facts.family.norms.values(), (width,))}
+    if facts.family.qk_norm:
+        of_all = facts.family.qk_norm == "all"
+        maps |= {"self_attn.q_norm": (queries if of_all else size,), "self_attn.k_norm": (keys if of_all else size,)}
+    weights = {f"{name}.weight": shape for name, shape in maps.items()}
+    return {**weights, **(biases if facts.family.qkv_bias else {})}, biases
 
 
 def weight_bytes(model: Any) -> int:

@@ -28,9 +28,9 @@ from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.published import as_published, check_verifier, has_place, translated
 from utils.catalogue.catalogue import FORMAT, head_kind
 from utils.errors import UserError
+from utils.families import head_size
 from utils.files import replacing
 from utils.kernels.quantized_linear import QuantizedEmbedding
-from utils.loading.packed_gguf import head_size
 
 CONFIG, WEIGHTS, PYTORCH = "config.json", "model.safetensors", "pytorch_model.bin"
 IDS = "lm_head.ids"  # of the reduced vocabulary

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from torch import nn
 
-from sampling.models.facts import FAMILIES
 from sampling.models.fused import FusedNetwork, supports
 from tests.support.quantized import keep_code
+from utils.families import FAMILIES
 from utils.kernels.instruction_sets import instruction_set, why_not
 from utils.kernels.quantized_linear import PackedWeight, put_weights
 
@@ -26,6 +25,7 @@ keep_code()
 SIZES = {"vocab_size": 203, "hidden_size": 192, "intermediate_size": 160, "num_hidden_layers": 4, "pad_token_id": 0}
 HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096}
 SLIDING = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+EXPERTS = {"num_experts": 20, "num_experts_per_tok": 5, "moe_intermediate_size": 96}
 GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 2.0, "attention_multiplier": 0.02}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("Llama", {}),
@@ -43,6 +43,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Gemma2", {"sliding_window": 16, "query_pre_attn_scalar": 48}),
     ("Gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     ("Gemma3", {"sliding_window": 16, "query_pre_attn_scalar": 48, "layer_types": SLIDING}),
+    ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    ("Qwen3Moe", {**EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    ("Qwen3Moe", {**EXPERTS, "norm_topk_prob": False, "sliding_window": 16, "use_sliding_window": True}),
+    ("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 128, "norm_topk_prob": False}),
+    ("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 64, "norm_topk_prob": True, "num_experts": 32}),
+    ("Olmoe", {**EXPERTS, "head_dim": 32, "num_key_value_heads": 6}),
 ]
 
 
@@ -53,7 +59,7 @@ def random_model(family: str, changes: dict[str, Any]) -> Any:
     config = getattr(transformers, name)(**{**SIZES, **HEADS, **changes})
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval().float().requires_grad_(False)
-    mean = 0.0 if FAMILIES[family].gain_above_one else 1.0
+    mean = 0.0 if FAMILIES[config.model_type].gain_above_one else 1.0
     for parameter in model.parameters():
         noise = torch.randn_like(parameter)
         parameter.copy_(mean + 0.3 * noise if parameter.ndim == 1 else noise * parameter.shape[-1] ** -0.5)
@@ -64,9 +70,9 @@ def packed(model: Any) -> Any:
     """The same with its float32 weights in the kernels' layout."""
     twin = copy.deepcopy(model)
     weights = {
-        name: PackedWeight.of("F32", part.weight.numpy().view(np.uint8))
-        for name, part in twin.named_modules()
-        if isinstance(part, nn.Linear | nn.Embedding)
+        name.removesuffix(".weight"): PackedWeight.of("F32", part.flatten(0, -2).numpy().view(np.uint8))
+        for name, part in twin.named_parameters()
+        if part.ndim > 1 and not name.endswith("mlp.gate.weight")  # a router's is read as it is
     }
     if twin.config.tie_word_embeddings:
         weights["lm_head"] = weights["model.embed_tokens"]
@@ -108,4 +114,6 @@ def test_a_node_of_a_tree_is_the_same_as_in_its_own_text_under_a_window() -> Non
 
 
 def test_every_family_of_the_table_has_a_case() -> None:
-    assert {family for family, _ in CASES} == set(FAMILIES)
+    configurations = {"Gemma3": transformers.Gemma3TextConfig}
+    kinds = {configurations.get(family) or getattr(transformers, f"{family}Config") for family, _ in CASES}
+    assert {kind.model_type for kind in kinds} == set(FAMILIES)

@@ -15,8 +15,8 @@ import torch
 import transformers
 from transformers import modeling_gguf_pytorch_utils as legacy
 
-from sampling.models.fused import FusedNetwork
-from tests.support.gguf_files import CONTEXT, FAMILIES, llama3_factors, random_model, write_gguf
+from sampling.models.fused import FusedNetwork, supports
+from tests.support.gguf_files import CONTEXT, EVERY, FAMILIES, llama3_factors, random_model, write_gguf
 from tests.support.quantized import keep_code
 from utils.errors import UserError
 from utils.gguf.facts import end_ids, facts_of
@@ -171,7 +171,7 @@ def test_stretching_of_no_kind_and_factors_of_one_change_nothing(tmp_path: Path)
 @pytest.mark.parametrize(
     ("family", "said", "told"),
     [
-        ("llama3", {"expert_count": 8}, "llama.expert_count = 8"),
+        ("llama3", {"expert_count": 8}, "does not say llama.expert_used_count"),
         ("llama3", {"attention.sliding_window": 64}, "llama.attention.sliding_window = 64"),
         ("llama3", {"attn_logit_softcapping": 30.0}, "llama.attn_logit_softcapping = 30.0"),
         ("llama3", {"attention.key_length": 32, "rope.dimension_count": 16}, "dimension_count is 16, where .* have 32"),
@@ -215,6 +215,45 @@ STRETCHES: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray]]] = {
 }
 
 
+def packed(folder: Path, family: str, model: Any, kind: str) -> Any:
+    """`model` after its way through a file of `kind`, whose bits stay as they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPEC_CACHE_DIR", str(folder))
+        for library, name in [(gguf, "GGUFReader"), (gguf, "get_tensor_name_map"), (legacy, "tqdm")]:
+            patch.setattr(library, name, getattr(library, name))
+        patch.setattr(legacy, "get_gguf_hf_weights_map", legacy.get_gguf_hf_weights_map)
+        file = write_gguf(folder / "model.gguf", family, model, kind=kind)
+        write_folder(file, described := folder / "described", lambda _: None, weights=False)
+        config = config_in(described)
+        assert config is not None
+        return packed_model(config, packed_entry(lambda: file, "b" * 64, silent, never), described, "m")[0]
+
+
+@pytest.mark.parametrize(("kind", "near"), [("F16", 2e-5), ("Q8_0", 2e-2)])
+@pytest.mark.parametrize("family", EVERY)
+def test_the_compiled_pass_reads_a_file_of_each_family_at_its_own_size(
+    family: str, kind: str, near: float, tmp_path: Path
+) -> None:
+    """As transformers computes with the same weights dequantised, also where it computes with the packed ones."""
+    model = random_model(family)
+    for values in model.state_dict().values():  # logits of the size of 1
+        if values.ndim > 1:
+            values.mul_(0.5)
+        elif family.startswith("gemma"):
+            values.sub_(1.0)
+    loaded, number = packed(tmp_path, family, model, kind), gguf.GGMLQuantizationType[kind]
+    for name, values in model.state_dict().items():
+        if values.ndim > 1 and not name.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):
+            values.copy_(torch.from_numpy(gguf.dequantize(gguf.quantize(values.numpy(), number), number)))
+    assert supports(loaded)
+    network, positions = FusedNetwork(loaded, torch.float32), torch.arange(IDS.shape[1])[None]
+    logits = network.forward(IDS, positions, None, network.new_cache(1), IDS.shape[1])[0]
+    with torch.no_grad():
+        assert float((logits - model(IDS).logits).abs().max()) < near
+    assert apart(loaded, model) < near
+    assert apart(loaded.unpacked(), model) < 2e-5
+
+
 @pytest.mark.parametrize("stretch", STRETCHES)
 def test_the_compiled_pass_turns_by_the_same_frequencies(stretch: str, tmp_path: Path) -> None:
     family, metadata, factors = STRETCHES[stretch]
@@ -250,6 +289,7 @@ ENDS = {
     "gemma2": {"<eos>", "<end_of_turn>"},
     "gemma3": {"<eos>", "<end_of_turn>"},
     "phi3": {"<|endoftext|>", "<|end|>"},
+    **{family: {"<|im_end|>", "<|endoftext|>"} for family in ("granite", "olmo2", "smollm3")},
 }
 CHAT = [
     {"role": "user", "content": "a b"},

@@ -25,6 +25,7 @@ ENUMERATIONS = (
     "TILE",
     "FEW",
     "TABLES",
+    "MOST_CHOSEN",
     "MOST",
     "RIVALS",
     "NOISE",
@@ -59,6 +60,7 @@ def checks() -> list[str]:
         f"_Static_assert(offsetof(Row, {at}) == {bindings.ROW.fields[at][1]}, {at});" for at in bindings.ROW.names
     ]
     lines.append(f"_Static_assert(sizeof(Codes) == {bindings.CODES}, Codes);")
+    lines.append(f"_Static_assert(sizeof(Pick) == {bindings.PICK}, Pick);")
     return [f'{line.rsplit(", ", 1)[0]}, "{line.rsplit(", ", 1)[1][:-2]}");' for line in lines]
 
 

@@ -26,12 +26,13 @@ from transformers import modeling_gguf_pytorch_utils as legacy
 from tests.support.tiny import tiny_pair
 from utils.catalogue.specs import PairSpec, gguf_parts, spec_from_argument
 from utils.errors import UserError
+from utils.families import UnfitError
 from utils.gguf.header import read_header
 from utils.loading.build import load_model
 from utils.loading.gguf import gguf_digest, write_folder
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair
-from utils.loading.packed_gguf import UnfitError, config_in, packed_entry, packed_model
+from utils.loading.packed_gguf import config_in, packed_entry, packed_model
 from utils.loading.sources import model_folder
 from utils.progress import never, silent
 

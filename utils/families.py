@@ -1,0 +1,146 @@
+"""What the compiled pass must know of a model beside its weights: a table of facts by family, read from configurations.
+
+A row of :data:`FAMILIES` says how a family's layers are put together; numbers come from the configuration. A model that
+says something no fact expresses has no row, or is refused by :func:`facts_of`. Knows no modules and no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from utils.kernels.bindings import ACTIVATIONS, GROUP, MOST_CHOSEN, TABLES
+from utils.rotary import is_fixed
+
+PRE = {"before": "input_layernorm", "between": "post_attention_layernorm"}
+_POST = {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"}
+_BOTH = {"before": "input_layernorm", "between": "pre_feedforward_layernorm", **_POST}
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_UNKNOWN = ("clip_qkv", "use_bidirectional_attention")  # a configuration that sets one is refused
+
+
+class UnfitError(Exception):
+    """The compiled pass cannot compute this model, for the reason said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family's layers are put together.
+
+    `norms`: where it has them, by the field that they are in the pass. `gain_above_one`: a norm's gain is 1 + w.
+    `qk_norm`: whether queries and keys are normed: "" not, "head" each head by itself, "all" all heads together.
+    `scaled_embeddings`: by √hidden. `qkv_bias`: queries, keys and values always have one. `joined`: one map makes
+    queries, keys and values, another gate and up.
+    """
+
+    norms: Mapping[str, str] = field(default_factory=lambda: PRE)
+    qk_norm: str = ""
+    gain_above_one: bool = False
+    scaled_embeddings: bool = False
+    qkv_bias: bool = False
+    joined: bool = False
+
+
+LLAMA = Family()
+FAMILIES = {  # by the configuration's model_type
+    **dict.fromkeys(("llama", "mistral", "mixtral", "smollm3", "granite"), LLAMA),
+    **dict.fromkeys(("qwen2", "qwen2_moe"), Family(qkv_bias=True)),
+    **dict.fromkeys(("qwen3", "qwen3_moe"), Family(qk_norm="head")),
+    "phi3": Family(joined=True),
+    "olmo2": Family(_POST, "all"),
+    "olmoe": Family(qk_norm="all"),
+    "gemma2": Family(_BOTH, gain_above_one=True, scaled_embeddings=True),
+    "gemma3_text": Family(_BOTH, "head", gain_above_one=True, scaled_embeddings=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """`scalars` are fields of the pass; of each layer its window (0: none) and its `kind`, by which a family that turns
+    layers differently names the rotary table; None: it turns none; and whether it is a mixture of experts."""
+
+    family: Family
+    scalars: Mapping[str, float]
+    windows: tuple[int, ...]
+    kinds: tuple[str | None, ...]
+    mixtures: tuple[bool, ...]
+
+    @property
+    def turned(self) -> int:
+        """The numbers of a head that rotary angles turn."""
+        return int(self.scalars["turned"])
+
+
+def head_size(config: Any) -> int:
+    """Numbers of one head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def rules_of(config: Any) -> dict[str, Any]:
+    """The rules by which positions turn, by the kind of layer where these differ, else under an empty name."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return {"": rope} if "rope_type" in rope or not rope else {kind: rule for kind, rule in rope.items() if rule}
+
+
+def facts_of(config: Any) -> Facts:
+    """The facts of a causal model of `config`. UnfitError where the compiled pass does not compute it."""
+    family, size, rules = FAMILIES.get(config.model_type), head_size(config), rules_of(config)
+    activation = getattr(config, "hidden_activation", None) or config.hidden_act
+    kinds = getattr(config, "layer_types", None)
+    turned = {int(size * rule.get("partial_rotary_factor", 1.0)) for rule in rules.values()}
+    if family is None:
+        raise UnfitError(f"no compiled pass computes {config.model_type}")
+    if not all(is_fixed(rule) for rule in rules.values()):
+        raise UnfitError("the compiled pass turns positions by one table for texts of every length")
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 0
+    shared = getattr(config, "shared_expert_intermediate_size", 0)
+    inner = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    chosen = config.num_experts_per_tok if experts else 0
+    for reason, holds in {
+        f"the activation {activation}": activation not in _ACTIVATIONS,
+        f"layers of {', '.join(sorted(set(kinds or ())))}": set(kinds or ()) - {"full_attention", "sliding_attention"},
+        "heads, states or inner sizes that are no multiples of 32": any(
+            width % GROUP for width in (size, *turned, config.hidden_size, config.intermediate_size, inner, shared)
+        ),
+        "rotary tables of several sizes": len(turned) != 1 or len(rules) > TABLES,
+        f"{chosen} experts a token": chosen > MOST_CHOSEN,
+        **{name: getattr(config, name, None) for name in _UNKNOWN},
+    }.items():
+        if holds:
+            raise UnfitError(f"no compiled pass computes {config.model_type} as configured: {reason}")
+    count = config.num_hidden_layers
+    sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    kinds = kinds or ["sliding_attention" if sliding else "full_attention"] * count
+    turning = getattr(config, "no_rope_layers", None) or [1] * count
+    scale = getattr(config, "query_pre_attn_scalar", None) or size
+    rescaled = getattr(config, "norm_topk_prob", None)
+    dense, step = getattr(config, "mlp_only_layers", None) or (), getattr(config, "decoder_sparse_step", None) or 1
+    scalars = {
+        "activation": ACTIVATIONS.index(_ACTIVATIONS[activation]),
+        "epsilon": config.rms_norm_eps,
+        "scale": getattr(config, "attention_multiplier", None) or scale**-0.5,
+        "embed_scale": config.hidden_size**0.5 if family.scaled_embeddings else _number(config, "embedding_multiplier"),
+        "residual_scale": _number(config, "residual_multiplier"),
+        "logit_scale": 1 / _number(config, "logits_scaling"),
+        "logit_cap": getattr(config, "final_logit_softcapping", None) or 0.0,
+        "attention_cap": getattr(config, "attn_logit_softcapping", None) or 0.0,
+        "turned": turned.pop(),
+        "experts": experts,
+        "chosen": chosen,
+        "expert_inner": inner,
+        "common": shared,
+        "rescaled": rescaled is None or rescaled,
+    }
+    return Facts(
+        family,
+        scalars,
+        tuple(sliding or 0 if kind == "sliding_attention" else 0 for kind in kinds),
+        tuple((kind if kind in rules else "") if turns else None for kind, turns in zip(kinds, turning, strict=True)),
+        tuple(bool(experts) and layer not in dense and not (layer + 1) % step for layer in range(count)),
+    )
+
+
+def _number(config: Any, name: str) -> float:
+    value = getattr(config, name, None)
+    return 1.0 if value is None else float(value)
