@@ -2,7 +2,10 @@
 
    Waiting spins for a bounded time: between the stages of a pass some 50 µs, then in naps, which are counted, since a
    wait far longer than any stage means that a thread was taken off its core; between passes some 100 µs, then asleep
-   until there is work. Where the team is at work for somebody else, a run takes one thread: results are the same. */
+   until there is work. Where the team is at work for somebody else, a run takes one thread: results are the same.
+
+   On Linux torch shares its operators out among libgomp's threads, which spin as well when they are done. A second team
+   would wait for the cores that these spin on, so a run takes libgomp's team where the process has it. */
 #define _POSIX_C_SOURCE 200809L
 #include "internal.h"
 #include <pthread.h>
@@ -10,6 +13,15 @@
 #include <time.h>
 #ifndef _WIN32
 #include <signal.h>
+#endif
+
+#ifdef __linux__
+#pragma weak GOMP_parallel
+#pragma weak omp_get_thread_num
+#pragma weak omp_get_num_threads
+void GOMP_parallel(void (*function)(void *), void *argument, unsigned threads, unsigned flags);
+int omp_get_thread_num(void);
+int omp_get_num_threads(void);
 #endif
 
 enum { HELPERS = 63, PATIENCE = 5000, IDLE = 10000, NAP = 20000 }; /* pauses, pauses, nanoseconds */
@@ -34,7 +46,7 @@ typedef struct {
 } Helper;
 
 static Helper helpers[HELPERS];
-static int helper_count;
+static int helper_count, forked;
 static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
 
 static inline void pause_briefly(void) {
@@ -80,9 +92,9 @@ static void *help(void *argument) {
     return 0;
 }
 
-/* To be called in a process that was forked: the helpers stayed behind. */
+/* To be called in a process that was forked: the helpers and libgomp's threads stayed behind. */
 void forget_helpers(void) {
-    helper_count = 0;
+    helper_count = 0, forked = 1;
     pthread_mutex_init(&busy, 0);
 }
 
@@ -116,31 +128,66 @@ static void ask(Helper *helper, long turn) {
     }
 }
 
-/* Run the function on up to so many threads; returns when all are done, with the number of naps. */
-int64_t run(int64_t work, void *record, int64_t threads) {
+/* Run the function on the own helpers and the calling thread. */
+static void run_helpers(Function function, void *record, int64_t threads, Meeting *meeting) {
     static long turn[HELPERS];
-    Meeting meeting = {0};
-    const Function function = FUNCTIONS[work];
     if (threads > HELPERS + 1) threads = HELPERS + 1;
-    const int alone = threads <= 1 || pthread_mutex_trylock(&busy) != 0;
-    if (alone) threads = 1;
     while (helper_count < threads - 1 && start_helper()) turn[helper_count - 1] = 0;
     if (helper_count < threads - 1) threads = helper_count + 1;
     for (int i = 0; i < threads - 1; i++) {
         helpers[i].function = function, helpers[i].record = record;
-        helpers[i].member = (Member){i + 1, threads, 0, &meeting};
+        helpers[i].member = (Member){i + 1, threads, 0, meeting};
         ask(&helpers[i], ++turn[i]);
     }
-    Member member = {0, threads, 0, &meeting};
+    Member member = {0, threads, 0, meeting};
     function(record, &member);
     for (int i = 0; i < threads - 1; i++)
         for (int looks = 0; atomic_load(&helpers[i].done) < turn[i]; looks++) {
             pause_briefly();
             if (looks > PATIENCE) {
                 nap();
-                atomic_fetch_add(&meeting.naps, 1);
+                atomic_fetch_add(&meeting->naps, 1);
             }
         }
-    if (!alone) pthread_mutex_unlock(&busy);
+}
+
+#ifdef __linux__
+typedef struct {
+    Function function;
+    void *record;
+    Meeting *meeting;
+} Job;
+
+static void take_part(void *argument) {
+    const Job *job = argument;
+    Member member = {omp_get_thread_num(), omp_get_num_threads(), 0, job->meeting};
+    job->function(job->record, &member);
+}
+
+/* The same on libgomp's team; whether there is one. */
+static int run_torch_team(Function function, void *record, int64_t threads, Meeting *meeting) {
+    if (forked || !GOMP_parallel || !omp_get_thread_num || !omp_get_num_threads) return 0;
+    Job job = {function, record, meeting};
+    GOMP_parallel(take_part, &job, (unsigned)threads, 0);
+    return 1;
+}
+#else
+static int run_torch_team(Function function, void *record, int64_t threads, Meeting *meeting) {
+    (void)function, (void)record, (void)threads, (void)meeting;
+    return 0;
+}
+#endif
+
+/* Run the function on up to so many threads; returns when all are done, with the number of naps. */
+int64_t run(int64_t work, void *record, int64_t threads) {
+    Meeting meeting = {0};
+    const Function function = FUNCTIONS[work];
+    if (threads <= 1 || pthread_mutex_trylock(&busy) != 0) {
+        Member member = {0, 1, 0, &meeting};
+        function(record, &member);
+        return 0;
+    }
+    if (!run_torch_team(function, record, threads, &meeting)) run_helpers(function, record, threads, &meeting);
+    pthread_mutex_unlock(&busy);
     return atomic_load(&meeting.naps);
 }
