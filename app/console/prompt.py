@@ -430,8 +430,8 @@ class PromptReader:
     def _one_message(self, keys: list[KeyPress]) -> list[KeyPress]:
         """Keys that came before the prompt stood. They do not continue a text that the console put into the line.
 
-        Several lines whose last has no end were pasted where pastes are not marked: they are one message, which waits
-        for Enter. Lines that all have their end may have been typed, and are sent one by one.
+        Several lines were pasted where pastes are not marked: they are one message, which waits for Enter. Where each
+        has its end and one is a command they were typed, and are taken one by one.
         """
         lines: list[list[KeyPress]] = [[]]
         for key in keys:
@@ -441,9 +441,9 @@ class PromptReader:
         if texts and buffer.text and buffer.text == self._given:
             buffer.reset(append_to_history=True)
             self._cleared()
-        if len(texts) < 2 or not lines[-1]:
+        if len(texts) < 2 or (not lines[-1] and any(text.startswith("/") for text in texts)):
             return keys
-        return [key for line in lines for key in (*line, _NEW_LINE)][:-1]
+        return [key for line in (lines if lines[-1] else lines[:-1]) for key in (*line, _NEW_LINE)][:-1]
 
     def _end(self, reason: BaseException) -> None:
         app = self.session.app

@@ -82,7 +82,9 @@ class Header(NamedTuple):
 
 def facts_of(header: GgufHeader) -> Header:
     """The facts of a file whose header is read."""
-    named = (tensor for tensor in header.tensors if tensor.name.startswith(("rope_freqs", "rope_factors")))
+    named = [tensor for tensor in header.tensors if tensor.name.startswith(("rope_freqs", "rope_factors"))]
+    if other := next((tensor for tensor in named if tensor.kind != "F32"), None):
+        raise UserError(f"{other.file.name}: {other.name} is {other.kind}, where factors of positions are F32")
     return Header(header.metadata, {tensor.name: tensor.read().view(np.float32).tolist() for tensor in named})
 
 
@@ -100,6 +102,10 @@ def check_said(header: Header, name: str) -> None:
     if missing := [key for key in keys if key not in header.said]:
         more = f" (and {len(missing) - 3} more keys)" if len(missing) > 3 else ""
         raise UserError(f"{name} does not say {', '.join(missing[:3])}{more}")
+    tokens = header.said.get(TOKENS, ())
+    for role in ("bos", "eos", "eot", "eom", "unknown", "padding"):
+        if not 0 <= (token := header.said.get(f"tokenizer.ggml.{role}_token_id", 0)) < max(1, len(tokens)):
+            raise UserError(f"{name} has {len(tokens)} tokens, and tokenizer.ggml.{role}_token_id is {token}")
 
 
 def teach_families() -> None:

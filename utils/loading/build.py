@@ -21,7 +21,7 @@ from utils.errors import UsageError, UserError
 from utils.families import UnfitError
 from utils.kernels.packed_linear import PackedLinear, lean, pack
 from utils.kernels.quantized_linear import KINDS, narrow_activations, quantize
-from utils.loading.accounting import check_loaded, check_said
+from utils.loading.accounting import check_loaded, check_said, check_written
 from utils.loading.loaded import UNSAID, LoadedModel, LoadOptions, context_of
 from utils.loading.packed_gguf import (
     ONE_AT_A_TIME,
@@ -81,10 +81,12 @@ def load_model(
         quiet_libraries()
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-        check_said(spec.name, _stored(folder / "config.json"))
+        stored = _stored(folder / "config.json")
+        check_said(spec.name, stored)
         if (ends := folder / "generation_config.json").is_file():
             _stored(ends)  # transformers leaves a broken one out, and what ends an answer with it
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=options.trust_remote_code)
+        check_written(spec.name, stored, config)
         encodes = bool(config.is_encoder_decoder)
         dtype = pick_dtype(wanted, place, config.dtype)
         quantized = quantization_config(kind, place, dtype)

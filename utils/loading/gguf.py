@@ -38,6 +38,10 @@ _HEADER, _TENSORS, _TOKENIZER = 0.5, 0.75, 0.9
 # Vocabularies that split off every digit before anything else; transformers leaves this out for GGUF files.
 _DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 
+# Those that split as GPT-2's does, as llama.cpp has it, or as files did before they said how.
+_AS_GPT2 = {None, "default", "gpt-2", "phi-2", "jina-es", "jina-de", "a.x-4.0", "mellum", "modern-bert", "mpt", "olmo"}
+_AS_GPT2 |= {"jais", "trillion", "granite-docling"}
+
 # Vocabularies in which a word that is a token is that token, whatever merges would make of it.
 _WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
 
@@ -236,9 +240,12 @@ def _unread(header: GgufHeader, names: Mapping[str, str]) -> set[str]:
 def _mend_tokenizer(tokenizer: Any, source: Path, config: Any) -> None:
     """What transformers leaves out when it builds a tokenizer from a GGUF file."""
     from tokenizers import pre_tokenizers
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import get_gguf_tokenizer
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS, get_gguf_tokenizer
 
     _, described, _ = get_gguf_tokenizer(str(source))
+    split, known = described.get("pre_tokenizer_type"), _AS_GPT2 | _DIGITS_APART | GGUF_PRE_TOKENIZER_SPLITS.keys()
+    if described.get("tokenizer_type") == "gpt2" and split not in known:
+        raise UserError(f"tokenizer.ggml.pre is '{split}', a way to split text that this program does not know")
     if described.get("pre_tokenizer_type") in _DIGITS_APART:
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         digits = pre_tokenizers.Digits(individual_digits=True)

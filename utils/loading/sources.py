@@ -89,6 +89,8 @@ def mended_folder(
 def _local_folder(folder: Path, weights: bool) -> Path:
     if not folder.is_dir():
         raise UserError(f"no folder {folder}")
+    if (folder / "adapter_config.json").is_file():
+        raise UserError(f"{folder} holds an adapter (LoRA), which is not read: merge it into its model and name that")
     if not (folder / "config.json").is_file():
         if files := sorted(file.name for file in folder.glob("*.gguf")):
             raise UserError(f"{folder} holds several GGUF files: name one of {', '.join(files[:3])}")

@@ -10,7 +10,8 @@ from utils.errors import UserError
 
 _NAMES = ("model.safetensors", "pytorch_model.bin")  # in the order in which transformers takes them
 _POINTER = b"version https://git-lfs"
-_NUMBERS = ("F64", "F32", "F16", "BF16")
+_SPELLED = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_NUMBERS = tuple(_SPELLED.values())
 _LONGEST_HEADER = 100_000_000  # of a safetensors file, as its library has it
 
 
@@ -60,8 +61,8 @@ def check_weights(folder: Path, *, quantized: bool) -> None:
 
 
 def check_whole(file: Path) -> dict[str, str]:
-    """The dtypes of a weight file's tensors by their names, of a .bin file none. UserError if it has been cut off, or
-    is a pointer that Git LFS left in its stead."""
+    """The dtypes of a weight file's tensors by their names. UserError if it has been cut off, or is a pointer that Git
+    LFS left in its stead."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         begin = opened.read(len(_POINTER))
@@ -70,7 +71,7 @@ def check_whole(file: Path) -> dict[str, str]:
         if file.suffix == ".bin":
             if begin.startswith(b"PK") and not is_zipfile(opened):
                 raise UserError(f"{file} is incomplete: its {size / 1e6:.0f} MB have no end")
-            return {}
+            return _pickled(file)
         length = int.from_bytes(begin[:8], "little")
         if size < 8 or length > _LONGEST_HEADER:
             raise UserError(f"{file} is no safetensors file")
@@ -87,3 +88,19 @@ def check_whole(file: Path) -> dict[str, str]:
     if size < whole:
         raise UserError(f"{file} is incomplete: {size / 1e6:.3g} of {whole / 1e6:.3g} MB")
     return dtypes
+
+
+def _pickled(file: Path) -> dict[str, str]:
+    """The dtypes of the tensors in a .bin file, as a safetensors file spells them."""
+    import torch
+
+    with file.open("rb") as opened:
+        mapped = is_zipfile(opened)
+    try:
+        held = torch.load(file, map_location="meta", weights_only=True, mmap=mapped)
+    except Exception as error:  # pickle's kinds of failure are its own
+        raise UserError(f"{file} is damaged: {' '.join(str(error).split())[:100]}") from error
+    dtypes = {
+        name: str(tensor.dtype).removeprefix("torch.") for name, tensor in held.items() if hasattr(tensor, "dtype")
+    }
+    return {name: _SPELLED.get(dtype, dtype.upper()) for name, dtype in dtypes.items()}

@@ -79,7 +79,7 @@ def test_keys_and_pastes_delete_and_send_nothing_by_accident(console: Callable[.
     terminal.type("\x03")
 
     entered("/slow 10", "slow = 10")
-    for pasted in ("one\rtwo\rthree", f"{PASTE_ON}one\rtwo\rthree{PASTE_OFF}"):
+    for pasted in ("one\rtwo\rthree", "one\rtwo\rthree\r", f"{PASTE_ON}one\rtwo\rthree{PASTE_OFF}"):
         before = terminal.mark()
         terminal.enter("A slow answer")
         terminal.wait(lambda before=before: "shown slowly" in terminal.raw[before:], LOADED)  # type: ignore[misc]

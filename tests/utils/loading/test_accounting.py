@@ -28,6 +28,7 @@ from utils.catalogue.specs import PairSpec, gguf_parts, spec_from_argument
 from utils.errors import UserError
 from utils.families import UnfitError
 from utils.gguf.header import read_header
+from utils.loading.accounting import check_written
 from utils.loading.build import load_model
 from utils.loading.gguf import gguf_digest, write_folder
 from utils.loading.loaded import LoadOptions
@@ -226,6 +227,31 @@ def test_a_gguf_file_that_says_less_is_the_same_model_or_refused(change: str, tm
     assert refused >= {"architecture", "block_count", "attention.layer_norm_rms_epsilon", "rope.freq_base"}
 
 
+@pytest.mark.parametrize("role", ["bos", "eos", "eot", "eom", "unknown", "padding"])
+def test_an_id_beyond_the_vocabulary_of_a_gguf_file_is_named(role: str, tmp_path: Path) -> None:
+    contents = contents_of(random_model("llama"), "llama")
+    contents.metadata[f"tokenizer.ggml.{role}_token_id"] = (272, gguf.GGUFValueType.UINT32)
+    file = contents.write(tmp_path / "m.gguf")
+    with pytest.raises(UserError, match=f"^m.gguf has 272 tokens, and tokenizer.ggml.{role}_token_id is 272$"):
+        convert(file, tmp_path / "m", weights=False)
+
+
+@pytest.mark.parametrize(("split", "known"), [("llama-bpe", True), ("gpt-2", True), ("foo", False), ("falcon", False)])
+def test_a_way_to_split_text_is_known_or_the_gguf_file_is_refused(split: str, known: bool, tmp_path: Path) -> None:
+    contents = contents_of(random_model("llama"), "llama")
+    contents.metadata["tokenizer.ggml.pre"] = (split, gguf.GGUFValueType.STRING)
+    outcome = logits_or_line(partial(converted_logits, contents.write(tmp_path / "m.gguf"), tmp_path / "m"))
+    assert isinstance(outcome, Tensor) == known
+    assert known or f"tokenizer.ggml.pre is '{split}'" in str(outcome)
+
+
+def test_factors_of_positions_in_another_type_are_refused(tmp_path: Path) -> None:
+    contents = contents_of(random_model("llama"), "llama")
+    contents.tensors["rope_freqs.weight"] = np.ones(16, np.float16)
+    with pytest.raises(UserError, match=r"m.gguf: rope_freqs.weight is F16, where factors of positions are F32$"):
+        convert(contents.write(tmp_path / "m.gguf"), tmp_path / "m", weights=False)
+
+
 @pytest.mark.parametrize("key", ["general.alignment", "split.count"])
 def test_a_gguf_file_whose_numbers_are_text_is_refused(key: str, tmp_path: Path) -> None:
     file = contents_of(random_model("llama"), "llama")
@@ -370,6 +396,86 @@ def test_numbers_that_no_shape_tells_are_said_or_the_folder_is_refused(family: s
             loaded_logits(tmp_path)
 
 
+OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # beside the usual keys, what older files say
+    "gpt_neox": (
+        "GPTNeoX",
+        {"use_parallel_residual": False, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+        {"rotary_pct": 0.5, "rotary_emb_base": 500.0},
+    ),
+    "phi": (
+        "Phi",
+        {"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.25}},
+        {"rope_theta": 500.0, "partial_rotary_factor": 0.25},
+    ),
+    "stablelm": (
+        "StableLm",
+        {"use_parallel_residual": True, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+        {"rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    ),
+    "gemma3_text": ("Gemma3", {"sliding_window": 4, "final_logit_softcapping": 2.0}, {}),
+    "olmo": ("Olmo", {"clip_qkv": 0.1}, {}),
+    "gpt2": ("GPT2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "scale_attn_by_inverse_layer_idx": True}, {}),
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_a_folder_of_another_family_that_says_less_is_the_same_model_or_refused(family: str, tmp_path: Path) -> None:
+    prefix, scalars, older = OTHERS[family]
+    sizes = {key: value for key, value in SIZES.items() if key in ("hidden_size", "intermediate_size", "vocab_size")}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "pad_token_id": 0}
+    torch.manual_seed(0)
+    kind = getattr(transformers, prefix + ("LMHeadModel" if prefix == "GPT2" else "ForCausalLM"))
+    kind(kind.config_class(**sizes | scalars)).float().eval().save_pretrained(tmp_path)
+    file, untouched, refused = tmp_path / "config.json", loaded_logits(tmp_path), set()
+
+    def shorten(stored: dict[str, Any]) -> None:
+        for key in stored:
+            file.write_text(json.dumps({name: kept for name, kept in stored.items() if name != key}))
+            outcome = logits_or_line(partial(loaded_logits, tmp_path))
+            assert isinstance(outcome, str) or torch.equal(outcome, untouched), key
+            refused.update({key} if isinstance(outcome, str) else ())
+
+    stored = json.loads(file.read_text())
+    shorten(stored)
+    assert refused >= scalars.keys()
+    rope = stored.pop("rope_parameters", {})
+    for key in ("rope_theta", "partial_rotary_factor") if older else ():
+        file.write_text(json.dumps({**stored, "rope_parameters": {k: v for k, v in rope.items() if k != key}}))
+        with pytest.raises(UserError, match=f"does not say {key}$"):
+            loaded_logits(tmp_path)
+    if older:
+        stored = {key: value for key, value in stored.items() if key != "use_parallel_residual" or value}
+        file.write_text(json.dumps(stored | older | {"transformers_version": "4.40.0"}))
+        untouched = loaded_logits(tmp_path)
+        for key in (*older, "num_attention_heads"):
+            file.write_text(
+                json.dumps({k: v for k, v in (stored | older).items() if k not in (key, "transformers_version")})
+            )
+            with pytest.raises(UserError, match=f"does not say {key}$"):
+                loaded_logits(tmp_path)
+
+
+def test_a_number_of_another_family_is_not_left_out(tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    stored = json.loads(file.read_text())
+    file.write_text(json.dumps(stored | {"residual_multiplier": None, "torch_dtype": "float32"}))
+    loaded_logits(tmp_path)
+    file.write_text(json.dumps(stored | {"residual_multiplier": 0.5}))
+    with pytest.raises(UserError, match=r"says what its family does not read: residual_multiplier$"):
+        loaded_logits(tmp_path)
+
+
+def test_a_model_of_several_parts_says_its_text(tmp_path: Path) -> None:
+    config = transformers.Gemma3Config()
+    stored = json.loads(config.to_json_string())
+    check_written("m", stored, config)
+    for version in ("5.0.0", "4.50.0"):
+        without = {key: value for key, value in stored.items() if key != "text_config"}
+        with pytest.raises(UserError, match=r"does not say text_config$"):
+            check_written("m", without | {"transformers_version": version}, config)
+
+
 INTEGERS = {"int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool, "fp8": torch.float8_e4m3fn}
 
 
@@ -388,12 +494,53 @@ def test_numbers_that_mean_nothing_without_their_scales_are_refused(dtype: str, 
         loaded_logits(tmp_path)
 
 
-def test_a_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
+def pickled(folder: Path) -> None:
+    """Turn the folder's weights into .bin files."""
+    for file in [*folder.glob("model*.safetensors"), *folder.glob("model.safetensors.index.json")]:
+        name = file.name.replace("model", "pytorch_model").replace("safetensors", "bin")
+        if file.suffix == ".json":
+            (folder / name).write_text(
+                file.read_text().replace("model-", "pytorch_model-").replace(".safetensors", ".bin")
+            )
+        else:
+            torch.save(load_file(file), folder / name)
+        file.unlink()
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+def test_a_tensor_in_two_parts_is_refused(form: str, tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path, max_shard_size="100KB")
-    first, *_, last = sorted(tmp_path.glob("model-*.safetensors"))
-    name, value = load_file(first).popitem()
-    save_file({**load_file(last), name: value + 1}, last)
+    if form == "bin":
+        pickled(tmp_path)
+        assert torch.allclose(loaded_logits(tmp_path), logits_of(random_model("llama")), atol=2e-5)
+    first, *_, last = sorted(tmp_path.glob(f"*model-*.{form}"))
+    read, write = (load_file, save_file) if form == "safetensors" else (torch.load, torch.save)
+    name, value = read(first).popitem()
+    write({**read(last), name: value + 1}, last)
     with pytest.raises(UserError, match=f"{name} is in two parts, {first.name} and {last.name}$"):
+        loaded_logits(tmp_path)
+    last.write_bytes(last.read_bytes()[:1000])
+    with pytest.raises(UserError, match=f"{last} is incomplete: "):
+        loaded_logits(tmp_path)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_integers_in_a_pickled_file_are_refused(old: bool, tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path)
+    pickled(tmp_path)
+    file, name = tmp_path / "pytorch_model.bin", "model.layers.0.self_attn.q_proj.weight"
+    whole = torch.load(file)
+    torch.save({**whole, name: (50 * whole[name]).to(torch.int8)}, file, _use_new_zipfile_serialization=not old)
+    with pytest.raises(UserError, match=f"{name} is INT8, and config.json has no quantization_config to read it by$"):
+        loaded_logits(tmp_path)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_an_adapter_is_not_left_out(beside: bool, tmp_path: Path) -> None:
+    if beside:
+        random_model("llama").save_pretrained(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(UserError, match=r"holds an adapter \(LoRA\), which is not read: merge it into its model"):
         loaded_logits(tmp_path)
 
 
