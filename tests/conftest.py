@@ -23,6 +23,7 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 SLOW = (
     "sampling/test_identity_real.py",
     "app/console/test_survival.py",
+    "utils/test_processes.py",
     "sampling/drafters/test_vocabularies.py",
     "utils/loading/test_model_files.py",
     "sampling/drafters/test_cascade_exact.py",
@@ -78,6 +79,10 @@ SLOW = (
     "sampling/models/test_probe.py",
     "app/measure/test_elsewhere.py",
     "sampling/drafters/draft_heads/test_published.py",
+    "utils/loading/test_accounting.py",
+    "utils/loading/test_package_parts.py",
+    "utils/test_tokenizer.py",
+    "utils/kernels/test_instruction_sets.py",
     "sampling/drafters/test_cape.py",
 )
 

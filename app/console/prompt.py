@@ -322,6 +322,7 @@ class PromptReader:
         self.session.app.renderer.cpr_not_supported_callback = None  # it prints a warning
         source = self.session.app.input
         self._read, self._waited = source.read_keys, False  # `_waited`: keys were there before the prompt
+        self._sent = False  # whether a message was, so that keys may have come during its answer
         if hasattr(source, "vt100_parser"):
             source.read_keys = self._read_keys  # type: ignore[method-assign]
             source.vt100_parser = KeyParser(source.vt100_parser, lambda: self.session.app.renderer.waiting_for_cpr)
@@ -345,7 +346,7 @@ class PromptReader:
             begun = time.monotonic()
             try:
                 text = self._prompted(default)
-                self._failed = 0
+                self._failed, self._sent = 0, True
                 return text
             except KeyboardInterrupt:
                 default = ""
@@ -431,7 +432,7 @@ class PromptReader:
         """Keys that came before the prompt stood. They do not continue a text that the console put into the line.
 
         Several lines were pasted where pastes are not marked: they are one message, which waits for Enter. Where each
-        has its end and one is a command they were typed, and are taken one by one.
+        has its end, and one is a command or no message was sent yet, they were typed, and are taken one by one.
         """
         lines: list[list[KeyPress]] = [[]]
         for key in keys:
@@ -441,7 +442,8 @@ class PromptReader:
         if texts and buffer.text and buffer.text == self._given:
             buffer.reset(append_to_history=True)
             self._cleared()
-        if len(texts) < 2 or (not lines[-1] and any(text.startswith("/") for text in texts)):
+        typed = not self._sent or any(text.startswith("/") for text in texts)
+        if len(texts) < 2 or (typed and not lines[-1]):
             return keys
         return [key for line in (lines if lines[-1] else lines[:-1]) for key in (*line, _NEW_LINE)][:-1]
 
