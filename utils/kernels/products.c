@@ -227,7 +227,7 @@ INLINE void add_group(const Shape *shape, int narrow, const uint8_t *header, con
     unpack(shape, low, low + 64 * shape->low, quads);
     const int offset = LANES * part * (shape->header ? 1 : 2);
     scales_of(shape, header + 2 * LANES * part, group + offset, scales, least);
-    const int step = rows <= 4 ? 2 : TILE;
+    const int step = shape->scales == 2 && rows > 4 ? TILE : 2; /* measured: docs/notes/passes.md */
     UNROLLED for (int row = 0; row < rows; row += step)
         add_rows(shape, narrow, quads, scales, least, x + row, sums + row, rows - row < step ? rows - row : step);
 }
