@@ -4,7 +4,6 @@ transformers models and other drafters: new ids out.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,6 @@ from sampling.api import stop_ids_of
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.models.causal import CausalLM
-from tests.sampling.drafters.tables.test_prompt_lookup import tables_of
 from tests.support.students import make_target
 from tests.support.tiny import noisy_copy, tiny_model, tiny_tokenizer
 from utils.errors import UserError
@@ -230,18 +228,6 @@ def test_a_recording_stands_in_for_the_target() -> None:
     assert rate > 0
 
 
-def test_debug_logs_every_round_and_prints_nothing(
-    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with caplog.at_level(logging.INFO, logger="sampling"):
-        assert spec() == PLAIN
-        assert not caplog.messages
-        assert spec(debug=True) == PLAIN
-    assert caplog.messages[0] == f"round 0: drafted [], accepted [], then {PLAIN[0]}"
-    assert all(message.startswith(f"round {number}: drafted [") for number, message in enumerate(caplog.messages))
-    assert capsys.readouterr() == ("", "")
-
-
 def test_seeds_and_generators_decide_and_the_global_one_does_not(untouched_global_noise: None) -> None:
     hot = {"logits_processor": MultinomialProcessor(1.5)}
     assert spec(**hot, seed=1) == spec(**hot, seed=1) != spec(**hot, seed=2)
@@ -339,11 +325,6 @@ def test_a_recording_is_left_as_it_was(models: list[LlamaForCausalLM]) -> None:
     assert lm.vocab_size == 1000
 
 
-def test_a_recording_may_hold_ids_that_a_drafter_does_not_have(models: list[LlamaForCausalLM]) -> None:
-    lm = RecordedLM({tuple(START): [9, 8, 300]}, end_id=2)
-    assert cascade_generate(START, [models[1], MaxGramDrafter()], lm, K2)[0] == [9, 8, 300, 2]
-
-
 def test_an_unknown_prompt_is_refused(models: list[LlamaForCausalLM]) -> None:
     lm = RecordedLM({(1,): [9]}, end_id=2)
     with pytest.raises(UserError, match=r"^the recording of target holds no answer to this prompt of 5 tokens$"):
@@ -378,9 +359,3 @@ def test_what_cannot_be_is_refused_in_one_line(models: list[LlamaForCausalLM], c
     with pytest.raises(UserError) as caught:
         cascade_generate(**(sound | change))
     assert str(caught.value) == line
-
-
-def test_bigrams_beyond_the_targets_vocabulary_end_the_chain(models: list[LlamaForCausalLM], alone: list[int]) -> None:
-    """Tables of a larger vocabulary, as beside a recording whose own is only as large as its highest id."""
-    tables = tables_of(*[[token, 5000] for token in range(300)])
-    assert cascade_generate(START, [models[1], MaxGramDrafter(tables)], models[0], K2, 1.0, 40)[0] == alone

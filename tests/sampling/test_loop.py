@@ -341,21 +341,6 @@ def test_an_interrupt_while_the_prompt_is_read() -> None:
     assert target.fed - fed == 3 * PIECE + 2  # what was read is not read again
 
 
-def test_the_next_turn_feeds_only_what_is_new() -> None:
-    lm, drafter_lm = TableLM(V, seed=45), TableLM(V, seed=46)
-    drafter = ModelDrafter(drafter_lm)
-    session = lm.open([PROMPT])
-    first = answers(lm, [PROMPT], drafter, greedy(), length=8, session=session)[0]
-    longer = PROMPT + first + [1, 2, 3]
-    held, fed = len(session.cached[0]), lm.fed
-    events = decode(lm, [longer], drafter, greedy(), length=6, session=session)
-    assert emitted(events)[0] == greedy_answer(lm, longer, 6)
-    spent = sum(len(step.drafted) + (step.token is not None) for step in steps(events)) - 1
-    assert lm.fed - fed == len(longer) - held + spent
-    shorter = longer[:5]  # as after /undo
-    assert answers(lm, [shorter], drafter, greedy(), length=6, session=session)[0] == greedy_answer(lm, shorter, 6)
-
-
 # -- events ---------------------------------------------------------------------------------------
 
 
@@ -378,13 +363,3 @@ def test_steps_tell_what_happened() -> None:
     assert step.top2_gap == pytest.approx(2.5)
     assert step.gamma == 2
     assert step.seconds >= step.verify_s > 0
-
-
-def test_emitted_tokens_are_accepted_ones_plus_one_a_round() -> None:
-    lm = TableLM(V, seed=47)
-    for stop in ((), {3}, {1, 5}):
-        events = decode(lm, [PROMPT], ModelDrafter(TableLM(V, seed=48)), greedy(), length=40, gamma=3, stop=stop)
-        rounds = steps(events)
-        accepted = sum(len(step.path) for step in rounds)
-        truncated = sum(step.token is None for step in rounds)
-        assert len(emitted(events)[0]) == accepted + len(rounds) - truncated

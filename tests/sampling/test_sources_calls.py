@@ -313,16 +313,6 @@ def test_the_published_snippets_run(
     assert scope["engine"].engine.last.drafted > 0
 
 
-def test_what_changes_nothing_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="sampling"):
-        for _ in range(2):
-            config = InferenceConfig(tp_size=2, block_size=16)
-            InferenceEngine(MODEL, tiny_tokenizer(), config, model_policy=object())
-        InferenceConfig(block_size=16, pp_size=1)
-    told = ["tp_size, block_size: taken, change", "model_policy: taken, changes", "pp_size: taken, changes"]
-    assert caplog.messages == [f"{one} nothing here" for one in told]
-
-
 def test_ids_requests_and_the_end_of_drafting_as_their_tests_have_them() -> None:
     engine = InferenceEngine(MODEL, tiny_tokenizer(), InferenceConfig(max_output_len=9, max_batch_size=2))
     engine.enable_spec_dec(DRAFTER, n_spec_tokens=5)
@@ -367,15 +357,6 @@ def test_a_request_that_the_model_cannot_answer_never_waits(prompt: list[int], t
     with pytest.raises(UserError, match=told):
         engine.add_request(prompts_token_ids=[prompt])
     assert engine.generate() == []
-
-
-def test_the_figures_of_a_call_are_those_of_all_its_batches(caplog: pytest.LogCaptureFixture) -> None:
-    engine = InferenceEngine(MODEL, tiny_tokenizer(), InferenceConfig(max_output_len=5, max_batch_size=2), verbose=True)
-    engine.enable_spec_dec(DRAFTER)
-    with caplog.at_level(logging.INFO, logger="sampling"):
-        found = engine.generate(prompts=["aa", "bb", "cc"], return_token_ids=True)[1]
-    assert engine.engine.last.tokens == sum(map(len, found)) > 2 * 5
-    assert [message[:10] for message in caplog.messages if "alpha" in message] == ["3 prompts:"]
 
 
 @pytest.mark.parametrize(
@@ -524,19 +505,6 @@ def test_an_offset_is_a_whole_number(tmp_path: Path) -> None:
 
 
 # -- Cascade Speculative Drafting -----------------------------------------------------------------
-
-
-def test_a_k_matrix_may_be_a_tensor() -> None:
-    k_matrix = torch.tensor([[5, 10], [0, 10]])
-    rows = [[5, 10], [0, 10]]
-    drafters = [DRAFTER, MaxGramDrafter()]
-    found = sampling.cascade_generate(PROMPT, drafters, MODEL, k_matrix, max_gen_len=30)  # type: ignore[arg-type]
-    assert found == sampling.cascade_generate(PROMPT, drafters, MODEL, rows, max_gen_len=30)
-    assert found[0] == sampling.autoregressive_generate(PROMPT, MODEL, max_gen_len=30)
-    with pytest.raises(UserError, match=r"^k_matrix must be rows of whole numbers"):
-        sampling.cascade_generate(PROMPT, drafters, MODEL, torch.tensor(5))  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"^k_matrix must hold whole numbers from 0 to 1000, got 5.5"):
-        sampling.cascade_generate(PROMPT, drafters, MODEL, torch.tensor([[5.5, 10], [0, 10]]))  # type: ignore[arg-type]
 
 
 def test_zero_is_nothing_in_a_published_bigram_list(tmp_path: Path) -> None:

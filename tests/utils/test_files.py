@@ -17,13 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.places import Device, largest_file, modes_count, read_only
+from tests.support.places import largest_file, modes_count, read_only
 from utils import files
 from utils.errors import UsageError, UserError
 from utils.files import (
     WriteError,
     append,
-    beside,
     drop_half_line,
     hash_of,
     replacing,
@@ -52,27 +51,6 @@ def names(folder: Path) -> list[str]:
 
 
 # -- regular files --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("data", [b"", b"new", os.urandom(1 << 17)])
-def test_a_file_holds_what_was_written_and_nothing_is_left_beside_it(data: bytes, file: Path) -> None:
-    write_bytes(file, data)
-    assert file.read_bytes() == data
-    assert names(file.parent) == ["file"]
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError])
-def test_an_error_before_the_end_leaves_the_old_content(error: type[BaseException], file: Path) -> None:
-    with pytest.raises(error):
-        _failing(file, error)
-    assert file.read_bytes() == OLD
-    assert names(file.parent) == ["file"]
-
-
-def _failing(path: Path, error: type[BaseException]) -> None:
-    with replacing(path) as out:
-        out.write(b"half of it")
-        raise error
 
 
 def test_a_full_disk_is_told_with_what_the_file_holds(file: Path) -> None:
@@ -199,26 +177,7 @@ def test_a_circle_of_links_and_other_impossible_places_are_one_line(tmp_path: Pa
     assert names(tmp_path) == ["file", "one", "two"]
 
 
-def test_a_long_name_leaves_room_for_its_temporary(tmp_path: Path) -> None:
-    for name in ("x" * 255, "\u4e2d" * 85):
-        write_bytes(tmp_path / name, b"x")
-    assert len(names(tmp_path)) == 2
-
-
 # -- what is no file ------------------------------------------------------------------------------
-
-
-def test_a_device_gets_every_byte_at_once_and_stays(tmp_path: Path) -> None:
-    data = os.urandom(100_000)
-    with Device() as device:
-        (tmp_path / "link").symlink_to(device.path)
-        with pytest.raises(ZeroDivisionError), replacing(device.path) as out:
-            out.write(b"%d" % (1 // (len(data) - 100_000)))
-        write_bytes(tmp_path / "link", data)
-        assert device.path.is_char_device()
-        assert beside(tmp_path / "link", "work") is None
-        assert device.read() == data
-    assert (tmp_path / "link").is_symlink()
 
 
 def test_a_full_device_is_one_line_and_stays(tmp_path: Path) -> None:
@@ -360,18 +319,7 @@ CAUGHT: list[tuple[Callable[..., None], Callable[..., None]]] = [
     (moved, lambda folder: test_a_full_device_is_one_line_and_stays(folder)),
     (moved, lambda folder: test_a_write_protected_file_is_left_alone(folder)),
     (truncated, lambda folder: test_a_full_device_is_one_line_and_stays(folder)),
-    (truncated, lambda folder: test_standard_output_replaces_nothing(folder)),
 ]
-
-
-def test_standard_output_replaces_nothing(tmp_path: Path) -> None:
-    """In this process: a descriptor is written to where it stands."""
-    file = tmp_path / "file"
-    with file.open("wb", buffering=0) as out:
-        out.write(b"before ")
-        write_bytes(f"/dev/fd/{out.fileno()}", b"it")
-        out.write(b" behind")
-    assert file.read_bytes() == b"before it behind"
 
 
 @pytest.mark.parametrize("index", range(len(CAUGHT)))

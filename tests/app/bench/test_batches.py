@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 import app.bench.run
-from app.bench.options import BenchArgs, bench_args
+from app.bench.options import BenchArgs
 from app.bench.run import run_bench, run_rows
 from app.lanes.lane import PairEngine
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from sampling.events import Finished, Prefill, Step
-from sampling.stats.metrics import Meter
-from sampling.stats.summary import Stats, merge
+from sampling.stats.summary import merge
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 from utils.errors import UsageError
 from utils.progress import never
@@ -117,19 +116,6 @@ def test_the_rows_seconds_are_the_batchs(engine: PairEngine) -> None:
     assert all(answer.stats.draft_n > 0 for answer in answers)
 
 
-def test_a_meter_shares_the_prefill_out() -> None:
-    def step(row: int) -> Step:
-        return Step(row, 0, (), (), (), (), 5, (), (), 1.0, (), 0.25, 1.0, 0.25)
-
-    found: list[Stats] = []
-    for row in (0, 1):
-        meter = Meter(7, row, rows=2)
-        for event in (Prefill(3, 6, 4.0), step(0), step(1)):
-            meter.add(event)
-        found.append(meter.stats)
-    assert [(one.prompt_ms, one.ttft_ms, one.prompt_n) for one in found] == [(3000.0, 7000.0, 7)] * 2
-
-
 @pytest.mark.parametrize(
     ("more", "told"),
     [
@@ -145,12 +131,6 @@ def test_what_takes_one_prompt_at_a_time_is_refused_before_anything_is_loaded(mo
 def test_the_lane_of_beams_refuses_rows(engine: PairEngine) -> None:
     with pytest.raises(UsageError, match="lane beam searches for one prompt at a time, got 2"):
         engine.lane("beam", SETTINGS).run_rows([[3], [4]])
-
-
-def test_the_flag() -> None:
-    assert bench_args({"batch_size": "8"}).batch_size == 8
-    with pytest.raises(UsageError, match="--batch-size must be a whole number from 1 to 1024, got 0"):
-        bench_args({"batch_size": "0"})
 
 
 def test_an_interrupt_drops_the_batch_that_it_cut(

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import sys
-import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,15 +19,12 @@ from app.bench.run import run_bench
 from app.lanes.answers import Answer
 from app.lanes.comparison import Variant
 from app.lanes.costs import Terms
-from app.lanes.pairing import choose_pair
 from app.screen.output import load_engine
-from app.settings.table import MODEL_FIELDS, SETTING_FIELDS, ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
 from tests.support.places import largest_file
-from tests.support.screen import ROOT
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
-from tests.support.warm import Warm
 from utils.errors import UsageError, UserError
 from utils.progress import never
 
@@ -172,19 +164,6 @@ def resumed(world: Any, known: int) -> None:
     assert not world.journal.exists()
 
 
-def test_a_journal_cut_at_any_line_goes_on_to_the_same_figures(world: Any) -> None:
-    lines = world.kept.splitlines(keepends=True)
-    assert len(lines) == TOTAL + 2
-    for count in range(len(lines) + 1):
-        known = max(0, count - 2) // ROUND * ROUND
-        world.cut(sum(map(len, lines[:count])))
-        resumed(world, known)
-        data = json.loads(world.out.read_text())
-        wanted = [TOTAL] if count < 2 else [known, TOTAL - known]
-        assert [part["answers"] for part in data["parts"]] == wanted
-        assert data["resumed"] == len(wanted) - 1
-
-
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=3))
 def test_cuts_at_any_byte_one_after_another_lose_only_the_torn_line(world: Any, shares: list[float]) -> None:
@@ -203,15 +182,6 @@ def test_cuts_at_any_byte_one_after_another_lose_only_the_torn_line(world: Any, 
     world.out.unlink(missing_ok=True)
     world.run()
     assert world.told() == world.whole
-
-
-def test_nothing_of_a_torn_line_stays_behind_what_comes_after_it(world: Any) -> None:
-    whole = world.kept.splitlines(keepends=True)
-    world.journal.write_bytes(b"".join(whole[:-1]) + b"x" * 9000)
-    assert world.run(0) == 130
-    assert len(world.journal.read_bytes().splitlines()) == len(whole)  # one part more
-    world.out.unlink()
-    resumed(world, TOTAL - ROUND)
 
 
 def test_after_ctrl_c_the_same_command_goes_on_and_says_so(world: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,34 +297,6 @@ def test_a_pair_is_known_by_what_its_weights_hold(world: Any, pair: TinyPair, tm
         run_bench(SETTINGS, world.options.changed(drafter=str(other)), world.args())
 
 
-def test_a_setting_of_the_table_is_part_of_the_run_by_itself(pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has to remember it: what the table of settings gains makes another run, also for journals without it."""
-    before = about(SETTINGS, pair.options(), BenchArgs(), [])
-    for fields, name, like in ((SETTING_FIELDS, "warmth", "top_k"), (MODEL_FIELDS, "rope", "revision")):
-        monkeypatch.setitem(fields, name, fields[like])
-    options = SimpleNamespace(**vars(pair.options()), rope=3)
-    monkeypatch.setattr("app.lanes.pairing.choose_pair", lambda given: choose_pair(pair.options()))
-    after = about(SimpleNamespace(**vars(SETTINGS), warmth=2), options, BenchArgs(), [])  # type: ignore[arg-type]
-    assert (after["warmth"], after["rope"]) == (2, 3)
-    assert difference(before, {**before, "warmth": 2}) == "warmth none there, 2 here"
-    assert {name: after[name] for name in before} == before
-
-
-def test_the_settings_that_are_no_part_of_a_run_are_few_and_named(pair: TinyPair) -> None:
-    told = about(SETTINGS, pair.options(), BenchArgs(), [])
-    silent = {name for name in {**SETTING_FIELDS, **MODEL_FIELDS} if name not in told}
-    assert silent == {
-        *("compare", "view", "color", "palette", "ascii", "quiet", "data_dir", "verbose", "debug", "record"),
-        *("drafts", "slow"),
-        *("models", "device", "dtype", "quantization", "trust_remote_code", "offline"),
-    }
-
-
-def test_what_is_not_in_both_differs() -> None:
-    assert difference({"a": 1}, {"a": 1, "b": None}) is None
-    assert difference({"a": 1, "c": 2}, {"a": 1}) == "c 2 there, none here"
-
-
 @pytest.mark.parametrize(
     ("number", "line", "told"),
     [
@@ -419,29 +361,3 @@ def test_a_full_disk_is_one_line_and_what_is_there_is_kept(tmp_path: Path) -> No
         journal.add(Slot(0, 0, 1, VARIANT), WHOLE)
     journal.close()
     assert journal.path.read_bytes() == whole
-
-
-def test_a_run_killed_by_the_system_goes_on(pair: TinyPair, tmp_path: Path) -> None:
-    """Really SIGKILL, really two processes' work."""
-    out, journal = tmp_path / "out.json", tmp_path / "out.json.partial"
-    prompts = write_prompts(tmp_path / "prompts.jsonl", [ROWS[0], *({"prompt": f"number {n}"} for n in range(20))])
-    words = ["bench", "--prompts", str(prompts), "--methods", "ar,ngram", "--gammas", "2", "--repeat", "1"]
-    words += ["--max-new-tokens", "24", "--quiet", "--out", str(out), *pair.flags()]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    child = Warm([sys.executable, str(ROOT / "infer.py"), *words], env=environ)
-    while not (journal.exists() and journal.read_bytes().count(b"\n") > 4):
-        assert child.poll() is None
-        time.sleep(0.01)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    known = journal.read_bytes().count(b'\n{"question"') - (not journal.read_bytes().endswith(b"\n"))
-    assert not out.exists()
-    from app.command_line.main import main
-
-    assert main(words) == 0
-    data = json.loads(out.read_text())
-    known -= known % 2  # rounds of two methods
-    assert [part["answers"] for part in data["parts"]] == [known, 2 * 22 - known]
-    assert 0 < known < 44
-    assert [len(entry["results"]) for entry in data["prompts"]] == [2] * 22
-    assert {row["differs"] for row in data["summary"][1:]} == {0}

@@ -27,7 +27,7 @@ from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import PACKED_TIE, Variant, order
 from app.lanes.comparison import difference as first_difference
 from app.lanes.costs import Terms
-from app.prompts.questions import BUILT_IN, Question, chosen, cut, read_questions, stratified
+from app.prompts.questions import BUILT_IN, Question, chosen, read_questions, stratified
 from app.settings.table import ModelOptions, Settings
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
@@ -191,15 +191,6 @@ def test_cost_ratios_and_the_expected_speedup_come_from_the_same_runs() -> None:
     assert spec["expected_speedup"] == pytest.approx(wanted, abs=1e-3)
 
 
-def test_under_gamma_auto_v_is_the_mean_of_the_passes_as_they_came() -> None:
-    auto = Variant("spec", "auto")
-    _, spec = summarise(
-        [item(None, {PLAIN: timed("ar", 40, 4), auto: timed("spec", 40, 2, drafted=40, kept=30)})], [PLAIN, auto]
-    )
-    assert spec["v"] == pytest.approx((1800 / 10) / (3600 / 40))
-    assert spec["expected_speedup"] is None
-
-
 def test_a_drafter_that_is_often_silent_has_no_expected_speedup() -> None:
     both = {PLAIN: timed("ar", 40, 4), FOUR: timed("spec", 40, 2, drafted=8, kept=4)}
     _, spec = summarise([item(None, both)], [PLAIN, FOUR])
@@ -342,14 +333,6 @@ def test_temperatures_are_benchmarks_of_their_own_in_one_run(
     assert any(partings)
 
 
-def test_a_check_of_identity_has_one_temperature(options: ModelOptions, prompts: Path) -> None:
-    for more in ({"temperatures": (0.0,)}, {"report": Path("p.html")}):
-        with pytest.raises(UsageError, match=f"leave --{next(iter(more))} out"):
-            run_bench(SETTINGS, options, BenchArgs(prompts, check_identity=True, **more))
-    with pytest.raises(UsageError, match="writes no page and no log: leave --log out"):
-        run_bench(SETTINGS.changed(record="log.jsonl"), options, BenchArgs(prompts, check_identity=True))
-
-
 def test_files_that_a_benchmark_reads_or_writes_twice_are_refused(
     options: ModelOptions, prompts: Path, tmp_path: Path
 ) -> None:
@@ -380,26 +363,6 @@ def test_nothing_measured_is_no_success(
     printed = capsys.readouterr()
     assert (printed.out, printed.err.count("skipped: the prompt is 4")) == ("", 1)
     assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
-
-
-def test_the_first_prompt_that_fits_warms_up(
-    options: ModelOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-
-    def noting(lane: Any, prompt: list[int], *given: Any, **named: Any) -> Answer:
-        asked.append(len(prompt))
-        return run_lane(lane, prompt, *given, **named)
-
-    monkeypatch.setattr(app.bench.run, "run_lane", noting)
-    out = tmp_path / "out.json"
-    rows = [{"prompt": "x" * 4000}, {"prompt": "a prompt that fits"}]
-    prompts = write_prompts(tmp_path / "p.jsonl", rows)
-    args = BenchArgs(prompts, methods=("ar", "ngram"), gammas=(2,), repeat=1, out=out)
-    assert run_bench(SETTINGS, options, args) == 0
-    assert len(asked) == 2 + 2  # the warm-up, and what counts
-    assert len(set(asked)) == 1
-    assert len(json.loads(out.read_text())["skipped"]) == 1
 
 
 def test_lanes_that_ignore_gamma_run_once_for_all_numbers(
@@ -433,23 +396,6 @@ def test_lanes_that_ignore_gamma_run_once_for_all_numbers(
     only = BenchArgs(prompts, methods=("cascade",), gammas=("auto",), repeat=1, limit=1, out=out)
     assert run_bench(settings, options, only) == 0
     assert [(row["method"], row["gamma"]) for row in json.loads(out.read_text())["summary"]] == [("cascade", "auto")]
-
-
-def test_answers_start_from_nothing(options: ModelOptions, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    accepted: list[int] = []
-
-    def watched(lane: Any, *given: Any, **named: Any) -> Answer:
-        answer = run_lane(lane, *given, **named)
-        accepted.append(answer.stats.draft_n_accepted)
-        return answer
-
-    monkeypatch.setattr(app.bench.run, "run_lane", watched)
-    settings = SETTINGS.changed(ngram_reset=False)
-    args = BenchArgs(prompts, methods=("ngram",), gammas=(4,), repeat=3, limit=1)
-    assert run_bench(settings, options, args) == 0
-    # The warm-up and three repeats of one prompt: a store that remembered would have more accepted after the first.
-    assert len(accepted) == 1 + 3 * 2
-    assert len(set(accepted[:4])) == 1
 
 
 class StopAfter:
@@ -493,12 +439,6 @@ def test_an_interrupt_keeps_what_was_measured(
     assert data["complete"] is False
     assert sum(len(entry["results"]) for entry in data["prompts"]) == 3
     assert data["summary"][1]["compared"] == 1
-
-
-def test_nothing_is_run_when_the_figures_could_not_be_written(options: ModelOptions, tmp_path: Path) -> None:
-    for path in (tmp_path / "no" / "out.json", tmp_path):
-        with pytest.raises(UsageError, match="--out"):
-            run_bench(SETTINGS, options, BenchArgs(out=path))
 
 
 # -- identity -----------------------------------------------------------------------------------
@@ -656,34 +596,11 @@ def test_a_wrong_list_is_one_line(tmp_path: Path, text: str, told: str) -> None:
     assert str(caught.value) == f"{path}{told}"
 
 
-def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot read the question ids"):
-        chosen(QUESTIONS, tmp_path / "no.txt")
-
-
 def test_nothing_is_loaded_for_a_wrong_list(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "x", "question_id": 1}])
     request = read_request(["bench", "--prompts", str(prompts), "--ids", str(ids_file(tmp_path, "2\n"))], {})
     with pytest.raises(UsageError, match="question id"):
         run_bench(Settings(), ModelOptions(target="not/there"), request.own)
-
-
-def test_only_the_first_turns_are_kept() -> None:
-    three = Question(("a", "b", "c"), "x", 1, 1)
-    assert cut([three], None) == [three]
-    assert [question.turns for question in cut([three, QUESTIONS[0]], 2)] == [("a", "b"), ("question 11",)]
-
-
-def test_the_flags_reach_the_benchmark() -> None:
-    words = "bench --ids ~/dev.txt --turns 1"
-    args = read_request(words.split(), {}).own
-    assert (args.ids, args.turns) == (Path.home() / "dev.txt", 1)
-    assert read_request(["bench", "--temperatures", "0,0.7"], {}).own.temperatures == (0.0, 0.7)
-    with pytest.raises(UsageError, match="--temperatures must be a comma list of numbers from 0 to 5, each once, got"):
-        read_request(["bench", "--temperatures", "0,0.0"], {})
-    for words in ("bench --turns 0", "bench --ids"):
-        with pytest.raises(UsageError, match=r"--turns must be|--ids needs a value"):
-            read_request(words.split(), {})
 
 
 def fixed(name: str) -> list[tuple[int, str]]:

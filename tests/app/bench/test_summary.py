@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.bench.plan import Item, references
-from app.bench.summary import looping_share, looping_tokens, loops, summarise
+from app.bench.summary import looping_tokens, loops, summarise
 from app.bench.table import show_tables
 from app.lanes.answers import Answer
 from app.lanes.comparison import Variant
@@ -81,11 +81,6 @@ def test_loops_are_those_of_the_reference() -> None:
     assert loops(other, PLAIN)["looping"] == 0
     assert loops(other, FOUR)["looping"] == 1
     assert loops([item(None, 1, {FOUR: answer(FOUR, 1)})], PLAIN)["share"] is None
-
-
-def test_all_prompts_may_loop() -> None:
-    _, spec = summarise([ITEMS[1]], [PLAIN, FOUR])
-    assert (spec["speedup"], spec["speedup_without_loops"]) == (10, None)
 
 
 def test_the_worst_category_is_named() -> None:
@@ -181,11 +176,6 @@ def test_each_temperature_has_its_own_reference_and_loops() -> None:
     assert (cold["speedup_without_loops"], warm["speedup_without_loops"]) == (2, None)
     assert warm["categories"]["qa"]["speedup"] == 3
     assert references([COLD4, WARM4, WARM]) == {0.0: COLD4, 0.7: WARM}
-
-
-def test_the_time_to_first_token_is_the_mean_of_the_answers() -> None:
-    rows = [{DRAFT: answer(DRAFT, 1, ttft=10, openings=1)}, {DRAFT: answer(DRAFT, 1, ttft=40, openings=5)}]
-    assert summarise([item(None, 1, *rows)], [DRAFT])[0]["ttft_ms"] == 25
 
 
 # -- the screen ---------------------------------------------------------------------------------
@@ -321,33 +311,6 @@ def test_without_ar_there_are_no_speedups_to_show() -> None:
 
 
 # -- loops -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("ids", "count"),
-    [
-        ([], 0),
-        ([1], 0),
-        ([1, 1], 0),
-        ([1, 1, 1], 3),
-        ([9, 1, 1, 1, 9], 3),
-        ([*A, *A], 0),  # twice is no loop
-        ([*A, *A, 1, 2], 0),  # nor is twice and a bit
-        ([*A, *A, *A], 9),
-        ([*A, *A, *A, 1, 2], 11),  # the unfinished fourth repeat belongs to it
-        ([8, *A, *A, *A, 8], 9),
-        ([*A, *A, *A, *B, *B, *B], 21),
-        ([*A, *A, *A, 3, 3], 11),  # 3 3 3 at the end is a loop of its own
-        ([*A, *A, *B, *A, *A], 0),  # what comes between parts them
-        ([1, 2, 1, 2, 1, 2], 6),
-        ([3, 1, 2, 3, 1, 2, 3, 1, 2], 9),  # a loop may begin anywhere in its period
-        ([*C, *C, *C], 60),  # period 20
-        ([*C, 120, *C, 120, *C, 120], 0),  # period 21
-    ],
-)
-def test_tokens_in_loops_are_counted(ids: list[int], count: int) -> None:
-    assert looping_tokens(ids) == count
-    assert looping_share(ids) == (count / len(ids) if ids else 0)
 
 
 def by_definition(ids: Sequence[int], period: int, repeats: int) -> int:

@@ -132,13 +132,6 @@ def test_two_dashes_end_the_flags(handed: Handed, capsys: pytest.CaptureFixture[
     assert "takes no further argument '--b'" in capsys.readouterr().err
 
 
-def test_both_forms_of_a_switch_are_known_so_that_a_flag_can_undo_a_variable() -> None:
-    environ = {"SPEC_CHAT": "off", "SPEC_ASCII": "on", "SPEC_OFFLINE": "yes"}
-    request = read_request(["--chat", "--no-ascii", "--no-offline"], environ)
-    settings = Layers.of(environ=environ, flags=request.flags).settings
-    assert (settings.chat, settings.ascii, request.options.offline) == (True, False, False)
-
-
 USAGE_ERRORS = [
     (["--gamma", "0"], "error: --gamma must be a whole number from 1 to 64 or auto, got 0"),
     (["--gamma", "Auto"], "error: --gamma must be a whole number from 1 to 64 or auto, got 'Auto'"),
@@ -355,12 +348,6 @@ def test_help_comes_fast_on_stdout_and_imports_no_torch() -> None:
     assert not {"torch", "transformers", "numpy", "rich", "prompt_toolkit"} & imported
 
 
-def test_version_is_the_projects() -> None:
-    found = infer("--version")
-    assert found.returncode == 0
-    assert re.fullmatch(r"speculative-decoding-console \d+\.\d+\.\d+\n", found.stdout)
-
-
 @pytest.mark.parametrize(
     "words", [["--help"], ["pairs"], ["check", "--plan", "--c", "1"], ["replay", "docs/examples/session.jsonl"]]
 )
@@ -482,7 +469,3 @@ def test_target_and_drafter_go_in_the_places_of_the_pairs(tmp_path: Path) -> Non
     assert chosen(tmp_path, pair="other", target="org/big") == ("other", "org/big", "tiny")
     assert chosen(tmp_path, target="org/big") == ("big", "org/big", "ngram")
     assert chosen(tmp_path, target="org/big", drafter="org/mine") == ("big", "org/big", "mine")
-
-
-def test_a_pair_named_in_the_console_is_taken_as_it_stands(tmp_path: Path) -> None:
-    assert chosen(tmp_path, "other", target="org/big", drafter="none") == ("other", "org/other", "tiny")

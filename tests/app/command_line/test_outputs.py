@@ -21,7 +21,7 @@ from app.command_line.reference import main as reference
 from app.command_line.subcommands import COMMANDS, OWN_FIELDS
 from app.console.slash_commands import TABLE
 from app.settings.table import FIELDS, Field
-from tests.support.places import Device, largest_file, modes_count, read_only
+from tests.support.places import Device, largest_file, read_only
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 
@@ -253,13 +253,6 @@ def test_a_full_disk_is_one_line_and_the_old_content_stays(
     assert name == "bench --out" or around(path) == [path.name]
 
 
-def test_a_bench_without_a_journal_says_so(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [word for word in bench(home) if word != "--quiet"]
-    assert main([*words, "--out", os.devnull]) == 0
-    told = f"no journal can be kept beside {os.devnull}: a stopped run begins anew\n"
-    assert capsys.readouterr().err.count(told) == 1
-
-
 # -- folders --------------------------------------------------------------------------------------
 
 
@@ -332,12 +325,3 @@ def test_a_full_disk_while_a_drafter_is_made_is_one_line(
         rf"error: cannot write \S+/{file}: File too large \(nothing was saved\)(; what was .*)?\n", error
     )
     assert not list(tmp_path.rglob(".*"))
-
-
-def test_the_read_only_folder_of_these_tests_does_refuse(tmp_path: Path) -> None:
-    with read_only(tmp_path), pytest.raises(PermissionError):
-        (tmp_path / "new").write_bytes(b"")
-    (tmp_path / "new").write_bytes(b"")
-    (tmp_path / "new").chmod(0o444)
-    with modes_count(), pytest.raises(PermissionError):
-        (tmp_path / "new").write_bytes(b"x")

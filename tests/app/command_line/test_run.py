@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -94,40 +93,6 @@ def test_the_figures_of_the_json_fit_together(options: ModelOptions, capsys: pyt
     examined = spec["draft_n_accepted"] + spec["draft_n_rejected"]
     assert spec["alpha"] == pytest.approx(spec["draft_n_accepted"] / examined, abs=1e-4)
     assert len(spec["acceptance_histogram"]) == 5
-
-
-def test_the_json_tells_what_a_cascade_costs(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = {"compare": ("ar", "ngram", "cascade"), "cascade": "model,maxgram", "k_matrix": "[[3,2],[0,3]]"}
-    data = as_json(options, capsys, **settings)
-    assert (data["settings"]["cascade"], data["settings"]["k_matrix"]) == (["model", "maxgram"], [[3, 2], [0, 3]])
-    plain, ngram, cascade = data["results"]
-    assert tuple(cascade) == ("method", "text", "ids", *KEYS, "reviews", "swi", "expected_speedup")
-    assert (plain["swi"], plain["expected_speedup"]) == (None, None)
-    assert ngram["swi"]["measured"] == pytest.approx(ngram["tokens_per_pass"], abs=1e-3)  # its drafts cost nothing
-    calls, spent = cascade["calls"], cascade["call_ms"]
-    assert spent["target"] == pytest.approx(cascade["verify_ms"], abs=0.01)
-    assert 0 < spent["drafter"] < cascade["draft_ms"]
-    target, drafter = (sum(p.numel() for p in model_parameters(folder)) for folder in (options.target, options.drafter))
-    tokens = cascade["predicted_n"] - 1
-    cost = calls["target"] * target + calls["drafter"] * drafter
-    assert cascade["swi"] == {
-        "model_parameters": pytest.approx(tokens * target / cost, abs=1e-3),
-        "previous_work": None,
-        "published": None,
-        "measured": pytest.approx(tokens * spent["target"] / calls["target"] / sum(spent.values()), abs=1e-3),
-    }
-    assert cascade["expected_speedup"] > 0
-
-
-def model_parameters(folder: str | None) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder).parameters()
-
-
-def test_a_lane_alone_has_nothing_to_compare_with(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
-    data = as_json(options, capsys, compare=("spec",))
-    assert (data["speedup"], data["same_output"]) == (None, None)
 
 
 def answer(method: str, ids: tuple[int, ...], *, reason: Any = "length", may_differ: bool = False) -> Answer:
@@ -323,22 +288,3 @@ def test_a_terminal_gets_no_control_characters_and_a_pipe_gets_all() -> None:
 
 
 # -- the default pair ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["ar", "spec"])
-def test_the_rate_agrees_with_a_stopwatch_on_the_default_model(method: str) -> None:
-    engine = load_engine(Settings(quiet=True), ModelOptions(), never)
-    settings = Settings(max_new_tokens=24, compare=(method,))
-    from sampling.events import Prefill, Step
-    from sampling.stats.metrics import Meter
-
-    meter, started, last = Meter(0), 0.0, 0.0
-    for event in engine.lane(method, settings).run(prompt_ids(engine, "Name three colours.", settings)):
-        last = time.perf_counter()
-        if not started and isinstance(event, Step):
-            started = last
-        assert isinstance(event, Prefill) or started
-        meter.add(event)
-    stats = meter.stats
-    assert stats.predicted_n > 5
-    assert stats.predicted_per_second == pytest.approx((stats.predicted_n - 1) / (last - started), rel=0.05)

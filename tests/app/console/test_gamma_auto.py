@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.bench.options import BenchArgs
 from app.bench.plan import Item
-from app.bench.run import run_bench
 from app.bench.summary import summarise
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import Variant
@@ -24,7 +21,7 @@ from sampling.events import Step
 from sampling.gamma.controller import Controller
 from sampling.stats.summary import Stats
 from tests.support.scripted import catalogue_of, run_lines
-from tests.support.tiny import TinyPair, tiny_pair, write_prompts
+from tests.support.tiny import TinyPair, tiny_pair
 from utils.progress import never
 
 AUTO: dict[str, Any] = {"gamma": "auto", "max_new_tokens": 40, "quiet": True}
@@ -105,21 +102,6 @@ def test_the_console_tells_what_auto_does(tmp_path: Path) -> None:
         assert re.search(rf"round {number}\s+(γ|gamma) {gamma}\b", ran.text), (number, gamma)
     assert "error: gamma must be a whole number from 1 to 64 or auto, got 0 (still auto)" in ran.text
     assert ran.state.settings.gamma == 3
-
-
-def test_bench_rows_of_auto_carry_the_mean_gamma(
-    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "one"}, {"prompt": "two"}])
-    out = tmp_path / "out.json"
-    args = BenchArgs(prompts=prompts, methods=("ar", "spec"), gammas=(2, "auto"), repeat=1, out=out)
-    options = pair.options()
-    assert run_bench(Settings(max_new_tokens=30, quiet=True), options, args) == 0
-    rows = {str(row["gamma"]): row for row in json.loads(out.read_text())["summary"]}
-    assert (rows["None"]["mean_gamma"], rows["2"]["mean_gamma"]) == (None, 2.0)
-    assert 0 <= rows["auto"]["mean_gamma"] <= 16  # 0 where drafting did not pay at all
-    assert rows["auto"]["differs"] == 0
-    assert f"auto({rows['auto']['mean_gamma']:.1f})" in capsys.readouterr().out
 
 
 def test_the_mean_gamma_counts_what_was_drafted_not_what_might_have_been() -> None:

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from scipy.stats import binomtest
 import app.screen.live
 from app.chat.saved import osc52
 from app.console.loading import load_engine
-from app.console.prompt import open_block, unblocked
 from app.console.state import LONGEST_BACK, ConsoleState
-from app.screen.rows import visible
 from app.screen.terminal import unheard
 from app.settings.layers import Layers
 from sampling.models.causal import CausalSession
@@ -67,14 +64,6 @@ def test_the_cache_is_reused_over_turns(catalogue: Path) -> None:
 
     run_lines(catalogue, "one", note, "two", note, "/undo", "two again", note, "/regen", note)
     assert len(fed) == 4
-
-
-def test_what_is_printed_is_what_the_model_said(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "one", settings={"quiet": True})
-    text = ran.state.chat.turns[0].text
-    assert ran.after("one").strip("\n").startswith(visible(text).strip("\n"))
-    assert "┌" not in ran.after("one")
-    assert len([line for line in ran.after("one").splitlines() if "tok/s" in line]) == 1
 
 
 BAD = {
@@ -201,19 +190,6 @@ def test_valid_arguments_are_taken_and_shown(catalogue: Path) -> None:
     for line, wanted in SHOWN.items():
         assert wanted in ran.after(line), (line, ran.after(line))
     assert not ran.errors
-
-
-def test_clear_forgets_everything(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "one", "/clear", "one")
-    first, second = (answered.turn for answered in ran.state.answers)
-    assert (first.prompt, first.answer) == (second.prompt, second.answer)
-    assert len(ran.state.chat.turns) == 1
-
-
-def test_undo_puts_the_message_back_into_the_input_line(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "one", "two", "/undo", "/undo", "/undo")
-    assert ran.reader.defaults == ["", "", "", "two", "one", ""]
-    assert ran.state.chat.turns == []
 
 
 def test_regen_takes_the_next_seed_and_says_it(catalogue: Path) -> None:
@@ -380,14 +356,6 @@ def test_a_refused_message_that_would_hide_the_reason_does_not_go_back(catalogue
     assert [turn.user for turn in ran.state.chat.turns] == ["two"]
 
 
-def test_info_never_tells_of_less_than_nothing(catalogue: Path) -> None:
-    def overfull(state: ConsoleState) -> None:
-        state.chat.turns[0] = replace(state.chat.turns[0], prompt=(0,) * 200)
-
-    ran = run_lines(catalogue, "/pair short", "one", overfull, "/info")
-    assert "of 120 tokens used, 0 left" in ran.after("/info")
-
-
 def test_an_answer_that_fills_the_context_says_so(catalogue: Path) -> None:
     ran = run_lines(catalogue, "/pair short", "/length 500", "hello", "/continue")
     assert "the context is full" in ran.after("hello")
@@ -457,13 +425,6 @@ def test_a_drafter_that_cannot_run_is_refused(catalogue: Path) -> None:
     assert [line[:6] for line in ran.errors] == ["error:"]
     assert ran.state.settings.cascade == ("model", "ngram")
     assert len(ran.state.chat.turns) == 2
-
-
-def test_a_refused_change_makes_no_log(catalogue: Path, tmp_path: Path) -> None:
-    ran = run_lines(catalogue, "one", f"/set record={tmp_path}/new.jsonl compare=eagle")
-    assert len(ran.errors) == 1
-    assert not list(tmp_path.iterdir())
-    assert ran.state.log is None
 
 
 def test_quantization_loads_the_pair_anew_and_the_conversation_goes_on(catalogue: Path) -> None:
@@ -593,28 +554,6 @@ def test_ctrl_c_calls_off_another_pair(catalogue: Path) -> None:
     assert len(ran.state.chat.turns) == 2
 
 
-@pytest.mark.parametrize("line", ["", "   ", "\t", "\x00", " \x00 "])
-def test_blank_lines_are_nothing(catalogue: Path, line: str) -> None:
-    ran = run_lines(catalogue, line)
-    assert ran.state.chat is None or ran.state.chat.turns == []
-    assert not ran.errors
-
-
-@pytest.mark.parametrize(
-    "text", ["a\x00b", "lone \ud800 surrogate", "\U0001f600 café 漢字", "[red]no[/red] :smile:", "//path"]
-)
-def test_any_text_can_be_said(catalogue: Path, text: str) -> None:
-    def send(state: ConsoleState) -> None:
-        from app.console.repl import handle
-
-        handle(state, text)
-
-    ran = run_lines(catalogue, send)
-    assert not ran.errors
-    assert len(ran.state.chat.turns) == 1
-    assert "\x00" not in ran.state.chat.turns[0].user
-
-
 def test_save_json_holds_ids_texts_settings_figures_and_events(catalogue: Path, tmp_path: Path) -> None:
     file = tmp_path / "chat with spaces.json"
     ran = run_lines(catalogue, "one", "/continue", "two", f"/save {file}")
@@ -633,54 +572,11 @@ def test_save_json_holds_ids_texts_settings_figures_and_events(catalogue: Path, 
     assert lanes[0]["ids"] + first["decodings"][1]["lanes"][0]["ids"] == first["answer_ids"]
 
 
-def test_save_txt_is_readable(catalogue: Path, tmp_path: Path) -> None:
-    file = tmp_path / "chat.txt"
-    run_lines(catalogue, "/system Be brief.", "one", f"/save {file}")
-    text = file.read_text(encoding="utf-8")
-    assert text.startswith("[system]\nBe brief.\n\n[user]\none\n\n[assistant]\n")
-
-
-def test_stats_json_is_what_run_json_prints(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "one", "/stats json")
-    data = json.loads(ran.after("/stats json").strip())
-    assert list(data) == ["pair", "prompt", "settings", "results", "speedup", "disturbed", "same_output"]
-    assert data["same_output"] is True
-    assert data["results"][1]["predicted_n"] == 12
-
-
-def test_trace_shows_rounds(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "one", "/trace", "/trace 1")
-    assert ran.after("/trace").count("round ") > ran.after("/trace 1").count("round ") == 1
-
-
-def test_debug_shows_discarded_drafts(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "/gamma 8", "one", "/set debug=on", "/regen")
-    spec = ran.state.answers[-1].tracks[-1].meter.stats
-    assert spec.draft_n_discarded > 0
-    assert "[~" in ran.after("/regen")
-    assert "[~" not in ran.after("one")
-
-
 def test_copy_without_clipboard_is_one_line(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     ran = run_lines(catalogue, "one", "/copy")
     assert ran.after("/copy").startswith("error: no clipboard here")
     assert osc52("añ") == "\x1b]52;c;YcOx\x07"
-
-
-def test_without_colour_there_are_no_escapes(catalogue: Path) -> None:
-    assert "\x1b" not in run_lines(catalogue, "one", "/trace", "/gamma 0").text
-    assert "\x1b[" in run_lines(catalogue, "one", color=True).text
-
-
-def test_blocks_in_three_quotes() -> None:
-    assert open_block('"""')
-    assert open_block('"""one\ntwo')
-    assert not open_block('"""one\ntwo"""')
-    assert not open_block('say """ this')
-    assert unblocked('"""\none\n  two\n"""') == "one\n  two"
-    assert unblocked('"""/not a command"""') == "//not a command"
-    assert unblocked("plain") == "plain"
 
 
 def test_a_second_ctrl_c_waits_for_the_drawing_to_be_whole() -> None:

@@ -320,14 +320,6 @@ def test_where_the_state_folder_cannot_be_written_another_one_is_taken_or_the_re
         assert [turn.user for turn in loaded(catalogue, files[0])] == [FIRST]
 
 
-def test_who_leaves_has_nothing_saved_behind_their_back(catalogue: Path, chats: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    assert run_lines(catalogue, FIRST, "/exit").code == 0
-    assert run_lines(catalogue, FIRST).code == 0
-    assert not chats.exists()
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 # -- a prompt that fails --------------------------------------------------------------------------
 
 

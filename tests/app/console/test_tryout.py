@@ -117,15 +117,6 @@ def test_lanes_are_timed_over_the_last_prompts(catalogue: Path, prompts: Path) -
     assert "spec 4" in ran.after("/bench")  # the gamma of the settings
 
 
-def test_a_large_set_is_cut_to_a_small_one(catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_prompts(tmp_path / "gsm8k_test.jsonl", [{"question": f"{n}?", "answer": ""} for n in range(40)])
-    stop_in(monkeypatch, 1)
-    ran = run_lines(
-        catalogue, f"/set data_dir={tmp_path} length=1", "/prompts gsm8k", "/bench 1", settings={"quiet": False}
-    )
-    assert "16 of 40 prompts × ar, spec gamma 1" in ran.after("/bench 1")
-
-
 def test_wrong_prompts_and_no_model_are_one_line(catalogue: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.jsonl"
     broken.write_text("{\n")

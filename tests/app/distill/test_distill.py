@@ -25,8 +25,7 @@ from app.distill.draft_head import draft_head_for
 from app.distill.options import distill_args
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
-from sampling.drafters.draft_heads.checkpoint import read_config, save_student
-from sampling.stats.theory import efficiency, expected_speedup
+from sampling.drafters.draft_heads.checkpoint import read_config
 from tests.support.distilling import counting_target
 from tests.support.places import largest_file
 from tests.support.tiny import VOCAB, tiny_pair, write_prompts
@@ -34,11 +33,9 @@ from tests.support.warm import Warm
 from training.draft_heads.batches import grouped, make_batch
 from training.draft_heads.features import Examples, StoredExamples, StreamedExamples, extract, load_shard
 from training.draft_heads.losses import held_out
-from training.draft_heads.report import expected, tokens_per_pass
 from training.draft_heads.train import load_checkpoint, teacher_for
 from training.text.dialogues import KINDS
 from training.text.self_text import read_texts, split, written
-from utils.loading.fit import fingerprint
 from utils.progress import never
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -177,21 +174,6 @@ def test_a_trained_drafter_is_trained_further(
     ):
         assert main(words(target, tmp_path / "refused", *flags, "--start", str(plain), *more)) == 2
         assert capsys.readouterr().err.strip().endswith(said)
-
-
-def test_a_head_trained_further_looks_back_no_less_far_than_before(target: Path, data: Path, tmp_path: Path) -> None:
-    engine = load_engine(Settings(quiet=True), ModelOptions(target=str(target), drafter="none", device="cpu"), never)
-    texts = read_texts([data], VOCAB, 64)
-    seen = max(len(one.ids) for one in texts)
-    args = distill_args({"out": "d", "student": "glide"})
-    new = draft_head_for(engine, args, texts, 42)
-    assert new.config.window == seen
-    for before, after in ((0, 0), (seen - 1, seen), (seen + 9, seen + 9)):  # 0: to the beginning
-        start = tmp_path / str(before)
-        new.config = replace(new.config, window=before)
-        save_student(start, new, {"tokenizer": fingerprint(engine.tokenizer)})
-        further = distill_args({"out": "d", "student": "glide", "start": str(start)})
-        assert draft_head_for(engine, further, texts, 42).config.window == after
 
 
 # -- going on -------------------------------------------------------------------------------------
@@ -404,15 +386,6 @@ def test_a_target_without_a_template_needs_data(tmp_path: Path, capsys: pytest.C
 
 
 # -- report and card ------------------------------------------------------------------------------
-
-
-def test_expected_speed_ups_are_those_of_the_theory() -> None:
-    for gamma in range(1, 9):
-        assert tokens_per_pass([0.7], gamma) == pytest.approx(efficiency(0.7, gamma))
-    assert tokens_per_pass([0.5, 0.4], 3) == pytest.approx(1 + 0.5 + 0.2 + 0.08)
-    rows = expected([0.8], 0.1, dict.fromkeys(range(1, 10), 1.25))
-    assert [row["gamma"] for row in rows] == list(range(1, 9))
-    assert rows[1]["speedup"] == pytest.approx(expected_speedup(0.8, 2, 0.1, 1.25))
 
 
 def mark(tokens: int, loss: float, alpha: float) -> dict[str, Any]:

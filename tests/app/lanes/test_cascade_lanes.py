@@ -28,7 +28,6 @@ from utils.progress import never
 
 CPU = LoadOptions(device="cpu")
 SHORT: dict[str, Any] = {"max_new_tokens": 24, "quiet": True}
-TWO = ("drafter", "small", "maxgram")
 K_TWO = ((3, 4, 5), (0, 2, 3), (0, 0, 4))
 PAIRS = """\
 default: two
@@ -147,20 +146,6 @@ def test_a_trained_drafter_is_no_model_of_a_cascade(folder: Path) -> None:
         load_pair(catalogue_in(folder / "models.yaml").pair("taught"), CPU)
 
 
-def test_pairs_and_check_list_every_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    models = ["--models", str(folder / "models.yaml")]
-    assert main(["pairs", *models]) == 0
-    rows = {line.split()[0]: " ".join(line.split()) for line in capsys.readouterr().out.splitlines()}
-    assert rows["two"] == "two (default) target drafter < small < maxgram cascade ready"
-    assert rows["chained"] == "chained target drafter + maxgram chain ready"
-    assert rows["mag"] == "mag target maxgram maxgram ready"
-    assert main(["check", "two", "--device", "cpu", *models]) == 0
-    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert said[:2] == ["two target drafter 1 drafter 2", "model target drafter small"]
-    assert "drafter: cascade of drafter, small, maxgram" in said
-    assert "the pair fits: 300 ids mean the same in all 3 models" in said
-
-
 # -- decoding -------------------------------------------------------------------------------------
 
 
@@ -231,18 +216,6 @@ def test_under_auto_a_cascade_drafts_whole_or_not_at_all(engines: Callable[[str]
     assert lane.pace is not None
     assert {step.gamma for step in steps} <= {0, lane.most}
     assert engine.lane("cascade", settings).pace is lane.pace
-
-
-def test_only_drafts_that_a_model_may_have_drawn_may_differ(engines: Callable[[str], PairEngine]) -> None:
-    engine, sampled = engines("beside"), Settings(temperature=0.8, expand="none")
-    names = ("maxgram", "static", "match", "match+glide", "cascade", "chain")
-    assert {name: may_differ(engine.lane(name, sampled), sampled) for name in names} == {
-        **dict.fromkeys(names[:3], False),
-        **dict.fromkeys(names[3:], True),
-    }
-    assert not may_differ(engine.lane("match+glide", joint := Settings(temperature=0.8)), joint)
-    looked_up = sampled.changed(cascade="tables,maxgram", k_matrix="[[2,3],[0,3]]")
-    assert not may_differ(engine.lane("chain", looked_up), looked_up)
 
 
 def test_a_cascade_has_trained_drafters_of_its_own_and_is_made_anew_when_it_changes(

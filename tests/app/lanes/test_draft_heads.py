@@ -20,9 +20,7 @@ from app.lanes.answers import run_lane
 from app.lanes.comparison import may_differ
 from app.lanes.drafters import UnusableDrafterError
 from app.lanes.lane import PairEngine
-from app.lanes.race import Race
 from app.prompts.questions import prompt_ids
-from app.screen.live import Track
 from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from app.settings.types import LANES
@@ -30,7 +28,6 @@ from sampling.drafters.draft_heads.checkpoint import is_draft_head, save_student
 from sampling.drafters.draft_heads.config import KINDS, DraftHeadConfig
 from sampling.drafters.draft_heads.eagle import FeatureTreeDrafter
 from sampling.drafters.draft_heads.modules import DraftHead
-from sampling.events import Step
 from sampling.stream import decode_of, pieces
 from tests.support.runs import after
 from tests.support.scripted import run_lines
@@ -191,21 +188,6 @@ def test_a_dynamic_tree_is_the_feature_drafters_and_never_changes_the_text(
     assert not isinstance(engine.lane("glide", settings).drafter, FeatureTreeDrafter)
 
 
-def test_the_lanes_of_a_race_share_the_target_and_keep_its_cache(engine: PairEngine) -> None:
-    settings = Settings(**SHORT, compare=("feature", "ar", "glide", "plain", "spec"))
-    alone = answer(engine, "ar", settings).ids
-    prompt, session = prompt_ids(engine, "tell me", settings), None
-    for turn in range(2):
-        race = Race(engine.lanes(settings), engine, prompt, session)
-        events = list(race)
-        for index in range(5):
-            made = [t for lane, event in events if lane == index and isinstance(event, Step) for t in event.emitted]
-            assert turn or tuple(made) == alone, index
-        assert race.session is not None
-        assert turn == 0 or race.session is session  # the cache went on
-        session, prompt = race.session, [*prompt, *made, 5, 6, 7]
-
-
 def test_the_draft_lane_is_the_plain_student_and_no_other(tmp_path: Path, pair: TinyPair, students: Path) -> None:
     settings = Settings(**SHORT)
     engine = engine_of(tmp_path, pair, students, "plain")
@@ -213,12 +195,6 @@ def test_the_draft_lane_is_the_plain_student_and_no_other(tmp_path: Path, pair: 
     for kind in ("glide", "feature"):
         with pytest.raises(UsageError, match=f"lane draft: a {kind} drafter reads the target's states"):
             engine_of(tmp_path, pair, students, kind).lane("draft", settings)
-
-
-def test_a_lane_without_weights_says_what_makes_them(tmp_path: Path, pair: TinyPair) -> None:
-    engine = load_engine(Settings(quiet=True), ModelOptions(target=str(pair.target), device="cpu"), never)
-    with pytest.raises(UsageError, match=r"^no glide drafter: pair 'target' names none \(infer.py distill --student "):
-        engine.lane("glide", Settings())
 
 
 # -- the program ----------------------------------------------------------------------------------
@@ -438,46 +414,6 @@ def test_a_published_head_drafts_from_its_folder(
 
 
 # -- check ----------------------------------------------------------------------------------------
-
-
-def test_check_tells_what_the_students_are(
-    tmp_path: Path, pair: TinyPair, students: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    models = catalogue(tmp_path, pair, students, "glide")
-    (tmp_path / "feature").mkdir()
-    models.write_text(models.read_text().replace(str(students / "feature"), str(tmp_path / "nowhere")))
-    assert main(["check", "--models", str(models), "--device", "cpu"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    config = json.loads((students / "glide" / "config.json").read_text())
-    size = f"{config['bytes'] / 1e6:.1f} MB"
-    at = said.index("drafter: glide")
-    lines = [line for line in said[at:] if line.startswith(KINDS)]
-    assert lines == [
-        f"glide: 1 layer of width 32, short list of 100 ids, {size}, trained for tiny on 2025-01-02 "
-        f"({students / 'glide'})",
-        f"plain: 2 layers of width 32, head of the whole vocabulary, {lines[1].split(', ')[2]}, "
-        f"trained for tiny on 2025-01-02 ({students / 'plain'})",
-        f"feature: not usable: no feature drafter: pair 'tiny' names {tmp_path / 'nowhere'}, which is not there "
-        "(infer.py distill --student feature makes one)",
-        lines[0].replace("glide", "eagle").replace(size, lines[3].split(", ")[2]),
-    ]
-
-
-def test_a_running_lane_shows_the_mean_number_drafted_under_auto(engine: PairEngine) -> None:
-    for gamma in ("auto", 3):
-        settings = Settings(max_new_tokens=30, quiet=True, gamma=gamma)
-        engine.forget()
-        lane = engine.lane("plain", settings)
-        prompt = prompt_ids(engine, "tell me", settings)
-        track, drafted, rounds = Track(lane, engine.tokenizer.decode, len(prompt), 30), 0, -1
-        for event in lane.run(prompt):
-            track.feed(event)
-            if isinstance(event, Step):
-                drafted, rounds = drafted + len(event.drafted), rounds + 1
-                shown = track.pane().status.partition(", ")[2]
-                assert shown == (f"gamma {drafted / rounds:.1f}" if gamma == "auto" and rounds else "")
-        assert "gamma" not in track.pane().status
-    engine.forget()
 
 
 def test_beside_a_16_bit_target_a_student_is_16_bit_but_for_its_angles() -> None:

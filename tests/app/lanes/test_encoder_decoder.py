@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from transformers import T5ForConditionalGeneration
 
-from app.command_line.run import run_once
 from app.lanes.lane import PairEngine, make_sampler
 from app.lanes.pairing import catalogue_in, with_drafter
-from app.measure.speed import speed_table
-from app.settings.table import ModelOptions, Settings
+from app.settings.table import Settings
 from sampling import beam_search_generate
 from sampling.drafters.draft_model import ModelDrafter
 from tests.app.measure.test_check import infer
@@ -197,29 +192,6 @@ def test_packing_leaves_the_numbers_and_never_unpacks(pair: NumberPair, monkeypa
 # -- the other commands ---------------------------------------------------------------------------
 
 
-def test_run_as_json(pair: NumberPair, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ModelOptions(models=str(pair.catalogue), device="cpu")
-    assert run_once(Settings(compare=("ar", "spec", "ngram")), options, "412", as_json=True) == 0
-    told = capsys.readouterr()
-    assert "simply continued" not in told.err
-    data = json.loads(told.out)
-    assert data["same_output"] is True
-    for result in data["results"]:
-        assert (result["text"], result["ids"], result["stop_reason"]) == ("four hundred twelve", solution(412), "eos")
-        assert result["prompt_n"] == 4
-        assert 0 < result["prompt_ms"] <= result["ttft_ms"]
-
-
-def test_pairs_and_check(pair: NumberPair) -> None:
-    listed = infer("pairs", "--models", str(pair.catalogue))
-    assert [line.split()[-1] for line in listed.stdout.splitlines()[1:3]] == ["ready", "ready"]
-    done = infer("check", "--models", str(pair.catalogue), "--device", "cpu")
-    assert done.returncode == 0, done.stderr
-    said = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert "context no fixed limit no fixed limit" in said
-    assert any(line.endswith("chat template: none, the encoder reads each prompt as it is") for line in said)
-
-
 def test_the_identity_check_compares_with_transformers(pair: NumberPair, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("412\n7\n999\n", encoding="utf-8")
@@ -227,12 +199,6 @@ def test_the_identity_check_compares_with_transformers(pair: NumberPair, tmp_pat
     done = infer("bench", *named, "--check-identity", "--methods", "ar,spec,ngram,maxgram", "--quiet")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "transformers not compared" not in done.stdout
-
-
-def test_speed_is_measured(engines: dict[str, PairEngine]) -> None:
-    out = Console(file=io.StringIO(), width=100)
-    out.print(speed_table(engines["numbers"], context=16, repeats=1, rounds=3))
-    assert "plain transformers'" in out.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("beams", [2, 4])

@@ -6,10 +6,8 @@ import io
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from app.lanes.logged_lane import event_of
 from app.lanes.race import paced, timed
 from app.replay.log_writer import SessionLogWriter, opened
 from app.replay.player import Player
-from app.replay.session_log import LoggedAnswer, read_log
+from app.replay.session_log import read_log
 from app.replay.texts import LoggingDecoder, ReplayingDecoder, UnloggedError
 from app.screen.live import Track, frame, panes, traced
 from app.screen.palette import Look
@@ -33,7 +31,6 @@ from app.settings.table import Settings
 from sampling.events import Finished, Prefill, Step
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
-from tests.support.warm import Warm
 from utils.errors import UsageError, UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -113,18 +110,6 @@ def test_panes_and_traces_of_every_lane_are_the_live_ones(session: tuple[Path, R
                 one, other = (drawn(traced(which, console, shown, None), look) for which in alone)
                 assert one == other
                 assert len(one.splitlines()) > 10
-
-
-def test_the_final_print_is_the_consoles(session: tuple[Path, Ran]) -> None:
-    file, ran = session
-    for line, answer in zip((HOSTILE, "/continue", "three"), read_log(file).answers, strict=True):
-        out = Console(file=io.StringIO(), width=100, markup=False, highlight=False)
-        assert Player(Canvas(Settings(), out), 0).play(answer)
-        head, question, text = out.file.getvalue().split("\n", 2)  # type: ignore[attr-defined]
-        assert "/continue" not in text  # nothing goes on here
-        assert ran.after(line).replace(", /continue", "").rstrip("\n").endswith(text.rstrip("\n"))
-        assert (head[:16], question[:2]) == ("target ← drafter", "› ")
-        assert "\x1b" not in text
 
 
 def test_replay_needs_no_model_and_no_tokenizer(session: tuple[Path, Ran]) -> None:
@@ -391,26 +376,6 @@ def test_the_console_starts_and_ends_a_recording(pair: TinyPair, tmp_path: Path)
     opened(two).close()
 
 
-def test_a_killed_run_leaves_what_it_has_decoded(pair: TinyPair, tmp_path: Path) -> None:
-    file = tmp_path / "killed.jsonl"
-    command = [sys.executable, str(ROOT / "infer.py"), "run", "one", *flags(pair, file), "--max-new-tokens", "400"]
-    process = Warm(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    end = time.monotonic() + 60
-    while time.monotonic() < end and not (file.exists() and file.read_bytes().count(b"\n") > 20):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    recording = read_log(file)
-    (answer,) = recording.answers
-    assert len(answer.events) > 15
-    assert answer.closing is None
-    assert "answer 1 has no end: shown as far as it goes" in recording.notes[-1]
-    tracks = answer.tracks()
-    for index, event in answer.events:
-        tracks[index].feed(event)
-    assert len(answer.turn(tracks[:1]).text) > 5
-
-
 # -- texts ----------------------------------------------------------------------------------------
 
 
@@ -426,13 +391,6 @@ def test_texts_are_said_again_as_they_were_heard(asked: list[list[int]]) -> None
     assert [said(ids) for ids in asked] == [decode(ids) for ids in asked]
     with pytest.raises(UnloggedError):
         said([9])
-
-
-def test_an_answer_is_recorded_by_its_number_of_lanes(session: tuple[Path, Ran]) -> None:
-    answer: LoggedAnswer = read_log(session[0]).answers[0]
-    assert [lane.name for lane in answer.lanes] == LANES.split(",")
-    assert [lane.beams is not None for lane in answer.lanes] == [False, False, False, False, True]
-    assert answer.lanes[3].lenience == 2
 
 
 @pytest.mark.parametrize("key", ["drawn_drafts", "law_drafts"])

@@ -10,7 +10,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from app.command_line.run import run_once
-from app.lanes.answers import Answer, compared, comparisons_of, results, run_lane
+from app.lanes.answers import run_lane
 from app.lanes.comparison import Comparison, may_differ
 from app.lanes.lane import PairEngine, make_plan
 from app.lanes.logged_lane import event_of
@@ -24,15 +24,13 @@ from app.screen.spans import Span
 from app.screen.view import Frame
 from app.settings.table import ModelOptions, Settings
 from sampling.beam.plan import BeamPlan
-from sampling.events import Beam, BeamStep, BeamTree, Call, Finished, Prefill, Step
+from sampling.events import Beam, BeamStep, BeamTree, Call, Finished, Prefill
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import Stats, merge
-from tests.app.command_line.test_run import as_json
 from tests.app.console.test_repl import interrupt_after
 from tests.app.lanes.test_lanes import engine_of
 from tests.app.screen.test_trace import decode
 from tests.app.screen.test_view import AR, shown
-from tests.support.runs import measure
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair
 from utils.growing_text import REPLACEMENT
@@ -226,11 +224,6 @@ def test_the_figures_count_the_tokens_of_the_answer_and_every_pass() -> None:
     assert merge([]).beams == 0
 
 
-def test_other_lanes_have_no_beams_in_their_figures() -> None:
-    plain = [Step(0, 0, (), (), (), (), token, (), (), 1.0, (), 0.0, 0.1, 0.0) for token in (4, 5)]
-    assert "beams" not in measure([*plain, Finished(0, "length")]).to_json()
-
-
 # ---------------------------------------------------------------- lanes
 
 
@@ -257,34 +250,6 @@ def test_the_lane_searches_as_the_settings_say(engine: PairEngine) -> None:
     assert may_differ(lane, settings)
     assert (lane.drafts, lane.takes_gamma, lane.pace, lane.shares_target) == (False, False, None, True)
     assert engine.lane("ar", settings).beams is None
-
-
-def answer_of(engine: PairEngine, **changes: Any) -> Answer:
-    settings = Settings(**{"max_new_tokens": 8, "quiet": True, **changes})
-    prompt = prompt_ids(engine, "tell me", settings)
-    return run_lane(engine.lane("beam", settings), prompt, engine.tokenizer.decode, interrupt=never)
-
-
-def test_one_beam_is_the_ar_lane(engine: PairEngine) -> None:
-    settings = Settings(max_new_tokens=8, quiet=True)
-    prompt = prompt_ids(engine, "tell me", settings)
-    plain = run_lane(engine.lane("ar", settings), prompt, engine.tokenizer.decode, interrupt=never)
-    assert answer_of(engine, num_beams=1).ids == plain.ids
-    assert answer_of(engine, num_beams=8).ids != plain.ids
-
-
-def test_another_text_is_no_alarm_and_no_other_draw(engine: PairEngine) -> None:
-    settings = Settings(max_new_tokens=8)
-    prompt = prompt_ids(engine, "tell me", settings)
-    lanes = [engine.lane(name, settings.changed(num_beams=8)) for name in ("ar", "beam")]
-    answers = [run_lane(lane, prompt, engine.tokenizer.decode, interrupt=never) for lane in lanes]
-    (found,) = comparisons_of(answers)
-    assert found.text.endswith(", another text, as beam search may find")
-    assert found.style != "alarm"
-    told = compared(answers)
-    assert told["same_output"] is None
-    assert told["disturbed"] or told["speedup"] > 0
-    json.dumps(results(answers), allow_nan=False)
 
 
 # ---------------------------------------------------------------- console, run, bench
@@ -355,16 +320,6 @@ def test_a_saved_search_can_be_read_again(catalogue: Path, tmp_path: Path) -> No
             tree.add(event)
     tree.close()
     assert list(tree.best.tokens) == lane["ids"] == list(ran.actions.chat.turns[0].answer)
-
-
-def test_the_json_of_a_search(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
-    data = as_json(options, capsys, compare=("ar", "beam"), num_beams=3, max_new_tokens=9)
-    plain, beam = data["results"]
-    assert (beam["method"], beam["beams"], beam["predicted_n"], beam["target_passes"]) == ("beam", 3, 9, 8)
-    assert "beams" not in plain
-    assert (beam["draft_n"], beam["swi"], beam["expected_speedup"], data["same_output"]) == (0, None, None, None)
-    assert data["disturbed"] or data["speedup"] > 0
-    assert data["settings"]["num_beams"] == 3
 
 
 def test_run_prints_the_answer_once_it_is_known(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +16,8 @@ from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
 from app.lanes.comparison import RULES, Rule, rule_of
-from app.screen.live import traced
 from app.screen.palette import Look
 from app.screen.trace import Trace, read, starts
-from app.settings.table import Settings
 from sampling.drafters.cascade import cascade_of
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.events import Call, Step
@@ -376,23 +373,6 @@ def test_a_review_begins_behind_what_those_before_it_brought() -> None:
     assert starts(BASES) == [0]
 
 
-@pytest.mark.parametrize(
-    ("drafted", "emitted", "places"),
-    [
-        ([1, 2, 3, 4], [[1, 2], [3, 4]], [0, 2]),
-        ([7, 7, 1, 2, 8, 3], [[1, 2], [3]], [2, 5]),  # unreviewed drafts stand between
-        ([1, 2, 3], [[1, 2], [3, 4, 5]], [0, 2]),  # cut by the room that was left
-        ([1, 2], [[1, 2], [3]], [0, 2]),  # nothing of it went in
-        ([1, 1, 1, 2], [[1], [1, 1], [2]], [0, 1, 3]),
-        ([1, 2, 3], [[9], [1, 2, 3]], [0, 0]),
-        ([], [[1]], [0]),
-    ],
-)
-def test_reviews_are_found_in_what_went_out(drafted: list[int], emitted: list[list[int]], places: list[int]) -> None:
-    inner = [reviewed([*tokens[:-1]], len(tokens) - 1, tokens[-1]) for tokens in emitted]
-    assert starts(reviewed(drafted, 0, 5, inner=inner)) == places
-
-
 def test_every_review_reads_on_from_the_text_before_it() -> None:
     read_as = lambda ids: "".join(f"{'^' if not i else '-'}{token}" for i, token in enumerate(ids))  # noqa: E731
     window = Window(read_as, [0])
@@ -466,27 +446,3 @@ def test_a_real_cascades_reviews_are_all_found_in_its_drafts() -> None:
     assert text.count("reviewed") + text.count("nothing to review") == sum(
         1 + len(review.inner) for one in steps for review in one.inner
     )
-
-
-def test_the_console_traces_a_cascade_with_its_lenience() -> None:
-    drafter, steps = real(2.5)
-    lane = SimpleNamespace(
-        name="cascade",
-        settings=Settings(),
-        drawn_drafts=True,
-        source_names=drafter.traits.names,
-        drafter=drafter,
-        beams=None,
-    )
-    track = SimpleNamespace(
-        lane=lane,
-        steps=steps,
-        decode=joined,
-        meter=SimpleNamespace(stats=SimpleNamespace(draft_n=1)),
-        pane=lambda: SimpleNamespace(telling=True),
-    )
-    file = StringIO()
-    console = Console(width=120, file=file, color_system=None)
-    console.print(traced([track], console, Settings(), 2))  # type: ignore[arg-type]
-    assert "reviews inside may be lenient (lambda 2.5)" in file.getvalue()
-    assert "added by small" in file.getvalue()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from io import StringIO
 
@@ -343,12 +341,6 @@ def test_below_40_columns_there_are_no_borders() -> None:
 
 
 # ---------------------------------------------------------------- cost
-
-
-def test_the_screen_needs_no_torch() -> None:
-    modules = "app.screen.view, app.screen.trace, app.screen.spans, app.lanes.comparison"
-    code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_stats_lines_align_over_lanes() -> None:

@@ -4,8 +4,6 @@ taken over from the catalogue.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -231,15 +229,6 @@ def test_a_nearly_named_variable_is_told_and_a_foreign_one_is_not() -> None:
     assert misspelt_variables(environ) == ["SPEC_GAMA is not a setting (did you mean SPEC_GAMMA?)"]
 
 
-def test_nothing_here_imports_torch() -> None:
-    slow = "{'torch', 'transformers'} & set(sys.modules)"
-    program = (
-        "import sys, app.settings.layers, app.lanes.pairing, app.command_line.main; assert 'rich' not in sys.modules;"
-        f"import app.console.repl; sys.exit(bool({slow}))"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
 @pytest.mark.parametrize(
     ("name", "value", "read", "shown"),
     [
@@ -314,11 +303,6 @@ def test_a_refused_value_says_what_is_allowed_and_what_holds(name: str, value: A
     with pytest.raises(UsageError) as raised:
         settings.changed(**{name: value})
     assert str(raised.value) == told
-
-
-def test_the_name_of_a_flag_names_its_setting() -> None:
-    assert Settings.field("log") is Settings.field("record")
-    assert Layers().with_set(log="a.jsonl").settings.record == "a.jsonl"
 
 
 def test_flags_and_variables_set_them() -> None:

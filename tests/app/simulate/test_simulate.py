@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from app.bench.run import run_bench
 from app.command_line.main import main
 from app.lanes.answers import run_lane
 from app.settings.table import Settings
-from tests.support.numbers import PAD, number_pair, question
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 
 # Max-gram at gamma 2, by hand. The opening round says 5. Then the longest earlier match of what was said, what is
@@ -77,7 +75,6 @@ def phrases(count: int) -> list[int]:
 # LLaMA's prompts begin with 1 and its answers end with 2, T5's prompts and answers end with 1.
 CACHED = [(phrases(MADE.randrange(1, 4)), phrases(12)) for _ in range(6)]
 CAUSAL = [([1, *prompt], [*answer, 2]) for prompt, answer in CACHED]
-SEQ2SEQ = [([*prompt, 1], [*answer, 1]) for prompt, answer in CACHED]
 
 
 def cached(folder: Path, name: str, rows: list[tuple[list[int], list[int]]]) -> str:
@@ -137,39 +134,6 @@ def test_a_decoder_only_cache_is_read_behind_its_prompts(tmp_path: Path, capsys:
     assert tar(tmp_path, file, "--end-id", "2", "--prompt-tokens", "0")[:2] == (wrong, "answers alone")
     alone = cached(tmp_path, "alone.json", CAUSAL)
     assert tar(tmp_path, alone, "--end-id", "2") == (right, "answers alone", ["the values are taken as answers alone"])
-
-
-def test_an_encoder_decoder_cache_is_read_behind_its_start_id(tmp_path: Path) -> None:
-    whole = [(prompt, [0, *answer]) for prompt, answer in SEQ2SEQ]
-    file = cached(tmp_path, "FLAN_T5_xxl_cache.json", whole)
-    right, wrong = naive_tar(SEQ2SEQ, 4, [0]), naive_tar(whole, 4, [])
-    assert right != wrong
-    notes = ["the values begin with the decoder start id 0: the answers are what follows it"]
-    assert tar(tmp_path, file, "--end-id", "1", "--arch", "seq2seq") == (right, "start first", notes)
-    found, reading, notes = tar(tmp_path, file, "--end-id", "1")  # nothing tells what it is: as before, and it is said
-    assert (found, reading) == (wrong, "answers alone")
-    assert notes[1] == "all values begin with id 0: if a decoder starts from it, give --arch seq2seq"
-
-
-def test_an_encoder_decoder_drafter_tells_what_the_cache_is(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A drafter that is the recorded model itself agrees everywhere, if its answers are read as they were made."""
-    pair = number_pair(tmp_path_factory.mktemp("numbers"))
-    asked = [question(number) for number in (7, 23, 412, 999)]
-    rows = [pair.target.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=12)[0].tolist() for ids in asked]
-    assert {row[0] for row in rows} == {PAD}
-    words = ["--drafter", str(pair.folder / "target"), "--device", "cpu", "--gammas", "12"]
-    for values, reading in ((rows, "start first"), ([row[1:] for row in rows], "answers alone")):
-        file = cached(tmp_path, "cache.json", list(zip(asked, values, strict=True)))
-        told = simulated(tmp_path, file, *words)
-        assert (told["reading"], told["rows"][0]["alpha"]) == (reading, 1.0)
-        assert [one["target_passes"] for one in told["rows"][0]["prompts"]] == [1] * len(asked)
-    assert main(["simulate", file, *words, "--arch", "causal", "--quiet"]) == 1
-    assert "one of the two is an encoder-decoder model's, the other is not" in capsys.readouterr().err
-    wrong = cached(tmp_path, "wrong.json", [(ids, [5, *row[1:]]) for ids, row in zip(asked, rows, strict=True)])
-    assert main(["simulate", wrong, *words, "--arch", "seq2seq", "--quiet"]) == 1
-    assert "its decoder starts from id 0, the recording from 5" in capsys.readouterr().err
 
 
 def test_the_screen_fits_and_says_what_it_rests_on(
@@ -307,19 +271,6 @@ def test_another_recording_is_not_gone_on_with(
     assert "is not there or cannot be written to" in capsys.readouterr().err
 
 
-def test_another_target_of_the_same_name_does_not_go_on_in_a_recording(
-    pair: TinyPair, record: Callable[..., int], recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = tiny_pair(tmp_path, context=300, noise=0.05, layers=1, seed=2).target
-    before = recording.read_text()
-    assert other.name == pair.target.name
-    assert record(recording, "--target", str(other)) == 2
-    assert re.search(r"holds a recording with weights [0-9a-f]{16}, now [0-9a-f]{16}: give", capsys.readouterr().err)
-    assert record(recording, "--dtype", "bfloat16") == 2
-    assert "holds a recording with dtype float32, now bfloat16: give the same flags" in capsys.readouterr().err
-    assert recording.read_text() == before
-
-
 def test_nothing_recorded_is_no_success(
     record: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -359,19 +310,6 @@ def test_what_does_not_fit_is_refused_in_one_line(
     told = capsys.readouterr().err
     assert why in told
     assert told.count("\n") == 1
-
-
-def test_ids_beyond_the_drafters_vocabulary_are_refused(
-    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "r.json"
-    file.write_text('{"1_2": "3_300"}')
-    assert main(["simulate", str(file), "--drafter", str(pair.drafter), "--device", "cpu", "--quiet"]) == 1
-    assert f"drafter does not fit {file}: 300 is no id of its 300" in capsys.readouterr().err
-    assert main(["simulate"]) == 2
-    assert "simulate needs a file: the recording to play" in capsys.readouterr().err
-    assert main(["simulate", str(tmp_path / "none")]) == 1
-    assert "cannot read the recording" in capsys.readouterr().err
 
 
 def test_printed_rows_are_split_behind_their_prompts(

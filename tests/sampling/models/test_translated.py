@@ -5,8 +5,6 @@ The tokenizers are trained here, on different text: byte-level BPE and unigram.
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import sampling.models.translated as translated
-from app.command_line.main import main
 from app.lanes.lane import PairEngine
 from app.settings.table import Settings
 from sampling.drafters.cascade import cascade_of
@@ -30,7 +27,6 @@ from sampling.types import Drafter, Rule
 from tests.sampling.drafters.test_vocabularies import Table, TableTarget
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.runs import emitted, enumeration_error
-from tests.support.scripted import run_lines
 from tests.support.students import PrefixLM
 from tests.support.tiny import tiny_model
 from tests.support.vocabularies import byte_level, unigram
@@ -263,42 +259,6 @@ def test_a_model_of_other_tokens_reviews_nothing() -> None:
 
 
 # -- what a user sees -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("by_text", [False, True])
-def test_the_console_edits_and_the_context_follows(
-    pair: Path, by_text: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(translated, "LEAST", 2.0 if by_text else 0.0)
-    seen = []
-    real = Spelling.of
-
-    def checked(self: Spelling, row: list[int]) -> list[int]:
-        found = real(self, row)
-        assert b"".join(map(self._by.drafter.spelled, found)) == text_of(self._by, row)
-        seen.append(len(row))
-        return found
-
-    monkeypatch.setattr(Spelling, "of", checked)
-    file = tmp_path / "models.yaml"
-    file.write_text(f"pairs:\n  x:\n    target: {pair / 'target'}\n    drafter: ngram\n")
-    lines = (f"/drafter {pair / 'drafter'}", "the cat", "in a hät ☕", "/regen", "/undo", "/edit", "the hat", "/seed 5")
-    ran = run_lines(file, *lines, "/undo", "that is that", settings={"temperature": 0.8, "gamma": 3})
-    assert ran.errors == []
-    assert len(seen) > 30
-    assert any(after < before for before, after in itertools.pairwise(seen))
-    assert "has other tokens than target" in ran.text
-
-
-def test_check_says_what_is_shared_and_what_it_costs(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--target", str(pair / "target"), "--drafter", str(pair / "drafter"), "--device", "cpu"]) == 0
-    said = capsys.readouterr().out
-    assert "the pair fits: the drafts of another vocabulary are translated" in said
-    shares = (
-        r"drafter shares 264 of the target's 287 tokens \(92%\); of a sample's [\d,]+ tokens \d\d% are its own there"
-    )
-    assert re.search(shares, said)
-    assert re.search(r"drafter drafts shared tokens; translating costs \d+\.\d\d ms a token", said)
 
 
 def test_nothing_shared_is_refused(pair: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from app.lanes.logged_lane import event_of
 from sampling.events import Call, Event, Finished, Prefill, Step, to_json
 from sampling.stats.metrics import Meter
-from sampling.stats.ratios import cost_ratio, disturbed, modelled, speedup, speedup_over, verify_ratio
+from sampling.stats.ratios import disturbed, modelled, speedup, speedup_over
 from sampling.stats.summary import Stats, merge
 from sampling.stats.theory import best_gamma, efficiency, expected_speedup
 from tests.support.runs import measure
@@ -321,21 +320,6 @@ def test_a_planted_alpha_is_recovered(alpha: float, gamma: int) -> None:
     stats = measure(events)
     assert stats.alpha == pytest.approx(alpha, abs=0.05)
     assert stats.tokens_per_pass == pytest.approx(efficiency(alpha, gamma), rel=0.07)
-
-
-def test_measured_cost_ratios_explain_the_measured_speedup() -> None:
-    plain = measure([opening(), *[step(0, 0, verify_s=0.05)] * 40])
-    drafted = measure([opening(), *[step(4, 3, draft_s=0.02, verify_s=0.06)] * 10])
-    assert cost_ratio(drafted, plain) == pytest.approx(0.1)
-    assert verify_ratio(drafted, plain) == pytest.approx(1.2)
-    assert speedup(plain, drafted) == pytest.approx(4 / (4 * 0.1 + 1.2))
-    assert modelled(drafted, plain, 4) == pytest.approx(expected_speedup(0.75, 4, 0.1, 1.2))
-    assert modelled(drafted, plain, 5) is None  # the drafter often fell short of this gamma
-    assert modelled(drafted, plain, 3) is None  # trees drafted more than a chain does
-    assert modelled(plain, plain, 4) is None
-    assert cost_ratio(plain, plain) is None
-    assert speedup(plain, Stats()) is None
-    assert not math.isnan(speedup(plain, plain) or 0)
 
 
 # -- speed-ups of several answers, and timings that cannot be ----------------------------------------

@@ -18,10 +18,9 @@ from app.command_line.main import main
 from app.lanes.answers import run_lane
 from app.lanes.comparison import may_differ
 from app.lanes.lane import PairEngine
-from app.lanes.pairing import catalogue_in, choose_pair
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
-from app.settings.table import ModelOptions, Settings
+from app.settings.table import Settings
 from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.drafters.tables.table_file import MAGIC, StaticTables
 from sampling.drafters.tables.tree import TableTreeDrafter
@@ -255,22 +254,6 @@ def test_the_command_counts_files_and_says_what_came_of_it(
     assert tables.next(ids) is not None
 
 
-def test_a_catalogue_names_tables_by_a_path_from_its_own_folder(tmp_path: Path) -> None:
-    (tmp_path / "m.yaml").write_text(
-        "pairs: {a: {target: org/a, drafter: tables, tables: here/t.bin}, b: {target: x/b}}"
-    )
-    known = catalogue_in(tmp_path / "m.yaml")
-    assert known.pairs["a"].tables == str(tmp_path / "here" / "t.bin")
-    assert (known.pairs["a"].drafter_name, known.pairs["b"].tables) == ("tables", None)
-
-
-def test_a_drafter_may_name_its_tables() -> None:
-    pair = choose_pair(ModelOptions(drafter="tables:~/some/t.bin"))
-    assert (pair.drafter, pair.tables) == ("tables", str(Path("~/some/t.bin").expanduser()))
-    shipped = choose_pair(ModelOptions(drafter="tables"))
-    assert str(shipped.tables).endswith("weights/smollm2-135m-tables/tables.bin")
-
-
 def test_the_shipped_tables_fit_the_default_target(default_pair: Any) -> None:
     file = Path(default_pair.spec.tables)
     known = StaticTables.open(file, vocab_size=default_pair.vocab_size, fingerprint=fingerprint(default_pair.tokenizer))
@@ -289,17 +272,6 @@ def test_the_shipped_tables_fit_the_default_target(default_pair: Any) -> None:
 def opened(folder: Path, choices: int, corpus: list[Passage] = FORKS, max_mb: float = 1.0) -> StaticTables:
     build(corpus, folder / "t.bin", vocab_size=64, fingerprint=None, source="", choices=choices, max_mb=max_mb, max_n=3)
     return StaticTables.open(folder / "t.bin")
-
-
-def test_a_context_has_its_likeliest_tokens_in_falling_order(tmp_path: Path) -> None:
-    tables = opened(tmp_path, 3)
-    bigram = [(one.token, one.size) for one in tables.every([9, 1], most=4)]
-    assert bigram == [(2, 1), (3, 1), (4, 1)]
-    assert [one.token for one in tables.every([0, 1], most=2)] == [2, 3, 2, 3]
-    confidences = [one.confidence for one in tables.every([9, 1], most=4)]
-    assert confidences == sorted(confidences, reverse=True)
-    assert [one.token for one in tables.every([9, 1])] == [2]
-    assert tables.next([9, 1]) == next(tables.every([9, 1]))
 
 
 @given(ids=st.lists(st.integers(0, 5), min_size=3, max_size=80), most=st.integers(1, 5))

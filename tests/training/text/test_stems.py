@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.tiny import tiny_tokenizer
-from training.text.dialogues import _LONG_TURN, KINDS, USER_TOKENS, Ask, OwnChats, TurnPart, whole_sentences
+from training.text.dialogues import KINDS, Ask, OwnChats, TurnPart, whole_sentences
 
 STOP = 2
 STOPS = frozenset([STOP])
@@ -53,22 +52,6 @@ def only(monkeypatch: pytest.MonkeyPatch, *pieces: TurnPart) -> None:
 # -- the beginnings -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_turn_of_any_kind_begins_as_its_dice_fall_and_fits(kind: str) -> None:
-    drawn = [KINDS[kind](Random(f"0/{number}")) for number in range(400)]
-    assert drawn == [KINDS[kind](Random(f"0/{number}")) for number in range(400)]
-    for pieces in drawn:
-        assert not pieces[-1].loose or len(pieces) == 1
-        assert all(piece.opening == piece.opening.rstrip(" ") or piece.opening.endswith(": ") for piece in pieces)
-        # About four letters are a token.
-        assert sum(piece.tokens + len(piece.opening) / 4 for piece in pieces) <= _LONG_TURN
-    if kind == "chat":
-        assert drawn[0] == [TurnPart("", USER_TOKENS)]
-    else:
-        assert all(piece.opening.strip() for pieces in drawn for piece in pieces)
-        assert len({pieces[0].opening for pieces in drawn}) >= 9
-
-
 def test_a_sum_is_one_that_can_be_done() -> None:
     """Two facts at least, and nothing is taken from where there is less."""
     stories = [KINDS["maths"](Random(number))[0].opening for number in range(2000)]
@@ -82,18 +65,6 @@ def test_a_sum_is_one_that_can_be_done() -> None:
 
 
 # -- the chats ------------------------------------------------------------------------------------
-
-
-def test_kinds_take_turns_and_one_given_twice_comes_twice_as_often(tokenizer: Any) -> None:
-    kinds, temperatures = ("qa", "chat", "qa", "maths"), (0.0, 0.7, 1.0)
-    chats = OwnChats(tokenizer, STOPS, 24, temperatures, kinds)
-    lines = [played(chats, number, tokenizer, [("so it is?", True)])[1][0] for number in range(48)]
-    assert [line.get("kind", "chat") for line in lines[:8]] == [*kinds, *kinds]
-    assert Counter(line.get("kind", "chat") for line in lines) == {"qa": 24, "chat": 12, "maths": 12}
-    pairs = Counter((line.get("kind", "chat"), line["temperature"]) for line in lines)
-    assert pairs == {
-        (kind, heat): 8 if kind == "qa" else 4 for kind in ("qa", "chat", "maths") for heat in temperatures
-    }
 
 
 def test_each_kind_has_every_temperature_even_where_there_are_as_many_of_both(tokenizer: Any) -> None:

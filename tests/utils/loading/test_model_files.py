@@ -21,18 +21,17 @@ from typing import NamedTuple
 
 import gguf
 import pytest
-import torch
 
 from tests.support.tiny import tiny_model, tiny_pair
 from tests.support.warm import Warm
 from tests.utils.loading.test_loading import CPU, ROOT, load_from_hub
-from utils.catalogue.specs import ModelSpec, PairSpec, spec_from_argument
+from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.errors import UserError
 from utils.loading import cache as model_cache
 from utils.loading.cache import cache_folder, is_whole, sha256
 from utils.loading.gguf import converted, converted_entry
 from utils.loading.hub import hub_folder
-from utils.loading.loaded import LoadedPair, LoadOptions
+from utils.loading.loaded import LoadedPair
 from utils.loading.loading import load_pair
 from utils.loading.package_file import DamagedError, _unpack, package_file
 from utils.loading.sources import model_folder
@@ -261,18 +260,6 @@ def finished(gguf_file, tmp_path_factory) -> Finished:
         return Finished(load_pair(spec, CPU, lambda *what: told.append(what)), told, home)
 
 
-def test_a_gguf_file_loads_as_the_model_it_was_written_from(finished):
-    pair, told, _ = finished
-    ids = torch.tensor([[1, 70, 80, 90, 100]])
-    expected = tiny_model(hidden=64)(ids).logits
-    assert torch.allclose(pair.target.model(ids).logits, expected, atol=1e-3)
-    assert pair.stop_ids == {2}
-    assert pair.target.context == pair.tokenizer.model_max_length == 512
-    fractions = [fraction for stage, fraction in told if stage == "converting tiny.gguf" and fraction is not None]
-    assert fractions == sorted(fractions)
-    assert fractions[-1] == 1.0
-
-
 def cut(entry: Path) -> None:
     file = entry / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
@@ -356,16 +343,6 @@ def test_a_full_disk_is_one_line(tmp_path, cache, monkeypatch):
     (tmp_path / "made" / "model.safetensors").write_text("x")
     with pytest.raises(UserError, match=r"no space left in the cache folder .*: free some, or set SPEC_CACHE_DIR"):
         model_cache.publish(tmp_path / "made", cache / "entry", {})
-
-
-def test_a_package_file_goes_all_the_way_to_a_model(gguf_file, index):
-    write_wheel(index, gguf_file.read_bytes())
-    spec = ModelSpec(package="tiny-weights==1.0", file="w.gguf", sha256=sha256(gguf_file))
-    pair = load_pair(PairSpec(name="x", target=spec, drafter="none"), CPU)
-    assert pair.target.name == "w"
-    next(index.iterdir()).unlink()
-    again = load_pair(PairSpec(name="x", target=spec, drafter="none"), LoadOptions(device="cpu", offline=True))
-    assert again.target.parameters == pair.target.parameters
 
 
 # ---- the hub -----------------------------------------------------------------------------------

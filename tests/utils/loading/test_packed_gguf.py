@@ -31,7 +31,6 @@ from utils.loading.packed_gguf import (
     FileConfig,
     PackedModel,
     config_in,
-    halves_apart,
     load_packed,
     module_name,
     packed_entry,
@@ -307,10 +306,6 @@ def test_names_that_have_no_place_are_unfit() -> None:
     for name in ("blk.0.ffn_gate.0.weight", "token_types.weight", "output.scale"):
         with pytest.raises(UnfitError):
             module_name(name)
-
-
-def test_rows_of_a_head_go_from_pairs_to_halves() -> None:
-    assert halves_apart(np.arange(8)[:, None], 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
 def test_what_is_no_gguf_file_loads_as_ever(tmp_path: Path) -> None:
