@@ -85,12 +85,13 @@ def rules_of(config: Any) -> dict[str, Any]:
 
 def facts_of(config: Any) -> Facts:
     """The facts of a causal model of `config`. UnfitError where the compiled pass does not compute it."""
-    family, size, rules = FAMILIES.get(config.model_type), head_size(config), rules_of(config)
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        raise UnfitError(f"no compiled pass computes {config.model_type}")
+    size, rules = head_size(config), rules_of(config)
     activation = getattr(config, "hidden_activation", None) or config.hidden_act
     kinds = getattr(config, "layer_types", None)
     turned = {int(size * rule.get("partial_rotary_factor", 1.0)) for rule in rules.values()}
-    if family is None:
-        raise UnfitError(f"no compiled pass computes {config.model_type}")
     if not all(is_fixed(rule) for rule in rules.values()):
         raise UnfitError("the compiled pass turns positions by one table for texts of every length")
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 0

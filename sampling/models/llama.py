@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from sampling.models.cache import SlotCache, joined
 from sampling.types import Hidden, KVCache, states_of
 from sampling.vocabulary import together
-from utils.kernels.packed_linear import PackedLinear
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
 from utils.rotary import is_fixed
 
@@ -91,7 +90,7 @@ class LlamaNetwork:
         self._embed = cast(nn.Embedding, trunk.embed_tokens)
         self._rotary = trunk.rotary_emb
         self._head = cast(nn.Module, model.lm_head)
-        self._norm = norm_of(trunk.norm, isinstance(self._head, PackedLinear))
+        self._norm = norm_of(trunk.norm, isinstance(self._head, QuantizedLinear))
         self.layers = int(config.num_hidden_layers)
         self._layers = [LlamaLayer.of(layer) for layer in trunk.layers[: self.layers]]
         self.vocab_size = int(config.vocab_size)
@@ -221,7 +220,7 @@ class LlamaLayer:
         attention, mlp = module.self_attn, module.mlp
         shared = attention.k_proj.out_features // attention.head_dim
         reading = [take(linear) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
-        frozen = isinstance(reading[0], PackedLinear | QuantizedLinear)
+        frozen = isinstance(reading[0], QuantizedLinear)
         norms = None
         if getattr(attention, "q_norm", None) is not None:
             norms = norm_of(attention.q_norm, frozen), norm_of(attention.k_norm, frozen)

@@ -140,17 +140,28 @@ static void pack_row(enum Type type, const uint8_t *file, int64_t width, uint8_t
     switch (type) {
         PACK(Q4_0) PACK(Q4_1) PACK(Q5_0) PACK(Q5_1) PACK(Q8_0) PACK(Q2_K) PACK(Q3_K) PACK(Q4_K) PACK(Q5_K) PACK(Q6_K)
         PACK(IQ4_NL) PACK(IQ4_XS)
-        default:
-            for (int64_t at = 0; at < width; at++)
-                memcpy(data + (COLUMNS * at + column) * shape->file_bytes, file + at * shape->file_bytes, shape->file_bytes);
+        default: break;
     }
+}
+
+/* Up to 16 rows of numbers of so many bytes. */
+INLINE void pack_numbers(size_t bytes, const uint8_t *file, int64_t rows, int64_t width, uint8_t *data) {
+    for (int64_t at = 0; at < width; at++)
+        for (int64_t row = 0; row < rows; row++)
+            memcpy(data + (COLUMNS * at + row) * (int64_t)bytes, file + (row * width + at) * (int64_t)bytes, bytes);
 }
 
 /* Blocks of 16 columns `first` to `last` of a weight whose rows are `file`; columns that there are not are zeros. */
 void pack(int64_t type, const uint8_t *file, int64_t rows, int64_t width, uint8_t *data, int64_t first, int64_t last) {
     const int64_t row_bytes = width / SHAPES[type].file_codes * SHAPES[type].file_bytes, size = block_bytes(type, width);
     memset(data, 0, (size_t)((last - first) * size));
-    for (int64_t row = COLUMNS * first; row < COLUMNS * last && row < rows; row++)
+    for (int64_t block = first; !SHAPES[type].low && block < last; block++) {
+        const int64_t left = rows - COLUMNS * block, now = left < COLUMNS ? left : COLUMNS;
+        const uint8_t *from = file + COLUMNS * block * row_bytes;
+        if (type == F32) pack_numbers(4, from, now, width, data + (block - first) * size);
+        else pack_numbers(2, from, now, width, data + (block - first) * size);
+    }
+    for (int64_t row = COLUMNS * first; SHAPES[type].low && row < COLUMNS * last && row < rows; row++)
         pack_row(type, file + row * row_bytes, width, data + (row / COLUMNS - first) * size, row % COLUMNS);
 }
 

@@ -21,8 +21,18 @@ void columns(const Weight *weight, int64_t block, const Input *input, int64_t fi
         for (int64_t at = 0; at < COLUMNS && at < left; at++) y[row * stride + at] += weight->bias[COLUMNS * block + at];
 }
 
-/* Four sums beside each other, of every fourth number: the order does not depend on the number of rows. */
-enum { CHAINS = 4, FLOAT_ROWS = 4 };
+/* Two sums beside each other, of every second number: the order does not depend on the number of rows. Of rows there
+   are as many as the registers hold. */
+#if defined(__AVX512F__)
+#define HELD(x) __asm__("" : "+v"(x)) /* in a register: else it is loaded again for every row */
+enum { CHAINS = 2, FLOAT_ROWS = 8 };
+#define BY_ROWS(action, type) action(type, 1) action(type, 2) action(type, 3) action(type, 4) \
+    action(type, 5) action(type, 6) action(type, 7) action(type, 8)
+#else
+#define HELD(x) (void)(x)
+enum { CHAINS = 2, FLOAT_ROWS = 2 };
+#define BY_ROWS(action, type) action(type, 1) action(type, 2)
+#endif
 
 INLINE Reals float_line(enum Type type, const uint8_t *data, int64_t at) {
     if (type == F32) return load((const float *)data + COLUMNS * at);
@@ -36,28 +46,34 @@ INLINE Reals float_line(enum Type type, const uint8_t *data, int64_t at) {
 INLINE void float_tile(enum Type type, const uint8_t *data, const float *x, float *y, int64_t width, int64_t stride,
                        int rows) {
     Reals sums[FLOAT_ROWS][CHAINS] = {{{0}}};
-    for (int64_t at = 0; at < width; at += CHAINS) {
-        __builtin_prefetch(data + SHAPES[type].file_bytes * COLUMNS * at + 8192, 0, 0);
+    int64_t at = 0;
+    for (; at + CHAINS <= width; at += CHAINS) {
+        const int64_t ahead = SHAPES[type].file_bytes * COLUMNS * at + 8192;
+        for (int byte = 0; byte < CHAINS * SHAPES[type].file_bytes * COLUMNS; byte += 64)
+            __builtin_prefetch(data + ahead + byte, 0, 0);
         for (int chain = 0; chain < CHAINS; chain++) {
-            if (at + chain >= width) break;
             Reals line = float_line(type, data, at + chain);
+            HELD(line);
             for (int row = 0; row < rows; row++)
                 sums[row][chain] = fma16(line, splat(x[row * width + at + chain]), sums[row][chain]);
         }
     }
-    for (int row = 0; row < rows; row++)
-        store(y + row * stride, (sums[row][0] + sums[row][1]) + (sums[row][2] + sums[row][3]));
+    for (; at < width; at++)
+        for (int row = 0; row < rows; row++)
+            sums[row][0] = fma16(float_line(type, data, at), splat(x[row * width + at]), sums[row][0]);
+    for (int row = 0; row < rows; row++) store(y + row * stride, sums[row][0] + sums[row][1]);
 }
 
 #define FLOAT_CASE(type, count) \
     case FLOAT_ROWS * type + count: float_tile(type, data, x, y, weight->width, stride, count); break;
-#define FLOAT_CASES(type) FLOAT_CASE(type, 1) FLOAT_CASE(type, 2) FLOAT_CASE(type, 3) FLOAT_CASE(type, 4)
 
 void float_columns(const Weight *weight, int64_t block, const float *x, float *y, int64_t stride, int64_t rows) {
     const uint8_t *data = weight->data + block * block_bytes(weight->type, weight->width);
     for (int64_t first = 0; first < rows; first += FLOAT_ROWS, x += FLOAT_ROWS * weight->width, y += FLOAT_ROWS * stride) {
-        int now = rows - first < FLOAT_ROWS ? (int)(rows - first) : FLOAT_ROWS;
-        switch (FLOAT_ROWS * weight->type + now) { FLOAT_CASES(F32) FLOAT_CASES(F16) FLOAT_CASES(BF16) }
+        const int now = rows - first < FLOAT_ROWS ? (int)(rows - first) : FLOAT_ROWS;
+        switch (FLOAT_ROWS * weight->type + now) {
+            BY_ROWS(FLOAT_CASE, F32) BY_ROWS(FLOAT_CASE, F16) BY_ROWS(FLOAT_CASE, BF16)
+        }
     }
 }
 

@@ -1,127 +1,91 @@
-"""Linear layers whose float32 weights are laid out once for the CPU's matrix kernels.
+"""Models whose weights are packed: their linear maps, embeddings and experts replaced by layers in the kernels' layout.
 
-A plain `nn.Linear` brings its weight into the kernel's layout on every call, which makes a pass
-over 4 or 8 tokens cost a multiple of a pass over one. `PackedLinear` does it once (oneDNN, through
-the operators the inductor uses when it freezes a graph), so that a pass over 8 tokens costs little
-more than a pass over one. The packed weight is the only copy. Same numbers up to float32
-rounding. Knows no models beyond "a module with `nn.Linear` children", and no gradients: where a
-gradient, another dtype or another device is asked for, it unpacks its weight and works as `F.linear`.
+A plain `nn.Linear` brings its weight into a kernel's layout on every call, which makes a pass over 4 or 8 tokens cost a
+multiple of a pass over one. Packed weights are the only copy. Knows no models beyond "a module with layers", and no
+gradients: a packed layer works as torch's own where a gradient, another dtype or another device is asked for.
 
-T5's feed-forward layers compare their last weight's type with their input's, for which a packed layer, or a quantised
-one, would unpack it at every pass: :class:`LeanDense` does without that look, for in such a model both are float32.
+T5's feed-forward layers compare their last weight's type with their input's, for which a packed layer would unpack it
+at every pass: :class:`LeanDense` does without that look, for in such a model both are float32.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import MutableMapping
+from collections.abc import Callable, Iterator
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-ROWS_HINT = 8  # token count that the layout is chosen for; 8 is as good as any at 1 … 256, a hint of 1 is not
+from utils.kernels.bindings import GROUP, load
+from utils.kernels.quantized_linear import FLOAT_KINDS, PackedWeight, put_weights
 
 _PLAIN, _GATED = "DenseActDense", "DenseGatedActDense"  # behind the family: T5, MT5, UMT5 …
 
 
-def available() -> bool:
-    """Whether this build of torch and this machine can pack float32 weights."""
-    operators = ("_linear_pointwise", "_reorder_linear_weight")
-    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
-
-
-class PackedLinear(nn.Module):
-    """y = x Wᵀ + b with W [out, in] packed; x [..., in] → y [..., out].
-
-    `weight` unpacks a fresh dense copy at every access (not a Parameter: writing to it changes nothing), and so does
-    `state_dict`. To be copied it is unpacked first (`unpacked_copy`). `.to(...)` leaves the packed weight where it is;
-    the bias follows.
-    """
-
-    bias: Tensor | None
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Pack `weight` [out, in] (float32, CPU) and keep a copy of `bias` [out].
-
-        Raises ValueError for another dtype or device, or where `available()` is False.
-        """
-        super().__init__()
-        self._packed = _pack(weight)
-        self.out_features, self.in_features = weight.shape
-        self.register_buffer("bias", None if bias is None else bias.detach().clone())
-
-    @property
-    def weight(self) -> Tensor:
-        """A dense copy of the weight [out, in], unpacked again at every access."""
-        return self._packed.to_dense()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x Wᵀ + b."""
-        if not self._fits(x):
-            return F.linear(x, self.weight.to(x), None if self.bias is None else self.bias.to(x))
-        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], ""))
-
-    def unpacked(self) -> nn.Linear:
-        """The plain layer with the same numbers; its weight is a dense copy without gradient."""
-        with torch.device("meta"):
-            linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
-        linear.weight = nn.Parameter(self.weight, requires_grad=False)
-        if self.bias is not None:
-            linear.bias = nn.Parameter(self.bias, requires_grad=False)
-        return linear.train(self.training)
-
-    def _fits(self, x: Tensor) -> bool:
-        wants_gradient = torch.is_grad_enabled() and x.requires_grad
-        return x.dtype == torch.float32 and x.device.type == "cpu" and not wants_gradient
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.weight
-
-
 def packable(module: nn.Module) -> bool:
-    """Whether `module` is a float32 `nn.Linear` on the CPU: no subclass (those own their layout), no hooks."""
-    if (
-        type(module) is not nn.Linear
-        or module._forward_hooks
-        or module._forward_pre_hooks
-        or hasattr(module, "_hf_hook")
-    ):
-        return False
-    weight = module.weight
-    return weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.numel() > 0
+    """Whether `module` is an `nn.Linear` of floats on the CPU: no subclass (those own their layout), no hooks."""
+    hooked = module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook")
+    return type(module) is nn.Linear and not hooked and _is_float(module.weight)
 
 
-def pack(model: nn.Module) -> int:
-    """Replace every float32 CPU `nn.Linear` inside `model` by a `PackedLinear`; how many were replaced.
+def _is_float(weight: Tensor) -> bool:
+    return weight.dtype in FLOAT_KINDS and weight.device.type == "cpu" and weight.numel() > 0
 
-    In place, and final: the model can no longer be trained. Dense weights are freed unless someone
-    else holds them: a head tied to the embedding is packed for itself while the embedding keeps its
-    own weight for look-up. A layer used in several places stays one layer. Packing again replaces
-    nothing more; 0 where this build cannot pack (the model is left as it was).
+
+def _weights(model: nn.Module, tables: bool, step: int) -> Iterator[dict[str, Tensor]]:
+    """The weights that are packed together, by name, whose rows are a multiple of `step` numbers."""
+    for name, part in list(model.named_modules(remove_duplicate=False)):
+        whole: Any = part
+        is_table = type(part) is nn.Embedding or hasattr(part, "scalar_embed_scale")
+        weights = {}
+        if packable(part) or (tables and is_table and _is_float(whole.weight)):
+            weights = {name: whole.weight}
+        elif tables and isinstance(getattr(part, "gate_up_proj", None), nn.Parameter):
+            weights = {f"{name}.{own}": getattr(part, own) for own in ("gate_up_proj", "down_proj")}
+        if weights and all(weight.shape[-1] % step == 0 for weight in weights.values()):
+            yield weights
+
+
+def _pack(model: nn.Module, make: Callable[[Tensor, bool], PackedWeight], tables: bool, step: int = 1) -> int:
+    """Replace layers one after another, so that each dense weight goes at once; how many weights were packed."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    names = [list(weights) for weights in _weights(model, tables, step)]
+    packed: dict[int, PackedWeight] = {}
+    for together in names:
+        chosen = {}
+        for name in together:
+            parent, _, own = name.rpartition(".")
+            part = getattr(model.get_submodule(parent), own)
+            weight = getattr(part, "weight", part)
+            if id(weight) not in packed:
+                packed[id(weight)] = make(weight, part is head or isinstance(part, nn.Embedding))
+            chosen[name] = packed[id(weight)]
+        del part, weight
+        put_weights(model, chosen)
+    return len(packed)
+
+
+def pack(model: nn.Module, tables: bool = False) -> int:
+    """Replace every `nn.Linear` of floats on the CPU inside `model`, with `tables` embeddings and experts too, by
+    layers over the same numbers; how many weights were packed.
+
+    In place, and final: the model can no longer be trained. Dense weights are freed unless someone else holds them: a
+    head tied to an embedding that stays is packed for itself. 0 without kernels (the model is left as it was).
     """
-    if not available():
-        return 0
-    count = 0
-    packed: MutableMapping[nn.Module, PackedLinear] = WeakKeyDictionary()  # weak: each dense weight goes at once
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if isinstance(child, nn.Linear) and child not in packed and packable(child):
-                packed[child] = PackedLinear(child.weight.detach(), child.bias).train(child.training)
-                count += 1
-            if child is not None and child in packed:
-                setattr(parent, name, packed[child])
-    return count
+    return _pack(model, lambda weight, _: PackedWeight.floats(weight), tables) if load() else 0
+
+
+def quantize(model: nn.Module, kind: str, tables: bool) -> None:
+    """Round the weights of a model's plain linear maps to `kind` in the same way; with `tables` those of its embeddings
+    and experts too. Rows of no whole groups of 32 stay as they are. ValueError: `PackedWeight.rounded`."""
+    _pack(model, lambda weight, outside: PackedWeight.rounded(weight, "q8" if outside else kind), tables, GROUP)
 
 
 def unpacked_copy(model: nn.Module) -> nn.Module:
     """A plain model to compare a packed one with: layers that can be unpacked are plain ones again.
 
-    Everything else (embeddings, norms, buffers) is shared with `model`, so only the linear weights take
-    memory a second time. Returns `model` itself if nothing in it is packed.
+    Everything else (norms, buffers) is shared with `model`, so only the packed weights take memory a second time.
+    Returns `model` itself if nothing in it is packed.
     """
     whole: Any = model
     if hasattr(whole, "unpacked"):
@@ -131,15 +95,6 @@ def unpacked_copy(model: nn.Module) -> nn.Module:
         return model
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, memo | {id(module): module.unpacked() for module in packed})
-
-
-def _pack(weight: Tensor) -> Tensor:
-    if not available():
-        raise ValueError("this build of torch cannot pack weights (no oneDNN)")
-    if weight.dtype != torch.float32 or weight.device.type != "cpu":
-        raise ValueError(f"only float32 weights on the CPU can be packed, got {weight.dtype} on {weight.device}")
-    with torch.no_grad():
-        return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT))
 
 
 class LeanDense(nn.Module):

@@ -1,4 +1,4 @@
-"""Layers whose weights stay the few bits that their file has: linear maps and embeddings over packed blocks.
+"""Layers whose weights stay as they are in their file: linear maps, embeddings and experts over blocks or floats.
 
 Same interface as `nn.Linear` and `nn.Embedding` for float32 on the CPU without gradients; for anything else a layer
 dequantises its weight and works as torch does. A row's result depends on that row alone, bit for bit: neither on the
@@ -36,10 +36,10 @@ from utils.kernels.bindings import (
     kernels,
 )
 from utils.kernels.blocks import pack, width_of
-from utils.kernels.packed_linear import packable
 from utils.kernels.team import run
 
 KINDS = ("q4", "q8")  # what float weights are rounded to here, in groups of 32; "q4" leaves the table and head 8 bits
+FLOAT_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _PIECE = 4096  # rows of a weight that are rounded at a time
 
 
@@ -58,10 +58,16 @@ class PackedWeight:
         return PackedWeight(pack(kind, data), kind, len(data), width_of(kind, data))
 
     @staticmethod
+    def floats(weight: Tensor) -> PackedWeight:
+        """Float weights [out, in], or of several maps [count, out, in], as they are."""
+        rows = weight.detach().flatten(0, -2).contiguous()
+        return PackedWeight.of(FLOAT_KINDS[weight.dtype], rows.view(torch.uint8).numpy())
+
+    @staticmethod
     def rounded(weight: Tensor, kind: str) -> PackedWeight:
         """Float weights [out, in] in the few bits of `kind`: each code is the nearest under the 16-bit scale (and
         minimum) of its group. ValueError for weights that are no numbers, or too large for 16 bits."""
-        layout = "Q4_1" if kind == "q4" else "Q8_0"
+        layout, weight = "Q4_1" if kind == "q4" else "Q8_0", weight.flatten(0, -2)
         pieces = [pack(layout, _rounded(weight[at : at + _PIECE], layout)) for at in range(0, len(weight), _PIECE)]
         data = torch.cat([torch.from_numpy(piece) for piece in pieces]).numpy()  # 64-byte aligned
         return PackedWeight(data, layout, *weight.shape)
@@ -320,23 +326,3 @@ def narrow_activations(model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, QuantizedLinear | QuantizedExperts):
             part.narrow = True
-
-
-def quantize(model: Any, kind: str, tables: bool) -> None:
-    """Round the weights of a float32 model's plain linear maps to `kind`, one after another and in place; with `tables`
-    those of its embeddings too. What has no whole groups of 32 stays as it is. ValueError: `PackedWeight.rounded`."""
-
-    def fits(part: nn.Module) -> bool:
-        if type(part) is nn.Embedding:
-            return tables and part.weight.dtype == torch.float32 and part.embedding_dim % GROUP == 0
-        return packable(part) and cast(nn.Linear, part).in_features % GROUP == 0
-
-    names = [name for name, part in model.named_modules(remove_duplicate=False) if fits(part)]
-    made: dict[int, PackedWeight] = {}
-    for name in names:
-        part = model.get_submodule(name)
-        outside = isinstance(part, nn.Embedding) or part is model.get_output_embeddings()
-        weight = part.weight
-        if id(weight) not in made:
-            made[id(weight)] = PackedWeight.rounded(weight, "q8" if outside else kind)
-        put_weights(model, {name: made[id(weight)]})

@@ -18,9 +18,9 @@ from utils.catalogue.specs import ModelSpec
 from utils.catalogue.templates import end_ids
 from utils.device_map import device_map, room_of
 from utils.errors import UsageError, UserError
-from utils.families import UnfitError
-from utils.kernels.packed_linear import PackedLinear, lean, pack
-from utils.kernels.quantized_linear import KINDS, narrow_activations, quantize
+from utils.families import UnfitError, facts_of
+from utils.kernels.packed_linear import lean, pack, quantize
+from utils.kernels.quantized_linear import FLOAT_KINDS, KINDS, narrow_activations
 from utils.loading.accounting import check_loaded, check_said, check_written
 from utils.loading.loaded import UNSAID, LoadedModel, LoadOptions, context_of
 from utils.loading.packed_gguf import (
@@ -28,7 +28,6 @@ from utils.loading.packed_gguf import (
     config_in,
     load_packed,
     make_kernels,
-    runs_as_one,
     weight_bytes,
     weight_count,
 )
@@ -99,8 +98,12 @@ def load_model(
             if _weights(folder) * dtype.itemsize / (config.dtype or dtype).itemsize > next(iter(room.values())):
                 with ONE_AT_A_TIME:
                     spread = device_map(spec.name, family, config, dtype, kind, room, options.trust_remote_code)
+        packs = in_float32 and spread is None
+        unfit = _why_transformers(config, attention, progress) if packs else ""
+        expanded, one_pass = expanded or unfit, packs and not unfit
+        stored = config.dtype if one_pass and config.dtype in FLOAT_KINDS else dtype  # weights stay at their own size
         if plain and place.type == "cpu" and spread is None:
-            _check_memory(spec.name, folder, dtype, config.dtype)
+            _check_memory(spec.name, folder, stored, config.dtype)
         given = {
             "attn_implementation": attention,
             "quantization_config": quantized,
@@ -112,7 +115,7 @@ def load_model(
             model, reported = family.from_pretrained(
                 str(folder),
                 config=config,
-                dtype=dtype,
+                dtype=stored,
                 trust_remote_code=options.trust_remote_code,
                 local_files_only=True,
                 ignore_mismatched_sizes=True,  # else they are reported in many lines
@@ -131,15 +134,26 @@ def load_model(
         parameters = parameter_count(model)
         if kind in KINDS:
             progress(f"rounding {spec.name} to {kind}", None)
-            make_kernels(progress)
-            quantize(model, kind, tables=runs_as_one(config))
-        if in_float32 and spread is None:
+            quantize(model, kind, tables=one_pass)
+        if packs:
             progress(f"packing {spec.name}", None)
             check(cancelled)
-            pack(model)
-            lean(model)
+            pack(model, tables=one_pass)
+            lean(model.float())
     loaded = _loaded(spec.name, model, config, place, dtype, kind, started, parameters, options)
     return replace(loaded, expanded=expanded)
+
+
+def _why_transformers(config: Any, attention: str | None, progress: Progress) -> str:
+    """Why a model of float32 on the CPU does not run as one compiled pass; empty where it does."""
+    try:
+        make_kernels(progress)
+        if attention:
+            raise UnfitError("--attn-implementation asks for transformers' own pass")
+        facts_of(config)
+    except UnfitError as error:
+        return str(error)
+    return ""
 
 
 def _stored(file: Path) -> dict[str, Any]:
@@ -166,7 +180,7 @@ def _loaded(
 ) -> LoadedModel:
     """What is known of a model once it lies in memory; `parameters` unless they can be counted now. The model itself
     carries what was asked for of a compiled pass to what makes one."""
-    model.kv_dtype = _DTYPES.get(options.kv_dtype)
+    model.kv_dtype = _DTYPES.get(options.kv_dtype, torch.float32 if kind == "none" else None)
     if options.activations == "q8":
         narrow_activations(model)
     text = config.get_text_config()
@@ -174,7 +188,7 @@ def _loaded(
         model=model,
         name=name,
         parameters=parameter_count(model) + weight_count(model) if parameters is None else parameters,
-        bytes=held_bytes(model) + packed_bytes(model) + weight_bytes(model),
+        bytes=held_bytes(model) + weight_bytes(model),
         device=place,
         dtype=dtype,
         quantization=kind,
@@ -195,12 +209,6 @@ def _check_memory(name: str, folder: Path, dtype: torch.dtype, own: torch.dtype 
 def _weights(folder: Path) -> int:
     """Bytes of the weight files in `folder` that are read."""
     return sum(file.stat().st_size for file in weight_files(folder))
-
-
-def packed_bytes(model: Any) -> int:
-    """Bytes of the packed weights, which are no parameters; padding of their layout left out."""
-    layers = (layer for layer in model.modules() if isinstance(layer, PackedLinear))
-    return sum(layer.out_features * layer.in_features * 4 for layer in layers)
 
 
 @contextmanager

@@ -67,7 +67,7 @@ class LoadedModel:
     seconds: float
     encodes: bool = False  # an encoder reads the prompt, by itself
     vocabulary: Any = None  # of a drafter whose tokens are not its target's: what spells them
-    expanded: str = ""  # why a GGUF file's bits did not stay as they are
+    expanded: str = ""  # why no compiled pass runs it, and a GGUF file's bits did not stay as they are
 
     @property
     def dtype_text(self) -> str:

@@ -74,7 +74,10 @@ def load_pair(
 
 
 def expanded(spec: ModelSpec, options: LoadOptions, target: LoadedModel) -> list[str]:
-    """Why `auto` did not leave a GGUF file's bits as they are, in a line; nothing where it did or was not asked to."""
+    """Why `auto` did not leave a GGUF file's bits as they are, or why torch runs another model on the CPU, in a line;
+    nothing where it does or was not asked to."""
+    if not spec.of_gguf and target.expanded and not options.attn_implementation:
+        return [f"{target.name} runs in torch: {target.expanded}"]
     if options.quantization != "auto" or target.quantization != "none" or not spec.of_gguf:
         return []
     reasons = {

@@ -121,8 +121,6 @@ def load_packed(
     `folder` holds the converted model, whose `config` it is. Raises UserError, one for tensors that are not the
     configuration's, or Cancelled.
     """
-    if instruction_set() is None:
-        raise UnfitError(why_not())
     facts_of(config)
     make_kernels(progress)
 
@@ -137,7 +135,7 @@ def load_packed(
 def make_kernels(progress: Progress) -> None:
     """Load the kernels, compiled behind a line of progress unless this machine's user has them. UnfitError without."""
     keep_in(cache_folder() / "compiled")
-    if not load(lambda: progress("compiling the kernels, once on this machine", None)):
+    if instruction_set() is None or not load(lambda: progress("compiling the kernels, once on this machine", None)):
         raise UnfitError(why_not())
 
 
@@ -470,4 +468,6 @@ def weight_count(model: Any) -> int:
 
 
 def _packed(model: Any) -> set[PackedWeight]:
-    return {part.packed for part in model.modules() if isinstance(getattr(part, "packed", None), PackedWeight)}
+    packed = {part.packed for part in model.modules() if isinstance(getattr(part, "packed", None), PackedWeight)}
+    mixtures = [part.experts for part in model.modules() if isinstance(part, QuantizedExperts)]
+    return packed.union(weight for experts in mixtures for weights in experts for weight in weights)

@@ -28,8 +28,8 @@ from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaLayer, as_it_is, causal_bias, latest, norm_of, rotate
 from sampling.types import Hidden, KVCache
-from utils.kernels.bindings import GROUP
-from utils.kernels.packed_linear import PackedLinear, available, packable
+from utils.kernels.bindings import GROUP, at_hand
+from utils.kernels.packed_linear import packable
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, fits
 
 TABLE = 1024  # positions by which a table of angles grows
@@ -112,7 +112,7 @@ class StudentNetwork:
     def __init__(self, student: DraftHead, pack: bool = True) -> None:
         config, trunk = student.config, cast(Any, student.model)
         take = as_it_is
-        if pack and available() and packable(student.lm_head):
+        if pack and at_hand() and packable(student.lm_head) and student.lm_head.weight.dtype == torch.float32:
             take = _rounded if student.rounded else _packed
         frozen = take is not as_it_is
         self.kind, self.window, self.layers = config.kind, config.window, config.num_hidden_layers
@@ -320,7 +320,7 @@ def fed_columns(mask: Tensor | None, positions: Tensor) -> Tensor:
 
 
 def _packed(linear: Any) -> nn.Module:
-    return PackedLinear(linear.weight.detach(), linear.bias)
+    return QuantizedLinear(PackedWeight.floats(linear.weight), linear.bias)
 
 
 def _rounded(linear: Any, kind: str = "q8") -> nn.Module:

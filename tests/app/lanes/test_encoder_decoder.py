@@ -22,7 +22,8 @@ from tests.support.runs import answers, emitted, sample_counts
 from tests.support.scripted import Ran, run_lines
 from tests.support.tiny import tiny_model
 from utils.errors import UsageError, UserError
-from utils.kernels.packed_linear import LeanDense, PackedLinear, lean, pack, unpacked_copy
+from utils.kernels.packed_linear import LeanDense, lean, pack, unpacked_copy
+from utils.kernels.quantized_linear import QuantizedLinear
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair
 
@@ -177,7 +178,7 @@ def test_packing_leaves_the_numbers_and_never_unpacks(pair: NumberPair, monkeypa
         assert sorted(packed.state_dict()) == sorted(plain.state_dict())
         copied = unpacked_copy(packed)
         torch.testing.assert_close(copied(**named).logits, wanted, rtol=0, atol=1e-5)
-        monkeypatch.setattr(PackedLinear, "weight", property(lambda _: pytest.fail("a packed weight was unpacked")))
+        monkeypatch.setattr(QuantizedLinear, "weight", property(lambda _: pytest.fail("a packed weight was unpacked")))
         torch.testing.assert_close(packed(**named).logits, wanted, rtol=0, atol=1e-5)
     gated = number_model(5, 32, 1, feed_forward_proj="gated-gelu").eval()
     with torch.no_grad():

@@ -20,7 +20,9 @@ from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaNetwork
 from sampling.types import Draft
 from tests.support.tiny import VOCAB, tiny_model
-from utils.kernels.packed_linear import PackedLinear, available, pack
+from utils.kernels.instruction_sets import instruction_set
+from utils.kernels.packed_linear import pack
+from utils.kernels.quantized_linear import QuantizedLinear
 
 
 class Slow:
@@ -100,7 +102,7 @@ def test_the_plain_pass_leaves_its_cache_as_it_was() -> None:
     assert lengths == [12, 12]
 
 
-@pytest.mark.skipif(not available(), reason="this build of torch cannot pack")
+@pytest.mark.skipif(instruction_set() is None, reason="there are no kernels here")
 def test_plain_transformers_is_measured_on_an_unpacked_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     model, measured = tiny_model(), []
     pack(model)
@@ -109,8 +111,8 @@ def test_plain_transformers_is_measured_on_an_unpacked_copy(monkeypatch: pytest.
     text = table(engine(model))
     assert "plain transformers'" in text
     (plain,) = measured
-    assert not any(isinstance(module, PackedLinear) for module in plain.modules())
-    assert any(isinstance(module, PackedLinear) for module in model.modules())
+    assert not any(isinstance(module, QuantizedLinear) for module in plain.modules())
+    assert any(isinstance(module, QuantizedLinear) for module in model.modules())
 
 
 def test_a_pass_behind_a_long_context_is_timed_where_the_target_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import weakref
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.support.quantized import keep_code
 from utils.kernels import packed_linear
-from utils.kernels.packed_linear import PackedLinear, pack, unpacked_copy
+from utils.kernels.instruction_sets import instruction_set, why_not
+from utils.kernels.packed_linear import pack, unpacked_copy
+from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
 
-needs_packing = pytest.mark.skipif(not packed_linear.available(), reason="this build of torch cannot pack")
-pytestmark = needs_packing
+pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"there are no kernels here: {why_not()}")
+keep_code()
 
 
 def linear(out: int, into: int, *, bias: bool = True, seed: int = 0) -> nn.Linear:
@@ -22,8 +26,8 @@ def linear(out: int, into: int, *, bias: bool = True, seed: int = 0) -> nn.Linea
     return nn.Linear(into, out, bias=bias)
 
 
-def packed_of(plain: nn.Linear) -> PackedLinear:
-    return PackedLinear(plain.weight.detach(), plain.bias)
+def packed_of(plain: nn.Linear) -> QuantizedLinear:
+    return QuantizedLinear(PackedWeight.floats(plain.weight), plain.bias)
 
 
 def tiny_llama(*, tied: bool = True) -> LlamaForCausalLM:
@@ -93,10 +97,18 @@ def test_state_dicts_look_like_plain_ones() -> None:
     assert torch.equal(packed.state_dict()["weight"], plain.weight)
 
 
-def test_only_float32_weights_are_packed() -> None:
-    with pytest.raises(ValueError, match="float32"):
-        PackedLinear(torch.zeros(3, 4, dtype=torch.float64))
+def test_weights_of_64_bits_stay() -> None:
     assert pack(nn.Sequential(nn.Linear(4, 4)).double()) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_16_bits_stay_at_their_size_and_count_as_float32(dtype: torch.dtype) -> None:
+    plain, x = linear(40, 31, bias=False).to(dtype), torch.randn(5, 31)
+    model = nn.Sequential(copy.deepcopy(plain))
+    assert pack(model) == 1
+    packed: Any = model[0]
+    assert packed.packed.data.nbytes == 2 * 48 * 31
+    torch.testing.assert_close(model(x), x @ plain.weight.float().T, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -109,7 +121,7 @@ def test_packing_a_model_keeps_its_logits_and_packing_again_does_nothing(tied: b
         assert pack(model) == 2 * 7 + 1
         assert pack(model) == 0
         torch.testing.assert_close(model(ids).logits, wanted, rtol=1e-5, atol=1e-6)
-    assert isinstance(model.lm_head, PackedLinear)
+    assert isinstance(model.lm_head, QuantizedLinear)
     assert model.model.embed_tokens.weight is embedding
     assert not any(type(module) is nn.Linear for module in model.modules())
 
@@ -121,11 +133,11 @@ def test_dense_weights_are_freed() -> None:
     assert [reference() for reference in dense] == [None] * len(dense)
 
 
-def test_a_layer_used_twice_stays_one_layer() -> None:
+def test_a_weight_used_twice_is_packed_once() -> None:
     shared = nn.Linear(4, 4)
-    model = nn.ModuleDict({"a": shared, "b": nn.ModuleDict({"c": shared, "d": shared})})
+    model: Any = nn.ModuleDict({"a": shared, "b": nn.ModuleDict({"c": shared, "d": shared})})
     assert pack(model) == 1
-    assert model["a"] is model["b"]["c"] is model["b"]["d"]  # type: ignore[index]
+    assert model["a"].packed is model["b"]["c"].packed is model["b"]["d"].packed
 
 
 def test_layers_that_are_more_than_a_linear_layer_stay() -> None:
@@ -140,13 +152,11 @@ def test_layers_that_are_more_than_a_linear_layer_stay() -> None:
     assert list(model) == before
 
 
-def test_without_the_operators_models_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_linear, "available", lambda: False)
+def test_without_kernels_models_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_linear, "load", lambda: False)
     model = tiny_llama()
     assert pack(model) == 0
     assert type(model.lm_head) is nn.Linear
-    with pytest.raises(ValueError, match="cannot pack"):
-        PackedLinear(torch.zeros(3, 4))
 
 
 def test_an_unpacked_copy_is_the_plain_model_again_and_shares_the_embedding() -> None:
@@ -155,7 +165,7 @@ def test_an_unpacked_copy_is_the_plain_model_again_and_shares_the_embedding() ->
     assert unpacked_copy(model) is model
     pack(model)
     twin = unpacked_copy(model)
-    assert isinstance(model.lm_head, PackedLinear)
+    assert isinstance(model.lm_head, QuantizedLinear)
     assert type(twin.lm_head) is nn.Linear
     assert twin.model.embed_tokens.weight is model.model.embed_tokens.weight
     with torch.no_grad():

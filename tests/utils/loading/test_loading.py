@@ -12,16 +12,21 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from app.lanes.pairing import catalogue_in, with_drafter
+from sampling.models.fused import FusedNetwork
+from sampling.models.network import network_of
 from tests.support.tiny import tiny_model, tiny_pair
 from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.errors import UsageError, UserError
-from utils.kernels.packed_linear import PackedLinear, available
+from utils.kernels.instruction_sets import instruction_set
+from utils.kernels.quantized_linear import QuantizedLinear
+from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_drafter, load_pair
 from utils.loading.sources import model_folder
-from utils.progress import Cancelled
+from utils.progress import Cancelled, never, silent
 
 ROOT = Path(__file__).parents[3]
 CPU = LoadOptions(device="cpu")
@@ -86,12 +91,40 @@ def test_special_tokens_are_one_id_each_and_digits_stand_alone(default_pair):
 
 def test_float32_models_on_the_cpu_are_packed_and_their_memory_counts_it(tiny):
     loaded = load_pair(spec_of(tiny), CPU).target
-    layers = [m for m in loaded.model.modules() if isinstance(m, PackedLinear)]
-    assert bool(layers) == available()
+    layers = [m for m in loaded.model.modules() if isinstance(m, QuantizedLinear)]
+    assert bool(layers) == (instruction_set() is not None)
     plain = tiny_model()
     assert loaded.parameters == sum(p.numel() for p in plain.parameters())
     buffers = sum(b.numel() * b.element_size() for b in plain.buffers())
     assert loaded.bytes == pytest.approx(4 * loaded.parameters + buffers, abs=1024)
+
+
+SHAPE = {"vocab_size": 90, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32}
+SHAPE |= {"num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0, "initializer_range": 0.1}
+
+
+@pytest.mark.skipif(instruction_set() is None, reason="there are no kernels here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", ["Llama", "Gemma3Text", "Qwen3Moe"])
+def test_a_folder_runs_in_the_compiled_pass_at_its_own_size(family: str, dtype: torch.dtype, tmp_path: Path):
+    """As transformers computes in float32 with the same weights."""
+    torch.manual_seed(0)
+    more = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64} if family == "Qwen3Moe" else {}
+    config = getattr(transformers, f"{family}Config")(**SHAPE, **more)
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).to(dtype).eval()
+    model.save_pretrained(tmp_path)
+    loaded = load_model(spec_from_argument(str(tmp_path)), tmp_path, CPU, "cpu", "none", silent, never)
+    assert (loaded.dtype, loaded.quantization, loaded.expanded) == (torch.float32, "none", "")
+    tied = 0 if config.tie_word_embeddings else 90 * 64
+    assert loaded.parameters == sum(part.numel() for part in model.parameters())
+    assert loaded.bytes < dtype.itemsize * (loaded.parameters + 2 * 6 * 64 + 2 * tied) + 8192
+    network, ids = network_of(loaded.model), torch.arange(5, 45)[None]
+    assert isinstance(network, FusedNetwork)
+    logits = network.forward(ids, ids - 5, None, network.new_cache(1), 40)[0]
+    with torch.no_grad():
+        plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(ids).logits
+        assert float((logits - plain).abs().max()) < 2e-5
+        torch.testing.assert_close(loaded.model(ids).logits, plain, rtol=0, atol=2e-5)
 
 
 def test_other_dtypes_load_and_stay_as_asked(tiny):
@@ -192,6 +225,7 @@ LOAD_HUB = """
 import sys
 from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.errors import UserError
+from utils.loading.build import load_model
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
 stages = []

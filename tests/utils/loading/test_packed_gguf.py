@@ -21,8 +21,8 @@ from utils.catalogue.specs import spec_from_argument
 from utils.errors import UserError
 from utils.families import UnfitError, head_size
 from utils.kernels.instruction_sets import instruction_set, why_not
-from utils.kernels.packed_linear import unpacked_copy
-from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, quantize
+from utils.kernels.packed_linear import quantize, unpacked_copy
+from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
 from utils.loading import packed_gguf
 from utils.loading.build import load_model, stop_ids
 from utils.loading.cache import cache_folder

@@ -15,7 +15,7 @@ from tests.support.tiny import tiny_model, tiny_pair
 from utils.catalogue.specs import PairSpec, spec_from_argument
 from utils.errors import UsageError
 from utils.kernels.instruction_sets import instruction_set, why_not
-from utils.kernels.packed_linear import PackedLinear
+from utils.kernels.quantized_linear import QuantizedLinear
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
 from utils.loading.quantization import held_bytes, parameter_count, quantization_config
@@ -38,7 +38,7 @@ def test_the_default_model_answers_quantized_and_floods_nothing(kind, megabytes,
     target = pair.target
     assert (target.quantization, target.parameters) == (kind, 134_515_008)
     assert target.bytes / 1e6 == pytest.approx(megabytes, abs=2)
-    assert not any(isinstance(module, PackedLinear) for module in target.model.modules())
+    assert not any(isinstance(module, QuantizedLinear) for module in target.model.modules())
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,8 @@ from sampling.models.causal import CausalLM
 from sampling.types import Draft
 from tests.support.students import close, fed, make_student, make_target, spread_logits, text
 from utils.errors import UserError
-from utils.kernels.packed_linear import PackedLinear, available
+from utils.kernels.bindings import at_hand
+from utils.kernels.quantized_linear import QuantizedLinear
 
 SHORT = [1, 2, 3, 8, 13, 21, 34, 39]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -55,7 +56,7 @@ def test_a_plain_student_in_pieces_equals_the_whole(shape: str, dtype: torch.dty
     ids = text(1, 30)
     wanted = spread_logits(student, student.states(torch.tensor([ids]))[0])[0]
     session = CausalLM(StudentNetwork(student)).open([ids])
-    assert isinstance(session.network._head, PackedLinear) == (dtype == torch.float32 and available())  # type: ignore[attr-defined]
+    assert isinstance(session.network._head, QuantizedLinear) == (dtype == torch.float32 and at_hand())  # type: ignore[attr-defined]
     for end in (9, 10, 11, 19, 20):
         close(session.score([ids[:end]], NOTHING)[0, 0], wanted[end - 1], precision(dtype))
     drafted = session.score([ids[:20]], Draft(torch.tensor([ids[20:26]])))
