@@ -189,7 +189,7 @@ class ModelOptions(_Record):
     kv_dtype: str = row(
         "auto",
         Choice(("auto", "float32", "float16")),
-        "number format of cached keys and values in the compiled pass; auto: float16",
+        "number format of cached keys and values in the compiled pass; auto: float16, over a folder's floats float32",
         MODELS,
     )
     activations: str = row(

@@ -2,7 +2,12 @@
    and on another processor (tests/utils/kernels/test_driver.py).
 
    A case: six int64 (type, rows of the weight, width, rows of x, narrow, threads), the weight's bytes as in a file, x in
-   float32. A result: y [rows of x][rows of the weight rounded up to 16], then the weight's rows in float32. */
+   float32. A result: y [rows of x][rows of the weight rounded up to 16], then the weight's rows in float32.
+
+   A pass is six int64 too (-1, blocks, links, results, threads, 0), then the blocks of memory that its record (the first
+   one) leads to, each a size and its bytes; the links, each block, offset and the block whose address stands there; the
+   blocks that are its results. Each block is memory of its own, so that a sanitizer sees its ends. */
+#define _POSIX_C_SOURCE 200809L
 #include "internal.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,9 +20,38 @@ static void *room(size_t size) {
 
 static int read_all(void *to, size_t size) { return fread(to, 1, size, stdin) == size; }
 
+enum { BLOCKS = 4096 };
+
+static int pass(const int64_t *given) {
+    static uint8_t *blocks[BLOCKS];
+    static int64_t sizes[BLOCKS];
+    int64_t link[3], result;
+    if (given[1] > BLOCKS) return 0;
+    for (int64_t at = 0; at < given[1]; at++) {
+        if (!read_all(&sizes[at], sizeof sizes[at])) return 0;
+        if (posix_memalign((void **)&blocks[at], 64, (size_t)(sizes[at] ? sizes[at] : 1))) return 0;
+        if (!read_all(blocks[at], (size_t)sizes[at])) return 0;
+    }
+    for (int64_t at = 0; at < given[2]; at++) {
+        if (!read_all(link, sizeof link)) return 0;
+        memcpy(blocks[link[0]] + link[1], &blocks[link[2]], sizeof(uint8_t *));
+    }
+    run(PASS, blocks[0], given[4]);
+    for (int64_t at = 0; at < given[3]; at++) {
+        if (!read_all(&result, sizeof result)) return 0;
+        fwrite(blocks[result], 1, (size_t)sizes[result], stdout);
+    }
+    for (int64_t at = 0; at < given[1]; at++) free(blocks[at]);
+    return 1;
+}
+
 int main(void) {
     int64_t given[6];
     while (read_all(given, sizeof given)) {
+        if (given[0] < 0) {
+            if (!pass(given)) return 1;
+            continue;
+        }
         const int64_t type = given[0], rows = given[1], width = given[2], count = given[3];
         const int64_t wide = blocks_of(rows) * COLUMNS;
         const size_t bytes = (size_t)(rows * (width / SHAPES[type].file_codes) * SHAPES[type].file_bytes);

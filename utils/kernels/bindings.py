@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from utils.kernels import instruction_sets
-from utils.kernels.build import BuildError, kept_library, library
+from utils.kernels.build import BuildError, library
 from utils.kernels.instruction_sets import instruction_set
 
 TYPES = (
@@ -143,12 +143,6 @@ def keep_in(folder: Path) -> None:
 def at_hand() -> bool:
     """Whether the kernels are loaded: what only saves a little time is not worth compiling them."""
     return _library is not None
-
-
-def is_kept() -> bool:
-    """Whether loading the kernels needs no compilation."""
-    row = instruction_set()
-    return at_hand() or (row is not None and _folder is not None and kept_library(_folder, row).is_file())
 
 
 def kernels() -> Any:

@@ -230,10 +230,6 @@ class QuantizedLinear(_Quantized):
             linear.bias = nn.Parameter(self.bias, requires_grad=False)
         return linear.train(self.training)
 
-    def extra_repr(self) -> str:
-        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{sizes}, {self.packed.kind}, bias={self.bias is not None}"
-
 
 class QuantizedEmbedding(_Quantized):
     """Rows of a packed table [count, size], multiplied by `scale`; ids [...] → [..., size]."""

@@ -101,9 +101,9 @@ def load_model(
         packs = in_float32 and spread is None
         unfit = _why_transformers(config, attention, progress) if packs else ""
         expanded, one_pass = expanded or unfit, packs and not unfit
-        stored = config.dtype if one_pass and config.dtype in FLOAT_KINDS else dtype  # weights stay at their own size
+        kept = config.dtype if one_pass and config.dtype in FLOAT_KINDS else dtype  # weights stay at their own size
         if plain and place.type == "cpu" and spread is None:
-            _check_memory(spec.name, folder, stored, config.dtype)
+            _check_memory(spec.name, folder, kept, config.dtype)
         given = {
             "attn_implementation": attention,
             "quantization_config": quantized,
@@ -115,7 +115,7 @@ def load_model(
             model, reported = family.from_pretrained(
                 str(folder),
                 config=config,
-                dtype=stored,
+                dtype=kept,
                 trust_remote_code=options.trust_remote_code,
                 local_files_only=True,
                 ignore_mismatched_sizes=True,  # else they are reported in many lines

@@ -139,15 +139,6 @@ def make_kernels(progress: Progress) -> None:
         raise UnfitError(why_not())
 
 
-def runs_as_one(config: Any) -> bool:
-    """Whether a model of `config`, its weights packed, runs as one compiled pass (sampling/models/fused.py). Where it
-    would not, its many small products cost more than float32 saves, so its file is converted as ever."""
-    try:
-        return bool(facts_of(config))
-    except UnfitError:
-        return False
-
-
 def packed_entry(source: Callable[[], Path], digest: str, progress: Progress, cancelled: Callable[[], bool]) -> Path:
     """Where the packed weights of the GGUF file with sha256 `digest` lie; made if missing, UnfitError if that cannot
     be."""

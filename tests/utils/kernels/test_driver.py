@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -18,12 +19,18 @@ import pytest
 import torch
 from gguf import quants
 
+from sampling.models import pass_record
+from sampling.models.fused import FusedNetwork
+from tests.sampling.models.test_families import CASES, packed, random_model
+from tests.support.pass_image import Image
+from tests.support.quantized import SHAPES, quantized_model
 from tests.utils.kernels.test_blocks import bytes_of
 from tests.utils.kernels.test_quantized_linear import rounded
 from utils.kernels import build
 from utils.kernels.bindings import COLUMNS, FLOATS, TYPES
 from utils.kernels.instruction_sets import instruction_set
 from utils.kernels.quantized_linear import PackedWeight
+from utils.kernels.team import run
 
 SOURCES = Path(build.__file__).parent
 DRIVER = Path(__file__).parents[2] / "support" / "kernel_driver.c"
@@ -44,6 +51,8 @@ BUILDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "plain C": ([*ZIG, "-target", "x86_64-linux-musl", "-static", "-mcpu=x86_64"], ()),
     "arm64": (ARM, ("qemu-aarch64", "-cpu", "max")),
 }
+
+FAMILIES_TRIED = ("Mistral", "SmolLM3", "Olmo2", "Gemma3", "Qwen2Moe")
 
 pytestmark = pytest.mark.exhaustive  # compiles all kernels for every build
 
@@ -79,6 +88,52 @@ def test_the_kernels_compile_for_systems_that_nobody_has_tried(target: str, tmp_
     for unit in ("products", *UNITS):
         files = ["-c", "-o", str(tmp_path / f"{unit}.o"), str(SOURCES / f"{unit}.c")]
         subprocess.run([*ZIG, *flags, *files], check=True, env=environment, timeout=300)
+
+
+def images(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
+    """Passes of several families as the driver reads them, and the bytes of their results here: one token, a prompt,
+    several rows, trees and moves, with a cache of 16 and of 32 bits."""
+    found: list[tuple[bytes, bytes]] = []
+
+    def noted(work: int, record: Any, threads: int) -> None:
+        image = Image(record, threads)
+        run(work, record, threads)
+        after = Image(record, threads)
+        found.append((image.bytes(), b"".join(after.blocks[block] for block in after.results)))
+
+    monkeypatch.setattr(pass_record, "run", noted)
+    models = [quantized_model(shape) for shape in list(SHAPES)[::3]]
+    chosen = {family: changes for family, changes in CASES if family in FAMILIES_TRIED}
+    models += [packed(random_model(family, changes)) for family, changes in chosen.items()]
+    for number, model in enumerate(models):
+        network = FusedNetwork(model, (torch.float16, torch.float32)[number % 2])
+        cache, ids = network.new_cache(1), [3 + 7 * at % 190 for at in range(21)]
+        network.of_one_row(ids, [5, 6, 7, 8], [-1, 0, 0, 1], cache)
+        cache.shift(torch.tensor([[0], [23], [21]]), 22)
+        network.of_one_row([9], [], [], cache)
+        both, positions = torch.tensor([ids[:9], ids[9:18]]), torch.arange(9).expand(2, -1)
+        network.forward(both, positions, None, network.new_cache(2), 3)
+    return found
+
+
+@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.skipif(instruction_set() is None, reason="there are no kernels here to compare with")
+def test_a_pass_has_the_same_bits_in_every_build(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention, mixtures and all else that a pass does, each of its memories as large as it says and no larger."""
+    compiler, runner = BUILDS[name]
+    for tool in (compiler[0], *runner[:1]):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    program, given = built(compiler, tmp_path), images(monkeypatch)
+    done = subprocess.run(
+        [*runner, str(program)], input=b"".join(image for image, _ in given), capture_output=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    start = 0
+    for number, (_, expected) in enumerate(given):
+        assert done.stdout[start : start + len(expected)] == expected, number
+        start += len(expected)
+    assert start == len(done.stdout)
 
 
 @pytest.mark.parametrize("name", BUILDS)
