@@ -65,7 +65,8 @@ def test_text_goes_on_where_it_stopped_and_more_can_be_asked_for(
     assert error.endswith(" tokens/s\n")
     assert {row.get("kind", "chat") for row in answers(out).values()} == {"chat", "qa"}
     assert main(words(pair, out, "--kinds", "chat,qa,qa", "--tokens", "100")) == 0
-    assert (capsys.readouterr().err, file.read_bytes()) == ("", before)
+    said = capsys.readouterr().err.splitlines()
+    assert ([line for line in said if "runs in torch" not in line], file.read_bytes()) == ([], before)
     file.write_bytes(before + b'{"ids":[1,')  # killed
     assert main(words(pair, out, "--kinds", "chat,qa,qa", "--tokens", "200", "--batch", "5")) == 0
     assert f", {written(file)[0] - count:,} of them new, " in capsys.readouterr().err

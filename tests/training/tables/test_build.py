@@ -220,7 +220,7 @@ def test_self_written_tables_draft_for_their_target(pair: TinyPair, built: Path)
 def test_without_a_file_the_conversation_alone_drafts_and_a_note_says_so(pair: TinyPair) -> None:
     engine = engine_of(pair, "tables")
     assert engine.drafters.tables() is None
-    assert "no n-gram tables" in engine.loaded.notes[0]
+    assert "no n-gram tables" in engine.loaded.notes[-1]
     assert isinstance(engine.lane("tables", Settings()).drafter, TablesDrafter)
 
 
