@@ -367,10 +367,6 @@ class Drafter(Protocol):
         """Open an answer beside the outermost target and the immediate reviewer."""
         return
 
-    def confidence(self, rows: Rows) -> list[float]:
-        """How likely the first token that it would draft for each row is, as far as it knows; 0: it has none."""
-        return [1.0] * len(rows)
-
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """A draft behind each row, within the budget; it may be empty."""
         return Draft.empty(len(rows))

@@ -98,10 +98,6 @@ class PairDrafters:
             self._heads[kind] = make(self._load(kind))
         return self._heads[kind]
 
-    def agreement(self, kind: str) -> float:
-        """How often its likeliest token was the target's on held-out text, as its training found; 0 if it says not."""
-        return next(iter(self.alphas(kind)), 0.0)
-
     def alphas(self, word: str) -> tuple[float, ...]:
         """Alpha by position of a draft head on held-out text, as its card has it; () for other drafters."""
         if ROWS[word].needs not in HEADS or "+" in word:
@@ -151,9 +147,9 @@ class PairDrafters:
             values |= {name: getattr(settings, name) for name in own}
         return (word, *sorted(values.items()))
 
-    def make(self, word: str, settings: Settings, chances: Ratios | None = None) -> Drafter:
+    def make(self, word: str, settings: Settings, ratios: Ratios | None = None) -> Drafter:
         """A new drafter as these settings have it; UsageError if the pair lacks what it is made of."""
-        return self.build(DraftRequest(word, settings, self._grown(word, settings), settings.gamma == "auto", chances))
+        return self.build(DraftRequest(word, settings, self._grown(word, settings), settings.gamma == "auto", ratios))
 
     def _grown(self, word: str, settings: Settings) -> str:
         """none, cape, dynamic or joint: whether drafts become trees, where the target takes them.

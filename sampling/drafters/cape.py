@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from sampling.drafters.drawing import Column, Drawing, Leaves, Other, sure
-from sampling.events import Call
 from sampling.types import Budget, Draft, Rows
 from sampling.vocabulary import spread
 
@@ -40,9 +39,8 @@ class Expansion:
         """Nodes of a row in this round."""
         return self.nodes if budget.max_nodes is None else budget.max_nodes
 
-    def grow(self, drawing: Drawing, columns: list[Column], rows: Rows, call: Call, most: int) -> Draft:
+    def grow(self, chain: Draft, drawing: Drawing, columns: list[Column], rows: Rows, most: int) -> Draft:
         """The tree made of a chain: its nodes first, then the siblings by depth. `rows` [B] are the committed ones."""
-        chain = drawing.draft(columns, call)
         others = drawing.others(columns, _MOST)
         counts = _counts(chain, sure(columns), others, most)
         beside = (
@@ -82,6 +80,7 @@ def _joined(chain: Draft, leaves: dict[int, Leaves], drawing: Drawing) -> Draft:
     assert chain.draft_prob is not None
     return replace(
         chain,
+        source=None,
         tokens=torch.cat([chain.tokens, *(found.tokens for found in leaves.values())], dim=1),
         probs=probs,
         draft_prob=torch.cat([chain.draft_prob, *(found.raw for found in leaves.values())], dim=1),

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sampling.drafters.combined import ChainDrafter, Composite, Growing, Stage, renumbered
-from sampling.drafters.draft_model import ModelDrafter, ModelMember, scoring
+from sampling.drafters.draft_model import Model, ModelDrafter, scoring
 from sampling.drafters.drawing import ReducedSampler
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call, Step, by_row
-from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Traits
+from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits
 from sampling.verify.review import Review, review
 from sampling.verify.round_metrics import RoundMetrics
 from sampling.vocabulary import spread
@@ -32,18 +32,33 @@ from utils.timing import Stopwatch
 _ALL = 1 << 30  # a review is never cut but by the room that is left
 
 
-class Reviewer(ModelMember):
+class Reviewer(Drafter):
     """A model with its session, as a member of a cascade: reviews drafts and adds a token of its own.
 
     `rule`: by which the target verifies what it lets out; its own reviews go token by token.
     """
 
     def __init__(self, lm: LM, rule: Rule = Rule.DRAWN) -> None:
-        super().__init__(lm, Traits((lm.name,), rule))
+        self.lm, self.model = lm, Model(lm)
+        self.traits = Traits((lm.name,), rule, needs_hidden=lm.reads_hidden, needs_kv=lm.reads_kv)
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        return self.model.sessions
+
+    @property
+    def models(self) -> tuple[LM, ...]:
+        return (self.lm,)
+
+    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
+        self.model.start(prompt, prompt, target)
+
+    def select(self, rows: Tensor) -> None:
+        self.model.select(rows.tolist())
 
     def keys(self, rows: Rows) -> Tensor:
         """[B, 2]: the caller's number of each row and where it ends."""
-        return torch.tensor([[name, len(row)] for name, row in zip(self.ids, rows, strict=True)])
+        return torch.tensor([[name, len(row)] for name, row in zip(self.model.ids, rows, strict=True)])
 
     def review(
         self, rows: Rows, draft: Draft, keys: Tensor, going: list[int], sampler: Sampler, lenience: float
@@ -52,7 +67,7 @@ class Reviewer(ModelMember):
 
         `keys` are those of all rows. The others draw nothing: it would be drawn again where they go on.
         """
-        session = self.session
+        session = self.model.session
         assert session is not None
         score, ids = scoring(session, whole=sampler.needs_prefixes)
         logits = score([row[: self.lm.context] for row in rows], draft)  # cut rows have no drafts, and are not heard
@@ -88,7 +103,7 @@ class CascadeDrafter(Composite):
         a Step a row.
         """
         reviewer, share = self.reviewer, len(rows)
-        depth = reviewer.fitting(rows, budget.max_depth)
+        depth = reviewer.model.fitting(rows, budget.max_depth)
         if max(depth) <= 0:
             return Draft.empty(share)
         watch = Stopwatch(reviewer.lm.device)
@@ -99,14 +114,14 @@ class CascadeDrafter(Composite):
         calls = (*draft.calls, Call(reviewer.lm.name, 1, watch.lap()))
         grown, numbers = Growing(rows), self.numbered(self.inner)
         grown.calls += calls
-        assert reviewer.session is not None
-        emitted = _emitted(found, draft, ids, numbers, reviewer.session.vocab_size)
+        assert reviewer.model.session is not None
+        emitted = _emitted(found, draft, ids, numbers, reviewer.model.session.vocab_size)
         grown.append(emitted, range(len(self.traits.names)), depth)
         tokens, inner = found.verdict.token.tolist(), by_row(draft.trace)
         each = tuple(Call(*call[:2], call.seconds / share) for call in calls)
         steps: list[Step] = []  # the reviews as nested rounds, for display
         for place in going:
-            row, token = reviewer.ids[place], tokens[place]
+            row, token = reviewer.model.ids[place], tokens[place]
             path = [node for node in found.verdict.path[place].tolist() if node >= 0]
             step = metrics.step(
                 place,

@@ -9,18 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from sampling.drafters.cape import Expansion
 from sampling.drafters.drawing import Column, Drawing
+from sampling.drafters.proposal import Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call
 from sampling.models.translated import TranslatedLM, TranslatedSession
-from sampling.rows import padded
 from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits, Tree
+from sampling.vocabulary import likeliest
 from utils.errors import UserError
 from utils.timing import Stopwatch
+
+WIDTH = 4  # nodes of a level that are computed (docs/notes.md)
+FEW, MANY = 8, 16  # likeliest tokens that are offered; more where noise may lift an unlikely one
 
 
 def opened(lm: LM, prompt: Rows, previous: Session | None, target: Session) -> Session | None:
@@ -44,125 +50,200 @@ def check_blocks(traits: Traits) -> None:
         raise UserError(f"{name}: block verification judges chains, an expansion makes trees of them: choose one")
 
 
-class ModelMember(Drafter):
-    """A model beside the target, with its session: what a drafter of its own and a reviewer of a cascade share.
+class Model(Source):
+    """A model as a source, with its session beside the target's.
 
-    `ids` are the caller's numbers of the rows, which key the noise. `session` is None where the prompt outgrew it.
+    `draws`: the token of each node is drawn from the processed distribution, which travels with it; a point mass where
+    the sampler says so (greedy, gumbel coupling). Else the likeliest tokens are offered, one level of a tree a pass
+    where the session can `grow`. Rows that outgrow the model's context get no offers. `ids` are the caller's numbers of
+    the rows, which key the noise. `session` is None where the prompt outgrew it.
     """
 
-    def __init__(self, lm: LM, traits: Traits) -> None:
-        self.lm, self.traits = lm, replace(traits, needs_hidden=lm.reads_hidden, needs_kv=lm.reads_kv)
+    lm: LM
+
+    def __init__(self, lm: LM, draws: bool = False, width: int = WIDTH) -> None:
+        self.lm, self.name, self.draws, self.width = lm, lm.name, draws, width
         self.session: Session | None = None
         self.ids: list[int] = []
+        self.columns: list[Column] = []  # what was drawn in this round
+        self._depths: list[int] = []
+        self._base: Rows = []  # the rows as far as the model's context goes: longer ones get no offers
+        self._active: Rows = []  # the same with the path that was asked for last
+        self._fed: dict[Node, int] = {}  # of nodes that `grow` has computed: their places among these
+        self._fed_tokens: list[int] = []
+        self._fed_parents: list[int] = []
+        self._passes, self._seconds = 0, 0.0
 
     @property
     def sessions(self) -> tuple[Session, ...]:
         return () if self.session is None else (self.session,)
 
-    @property
-    def models(self) -> tuple[LM, ...]:
-        return (self.lm,)
-
-    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
+    def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
         """Open the answer; the cache of the last answer is reused by common prefix."""
         previous, self.session = self.session, None
         self.ids = list(range(len(prompt)))
         self.session = opened(self.lm, prompt, previous, target)
+        short = None if self.session is None else self.session.reduced_ids
+        self._names = None if short is None else short.tolist()
 
-    def fitting(self, rows: Rows, depth: list[int]) -> list[int]:
-        """`depth` as far as the model's context goes, and as its session may be asked."""
+    def fitting(self, rows: Rows, depths: list[int]) -> list[int]:
+        """`depths` as far as the model's context goes, and as its session may be asked."""
         if self.session is None:
             return [0] * len(rows)
-        asked = zip(depth, rows, map(self.session.draftable, map(len, rows)), strict=True)
+        asked = zip(depths, rows, map(self.session.draftable, map(len, rows)), strict=True)
         return [max(0, min(most, self.lm.context - len(row), most if n is None else n)) for most, row, n in asked]
 
-    def select(self, rows: Tensor) -> None:
-        self.ids = [self.ids[row] for row in rows.tolist()]
+    def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
+        self._depths = self.fitting(rows, depths)
+        self._passes, self._seconds, self.columns = 0, 0.0, []
+        self._fed, self._fed_tokens, self._fed_parents = {}, [], []
+        self._count = FEW if sampler.greedy else MANY
+        self._base = [row[: self.lm.context] for row in rows]
+        self._active = [*self._base]
         if self.session is not None:
-            self.session.select(rows)
+            self._score, short = scoring(self.session, whole=self.draws and sampler.needs_prefixes)
+            self.drawing = Drawing(sampler, self.ids, self.session.vocab_size, short)
+
+    def expand(self, nodes: list[Node]) -> list[list[Offer]]:
+        able = [node for node in nodes if node.depth < self._depths[node.row]]
+        watch = Stopwatch(self.lm.device)
+        answer = self._drawn if self.draws else self._grown if self._grows(able) else self._ranked
+        offers: dict[Node, list[Offer]] = answer(able) if able else {}
+        self._seconds += watch.lap()
+        return [offers.get(node, []) for node in nodes]
+
+    def call(self) -> Call | None:
+        return Call(self.lm.name, self._passes, self._seconds) if self._passes else None
+
+    def select(self, rows: list[int]) -> None:
+        self.ids = [self.ids[row] for row in rows]
+        if self.session is not None:
+            self.session.select(torch.tensor(rows))
+
+    def _logits(self, nodes: list[Node]) -> Tensor:
+        """[B, n] behind each row, of the rows of these nodes behind the nodes."""
+        for node in nodes:
+            self._active[node.row] = [*self._base[node.row], *node.tokens]
+        self._passes += 1
+        return self._score(self._active, Draft.empty(len(self._active)))[:, 0]
+
+    def _drawn(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
+        """One drawn token behind each node."""
+        going = {node.row for node in nodes}
+        logits = self._logits(nodes)
+        column = self.drawing.column(logits, self._active, [row in going for row in range(len(self._active))])
+        self.columns.append(column)
+        tokens, raw = column.tokens.tolist(), column.raw.tolist()
+        return {node: [(tokens[node.row], raw[node.row])] for node in nodes}
+
+    def _grows(self, nodes: list[Node]) -> bool:
+        return bool(nodes) and nodes[0].depth > 0 and len(self._active) == 1 and hasattr(self.session, "grow")
+
+    def _ranked(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
+        """The likeliest tokens behind the likeliest node of each row."""
+        best = {node.row: node for node in sorted(nodes, key=lambda node: node.path)}
+        logits = self._logits([*best.values()])
+        if len(best) == 1 and (node := next(iter(best.values()))).depth == 0:
+            self._fed[node] = -1
+        return {node: self._likeliest(logits[row]) for row, node in best.items()}
+
+    def _grown(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
+        """The likeliest tokens behind the likeliest nodes of a level whose parents were computed, all in one pass."""
+        known = [node for node in nodes if node.parent in self._fed]
+        known = sorted(known, key=lambda node: -node.path)[: self.width]
+        if not known:
+            return {}
+        for node in known:
+            assert node.parent is not None
+            self._fed_parents.append(self._fed[node.parent])
+            self._fed[node] = len(self._fed_tokens)
+            self._fed_tokens.append(node.token)
+        session: Any = self.session
+        logits = session.grow([*self._fed_tokens], [*self._fed_parents])
+        self._passes += 1
+        return {node: self._likeliest(row) for node, row in zip(known, logits, strict=True)}
+
+    def _likeliest(self, logits: Tensor) -> list[Offer]:
+        found = likeliest(logits.float(), self._count)
+        return [(place if self._names is None else self._names[place], p) for place, p in found.items()]
 
 
-class ModelDrafter(ModelMember):
-    """Draft chains from `lm` (Leviathan et al., arXiv 2211.17192).
+class ModelDrafter(Proposer):
+    """Draft chains drawn from `lm` (Leviathan et al., arXiv 2211.17192).
 
     Drafts are drawn from the processed distribution, which travels with them; they are point masses when
     the sampler says so (greedy, gumbel coupling). A row that would outgrow `lm.context` gets no draft.
 
     `least`: a chain ends *behind* the token with which the product of its tokens' own probabilities (temperature 1)
-    falls below this; 0 = never. The token stays, so nothing is chosen by its fate (a dropped one would bias the rest).
+    falls below this; 0 = never.
     `expansion`: siblings stand beside the chain (CaPE) where the target takes trees.
-    `rule`: Rule.BLOCK has chains verified as a whole, Rule.POINT drafts point masses under every sampler.
+    `rule`: Rule.BLOCK has chains verified as a whole.
 
     UserError for blocks beside an expansion: whether siblings come is seen when the chain is drawn, too late to choose
     a rule.
     """
 
-    def __init__(self, lm: LM, least: float = 0.0, expansion: Expansion | None = None, rule: Rule = Rule.DRAWN) -> None:
-        super().__init__(lm, Traits((lm.name,), rule, tree=None if expansion is None else Tree.SIDEWAYS))
-        check_blocks(self.traits)
-        self.least, self.expansion = least, expansion
-        self._trees = True  # whether the target takes them
+    model: Model
 
-    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
-        self._trees = target.takes_trees
-        super().start(prompt, target, verifier)
+    def __init__(self, lm: LM, least: float = 0.0, expansion: Expansion | None = None, rule: Rule = Rule.DRAWN) -> None:
+        super().__init__([Model(lm, draws=True)], least=least, rule=rule)
+        self.lm, self.expansion = lm, expansion
+        if expansion is not None:
+            self.traits = replace(self.traits, tree=Tree.SIDEWAYS)
+        check_blocks(self.traits)
+
+    @property
+    def session(self) -> Session | None:
+        """The model's session."""
+        return self.model.session
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """Chains of at most budget.max_depth[b] tokens; tokens [B, N], probs [B, N, V] unless point masses."""
-        session, depth = self.session, self.fitting(rows, budget.max_depth)
-        if session is None or max(depth) <= 0:
-            return Draft.empty(len(rows))
-        watch = Stopwatch(self.lm.device)
-        score, short = scoring(session, whole=sampler.needs_prefixes)
-        drawing = Drawing(sampler, self.ids, session.vocab_size, short, self.traits.rule is Rule.POINT)
-        active = [list(row[: self.lm.context]) for row in rows]  # longer ones draft nothing
-        nothing = Draft.empty(len(rows))
-        columns: list[Column] = []
-        paths = [1.0] * len(rows)
-        while max(depth) > len(columns):
-            logits = score(active, nothing)[:, 0]
-            columns.append(drawing.column(logits, active, [most > len(columns) for most in depth]))
-            for place, (token, p) in enumerate(zip(columns[-1].tokens.tolist(), columns[-1].raw.tolist(), strict=True)):
-                if token >= 0:
-                    active[place].append(token)
-                    paths[place] *= p
-                    if paths[place] < self.least:
-                        depth[place] = len(columns)
-        call = Call(self.lm.name, len(columns), watch.lap())
-        if self.expansion is None or not self._trees:
-            return drawing.draft(columns, call)
-        draft = self.expansion.grow(drawing, columns, rows, call, self.expansion.most(budget))
-        return replace(draft, calls=(call._replace(seconds=call.seconds + watch.lap()),))
+        chain, model = super().propose(rows, budget, sampler), self.model
+        if not model.columns:
+            return chain
+        chain = replace(chain, probs=model.drawing.probs(model.columns[: chain.tokens.shape[1]]))
+        if self.expansion is None or not self._takes_trees:
+            return chain
+        return self.expansion.grow(chain, model.drawing, model.columns, rows, self.expansion.most(budget))
 
 
-class RespelledDrafter(ModelMember):
-    """Drafts of a model of another vocabulary, which writes freely; what it wrote is spelled in the target's tokens,
-    point masses (string-level match, Timor et al., arXiv 2502.05202).
+class Respelled(Model):
+    """A model of another vocabulary, which writes freely; what it wrote is spelled in the target's tokens, point masses
+    (string-level match, Timor et al., arXiv 2502.05202). One call answers all depths.
 
     A few of the row's last tokens are spelled along with it, so that a word which they begin is cut as the target would
     cut it; where its tokens would not end at the seam the draft is spelled by itself.
     """
 
+    whole = True
     lm: TranslatedLM
 
-    def __init__(self, lm: TranslatedLM) -> None:
-        super().__init__(lm, Traits((lm.name,), Rule.POINT))
+    def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
+        super().follow(rows, texts, depths, sampler)
+        self._spelled: Rows | None = None
 
-    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """Chains of at most budget.max_depth[b] tokens, the model's likeliest."""
-        depth = self.fitting(rows, budget.max_depth)
-        if not isinstance(self.session, TranslatedSession) or max(depth) <= 0:
-            return Draft.empty(len(rows))
-        watch, session, by = Stopwatch(self.lm.device), self.session, self.lm.translation
+    def expand(self, nodes: list[Node]) -> list[list[Offer]]:
+        if self._spelled is None:
+            watch = Stopwatch(self.lm.device)
+            self._spelled = self._written()
+            self._seconds += watch.lap()
+        drafts = [self._spelled[node.row][node.depth : node.depth + 1] for node in nodes]
+        return [[(token, 1.0) for token in draft] for draft in drafts]
+
+    def _written(self) -> Rows:
+        """The model's likeliest text behind each row, in the target's tokens."""
+        rows, depths, session, by = self._base, self._depths, self.session, self.lm.translation
+        if not isinstance(session, TranslatedSession) or max(depths) <= 0:
+            return [[] for _ in depths]
         own = session.own(rows)
         said: Rows = [[] for _ in rows]
-        calls = math.ceil(max(depth) * by.ratio)
-        for _ in range(calls):
+        self._passes = math.ceil(max(depths) * by.ratio)
+        for _ in range(self._passes):
             chosen = session.score_own([session.fitted(a + b) for a, b in zip(own, said, strict=True)])
             for written, token in zip(said, chosen.argmax(dim=-1).tolist(), strict=True):
                 written.append(token)
-        drafted = [self._respelled(*one)[: one[2]] for one in zip(rows, said, depth, strict=True)]
-        return Draft(padded(drafted), calls=(Call(self.lm.name, calls, watch.lap()),))
+        return [self._respelled(*one)[: one[2]] for one in zip(rows, said, depths, strict=True)]
 
     def _respelled(self, row: list[int], said: list[int], most: int) -> list[int]:
         """What the model said as the target's ids, the end of a text as the target's own."""
@@ -197,10 +278,10 @@ LEAST = 0.12
 """Under `gamma auto` a draft head's chain ends where it has become less likely than this (docs/notes.md)."""
 
 
-def build(pair: Parts, asked: DraftRequest) -> ModelMember:
+def build(pair: Parts, asked: DraftRequest) -> Proposer:
     """The pair's drafter model. One of another vocabulary that hardly ever shares tokens drafts by its text."""
     if isinstance(pair.model, TranslatedLM) and pair.model.translation.by_text:
-        return RespelledDrafter(pair.model)
+        return Proposer([Respelled(pair.model)], least=0.0)
     return ModelDrafter(pair.model, 0.0, expansion_of(asked), rule_of(asked))
 
 
@@ -209,14 +290,12 @@ def build_none(pair: Parts, asked: DraftRequest) -> NoDrafter:
     return NoDrafter()
 
 
-def chain_of_head(fresh: ModelDrafter, asked: DraftRequest) -> ModelDrafter:
-    """A new drafter on the weights of `fresh`, one that never starts."""
-    return ModelDrafter(fresh.lm, least_of(asked), expansion_of(asked), rule_of(asked))
-
-
-def least_of(asked: DraftRequest) -> float:
-    """Where a draft head's chains end."""
-    return LEAST if asked.auto else 0.0
+def of_head(lm: LM, asked: DraftRequest) -> Proposer:
+    """A new drafter on a draft head: chains, or trees of its likeliest tokens."""
+    if asked.grown == "dynamic":
+        model = Model(lm)
+        return Proposer([model], tree=True, nodes=asked.settings.nodes, learn=asked.auto, ratios=asked.ratios)
+    return ModelDrafter(lm, LEAST if asked.auto else 0.0, expansion_of(asked), rule_of(asked))
 
 
 def expansion_of(asked: DraftRequest) -> Expansion | None:

@@ -15,10 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampling.events import Call
 from sampling.rows import padded
 from sampling.sampler import SamplerView
-from sampling.types import Draft, Rows, Sampler
+from sampling.types import Rows, Sampler
 from sampling.vocabulary import spread
 
 
@@ -82,20 +81,18 @@ class Drawing:
     """Draws the columns of one draft.
 
     `numbers` are the caller's numbers of the rows, which key the noise; `reduced_ids` [n] the ids that the
-    logits cover, ascending, None = all `vocab_size` of them. `likeliest`: where the sampler would draw with noise of
-    the drafter's own the likeliest ids are taken, so that all drafts are point masses.
+    logits cover, ascending, None = all `vocab_size` of them.
     """
 
     sampler: Sampler
     numbers: list[int]
     vocab_size: int
     reduced_ids: Tensor | None = None
-    likeliest: bool = False
 
     @property
     def point_mass(self) -> bool:
         """Whether the drafts are point masses."""
-        return self.likeliest or self.sampler.point_mass
+        return self.sampler.point_mass
 
     def column(self, logits: Tensor, rows: Rows, going: list[bool]) -> Column:
         """Draw for each row with `going`; logits [B, n], at temperature 1 before any processor."""
@@ -107,7 +104,7 @@ class Drawing:
         keys = torch.tensor([[self.numbers[place], len(rows[place])] for place in places])
         where = torch.tensor(places, device=probs.device)
         chosen = probs if all(going) else probs[where]
-        drawn = chosen.argmax(dim=-1) if self.likeliest and not sampler.point_mass else sampler.draw(chosen, keys)
+        drawn = sampler.draw(chosen, keys)
         at = torch.zeros(len(rows), dtype=torch.long, device=drawn.device).index_copy_(0, where, drawn)
         tokens = torch.full_like(at, -1).index_copy_(0, where, self._ids(drawn))
         whole = logits.float().logsumexp(dim=-1)
@@ -170,15 +167,12 @@ class Drawing:
             probs.append(left)
         return Leaves(torch.stack(tokens, dim=1), torch.stack(raw, dim=1), torch.stack(probs, dim=1))
 
-    def draft(self, columns: list[Column], call: Call) -> Draft:
-        """The draft made of `columns`, N ≥ 1: its distributions [B, N, V] travel with it unless they are point
-        masses."""
-        probs = None
-        if not self.point_mass:
-            reduced = torch.stack([column.probs for column in columns], dim=1)
-            probs = spread(reduced, self.reduced_ids, self.vocab_size, 0.0)
-        tokens = torch.stack([column.tokens for column in columns], dim=1)
-        return Draft(tokens, probs, torch.stack([column.raw for column in columns], dim=1), calls=(call,))
+    def probs(self, columns: list[Column]) -> Tensor | None:
+        """[B, N, V] the distributions of `columns`, N ≥ 1; None for point masses."""
+        if self.point_mass:
+            return None
+        reduced = torch.stack([column.probs for column in columns], dim=1)
+        return spread(reduced, self.reduced_ids, self.vocab_size, 0.0)
 
 
 def sure(columns: list[Column]) -> list[list[float]]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from sampling.drafters.proposal import Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
-from sampling.drafters.tables.prompt_lookup import Found, LookupDrafter
+from sampling.drafters.tables.lookup import Tables
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.rows import behind, common_prefix, first_rows
-from sampling.types import Rows, Rule, Session, Traits
+from sampling.rows import common_prefix, parted
+from sampling.types import Rows, Sampler, Session
 
-MAXGRAM, BIGRAM = 0, 1  # indices into the names of MaxGramDrafter's traits
 _KEPT = 128  # lengths that can be gone back to without counting anew
 
 
@@ -90,30 +90,47 @@ class SuffixMatches:
         return self._row[place : place + most] if lengths[place] else []
 
 
-class MaxGramDrafter(LookupDrafter[SuffixMatches]):
+class Copies(Source):
+    """What follows the longest match, as far as it goes."""
+
+    name = "maxgram"
+
+    def __init__(self) -> None:
+        self._indices: list[SuffixMatches] = []
+        self._copied: Rows = []
+
+    def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
+        """Nothing is generated yet: every answer begins without a match."""
+        self._indices = [SuffixMatches(row) for row in begun]
+
+    def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
+        self._copied = []
+        for index, text, depth in zip(self._indices, texts, depths, strict=True):
+            if depth > 0:
+                index.follow(text)
+            self._copied.append(index.copied(depth) if depth > 0 else [])
+
+    def expand(self, nodes: list[Node]) -> list[list[Offer]]:
+        copied = [self._copied[node.row] for node in nodes]
+        return [
+            [(tokens[node.depth], 1.0)] if len(tokens) > node.depth and tokens[: node.depth] == node.tokens else []
+            for node, tokens in zip(nodes, copied, strict=True)
+        ]
+
+    def select(self, rows: list[int]) -> None:
+        self._indices = parted(self._indices, rows)
+
+
+class MaxGramDrafter(Proposer):
     """Point-mass chains by MaG. `tables`: their contexts of one token are the bigrams; None = no bigrams.
     Ids from `vocab_size` on are nobody's bigram, nor those that the target does not have.
 
     `source` is [B, N]: what was copied is of "maxgram", the tail of "bigram".
     """
 
-    traits = Traits(("maxgram", "bigram"), Rule.POINT)
-
     def __init__(self, tables: StaticTables | None = None, vocab_size: int = 1 << 30) -> None:
-        super().__init__(None if tables is None else tables.below(vocab_size))
-
-    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
-        """Nothing is generated yet: every answer begins without a match."""
-        super().start(prompt, target, verifier)
-        self._indices = [SuffixMatches(row) for row in behind(self._leads, first_rows(prompt, target))]
-
-    def _chain(self, index: SuffixMatches, row: list[int], most: int) -> list[Found]:
-        drafted = [Found(token, MAXGRAM, 1.0) for token in index.copied(most)]
-        last = drafted[-1].token if drafted else row[-1]
-        while len(drafted) < most and self._known is not None and (known := self._known.next([last])) is not None:
-            last = known.token
-            drafted.append(Found(last, BIGRAM, known.confidence))
-        return drafted
+        bigrams = [] if tables is None else [Tables(tables.below(vocab_size), "bigram", longest=1)]
+        super().__init__([Copies(), *bigrams], least=0.0)
 
 
 def build(pair: Parts, asked: DraftRequest) -> MaxGramDrafter:

@@ -81,7 +81,7 @@ _ALONE = (
         "tables",
         "n-gram tables",
         "matches, then n-gram tables",
-        "sampling.drafters.tables.tree:build",
+        "sampling.drafters.tables.lookup:build",
         settings=LOOKS_UP,
         grows="dynamic",
         member=5,
@@ -92,7 +92,7 @@ _ALONE = (
         "static",
         "static tables alone",
         "n-gram tables alone",
-        "sampling.drafters.tables.tree:build_static",
+        "sampling.drafters.tables.lookup:build_static",
         needs="tables",
         settings=(*TREE, "gamma"),
         grows="dynamic",
@@ -102,7 +102,7 @@ _ALONE = (
         "match",
         "matches alone",
         "matches in the conversation",
-        "sampling.drafters.tables.tree:build_match",
+        "sampling.drafters.tables.lookup:build_match",
         settings=LOOKS_UP,
         grows="dynamic",
         pair=False,
@@ -113,7 +113,7 @@ _ALONE = (
         "suffix",
         "what was said before",
         "matches, in earlier answers too",
-        "sampling.drafters.tables.tree:build_match",
+        "sampling.drafters.tables.lookup:build_match",
         settings=LOOKS_UP,
         grows="dynamic",
     ),
@@ -194,7 +194,7 @@ def _beside(first: DrafterRow, second: DrafterRow) -> DrafterRow:
         f"{first.word}+{second.word}",
         f"{first.short} and {second.short}",
         f"{first.short}, and {second.word} where they are unsure",
-        "sampling.drafters.tables.joint_tree:build",
+        "sampling.drafters.tables.lookup:build_beside",
         needs=second.needs,
         settings=tuple(dict.fromkeys((*first.settings, *second.settings))),
         grows="joint",
@@ -237,7 +237,7 @@ def table() -> list[tuple[str, str, str, str]]:
 class DraftRequest:
     """What is asked of a drafter: `grown` is none, cape, dynamic or joint, `auto` that gamma is chosen every round.
 
-    `settings` has the values that its row names, as attributes. `chances`: what it learns with, if that is to outlive
+    `settings` has the values that its row names, as attributes. `ratios`: what it learns with, if that is to outlive
     it.
     """
 
@@ -245,7 +245,7 @@ class DraftRequest:
     settings: Any
     grown: str = "none"
     auto: bool = False
-    chances: Ratios | None = None
+    ratios: Ratios | None = None
 
 
 class Parts(Protocol):
@@ -262,9 +262,6 @@ class Parts(Protocol):
 
     def head(self, kind: str, make: Any) -> Any:
         """What `make` made of the pair's draft head of this kind when it was first asked for."""
-
-    def agreement(self, kind: str) -> float:
-        """How often that head's likeliest token was the target's on held-out text."""
 
     def cascade(self, asked: DraftRequest) -> tuple[list[Drafter], Any, float]:
         """The drafters of the pair's cascade, large to small, its K matrix and its lenience."""

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from sampling.events import Step
 from sampling.gamma.acceptance import Acceptance, expected_tokens
 from sampling.gamma.costs import Costs
+from sampling.gamma.ratios import RETRY
 from sampling.types import Budget, NodeCosts, Traits, Tree
 
 GAMMA_MAX = 16  # tokens of a chain, and levels of a model's tree
@@ -37,7 +38,6 @@ ALLOWANCE = 1.2  # passes that drafting may lose at first: with MARGIN under 3% 
 MARGIN = 0.0125  # passes that drafting may lose for each token
 CREDIT = 4.0  # passes that it may lose after drafts that paid; drafts that come whole: times what one may lose
 BATCH_GAIN = 1.25  # what drafts must bring a batch at least: rows drift apart, and the last ones run alone
-RETRY = 8  # undrafted rounds after which drafts are tried again, if the account can bear it
 REFERENCES = (0, 0, 32, 64, 128)  # rounds until the next plain pass, by how many were timed: T(1) must be known
 
 

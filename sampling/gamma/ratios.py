@@ -13,6 +13,7 @@ from collections.abc import Hashable
 MEMORY = 0.98  # weight that an outcome keeps from round to round: 50 rounds
 FIRST = 7 / 3  # outcomes that the first guess is worth: the first real outcome has weight .3
 WORTH = 30.0  # outcomes that earlier answers are worth in a new one, at most
+RETRY = 8  # rounds after which what did not pay is tried again
 KEPT = 0.9  # weight that an answer keeps from answer to answer: ten answers
 
 

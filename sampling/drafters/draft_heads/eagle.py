@@ -10,36 +10,28 @@ the target has moved (sampling/drafters/draft_heads/sessions.py), what belongs t
 The prompt is read as any model's is: the loop feeds the session in pieces. It drafts only: its own states are
 no target's, so it reviews nothing. Knows nothing of how the target computes its states.
 
-Dynamic trees (EAGLE-2, Li et al., arXiv 2406.16858): of every level the nodes whose whole path the drafter holds for
-most probable are computed, all in one pass; of all nodes drawn the best are the draft. A node is never likelier than
-those above it, so they are a tree. Children are point masses in every mode, which is lossless however they were chosen
-(draw t ~ p, go down where a child is t); where chains would be drawn from a distribution trees are greedy, and the text
-is plain decoding's with that seed.
+Its session grows trees too (EAGLE-2, Li et al., arXiv 2406.16858): :meth:`FeatureSession.grow` computes a level of
+nodes in one pass.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sampling.drafters.cape import Expansion
 from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
-from sampling.drafters.draft_model import ModelDrafter, chain_of_head, expansion_of, least_of
+from sampling.drafters.draft_model import ModelDrafter, of_head
+from sampling.drafters.proposal import Proposer
 from sampling.drafters.registry import DraftRequest, Parts
-from sampling.events import Call
 from sampling.models.causal import CausalSession
 from sampling.models.masks import additive, places
 from sampling.rows import common_prefix
-from sampling.types import Budget, Draft, Hidden, Rows, Rule, Sampler, states_of
+from sampling.types import Draft, Hidden, Rows, states_of
 from utils.errors import UserError
-from utils.logits_processors import check_finite
-from utils.timing import Stopwatch
-
-WIDTH = 4  # nodes of a level that are computed (docs/notes.md)
 
 
 class FeatureDrafter(ModelDrafter):
@@ -224,95 +216,10 @@ def _at(states: Tensor, places: Tensor) -> Tensor:
     return states.gather(1, index[..., None].expand(-1, -1, states.shape[-1]))
 
 
-class Node(NamedTuple):
-    """A token drawn: the node above it (-1: none), depth from 1, its probability and that of its whole path."""
-
-    token: int
-    parent: int
-    depth: int
-    chance: float
-    path: float
-
-
-class FeatureTreeDrafter(ModelDrafter):
-    """Trees of at most `expansion.nodes` nodes and k[0] levels, from what :class:`FeatureDrafter` drafts chains from.
-
-    `least`: nothing is computed below a node whose path is less likely. `width`: nodes computed a level. Rows of a
-    batch share one shape: they get chains with siblings, of point masses too. A target that takes no trees gets the
-    chain of the likeliest tokens.
-    """
-
-    lm: FeatureLM
-
-    def __init__(
-        self, lm: FeatureLM, least: float = 0.0, expansion: Expansion | None = None, width: int = WIDTH
-    ) -> None:
-        super().__init__(lm, least, expansion or Expansion(), Rule.POINT)
-        self.width = width
-
-    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """A tree, its nodes in falling probability of their paths; tokens and raw [1, N], no distributions."""
-        depth = self.fitting(rows, budget.max_depth)[0]
-        if len(rows) != 1 or depth <= 0:
-            return super().propose(rows, budget, sampler)
-        watch = Stopwatch(self.lm.device)
-        assert self.expansion is not None
-        drawn, best, passes = self._drawn(rows, depth, self.expansion.most(budget))
-        place = {node: rank for rank, node in enumerate([-1, *best], start=-1)}
-        nodes = [drawn[at] for at in best]
-        parents = [place[node.parent] for node in nodes]
-        return Draft(
-            tokens=torch.tensor([[node.token for node in nodes]]),
-            draft_prob=torch.tensor([[node.chance for node in nodes]]),
-            parents=None if parents == list(range(-1, len(nodes) - 1)) else torch.tensor(parents),
-            calls=(Call(self.lm.name, passes, watch.lap()),),
-        )
-
-    def _drawn(self, rows: Rows, depth: int, most: int) -> tuple[list[Node], list[int], int]:
-        """All nodes drawn, which `most` of them are the best, the likeliest first, and how many passes that took."""
-        session = self.session
-        assert isinstance(session, FeatureSession)
-        drawn, fed, above = list[Node](), list[int](), [-1]
-        logits = session.score_reduced(rows, Draft.empty(1))[0]
-        for level in range(1, depth + 1):
-            drawn += self._children(logits, above, drawn, level, session.reduced_ids, most)
-            best = sorted(range(len(drawn)), key=lambda at: -drawn[at].path)[:most]  # of equals those above come first
-            # What is below the last of the best is not among them any more.
-            above = [at for at in best[: most - 1] if drawn[at].depth == level and drawn[at].path >= self.least]
-            above = above[: self.width]
-            if level == depth or not above:
-                break
-            fed += above
-            logits = session.grow([drawn[at].token for at in fed], [_place(fed, drawn[at].parent) for at in fed])
-        return drawn, best, level
-
-    def _children(
-        self, logits: Tensor, above: list[int], drawn: list[Node], depth: int, reduced_ids: Tensor | None, most: int
-    ) -> list[Node]:
-        """As many of the likeliest tokens behind each of the nodes `above` as may be kept; logits [M, n]."""
-        most = min(most if self._trees else 1, logits.shape[-1])
-        chances, ids = logits.float().softmax(dim=-1).topk(most, dim=-1)
-        check_finite(chances)
-        ids = ids if reduced_ids is None else reduced_ids[ids]
-        return [
-            Node(token, parent, depth, chance, chance * (1.0 if parent < 0 else drawn[parent].path))
-            for parent, tokens, row in zip(above, ids.tolist(), chances.tolist(), strict=True)
-            for token, chance in zip(tokens, row, strict=True)
-            if chance > 0
-        ]
-
-
-def _place(fed: list[int], node: int) -> int:
-    return -1 if node < 0 else fed.index(node)
-
-
-def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
+def build(pair: Parts, asked: DraftRequest) -> Proposer:
     """The pair's EAGLE head: chains, or dynamic trees."""
 
     def made(student: DraftHead) -> ModelDrafter:
         return FeatureDrafter(student, student.config.kind, pair.target.vocab_size)
 
-    fresh = pair.head(asked.word, made)
-    if asked.grown == "dynamic":
-        return FeatureTreeDrafter(fresh.lm, least_of(asked), expansion_of(asked))
-    return chain_of_head(fresh, asked)
+    return of_head(pair.head(asked.word, made).lm, asked)

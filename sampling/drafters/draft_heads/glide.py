@@ -19,7 +19,8 @@ from torch import Tensor
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import Seen, fed_columns
 from sampling.drafters.draft_heads.sessions import FollowingLM, FollowingSession
-from sampling.drafters.draft_model import ModelDrafter, chain_of_head
+from sampling.drafters.draft_model import ModelDrafter, of_head
+from sampling.drafters.proposal import Proposer
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.causal import CausalSession
 from sampling.models.masks import additive
@@ -119,12 +120,11 @@ class GlideSession(FollowingSession):
         return Seen(kv, additive(~hidden, self.network), blind)
 
 
-def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
+def build(pair: Parts, asked: DraftRequest) -> Proposer:
     """The pair's GLIDE head."""
 
     def made(student: DraftHead) -> ModelDrafter:
         target = pair.target
         return ModelDrafter(GlideLM(student, target.network.layers, vocab_size=target.vocab_size))
 
-    fresh = pair.head("glide", made)
-    return chain_of_head(ModelDrafter(fresh.lm.moved(asked.settings.glide_offset)), asked)
+    return of_head(pair.head("glide", made).lm.moved(asked.settings.glide_offset), asked)

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from sampling.drafters.draft_heads.config import DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead, Rotary, lateness
-from sampling.drafters.draft_model import ModelDrafter, chain_of_head
+from sampling.drafters.draft_model import ModelDrafter, of_head
+from sampling.drafters.proposal import Proposer
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
@@ -329,10 +330,10 @@ def _rounded(linear: Any, kind: str = "q8") -> nn.Module:
     return QuantizedLinear(PackedWeight.rounded(linear.weight, kind))
 
 
-def build(pair: Parts, asked: DraftRequest) -> ModelDrafter:
+def build(pair: Parts, asked: DraftRequest) -> Proposer:
     """The pair's plain draft head: a small model of its own."""
 
     def made(student: DraftHead) -> ModelDrafter:
         return ModelDrafter(CausalLM(StudentNetwork(student), "plain", pair.target.vocab_size))
 
-    return chain_of_head(pair.head("plain", made), asked)
+    return of_head(pair.head("plain", made).lm, asked)

@@ -11,9 +11,10 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
+from sampling.drafters.proposal import Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
-from sampling.rows import common_prefix, lead, padded
-from sampling.types import Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits, Verdict
+from sampling.rows import common_prefix
+from sampling.types import Draft, Rows, Session, Verdict
 from sampling.vocabulary import best
 from utils.errors import whole
 
@@ -51,6 +52,13 @@ class NgramStore:
         if best is None or counts[token] > counts[best]:  # only a strictly greater count takes over
             self.best[context] = token
 
+    def share(self, before: list[int], token: int) -> float:
+        """How often `token` stood behind the longest known context, of all times that this occurred."""
+        for size in self.sizes:
+            if size <= len(before) and (counts := self.counts.get(tuple(before[-size:]))):
+                return counts.get(token, 0) / sum(counts.values())
+        return 0.0
+
     def next(self, before: list[int]) -> int | None:
         """The best token behind the longest known context; None if none is known."""
         for size in self.sizes:
@@ -61,8 +69,72 @@ class NgramStore:
         return None
 
 
-class NgramDrafter(Drafter):
-    """Point-mass drafts from an :class:`NgramStore` for each row.
+class Ngrams(Source):
+    """The most frequent token behind the longest known context of each row; see :class:`NgramDrafter`."""
+
+    name = "ngram"
+
+    def __init__(self, vocab_size: int, n: int, multi_level: bool, seed: int) -> None:
+        self.vocab_size, self.reach, self.multi_level = vocab_size, n, multi_level
+        self.top_k_filler, self.stop_if_unknown, self.forgets = 1, True, True
+        self._seed, self._random, self._end = seed, random.Random(seed), vocab_size
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._stores, self._seen = [self._store()], list[list[int]]([[]])
+
+    def _store(self) -> NgramStore:
+        return NgramStore(self.reach, multi_level=self.multi_level)
+
+    def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
+        """Fill the stores from the prompts."""
+        self._random.seed(self._seed)
+        self._end = min(self.vocab_size, target.vocab_size)
+        if self.forgets or len(self._stores) != len(prompt):
+            self._stores = [self._store() for _ in prompt]
+            self._seen = [[] for _ in prompt]
+        for store, row, seen in zip(self._stores, prompt, self._seen, strict=True):
+            store.fill(row, common_prefix(seen, row))
+        self._seen = [list(row) for row in prompt]
+
+    def expand(self, nodes: list[Node]) -> list[list[Offer]]:
+        return [self._offer(self._stores[node.row], node.tail) for node in nodes]
+
+    def _offer(self, store: NgramStore, tail: list[int]) -> list[Offer]:
+        token = store.next(tail)
+        if token is not None:
+            return [(token, store.share(tail, token))]
+        return [] if self.stop_if_unknown else [(self._random.randrange(self._end), 1 / self._end)]
+
+    def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:
+        """Count what was emitted and, with a filler above 1, what the target held likely there."""
+        fillers = self._fillers(paths, verdict.logits) if self.top_k_filler > 1 else repeat([])
+        for place, (store, text, path) in enumerate(zip(self._stores, texts, paths, strict=True)):
+            gained = [*(int(draft.tokens[place, node]) for node in path), int(verdict.token[place])]
+            before = text[-self.reach :]
+            for token in gained:
+                store.add(before, token)
+                for likely in next(fillers):
+                    store.add(before, likely)
+                before = [*before, token]
+            self._seen[place] = [*text, *gained]
+
+    def _fillers(self, paths: list[list[int]], logits: Tensor) -> Iterator[list[int]]:
+        """The likeliest ids at the root and behind each node of these paths, row by row; a tree has many more nodes."""
+        visited = [(place, node + 1) for place, path in enumerate(paths) for node in (-1, *path)]
+        if logits.device.type == "cpu":  # one by one nothing is copied; elsewhere a start costs more than the work
+            return (best(logits[at], self.top_k_filler)[1].tolist() for at in visited)
+        places, nodes = torch.tensor(visited, device=logits.device).unbind(1)
+        return iter(best(logits[places, nodes], self.top_k_filler)[1].tolist())
+
+    def select(self, rows: list[int]) -> None:
+        """Repeated rows share a store: whatever it proposes stays lossless."""
+        self._stores, self._seen = [self._stores[row] for row in rows], [self._seen[row] for row in rows]
+
+
+class NgramDrafter(Proposer):
+    """Point-mass chains from an :class:`NgramStore` for each row.
 
     Args:
         vocab_size: ids below it may be drawn for unknown contexts.
@@ -72,8 +144,6 @@ class NgramDrafter(Drafter):
         reset: forget between answers; otherwise only what is new in a prompt is added.
         seed: of the random tokens.
     """
-
-    traits = Traits(("ngram",), Rule.POINT)
 
     def __init__(
         self,
@@ -87,70 +157,10 @@ class NgramDrafter(Drafter):
         seed: int = 0,
     ) -> None:
         whole("top_k_filler", top_k_filler, 1, "a whole number, at least 1")
-        self.vocab_size, self.n, self.multi_level = vocab_size, n, multi_level
-        self.top_k_filler, self.stop_if_unknown, self.forgets = top_k_filler, stop_if_unknown, reset
-        self._seed, self._random, self._end = seed, random.Random(seed), vocab_size
-        self._stores: list[NgramStore] = [self._store()]
-        self._seen: Rows = [[]]
-        self._leads: Rows = [[]]
-
-    def _store(self) -> NgramStore:
-        return NgramStore(self.n, multi_level=self.multi_level)
-
-    def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
-        """Fill the stores from the prompts."""
-        self._random.seed(self._seed)
-        self._end = min(self.vocab_size, target.vocab_size)
-        if self.forgets or len(self._stores) != len(prompt):
-            self._stores = [self._store() for _ in prompt]
-            self._seen = [[] for _ in prompt]
-        for store, row, seen in zip(self._stores, prompt, self._seen, strict=True):
-            store.fill(row, common_prefix(seen, row))
-        self._seen = [list(row) for row in prompt]
-        self._leads = lead(prompt, target)
-
-    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """Chains of at most budget.max_depth[b] tokens."""
-        return Draft(padded(list(map(self._chain, self._stores, rows, budget.max_depth))))
-
-    def _chain(self, store: NgramStore, row: list[int], most: int) -> list[int]:
-        tail = row[-self.n :]
-        known = len(tail)
-        for _ in range(most):
-            token = store.next(tail)
-            if token is None:
-                if self.stop_if_unknown:
-                    break
-                token = self._random.randrange(self._end)
-            tail.append(token)
-        return tail[known:]
-
-    def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:
-        """Count what was emitted and, with a filler above 1, what the target held likely there."""
-        paths = [[node for node in path if node >= 0] for path in verdict.path.tolist()]
-        fillers = self._fillers(paths, verdict.logits) if self.top_k_filler > 1 else repeat([])
-        for place, (store, row, path) in enumerate(zip(self._stores, rows, paths, strict=True)):
-            gained = [*(int(draft.tokens[place, node]) for node in path), int(verdict.token[place])]
-            before = row[-self.n :]
-            for token in gained:
-                store.add(before, token)
-                for likely in next(fillers):
-                    store.add(before, likely)
-                before = [*before, token]
-            self._seen[place] = [*self._leads[place], *row, *gained]
-
-    def _fillers(self, paths: list[list[int]], logits: Tensor) -> Iterator[list[int]]:
-        """The likeliest ids at the root and behind each node of these paths, row by row; a tree has many more nodes."""
-        visited = [(place, node + 1) for place, path in enumerate(paths) for node in (-1, *path)]
-        if logits.device.type == "cpu":  # one by one nothing is copied; elsewhere a start costs more than the work
-            return (best(logits[at], self.top_k_filler)[1].tolist() for at in visited)
-        places, nodes = torch.tensor(visited, device=logits.device).unbind(1)
-        return iter(best(logits[places, nodes], self.top_k_filler)[1].tolist())
-
-    def select(self, rows: Tensor) -> None:
-        """Repeated rows share a store: whatever it proposes stays lossless."""
-        self._stores = [self._stores[row] for row in rows.tolist()]
-        self._seen, self._leads = ([part[row] for row in rows.tolist()] for part in (self._seen, self._leads))
+        self.ngrams = Ngrams(vocab_size, whole("n", n, 2, "a whole number, at least 2"), multi_level, seed)
+        self.ngrams.forgets = reset
+        self.ngrams.top_k_filler, self.ngrams.stop_if_unknown = top_k_filler, stop_if_unknown
+        super().__init__([self.ngrams], least=0.0)
 
 
 class NGramStorage(NgramDrafter):
@@ -159,26 +169,25 @@ class NGramStorage(NgramDrafter):
     A call's own `filler_top_k` and `stop_if_unknown` hold, see :func:`sampling.ngram_assisted_speculative_generate`.
     """
 
+    multi_level = True
+
     def __init__(self, n: int, vocab_size: int) -> None:
-        super().__init__(vocab_size, n=n, multi_level=True, reset=False)
+        super().__init__(vocab_size, n=n, multi_level=self.multi_level, reset=False)
 
     def reset(self) -> None:
         """Forget everything."""
-        self._stores, self._seen = [self._store()], [[]]
+        self.ngrams.reset()
 
     def under(self, top_k_filler: int, stop_if_unknown: bool) -> NGramStorage:
         """This storage with the settings of a call."""
-        self.top_k_filler, self.stop_if_unknown = top_k_filler, stop_if_unknown
+        self.ngrams.top_k_filler, self.ngrams.stop_if_unknown = top_k_filler, stop_if_unknown
         return self
 
 
 class OneLevelNGramStorage(NGramStorage):
     """The same with contexts of n − 1 tokens only."""
 
-    def __init__(self, n: int, vocab_size: int) -> None:
-        super().__init__(n, vocab_size)
-        self.multi_level = False
-        self.reset()
+    multi_level = False
 
 
 def build(pair: Parts, asked: DraftRequest) -> NgramDrafter:
