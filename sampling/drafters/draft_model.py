@@ -115,9 +115,12 @@ class Model(Source):
     def call(self) -> Call | None:
         return Call(self.lm.name, self._passes, self._seconds) if self._passes else None
 
+    def close(self) -> None:
+        self.session = None
+
     def select(self, rows: list[int]) -> None:
-        self.ids = [self.ids[row] for row in rows]
         if self.session is not None:
+            self.ids = [self.ids[row] for row in rows]
             self.session.select(torch.tensor(rows))
 
     def _logits(self, nodes: list[Node]) -> Tensor:
@@ -180,7 +183,7 @@ class ModelDrafter(Proposer):
     `rule`: Rule.BLOCK has chains verified as a whole.
 
     UserError for blocks beside an expansion: whether siblings come is seen when the chain is drawn, too late to choose
-    a rule.
+    a rule; and for Rule.POINT, by which drawn tokens must not be judged.
     """
 
     model: Model
@@ -188,6 +191,8 @@ class ModelDrafter(Proposer):
     def __init__(self, lm: LM, least: float = 0.0, expansion: Expansion | None = None, rule: Rule = Rule.DRAWN) -> None:
         super().__init__([Model(lm, draws=True)], least=least, rule=rule)
         self.lm, self.expansion = lm, expansion
+        if rule is Rule.POINT:
+            raise UserError(f"{lm.name}: drafts that are drawn are no point masses")
         if expansion is not None:
             self.traits = replace(self.traits, tree=Tree.SIDEWAYS)
         check_blocks(self.traits)

@@ -49,11 +49,9 @@ from sampling.types import (
 
 LEAST = 0.03  # less likely paths are not drafted
 LIKELY = 0.5  # of the tokens behind a node the likeliest, as far as it was not looked up
-FURTHER, FURTHER_WORTH = (
-    0.85,
-    20.0,
-)  # share of what is offered behind drafted tokens that comes, and its weight at first
-GAIN, GAIN_WORTH = 0.5, 10.0  # tokens that a pass of a model brings where nothing else offers any, likewise
+FURTHER, FURTHER_WORTH = 0.85, 20.0  # share of what is offered behind drafted tokens that comes; outcomes it is worth
+GAINS = 0.5, 0.2  # tokens that a pass of a model brings where nothing else offers any: the first of a round, later ones
+GAIN_WORTH = 10.0  # outcomes that this guess is worth
 PRICE = 0.15  # tokens that a pass of a model is worth before it is measured
 NOISE = 0.5  # share of the noise that is believed where only few tokens are offered
 LOUDEST = 100.0  # noise in a logit beyond which it makes no difference; at a temperature of thousands there is more
@@ -99,12 +97,14 @@ class Node:
 class Source:
     """Offers tokens behind nodes. A base with what a source has no need of.
 
-    `reach`: tokens of context that it looks at. `lm`: the model that it runs, which has a price. `draws`: its offers
-    are drawn, one a node. `whole`: its first call answers all depths.
+    `reach`: tokens of context that it looks at. `trust`: how far its probabilities are believed beside a model's.
+    `lm`: the model that it runs, which has a price. `draws`: its offers are drawn, one a node. `whole`: its first call
+    answers all depths.
     """
 
     name = ""
     reach = 1
+    trust = 1.0
     lm: LM | None = None
     draws = False
     whole = False
@@ -116,6 +116,9 @@ class Source:
 
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
         """Open an answer to `prompt`; `begun` are the rows as they stand, with what is before them."""
+
+    def close(self) -> None:
+        """Follow no rows in this answer."""
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
         """A round begins: the rows of the loop, and as texts with what stands before them."""
@@ -146,12 +149,12 @@ class Growth:
         self.kept: list[Node] = []
         self._less: list[float] = []  # of each kept node less its path
 
-    def add(self, parent: Node, candidates: Sequence[Candidate], reach: int) -> None:
-        """Take chosen children, as far as their paths are likely enough."""
+    def add(self, parent: Node, candidates: Sequence[Candidate], reach: int, share: float = 1.0) -> None:
+        """Take chosen children, as far as their paths are likely enough; `share` of their chances is believed."""
         if not self.wide:
             candidates = sorted(candidates, key=itemgetter(2), reverse=True)[:1]
         for token, source, p, prob in candidates:
-            path = parent.path * p
+            path = parent.path * min(1.0, share * p)
             place = bisect(self._less, -path)
             if path >= self.least and place < self.most and path > self.floors[place]:
                 tail = [*parent.tail[1 - reach :], token] if reach > 1 else [token]
@@ -235,10 +238,10 @@ class Pool:
     why a sum of forecasts wants sharpening).
 
     Args:
-        trust: by source, the model's the last (docs/notes.md, "How probable a token is").
+        trust: by source, the model's the last.
     """
 
-    def __init__(self, trust: Sequence[float] = (), sharpened: float = 1.5, noise: float = 0.95) -> None:
+    def __init__(self, trust: Sequence[float], sharpened: float = 1.5, noise: float = 0.95) -> None:
         self.trust, self.sharpened, self.noise = trust, sharpened, noise
 
     def __call__(
@@ -262,6 +265,14 @@ class Pool:
         return [one._replace(p=min(SURE, weight / total)) for one, weight in zip(found, weights, strict=True)]
 
 
+class Asked(NamedTuple):
+    """A level at which a model was asked: the chance that the others left open there, and their first token by node."""
+
+    depth: int
+    left: float
+    first: dict[Node | None, int]
+
+
 class Proposer(Drafter):
     """A drafter made of sources.
 
@@ -272,7 +283,6 @@ class Proposer(Drafter):
         least: less likely paths are not drafted; behind a drawn token that is less likely nothing is drawn.
         shared_noise: chosen offers are weighed by the noise of the target's draw. Not beside drawn drafts.
         learn: a model is asked only where that pays; else wherever what is known of it says so.
-        pool: what several sources and a model say of one node, as candidates.
         ratios: what it learns with, if that is to outlive it.
     """
 
@@ -286,12 +296,11 @@ class Proposer(Drafter):
         rule: Rule = Rule.POINT,
         shared_noise: bool = False,
         learn: bool = False,
-        pool: Pool | None = None,
         ratios: Ratios | None = None,
     ) -> None:
         self.sources, self.nodes, self.least, self.learn = tuple(sources), nodes, least, learn
         self.model = next((source for source in sources if source.lm is not None), None)
-        self.pool = Pool() if pool is None else pool
+        self._pool = Pool([source.trust for source in sources])
         self._cheap = [(index, source) for index, source in enumerate(sources) if source is not self.model]
         self._reach = max((source.reach for source in sources), default=1)
         self._ratios = Ratios() if ratios is None else ratios
@@ -310,7 +319,7 @@ class Proposer(Drafter):
         self._leads: Rows = []
         self._ids: list[int] = []  # the caller's numbers of the rows, which key the noise
         self._grown: list[list[Node]] = []  # of the last draft, by row
-        self._asked: list[tuple[int, float]] = []  # levels at which the model was asked, and the chance left open there
+        self._asked: list[Asked] = []  # levels at which the model was asked in this round
         self._idle = 0  # rounds since the model was asked
         self._noise: Noise | None = None
 
@@ -328,7 +337,9 @@ class Proposer(Drafter):
         self._grown, self._asked = [], []
         begun = behind(self._leads, first_rows(prompt, target))
         for source in self.sources:
-            if source is not self.model or len(prompt) == 1 or not self.traits.reads_one_row:
+            if source is self.model and self.traits.reads_one_row and len(prompt) > 1:
+                source.close()
+            else:
                 source.start(prompt, begun, target)
 
     def select(self, rows: Tensor) -> None:
@@ -345,7 +356,7 @@ class Proposer(Drafter):
         for source in self.sources:
             source.follow(rows, texts, budget.max_depth, sampler)
         self._noise, self._asked = None, []
-        if wide and self.traits.shared_noise and not sampler.greedy:
+        if len(rows) == 1 and self.traits.shared_noise and not sampler.greedy:
             row, length = self._ids[0], len(rows[0])
             self._noise = lambda depth, ids: sampler.shared_noise(row, length + depth, ids)
         grown = [
@@ -379,17 +390,24 @@ class Proposer(Drafter):
                     grown[node.row].add_drawn(node, offer)
             return
         said = self._said(level)
-        own = self._ask(level, said, price)
-        for node, candidates, offers in zip(level, said, own, strict=True):
-            if offers:
-                candidates = self.pool(candidates, offers, node.depth, self._noise)
-            elif self._noise is not None:
-                factors = zip(candidates, louder(self._noise, node.depth, candidates, NOISE), strict=True)
-                candidates = [one._replace(p=min(SURE, one.p * factor)) for one, factor in factors]
-            if node.depth and not offers:
-                share = self._further.value
-                candidates = [one._replace(p=min(1.0, share * one.p)) for one in candidates]
-            grown[node.row].add(node, candidates, self._reach)
+        heard = [self._heard(node, candidates) for node, candidates in zip(level, said, strict=True)]
+        own = self._ask(level, heard, price)
+        for node, candidates, alone, offers in zip(level, said, heard, own, strict=True):
+            share = 1.0 if offers or not node.depth else self._further.value
+            if not offers:
+                found = alone
+            elif self._cheap:
+                found = self._pool(candidates, offers, node.depth, self._noise)
+            else:
+                found = [Candidate(token, 0, p, p) for token, p in offers]
+            grown[node.row].add(node, found, self._reach, share)
+
+    def _heard(self, node: Node, candidates: list[Candidate]) -> list[Candidate]:
+        """The candidates with the chances that the noise leaves them."""
+        if self._noise is None:
+            return candidates
+        factors = zip(candidates, louder(self._noise, node.depth, candidates, NOISE), strict=True)
+        return [one._replace(p=min(SURE, one.p * factor)) for one, factor in factors]
 
     def _said(self, level: list[Node]) -> list[list[Candidate]]:
         """What the sources without a model offer behind each node, the likeliest first; a later one counts for what
@@ -404,7 +422,7 @@ class Proposer(Drafter):
 
     def _gain(self, depth: int) -> RunningRatio:
         """Tokens that a pass of the model brings at this depth, over the chance that the others leave open there."""
-        return self._ratios.of(("gain", depth), GAIN, GAIN_WORTH)
+        return self._ratios.of(("gain", depth), GAINS[depth > 0], GAIN_WORTH)
 
     def _ask(self, level: list[Node], said: list[list[Candidate]], price: float) -> list[list[Offer]]:
         """What the model offers behind the nodes of a level, nothing where it is not asked."""
@@ -413,18 +431,20 @@ class Proposer(Drafter):
             return nothing
         if level[0].depth and self.model.whole:
             return self.model.expand(level)
-        sure = [max((one.p for one in candidates), default=0.0) for candidates in said]
-        left = sum(node.path * (1 - known) for node, known in zip(level, sure, strict=True))
+        first = {node: max(known, key=itemgetter(2)) for node, known in zip(level, said, strict=True) if known}
+        left = sum(node.path * (1 - (first[node].p if node in first else 0.0)) for node in level)
         depth = level[0].depth
-        gain = self._gain(depth).value if self.learn else GAIN
+        gain = self._gain(depth).value if self.learn else GAINS[0]
         pays = gain * left > price * len({node.row for node in level})
         alone = not self._cheap and not (depth and self.learn)
         again = not depth and self.learn and self._idle > RETRY and left > 1 - SURE
         if not (pays or alone or again):
             return nothing
-        self._idle = 0
-        self._asked.append((depth, left))
-        return self.model.expand(level)
+        offers = self.model.expand(level)
+        if any(offers):
+            self._idle = 0
+            self._asked.append(Asked(depth, left, {node: one.token for node, one in first.items()}))
+        return offers
 
     # -- the draft, and what came of it -----------------------------------------------------------
 
@@ -461,10 +481,9 @@ class Proposer(Drafter):
             return
         came = [taken[0][node] for node in paths[0]]
         self._learn_further(taken[0], came)
-        model = len(self.sources) - 1
-        for depth, left in asked:
-            brought = len(came) - depth if len(came) > depth and came[depth].source == model else 0
-            self._gain(depth).learn(brought, left)
+        for depth, left, without in asked:
+            news = len(came) > depth and without.get(came[depth].parent) != came[depth].token
+            self._gain(depth).learn(len(came) - depth if news else 0, left)
 
     def _learn_further(self, nodes: list[Node], came: list[Node]) -> None:
         """How much of what was hoped for behind accepted tokens came."""

@@ -233,7 +233,8 @@ class Controller:
         return (self._calls.value if self._has_model else 1.0) * self.costs.c
 
     def _tokens_paid_for(self, drafted: int) -> int:
-        """Of so many drafted tokens (levels of a model's tree) those that cost c; a look-up tree costs once."""
+        """Of so many drafted tokens (levels, beside siblings) those that cost c; of a best-first tree one, and one for
+        each further pass of its model."""
         return min(drafted, 1) if self.tree is Tree.BEST_FIRST else drafted
 
     # -- learning -----------------------------------------------------------------------------
@@ -242,16 +243,17 @@ class Controller:
         """Learn from a round: a Step for each row, and the tokens that a best-first tree promised."""
         asked = drafted = longest = 0
         draft_s = verify_s = sample_s = 0.0
-        ran_model = False
+        passes = 0  # of the drafter's model
         for step in steps:
             asked, drafted = max(asked, step.gamma), max(drafted, len(step.drafted))
             longest = max(longest, step.length if self.tree is Tree.SIDEWAYS else len(step.drafted))
             draft_s, verify_s, sample_s = draft_s + step.draft_s, verify_s + step.verify_s, sample_s + step.sample_s
-            ran_model = ran_model or len(step.calls) > 1  # the target's own call is always there
-        slowest = self._slowest(steps)
+            passes = max(passes, sum(call.passes for call in step.calls) - 1)  # the target's own is always there
+        slowest, ran_model = self._slowest(steps), passes > 0
         tokens = len(slowest.path) + (slowest.token is not None)
         self._has_model = self._has_model or ran_model
-        paid = self._tokens_paid_for(max(1, longest)) if asked and ran_model >= self._has_model else 0
+        paid = max(1, passes if self.tree is Tree.BEST_FIRST else longest)
+        paid = paid if asked and ran_model >= self._has_model else 0
         idle = self._asleep if self.costs.drafting_known else self._idle
         self.costs.add(drafted + 1, paid, idle, draft_s, verify_s, ran_model, sample_s)
         self._charge(tokens, drafted, paid, draft_s if asked else 0.0)

@@ -18,28 +18,26 @@ from torch import Tensor
 
 import sampling.models.causal
 from sampling.drafters.cascade import cascade_of, chain_of
-from sampling.drafters.draft_model import ModelDrafter, NoDrafter
-from sampling.drafters.fallback import FallbackDrafter
+from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
+from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
-from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.events import Finished, Step
 from sampling.gamma.controller import Controller
 from sampling.gamma.costs import Costs
-from sampling.gamma.ratios import MEMORY
 from sampling.loop import generate
 from sampling.models.cache import Buffer
 from sampling.models.causal import CausalLM
 from sampling.recorded.target import RecordedLM
 from sampling.sampler import KeyedSampler
-from sampling.types import Budget, Draft, Drafter, FixedPace, GammaController, Limits, Rows, Verdict
-from tests.sampling.drafters.tables.test_prompt_lookup import tables_of
+from sampling.types import Budget, Draft, Drafter, FixedPace, GammaController, Limits, Rows
+from tests.sampling.drafters.tables.test_lookup import tables_of
 from tests.support.pacing import make_step
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.runs import answers, decode, emitted, greedy, reasons, steps
 from tests.support.students import PrefixLM, make_drafter, make_student, make_target, text
 from tests.support.toy_drafters import PointDrafter, TreeDrafter
-from tests.support.toys import ALONE, TableLM
+from tests.support.toys import TableLM
 from utils.errors import UserError
 from utils.logits_processors import make_processor
 
@@ -65,8 +63,8 @@ def student(kind: str, **shape: Any) -> ModelDrafter:
     return make_drafter(make_student(kind, target(), seed=2, dtype=torch.float64, **shape))
 
 
-def tables() -> TablesDrafter:
-    return TablesDrafter(tables_of(*(text(seed, 60, V) for seed in range(4))))
+def tables(**how: Any) -> LookupDrafter:
+    return LookupDrafter(tables_of(*(text(seed, 60, V) for seed in range(4))), **how)
 
 
 def cascaded(*parts: Drafter, matrix: list[list[int]]) -> Drafter:
@@ -83,9 +81,9 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram": lambda: NgramDrafter(V),
     "ngram, random fill": lambda: NgramDrafter(V, stop_if_unknown=False),
     "tables": tables,
-    "match": TablesDrafter,
+    "match": LookupDrafter,
     "maxgram": MaxGramDrafter,
-    "tables+feature": lambda: FallbackDrafter(tables(), student("feature"), sure=0.35, learn=True),
+    "tables+feature": lambda: tables(model=Model(student("feature").lm), learn=True),
     "cascade": lambda: cascaded(student("glide"), MaxGramDrafter(), matrix=[[2, 3], [0, 3]]),
     "cascade of three": lambda: cascaded(
         student("glide"), student("plain"), NgramDrafter(V), matrix=[[1, 1, 0], [0, 1, 0], [0, 0, 2]]
@@ -254,8 +252,6 @@ class Lonely(PointDrafter):
     [
         Lonely,
         lambda: chain_of([NgramDrafter(V), Lonely()], [1, 1]),
-        lambda: FallbackDrafter(Lonely(), NgramDrafter(V)),
-        lambda: FallbackDrafter(NgramDrafter(V), chain_of([Lonely()], [2])),
     ],
 )
 def test_a_drafter_of_one_row_refuses_several_by_its_name(make: Callable[[], Drafter]) -> None:
@@ -276,54 +272,6 @@ def test_a_row_too_long_for_the_drafter_does_not_silence_it_for_others(reviewing
     heard = [sum(len(step.inner if reviewing else step.drafted) for step in steps(run, row)) for row in range(3)]
     assert heard[1] > 1
     assert heard[0] == heard[2] == 0
-
-
-# -- taking over ----------------------------------------------------------------------------------
-
-
-def taking_over(gain: float) -> FallbackDrafter:
-    """Silent on rows that begin with 0; the second drafter is known to bring `gain` tokens there."""
-    drafter = FallbackDrafter(
-        PointDrafter(V, lambda row: None if row[0] == 0 else 2), PointDrafter(V, lambda row: 3), learn=True
-    )
-    drafter.silent.then.restart(gain, 1.0)
-    return drafter
-
-
-@pytest.mark.parametrize(("silent", "asked"), [(1, False), (3, True)])
-def test_the_second_drafters_time_is_lost_to_every_row(silent: int, asked: bool) -> None:
-    """A gain of .6 in one row of four is not worth .2 in all four, in three of them it is."""
-    rows = [[0] if place < silent else [1] for place in range(4)]
-    drafter = taking_over(0.6)
-    drafter.start(rows, ALONE, ALONE)
-    draft = drafter.propose(rows, Budget([1] * 4, opportunity_cost=0.2), greedy())
-    assert draft.tokens[:silent].eq(3).all().item() is asked
-    assert draft.tokens[silent:].eq(2).all()
-
-
-class Unsure(PointDrafter):
-    """Silent on rows that begin with 0, unsure elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__(V, lambda row: None if row[0] == 0 else 2)
-
-    def confidence(self, rows: Rows) -> list[float]:
-        return [0.1 if row[0] else 0.0 for row in rows]
-
-
-def test_it_learns_only_from_rows_that_were_drafted_for() -> None:
-    """The second is asked where the first is silent, not where it is unsure: of that case nothing was learned."""
-    rows = [[0], [1]]
-    drafter = FallbackDrafter(Unsure(), PointDrafter(V, lambda row: 3), sure=0.5, learn=True)
-    drafter.silent.then.restart(5.0, 1.0)
-    drafter.unsure.then.restart(0.0, 1.0)
-    drafter.start(rows, ALONE, ALONE)
-    draft = drafter.propose(rows, Budget([1, 1]), greedy())
-    assert draft.tokens.tolist() == [[3], [2]]
-    nothing = torch.empty(2, 2, V)
-    drafter.observe(rows, draft, Verdict(torch.tensor([[0], [0]]), torch.tensor([5, 5]), nothing, nothing))
-    assert (drafter.silent.then.value, drafter.silent.idle) == (pytest.approx((5 * MEMORY + 1) / (MEMORY + 1)), 0)
-    assert (drafter.unsure.then.value, drafter.unsure.idle) == (0.0, 1)
 
 
 # -- what a batch costs ---------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from app.lanes.comparison import NEAR_TIE
 from app.lanes.lane import PairEngine
 from app.settings.table import Settings
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
+from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
-from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
@@ -224,7 +224,7 @@ def test_greedy_identity(
         "ngram": lambda: NgramDrafter(lm.vocab_size),
         "ngram, one level": lambda: NgramDrafter(lm.vocab_size, n=2, multi_level=False, top_k_filler=1),
         "ngram, random fill": lambda: NgramDrafter(lm.vocab_size, stop_if_unknown=False),
-        "tables": lambda: TablesDrafter(StaticTables.open(TABLES, vocab_size=lm.vocab_size)),
+        "tables": lambda: LookupDrafter(StaticTables.open(TABLES, vocab_size=lm.vocab_size)),
         "always wrong": lambda: PointDrafter(lm.vocab_size, lambda row: (row[-1] * 7 + 11) % 1000),
         "shallow": lambda: ModelDrafter(request.getfixturevalue("shallow")),
         "stranger": lambda: ModelDrafter(request.getfixturevalue("stranger")),

@@ -19,7 +19,6 @@ from sampling import speculative_generate
 from sampling.drafters.cape import Expansion
 from sampling.drafters.cascade import cascade_of, chain_of
 from sampling.drafters.draft_model import ModelDrafter
-from sampling.drafters.fallback import FallbackDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.models.causal import CausalLM
 from sampling.sampler import _GOLDEN, KeyedSampler, _mix, stream_key
@@ -268,7 +267,6 @@ DRAWING: dict[str, Callable[[], Drafter]] = {  # all that draw, or toss coins, b
     "blocks": lambda: ModelDrafter(toy(1).lm, rule=Rule.BLOCK),
     "siblings": lambda: ModelDrafter(toy(1).lm, expansion=Expansion(9)),
     "tree": lambda: TreeDrafter(TableLM(FLAT, 1, dtype=torch.float32), (3, 2, 1)),
-    "points, else a model": lambda: FallbackDrafter(PointDrafter(FLAT, points), toy(1)),
     "cascade": cascaded([[4, 0], [0, 3]], toy(1)),
     "cascade in a cascade": cascaded([[6, 0, 0], [0, 4, 0], [0, 0, 2]], toy(1), toy(2)),
     "cascades one behind the other": cascaded([[4, 4, 2], [0, 3, 1], [0, 0, 2]], toy(1), toy(2)),

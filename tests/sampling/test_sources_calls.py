@@ -235,7 +235,7 @@ def test_a_storage_goes_on_until_it_is_reset_and_follows_the_call(kind: Any) -> 
     again, high = call(PROMPT, storage, MODEL, filler_top_k=1, max_gen_len=20)
     assert first == again
     assert high > low  # it knows the answer by now
-    assert (storage.top_k_filler, storage.stop_if_unknown) == (1, True)
+    assert (storage.ngrams.top_k_filler, storage.ngrams.stop_if_unknown) == (1, True)
     storage.reset()
     assert call(PROMPT, storage, MODEL, max_gen_len=20)[1] == low
     with pytest.raises(UserError, match=r"^filler_top_k must be a whole number, at least 1, got 0$"):
@@ -243,7 +243,7 @@ def test_a_storage_goes_on_until_it_is_reset_and_follows_the_call(kind: Any) -> 
 
 
 def test_one_level_knows_no_shorter_contexts() -> None:
-    assert [list(kind(4, 300)._stores[0].sizes) for kind in (NGramStorage, OneLevelNGramStorage)] == [[3, 2, 1], [3]]
+    assert [kind(4, 300).ngrams.multi_level for kind in (NGramStorage, OneLevelNGramStorage)] == [True, False]
 
 
 # -- ColossalAI -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from transformers import LlamaForCausalLM
 from app.lanes.comparison import ROUNDING, difference
 from app.lanes.drafters import moved
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
-from sampling.drafters.tables.tree import TableTreeDrafter
+from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.events import Finished, Step
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
@@ -292,7 +292,7 @@ class Proofs:
         self.makers: dict[str, Make] = {"model chain": lambda script: ModelDrafter(self.drafter)}
         if targets is None:
             self.makers |= {
-                "table tree": lambda script: TableTreeDrafter(recall=True, shared_noise=True),
+                "table tree": lambda script: LookupDrafter(tree=True, recall=True, shared_noise=True),
                 "branching tree": lambda script: PlantedDrafter(NoDrafter(), script, SHARE, ids, branching=True),
                 "feature head": lambda script: PlantedDrafter(make_drafter(self.head), script, SHARE, ids),
             }

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sampling.drafters.draft_model import Model
-from sampling.drafters.proposal import LEAST, Node, Offer, Pool, Proposer, Source
+from sampling.drafters.proposal import LEAST, Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.drafters.tables.suffix import SIZES, SuffixIndex
 from sampling.drafters.tables.table_file import StaticTables
@@ -33,6 +33,7 @@ CHANCE = (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
 SHARES = {2: 0.6, 1: 0.3}
 """By tokens of context: so much of a token's probability then is its chance of being drawn now (docs/notes.md,
 "Distributions recalled")."""
+COUNTED = 0.5  # trust in what was counted or recalled, beside a match or a model (docs/notes.md)
 CHOICES = 4  # tokens of one context of the tables, and tokens kept behind a context
 KEPT = 4096  # contexts whose entries in the tables are at hand
 
@@ -114,6 +115,7 @@ class Tables(Source):
     """The likeliest tokens behind each known context, the longest first."""
 
     name = "tables"
+    trust = COUNTED
 
     def __init__(self, tables: StaticTables, name: str = "tables", longest: int = 1 << 30) -> None:
         self.name, self.tables, self.reach = name, tables, max(1, min(longest, tables.max_n))
@@ -140,6 +142,7 @@ class Earlier(Source):
     """What followed the same tokens in answers that are over. `least`: tokens of context at least."""
 
     name = "suffix"
+    trust = COUNTED
     reach = SIZES[0]
 
     def __init__(self, said: SuffixIndex, least: int = SIZES[-1]) -> None:
@@ -153,6 +156,7 @@ class Recalled(Source):
     """What the target thought likely behind the same one or two tokens, in this answer. Follows one row."""
 
     name = "recalled"
+    trust = COUNTED
     reach = 2
 
     def __init__(self) -> None:
@@ -236,21 +240,14 @@ class LookupDrafter(Proposer):
             model,
         ]
         present = [source for source in sources if source is not None]
-        trust = [TRUST.get(source.name, OWN) for source in present]
         super().__init__(
             present,
             tree=tree,
             least=least,
             shared_noise=shared_noise,
             learn=learn,
-            pool=Pool(trust),
             ratios=ratios,
         )
-
-
-TRUST = {"match": 0.95, "tables": 0.25, "recalled": 2.1, "suffix": 0.5}
-OWN = 0.6
-"""How far the probability of each source is believed beside a model's (docs/notes.md, "How probable a token is")."""
 
 
 def _looking_up(
@@ -285,7 +282,7 @@ def build_static(pair: Parts, asked: DraftRequest) -> LookupDrafter:
 def build_beside(pair: Parts, asked: DraftRequest) -> LookupDrafter:
     """What the first word looks up, and the draft head of the second."""
     first, second = asked.word.split("+")
-    tree = asked.grown == "joint"
+    tree = asked.grown in ("joint", "dynamic")
     head: Any = pair.build(DraftRequest(second, asked.settings))
     return LookupDrafter(
         pair.tables() if first == "tables" else None,

@@ -26,9 +26,9 @@ from app.settings.table import ModelOptions, Settings
 from app.settings.types import LANES
 from sampling.drafters.draft_heads.checkpoint import is_draft_head, save_student
 from sampling.drafters.draft_heads.config import KINDS, DraftHeadConfig
-from sampling.drafters.draft_heads.eagle import FeatureTreeDrafter
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.stream import decode_of, pieces
+from sampling.types import Rule, Tree
 from tests.support.runs import after
 from tests.support.scripted import run_lines
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer, write_prompts
@@ -177,15 +177,14 @@ def test_a_dynamic_tree_is_the_feature_drafters_and_never_changes_the_text(
     """Greedy drafts in every mode: a sampled text is plain decoding's with the same seed."""
     for name in ("feature", "match+feature"):
         settings = Settings(**SHORT, gamma=gamma, expand="dynamic", nodes=7, temperature=0.8)
-        drafter: Any = engine.lane(name, settings).drafter
-        trees = getattr(drafter, "then", drafter)
-        assert isinstance(trees, FeatureTreeDrafter)
-        assert trees.lm is engine.drafters._heads["feature"].lm
+        drafter = engine.lane(name, settings).drafter
+        assert drafter.traits.tree is Tree.BEST_FIRST
+        assert drafter.traits.rule is Rule.POINT
+        assert [model.name for model in drafter.models] == ["feature"]
         assert not may_differ(engine.lane(name, settings), settings)
         assert answer(engine, name, settings).ids == answer(engine, "ar", settings).ids
     other = Settings(expand="cape")
-    assert not isinstance(engine.lane("feature", other).drafter, FeatureTreeDrafter)
-    assert not isinstance(engine.lane("glide", settings).drafter, FeatureTreeDrafter)
+    assert engine.lane("feature", other).drafter.traits.tree is Tree.SIDEWAYS
 
 
 def test_the_draft_lane_is_the_plain_student_and_no_other(tmp_path: Path, pair: TinyPair, students: Path) -> None:

@@ -28,11 +28,10 @@ from app.settings.types import LANES
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.registry import ROWS
 from sampling.drafters.tables.ngram import NgramDrafter
-from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.events import Step
 from sampling.gamma.controller import Controller, controller_of
 from sampling.gamma.costs import Costs
-from sampling.types import Budget
+from sampling.types import Budget, Tree
 from tests.support.tiny import TinyPair, tiny_pair
 from utils.catalogue.specs import spec_from_argument
 from utils.errors import UsageError
@@ -178,7 +177,7 @@ def test_drafters_stay_until_their_own_settings_change(engine: PairEngine) -> No
     other = engine.lane("ngram", Settings(ngram_n=4)).drafter
     assert other is not first
     assert isinstance(other, NgramDrafter)
-    assert other.n == 4
+    assert other.ngrams.reach == 4
     spec = engine.lane("spec", Settings()).drafter
     assert engine.lane("spec", Settings(ngram_n=4)).drafter is spec
     engine.forget()
@@ -213,7 +212,7 @@ def test_tables_grow_under_gamma_auto_alone(fresh: PairEngine) -> None:
     ):
         for kind, row in ROWS.items():
             if row.grows == "dynamic" and kind != "static":
-                assert isinstance(fresh.drafters.make(kind, settings), TableTreeDrafter) == grows
+                assert (fresh.drafters.make(kind, settings).traits.tree is Tree.BEST_FIRST) == grows
     model = fresh.drafters.make("model", Settings(gamma="auto"))
     assert isinstance(model, ModelDrafter)
     assert model.expansion is None
@@ -236,7 +235,7 @@ def test_the_default_lane_drafts_trees_and_paces_their_nodes(
     monkeypatch.setattr(pace, "budget", asked)
     prompt = prompt_ids(fresh, "one two three one two four two three one two", settings)
     steps = [event for event in lane.run(prompt) if isinstance(event, Step)]
-    assert isinstance(lane.drafter, TableTreeDrafter)
+    assert lane.drafter.traits.tree is Tree.BEST_FIRST
     assert sum(len(step.drafted) for step in steps) > 0
     assert any(budget.costs for budget in budgets)  # what passes cost here is told to the drafter
 
@@ -244,7 +243,7 @@ def test_the_default_lane_drafts_trees_and_paces_their_nodes(
 def test_a_target_that_takes_no_mask_gets_chains(fresh: PairEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fresh.drafters.target.network.takes_trees
     monkeypatch.setattr(type(fresh.drafters.target.network), "takes_trees", False)
-    assert not isinstance(fresh.drafters.make("match", Settings(gamma="auto")), TableTreeDrafter)
+    assert fresh.drafters.make("match", Settings(gamma="auto")).traits.tree is None
 
 
 # -- the default pair, its weights as the file has them -----------------------------------------------

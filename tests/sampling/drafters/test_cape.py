@@ -15,17 +15,14 @@ from torch import Tensor
 from sampling.drafters.cape import Expansion, siblings_of
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.drawing import Column, Drawing
-from sampling.drafters.fallback import FallbackDrafter
-from sampling.events import Call
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
-from sampling.types import Budget, Draft, Rows, Tree
+from sampling.types import Budget, Draft, Rows
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.branching import softmax
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, same_or_tied, transformers_greedy
 from tests.support.runs import answers, decode, drafting, enumeration_error, sample_counts, steps
 from tests.support.tiny import noisy_copy, tiny_model
-from tests.support.toy_drafters import PointDrafter
 from tests.support.toys import ScriptedLM, TableLM
 from utils.logits_processors import make_processor
 
@@ -133,28 +130,6 @@ def test_a_real_network_says_the_same_and_keeps_its_cache() -> None:
     assert beside, "no sibling was ever accepted: the test shows nothing"
 
 
-def test_rows_of_a_batch_that_follow_a_match_stand_in_the_trees_first_chain() -> None:
-    """Row 0 follows three points, cut to the chain of two; row 1 has the model's tree."""
-    first = PointDrafter(4, lambda row: 3 if row[0] == 3 else None)
-    drafter = FallbackDrafter(first, ModelDrafter(SCRIPT, expansion=Expansion(5)))
-    rows = [[3], [0]]
-    drafter.start(rows, SCRIPT.open(rows), SCRIPT.open(rows))
-    assert drafter.traits.tree is Tree.SIDEWAYS
-    draft = drafter.propose(rows, Budget([3, 2]), drafting(KeyedSampler(make_processor(0.0)), rows))
-    assert draft.parents is not None
-    assert draft.parents.tolist() == [-1, 0, -1, -1, -1]
-    assert draft.tokens.tolist() == [[3, 3, -1, -1, -1], [1, 2, 3, 2, 0]]
-
-
-@pytest.mark.parametrize("drafts", ["law", "greedy"])
-def test_a_batch_of_matches_and_trees_is_exact(drafts: str) -> None:
-    def make() -> FallbackDrafter:
-        first = PointDrafter(3, lambda row: 0 if len(row) % 2 else None)
-        return FallbackDrafter(first, ModelDrafter(TableLM(3, seed=7), expansion=Expansion(4)))
-
-    assert enumeration_error(sure_start(3, 1), make, prompt=PROMPT, length=4, gamma=2, drafts=drafts) < EXACT
-
-
 # -- against a slow way ----------------------------------------------------------------------------
 
 
@@ -179,6 +154,11 @@ def slow(columns: list[Column], lengths: list[int], nodes: int, ids: list[int] |
         kept = sorted(taken, key=lambda one: (-one[0], -one[1]))[: max(0, nodes - length)]
         found += [(row, one[1] - 1, one[2], one[3]) for one in taken if one in kept]
     return found
+
+
+def chain_of(drawing: Drawing, columns: list[Column]) -> Draft:
+    tokens, raw = (torch.stack(each, dim=1) for each in zip(*((one.tokens, one.raw) for one in columns), strict=True))
+    return Draft(tokens, drawing.probs(columns), raw)
 
 
 def fast(draft: Draft, depth: int) -> list[Leaf]:
@@ -229,7 +209,7 @@ def test_one_look_finds_the_siblings_that_one_by_one_finds(
         drawing.column(logits_of(noise, rows, kind, 10), texts, [length > depth for length in lengths])
         for depth in range(max(lengths))
     ]
-    draft = Expansion().grow(drawing, columns, texts, Call("drafter", 1, 0.0), nodes)
+    draft = Expansion().grow(chain_of(drawing, columns), drawing, columns, texts, nodes)
     found, wanted = fast(draft, len(columns)), slow(columns, lengths, nodes, ids)
     assert [leaf[:3] for leaf in found] == [leaf[:3] for leaf in wanted]
     assert [leaf[3] for leaf in found] == pytest.approx([leaf[3] for leaf in wanted], abs=1e-6)
@@ -240,5 +220,5 @@ def test_ties_go_to_the_lower_id_wherever_they_are_cut() -> None:
     logits = torch.zeros(1, 5_000)
     drawing: Any = Drawing(drafting(KeyedSampler(make_processor(0.0)), [[1]]), [0], 5_000)
     column = drawing.column(logits, [[1]], [True])
-    draft = Expansion().grow(drawing, [column], [[1]], Call("drafter", 1, 0.0), 1 << 20)
+    draft = Expansion().grow(chain_of(drawing, [column]), drawing, [column], [[1]], 1 << 20)
     assert draft.tokens.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]

@@ -23,8 +23,8 @@ from sampling.drafters.combined import ChainDrafter
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
+from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
-from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.events import Step
 from sampling.sampler import KeyedSampler
 from sampling.stats.swi import Model, costs_of, swi
@@ -312,7 +312,7 @@ def test_only_models_review() -> None:
     two = [[1, 1], [0, 1]]
     assert refusal([MaxGramDrafter(), ModelDrafter(base())], two) == "maxgram" + line
     assert refusal([NgramDrafter(V), own_points()], two) == "ngram" + line
-    assert refusal([TablesDrafter(None), own_points()], two) == "match" + line
+    assert refusal([LookupDrafter(), own_points()], two) == "match" + line
     assert refusal([three(), own_points()], two) == "base" + line
     assert refusal([object(), own_points()], two) == "object" + line
     feature = FeatureDrafter(make_student("feature", make_target(V), seed=6))

@@ -236,7 +236,7 @@ def test_every_review_is_that_of_a_fresh_session(case: str, layers: int, monkeyp
     audited, real = Counter[str](), Reviewer.review
 
     def looked(self: Reviewer, rows: Rows, draft: Draft, *more: Any) -> tuple[Review, RoundMetrics, Tensor | None]:
-        session: Any = self.session
+        session: Any = self.model.session
         found = real(self, rows, draft, *more)
         fresh: Any = self.lm.open(rows, target=getattr(session, "target", None))
         wanted, got = fresh.score_reduced(rows, draft), found[0].verdict.logits

@@ -22,22 +22,21 @@ from app.settings.table import Settings
 from sampling import autoregressive_generate, cascade_generate, speculative_generate
 from sampling.drafters.cape import Expansion
 from sampling.drafters.cascade import cascade_of, chain_of
-from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM, FeatureTreeDrafter
+from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.network import StudentNetwork
-from sampling.drafters.draft_model import ModelDrafter, NoDrafter
+from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
-from sampling.drafters.tables.joint_tree import JointTreeDrafter
+from sampling.drafters.proposal import Proposer
+from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
-from sampling.drafters.tables.prompt_lookup import TablesDrafter
-from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
 from sampling.models.encoder_decoder import EncDecLM
 from sampling.recorded.target import RecordedLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Drafter, KVCache, Rule
-from tests.sampling.drafters.tables.test_prompt_lookup import tables_of
+from tests.sampling.drafters.tables.test_lookup import tables_of
 from tests.sampling.models.test_encoder_decoder import t5
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.runs import answers, decode, emitted, enumeration_error, sample_counts, steps
@@ -203,20 +202,14 @@ def drafting(kind: str, size: int, **more: Any) -> ModelDrafter:
     return ModelDrafter(GlideLM(student, 3) if kind == "glide" else CausalLM(StudentNetwork(student), kind))
 
 
-def grown(size: int) -> Drafter:
-    lm = drafting("feature", size).lm
-    assert isinstance(lm, FeatureLM)
-    return FeatureTreeDrafter(lm, expansion=Expansion(6))
-
-
 KINDS: dict[str, Callable[[int], Drafter]] = {
     "model": lambda size: ModelDrafter(CausalLM(make_target(size, seed=11), "drafter")),
     "plain": lambda size: drafting("plain", size),
     "glide": lambda size: drafting("glide", size),
     "feature": lambda size: drafting("feature", size),
     "feature, short list": lambda size: drafting("feature", size, short=[0, 2, 3, 5]),
-    "feature tree": grown,
-    "joint tree": lambda size: JointTreeDrafter(drafting("glide", size).lm, learn=False),
+    "feature tree": lambda size: Proposer([Model(drafting("feature", size).lm)], tree=True, nodes=6),
+    "joint tree": lambda size: LookupDrafter(model=Model(drafting("glide", size).lm), tree=True),
     "glide reviews": lambda size: cascade_of([drafting("glide", size), drafting("plain", 16 - size)], [[1, 2], [0, 2]]),
 }
 
@@ -268,8 +261,8 @@ def test_drafters_without_a_model_know_the_targets_ids_too() -> None:
     """Tables and random fills of a larger vocabulary, alone, in a tree and before drafts that have laws."""
     lm, wide = target(), tables_of(*[[token, 9, 10] for token in range(V)])
     ways: list[Drafter] = [
-        TablesDrafter(wide),
-        TableTreeDrafter(wide),
+        LookupDrafter(wide),
+        LookupDrafter(wide, tree=True),
         NgramDrafter(500, stop_if_unknown=False),
         chain_of([MaxGramDrafter(wide), ModelDrafter(model(6))], [2, 2]),
     ]

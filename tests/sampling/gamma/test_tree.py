@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sampling.drafters.tables.tree import likely_enough, worthwhile
+from sampling.drafters.proposal import floors_of, worthwhile
 from sampling.events import Step
 from sampling.gamma.acceptance import Acceptance, chain_accepted
 from sampling.gamma.controller import Controller
@@ -132,7 +132,7 @@ def test_a_tree_that_stops_growing_keeps_what_it_would_have_kept(
     falling = sorted((chance / 100 for chance in chances), reverse=True)
     v = tuple(1.0 + sum(steps[:count]) / 100 for count in range(len(steps)))
     costs = NodeCosts(calibration=trust / 100, v=v, rate=rate / 100)
-    least = [*likely_enough(costs), *[float("inf")] * len(falling)]
+    least = floors_of(costs, len(falling))
     grown = next((count for count, chance in enumerate(falling) if chance <= least[count]), len(falling))
 
     def brings(nodes: int) -> float:
@@ -143,9 +143,14 @@ def test_a_tree_that_stops_growing_keeps_what_it_would_have_kept(
 
 
 def test_a_tree_stops_growing_by_hand() -> None:
-    """rate 2, v 1, 1.1, 1.2, 1.9, trust ½: a node behind the first must bring .2, two of them 1.6."""
+    """rate 2, v 1, 1.1, 1.2, 1.9, trust ½: a node must exceed .4, a third one 2.8; the pass holds no fourth."""
     costs = NodeCosts(calibration=0.5, v=(1.0, 1.1, 1.2, 1.9), rate=2.0)
-    assert likely_enough(costs)[1:] == [pytest.approx(0.4), pytest.approx(2.8), float("inf")]  # the pass holds no more
+    floors = [pytest.approx(0.4), pytest.approx(0.4), pytest.approx(2.8), float("inf")]
+    assert floors_of(costs, 3) == floors
+    assert floors_of(costs, 4) == [*floors, float("inf")]
+    assert floors_of(costs, 1) == floors[:2]
+    dear_first = NodeCosts(calibration=1.0, v=(1.0, 1.5, 1.6), rate=1.0)
+    assert floors_of(dear_first, 2) == [pytest.approx(0.1), pytest.approx(0.1), float("inf")]  # the second is cheap
 
 
 def expanded(v: V, taken: float, alpha: float = 0.3, c: float = 0.07, rounds: int = 300) -> list[tuple[int, int]]:

@@ -24,8 +24,8 @@ from sampling import (
 from sampling.drafters.cascade import cascade_of, chain_of
 from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
+from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
-from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.events import Prefill
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
@@ -135,7 +135,7 @@ def drafters(small: Any) -> dict[str, Callable[[], Drafter]]:
         "none": NoDrafter,
         "model": model,
         "ngram": lambda: NgramDrafter(V),
-        "tables": lambda: TablesDrafter(None, least=0.0),
+        "tables": lambda: LookupDrafter(least=0.0),
         "maxgram": MaxGramDrafter,
         "cascade": lambda: cascade_of([model(), MaxGramDrafter()], [[2, 4], [0, 3]], 2.0),
         "chain": lambda: chain_of([model(), MaxGramDrafter()], [2, 3]),
@@ -303,7 +303,7 @@ def test_drafters_are_accepted_and_draft_from_the_prompt(target: Any, small: Any
     run = decode(EncDecLM(target), [PROMPTS[0]], drafters(small)["model"](), greedy(), length=24)
     assert sum(len(step.path) for step in steps(run)) >= 8
     session = EncDecLM(target).open([[7, 8, 9, 10, END]])
-    for make in (MaxGramDrafter, lambda: TablesDrafter(None, least=0.0), lambda: NgramDrafter(V)):
+    for make in (MaxGramDrafter, lambda: LookupDrafter(least=0.0), lambda: NgramDrafter(V)):
         drafter = make()
         drafter.start(session.source, session, session)
         assert drafter.propose([[0, 7]], Budget([3]), greedy()).tokens.tolist() == [[8, 9, 10]]

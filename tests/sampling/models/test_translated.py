@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,14 +18,15 @@ import sampling.models.translated as translated
 from app.lanes.lane import PairEngine
 from app.settings.table import Settings
 from sampling.drafters.cascade import cascade_of
-from sampling.drafters.draft_model import ModelDrafter, RespelledDrafter
+from sampling.drafters.draft_model import ModelDrafter, Respelled
 from sampling.drafters.max_gram import MaxGramDrafter
+from sampling.drafters.proposal import Proposer
 from sampling.models.causal import CausalLM
 from sampling.models.translated import Spelling, TranslatedLM, Translation
-from sampling.types import Drafter, Rule
+from sampling.types import Budget, Drafter, Rule
 from tests.sampling.drafters.test_vocabularies import Table, TableTarget
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
-from tests.support.runs import emitted, enumeration_error
+from tests.support.runs import drafting, emitted, enumeration_error, greedy
 from tests.support.students import PrefixLM
 from tests.support.tiny import tiny_model
 from tests.support.vocabularies import byte_level, unigram
@@ -128,7 +128,7 @@ def drafter_of(kind: str) -> Drafter:
     network.rows[by.theirs[:, None], by.theirs] += 2 * Table(SIZE, 1).rows[by.ours[:, None], by.ours]
     lm = TranslatedLM(CausalLM(network, "drafter"), by, SIZE)
     if kind == "text":
-        return RespelledDrafter(lm)
+        return Proposer([Respelled(lm)], least=0.0)
     if kind == "cascade":
         small = ModelDrafter(CausalLM(Table(SIZE, 3), "small"))
         return cascade_of([small, ModelDrafter(lm)], [[1, 1], [0, 1]])
@@ -207,7 +207,8 @@ def test_the_lane_keeps_the_law(engine: PairEngine, by_text: bool, monkeypatch: 
         rows = emitted(events, 500)
         found.update(tuple(row[1:3]) for row in rows if len(row) > 2)
     assert accepted > 300
-    assert isinstance(engine.lane("spec", chosen).drafter, RespelledDrafter) == by_text
+    drafter: Any = engine.lane("spec", chosen).drafter
+    assert isinstance(drafter.model, Respelled) == by_text
     law = exact_law(PrefixLM(engine.loaded.target.model), PROMPT, NaiveLaw(top_k=3), 3)
     behind: Counter[tuple[int, ...]] = Counter()
     for said, prob in law.items():
@@ -235,11 +236,12 @@ def test_what_stands_behind_the_last_special_token_is_spelled_along(monkeypatch:
     by, spelled = between("bytes", "pieces"), list[bytes]()
     ids, special = by.target.ids, next(iter(by.target.special.values()))
     monkeypatch.setattr(by.target, "ids", lambda text: (spelled.append(text), ids(text))[1])
-    drafter = RespelledDrafter.__new__(RespelledDrafter)
-    drafter.lm = SimpleNamespace(translation=by, vocab_size=1000)  # type: ignore[assignment]
+    lm = TranslatedLM(CausalLM(Table(len(unigram()), 2), "drafter"), by, SIZE)
     row = [*by.target.ids(b"salt"), special, *by.target.ids(b"x"), special, *by.target.ids(b"oa")]
+    drafter, target = Proposer([Respelled(lm)], least=0.0), TableTarget(Table(SIZE, 1)).open([row])
+    drafter.start([row], target, target)
     spelled.clear()
-    assert drafter._respelled(row, by.drafter.ids(b"ts"), 8)
+    drafter.propose([row], Budget([8]), drafting(greedy(), [row]))
     assert spelled[0].startswith(b"oa")
 
 

@@ -20,14 +20,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from sampling.drafters.cape import Expansion
-from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM, FeatureTreeDrafter
+from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.network import StudentNetwork
-from sampling.drafters.draft_model import ModelDrafter
-from sampling.drafters.fallback import FallbackDrafter
-from sampling.drafters.tables.joint_tree import JointTreeDrafter
-from sampling.drafters.tables.prompt_lookup import TablesDrafter
-from sampling.drafters.tables.tree import TableTreeDrafter
+from sampling.drafters.draft_model import Model, ModelDrafter
+from sampling.drafters.proposal import Proposer
+from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.events import Step
 from sampling.loop import generate
 from sampling.models.causal import CausalLM, CausalSession
@@ -100,16 +98,14 @@ def grown(kind: str, model: Any) -> Drafter:
     if kind == "cape":
         return ModelDrafter(helper, expansion=Expansion(12))
     if kind == "tables":
-        return TableTreeDrafter(None, shared_noise=True, recall=True)
+        return LookupDrafter(tree=True, shared_noise=True, recall=True)
     if kind == "joint":
-        return JointTreeDrafter(helper, learn=False, shared_noise=True)
-    if kind == "cape where tables are silent":
-        return FallbackDrafter(TablesDrafter(None), ModelDrafter(helper, expansion=Expansion(12)))
+        return LookupDrafter(model=Model(helper), tree=True, shared_noise=True)
     student = make_student("feature", make_target(V, hidden_size=32, head_dim=8), seed=2)
-    return FeatureTreeDrafter(FeatureLM(student, "feature"), expansion=Expansion(12))
+    return Proposer([Model(FeatureLM(student, "feature"))], tree=True, nodes=12)
 
 
-WAYS = ("cape", "tables", "joint", "cape where tables are silent", "feature")
+WAYS = ("cape", "tables", "joint", "feature")
 MODES: dict[str, tuple[float, dict[str, Any]]] = {
     "greedy": (0.0, {}),
     "gumbel": (1.0, {"coupling": "gumbel"}),
@@ -196,12 +192,12 @@ def test_the_console_says_so_once_a_pair(windowed: TinyPair, tmp_path: Path) -> 
 # -- what is cached --------------------------------------------------------------------------------
 
 
-def drafter_of(kind: str, target: Any, layers: int) -> ModelDrafter:
+def drafter_of(kind: str, target: Any, layers: int) -> Proposer:
     """A drafter of trees: CaPE around a student's chains, or dynamic ones."""
     name = kind.removesuffix(", dynamic")
     student = make_student(name, target, [0, 2, 3, 4, 5, 6, 7], seed=2, num_hidden_layers=layers)
     if kind == "feature, dynamic":
-        return FeatureTreeDrafter(FeatureLM(student, "feature"), expansion=Expansion(NODES))
+        return Proposer([Model(FeatureLM(student, "feature"))], tree=True, nodes=NODES)
     made = {
         "plain": lambda: ModelDrafter(CausalLM(StudentNetwork(student), "plain")),
         "glide": lambda: ModelDrafter(GlideLM(student, 3)),
@@ -235,12 +231,12 @@ def audit_target(session: Any, model: Any, row: list[int]) -> None:
 
 
 @torch.inference_mode()
-def audit_drafter(drafter: ModelDrafter, model: Any, row: list[int], least: int) -> None:
+def audit_drafter(drafter: Proposer, model: Any, row: list[int], least: int) -> None:
     """What is still cached, at least `least` tokens, is what a new session beside a new target's makes of the row."""
     (session,) = drafter.sessions
     assert isinstance(session, CausalSession)
     twin = session.fork()
-    fresh: Any = drafter.lm.open([row], target=fed(model, [row], [len(row) - 1], hidden=True))
+    fresh: Any = drafter.models[0].open([row], target=fed(model, [row], [len(row) - 1], hidden=True))
     logits = fresh.score([row], NOTHING)
     held = twin.rollback([row])[0]
     assert held >= least, "the drafter's cache was thrown away"

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sampling.drafters.draft_model import ModelDrafter, NoDrafter
-from sampling.drafters.fallback import FallbackDrafter
+from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter
+from sampling.drafters.proposal import Proposer
+from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.types import Drafter
 from tests.support.reference import NaiveLaw
@@ -37,11 +38,6 @@ def always(token: int) -> Callable[[list[int]], int]:
     return lambda row: token
 
 
-def sometimes(token: int) -> PointDrafter:
-    """Speaks of every other row length."""
-    return PointDrafter(3, lambda row: token if len(row) % 2 else None)
-
-
 MAKERS: dict[str, Callable[[], Drafter]] = {
     "none": NoDrafter,
     "model": lambda: ModelDrafter(TableLM(3, seed=7)),
@@ -57,11 +53,8 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     "always 2": lambda: PointDrafter(3, always(2)),
     "points, short": lambda: PointDrafter(3, lambda row: (row[-1] + 1) % 3 if len(row) % 2 else None),
     "model, stops behind an unlikely token": lambda: ModelDrafter(TableLM(3, seed=7), least=0.4),
-    "points, else a model": lambda: FallbackDrafter(sometimes(0), ModelDrafter(TableLM(3, seed=7))),
-    "points, else ngrams": lambda: FallbackDrafter(sometimes(1), NgramDrafter(3)),
-    "a sure law, else a model": lambda: FallbackDrafter(
-        LawDrafter(TableLM(3, seed=9), least_top=0.55), ModelDrafter(TableLM(3, seed=7))
-    ),
+    "model, its likeliest": lambda: Proposer([Model(TableLM(3, seed=7))]),
+    "look-ups beside a model": lambda: LookupDrafter(model=Model(TableLM(3, seed=7)), tree=True, least=0.0),
     "certain 1": lambda: FixedLawDrafter([0.0, 1.0, 0.0]),
     "never 2": lambda: FixedLawDrafter([0.5, 0.5, 0.0]),
 }

@@ -17,6 +17,7 @@ from torch import Tensor
 import sampling.loop
 import sampling.verify.rules
 from sampling.drafters.draft_model import ModelDrafter
+from sampling.drafters.proposal import Growth, Node, Offer
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Drafter, Rows, Rule, Sampler, Verdict
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
@@ -209,6 +210,24 @@ class DropsUnsure(LawDrafter):
         return drafted[:sure]
 
 
+class CutAfterTheDraw(ModelDrafter):
+    """Drops a token that was drawn behind another, because *it* is improbable."""
+
+    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        taken = Growth.add_drawn
+
+        def likely(growth: Growth, parent: Node, offer: Offer) -> None:
+            if offer[1] >= LIKELY or not parent.depth:
+                taken(growth, parent, offer)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Growth, "add_drawn", likely)
+            return super().propose(rows, budget, sampler)
+
+
+LIKELY = 0.4  # below this the mutant drops what it has drawn
+
+
 class GreedyCalledLaw(ModelDrafter):
     """Drafts greedily but says the tokens were drawn from the law."""
 
@@ -218,8 +237,7 @@ class GreedyCalledLaw(ModelDrafter):
 
 
 class ArgmaxDraws:
-    point_mass = False
-    needs_prefixes = False
+    greedy = point_mass = needs_prefixes = False
 
     def __init__(self, sampler: Sampler) -> None:
         self.probs = sampler.probs
@@ -238,8 +256,7 @@ class DraftsWithTargetNoise(ModelDrafter):
 
 
 class _TargetNoise:
-    point_mass = False
-    needs_prefixes = False
+    greedy = point_mass = needs_prefixes = False
 
     def __init__(self, sampler: KeyedSampler) -> None:
         self.probs, self.draw = sampler.probs, sampler.draw
@@ -277,6 +294,7 @@ DRAFTERS: dict[str, tuple[Callable[[], Drafter], Any]] = {
     "raw q": (model(RawLaw), NARROW),
     "q passed up one position late": (model(ShiftedLaw), softmax),
     "a drawn token dropped": (law_drafter(DropsUnsure), softmax),
+    "cut after the draw": (model(CutAfterTheDraw), softmax),
     "greedy drafts called a law": (model(GreedyCalledLaw), softmax),
 }
 

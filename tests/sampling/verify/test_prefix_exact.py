@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from sampling.drafters.draft_model import ModelDrafter, NoDrafter
-from sampling.drafters.fallback import FallbackDrafter
+from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
+from sampling.drafters.proposal import Proposer
+from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
-from sampling.drafters.tables.prompt_lookup import TablesDrafter
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, Rows
@@ -49,11 +49,9 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     "early stop": lambda: LawDrafter(TableLM(3, seed=9), least_top=0.55),
     "always 0": lambda: PointDrafter(3, lambda row: 0),
     "ngram": lambda: NgramDrafter(3),
-    "tables": lambda: TablesDrafter(None, least=0.0),
+    "tables": lambda: LookupDrafter(least=0.0),
     "maxgram": MaxGramDrafter,
-    "points, else a model": lambda: FallbackDrafter(
-        PointDrafter(3, lambda row: 0 if len(row) % 2 else None), ModelDrafter(TableLM(3, seed=7))
-    ),
+    "model, its likeliest": lambda: Proposer([Model(TableLM(3, seed=7))]),
 }
 
 
@@ -214,7 +212,7 @@ def test_the_default_model_says_what_transformers_says(default_pair: Any, refere
     prompts = [list(template(chat, add_generation_prompt=True, return_dict=False)) for chat in chats]
     stop = default_pair.stop_ids
     references = [transformers_greedy(reference_model, prompt, 32, stop, **theirs(rules)) for prompt in prompts]
-    for drafter in (NoDrafter(), TablesDrafter(None), NgramDrafter(lm.vocab_size)):
+    for drafter in (NoDrafter(), LookupDrafter(), NgramDrafter(lm.vocab_size)):
         sampler = KeyedSampler(make_processor(0.0, **rules))
         found = answers(lm, prompts, drafter, sampler, length=32, gamma=4, stop=stop)
         told += [same_or_tied(ids, reference) for ids, reference in zip(found, references, strict=True)]

@@ -19,14 +19,12 @@ from sampling import speculative_generate
 from sampling.drafters.cape import Expansion
 from sampling.drafters.cascade import CascadeDrafter, cascade_of, chain_of
 from sampling.drafters.combined import ChainDrafter
-from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM, FeatureTreeDrafter
-from sampling.drafters.draft_model import ModelDrafter, NoDrafter, RespelledDrafter
-from sampling.drafters.fallback import FallbackDrafter
+from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM
+from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter, Respelled
 from sampling.drafters.max_gram import MaxGramDrafter
-from sampling.drafters.tables.joint_tree import JointTreeDrafter
+from sampling.drafters.proposal import Proposer
+from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
-from sampling.drafters.tables.prompt_lookup import LookupDrafter, TablesDrafter
-from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.models.translated import TranslatedLM, Translation
@@ -56,6 +54,10 @@ def model(**how: Any) -> ModelDrafter:
     return ModelDrafter(TableLM(V, 3, dtype=torch.float32), **how)
 
 
+def likeliest() -> Model:
+    return Model(model().lm)
+
+
 def points() -> PointDrafter:
     return PointDrafter(V, lambda row: (row[-1] + 1) % V if row[-1] % 3 else None)
 
@@ -81,42 +83,39 @@ class Letters:
         return [*map(self.letters.index, text)]
 
 
-def respelled(target: Any) -> RespelledDrafter:
+def respelled(target: Any) -> Proposer:
     """The target itself drafts, in an alphabet of another order."""
     by = Translation.of(Letters("abcdefgh"), Letters("hgfedcba"), (V, V))
-    return RespelledDrafter(TranslatedLM(CausalLM(target), by, V))
+    return Proposer([Respelled(TranslatedLM(CausalLM(target), by, V))], least=0.0)
 
 
 DRAFTERS: dict[str, tuple[type, Rule, Callable[[Any], Drafter]]] = {  # of a target
     "none": (NoDrafter, Rule.POINT, lambda target: NoDrafter()),
     "ngram": (NgramDrafter, Rule.POINT, lambda target: NgramDrafter(V)),
     "maxgram": (MaxGramDrafter, Rule.POINT, lambda target: MaxGramDrafter()),
-    "tables": (TablesDrafter, Rule.POINT, lambda target: TablesDrafter()),
-    "tree of tables": (TableTreeDrafter, Rule.POINT, lambda target: TableTreeDrafter(least=0.0, shared_noise=True)),
-    "tree of both": (JointTreeDrafter, Rule.POINT, lambda target: JointTreeDrafter(model().lm, shared_noise=True)),
-    "model": (ModelDrafter, Rule.DRAWN, lambda target: model()),
-    "model, its likeliest": (ModelDrafter, Rule.POINT, lambda target: model(rule=Rule.POINT)),
-    "model, its likeliest with siblings": (
-        ModelDrafter,
+    "tables": (LookupDrafter, Rule.POINT, lambda target: LookupDrafter()),
+    "tree of tables": (
+        LookupDrafter,
         Rule.POINT,
-        lambda target: model(rule=Rule.POINT, expansion=Expansion(9)),
+        lambda target: LookupDrafter(tree=True, least=0.0, shared_noise=True),
     ),
-    "model of other tokens": (RespelledDrafter, Rule.POINT, respelled),
+    "tree of both": (
+        LookupDrafter,
+        Rule.POINT,
+        lambda target: LookupDrafter(model=likeliest(), tree=True, shared_noise=True),
+    ),
+    "tables, else a model": (LookupDrafter, Rule.POINT, lambda target: LookupDrafter(model=likeliest())),
+    "model": (ModelDrafter, Rule.DRAWN, lambda target: model()),
+    "model, its likeliest": (Proposer, Rule.POINT, lambda target: Proposer([likeliest()])),
+    "model of other tokens": (Proposer, Rule.POINT, respelled),
     "model, blocks": (ModelDrafter, Rule.BLOCK, lambda target: model(rule=Rule.BLOCK)),
     "model, siblings": (ModelDrafter, Rule.DRAWN, lambda target: model(expansion=Expansion(9))),
     "feature": (FeatureDrafter, Rule.DRAWN, lambda target: FeatureDrafter(feature(target))),
     "tree of features": (
-        FeatureTreeDrafter,
+        Proposer,
         Rule.POINT,
-        lambda target: FeatureTreeDrafter(FeatureLM(feature(target), "feature", None), expansion=Expansion(9)),
+        lambda target: Proposer([Model(FeatureLM(feature(target), "feature", None))], tree=True, nodes=9),
     ),
-    "points, else a model": (FallbackDrafter, Rule.DRAWN, lambda target: FallbackDrafter(points(), model())),
-    "points, else blocks": (
-        FallbackDrafter,
-        Rule.BLOCK,
-        lambda target: FallbackDrafter(points(), model(rule=Rule.BLOCK)),
-    ),
-    "points, else points": (FallbackDrafter, Rule.POINT, lambda target: FallbackDrafter(points(), NgramDrafter(V))),
     "chain of points": (ChainDrafter, Rule.POINT, lambda target: chain_of([NgramDrafter(V), points()], [2, 2])),
     "chain": (ChainDrafter, Rule.DRAWN, lambda target: chain_of([model(), points()], [2, 2])),
     "cascade": (CascadeDrafter, Rule.DRAWN, lambda target: CascadeDrafter(model().lm, points())),
@@ -138,9 +137,9 @@ def test_every_way_of_drafting_is_in_this_table() -> None:
             for one in vars(module).values()
             if isinstance(one, type) and one.__module__ == module.__name__ and callable(getattr(one, "propose", None))
         }
-    bases = {one for one in ways if one.propose is sampling.types.Drafter.propose} | {LookupDrafter}
-    assert {one.__name__ for one in bases} == {"Composite", "LookupDrafter", "ModelMember", "NoDrafter", "Reviewer"}
-    storages = {one for one in ways if one.propose is NgramDrafter.propose} - {NgramDrafter}
+    bases = {one for one in ways if one.propose is sampling.types.Drafter.propose}
+    assert {one.__name__ for one in bases} == {"Composite", "NoDrafter", "Reviewer"}
+    storages = {one for one in ways if issubclass(one, NgramDrafter)} - {NgramDrafter}
     assert {one.__name__ for one in storages} == {"NGramStorage", "OneLevelNGramStorage"}  # under other names
     assert (ways - bases - storages) | {NoDrafter} == {kind for kind, _, _ in DRAFTERS.values()}
 
@@ -230,17 +229,15 @@ def test_each_rule_alone_is_exact_and_one_that_the_draft_chooses_is_not(monkeypa
 
 
 @pytest.mark.parametrize("drafts", ["law", "greedy"])
-@pytest.mark.parametrize("name", ["points, else blocks", "blocks, chain", "blocks, cascade", "points, else a model"])
+@pytest.mark.parametrize("name", ["blocks, chain", "blocks, cascade"])
 def test_point_masses_beside_drawn_drafts_are_judged_by_the_same_rule(name: str, drafts: Any) -> None:
     def some() -> PointDrafter:
         return PointDrafter(3, lambda row: 0 if row[-1] else None)
 
-    def drawn(rule: Rule = Rule.BLOCK) -> ModelDrafter:
-        return ModelDrafter(TableLM(3, 7, name="drawn"), rule=rule)
+    def drawn() -> ModelDrafter:
+        return ModelDrafter(TableLM(3, 7, name="drawn"), rule=Rule.BLOCK)
 
     makers: dict[str, Callable[[], Drafter]] = {
-        "points, else blocks": lambda: FallbackDrafter(some(), drawn()),
-        "points, else a model": lambda: FallbackDrafter(some(), drawn(Rule.DRAWN)),
         "blocks, chain": lambda: chain_of([drawn(), some()], [1, 1]),
         "blocks, cascade": lambda: cascade_of([drawn(), some()], [[2, 0], [0, 1]], 2.0),
     }
@@ -259,13 +256,9 @@ def test_drafters_that_cannot_go_together_are_refused_by_name() -> None:
     with pytest.raises(UserError, match=f"^{line}$"):
         model(rule=Rule.BLOCK, expansion=Expansion(3))
     with pytest.raises(UserError, match="block verification judges chains"):
-        FallbackDrafter(model(rule=Rule.BLOCK), model(expansion=Expansion(3)))
-    with pytest.raises(UserError, match=r"^match, tables: shared_noise must be False beside drafters that draw$"):
-        FallbackDrafter(TableTreeDrafter(shared_noise=True), model())
-    with pytest.raises(UserError, match="shared_noise must be False"):
-        chain_of([model(), TableTreeDrafter(shared_noise=True)], [1, 1])
-    with pytest.raises(UserError, match=r"^sure must be 0 beside toy, whose drafts are drawn, got 0\.3$"):
-        FallbackDrafter(model(), NgramDrafter(V), sure=0.3)
+        chain_of([model(rule=Rule.BLOCK), model(expansion=Expansion(3))], [1, 1])
+    with pytest.raises(UserError, match=r"^match: shared_noise must be False beside drafters that draw$"):
+        chain_of([model(), LookupDrafter(tree=True, shared_noise=True)], [1, 1])
 
 
 @pytest.mark.parametrize("grown", ["cape", "dynamic"])
@@ -310,7 +303,9 @@ def test_a_drafter_that_calls_its_draws_point_masses_is_exact_all_the_same() -> 
             return draft
 
     def make() -> Drafter:
-        return Wrong(TableLM(3, 7), rule=Rule.POINT)
+        made = Wrong(TableLM(3, 7))
+        made.traits = replace(made.traits, rule=Rule.POINT)
+        return made
 
     assert enumeration_error(TableLM(3, 1), make, prompt=PROMPT, length=4, gamma=2, law=NaiveLaw(top_k=2)) < EXACT
 

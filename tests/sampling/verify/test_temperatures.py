@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from sampling import autoregressive_generate, beam_search_generate, cascade_generate, speculative_generate
 from sampling.drafters.cape import Expansion
-from sampling.drafters.draft_model import ModelDrafter
+from sampling.drafters.draft_model import Model, ModelDrafter
 from sampling.drafters.max_gram import MaxGramDrafter
-from sampling.drafters.tables.joint_tree import JointTreeDrafter
+from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
-from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.sampler import KeyedSampler
 from sampling.types import Drafter
 from tests.support.runs import answers
@@ -112,8 +111,8 @@ WAYS: dict[str, Any] = {
     "model": lambda: ModelDrafter(TableLM(4, 2)),
     "cape": lambda: ModelDrafter(TableLM(4, 2), expansion=Expansion(6)),
     "ngram": lambda: NgramDrafter(4),
-    "tables": lambda: TableTreeDrafter(None, shared_noise=True, recall=True),
-    "joint": lambda: JointTreeDrafter(TableLM(4, 2), learn=False, shared_noise=True),
+    "tables": lambda: LookupDrafter(tree=True, shared_noise=True, recall=True),
+    "joint": lambda: LookupDrafter(model=Model(TableLM(4, 2)), tree=True, shared_noise=True),
 }
 
 
@@ -168,7 +167,7 @@ def test_a_broken_row_is_one_line(row: list[float], temperature: float) -> None:
         with pytest.raises(UserError, match=r"^a model's logits hold NaN, \+inf or no finite value[^\n]*$"):
             answers(lm, [PROMPT], drafter, sampler, length=4)
     with pytest.raises(UserError, match="NaN"):
-        answers(sound, [PROMPT], JointTreeDrafter(broken, learn=False), sampler, length=4)
+        answers(sound, [PROMPT], LookupDrafter(model=Model(broken), tree=True), sampler, length=4)
 
 
 @pytest.mark.parametrize("row", BAD)

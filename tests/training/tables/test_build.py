@@ -21,9 +21,8 @@ from app.lanes.lane import PairEngine
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.settings.table import Settings
-from sampling.drafters.tables.prompt_lookup import TablesDrafter
+from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.table_file import MAGIC, StaticTables
-from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget
 from tests.support.tiny import VOCAB, TinyPair, tiny_pair
@@ -133,7 +132,7 @@ def test_tables_of_another_vocabulary_or_tokenizer_are_refused(file: Path) -> No
 def test_the_published_bigram_list_is_read_and_unseen_ids_end_the_chain(tmp_path: Path) -> None:
     listed = tmp_path / "bigram.json"
     listed.write_text("[3, -1, null, 2]")
-    drafter = TablesDrafter(StaticTables.open(listed, vocab_size=4), least=0)
+    drafter = LookupDrafter(StaticTables.open(listed, vocab_size=4), least=0)
     drafter.start([[0]], ALONE, ALONE)
     assert drafter.propose([[0]], Budget([5]), None).tokens.tolist() == [[3, 2]]  # type: ignore[arg-type]
     for text, said in (
@@ -221,7 +220,7 @@ def test_without_a_file_the_conversation_alone_drafts_and_a_note_says_so(pair: T
     engine = engine_of(pair, "tables")
     assert engine.drafters.tables() is None
     assert "no n-gram tables" in engine.loaded.notes[-1]
-    assert isinstance(engine.lane("tables", Settings()).drafter, TablesDrafter)
+    assert isinstance(engine.lane("tables", Settings()).drafter, LookupDrafter)
 
 
 def test_tables_that_do_not_fit_are_told_with_a_way_on(pair: TinyPair, file: Path) -> None:
@@ -305,7 +304,7 @@ def test_pruning_takes_further_choices_before_frequent_contexts(tmp_path: Path) 
 
 
 def test_a_tree_has_the_choices_of_a_context_as_siblings(tmp_path: Path) -> None:
-    drafter = TableTreeDrafter(opened(tmp_path, 3), least=0.01, longest=0)
+    drafter = LookupDrafter(opened(tmp_path, 3), matches=False, tree=True, least=0.01)
     drafter.start([[9, 1]], ALONE, ALONE)
     draft = drafter.propose([[9, 1]], Budget([8]), SAMPLER)
     assert draft.parents is not None

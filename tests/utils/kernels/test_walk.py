@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sampling import sampler as drawing
-from sampling.drafters.tables.tree import thought_likely
+from sampling.drafters.tables.lookup import thought_likely
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Rule, Verdict
 from sampling.verify import distributions

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampling.drafters.cape import Expansion
-from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession, FeatureTreeDrafter
-from sampling.drafters.draft_model import ModelDrafter
+from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureSession
+from sampling.drafters.draft_model import Model, ModelDrafter
+from sampling.drafters.proposal import Proposer
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, Rows, Sampler
@@ -27,7 +27,7 @@ from tests.sampling.drafters.draft_heads.test_exact import (
 from tests.support.reference import NaiveLaw
 from tests.support.runs import answers, decode, drafting, emitted, steps
 from tests.support.students import close, fed, make_student, make_target, text
-from tests.support.toys import parents_of
+from tests.support.toys import ToyLM, ToySession, parents_of
 from utils.logits_processors import make_processor
 
 NOTHING = Draft.empty(1)
@@ -39,7 +39,11 @@ def tree_lm(target: Any, layers: int = 1, seed: int = 2, **shape: Any) -> Featur
     return FeatureLM(make_student("feature", target, SHORT, seed, num_hidden_layers=layers, **shape), "feature", None)
 
 
-def beside(drafter: ModelDrafter, target: Any, row: list[int]) -> ModelDrafter:
+def growing(lm: Any, nodes: int = 4, width: int = 4, least: float = 0.0) -> Proposer:
+    return Proposer([Model(lm, width=width)], tree=True, nodes=nodes, least=least)
+
+
+def beside(drafter: Proposer, target: Any, row: list[int]) -> Proposer:
     """The drafter, begun beside a new session of the target that holds all of `row` but its last token."""
     held = fed(target, [row], [len(row) - 1], hidden=True)
     drafter.start([row], held, held)
@@ -57,16 +61,14 @@ def paths_of(draft: Draft) -> list[tuple[int, ...]]:
 # -- the tree by hand -----------------------------------------------------------------------------
 
 
-class Told(FeatureSession):
+class Told(ToySession):
     """A session without a network: probabilities of the next token by the path behind the row."""
 
-    def __init__(self, chances: dict[tuple[int, ...], tuple[float, ...]]) -> None:
-        self.chances, self.reduced_ids, self.levels = chances, None, list[list[tuple[int, ...]]]()
+    def __init__(self, lm: ToyLM, prompt: Rows) -> None:
+        super().__init__(lm, prompt)
+        self.levels: list[list[tuple[int, ...]]] = []
 
-    def draftable(self, length: int) -> None:
-        """No position depends on the text's length."""
-
-    def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
+    def score(self, rows: Rows, draft: Draft) -> Tensor:
         return self._log([()])[None]
 
     def grow(self, tokens: list[int], parents: list[int]) -> Tensor:
@@ -77,32 +79,38 @@ class Told(FeatureSession):
         return self._log(self.levels[-1])
 
     def _log(self, paths: list[tuple[int, ...]]) -> Tensor:
-        return torch.tensor([self.chances.get(path, (0.25,) * 4) for path in paths], dtype=torch.float64).log()
+        return torch.tensor([CHANCES.get(path, (0.25,) * 4) for path in paths], dtype=torch.float64).log()
 
 
-CHANCES = {
+class Telling(ToyLM):
+    def open(self, prompt: Rows, **how: Any) -> Told:
+        return Told(self, prompt)
+
+
+CHANCES: dict[tuple[int, ...], tuple[float, ...]] = {
     (): (0.5, 0.3, 0.15, 0.05),
-    (0,): (0.1, 0.6, 0.2, 0.1),  # .05 .3 .1 .05
+    (0,): (0.1, 0.58, 0.22, 0.1),  # .05 .29 .11 .05
     (1,): (0.02, 0.03, 0.9, 0.05),  # .006 .009 .27 .015
     (1, 2): (0.8, 0.1, 0.05, 0.05),  # .216
 }
 
 
 def by_hand(depth: int, nodes: int, width: int, least: float = 0.0) -> tuple[Draft, Told]:
-    drafter = FeatureTreeDrafter(tree_lm(make_target(8)), least, Expansion(nodes), width)
-    told = drafter.session = Told(CHANCES)
-    return drafter.propose([[3]], Budget([depth]), SAMPLER), told
+    drafter: Any = growing(Telling(4, lambda prefix: [0.0] * 4), nodes, width, least)
+    told = ToyLM(4, lambda prefix: [0.0] * 4).open([[3]])
+    drafter.start([[3]], told, told)
+    return drafter.propose([[3]], Budget([depth]), SAMPLER), drafter.sessions[0]
 
 
 def test_the_tree_by_hand() -> None:
-    """Two of a level are computed: 0 and 1, then 0 1 (.3) and 1 2 (.27); the best six of all that were drawn."""
+    """Two of a level are computed: 0 and 1, then 0 1 (.29) and 1 2 (.27); the best six of all that were drawn."""
     draft, told = by_hand(3, 6, 2)
     assert paths_of(draft) == [(0,), (1,), (0, 1), (1, 2), (1, 2, 0), (2,)]
     assert told.levels == [[(0,), (1,)], [(0, 1), (1, 2)]]
     assert draft.draft_prob is not None
-    assert draft.draft_prob[0].tolist() == pytest.approx([0.5, 0.3, 0.6, 0.9, 0.8, 0.15])
+    assert draft.draft_prob[0].tolist() == pytest.approx([0.5, 0.3, 0.58, 0.9, 0.8, 0.15])
     assert draft.probs is None
-    assert [call[:2] for call in draft.calls] == [("feature", 3)]
+    assert [call[:2] for call in draft.calls] == [("toy", 3)]
 
 
 @pytest.mark.parametrize(
@@ -110,9 +118,9 @@ def test_the_tree_by_hand() -> None:
     [
         (1, 6, 2, 0.0, []),  # the first level needs the row alone
         (3, 1, 2, 0.0, []),  # nothing below the best node can be better than it
-        (3, 3, 2, 0.0, [[(0,), (1,)]]),  # best: .5 .3 .3, the last of them 0 1; below it nothing is kept
+        (3, 3, 2, 0.0, [[(0,), (1,)]]),  # best: .5 .3 .29, the last of them 0 1; below it nothing is kept
         (3, 6, 1, 0.0, [[(0,)], [(0, 1)]]),
-        (3, 6, 2, 0.4, [[(0,)]]),  # below a path of .3 nothing is computed
+        (3, 6, 2, 0.4, [[(0,)]]),  # a path of .3 is not drafted
         (3, 6, 2, 0.6, []),
     ],
 )
@@ -134,7 +142,7 @@ LEVELS = [([2, 5, 7], [-1, -1, -1]), ([3, 0, 6], [1, 0, 1]), ([4, 4], [5, 3])]
 
 def grown(target: Any, lm: FeatureLM, row: list[int]) -> tuple[list[Tensor], list[tuple[int, ...]]]:
     """The logits of LEVELS behind `row`, and the path to each of its nodes."""
-    session: Any = beside(FeatureTreeDrafter(lm), target, row).sessions[0]
+    session: Any = beside(growing(lm), target, row).sessions[0]
     session.score_reduced([row], NOTHING)
     tokens, parents, logits, paths = [], [], [], []
     for more, above in LEVELS:
@@ -195,22 +203,22 @@ def test_the_best_nodes_of_all_are_found_where_a_level_is_wide_enough() -> None:
             law = session.score([[*row, *path]], NOTHING)[0, 0].softmax(-1)
             worth |= {(*path, token): worth[path] * float(law[token]) for token in SHORT}
     wanted = sorted(list(worth)[1:], key=lambda path: -worth[path])[:12]
-    tree: Any = beside(FeatureTreeDrafter(lm, expansion=Expansion(12), width=12), target, row)
+    tree: Any = beside(growing(lm, 12, width=12), target, row)
     assert set(paths_of(tree.propose([row], Budget([3]), SAMPLER))) == set(wanted)
 
 
 # -- through the loop -----------------------------------------------------------------------------
 
 
-class Audited(FeatureTreeDrafter):
+class Audited(Proposer):
     """Each round's draft is that of a drafter that begins now, beside a new session of the target."""
 
     def __init__(self, lm: FeatureLM, target: Any, nodes: int) -> None:
-        super().__init__(lm, expansion=Expansion(nodes))
+        super().__init__([Model(lm)], tree=True, nodes=nodes, least=0.0)
         self.target, self.rounds = target, 0
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        fresh = beside(FeatureTreeDrafter(self.lm, expansion=self.expansion), self.target, rows[0])  # type: ignore[arg-type]
+        fresh = beside(growing(self.models[0], nodes=20), self.target, rows[0])
         draft, wanted = super().propose(rows, budget, sampler), fresh.propose(rows, budget, sampler)
         assert draft.tokens.tolist() == wanted.tokens.tolist()
         assert parents_of(draft) == parents_of(wanted)
@@ -240,13 +248,13 @@ def test_sampled_text_is_plain_decodings_with_the_same_seed() -> None:
     """Under rejection too, where chains would be drawn from their laws; and across the turns of a chat."""
     target = make_target(8, seed=10)
     lm, student = CausalLM(target), tree_lm(target)
-    drafter, session, prompt = FeatureTreeDrafter(student, expansion=Expansion(7)), None, [1, 2, 3, 4]
+    drafter, session, prompt = growing(student, 7), None, [1, 2, 3, 4]
     for seed in range(5):
         session = lm.open([prompt], previous=session, hidden=True)
         sampler = lambda: KeyedSampler(make_processor(0.9, 0, 0.95, 0.0), seed)  # noqa: B023, E731
         run = decode(lm, [prompt], drafter, sampler(), length=14, gamma=3, session=session)
         assert emitted(run) == answers(lm, [prompt], None, sampler(), length=14)
-        fresh = FeatureTreeDrafter(student, expansion=Expansion(7))
+        fresh = growing(student, 7)
         same_rounds(run, decode(lm, [prompt], fresh, sampler(), length=14, gamma=3))
         prompt = [*prompt, *emitted(run)[0], 5, seed]
 
@@ -254,13 +262,13 @@ def test_sampled_text_is_plain_decodings_with_the_same_seed() -> None:
 @pytest.mark.parametrize("drafts", ["law", "greedy"])
 @pytest.mark.parametrize("kind", ["feature", "eagle"])
 def test_trees_are_exact_by_every_branch(kind: str, drafts: str) -> None:
-    make = lambda chain: FeatureTreeDrafter(chain.lm, expansion=Expansion(4))  # noqa: E731
+    make = lambda chain: growing(chain.lm)  # noqa: E731
     assert enumerated(kind, make, drafts, NaiveLaw(top_k=2)) < EXACT
 
 
 @pytest.mark.parametrize("kind", ["feature", "eagle"])
-def test_rows_of_a_batch_get_chains_with_siblings_and_keep_the_targets_law(kind: str) -> None:
-    make = lambda chain: FeatureTreeDrafter(chain.lm, expansion=Expansion(5))  # noqa: E731
+def test_rows_of_a_batch_get_chains_and_keep_the_targets_law(kind: str) -> None:
+    make = lambda chain: growing(chain.lm, 5)  # noqa: E731
     assert counted(kind, "rejection, shaped", 2_500, make=make) > FAIL_BELOW
 
 
@@ -269,7 +277,7 @@ def test_limits_are_kept() -> None:
     target = make_target(8, seed=10)
     lm, student = CausalLM(target), tree_lm(target, max_position_embeddings=20)
     for prompt, nodes, gamma in ((text(4, 12, 8), 5, 4), (text(5, 3, 8), 11, 2), (text(6, 30, 8), 4, 3)):
-        drafter = FeatureTreeDrafter(student, expansion=Expansion(nodes))
+        drafter = growing(student, nodes)
         run = steps(decode(lm, [prompt], drafter, greedy(), length=12, gamma=gamma))
         assert [token for step in run for token in step.emitted] == answers(lm, [prompt], None, greedy(), length=12)[0]
         length = len(prompt)
@@ -284,7 +292,7 @@ def test_limits_are_kept() -> None:
 def test_a_failed_level_leaves_a_session_that_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_target(8, seed=10)
     row = text(7, 9, 8)
-    drafter: Any = beside(FeatureTreeDrafter(tree_lm(target), expansion=Expansion(6)), target, row)
+    drafter: Any = beside(growing(tree_lm(target), 6), target, row)
     wanted = drafter.propose([row], Budget([3]), SAMPLER)
     session, run = drafter.sessions[0], drafter.sessions[0].network.run
     with monkeypatch.context() as broken:

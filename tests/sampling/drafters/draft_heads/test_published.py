@@ -19,9 +19,11 @@ from torch import Tensor
 
 from sampling.drafters.draft_heads.checkpoint import load_student
 from sampling.drafters.draft_heads.config import DraftHeadConfig
-from sampling.drafters.draft_heads.eagle import FeatureLM, FeatureTreeDrafter
+from sampling.drafters.draft_heads.eagle import FeatureLM
 from sampling.drafters.draft_heads.modules import DraftHead, rotary_of
 from sampling.drafters.draft_heads.published import _reads
+from sampling.drafters.draft_model import Model
+from sampling.drafters.proposal import Proposer
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft
@@ -324,7 +326,7 @@ def test_text_is_plain_decodings_in_chains_and_trees(name: str, tmp_path: Path) 
     for sampler in (greedy, lambda: KeyedSampler(make_processor(0.8), 3, coupling="gumbel")):
         alone = answers(lm, prompts, None, sampler(), length=10)
         assert answers(lm, prompts, make_drafter(student), sampler(), length=10) == alone
-    tree = FeatureTreeDrafter(FeatureLM(student, "eagle"))
+    tree = Proposer([Model(FeatureLM(student, "eagle"))], tree=True)
     for seed in range(2):
         sampler = lambda: KeyedSampler(make_processor(0.9), seed)  # noqa: B023, E731
         assert answers(lm, prompts[:1], tree, sampler(), length=10) == answers(

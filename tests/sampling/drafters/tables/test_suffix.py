@@ -11,14 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sampling.drafters.tables.suffix as suffix
-from sampling.drafters.draft_model import NoDrafter
-from sampling.drafters.tables.joint_tree import JointTreeDrafter
-from sampling.drafters.tables.prompt_lookup import CHANCE, NAMES, SUFFIX, TablesDrafter
+from sampling.drafters.draft_model import Model, NoDrafter
+from sampling.drafters.tables.lookup import CHANCE, LookupDrafter
 from sampling.drafters.tables.suffix import DOUBT, LOOKS, READ, SIZES, SuffixIndex
-from sampling.drafters.tables.tree import TableTreeDrafter
 from sampling.types import Budget, Rows
-from tests.sampling.drafters.tables.test_prompt_lookup import tables_of
-from tests.sampling.drafters.tables.test_tree import SAMPLER, tree
+from tests.sampling.drafters.tables.test_lookup import SAMPLER, drafted, tables_of
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT
 from tests.support.reference import NaiveLaw
 from tests.support.runs import answers, decode, emitted, enumeration_error, sampler, steps
@@ -83,7 +80,7 @@ def test_what_was_asked_finds_what_was_said() -> None:
 
 def test_an_answer_that_is_over_drafts_and_the_conversations_own_matches_come_before_unlikelier_ones() -> None:
     row, said = [9, 5, 1, 2, 3, 7, 8, 5, 1, 2], index_of([5, 1, 2, 4, 6, 6])
-    for drafter in (TablesDrafter(None, said=said, least=0.0), TableTreeDrafter(None, said=said, least=0.0)):
+    for drafter in (LookupDrafter(said=said, least=0.0), LookupDrafter(tree=True, said=said, least=0.0)):
         drafter.start([row], ALONE, ALONE)
         draft = drafter.propose([row], Budget([1]), SAMPLER)
         assert draft.tokens.tolist() == [[3]]  # three tokens of its own, against two of another answer
@@ -96,22 +93,21 @@ def test_an_answer_that_is_over_drafts_and_the_conversations_own_matches_come_be
     assert CHANCE[3] > 1 / (1 + DOUBT[2])
 
 
-def test_tables_that_say_more_of_a_token_keep_it() -> None:
-    tables, said = tables_of(*[[1, 2, 30]] * 30), index_of([1, 2, 30])
-    _, _, draft = tree(TableTreeDrafter(tables, said=said), [1, 2], 1)
-    assert draft.source is not None
-    assert NAMES[int(draft.source[0, 0])] == "tables"
-    _, _, draft = tree(TableTreeDrafter(tables, said=index_of(*[[0, 1, 2, 31]] * 40)), [0, 1, 2], 1)
-    assert draft.tokens.tolist() == [[31]]
+def test_who_says_more_of_a_token_keeps_it() -> None:
+    tables = tables_of([1, 2, 30])
+    for tree in (False, True):
+        assert drafted(LookupDrafter(tables, said=index_of([1, 2, 30]), tree=tree), [1, 2], 1) == [(30, "tables")]
+        often = LookupDrafter(tables, said=index_of(*[[0, 1, 2, 31]] * 40), tree=tree)
+        assert drafted(often, [0, 1, 2], 1) == [(31, "suffix")]
 
 
 def test_nothing_said_changes_nothing() -> None:
     tables, rows = tables_of([1, 2, 3, 4, 1, 2, 4]), [[1, 2, 3, 1, 2], [4, 1, 2, 4]]
-    for made in (TablesDrafter, TableTreeDrafter):
+    for tree in (False, True):
         for row in rows:
             drafts = []
             for said in (None, SuffixIndex()):
-                drafter = made(tables, said=said, least=0.0)
+                drafter = LookupDrafter(tables, said=said, tree=tree, least=0.0)
                 drafter.start([row], ALONE, ALONE)
                 drafts.append(drafter.propose([row], Budget([6]), SAMPLER).tokens.tolist())
             assert drafts[0] == drafts[1]
@@ -121,10 +117,10 @@ V = 6
 SPOKEN = [answers(TableLM(V, seed=4), [[1, 2]], NoDrafter(), sampler(0.8, seed), length=60)[0] for seed in range(5)]
 
 MADE: dict[str, Callable[[SuffixIndex], Any]] = {
-    "chain": lambda said: TablesDrafter(None, said=said, least=0.0),
-    "tree": lambda said: TableTreeDrafter(None, said=said, least=0.0, recall=True, shared_noise=True),
-    "joint": lambda said: JointTreeDrafter(
-        TableLM(V, seed=9), learn=False, said=said, least=0.0, recall=True, shared_noise=True
+    "chain": lambda said: LookupDrafter(said=said, least=0.0),
+    "tree": lambda said: LookupDrafter(tree=True, said=said, least=0.0, recall=True, shared_noise=True),
+    "joint": lambda said: LookupDrafter(
+        said=said, model=Model(TableLM(V, seed=9)), tree=True, least=0.0, recall=True, shared_noise=True
     ),
 }
 
@@ -140,7 +136,7 @@ def test_the_text_is_plain_decodings_with_that_seed(name: str, temperature: floa
             run = decode(lm, prompt, made, sampler(temperature, seed), length=30, gamma=5)
             assert emitted(run, len(prompt)) == answers(lm, prompt, None, sampler(temperature, seed), length=30)
             each = [step for row in range(len(prompt)) for step in steps(run, row)]
-            taken += sum(step.source[node] == SUFFIX for step in each for node in step.path)
+            taken += sum(made.traits.names[step.source[node]] == "suffix" for step in each for node in step.path)
     assert taken > 20
 
 
@@ -160,7 +156,7 @@ def test_what_is_asked_again_takes_few_passes() -> None:
     for said in (SuffixIndex(), SuffixIndex()):
         if passes:
             said.add(prompt, text)
-        run = decode(lm, [prompt], TablesDrafter(None, said=said), sampler(0.0), length=60, gamma=8)
+        run = decode(lm, [prompt], LookupDrafter(said=said), sampler(0.0), length=60, gamma=8)
         assert emitted(run)[0] == text
         passes.append(len(steps(run)))
     assert 3 * passes[1] < passes[0]

@@ -1,0 +1,434 @@
+"""What was already said as a drafter: which continuation it follows, how it keeps its index, chains and trees of it,
+and that the text stays the target's.
+
+It may recall what the target thought likely behind a token, and look at the noise of the target's draw: better guesses,
+the same text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from app.lanes.drafters import PairDrafters
+from app.settings.table import Settings
+from sampling.drafters.draft_model import Model, NoDrafter
+from sampling.drafters.proposal import FURTHER, FURTHER_WORTH, Node
+from sampling.drafters.tables.lookup import CHANCE, SHARES, LookupDrafter, Matches, MatchIndex, Recalled, thought_likely
+from sampling.drafters.tables.table_file import StaticTables
+from sampling.gamma.ratios import Ratios
+from sampling.sampler import KeyedSampler
+from sampling.types import Budget, Draft, Drafter, Rows, Tree, Verdict
+from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
+from tests.support.branching import softmax
+from tests.support.reference import NaiveLaw
+from tests.support.runs import answers, decode, drafting, emitted, enumeration_error, sampler, steps
+from tests.support.toys import ALONE, TableLM, chain_lm, parents_of
+from training.tables.build import Passage, arrays_of, count_levels
+from utils.errors import UserError
+from utils.logits_processors import make_processor
+
+SAMPLER = sampler()
+TOKEN = st.integers(0, 3)
+AGAIN = [1, 2, 3, 1, 2, 4, 1, 2]
+
+
+def tables_of(*passages: list[int], max_n: int = 5) -> StaticTables:
+    """Tables counted from these sequences."""
+    return StaticTables({}, [arrays_of(level) for level in count_levels([Passage(ids) for ids in passages], max_n)])
+
+
+def proposed(drafter: Drafter, rows: Rows, want: int, drawing: KeyedSampler = SAMPLER) -> Draft:
+    drafter.start(rows, ALONE, ALONE)
+    return drafter.propose(rows, Budget([want] * len(rows)), drafting(drawing, rows))
+
+
+def named(drafter: Drafter, draft: Draft) -> list[tuple[int, str]]:
+    """(token, source) of each node of the first row."""
+    assert draft.probs is None
+    assert draft.source is not None
+    return [
+        (token, drafter.traits.names[source])
+        for token, source in zip(draft.tokens[0].tolist(), draft.source[0].tolist(), strict=True)
+    ]
+
+
+def drafted(drafter: Drafter, row: list[int], want: int = 4) -> list[tuple[int, str]]:
+    return named(drafter, proposed(drafter, [row], want))
+
+
+# -- which continuation ---------------------------------------------------------------------------
+
+
+def test_the_longest_known_context_wins_and_unknown_ones_back_off() -> None:
+    tables = tables_of([1, 2, 3, 4], [9, 2, 3, 5], [8, 3, 6], [7, 3, 6], [0, 3, 6])
+    assert [tables.next(tail).token for tail in ([1, 2, 3], [9, 2, 3], [8, 3], [3])] == [4, 5, 6, 6]  # type: ignore[union-attr]
+    assert tables.next([1, 2, 3]).size == 3  # type: ignore[union-attr]
+    assert tables.next([50, 60, 3]).size == 1  # type: ignore[union-attr]
+    assert tables.next([50]) is None
+    assert tables.next([]) is None
+
+
+def test_a_tie_goes_to_what_follows_the_shorter_context_more_often() -> None:
+    tables = tables_of([1, 2, 3], [1, 2, 4], [7, 2, 4])
+    assert tables.next([1, 2]).token == 4  # type: ignore[union-attr]
+
+
+def test_confidence_rises_with_sightings_and_falls_with_dissent() -> None:
+    often, once = tables_of(*[[1, 2]] * 9, [5, 6]), tables_of([1, 2], [5, 6])
+    split = tables_of(*[[1, 2]] * 9, *[[1, 3]] * 9, [5, 6])
+    chance = [tables.next([1]).confidence for tables in (often, once, split)]  # type: ignore[union-attr]
+    assert chance[0] > chance[1]
+    assert chance[0] > chance[2]
+    assert all(0 < one <= 1 for one in chance)
+
+
+def test_the_likeliest_offer_is_followed() -> None:
+    """Matches of one and two tokens hold with .17 and .42; what the tables say is counted."""
+    tables = tables_of(*[[1, 2, 30]] * 4, *[[8, 5, token] for token in range(31, 37)])
+    known = {context[-1]: tables.next(context).confidence for context in ([1, 2], [8, 5])}  # type: ignore[union-attr]
+    assert known[5] < CHANCE[1] < CHANCE[2] < known[2] < CHANCE[5]
+    drafter = LookupDrafter(tables, least=0)
+    assert drafted(drafter, [1, 2, 3, 0, 1, 2], 1) == [(30, "tables")]
+    assert drafted(drafter, [8, 5, 3, 0, 8, 5], 1) == [(3, "match")]
+    assert drafted(drafter, [7, 7, 7, 1, 2, 3, 7, 7, 7, 1, 2], 1) == [(3, "match")]
+    assert drafted(drafter, [3, 0, 1, 2], 1) == [(30, "tables")]
+    assert drafted(LookupDrafter(tables, matches=False), [7, 7, 7, 1, 2, 3, 7, 7, 7, 1, 2], 1) == [(30, "tables")]
+
+
+def test_the_longest_and_then_the_latest_match_is_followed() -> None:
+    drafter = LookupDrafter(least=0)
+    assert drafted(drafter, [1, 2, 3, 9, 2, 4, 1, 2], 1) == [(3, "match")]
+    assert drafted(drafter, [2, 3, 7, 2, 4, 8, 2], 1) == [(4, "match")]
+
+
+def test_a_chain_goes_on_over_its_own_tokens_and_ends_at_the_unknown() -> None:
+    known = LookupDrafter(tables_of([1, 2, 3, 4]), least=0)
+    assert drafted(known, [9, 1], 8) == [(2, "tables"), (3, "tables"), (4, "tables")]
+    assert drafted(known, [7, 8], 8) == []
+    mixed = LookupDrafter(tables_of([3, 4, 20, 21]), least=0)
+    assert drafted(mixed, [1, 2, 3, 4, 1, 2], 4) == [(token, "match") for token in (3, 4, 1, 2)]
+    assert drafted(mixed, [0, 3, 4], 4) == [(20, "tables"), (21, "tables")]
+
+
+def test_a_chain_ends_before_the_token_that_makes_it_unlikely() -> None:
+    tables = tables_of(*[[1, 2]] * 50, *[[2, token] for token in range(10, 40)])
+    whole, cut = (drafted(LookupDrafter(tables, least=least), [1]) for least in (0, 0.3))
+    assert cut == whole[:1]
+    assert drafted(LookupDrafter(tables, least=1), [1]) == []
+
+
+@pytest.mark.parametrize("wrong", [{"least": -0.1}, {"least": 1.1}])
+def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="least"):
+        LookupDrafter(**wrong)
+    for longest in (0, 6):
+        with pytest.raises(UserError, match="longest"):
+            Matches(longest)
+
+
+def test_a_tree_of_matches_by_hand() -> None:
+    """1 2 was followed by 3 (.42), then matches grow longer: 9 (.5), 7 (.7), 2 and 5 (.85 each). Of each of these
+    .85 is hoped for, .0554 in all. 2 alone was last followed by 5: .17 of the .58 left at the root, .0986.
+    """
+    row = [1, 2, 3, 9, 7, 2, 5, 1, 2]
+    draft = proposed(drafter := LookupDrafter(tree=True, least=0.05), [row], 6)
+    assert named(drafter, draft) == [(token, "match") for token in (3, 9, 7, 5, 2, 5)]
+    assert parents_of(draft) == [-1, 0, 1, -1, 2, 4]
+    assert CHANCE == (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
+    assert drafted(LookupDrafter(tree=True), [1, 2, 3], 8) == []  # nothing is known
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_what_comes_behind_drafted_tokens_is_learned_where_they_were_accepted(tree: bool) -> None:
+    row, ratios = [1, 2, 3, 9, 7, 2, 5, 1, 2], Ratios()
+    drafter = LookupDrafter(tree=tree, least=0.05, ratios=ratios)
+
+    def after(path: list[int], other: Draft | None = None) -> float:
+        draft = proposed(drafter, [row], 3)  # 3, 9, 7
+        nodes = torch.tensor([[*path, *[-1] * (3 - len(path))]])
+        drafter.observe([row], other or draft, Verdict(nodes, torch.tensor([0]), torch.ones(1), torch.ones(1)))
+        return ratios.of("further", FURTHER, FURTHER_WORTH).value
+
+    begun, refused, taken, nothing, theirs = (
+        FURTHER,
+        after([0]),
+        after([0, 1, 2]),
+        after([]),
+        after([0], Draft(torch.tensor([[3, 9, 8]]))),
+    )
+    assert refused < begun < taken  # 9 was refused, then 9 and 7 were taken
+    assert taken == nothing == theirs  # nothing is known of what comes behind it, nor from somebody else's draft
+
+
+# -- the index of the conversation ----------------------------------------------------------------
+
+
+def naive(row: list[int], tail: list[int], longest: int = 5) -> list[tuple[int, int]]:
+    """The oracle: scan backwards for every length."""
+    return [
+        (size, row[end])
+        for size in range(min(longest, len(tail)), 0, -1)
+        for end in [
+            next((end for end in range(len(row) - 1, size - 1, -1) if row[end - size : end] == tail[-size:]), 0)
+        ]
+        if end
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(TOKEN, max_size=7), max_size=6), st.lists(TOKEN, max_size=4), st.data())
+def test_the_growing_index_equals_a_rescan(pieces: list[list[int]], ahead: list[int], data: st.DataObject) -> None:
+    """Also of a row that goes back any way, as one with uncommitted drafts does, and of a copy."""
+    index, row = MatchIndex(), []
+    for piece in pieces:
+        row = row[: data.draw(st.integers(0, len(row)), label="shared")] + piece
+        index.follow(row)
+        tail = [*row, *ahead]
+        assert [*index.every(tail)] == naive(row, tail)
+        twin = deepcopy(index)
+        index.follow([*row, 9, 9])
+        assert [*twin.every(tail)] == naive(row, tail)
+
+
+def test_ragged_rows_are_drafted_each_on_its_own() -> None:
+    rows = [[1, 2, 3, 1, 2], [9], [5, 6, 5, 6, 5]]
+    drafter = LookupDrafter(tables_of([9, 8]), least=0)
+    drafter.start(rows, ALONE, ALONE)
+    draft = drafter.propose(rows, Budget([2, 4, 0]), SAMPLER)
+    assert draft.tokens.tolist() == [[3, 1], [8, -1], [-1, -1]]
+    assert draft.source is not None
+    assert draft.source.tolist() == [[0, 0], [1, 0], [0, 0]]
+    assert drafter.propose(rows, Budget([0, 0, 0]), SAMPLER).tokens.shape == (3, 0)
+
+
+def test_selected_rows_keep_their_index_and_repeated_ones_part_ways() -> None:
+    drafter = LookupDrafter(least=0)
+    drafter.start([[1, 2, 1], [3, 4, 3]], ALONE, ALONE)
+    drafter.select(torch.tensor([1, 1, 0]))
+    rows = [[3, 4, 3, 5, 3], [3, 4, 3, 6, 3], [1, 2, 1]]
+    for _ in range(2):
+        assert drafter.propose(rows, Budget([1, 1, 1]), SAMPLER).tokens.tolist() == [[5], [6], [2]]
+    drafter.select(torch.tensor([2]))
+    assert drafter.propose([[1, 2, 1]], Budget([1]), SAMPLER).tokens.tolist() == [[2]]
+
+
+def test_steps_tell_who_proposed_what_in_every_row() -> None:
+    lm = chain_lm(40, [1, 2], [3, 1, 2, 3, 1, 2, 3])
+    drafter = LookupDrafter(tables_of(*[[3, 1]] * 50), least=0)
+    rounds = steps(decode(lm, [[1, 2]], drafter, SAMPLER, length=7, gamma=2))
+    assert {drafter.traits.names[source] for step in rounds for source in step.source} == {"match", "tables"}
+
+
+# -- what is recalled ------------------------------------------------------------------------------
+
+
+def verdict(path: list[int], laws: torch.Tensor) -> Verdict:
+    return Verdict(torch.tensor([path]), torch.tensor([0]), laws[None], laws[None].log())
+
+
+def recalled(known: Recalled, *tail: int) -> list[tuple[int, float]]:
+    return known.expand([Node(0, [*tail])])[0]
+
+
+def test_the_likeliest_few_of_the_latest_law_are_kept() -> None:
+    laws = torch.tensor([[0.1, 0.2, 0.05, 0.4, 0.25, 0.0], [0.9, 0.1, 0, 0, 0, 0]])
+    known = Recalled()
+    thought = thought_likely(verdict([0], laws), [-1, 0])
+    known.learn([5, 7, 8], thought)  # the laws behind 5 7 and 7 8
+    assert recalled(known, 5) == []
+    likely, two = [(3, 0.4), (4, 0.25), (1, 0.2), (0, 0.1)], recalled(known, 5, 7)
+    assert [token for token, _ in two] == 2 * [token for token, _ in likely]
+    assert [p for _, p in two] == pytest.approx([SHARES[size] * p for size in (2, 1) for _, p in likely])
+    assert recalled(known, 9, 7) == two[4:]  # by one token alone
+    assert {token for token, _ in recalled(known, 7, 8)} == {0, 1}  # what cannot come is not offered
+    known.learn([6, 7], thought[1:])
+    assert {token for token, _ in recalled(known, 6, 7)} == {0, 1}
+    assert recalled(known, 5, 7)[:4] == two[:4]  # the law behind 7 alone is a later one
+
+
+def test_a_law_that_leaves_no_choice_is_not_kept() -> None:
+    known = Recalled()
+    known.learn([7], thought_likely(verdict([], torch.eye(6)[:1]), [-1]))
+    assert recalled(known, 7) == []
+
+
+def accepted(make: Callable[[], Drafter], model: TableLM) -> tuple[int, int]:
+    """Accepted and drafted nodes of some sampled answers."""
+    runs = [decode(model, [[1, 2]], make(), sampler(1.0, seed), length=150, gamma=4) for seed in range(8)]
+    rounds = [step for run in runs for step in steps(run)]
+    return sum(len(step.path) for step in rounds), sum(len(step.drafted) for step in rounds)
+
+
+def growing(**how: Any) -> LookupDrafter:
+    return LookupDrafter(tree=True, least=0.0, **how)
+
+
+def test_more_is_accepted_of_what_is_recalled() -> None:
+    model = TableLM(12, seed=4, sharpness=1.5)
+    assert accepted(lambda: growing(recall=True), model)[0] > 1.1 * accepted(growing, model)[0]
+
+
+def test_the_default_pairs_tables_recall_and_matches_alone_do_not(default_pair: Any) -> None:
+    from app.lanes.lane import PairEngine
+
+    made: PairDrafters = PairEngine(default_pair).drafters
+    found = {kind: made.make(kind, Settings(gamma="auto")) for kind in ("tables", "match", "static")}
+    assert {one.traits.tree for one in found.values()} == {Tree.BEST_FIRST}
+    assert {kind: one.traits.names for kind, one in found.items()} == {
+        "tables": ("match", "tables", "recalled"),
+        "match": ("match",),
+        "static": ("tables",),
+    }
+
+
+# -- the noise that is told is the noise that decides ----------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.6])
+def test_logits_and_noise_together_say_what_is_drawn(temperature: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    ids = list(range(40))
+    for position in range(60):
+        logits = torch.randn(1, 40, generator=generator) * 2
+        drawing = sampler(temperature, seed=position)
+        drawn = drawing.draw(drawing.probs(logits, []), torch.tensor([[3, position]]))
+        told = torch.tensor(drafting(drawing, [[1]]).shared_noise(3, position, ids))
+        assert int(drawn) == int((logits[0].log_softmax(-1) + told).argmax())
+
+
+def test_it_is_centred_and_grows_with_the_temperature() -> None:
+    many = sampler(0.8).shared_noise(0, 5, range(20_000))
+    assert abs(sum(many) / len(many)) < 0.02
+    spread = stats.tstd(many)
+    assert abs(spread - 0.8 * math.pi / math.sqrt(6)) < 0.02
+    assert sampler(1.6).shared_noise(0, 5, [7]) == [2 * sampler(0.8).shared_noise(0, 5, [7])[0]]
+    assert sampler(0.0).shared_noise(0, 5, [7, 8]) == [0.0, 0.0]
+
+
+def test_without_noise_nothing_changes() -> None:
+    for drawing in (sampler(0.0), sampler(0.7)):
+        plain, same = (
+            proposed(growing(shared_noise=peek), [AGAIN], 6, drawing) for peek in (False, drawing.processor.greedy)
+        )
+        assert torch.equal(plain.tokens, same.tokens)
+
+
+def test_rows_keep_their_noise_when_others_have_ended() -> None:
+    rows = [AGAIN, [5, 6, 5], AGAIN]
+    made = growing(shared_noise=True)
+    made.start(rows, ALONE, ALONE)
+    made.select(torch.tensor([2]))
+    asked: list[tuple[int, int]] = []
+
+    class Noted:
+        greedy = False
+
+        def shared_noise(self, row: int, position: int, ids: list[int]) -> list[float]:
+            asked.append((row, position))
+            return [0.0] * len(ids)
+
+    made.propose([AGAIN], Budget([3]), Noted())  # type: ignore[arg-type]
+    assert {row for row, _ in asked} == {2}
+    assert [*dict.fromkeys(position for _, position in asked)] == [len(AGAIN) + depth for depth in range(3)]
+
+
+def test_guesses_get_better_by_the_noise() -> None:
+    """Of equally many drafts more are accepted: the noise tells which of the likely tokens it will be."""
+    model = TableLM(4, seed=4, sharpness=1.0)
+    (peeked, of), (plain, others) = (accepted(lambda: growing(shared_noise=peek), model) for peek in (True, False))  # noqa: B023
+    assert peeked / of > 1.1 * plain / others
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_any_temperature_can_be_peeked_at(joint: bool) -> None:
+    """Noise in a logit is as large as the temperature: e to the power of it is no number at some thousands."""
+    made = growing(shared_noise=True, model=Model(TableLM(12, seed=1)) if joint else None)
+    alone = answers(TableLM(12), [AGAIN], NoDrafter(), sampler(1e5, 1), length=20)
+    assert emitted(decode(TableLM(12), [AGAIN], made, sampler(1e5, 1), length=20, gamma=4)) == alone
+
+
+# -- the output is the target's -------------------------------------------------------------------
+
+MAKERS: dict[str, Callable[[], Drafter]] = {
+    "matches": lambda: LookupDrafter(least=0),
+    "tables": lambda: LookupDrafter(tables_of([0, 1, 2, 0, 2, 1, 1, 0]), matches=False, least=0),
+    "both": lambda: LookupDrafter(tables_of([2, 0, 1, 2, 2, 0]), least=0),
+    "both, cut": lambda: LookupDrafter(tables_of([2, 0, 1, 2, 2, 0]), least=0.2),
+    "tree": lambda: growing(recall=True),
+}
+
+
+@pytest.mark.parametrize("drafts", ["law", "greedy"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_exact_law_is_the_targets(name: str, drafts: str) -> None:
+    error = enumeration_error(sure_start(3, 1), MAKERS[name], prompt=PROMPT, length=4, gamma=2, drafts=drafts)
+    assert error < EXACT
+
+
+@pytest.mark.parametrize("law", [NaiveLaw(temperature=0), NaiveLaw(top_k=2), NaiveLaw(temperature=1.7, top_p=0.8)])
+def test_the_exact_law_is_the_targets_under_processors_and_stops(law: NaiveLaw) -> None:
+    options: dict[str, Any] = {"prompt": PROMPT, "length": 4, "gamma": 2, "law": law}
+    assert enumeration_error(sure_start(3, 4), MAKERS["both"], **options) < EXACT
+    assert enumeration_error(sure_start(3, 5), MAKERS["both"], **options, stop={1}) < EXACT
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5])
+def test_trees_of_tables_are_exact(nodes: int) -> None:
+    prompt = [*PROMPT, 2, 0, 1, 1, 2, 0, 1, 0]
+    options: dict[str, Any] = {"prompt": prompt, "length": 4, "gamma": nodes, "law": NaiveLaw(top_k=2)}
+    assert enumeration_error(TableLM(3, seed=1), growing, **options) < EXACT
+
+
+def test_softmax_is_the_targets_law() -> None:
+    """An uncertain start, all three tokens."""
+    assert enumeration_error(sure_start(3, 1), growing, prompt=PROMPT, length=4, gamma=3, law=softmax) < EXACT
+
+
+@pytest.mark.parametrize("gamma", [1, 4, 8])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_text_and_noise_are_plain_decodings(temperature: float, gamma: int) -> None:
+    lm, prompt = TableLM(8, seed=3, sharpness=4.0), [[1, 2, 3], [4], [5, 6, 5, 6, 5]]
+    known = tables_of(answers(lm, [[7]], None, SAMPLER, length=40)[0])
+    options: dict[str, Any] = {"length": 40, "gamma": gamma, "stop": {0}}
+    plain = answers(lm, prompt, None, sampler(temperature, 11), **options)
+    before = lm.passes
+    assert answers(lm, prompt, LookupDrafter(known, least=0), sampler(temperature, 11), **options) == plain
+    assert lm.passes - before < max(map(len, plain))  # drafts were accepted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("peek", [False, True])
+def test_the_text_of_trees_is_plain_decodings_with_that_seed(peek: bool, temperature: float) -> None:
+    recalls, tables = 0, tables_of(AGAIN, [4, 5, 6, 7])
+    for seed in range(20):
+        alone = answers(TableLM(8, seed=4), [AGAIN], NoDrafter(), sampler(temperature, seed), length=24)
+        made = LookupDrafter(tables, tree=True, least=0.0, shared_noise=peek, recall=True)
+        run = decode(TableLM(8, seed=4), [AGAIN], made, sampler(temperature, seed), length=24, gamma=6)
+        assert emitted(run) == alone
+        recalls += sum(step.source.count(made.traits.names.index("recalled")) for step in steps(run))
+    assert (recalls > 100) == (temperature > 0)  # a greedy target's distribution says no more than its text
+
+
+def test_the_first_two_tokens_have_the_targets_law() -> None:
+    """Over seeds, where every draft was chosen by the very noise that judges it."""
+    model, counts, rounds = TableLM(8, seed=4), torch.zeros(8, 8), 1500
+    for seed in range(rounds):
+        said = answers(model, [AGAIN], growing(shared_noise=True), sampler(1.0, seed), length=3, gamma=4)[0]
+        counts[said[0], said[1]] += 1
+    law = make_processor(1.0)
+    first = law(model.logits([AGAIN]))[0]
+    joint = (first[:, None] * law(model.logits([[*AGAIN, token] for token in range(8)]))).flatten()
+    seen = joint * rounds >= 5
+    observed, wanted = counts.flatten()[seen], joint[seen] * rounds
+    rest = torch.tensor([rounds - float(observed.sum()), rounds - float(wanted.sum())])
+    result = stats.chisquare([*observed.tolist(), float(rest[0])], [*wanted.tolist(), float(rest[1])])
+    assert result.pvalue > 1e-4

@@ -1,0 +1,430 @@
+"""The builder of drafts: the likeliest of what its sources offer, as trees and chains; when a model among them is
+asked, what is learned of it, and that the text stays the target's.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.lanes.drafters import PairDrafters
+from app.settings.table import Settings
+from sampling.drafters.draft_model import Model, ModelDrafter, NoDrafter
+from sampling.drafters.proposal import GAIN_WORTH, GAINS, SURE, Candidate, Node, Offer, Pool, Proposer, Source
+from sampling.drafters.tables.lookup import LookupDrafter
+from sampling.drafters.tables.table_file import StaticTables
+from sampling.events import Call, Step
+from sampling.gamma.controller import Controller
+from sampling.gamma.ratios import RETRY, Ratios
+from sampling.loop import generate
+from sampling.models.causal import CausalLM
+from sampling.types import Budget, Draft, Limits, NodeCosts, Rows, Rule, Tree, Verdict
+from tests.sampling.drafters.tables.test_lookup import tables_of
+from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
+from tests.support.students import make_drafter, make_student, make_target, text
+from tests.support.toys import ALONE, TableLM, ToyLM, parents_of
+
+V = 12
+PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]  # behind "1 2" came 4 last, behind "2" alone too
+ROW = [1, 2, 3, 4, 5]  # nothing is repeated: nothing is offered
+Said = dict[tuple[int, ...], list[Offer]]  # behind the drafted tokens
+
+
+class Told(Source):
+    """Offers what it was told."""
+
+    name = "told"
+
+    def __init__(self, said: Said) -> None:
+        self.said = said
+
+    def expand(self, nodes: list[Node]) -> list[list[Offer]]:
+        return [self.said.get(tuple(node.tokens), []) for node in nodes]
+
+
+def thinking(*chances: float, **how: Any) -> ToyLM:
+    """A model that thinks the same everywhere."""
+    logits = [math.log(p) if p else -30.0 for p in chances]
+    return ToyLM(V, lambda prefix: [*logits, *[-30.0] * (V - len(logits))], name="trained", **how)
+
+
+def beside(lm: Any, said: Said | None = None, **how: Any) -> Proposer:
+    """The model beside what is said."""
+    return Proposer([Told(said or {}), Model(lm)], **({"tree": True} | how))
+
+
+def proposed(made: Proposer, rows: Rows, *depths: int, started: bool = False, **how: Any) -> Draft:
+    session = TableLM(V).open(rows)
+    if not started:
+        made.start(rows, session, session)
+    return made.propose(rows, Budget([*depths], **how), drafting(sampler(0.0), rows))
+
+
+def judged(made: Proposer, row: list[int], draft: Draft, path: list[int]) -> None:
+    laws = torch.full((1, draft.tokens.shape[1] + 1, V), 1 / V)
+    padding = [-1] * (draft.tokens.shape[1] - len(path))
+    made.observe([row], draft, Verdict(torch.tensor([[*path, *padding]]), torch.tensor([0]), laws, laws.log()))
+
+
+def who(made: Proposer, draft: Draft) -> list[str]:
+    assert draft.source is not None
+    return [made.traits.names[source] for source in draft.source[0].tolist()]
+
+
+# -- the draft --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tables() -> StaticTables:
+    noise = torch.Generator().manual_seed(1)
+    return tables_of(*(torch.randint(0, 6, (60,), generator=noise).tolist() for _ in range(30)))
+
+
+@given(row=st.lists(st.integers(0, 5), min_size=2, max_size=40), nodes=st.integers(1, 20))
+@settings(max_examples=80, deadline=None)
+def test_nodes_come_best_first_and_siblings_differ(row: list[int], nodes: int, tables: StaticTables) -> None:
+    """A smaller tree is the beginning of a larger one, a chain the best child of each of its nodes."""
+    tree, chain = (LookupDrafter(tables, tree=wide, least=0.01) for wide in (True, False))
+    whole, some, few = (
+        proposed(tree, [row], *depths, max_nodes=most)
+        for depths, most in (((8,), 1 << 10), ((8,), nodes), ((8,), max(1, nodes // 2)))
+    )
+    tokens, parents = some.tokens[0].tolist(), parents_of(some)
+    assert len(tokens) <= nodes
+    assert len(set(zip(parents, tokens, strict=True))) == len(tokens)
+    assert all(parent < node for node, parent in enumerate(parents))
+    for fewer in (some, few):
+        count = fewer.tokens.shape[1]
+        assert torch.equal(fewer.tokens, whole.tokens[:, :count])
+        assert parents_of(fewer) == parents_of(whole)[:count]
+    at, parents, found = -1, parents_of(whole), list[int]()
+    while at in parents:
+        at = parents.index(at)
+        found.append(int(whole.tokens[0, at]))
+    assert proposed(chain, [row], 8).tokens.tolist() == [found]
+
+
+def test_rows_of_a_batch_and_targets_that_take_no_trees_get_chains(tables: StaticTables) -> None:
+    rows = [[0, 1, 2, 0, 1], [3, 4, 3, 4, 3]]
+    drafts = [proposed(LookupDrafter(tables, tree=wide), rows, 4, 3) for wide in (True, False)]
+    assert torch.equal(drafts[0].tokens, drafts[1].tokens)
+    assert drafts[0].parents is None
+    wide = LookupDrafter(tables, tree=True)
+    session: Any = SimpleNamespace(**{**vars(ALONE), "takes_trees": False})
+    wide.start(rows[:1], session, session)
+    assert proposed(wide, rows[:1], 4, started=True).tokens.tolist()[0] == drafts[1].tokens[0].tolist()
+
+
+def test_a_node_must_be_worth_its_place_in_the_pass() -> None:
+    said: Said = {(): [(1, 0.6), (2, 0.6)], (1,): [(3, 0.9)], (1, 3): [(4, 0.1)]}
+    costs = NodeCosts(calibration=1.0, v=(1.0, 1.1, 1.2, 1.3, 2.3), rate=2.0)  # .2 for each of three, 2 for a fourth
+    draft = proposed(Proposer([Told(said)], tree=True), [ROW], 4, costs=costs)
+    assert draft.tokens.tolist() == [[1, 3, 2]]
+    assert draft.promised == pytest.approx(0.6 + 0.6 * 0.9 * 0.85 + 0.4 * 0.6)
+    dear = NodeCosts(calibration=1.0, v=(1.0, 1.5, 2.0), rate=2.0)
+    assert proposed(Proposer([Told(said)], tree=True), [ROW], 4, costs=dear).tokens.shape == (1, 0)
+
+
+def test_a_later_source_counts_for_what_the_others_leave() -> None:
+    made = Proposer([Told({(): [(1, 0.5), (2, 0.1)]}), Told({(): [(3, 0.4), (1, 0.3)]})], tree=True)
+    draft = proposed(made, [ROW], 1, max_nodes=4)
+    assert draft.tokens.tolist() == [[1, 3, 2]]
+    assert draft.promised == pytest.approx(0.5 + 0.5 * 0.4 + 0.5 * 0.6 * 0.1)
+
+
+# -- what several say of a token ------------------------------------------------------------------
+
+
+def test_an_agreement_makes_a_token_likelier_and_who_adds_most_is_named() -> None:
+    pool = Pool((1.0, 0.5, 0.8))
+    said = [Candidate(1, 0, 0.3, 0.3), Candidate(2, 1, 0.3, 0.3)]
+    alone, both = ({one.token: one for one in pool(said, [*more, (3, 0.2)], 0, None)} for more in ((), [(2, 0.3)]))
+    assert both[2].p > alone[2].p
+    assert alone[1].p > alone[2].p  # source 0 is believed more
+    assert [(both[token].source, both[token].prob) for token in (1, 2, 3)] == [(0, 0.3), (2, 0.3), (2, 0.2)]
+    assert alone[2].source == 1
+    for found in (alone, both):
+        assert sum(one.p for one in found.values()) <= 1
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=5), st.lists(st.floats(0, 1), min_size=1, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_chances_of_all_tokens_never_exceed_one(others: list[float], own: list[float]) -> None:
+    said = [Candidate(token, 0, p / len(others), p) for token, p in enumerate(others)]
+    found = Pool((0.9, 0.6))(said, [(token + 2, p / len(own)) for token, p in enumerate(own)], 0, None)
+    assert sum(one.p for one in found) <= 1
+    assert max(one.p for one in found) <= SURE
+
+
+def test_the_noise_lifts_what_it_favours() -> None:
+    said = [Candidate(1, 0, 0.3, 0.3), Candidate(2, 0, 0.3, 0.3)]
+    found = Pool((1.0, 0.5))(said, [(3, 0.1)], 0, lambda depth, ids: [2.0 * (token == 2) for token in ids])
+    assert max(found, key=lambda one: one.p).token == 2
+
+
+# -- when a model is asked -------------------------------------------------------------------------
+
+
+def test_where_nothing_was_said_the_models_likeliest_are_offered() -> None:
+    made = beside(thinking(0.2, 0.5, 0.3))
+    draft = proposed(made, [ROW], 1, max_nodes=3)
+    assert draft.tokens.tolist() == [[1, 2, 0]]
+    assert parents_of(draft) == [-1] * 3
+    assert set(who(made, draft)) == {"trained"}
+    assert [(call.model, call.passes) for call in draft.calls] == [("trained", 1)]
+
+
+def test_it_is_not_asked_where_what_was_said_is_sure_nor_below() -> None:
+    lm = thinking(1.0)
+    made = beside(lm, {(): [(5, 0.9)], (5,): []})
+    draft = proposed(made, [ROW], 3)
+    assert draft.tokens.tolist() == [[5]]
+    assert draft.calls == ()
+    assert lm.passes == 0
+
+
+def test_it_is_asked_again_as_long_as_the_others_are_unsure() -> None:
+    """The likeliest path is the model's own 0; behind 0 0 what is said is sure."""
+    lm = thinking(1.0)
+    made = beside(lm, {(0, 0): [(7, 0.95)], (0, 0, 7): [(8, 0.95)]}, tree=False)
+    draft = proposed(made, [ROW], 4)
+    assert draft.tokens.tolist() == [[0, 0, 7, 8]]
+    assert who(made, draft) == ["trained", "trained", "told", "told"]
+    assert lm.passes == draft.calls[0].passes == 2
+
+
+def test_rows_of_a_batch_and_rows_beyond_its_context_do_without_it() -> None:
+    said: Said = {(): [(4, 0.4)]}
+    lm = thinking(1.0, context=len(PROMPT))
+    made = beside(lm, said)
+    assert proposed(made, [PROMPT], 2).tokens.tolist() == [[4]]
+    assert made.sessions == ()  # the prompt fills its context
+    made = beside(lm, said)
+    assert proposed(made, [PROMPT[1:]], 1, max_nodes=2).tokens.tolist() == [[0, 4]]
+    assert proposed(made, [PROMPT], 1, max_nodes=2, started=True).tokens.tolist() == [[4]]
+    passes = lm.passes
+    assert proposed(made, [ROW, ROW], 2, 2).tokens.tolist() == [[4], [4]]  # the answer before had one row
+    made.select(torch.tensor([0]))
+    assert proposed(made, [ROW], 2, started=True).tokens.tolist() == [[4]]
+    assert lm.passes == passes
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(1, (0, 1)), (2, False)])
+def test_the_target_keeps_states_for_a_single_row_only(rows: int, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = thinking(1.0)
+    monkeypatch.setattr(lm, "reads_hidden", (0, 1), raising=False)
+    made, target = beside(lm), thinking(1.0)
+    asked: list[Any] = []
+    opened = target.open
+
+    def noted(prompt: Any, *, hidden: Any = False, **others: Any) -> Any:
+        asked.append(hidden)
+        return opened(prompt, **others)
+
+    monkeypatch.setattr(target, "open", noted)
+    next(generate(target, [PROMPT] * rows, made, sampler(0.0), Limits(4)))
+    assert asked == [kept]
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize(("right", "price"), [(False, 0.2), (True, 0.2), (True, 3.0), (False, None)])
+def test_it_is_asked_while_that_pays_and_now_and_then(right: bool, price: float | None, tree: bool) -> None:
+    """One that brings nothing is soon asked in every ninth round only, and so is one that is too dear."""
+    made, asked = beside(thinking(1.0), learn=True, tree=tree), list[bool]()
+    for _ in range(80):
+        draft = proposed(made, [ROW], 1, opportunity_cost=price, started=bool(asked))
+        asked.append(bool(draft.calls))
+        judged(made, ROW, draft, [0] if right and asked[-1] else [])
+    if right and price == 0.2:
+        assert all(asked)
+    else:
+        assert asked[40:].count(True) in (4, 5)
+        late = [at for at, was in enumerate(asked) if was][-4:]
+        assert {after - before for before, after in pairwise(late)} == {RETRY + 1}
+
+
+def test_it_is_always_asked_where_nothing_is_to_be_learned() -> None:
+    made = beside(thinking(1.0))
+    for turn in range(40):
+        draft = proposed(made, [ROW], 1, opportunity_cost=9.0, started=bool(turn))
+        assert len(draft.calls) == 1
+        judged(made, ROW, draft, [])
+
+
+def test_one_whose_tokens_the_others_would_have_drafted_brings_nothing() -> None:
+    ratios = Ratios()
+    made = beside(thinking(0.0, 1.0), {(): [(1, 0.3)], (2,): []}, learn=True, ratios=ratios)
+    draft = proposed(made, [ROW], 1)
+    assert draft.calls
+    assert draft.tokens.tolist() == [[1]]
+    judged(made, ROW, draft, [0])
+    assert ratios.of(("gain", 0), GAINS[0], GAIN_WORTH).value < GAINS[0]
+
+
+def test_what_it_brings_is_learned_by_depth_from_rounds_in_which_it_was_asked() -> None:
+    ratios = Ratios()
+
+    def gains() -> list[float]:
+        return [ratios.of(("gain", depth), GAINS[depth], GAIN_WORTH).value for depth in (0, 1)]
+
+    made = beside(thinking(1.0), learn=True, tree=False, ratios=ratios)
+    draft = proposed(made, [ROW], 2)
+    assert draft.calls[0].passes == draft.tokens.shape[1] == 2
+    judged(made, ROW, draft, [0])
+    first = gains()
+    assert first[0] > GAINS[0]
+    assert first[1] < GAINS[1]  # the second of its tokens was refused
+    for _ in range(10):
+        judged(made, ROW, Draft.empty(1), [])
+    assert gains() == first
+
+
+def test_rows_beyond_its_context_say_nothing_of_it() -> None:
+    ratios = Ratios()
+    made = beside(thinking(1.0, context=len(ROW)), {(): [(4, 0.2)]}, learn=True, ratios=ratios)
+    proposed(made, [ROW[1:]], 1)
+    judged(made, ROW, proposed(made, [ROW], 1, started=True), [])
+    assert ratios.of(("gain", 0), GAINS[0], GAIN_WORTH).value == GAINS[0]
+
+
+@pytest.mark.parametrize(("price", "depth"), [(0.08, 2), (0.12, 1)])
+def test_the_price_of_a_pass_is_lost_to_every_row(price: float, depth: int) -> None:
+    """The second tokens: .2 of what lies behind paths of .9 and .06 is .19, more than twice .08 and less than twice
+    .12, though of the first row alone it would be more."""
+    lm = ToyLM(
+        V,
+        lambda prefix: [
+            math.log((0.9 if prefix[0] else 0.06) if token == 0 else (0.1 if prefix[0] else 0.94) / 11)
+            for token in range(V)
+        ],
+        name="trained",
+    )
+    made = Proposer([Model(lm)], learn=True)
+    draft = proposed(made, [[1, 2], [0, 2]], 2, 2, opportunity_cost=price)
+    assert draft.calls[0].passes == draft.tokens.shape[1] == depth
+
+
+# -- the text ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("peek", [False, True])
+def test_the_text_is_plain_decodings_with_that_seed(peek: bool, temperature: float) -> None:
+    thought = 0
+    for seed in range(20):
+        alone = answers(TableLM(8, seed=4), [PROMPT], NoDrafter(), sampler(temperature, seed), length=24)
+        lm = TableLM(8, seed=4, sharpness=1.0)
+        made = LookupDrafter(model=Model(lm), tree=True, least=0.0, shared_noise=peek, recall=True, learn=True)
+        run = decode(TableLM(8, seed=4), [PROMPT], made, sampler(temperature, seed), length=24, gamma=5)
+        assert emitted(run) == alone
+        thought += sum(step.source[node] == len(made.traits.names) - 1 for step in steps(run) for node in step.path)
+    assert thought > 20
+
+
+@pytest.mark.parametrize("kind", ["plain", "glide", "feature"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_every_kind_of_student_may_be_asked(kind: str, temperature: float) -> None:
+    """Two answers in one conversation over a real network: the student's cache follows trees and rejections."""
+    target = make_target(8, seed=10, dtype=torch.float64)
+    lm = make_drafter(make_student(kind, target, seed=2, dtype=torch.float64)).lm
+    tables = tables_of(*(text(seed, 60, 8) for seed in range(4)))
+    made = LookupDrafter(tables, model=Model(lm), tree=True, least=0.0, recall=True, shared_noise=True)
+    asked = 0
+    for prompt in (text(7, 9, 8), text(7, 9, 8) + text(8, 30, 8)):
+        alone = answers(CausalLM(target), [prompt], None, sampler(temperature, 5), length=30)
+        run = decode(CausalLM(target), [prompt], made, sampler(temperature, 5), length=30, gamma=5)
+        assert emitted(run) == alone
+        asked += sum(len(step.calls) > 1 for step in steps(run))
+    assert asked > 10
+
+
+def test_more_is_accepted_than_of_what_was_said_alone() -> None:
+    held = []
+    for joint in (False, True):
+        model = Model(TableLM(V, seed=4, sharpness=1.0)) if joint else None
+        made = LookupDrafter(model=model, tree=True, least=0.0)
+        runs = [decode(TableLM(V, seed=4), [[1, 2]], made, sampler(1.0, seed), length=80, gamma=4) for seed in range(6)]
+        held.append(sum(len(step.path) for run in runs for step in steps(run)))
+    assert held[1] > 1.5 * held[0]
+
+
+def test_the_default_pair_drafts_from_both(default_pair: Any) -> None:
+    from app.lanes.lane import PairEngine
+
+    made: PairDrafters = PairEngine(default_pair).drafters
+    for chosen in (Settings(gamma="auto"), Settings(gamma=4)):
+        traits = made.make("tables+feature", chosen).traits
+        assert traits.names == ("match", "tables", "recalled", "feature")
+        assert traits.needs_hidden
+        assert (traits.rule, traits.tree) == (Rule.POINT, Tree.BEST_FIRST)
+    behind = made.make("match+plain", Settings(gamma="auto")).traits
+    assert behind.names == ("match", "plain")
+    assert not behind.needs_hidden
+    assert made.make("tables+feature", Settings(gamma="auto", expand="none")).traits.tree is None
+
+
+# -- drawn chains, and their costs under `gamma auto` -------------------------------------------------
+
+
+def test_a_chain_ends_behind_the_token_that_makes_it_unlikely() -> None:
+    """The token stays; the next one is not drawn. Each row for itself."""
+    rows = [[0, 1], [1, 2], [2, 3]]
+    long, short = (
+        proposed(ModelDrafter(TableLM(V, seed=3, sharpness=3.0), least), rows, 4, 4, 4) for least in (0.0, 0.4)
+    )
+    assert long.draft_prob is not None
+    lengths = []
+    for row in range(3):
+        chances = long.draft_prob[row].cumprod(dim=0).tolist()
+        length = next((place for place, chance in enumerate(chances, start=1) if chance < 0.4), 4)
+        kept = [token for token in short.tokens[row].tolist() if token >= 0]
+        assert kept == long.tokens[row, :length].tolist()
+        lengths.append(length)
+    assert len(set(lengths)) > 1, "the rows are to end at different places"
+    assert short.calls[0].passes == short.tokens.shape[1] == max(lengths)
+
+
+def rounds(pace: Controller, count: int, calls: bool, accepted: int, seconds: float) -> None:
+    """So many rounds of a drafter that ran its model or did not; a pass of the target takes a second."""
+    for _ in range(count):
+        gamma = pace.budget([0]).max_depth[0]
+        path = tuple(range(min(accepted, gamma)))
+        target, drafter = Call("target", 1, 1.0), Call("drafter", gamma, seconds * gamma)
+        pace.observe(
+            [
+                Step(
+                    row=0,
+                    gamma=gamma,
+                    drafted=(1,) * gamma,
+                    parents=tuple(range(-1, gamma - 1)),
+                    source=(0,) * gamma,
+                    path=path,
+                    token=1,
+                    target_p=(),
+                    draft_p=(),
+                    top2_gap=1.0,
+                    calls=(drafter, target) if calls and gamma else (target,),
+                    draft_s=seconds * gamma if calls else 0.0,
+                    verify_s=1.0,
+                    sample_s=0.0,
+                )
+            ]
+        )
+
+
+def test_the_cost_of_a_draft_is_that_of_the_rounds_which_ran_the_model() -> None:
+    pace = Controller()
+    pace.begin()
+    rounds(pace, 12, calls=False, accepted=1, seconds=0.0)
+    assert pace.costs.c < 0.01
+    for _ in range(8):
+        rounds(pace, 3, calls=False, accepted=1, seconds=0.0)
+        rounds(pace, 1, calls=True, accepted=1, seconds=0.2)
+    assert pace.costs.c == pytest.approx(0.2)  # not the lower third of all rounds, which is 0
