@@ -53,7 +53,8 @@ FURTHER, FURTHER_WORTH = 0.85, 20.0  # share of what is offered behind drafted t
 GAINS = 0.5, 0.2  # tokens that a pass of a model brings where nothing else offers any: the first of a round, later ones
 GAIN_WORTH = 10.0  # outcomes that this guess is worth
 PRICE = 0.15  # tokens that a pass of a model is worth before it is measured
-NOISE = 0.5  # share of the noise that is believed where only few tokens are offered
+NOISE = 0.5
+"""Share of the noise that is believed where only few tokens are offered (docs/notes.md, "The noise is known")."""
 LOUDEST = 100.0  # noise in a logit beyond which it makes no difference; at a temperature of thousands there is more
 SURE = 0.97  # no token is likelier
 FLOOR = 0.004  # what a token has of being named at all
@@ -235,7 +236,7 @@ class Pool:
 
     What all of them say of a token is added up, each by how far it is believed beside the others, and the sums,
     sharpened, share out the chance between them (a linear pool; Ranjan and Gneiting, J. R. Stat. Soc. B 72, 2010, for
-    why a sum of forecasts wants sharpening).
+    why a sum of forecasts wants sharpening). Figures: docs/notes.md, "One builder for all sources".
 
     Args:
         trust: by source, the model's the last.

@@ -200,7 +200,7 @@ def test_the_pairs_own_cascade_reviews_and_ignores_gamma(engines: Callable[[str]
         assert {step.gamma for step in steps[1:]} == {lane.most}
         assert any(inner.inner for step in steps for inner in step.inner)  # the small model under the large one
     chain = engines("chained").lane("spec", Settings())
-    assert (chain.takes_gamma, chain.most, chain.source_names) == (False, 5, ("drafter", "maxgram", "bigram"))
+    assert (chain.takes_gamma, chain.most, chain.source_names) == (False, 5, ("drafter", "maxgram"))
     assert all(len(step.drafted) <= 5 and not step.inner for step in steps_of(engines("chained"), chain, Settings()))
 
 
@@ -317,5 +317,5 @@ def test_cascade_and_matrix_change_one_after_the_other_in_the_console(folder: Pa
     assert "error: k_matrix must have 2 rows for the cascade drafter,maxgram, got 3" in ran.after("hello")
     assert ran.after("/set k_matrix=[[2,3],[0,3]]").strip() == "k_matrix = [[2,3],[0,3]]"
     names = [answered.tracks[-1].lane.source_names for answered in ran.actions.answers]
-    assert names == [("drafter", "maxgram", "bigram"), ("drafter", "small", "maxgram", "bigram")]
+    assert names == [("drafter", "maxgram"), ("drafter", "small", "maxgram", "bigram")]
     assert "error" not in ran.after("hello there") + ran.after("hello again")
