@@ -194,7 +194,7 @@ def test_the_pairs_own_cascade_reviews_and_ignores_gamma(engines: Callable[[str]
     told = [engine.lane("spec", Settings(gamma=gamma, **SHORT)) for gamma in (1, 9)]
     for lane in told:
         assert (lane.takes_gamma, lane.drafts, lane.drawn_drafts) == (False, True, True)
-        assert lane.source_names == ("drafter", "small", "maxgram", "bigram")
+        assert lane.source_names == ("drafter", "small", "maxgram")
         assert lane.most == engine.lane("cascade", Settings()).most
         steps = steps_of(engine, lane, lane.settings)
         assert {step.gamma for step in steps[1:]} == {lane.most}
@@ -317,5 +317,5 @@ def test_cascade_and_matrix_change_one_after_the_other_in_the_console(folder: Pa
     assert "error: k_matrix must have 2 rows for the cascade drafter,maxgram, got 3" in ran.after("hello")
     assert ran.after("/set k_matrix=[[2,3],[0,3]]").strip() == "k_matrix = [[2,3],[0,3]]"
     names = [answered.tracks[-1].lane.source_names for answered in ran.actions.answers]
-    assert names == [("drafter", "maxgram"), ("drafter", "small", "maxgram", "bigram")]
+    assert names == [("drafter", "maxgram"), ("drafter", "small", "maxgram")]
     assert "error" not in ran.after("hello there") + ran.after("hello again")
