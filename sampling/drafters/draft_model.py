@@ -102,7 +102,8 @@ class Model(Source):
         self._active = [*self._base]
         if self.session is not None:
             self._score, short = scoring(self.session, whole=self.draws and sampler.needs_prefixes)
-            self.drawing = Drawing(sampler, self.ids, self.session.vocab_size, short)
+            if self.draws:
+                self.drawing = Drawing(sampler, self.ids, self.session.vocab_size, short)
 
     def expand(self, nodes: list[Node]) -> list[list[Offer]]:
         able = [node for node in nodes if node.depth < self._depths[node.row]]

@@ -50,7 +50,7 @@ from sampling.types import (
 LEAST = 0.03  # less likely paths are not drafted
 LIKELY = 0.5  # of the tokens behind a node the likeliest, as far as it was not looked up
 FURTHER, FURTHER_WORTH = 0.85, 20.0  # share of what is offered behind drafted tokens that comes; outcomes it is worth
-GAINS = 0.5, 0.2  # tokens that a pass of a model brings where nothing else offers any: the first of a round, later ones
+GAINS = 0.5, 0.1  # tokens that a pass of a model brings where nothing else offers any: the first of a round, later ones
 GAIN_WORTH = 10.0  # outcomes that this guess is worth
 PRICE = 0.15  # tokens that a pass of a model is worth before it is measured
 NOISE = 0.5
@@ -432,14 +432,16 @@ class Proposer(Drafter):
             return nothing
         if level[0].depth and self.model.whole:
             return self.model.expand(level)
-        first = {node: max(known, key=itemgetter(2)) for node, known in zip(level, said, strict=True) if known}
-        left = sum(node.path * (1 - (first[node].p if node in first else 0.0)) for node in level)
         depth = level[0].depth
         gain = self._gain(depth).value if self.learn else GAINS[0]
-        pays = gain * left > price * len({node.row for node in level})
+        price *= len({node.row for node in level}) if len(level) > 1 else 1
+        if depth and self.learn and gain * sum(node.path for node in level) <= price:
+            return nothing
+        first = {node: max(known, key=itemgetter(2)) for node, known in zip(level, said, strict=True) if known}
+        left = sum(node.path * (1 - (first[node].p if node in first else 0.0)) for node in level)
         alone = not self._cheap and not (depth and self.learn)
         again = not depth and self.learn and self._idle > RETRY and left > 1 - SURE
-        if not (pays or alone or again):
+        if not (gain * left > price or alone or again):
             return nothing
         offers = self.model.expand(level)
         if any(offers):

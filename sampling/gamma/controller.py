@@ -154,7 +154,7 @@ class Controller:
         if known and self.tree is Tree.BEST_FIRST:
             costs = NodeCosts(self.costs.v(plan.depth + 1), self.acceptance.calibration, self._rate.value)
         if known and self._has_model:
-            price = self._tokens_paid_for(plan.depth) * self.costs.model_cost * self._rate.value
+            price = self.costs.model_cost * self._rate.value
         return Budget([plan.depth] * len(rows), plan.nodes if self.tree else None, costs, price)
 
     def _wanted(self, rows: int) -> Plan:
@@ -233,8 +233,7 @@ class Controller:
         return (self._calls.value if self._has_model else 1.0) * self.costs.c
 
     def _tokens_paid_for(self, drafted: int) -> int:
-        """Of so many drafted tokens (levels, beside siblings) those that cost c; of a best-first tree one, and one for
-        each further pass of its model."""
+        """Of so many drafted tokens (levels, beside siblings) those that cost c; a best-first tree costs c once."""
         return min(drafted, 1) if self.tree is Tree.BEST_FIRST else drafted
 
     # -- learning -----------------------------------------------------------------------------
@@ -242,21 +241,23 @@ class Controller:
     def observe(self, steps: list[Step], promised: float = 0.0) -> None:
         """Learn from a round: a Step for each row, and the tokens that a best-first tree promised."""
         asked = drafted = longest = 0
-        draft_s = verify_s = sample_s = 0.0
+        draft_s = verify_s = sample_s = model_s = 0.0
         passes = 0  # of the drafter's model
         for step in steps:
             asked, drafted = max(asked, step.gamma), max(drafted, len(step.drafted))
             longest = max(longest, step.length if self.tree is Tree.SIDEWAYS else len(step.drafted))
             draft_s, verify_s, sample_s = draft_s + step.draft_s, verify_s + step.verify_s, sample_s + step.sample_s
-            passes = max(passes, sum(call.passes for call in step.calls) - 1)  # the target's own is always there
+            own = step.calls[:-1]  # the last is the target's
+            passes, model_s = max(passes, sum(call.passes for call in own)), model_s + sum(call.seconds for call in own)
         slowest, ran_model = self._slowest(steps), passes > 0
         tokens = len(slowest.path) + (slowest.token is not None)
         self._has_model = self._has_model or ran_model
-        paid = max(1, passes if self.tree is Tree.BEST_FIRST else longest)
-        paid = paid if asked and ran_model >= self._has_model else 0
+        paid = self._tokens_paid_for(max(1, longest)) if asked and ran_model >= self._has_model else 0
+        pass_s = model_s / passes if passes else 0.0
+        further_s = pass_s * (passes - 1) if passes and self.tree is Tree.BEST_FIRST else 0.0
         idle = self._asleep if self.costs.drafting_known else self._idle
-        self.costs.add(drafted + 1, paid, idle, draft_s, verify_s, ran_model, sample_s)
-        self._charge(tokens, drafted, paid, draft_s if asked else 0.0)
+        self.costs.add(drafted + 1, paid, idle, draft_s - further_s, verify_s, pass_s, sample_s)
+        self._charge(tokens, drafted, paid, draft_s if asked else 0.0, further_s)
         self._asleep = 0 if (ran_model if self._has_model else asked) else self._asleep + 1
         self.rounds += 1
         if self.tree is Tree.BEST_FIRST and len(steps) == 1:
@@ -276,12 +277,14 @@ class Controller:
             self.trials += 1
             self._trial_paid = tokens > paid * self.costs.c + self.costs.v(drafted + 1)[-1]
 
-    def _charge(self, tokens: int, drafted: int, paid: int, draft_s: float) -> None:
+    def _charge(self, tokens: int, drafted: int, paid: int, draft_s: float, further_s: float) -> None:
         """Book a round: what plain decoding would have cost for its tokens, less what it cost."""
         c = self.costs.waking if self._asleep > 1 else self.costs.c
         cost = paid * c + self.costs.v(drafted + 1)[-1]
-        if draft_s and not paid and self.costs.plain:  # without its model the drafter still looks things up
-            cost += min(self.costs.c, draft_s / self.costs.plain)
+        if plain := self.costs.plain:
+            cost += further_s / plain
+            if draft_s and not paid:  # without its model the drafter still looks things up
+                cost += min(self.costs.c, draft_s / plain)
         stake = max(1.0, self._loss(self._smallest)) if self.whole else 1.0
         self.left = min(self.left + (1 + MARGIN) * tokens - cost, CREDIT * stake)
         self._rate.learn(tokens, cost)

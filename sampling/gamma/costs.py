@@ -95,7 +95,7 @@ class Costs:
         # In plain passes of the same round, which are as slow as the moment:
         self._drafting = _Samples(*([] if c is None else [c]), worth=EARLIER)  # a drafted token
         self._waking = _Samples()  # a drafted token after idle rounds
-        self._without_model = _Samples()  # drafting in a round where the drafter has a model and did not run it
+        self._model = _Samples()  # a pass of the drafter's model
         self._sampling = _Samples()  # sampling in a round without drafts
         self._runs_model = False  # whether c is of rounds in which the drafter ran a model
         self._prior = _Curve({1: 1.0, **seeds})
@@ -131,7 +131,7 @@ class Costs:
         idle: int,
         draft_s: float,
         verify_s: float,
-        ran_model: bool = False,
+        model_s: float = 0.0,
         sample_s: float = 0.0,
     ) -> None:
         """Count one round. Seconds are of the whole round, all rows together; a pass of zero seconds teaches nothing.
@@ -140,11 +140,13 @@ class Costs:
             width: positions that the pass scored.
             drafted: tokens that the drafter's time is divided by; 0 if it was not asked.
             idle: rounds just before this one in which it was not asked.
-            ran_model: the drafter ran a model. If it sometimes does (tables with a head), c is that of those rounds.
+            model_s: a pass of the drafter's model, 0 if it ran none. Where it sometimes does, c is of
+                those rounds.
             sample_s: sampling; what exceeds that of a round without drafts belongs to c.
         """
         if verify_s <= 0:
             return
+        ran_model = model_s > 0
         if ran_model and not self._runs_model:
             self._runs_model, self._waking = True, _Samples()
             if not self._seeded:
@@ -156,8 +158,8 @@ class Costs:
         spent = draft_s / plain + self.judging(sample_s / plain)
         if drafted and ran_model >= self._runs_model:
             (self._waking if idle >= IDLE else self._drafting).add(spent / drafted)
-        elif spent > 0 and self._runs_model and not ran_model:
-            self._without_model.add(spent)
+        if ran_model:
+            self._model.add(model_s / plain)
 
     def _add_pass(self, width: int, seconds: float) -> None:
         samples = self._passes.get(width)
@@ -202,8 +204,8 @@ class Costs:
 
     @property
     def model_cost(self) -> float:
-        """The part of c that the drafter's model takes: the rest is paid in rounds without the model too."""
-        return max(0.0, self.c - self._without_model.median)
+        """A pass of the drafter's model; c before one was timed."""
+        return self._model.median if self._model.count >= MEASURED else self.c
 
     @property
     def waking(self) -> float:

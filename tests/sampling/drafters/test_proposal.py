@@ -275,7 +275,7 @@ def test_what_it_brings_is_learned_by_depth_from_rounds_in_which_it_was_asked() 
         return [ratios.of(("gain", depth), GAINS[depth], GAIN_WORTH).value for depth in (0, 1)]
 
     made = beside(thinking(1.0), learn=True, tree=False, ratios=ratios)
-    draft = proposed(made, [ROW], 2)
+    draft = proposed(made, [ROW], 2, opportunity_cost=0.05)
     assert draft.calls[0].passes == draft.tokens.shape[1] == 2
     judged(made, ROW, draft, [0])
     first = gains()
@@ -294,10 +294,10 @@ def test_rows_beyond_its_context_say_nothing_of_it() -> None:
     assert ratios.of(("gain", 0), GAINS[0], GAIN_WORTH).value == GAINS[0]
 
 
-@pytest.mark.parametrize(("price", "depth"), [(0.08, 2), (0.12, 1)])
+@pytest.mark.parametrize(("price", "depth"), [(0.04, 2), (0.06, 1)])
 def test_the_price_of_a_pass_is_lost_to_every_row(price: float, depth: int) -> None:
-    """The second tokens: .2 of what lies behind paths of .9 and .06 is .19, more than twice .08 and less than twice
-    .12, though of the first row alone it would be more."""
+    """The second tokens: .1 of what lies behind paths of .9 and .06 is .096, more than twice .04 and less than twice
+    .06, though of the first row alone it would be more."""
     lm = ToyLM(
         V,
         lambda prefix: [
