@@ -9,6 +9,8 @@ ends the chain.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sampling.drafters.proposal import Node, Offer, Proposer, Source
@@ -110,12 +112,11 @@ class Copies(Source):
                 index.follow(text)
             self._copied.append(index.copied(depth) if depth > 0 else [])
 
-    def expand(self, nodes: list[Node]) -> list[list[Offer]]:
-        copied = [self._copied[node.row] for node in nodes]
-        return [
-            [(tokens[node.depth], 1.0)] if len(tokens) > node.depth and tokens[: node.depth] == node.tokens else []
-            for node, tokens in zip(nodes, copied, strict=True)
-        ]
+    def offers(self, node: Node) -> Sequence[Offer]:
+        tokens = self._copied[node.row]
+        if len(tokens) <= node.depth or tokens[: node.depth] != node.tokens:
+            return ()
+        return [(tokens[node.depth], 1.0)]
 
     def select(self, rows: list[int]) -> None:
         self._indices = parted(self._indices, rows)

@@ -124,8 +124,12 @@ class Source:
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
         """A round begins: the rows of the loop, and as texts with what stands before them."""
 
+    def offers(self, node: Node) -> Sequence[Offer]:
+        """The tokens that may follow a node; of a source without a model."""
+        raise NotImplementedError
+
     def expand(self, nodes: list[Node]) -> list[list[Offer]]:
-        """Behind each node the tokens that may follow; nodes of one level, nearer ones were asked before."""
+        """The same behind each node of a level, in one pass of a model; nearer levels were asked before."""
         raise NotImplementedError
 
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:
@@ -391,7 +395,9 @@ class Proposer(Drafter):
                     grown[node.row].add_drawn(node, offer)
             return
         said = self._said(level)
-        heard = [self._heard(node, candidates) for node, candidates in zip(level, said, strict=True)]
+        heard = said
+        if self._noise is not None:
+            heard = [self._heard(node, candidates) for node, candidates in zip(level, said, strict=True)]
         own = self._ask(level, heard, price)
         for node, candidates, alone, offers in zip(level, said, heard, own, strict=True):
             share = 1.0 if offers or not node.depth else self._further.value
@@ -413,11 +419,10 @@ class Proposer(Drafter):
     def _said(self, level: list[Node]) -> list[list[Candidate]]:
         """What the sources without a model offer behind each node, the likeliest first; a later one counts for what
         those before it leave."""
-        said: list[list[tuple[float, int, int]]] = [[] for _ in level]
-        for index, source in self._cheap:
-            for known, offers in zip(said, source.expand(level), strict=True):
-                known += [(prob, index, token) for token, prob in offers]
-        return [_in_turn(known) for known in said]
+        return [
+            _in_turn([(prob, index, token) for index, source in self._cheap for token, prob in source.offers(node)])
+            for node in level
+        ]
 
     # -- a model beside the others ---------------------------------------------------------------
 

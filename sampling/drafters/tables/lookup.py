@@ -10,7 +10,7 @@ all but the drawn token away (token recycling, Luo et al., arXiv 2408.08696). No
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -76,12 +76,15 @@ class MatchIndex:
                     last[context] = place
         del row[count:]
 
-    def every(self, tail: list[int]) -> Iterator[tuple[int, int]]:
+    def every(self, tail: list[int]) -> list[tuple[int, int]]:
         """(size, token) of each suffix of `tail` that occurred before, the longest first."""
-        for size in range(min(self.longest, len(tail)), 0, -1):
+        found = []
+        for size in range(1, min(self.longest, len(tail)) + 1):
             place = self._last[size].get(tuple(tail[-size:]))
-            if place is not None:
-                yield size, self._row[place]
+            if place is None:  # what never stood before has no longer context that did
+                break
+            found.append((size, self._row[place]))
+        return found[::-1]
 
 
 class Matches(Source):
@@ -104,8 +107,8 @@ class Matches(Source):
         for index, text in zip(self._indices, texts, strict=True):
             index.follow(text)
 
-    def expand(self, nodes: list[Node]) -> list[list[Offer]]:
-        return [[(token, CHANCE[size]) for size, token in self._indices[node.row].every(node.tail)] for node in nodes]
+    def offers(self, node: Node) -> Sequence[Offer]:
+        return [(token, CHANCE[size]) for size, token in self._indices[node.row].every(node.tail)]
 
     def select(self, rows: list[int]) -> None:
         self._indices = parted(self._indices, rows)
@@ -126,10 +129,8 @@ class Tables(Source):
         self._known = self.tables.below(target.vocab_size)
         self._looked_up.clear()
 
-    def expand(self, nodes: list[Node]) -> list[list[Offer]]:
-        return [self._behind(tuple(node.tail[-self.reach :])) for node in nodes]
-
-    def _behind(self, context: tuple[int, ...]) -> list[Offer]:
+    def offers(self, node: Node) -> Sequence[Offer]:
+        context = tuple(node.tail[-self.reach :])
         if (found := self._looked_up.get(context)) is None:
             if len(self._looked_up) >= KEPT:
                 self._looked_up.clear()
@@ -148,8 +149,8 @@ class Earlier(Source):
     def __init__(self, said: SuffixIndex, least: int = SIZES[-1]) -> None:
         self.said, self.least = said, least
 
-    def expand(self, nodes: list[Node]) -> list[list[Offer]]:
-        return [self.said.behind(node.tail, self.least) if self.said else [] for node in nodes]
+    def offers(self, node: Node) -> Sequence[Offer]:
+        return self.said.behind(node.tail, self.least) if self.said else ()
 
 
 class Recalled(Source):
@@ -169,9 +170,10 @@ class Recalled(Source):
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
         self._certain = sampler.greedy
 
-    def expand(self, nodes: list[Node]) -> list[list[Offer]]:
-        known = self._behind
-        return [[offer for size in SHARES for offer in known.get(tuple(node.tail[-size:]), ())] for node in nodes]
+    def offers(self, node: Node) -> Sequence[Offer]:
+        if not self._behind:
+            return ()
+        return [offer for size in SHARES for offer in self._behind.get(tuple(node.tail[-size:]), ())]
 
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:
         if len(texts) != 1 or self._certain:

@@ -5,7 +5,7 @@ from counts of what followed each context in this very conversation. Needs no mo
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 
 import torch
@@ -98,13 +98,11 @@ class Ngrams(Source):
             store.fill(row, common_prefix(seen, row))
         self._seen = [list(row) for row in prompt]
 
-    def expand(self, nodes: list[Node]) -> list[list[Offer]]:
-        return [self._offer(self._stores[node.row], node.tail) for node in nodes]
-
-    def _offer(self, store: NgramStore, tail: list[int]) -> list[Offer]:
-        token = store.next(tail)
+    def offers(self, node: Node) -> Sequence[Offer]:
+        store = self._stores[node.row]
+        token = store.next(node.tail)
         if token is not None:
-            return [(token, store.share(tail, token))]
+            return [(token, store.share(node.tail, token))]
         return [] if self.stop_if_unknown else [(self._random.randrange(self._end), 1 / self._end)]
 
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:

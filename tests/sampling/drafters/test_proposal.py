@@ -45,8 +45,8 @@ class Told(Source):
     def __init__(self, said: Said) -> None:
         self.said = said
 
-    def expand(self, nodes: list[Node]) -> list[list[Offer]]:
-        return [self.said.get(tuple(node.tokens), []) for node in nodes]
+    def offers(self, node: Node) -> list[Offer]:
+        return self.said.get(tuple(node.tokens), [])
 
 
 def thinking(*chances: float, **how: Any) -> ToyLM:
