@@ -9,8 +9,6 @@ ends the chain.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from sampling.drafters.proposal import Node, Offer, Proposer, Source
@@ -112,10 +110,10 @@ class Copies(Source):
                 index.follow(text)
             self._copied.append(index.copied(depth) if depth > 0 else [])
 
-    def offers(self, node: Node) -> Sequence[Offer]:
+    def offers(self, node: Node) -> list[Offer]:
         tokens = self._copied[node.row]
         if len(tokens) <= node.depth or tokens[: node.depth] != node.tokens:
-            return ()
+            return []
         return [(tokens[node.depth], 1.0)]
 
     def select(self, rows: list[int]) -> None:

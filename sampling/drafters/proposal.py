@@ -124,7 +124,7 @@ class Source:
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
         """A round begins: the rows of the loop, and as texts with what stands before them."""
 
-    def offers(self, node: Node) -> Sequence[Offer]:
+    def offers(self, node: Node) -> list[Offer]:
         """The tokens that may follow a node; of a source without a model."""
         raise NotImplementedError
 
@@ -160,8 +160,10 @@ class Growth:
             candidates = sorted(candidates, key=itemgetter(2), reverse=True)[:1]
         for token, source, p, prob in candidates:
             path = parent.path * min(1.0, share * p)
+            if path < self.least:
+                continue
             place = bisect(self._less, -path)
-            if path >= self.least and place < self.most and path > self.floors[place]:
+            if place < self.most and path > self.floors[place]:
                 tail = [*parent.tail[1 - reach :], token] if reach > 1 else [token]
                 self._insert(place, Node(parent.row, tail, parent, parent.depth + 1, token, source, prob, path))
 
@@ -228,11 +230,9 @@ def _in_turn(said: list[tuple[float, int, int]]) -> list[Candidate]:
     return list(found.values())
 
 
-def louder(noise: Noise | None, depth: int, candidates: Sequence[Candidate], believed: float) -> list[float]:
-    """What the noise at this depth multiplies the chance of each candidate by, if so much of it is believed."""
-    if noise is None:
-        return [1.0] * len(candidates)
-    return [math.exp(min(LOUDEST, believed * one)) for one in noise(depth, [one.token for one in candidates])]
+def loudness(noise: Noise, depth: int, tokens: Sequence[int], believed: float) -> list[float]:
+    """What the noise at this depth multiplies the chance of each token by, if so much of it is believed."""
+    return [math.exp(min(LOUDEST, believed * one)) for one in noise(depth, tokens)]
 
 
 class Pool:
@@ -254,20 +254,22 @@ class Pool:
     ) -> list[Candidate]:
         """The candidates of the others and the model's offers together."""
         known, forecast = {one.token: one for one in candidates}, dict(offers)
-        model, own = len(self.trust) - 1, self.trust[-1]
-        found: list[Candidate] = []
-        for token in {**forecast, **known}:
-            said, p = known.get(token), own * forecast.get(token, 0.0)
-            others = 0.0 if said is None else self.trust[said.source] * said.p
-            weight = (others + p + FLOOR) ** self.sharpened
-            found.append(
-                Candidate(token, model, weight, forecast.get(token, 0.0))
-                if said is None or p >= others
-                else said._replace(p=weight)
-            )
-        weights = [one.p * factor for one, factor in zip(found, louder(noise, depth, found, self.noise), strict=True)]
-        total = math.fsum([UNNAMED, *weights])
-        return [one._replace(p=min(SURE, weight / total)) for one, weight in zip(found, weights, strict=True)]
+        model, own, sharpened = len(self.trust) - 1, self.trust[-1], self.sharpened
+        tokens = list(known | forecast)
+        weights, said = list[float](), list[tuple[int, float]]()
+        for token in tokens:
+            one, prob = known.get(token), forecast.get(token, 0.0)
+            others = 0.0 if one is None else self.trust[one.source] * one.p
+            weights.append((others + own * prob + FLOOR) ** sharpened)
+            said.append((model, prob) if one is None or own * prob >= others else (one.source, one.prob))
+        if noise is not None:
+            louder = loudness(noise, depth, tokens, self.noise)
+            weights = [weight * factor for weight, factor in zip(weights, louder, strict=True)]
+        total = UNNAMED + sum(weights)
+        return [
+            Candidate(token, source, min(SURE, weight / total), prob)
+            for token, weight, (source, prob) in zip(tokens, weights, said, strict=True)
+        ]
 
 
 class Asked(NamedTuple):
@@ -413,7 +415,8 @@ class Proposer(Drafter):
         """The candidates with the chances that the noise leaves them."""
         if self._noise is None:
             return candidates
-        factors = zip(candidates, louder(self._noise, node.depth, candidates, NOISE), strict=True)
+        louder = loudness(self._noise, node.depth, [one.token for one in candidates], NOISE)
+        factors = zip(candidates, louder, strict=True)
         return [one._replace(p=min(SURE, one.p * factor)) for one, factor in factors]
 
     def _said(self, level: list[Node]) -> list[list[Candidate]]:

@@ -107,7 +107,7 @@ class Matches(Source):
         for index, text in zip(self._indices, texts, strict=True):
             index.follow(text)
 
-    def offers(self, node: Node) -> Sequence[Offer]:
+    def offers(self, node: Node) -> list[Offer]:
         return [(token, CHANCE[size]) for size, token in self._indices[node.row].every(node.tail)]
 
     def select(self, rows: list[int]) -> None:
@@ -129,7 +129,7 @@ class Tables(Source):
         self._known = self.tables.below(target.vocab_size)
         self._looked_up.clear()
 
-    def offers(self, node: Node) -> Sequence[Offer]:
+    def offers(self, node: Node) -> list[Offer]:
         context = tuple(node.tail[-self.reach :])
         if (found := self._looked_up.get(context)) is None:
             if len(self._looked_up) >= KEPT:
@@ -149,8 +149,8 @@ class Earlier(Source):
     def __init__(self, said: SuffixIndex, least: int = SIZES[-1]) -> None:
         self.said, self.least = said, least
 
-    def offers(self, node: Node) -> Sequence[Offer]:
-        return self.said.behind(node.tail, self.least) if self.said else ()
+    def offers(self, node: Node) -> list[Offer]:
+        return self.said.behind(node.tail, self.least) if self.said else []
 
 
 class Recalled(Source):
@@ -170,9 +170,9 @@ class Recalled(Source):
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
         self._certain = sampler.greedy
 
-    def offers(self, node: Node) -> Sequence[Offer]:
+    def offers(self, node: Node) -> list[Offer]:
         if not self._behind:
-            return ()
+            return []
         return [offer for size in SHARES for offer in self._behind.get(tuple(node.tail[-size:]), ())]
 
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:

@@ -5,7 +5,7 @@ from counts of what followed each context in this very conversation. Needs no mo
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import repeat
 
 import torch
@@ -98,7 +98,7 @@ class Ngrams(Source):
             store.fill(row, common_prefix(seen, row))
         self._seen = [list(row) for row in prompt]
 
-    def offers(self, node: Node) -> Sequence[Offer]:
+    def offers(self, node: Node) -> list[Offer]:
         store = self._stores[node.row]
         token = store.next(node.tail)
         if token is not None:

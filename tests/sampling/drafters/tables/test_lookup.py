@@ -236,7 +236,7 @@ def verdict(path: list[int], laws: torch.Tensor) -> Verdict:
 
 
 def recalled(known: Recalled, *tail: int) -> list[tuple[int, float]]:
-    return known.expand([Node(0, [*tail])])[0]
+    return known.offers(Node(0, [*tail]))
 
 
 def test_the_likeliest_few_of_the_latest_law_are_kept() -> None:
