@@ -235,6 +235,12 @@ def loudness(noise: Noise, depth: int, tokens: Sequence[int], believed: float) -
     return [math.exp(min(LOUDEST, believed * one)) for one in noise(depth, tokens)]
 
 
+def _heard(noise: Noise, node: Node, candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates behind a node with the chances that the noise leaves them."""
+    louder = loudness(noise, node.depth, [one.token for one in candidates], NOISE)
+    return [one._replace(p=min(SURE, one.p * factor)) for one, factor in zip(candidates, louder, strict=True)]
+
+
 class Pool:
     """What several sources and a model say of one node, as one distribution.
 
@@ -397,27 +403,18 @@ class Proposer(Drafter):
                     grown[node.row].add_drawn(node, offer)
             return
         said = self._said(level)
-        heard = said
-        if self._noise is not None:
-            heard = [self._heard(node, candidates) for node, candidates in zip(level, said, strict=True)]
+        noise = self._noise
+        heard = said if noise is None else [_heard(noise, *both) for both in zip(level, said, strict=True)]
         own = self._ask(level, heard, price)
         for node, candidates, alone, offers in zip(level, said, heard, own, strict=True):
             share = 1.0 if offers or not node.depth else self._further.value
             if not offers:
                 found = alone
             elif self._cheap:
-                found = self._pool(candidates, offers, node.depth, self._noise)
+                found = self._pool(candidates, offers, node.depth, noise)
             else:
                 found = [Candidate(token, 0, p, p) for token, p in offers]
             grown[node.row].add(node, found, self._reach, share)
-
-    def _heard(self, node: Node, candidates: list[Candidate]) -> list[Candidate]:
-        """The candidates with the chances that the noise leaves them."""
-        if self._noise is None:
-            return candidates
-        louder = loudness(self._noise, node.depth, [one.token for one in candidates], NOISE)
-        factors = zip(candidates, louder, strict=True)
-        return [one._replace(p=min(SURE, one.p * factor)) for one, factor in factors]
 
     def _said(self, level: list[Node]) -> list[list[Candidate]]:
         """What the sources without a model offer behind each node, the likeliest first; a later one counts for what
@@ -466,8 +463,8 @@ class Proposer(Drafter):
             paths = [node.path for node in taken[0]]
             taken = [taken[0][: worthwhile(paths, costs)]]
             promised = sum(paths[: len(taken[0])])
-            place = {id(node): at for at, node in enumerate(taken[0])}
-            above = [place.get(id(node.parent), -1) for node in taken[0]]
+            place: dict[Node | None, int] = {node: at for at, node in enumerate(taken[0])}
+            above = [place.get(node.parent, -1) for node in taken[0]]
             parents = None if above == list(range(-1, len(above) - 1)) else torch.tensor(above)
         self._grown = taken
         call = self.model.call() if self.model else None
@@ -499,6 +496,6 @@ class Proposer(Drafter):
     def _learn_further(self, nodes: list[Node], came: list[Node]) -> None:
         """How much of what was hoped for behind accepted tokens came."""
         behind_these = [(node in came, node.path / node.parent.path) for node in nodes if node.parent in came]
-        if behind_these and came:
+        if behind_these:
             share = self._further.value
             self._further.learn(sum(ok for ok, _ in behind_these), sum(p for _, p in behind_these) / share)

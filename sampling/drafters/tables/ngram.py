@@ -52,20 +52,13 @@ class NgramStore:
         if best is None or counts[token] > counts[best]:  # only a strictly greater count takes over
             self.best[context] = token
 
-    def share(self, before: list[int], token: int) -> float:
-        """How often `token` stood behind the longest known context, of all times that this occurred."""
+    def offer(self, before: list[int]) -> tuple[int, float] | None:
+        """The best token behind the longest known context and its share of all that stood there; None if none is."""
         for size in self.sizes:
-            if size <= len(before) and (counts := self.counts.get(tuple(before[-size:]))):
-                return counts.get(token, 0) / sum(counts.values())
-        return 0.0
-
-    def next(self, before: list[int]) -> int | None:
-        """The best token behind the longest known context; None if none is known."""
-        for size in self.sizes:
-            if size <= len(before):
-                found = self.best.get(tuple(before[-size:]))
-                if found is not None:
-                    return found
+            context = tuple(before[-size:])
+            if size <= len(before) and (token := self.best.get(context)) is not None:
+                counts = self.counts[context]
+                return token, counts[token] / sum(counts.values())
         return None
 
 
@@ -99,10 +92,9 @@ class Ngrams(Source):
         self._seen = [list(row) for row in prompt]
 
     def offers(self, node: Node) -> list[Offer]:
-        store = self._stores[node.row]
-        token = store.next(node.tail)
-        if token is not None:
-            return [(token, store.share(node.tail, token))]
+        offer = self._stores[node.row].offer(node.tail)
+        if offer is not None:
+            return [offer]
         return [] if self.stop_if_unknown else [(self._random.randrange(self._end), 1 / self._end)]
 
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:
