@@ -174,7 +174,8 @@ class _Run:
             budget = replace(asked, max_depth=list(map(min, asked.max_depth, room)))
         keys = torch.tensor([[name, len(row)] for name, row in zip(self.ids, self.rows, strict=True)])
         draft = self._draft(budget, keys)
-        draft_s = watch.lap() + waited
+        took = watch.lap()
+        draft_s = (took if draft.seconds is None else draft.seconds) + waited
         logits = self.session.score(self.rows, draft)
         verify_s = watch.lap()
         verdict = self._verdict(logits, draft, keys)

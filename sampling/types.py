@@ -101,6 +101,7 @@ class Draft:
     calls: tuple[Call, ...] = ()
     trace: tuple[Step, ...] = ()
     promised: float = 0.0  # accepted tokens that a tree's paths promise; 0 where the drafter says nothing
+    seconds: float | None = None  # of a simulated drafter: what drafting is charged, in place of what it took
 
     @staticmethod
     def empty(rows: int) -> Draft:

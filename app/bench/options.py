@@ -10,7 +10,7 @@ from typing import Any
 
 from app.prompts.datasets import PROMPT_FIELDS, paths_of
 from app.settings.table import Field
-from app.settings.types import LANES, Names, NumberList, Switch, Text, Whole, WholeList
+from app.settings.types import LaneNames, NumberList, Switch, Text, Whole, WholeList
 from utils.errors import UsageError
 from utils.files import separate
 
@@ -38,7 +38,7 @@ class BenchArgs:
 _PATH = Text(metavar="FILE", allowed="a file", optional=True)
 BENCH_FIELDS = {
     **{name: PROMPT_FIELDS[name] for name in ("prompts", "ids", "turns")},
-    "methods": Field("methods", Names(LANES), (), "lanes to time (default: those of --compare)", "bench"),
+    "methods": Field("methods", LaneNames(), (), "lanes to time (default: those of --compare)", "bench"),
     "gammas": Field("gammas", WholeList(1, 64, "auto"), (1, 2, 4, 8), "gammas to time; auto may be one", "bench"),
     "temperatures": Field(
         "temperatures", NumberList(0, 5, once=True), (), "temperatures to time, each beside its own ar", "bench"

@@ -20,6 +20,7 @@ from app.replay.log_writer import Asked
 from app.screen.live import Track, play, show, streaming
 from app.screen.view import models_of
 from app.settings.table import Settings
+from sampling.drafters.registry import is_simulated
 
 if TYPE_CHECKING:
     from app.console.state import ConsoleState
@@ -75,7 +76,8 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     decodings = [*earlier, {"models": models, "settings": shown_settings(settings), "lanes": records}]
     answers.add(plan.prompt, last.meter.ids)  # no lane of this turn has read it
     turn = chat.commit(plan, last.meter.ids, last.reason, seed=settings.seed, decodings=decodings)
-    shown = beside if live and settings.slow == 1 else None
+    simulated = any(map(is_simulated, settings.compare))  # passes off the clock are not the screen's
+    shown = beside if live and settings.slow == 1 and not simulated else None
     state.latest = Answered(engine.loaded.spec.name, settings, turn, tracks, models, shown)
     state.answers.append(state.latest)
     show(tracks, turn.text, state)

@@ -22,6 +22,7 @@ from app.lanes.comparison import (
 )
 from app.lanes.costs import Terms, swi_of
 from app.settings.table import OUTPUT, SETTING_FIELDS
+from sampling.drafters.registry import is_simulated
 from sampling.stats.metrics import Meter
 from sampling.stats.ratios import disturbed, expected, speedup
 from sampling.stats.summary import Stats
@@ -155,6 +156,7 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
     stopped, precision = plain.interrupted or last.interrupted, plain.terms.precision
     invariant = plain.terms.invariant and last.terms.invariant
     speed, style = speed_of(plain.stats, last.stats)
+    speed += " (simulated)" if speed and is_simulated(last.method) else ""
     ending = ", stopped" if stopped else ""
     at = difference(plain.ids, last.ids, prefix=stopped)
     if at is None:

@@ -19,7 +19,7 @@ from sampling.drafters.draft_heads.checkpoint import load_student, read_config
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.published import verifier
 from sampling.drafters.draft_model import ModelDrafter, rule_of
-from sampling.drafters.registry import HEADS, MEMBERS, ROWS, TREE, DraftRequest
+from sampling.drafters.registry import HEADS, MEMBERS, ROWS, TREE, DraftRequest, row_of
 from sampling.drafters.tables.suffix import SuffixIndex
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.gamma.ratios import Ratios
@@ -100,7 +100,7 @@ class PairDrafters:
 
     def alphas(self, word: str) -> tuple[float, ...]:
         """Alpha by position of a draft head on held-out text, as its card has it; () for other drafters."""
-        if ROWS[word].needs not in HEADS or "+" in word:
+        if row_of(word).needs not in HEADS or "+" in word:
             return ()
         try:
             alphas = tuple(map(float, read_config(self.folder(word))["held_out"]["held"]["alpha"]))
@@ -129,7 +129,7 @@ class PairDrafters:
 
     def build(self, asked: DraftRequest) -> Drafter:
         """A new drafter; UsageError if the pair lacks what it is made of."""
-        if ROWS[asked.word].needs == "tables" and self.tables() is None:
+        if row_of(asked.word).needs == "tables" and self.tables() is None:
             has = f"pair '{self._loaded.spec.name}' has none (infer.py distill --stage tables builds some)"
             raise UsageError(f"lane {asked.word} needs n-gram tables, {has}")
         return registry.build(self, asked)
@@ -138,10 +138,10 @@ class PairDrafters:
 
     def key(self, word: str, settings: Settings) -> tuple[Any, ...]:
         """What the drafter depends on: another key, another drafter."""
-        values = {name: getattr(settings, name) for name in ROWS[word].settings}
+        values = {name: getattr(settings, name) for name in row_of(word).settings}
         if "gamma" in values:
             values["gamma"] = settings.gamma == "auto"
-        if ROWS[word].needs == "cascade":  # what it is made of grows no trees
+        if row_of(word).needs == "cascade":  # what it is made of grows no trees
             members = {*(settings.cascade or self._loaded.spec.cascade_names)} & {*ROWS}
             own = {name for member in members for name in ROWS[member].settings if name not in (*TREE, "gamma")}
             values |= {name: getattr(settings, name) for name in own}
@@ -156,7 +156,7 @@ class PairDrafters:
 
         "auto" is what was found fastest (docs/notes.md): what looks up alone grows under `gamma auto` only.
         """
-        grown = ROWS[word].grows if settings.expand == "auto" else settings.expand
+        grown = row_of(word).grows if settings.expand == "auto" else settings.expand
         asked = settings.expand != "auto" or settings.gamma == "auto" or grown == "joint"
         return grown if asked and self.target.takes_trees else "none"
 

@@ -19,6 +19,7 @@ from app.settings.types import LANES
 from sampling.beam.plan import BeamPlan
 from sampling.beam.search import beam_generate
 from sampling.drafters.draft_model import NoDrafter
+from sampling.drafters.oracle import Oracle
 from sampling.events import Event
 from sampling.gamma.acceptance import Acceptance
 from sampling.gamma.controller import Controller, controller_of
@@ -27,11 +28,12 @@ from sampling.loop import generate
 from sampling.models.encoder_decoder import go_on, lm_of
 from sampling.models.fused import FusedNetwork
 from sampling.sampler import KeyedSampler
-from sampling.types import LM, Drafter, FixedPace, Hidden, Limits, Rows, Rule, Session
+from sampling.types import LM, Drafter, FixedPace, GammaController, Hidden, Limits, Rows, Rule, Session
 from utils.catalogue.specs import head_kind_of
 from utils.catalogue.templates import end_ids
 from utils.errors import UsageError, UserError
 from utils.logits_processors import ARGUMENTS, LogitsProcessor
+from utils.processes import world
 from utils.progress import never
 
 if TYPE_CHECKING:
@@ -122,17 +124,22 @@ class Lane:
             raise UsageError(f"lane {self.name} searches for one prompt at a time, got {len(prompts)}")
         if self.pace is not None:
             self.pace.begin()
+        if isinstance(self.drafter, Oracle):
+            self.drafter.plain = lambda rows, own: self._generate(rows, NoDrafter(), FixedPace(0), own)
         gamma = self.settings.gamma if self.most is None else self.most
-        return generate(
-            self.lm,
-            prompts,
-            self.drafter,
-            make_sampler(self.settings),
-            self.limits,
-            pace=self.pace or FixedPace(int(gamma) if self.drafts else 0),
-            session=session,
-            interrupt=interrupt,
-        )
+        pace = self.pace or FixedPace(int(gamma) if self.drafts else 0)
+        return self._generate(prompts, self.drafter, pace, session, interrupt)
+
+    def _generate(
+        self,
+        rows: Rows,
+        drafter: Drafter,
+        pace: GammaController,
+        session: Session | None,
+        interrupt: Callable[[], bool] = never,
+    ) -> Iterator[Event]:
+        sampler = make_sampler(self.settings)
+        return generate(self.lm, rows, drafter, sampler, self.limits, pace=pace, session=session, interrupt=interrupt)
 
 
 def make_sampler(settings: Settings) -> KeyedSampler:
@@ -276,8 +283,10 @@ class PairEngine:
 
     def _drafting(self, name: str, settings: Settings) -> _Kept:
         """What drafts in the lane: that of the last answer unless its settings have changed."""
-        if name not in LANES:
+        if name.partition(":")[0] not in LANES:
             raise UsageError(f"lane {name!r} is unknown; lanes are {', '.join(LANES)}")
+        if name.startswith("oracle") and world().size > 1:
+            raise UsageError(f"lane {name} runs in one process, not in {world().size}")
         word = {"ar": "none", "spec": self.loaded.drafter_kind}.get(name, name)
         key = self.drafters.key(word, settings)
         kept = self._kept.get(name)

@@ -14,7 +14,7 @@ from app.screen.beams import BeamLine
 from app.screen.palette import Look
 from app.screen.rows import Chunk, Drawn, Piece, Row, chunk, flow, share
 from app.screen.spans import Span
-from sampling.drafters.registry import ROWS
+from sampling.drafters.registry import ROWS, is_simulated
 from sampling.stats.summary import Stats
 
 State = Literal["waiting", "prefill", "running", "done", "stopped"]
@@ -27,9 +27,15 @@ TITLES = {
     "beam": "beam search",
 }
 LABELS = {"ar": "AR"}
+
 RATES_NOTE = "seconds and rates leave prefill out"
 _BAR_MIN = 8
 _POSITIONS = 12
+
+
+def title_of(lane: str) -> str:
+    """The words over a lane's pane."""
+    return f"{lane} (simulated)" if is_simulated(lane) else TITLES.get(lane, lane)
 
 
 @dataclass(frozen=True, slots=True)

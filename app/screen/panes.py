@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.segment import Segment
 
 from app.screen.beams import below
-from app.screen.figures import TITLES, PaneData, rate
+from app.screen.figures import PaneData, rate, title_of
 from app.screen.palette import Look, tint
 from app.screen.rows import Drawn, Line, Piece, Row, fit, row_of, shared, width_of, wrap
 from app.screen.spans import Span
@@ -126,7 +126,7 @@ class Pane(Drawn):
 
     def _heading(self, width: int) -> list[Piece]:
         """Title and status as far as they fit; a status is shown whole or not at all."""
-        title = fit(TITLES.get(self.data.title, self.data.title), width, self.look)
+        title = fit(title_of(self.data.title), width, self.look)
         status = f" {self.data.status}"
         room = width - cell_len(title)
         return [(title, self._frame), *([(status, "faint")] if cell_len(status) <= room else [])]

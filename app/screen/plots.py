@@ -15,10 +15,12 @@ from app.lanes.answers import plain_answer
 from app.screen.live import Track
 from app.screen.palette import Look
 from app.screen.rows import Drawn, Row, chunk, flow, row_of
+from sampling.drafters.registry import is_simulated, oracle_of
 from sampling.gamma.acceptance import expected_tokens
 from sampling.gamma.controller import GAMMA_MAX, Controller, best
 from sampling.stats.ratios import disturbed, speedup
 from sampling.stats.summary import Stats
+from sampling.stats.theory import expected_speedup
 from utils.errors import UserError
 
 _LEAST = 8  # columns of the longest bar
@@ -107,9 +109,21 @@ def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
         best(controller.expected(controller.reach)),
         track.lane.settings.gamma,
     )
-    notes, reach = _notes(auto, used if isinstance(used, int) else None), controller.costs.reach
+    marks, reach = _notes(auto, used if isinstance(used, int) else None), controller.costs.reach
+    notes = {gamma: [word] for gamma, word in marks.items()}
+    if is_simulated(track.lane.name):
+        alpha, cost = oracle_of(track.lane.name)
+        for gamma in range(len(rates)):
+            notes.setdefault(gamma, []).insert(0, f"theory {expected_speedup(alpha, gamma, cost):.2f}x")
     bars = [
-        Bar(str(gamma), f"{rate:.2f}x", rate / max(rates), notes.get(gamma, ""), gamma < reach, gamma in notes)
+        Bar(
+            str(gamma),
+            f"{rate:.2f}x",
+            rate / max(rates),
+            ", ".join(notes.get(gamma, ())),
+            gamma < reach,
+            gamma in marks,
+        )
         for gamma, rate in enumerate(rates)
     ]
     title = f"{track.lane.name}: expected speed-up by {look.glyph('gamma')}"

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from app.lanes.comparison import Comparison
-from app.screen.figures import RATES_NOTE, TITLES, PaneData, StatsLines, details, note, positions
+from app.screen.figures import RATES_NOTE, PaneData, StatsLines, details, note, positions, title_of
 from app.screen.legend import meanings
 from app.screen.palette import Look
 from app.screen.panes import Layout, SideBySide
@@ -84,7 +84,7 @@ def drafter_name(engine: PairEngine) -> str:
 
 def drafting(models: Models, lanes: Sequence[str]) -> Models:
     """The names of what runs in these lanes: the pair's drafter, or the lanes' own where it is in none of them."""
-    own = [TITLES.get(name, name) for name in lanes if name != "ar"]
+    own = [title_of(name) for name in lanes if name != "ar"]
     return {**models, "drafter": ", ".join(own)} if own and "spec" not in lanes else models
 
 

@@ -19,12 +19,11 @@ from typing import Any, ClassVar, Self
 import pydantic
 
 from app.settings.types import (
-    LANES,
     Choice,
     DrafterNames,
     Kind,
     KMatrix,
-    Names,
+    LaneNames,
     Number,
     RefusedError,
     Seed,
@@ -265,7 +264,7 @@ class Settings(_Record):
     beam_top_k: int = row(0, Whole(0, _MANY), "tokens each may go on with; 0: all that can count", BEAM)
     min_length: int = row(0, Whole(0, _MANY), "least tokens of a beam's answer", BEAM)
     length_penalty: float = row(1.2, Number(0, 10), "0: none; more: longer answers win", BEAM)
-    compare: tuple[str, ...] = row(("ar", "spec"), Names(LANES), "lanes; the last carries the chat", OUTPUT)
+    compare: tuple[str, ...] = row(("ar", "spec"), LaneNames(), "lanes; the last carries the chat", OUTPUT)
     view: str = row("auto", Choice(("auto", "side", "stack", "trace")), "how the lanes are laid out", OUTPUT)
     drafts: str = row(
         "all",

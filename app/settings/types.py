@@ -21,10 +21,10 @@ from pydantic import AfterValidator, BeforeValidator, Strict, StringConstraints,
 from pydantic import Field as Limits
 
 from sampling.drafters import registry
-from sampling.drafters.registry import MEMBERS
+from sampling.drafters.registry import MEMBERS, ORACLE, oracle_of
 from utils.catalogue.k_matrix import Matrix, check_shape
 from utils.catalogue.specs import unknown_member
-from utils.errors import UserError, did_you_mean
+from utils.errors import UsageError, UserError, did_you_mean
 
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
@@ -33,7 +33,7 @@ SHOWN = 40
 LANES = ("ar", "spec", "draft", *registry.LANES, "beam")
 SEED_LIMIT = 2**63 - 1
 
-METHODS = ("spec", *registry.LANES)
+METHODS = ("spec", *(lane for lane in registry.LANES if lane != "oracle"))
 
 NONE = "(none)"
 PUBLISHED = ("[[5,10],[0,10]]", "[[13,10],[0,10]]", "[[5,14,10],[0,1,10],[0,0,10]]")
@@ -235,6 +235,23 @@ class Names(_List):
 
     def __init__(self, choices: tuple[str, ...]) -> None:
         super().__init__(Literal[choices], ", ".join(choices), choices)
+
+
+class LaneNames(_List):
+    """A comma list of different lanes; an oracle's acceptance and cost may follow its word."""
+
+    def __init__(self) -> None:
+        def known(name: str) -> str:
+            if name in LANES:
+                return name
+            if not name.startswith("oracle:"):
+                raise ValueError
+            try:
+                return str(oracle_of(name))
+            except UsageError:
+                raise RefusedError(f"a comma list of lanes, of which an oracle is {ORACLE}") from None
+
+        super().__init__(Annotated[str, Strict(), AfterValidator(known)], ", ".join(LANES), LANES)
 
 
 class WholeList(_List):

@@ -8,10 +8,13 @@ the builder is called. Imports no torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from utils.errors import UsageError
 
 if TYPE_CHECKING:
     from sampling.gamma.ratios import Ratios
@@ -184,6 +187,13 @@ _OF_SEVERAL = (
         needs="cascade",
         settings=("verify", *CASCADE),
     ),
+    DrafterRow(
+        "oracle",
+        "oracle (simulated)",
+        "simulated: the target's own tokens, at a chosen acceptance and cost (oracle:.8:c=.1)",
+        "sampling.drafters.oracle:build",
+        pair=False,
+    ),
     DrafterRow("none", "no drafter", "no drafter", "sampling.drafters.draft_model:build_none", lane=False),
 )
 
@@ -214,6 +224,42 @@ DRAFTERS = tuple(row.word for row in ROWS.values() if row.pair)  # the words of 
 _MEMBERS = sorted((row for row in ROWS.values() if row.member), key=lambda row: row.member)
 MEMBERS = tuple(row.word for row in _MEMBERS)  # the words of --cascade
 REVIEWERS = tuple(row.word for row in _MEMBERS if row.reviews)
+
+
+_NUMBER = r"([0-9]+\.?[0-9]*|\.[0-9]+)"
+_ORACLE = re.compile(rf"oracle(:{_NUMBER}(:c={_NUMBER})?)?", re.ASCII)
+ORACLE = "oracle:ALPHA or oracle:ALPHA:c=C, ALPHA from 0 to 1, C from 0 to 10"
+
+
+class OracleName(NamedTuple):
+    """The lane `oracle:ALPHA:c=C`: the chance that a draft is right, and what a drafted token is charged."""
+
+    alpha: float = 0.8
+    cost: float = 0.0
+
+    def __str__(self) -> str:
+        alpha, cost = (f"{value:g}".replace("0.", ".", value < 1) for value in self)
+        return f"oracle:{alpha}" + (f":c={cost}" if self.cost else "")
+
+
+def oracle_of(word: str) -> OracleName:
+    """What a lane's word says of its oracle; UsageError for a word that describes none."""
+    known = _ORACLE.fullmatch(word)
+    values = [float(text) for text in (known[2], known[4]) if text] if known else [-1.0]
+    oracle = OracleName(*values)
+    if not (0 <= oracle.alpha <= 1 and 0 <= oracle.cost <= 10):
+        raise UsageError(f"an oracle is {ORACLE}, got {word!r}")
+    return oracle
+
+
+def is_simulated(word: str) -> bool:
+    """Whether a lane of this word is timed as no real drafter could be."""
+    return word.partition(":")[0] == "oracle"
+
+
+def row_of(word: str) -> DrafterRow:
+    """The row of a word, which may have values after a colon."""
+    return ROWS[word.partition(":")[0]]
 
 
 def parts(word: str) -> tuple[DrafterRow, ...]:
@@ -272,6 +318,6 @@ class Parts(Protocol):
 
 def build(pair: Parts, asked: DraftRequest) -> Drafter:
     """A new drafter, by the builder that its row names."""
-    module, _, name = ROWS[asked.word].build.partition(":")
+    module, _, name = row_of(asked.word).build.partition(":")
     made: Drafter = getattr(import_module(module), name)(pair, asked)
     return made
