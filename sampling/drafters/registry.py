@@ -190,7 +190,7 @@ _OF_SEVERAL = (
     DrafterRow(
         "oracle",
         "oracle (simulated)",
-        "simulated: the target's own tokens, at a chosen acceptance and cost (oracle:.8:c=.1)",
+        "simulated: the target's own tokens (oracle:.8:c=.1)",
         "sampling.drafters.oracle:build",
         pair=False,
     ),

@@ -175,7 +175,7 @@ USAGE_ERRORS = [
         ["bench", "--methods", "arr"],
         "error: --methods must be a comma list of ar, spec, draft, ngram, tables, static, match, suffix, maxgram, "
         "plain, glide, feature, eagle, tables+plain, tables+glide, tables+feature, tables+eagle, match+plain, "
-        "match+glide, match+feature, match+eagle, cascade, chain, beam, each once, got 'arr'",
+        "match+glide, match+feature, match+eagle, cascade, chain, oracle, beam, each once, got 'arr'",
     ),
     (["bench", "--repeat", "0"], "error: --repeat must be a whole number from 1 to 1000, got 0"),
     (["bench", "--limit", "0"], "error: --limit must be a whole number, 1 or more, got 0"),

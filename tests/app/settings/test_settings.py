@@ -40,7 +40,7 @@ def test_every_value_offered_on_tab_is_accepted(name: str) -> None:
 A_LIST = (
     "a comma list of ar, spec, draft, ngram, tables, static, match, suffix, maxgram, plain, glide, feature, eagle, "
     "tables+plain, tables+glide, tables+feature, tables+eagle, match+plain, match+glide, match+feature, match+eagle, "
-    "cascade, chain, beam, each once"
+    "cascade, chain, oracle, beam, each once"
 )
 REFUSED: list[tuple[str, Any, str]] = [
     ("top_p", "1.5", "top_p must be above 0 and at most 1, got 1.5 (still 0.9)"),
