@@ -316,12 +316,14 @@ def trace(state: ConsoleState, rounds: int | None) -> None:
 
 
 def plot(state: ConsoleState, which: str) -> None:
-    from app.screen.plots import gamma_bars, position_bars  # these import torch
+    from app.screen import plots  # these import torch
 
     last = _last(state)
     if which == "gamma" and not state.answers:
         raise UserError("/plot gamma needs an answer of this run: the last one was loaded")
     look = look_of(state.out, state.settings).sized(height=None)
-    tracks = [answered.tracks for answered in state.answers]
-    for bars in [gamma_bars(tracks, look)] if which == "gamma" else position_bars(last.tracks, look):
+    if which == "gamma":
+        return state.say(plots.gamma_bars([answered.tracks for answered in state.answers], look))
+    for bars in (plots.position_bars if which == "positions" else plots.time_bars)(last.tracks, look):
         state.say(bars)
+    return None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CHAT, DECODING, MODEL, LOOK, SETTING = "Chat", "Decoding", "Models and lanes", "Figures and looks", "Settings"
 SAVED, LOADED = (".json", ".txt", ".md", ".html", ".svg"), (".json",)
-STATS, PLOTS = ("last", "session", "json"), ("gamma", "positions")
+STATS, PLOTS = ("last", "session", "json"), ("gamma", "positions", "time")
 
 
 def show_help(state: ConsoleState, name: str) -> None:
@@ -91,7 +91,7 @@ TABLE: tuple[Command, ...] = (
     ),
     Command("/trace [N]", "the last answer round by round", LOOK, chat.trace, one(Whole(1, 1_000_000), None)),
     Command(
-        "/plot gamma|positions", "expected speed-up, acceptance", LOOK, chat.plot, one(Choice(PLOTS)),
+        "/plot KIND", "gamma, positions or time", LOOK, chat.plot, one(Choice(PLOTS)),
         words(*PLOTS),
     ),
     value("view", LOOK),

@@ -1,4 +1,4 @@
-"""The figures of the lanes as screen rows: bars, stats lines, accepted by position, notes.
+"""The figures of the lanes as screen rows: stats lines, accepted by position, notes.
 
 Seconds and rates are decoding time: they leave the prefill out, and a note says so. Knows no events
 and no token ids; figures that are undefined are not shown.
@@ -12,8 +12,9 @@ from typing import Literal
 
 from app.screen.beams import BeamLine
 from app.screen.palette import Look
-from app.screen.rows import Chunk, Drawn, Piece, Row, chunk, flow, share
+from app.screen.rows import Chunk, Drawn, Row, chunk, flow, share
 from app.screen.spans import Span
+from app.screen.timeline import Round
 from sampling.drafters.registry import ROWS, is_simulated
 from sampling.stats.summary import Stats
 
@@ -29,7 +30,6 @@ TITLES = {
 LABELS = {"ar": "AR"}
 
 RATES_NOTE = "seconds and rates leave prefill out"
-_BAR_MIN = 8
 _POSITIONS = 12
 
 
@@ -47,7 +47,7 @@ class PaneData:
     that a round drafted, where that changes from round to round; `resting` c and alpha where drafts do not pay; `names`
     who may have proposed a span, by its source; `beams` those of a beam search, best first; `slow` how many times
     slower than it was it is shown; `recent` the first span of the last rounds; `seen` that its
-    drafts come from earlier answers, which have the text.
+    drafts come from earlier answers, which have the text; `rounds` those after the opening one.
     """
 
     title: str
@@ -64,6 +64,7 @@ class PaneData:
     slow: float = 1.0
     recent: int = 0
     seen: bool = False
+    rounds: Sequence[Round] = ()
     hidden: int = 0
 
     def with_drafts(self, drafts: str) -> PaneData:
@@ -175,15 +176,8 @@ def _outcome(pane: PaneData, look: Look) -> list[str]:
     return texts
 
 
-def _bar(pane: PaneData, width: int, look: Look) -> tuple[Piece, ...]:
-    done = 1.0 if pane.state == "done" else min(1.0, pane.tokens / pane.limit) if pane.limit else 0.0
-    full = round(done * width)
-    role = "accent" if pane.drafting else "plain"
-    return ((look.glyph("bar") * full, role), (look.glyph("rest") * (width - full), "faint"))
-
-
 class StatsLines(Drawn):
-    """One line of figures a lane, in columns; with colour each opens with a bar of its progress.
+    """One line of figures a lane, in columns.
 
     Without colour a drafting lane's line goes on with its acceptance figures.
     """
@@ -204,16 +198,11 @@ class StatsLines(Drawn):
             tokens, seconds, speed, first = (text.rjust(width) for text, width in zip(row, widths, strict=True))
             role = "strong" if pane.drafting and self.look.color else "plain"
             figures = [chunk(text, role) for text in (tokens, seconds, speed, f"TTFT {first}")]
-            chunks = [name, *self._progress(pane, label, figures), *figures]
+            chunks = [name, *figures]
             if not self.look.color:
                 chunks += details(pane, self.look, " | ")
             rows += flow(chunks, self.look, label + 2)
         return rows
-
-    def _progress(self, pane: PaneData, label: int, figures: list[Chunk]) -> list[Chunk]:
-        room = self.look.width - label - 4 - sum(item.width + 2 for item in figures[1:]) - figures[0].width
-        width = min(room, self.look.width // 2 - label - 2)
-        return [Chunk(_bar(pane, width, self.look))] if self.look.color and width >= _BAR_MIN else []
 
 
 def positions(stats: Stats | None, look: Look, whose: str = "") -> list[Chunk]:

@@ -27,6 +27,7 @@ from app.screen.panes import Layout
 from app.screen.rows import visible
 from app.screen.spans import Spanner, committed_text
 from app.screen.terminal import InPlace, Interrupts
+from app.screen.timeline import Round
 from app.screen.trace import Trace
 from app.screen.view import Frame
 from app.settings.table import Settings
@@ -70,6 +71,7 @@ class Track:
         self.beams = BeamReader(decode, before) if getattr(lane, "beams", None) is not None else None
         self._spanner = self.beams or Spanner(decode, bool(getattr(lane, "drafts", False)), context=before)
         self._taken = 0  # events that figures and text hold
+        self._rounds: list[Round] = []
         self.decode = decode
         self.waiting = ""  # what it is waiting for, where that is to be said
         self._state: State = "waiting"
@@ -90,6 +92,9 @@ class Track:
         """Figures and text of all events so far."""
         new, self._taken = self.events[self._taken :], len(self.events)
         for event in new:
+            if isinstance(event, Step) and self._meter.ids:
+                drafted, accepted = len(event.drafted), len(event.path)
+                self._rounds.append(Round(event.seconds, len(event.emitted), drafted, accepted))
             self._meter.add(event)
             self._spanner.feed(event)
 
@@ -139,6 +144,7 @@ class Track:
             beams=() if self.beams is None else self.beams.beams,
             seen=seen_before(self.meter.stats, self.terms),
             recent=getattr(self.spanner, "recent", 0),
+            rounds=self._rounds,
             slow=getattr(getattr(self.lane, "settings", None), "slow", 1.0),
         )
 

@@ -72,6 +72,7 @@ UNICODE = {
     "lambda": "λ",
     "times": "×",
     "levels": "▁▂▃▄▅▆▇█",
+    "none": "·",
 }
 ASCII = {
     "corners": "++++",
@@ -88,6 +89,7 @@ ASCII = {
     "lambda": "lambda",
     "times": "x",
     "levels": "",
+    "none": ".",
 }
 _WORDS = ("alpha", "gamma", "lambda", "times", "levels")
 

@@ -1,4 +1,4 @@
-"""`/plot`: expected speed-up by gamma, and acceptance by draft position, as bars of one row each.
+"""`/plot`: expected speed-up by gamma, acceptance by draft position, and the time of a round, as bars of one row each.
 
 :class:`Bars` is drawing alone. What is drawn comes from the answers' own rounds: a lane that ran under `gamma auto`
 has learned α, c and v(n); of any other lane its recorded rounds are shown to a fresh
@@ -88,6 +88,25 @@ def _positions(name: str, stats: Stats, look: Look) -> Bars:
         if alpha is not None
     ]
     return Bars(f"{name}: {look.glyph('alpha')} by position, accepted / examined", bars, look)
+
+
+def time_bars(tracks: Sequence[Track], look: Look) -> list[Bars]:
+    """Of every lane of an answer the mean time of a round by what it went to. UserError if no round was timed."""
+    timed = [track for track in tracks if track.meter.stats.predicted_ms and not track.meter.stats.beams]
+    if not timed:
+        raise UserError("no round of the last answer was timed")
+    return [_times(track.lane.name, track.meter.stats, look) for track in timed]
+
+
+def _times(name: str, stats: Stats, look: Look) -> Bars:
+    parts = {"draft": stats.draft_ms, "verify": stats.verify_ms, "sample": stats.sample_ms, "other": stats.overhead_ms}
+    rounds, whole = stats.target_passes, stats.predicted_ms
+    bars = [
+        Bar(part, f"{spent / rounds:.2f} ms", spent / whole, f"{spent / whole:.0%}") for part, spent in parts.items()
+    ]
+    calls = [f"{model} {ms / rounds:.2f} ms" for model, ms in stats.call_ms.items() if ms]
+    title = f"{name}: time of a round, mean of {rounds}: {whole / rounds:.2f} ms"
+    return Bars(title, bars, look, [f"passes of models in it: {', '.join(calls)}"] if calls else ())
 
 
 def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:

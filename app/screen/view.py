@@ -24,6 +24,7 @@ from app.screen.palette import Look
 from app.screen.panes import Layout, SideBySide
 from app.screen.rows import Chunk, Chunks, Drawn, Row, chunk, flow, visible
 from app.screen.terminal import Interrupts
+from app.screen.timeline import bars_key, timeline
 from app.settings.table import Settings
 from utils.catalogue.specs import CASCADES, head_kind_of
 from utils.kernels.instruction_sets import instruction_set, why_not
@@ -157,19 +158,25 @@ class Summary(Drawn):
     def blocks(self) -> list[Block]:
         """The parts from top to bottom."""
         look, drafting = self.look, [pane for pane in self.panes if pane.drafting]
-        blocks = [Block(0, StatsLines(self.panes, look).rows()), Block(1, self._compared())]
+        blocks = [Block(4, self._timeline()), Block(0, StatsLines(self.panes, look).rows()), Block(1, self._compared())]
         if look.color:
             if len(self.telling) > 1:
                 blocks.append(Block(3, [row for pane in self.telling for row in self._named(pane)]))
             for pane in drafting[-1:]:
                 whose = pane.label if len(drafting) > 1 else ""
-                blocks.append(Block(4, flow(positions(pane.stats, look, whose), look, 2)))
+                blocks.append(Block(5, flow(positions(pane.stats, look, whose), look, 2)))
         # Why the answer that the conversation goes on with is not whole.
         text = note(self.panes[-1], goes_on=self.goes_on) if self.panes and self.notes else ""
         notes = flow([chunk(text, "bad")], look) if text else []
         notes += [row for pane in self.panes if pane.resting for row in flow([chunk(_resting(pane), "faint")], look)]
-        blocks += [Block(2, notes), Block(5, flow(self._reading_aids(), look))]
+        blocks += [Block(2, notes), Block(6, flow(self._reading_aids(), look))]
         return [block for block in blocks if block.rows]
+
+    def _timeline(self) -> list[Row]:
+        """The rounds of the last lane that drafts, over time, beside plain decoding."""
+        lines = [(pane.label, pane.rounds) for pane in self.panes if pane.drafting and pane.rounds]
+        plain = next(((pane.label, pane.rounds) for pane in self.panes if pane.title == "ar"), None)
+        return timeline(lines[-1], plain, self.look) if lines else []
 
     def _compared(self) -> list[Row]:
         """A line for each comparison. With colour a lone lane's acceptance goes on behind the last one, without it the
@@ -188,6 +195,8 @@ class Summary(Drawn):
     def _reading_aids(self) -> list[Chunk]:
         """The legend (where the comparison does not carry it), and what the figures leave out."""
         legend = self.legend if self.look.color or not self.comparisons else []
+        if legend and any(pane.drafting and pane.rounds for pane in self.panes):
+            legend = [*legend, chunk(bars_key(self.look), "faint")]
         return legend + ([chunk(RATES_NOTE, "faint")] if any(pane.tokens for pane in self.panes) else [])
 
     def _named(self, pane: PaneData) -> list[Row]:

@@ -17,7 +17,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from app.screen.live import Track
 from app.screen.palette import Look
-from app.screen.plots import Bar, Bars, gamma_bars, position_bars
+from app.screen.plots import Bar, Bars, gamma_bars, position_bars, time_bars
 from app.settings.table import Settings
 from sampling.events import Call, Finished, Step
 from sampling.gamma.controller import Controller, best
@@ -155,6 +155,27 @@ def test_a_round_cut_by_the_length_is_no_silence() -> None:
     assert float(figures[0][3][:-1]) > float(figures[1][3][:-1])
 
 
+def test_the_time_of_a_round_is_the_mean_of_what_it_went_to() -> None:
+    """20 rounds of gamma 3: drafting 0.3, the pass over four tokens 1.15 plain passes."""
+    plain, drafting = time_bars(both(), Look(60, color=False))
+    draft, verify = (1000 * PLAIN * cost for cost in (0.3, rising(4)))
+    assert drafting.title == f"spec: time of a round, mean of 20: {draft + verify:.2f} ms"
+    assert [(bar.name, bar.figure, bar.note) for bar in drafting.bars] == [
+        ("draft", f"{draft:.2f} ms", f"{draft / (draft + verify):.0%}"),
+        ("verify", f"{verify:.2f} ms", f"{verify / (draft + verify):.0%}"),
+        ("sample", "0.00 ms", "0%"),
+        ("other", "0.00 ms", "0%"),
+    ]
+    assert plain.bars[1].note == "100%"
+
+
+def test_an_oracles_bars_have_the_theorys_figures_beside_them() -> None:
+    bars = gamma_bars([answered(track(lane("oracle:.5:c=.2", 3), THREE))], Look(100)).bars
+    assert bars[0].note == "theory 1.00x"
+    # By hand: (1 - .5^4) / (.5 (3 * .2 + 1)) = 1.171875
+    assert bars[3].note.startswith("theory 1.17x")
+
+
 def test_what_cannot_be_plotted_is_said() -> None:
     plain = answered(track(lane("ar", None), PLAIN_ROUNDS))
     with pytest.raises(UserError, match="nothing was drafted in the last answer"):
@@ -186,8 +207,8 @@ def test_the_command_in_a_console(tmp_path: Path) -> None:
     lines = ("/plot gamma", "/plot", "one", "/plot gamma", "/plot positions", "/plot nothing")
     ran = run_lines(catalogue, *lines, width=60, settings={"max_new_tokens": 40, "gamma": 4})
     assert ran.text.count("error: no answer yet") == 1
-    assert "error: /plot must be gamma or positions, got ''" in ran.after("/plot")
-    assert "error: /plot must be gamma or positions, got 'nothing'" in ran.after("/plot nothing")
+    assert "error: /plot must be gamma, positions or time, got ''" in ran.after("/plot")
+    assert "error: /plot must be gamma, positions or time, got 'nothing'" in ran.after("/plot nothing")
     assert ran.after("/plot gamma").startswith("spec: expected speed-up by gamma\n   0  1.00x  ")
     stats = ran.actions.answers[-1].tracks[-1].meter.stats
     told = [line.split()[-1] for line in ran.after("/plot positions").splitlines()[1:5]]

@@ -1,0 +1,86 @@
+"""An answer over time, on one row: what each round accepted, and how fast the lanes were.
+
+Each round is one bar as high as the tokens it accepted. Rates are tokens over seconds of the lane's own clock, in equal
+spans of time that all lanes share, so that a slower lane's line is longer. Both leave the prefill out. Without level
+bars digits stand in their place. Knows no text and no layout but its own row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from app.screen.palette import Look
+from app.screen.rows import Piece, Row, row_of, width_of
+
+_DIGITS = "0123456789"
+_LEAST = 8  # rounds that have room, or the rates are left out
+_SPANS = 8  # of which the rates consist at least; one for every so many columns too
+
+
+class Round(NamedTuple):
+    """A round after the opening one: its seconds, the tokens it brought, and of its drafts those accepted."""
+
+    seconds: float
+    tokens: int
+    drafted: int
+    accepted: int
+
+
+Line = tuple[str, Sequence[Round]]  # a lane's name and its rounds
+
+
+def rates(rounds: Sequence[Round], span: float) -> list[float]:
+    """Tokens a second in each span of time, the last of which may be shorter; a round's tokens come evenly in it."""
+    total = sum(each.seconds for each in rounds)
+    tokens = [0.0] * math.ceil(total / span - 1e-9)
+    start = 0.0
+    for each in rounds:
+        end = start + each.seconds
+        for index in range(int(start / span), min(len(tokens), int(end / span) + 1)):
+            overlap = min(end, (index + 1) * span) - max(start, index * span)
+            tokens[index] += each.tokens * overlap / each.seconds if each.seconds else 0.0
+        start = end
+    return [count / min(span, total - index * span) for index, count in enumerate(tokens)]
+
+
+def bars_key(look: Look) -> str:
+    """The meaning of the lowest and the highest bar."""
+    levels = look.glyph("levels") or _DIGITS
+    return f"a bar a round: {levels[0]} 0, {levels[-1]} {len(levels) - 1} or more"
+
+
+def timeline(drafting: Line, plain: Line | None, look: Look) -> list[Row]:
+    """The row of a drafting lane, beside plain decoding where that runs; none where there is no room or no round."""
+    name, rounds = drafting
+    head = f"{name} accepted "
+    speeds = _speeds([line for line in (plain, drafting) if line is not None], look)
+    room = look.width - len(head) - width_of(speeds)
+    if room < _LEAST:
+        speeds, room = [], look.width - len(head)
+    if not rounds or room < _LEAST:
+        return []
+    levels = look.glyph("levels") or _DIGITS
+    bars = "".join(
+        levels[min(each.accepted, len(levels) - 1)] if each.drafted else look.glyph("none") for each in rounds
+    )
+    if len(bars) > room:
+        bars = look.glyph("ellipsis") + bars[len(look.glyph("ellipsis")) - room :]
+    return [row_of([(head, "faint"), (bars, "accent"), *speeds], look)]
+
+
+def _speeds(lines: Sequence[Line], look: Look) -> list[Piece]:
+    """The rates of the lanes, to one scale of time and one of height."""
+    longest = max(sum(each.seconds for each in rounds) for _, rounds in lines)
+    if not longest:
+        return []
+    span = longest / max(_SPANS, look.width // _SPANS)
+    values = {name: rates(rounds, span) for name, rounds in lines}
+    most = max(max(some, default=0.0) for some in values.values())
+    levels = look.glyph("levels") or _DIGITS
+    pieces: list[Piece] = [("  tok/s", "faint")]
+    for place, (name, some) in enumerate(values.items(), start=1):
+        line = "".join(levels[round(value / most * (len(levels) - 1))] for value in some)
+        pieces += [(f" {name} ", "faint"), (line, "accent" if place == len(values) else "plain")]
+    return [*pieces, (f"  {levels[-1]} {most:.0f}", "faint")]

@@ -1,0 +1,91 @@
+"""The line that grows under the panes: a bar for each round, and the rates of the lanes over time."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from app.screen.figures import PaneData
+from app.screen.palette import Look
+from app.screen.timeline import Line, Round, rates, timeline
+from app.screen.view import Frame
+from sampling.stats.summary import Stats
+
+AR: Line = ("AR", [Round(0.1, 1, 0, 0)] * 20)
+SPEC: Line = ("spec", [Round(0.1, 1 + n, 4, n) for n in (0, 1, 2, 3, 4, 4, 1, 0)] + [Round(0.1, 1, 0, 0)])
+
+
+def text(drafting: Line, plain: Line | None, look: Look) -> str:
+    return "\n".join("".join(segment.text for segment in row) for row in timeline(drafting, plain, look))
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (20, ""),
+        (30, "spec accepted ▁▂▃▄▅▅▂▁·"),
+        # Spans of 0.25 s: 4.5, 10.5 and 7.5 tokens, then 1.5 in 0.15 s; 42 tok/s is the most.
+        (60, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s AR ▃▃▃▃▃▃▃▃ spec ▄█▆▃  █ 42"),
+        (80, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s AR ▂▂▂▂▂▂▂▂▂▂ spec ▃▆█▃▂  █ 50"),
+        (100, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s AR ▃▃▃▃▃▃▃▃▃▃▃▃ spec ▃▆█▇▃▃  █ 46"),
+        (140, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s AR ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂ spec ▃▄▆▇█▄▂▂  █ 50"),
+    ],
+)
+def test_the_line_at_each_width(width: int, shown: str) -> None:
+    assert text(SPEC, AR, Look(width)) == shown
+
+
+def test_without_level_bars_it_is_digits() -> None:
+    digits = "spec accepted 01234410{}  tok/s AR 222222222222 spec 369722  9 46"
+    assert text(SPEC, AR, Look(100, color=False)) == digits.format("·")
+    assert text(SPEC, AR, Look(100, ascii=True)) == digits.format(".")
+
+
+def test_more_rounds_than_room_shows_the_last_ones() -> None:
+    rounds = [Round(0.1, 1, 4, n % 5) for n in range(200)]
+    line = text(("spec", rounds), None, Look(40))
+    assert line == "spec accepted …" + "".join("▁▂▃▄▅"[n % 5] for n in range(175, 200))
+
+
+def test_rates_are_tokens_over_seconds_in_equal_spans() -> None:
+    drawn = random.Random(0)
+    rounds = [Round(drawn.uniform(0.01, 0.2), drawn.randint(1, 6), 4, 0) for _ in range(50)]
+    total, span = sum(each.seconds for each in rounds), 0.37
+    values = rates(rounds, span)
+    assert len(values) == math.ceil(total / span)
+    spans = [span] * (len(values) - 1) + [total - span * (len(values) - 1)]
+    tokens = sum(value * seconds for value, seconds in zip(values, spans, strict=True))
+    assert tokens == pytest.approx(sum(each.tokens for each in rounds))
+    # By hand: how far the count has come at a time, a round's tokens coming evenly within it.
+    ends = [0.0]
+    for each in rounds:
+        ends.append(ends[-1] + each.seconds)
+
+    def count(at: float) -> float:
+        shares = ((at - start) / each.seconds for start, each in zip(ends, rounds, strict=False))
+        return sum(each.tokens * min(1, max(0, share)) for each, share in zip(rounds, shares, strict=True))
+
+    for index, (value, seconds) in enumerate(zip(values, spans, strict=True)):
+        start = index * span
+        assert value == pytest.approx((count(start + seconds) - count(start)) / seconds)
+
+
+def test_the_line_stands_between_panes_and_figures_and_goes_where_there_is_no_room() -> None:
+    stats = Stats(ttft_ms=88, predicted_n=33, predicted_ms=1670, target_passes=9, openings=1, draft_n=20)
+    panes = [
+        PaneData("ar", (), replace(stats, draft_n=0), "running", rounds=AR[1]),
+        PaneData("spec", (), stats, "running", rounds=SPEC[1]),
+    ]
+
+    def lines(height: int | None) -> list[str]:
+        rows = Frame(panes, Look(100, height)).rows()
+        return ["".join(segment.text for segment in row) for row in rows]
+
+    whole = lines(None)
+    at = next(index for index, line in enumerate(whole) if line.startswith("spec accepted ▁"))
+    assert whole[at - 1].startswith("└")
+    assert whole[at + 1].startswith("AR ")
+    assert not any("accepted ▁" in line for line in lines(5))
