@@ -195,6 +195,12 @@ def copy(state: ConsoleState, _: object) -> None:
     state.say(f"copied the last answer, {len(text):,} characters")
 
 
+def plain_text(state: ConsoleState) -> str:
+    """The last answer as it is, where answers are no longer drawn."""
+    said = state.chat is not None and state.chat.turns
+    return "" if state.settings.render or not said else state.said().turns[-1].text
+
+
 def leave(state: ConsoleState, _: object) -> None:
     state.leaving = True
 

@@ -95,6 +95,7 @@ TABLE: tuple[Command, ...] = (
         words(*PLOTS),
     ),
     value("view", LOOK),
+    value("render", LOOK, after=chat.plain_text),
     value("slow", LOOK),
     Command(
         "/set [NAME=VALUE …]", "change settings; alone: show all", SETTING, change.set_values, text,

@@ -24,6 +24,7 @@ from app.screen.beams import BeamReader, BeamTrace, search_of
 from app.screen.figures import PaneData, State, StatsLines, note
 from app.screen.palette import Look
 from app.screen.panes import Layout
+from app.screen.rendered import answer_text
 from app.screen.rows import visible
 from app.screen.spans import Spanner, committed_text
 from app.screen.terminal import InPlace, Interrupts
@@ -230,6 +231,7 @@ class Surface(Protocol):
     """What an answer is printed on. `touring`: it is looked at, not copied; `goes_on`: /continue goes on with it."""
 
     out: Console
+    live: bool
     touring: bool
     goes_on: bool
 
@@ -239,7 +241,7 @@ class Surface(Protocol):
 
 
 def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
-    """The final print: panes, figures, comparison and legend, then the text alone, to be copied."""
+    """The final print: the text alone, then panes, figures, comparison and legend, which stay in view."""
     settings, last = place.settings, tracks[-1].pane()
     if settings.quiet:
         place.out.print(Text(visible(text)), soft_wrap=True)
@@ -247,12 +249,12 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
         if cut := note(last, goes_on=place.goes_on):
             place.say(cut)
         return
+    if not place.touring:
+        place.out.print(answer_text(text, render=place.live and settings.render and not settings.ascii))
+        place.out.print()
     place.say(panes(tracks, place.out, settings, notes=not place.touring, goes_on=place.goes_on))
     if settings.view == "trace":
         place.say(traced(tracks, place.out, settings, None))
-    if not place.touring:
-        place.out.print()
-        place.out.print(Text(visible(text)))
 
 
 def panes(tracks: Sequence[Track], console: Console, settings: Settings, **more: Any) -> RenderableType:

@@ -272,6 +272,7 @@ class Settings(_Record):
         "rejected drafts in the text: all, those of the last rounds, none",
         OUTPUT,
     )
+    render: bool = row(True, Switch(), "draw Markdown and code of a finished answer", OUTPUT)
     slow: float = row(1.0, Number(1, 1000), "show the race this many times slower; 1: as it runs", OUTPUT)
     color: str = row("auto", Choice(("auto", "always", "never")), "when to use colour", OUTPUT)
     palette: str = row("default", Choice(("default", "cb")), "colours; cb: for colour-blind eyes", OUTPUT)

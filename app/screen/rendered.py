@@ -1,0 +1,44 @@
+"""A finished answer as the Markdown it may be: headings, lists, tables and code, drawn by rich.
+
+Nothing in the text reaches the terminal but as text, and line breaks stay where the model put them. Knows no panes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from app.screen.rows import visible
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+_PLAIN = {"paragraph_open", "paragraph_close", "inline", "text", "softbreak", "hardbreak"}
+
+
+def rendered(text: str) -> RenderableType | None:
+    """The text drawn as Markdown; None where it has none."""
+    from rich.markdown import Markdown  # slow to import, and most answers come without
+
+    drawn = Markdown(visible(text), code_theme="ansi_dark", hyperlinks=False)
+    tokens = list(_every(drawn.parsed))
+    if {token.type for token in tokens} <= _PLAIN:
+        return None
+    for token in tokens:
+        if token.type == "softbreak":
+            token.type = "hardbreak"
+    return drawn
+
+
+def answer_text(text: str, *, render: bool) -> RenderableType:
+    """The answer as it is printed: drawn as Markdown if it has any and `render` asks for it, else as it is."""
+    return (rendered(text) if render else None) or Text(visible(text))
+
+
+def _every(tokens: Iterable[Token]) -> Iterator[Token]:
+    for token in tokens:
+        yield token
+        yield from token.children or ()

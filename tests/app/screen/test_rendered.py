@@ -1,0 +1,42 @@
+"""The finished answer as Markdown: drawn where there is some, plain elsewhere, and never obeyed by the terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from app.screen.rendered import answer_text, rendered
+
+CODE = "So:\n\n```python\ndef f(n):\n    return n\n```\n\n1. **one**\n2. two"
+
+
+def drawn(text: str, *, render: bool = True, width: int = 40) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None).print(answer_text(text, render=render))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def test_code_and_lists_are_drawn() -> None:
+    assert drawn(CODE) == "So:\n\n\n def f(n):\n     return n\n\n\n 1 one\n 2 two"
+
+
+def test_without_rendering_the_text_is_as_it_was_written() -> None:
+    assert drawn(CODE, render=False) == CODE
+
+
+@pytest.mark.parametrize("text", ["", "A river is water.", "two\nlines\n\nand 3 * 4 * 5", "a_b_c", "x < y > z"])
+def test_a_text_without_markdown_stays_as_it_is(text: str) -> None:
+    assert rendered(text) is None
+    assert drawn(text) == text
+
+
+def test_line_breaks_stay_where_the_model_put_them() -> None:
+    assert drawn("**Name**: Ann\n**Age**: 7") == "Name: Ann\nAge: 7"
+
+
+def test_nothing_in_it_reaches_the_terminal_as_more_than_text() -> None:
+    text = drawn("# \x1b[31mred\x1b[0m\n\n[a](http://x.y) `\x1b]8;;http://x\x1b\\`", width=80)
+    assert "\x1b" not in text
+    assert "http://x.y" in text
