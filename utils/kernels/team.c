@@ -1,7 +1,7 @@
 /* A team of threads: every member runs the same function and meets the others at barriers.
 
-   Waiting spins for a bounded time: between the stages of a pass some 50 µs, then in naps, which are counted, since a
-   wait far longer than any stage means that a thread was taken off its core; between passes some 100 µs, then asleep
+   Waiting spins for a bounded time: between the stages of a pass some 50 µs, then in naps, whose time is counted, since
+   a wait far longer than any stage means that a thread was taken off its core; between passes some 100 µs, then asleep
    until there is work. Where the team is at work for somebody else, a run takes one thread: results are the same.
 
    On Linux torch shares its operators out among libgomp's threads, which spin as well when they are done. A second team
@@ -28,7 +28,7 @@ enum { HELPERS = 63, PATIENCE = 5000, IDLE = 10000, NAP = 20000 }; /* pauses, pa
 
 struct Meeting {
     _Alignas(64) atomic_long arrived;
-    _Alignas(64) atomic_long naps;
+    _Alignas(64) atomic_long slept; /* nanoseconds, of all members */
 };
 
 typedef void (*Function)(void *record, Member *member);
@@ -57,9 +57,14 @@ static inline void pause_briefly(void) {
 #endif
 }
 
-static void nap(void) {
-    struct timespec time = {0, NAP};
+/* Sleep for a moment, and count how long: on a busy machine it takes far longer until the thread has a core again. */
+static void nap(Meeting *meeting) {
+    struct timespec before, after, time = {0, NAP};
+    clock_gettime(CLOCK_MONOTONIC, &before);
     nanosleep(&time, 0);
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    const long slept = (after.tv_sec - before.tv_sec) * 1000000000L + after.tv_nsec - before.tv_nsec;
+    atomic_fetch_add_explicit(&meeting->slept, slept, memory_order_relaxed);
 }
 
 /* Wait until all members are here. */
@@ -68,10 +73,7 @@ void meet(Member *member) {
     atomic_fetch_add_explicit(&member->meeting->arrived, 1, memory_order_acq_rel);
     for (int looks = 0; atomic_load_explicit(&member->meeting->arrived, memory_order_acquire) < all; looks++) {
         pause_briefly();
-        if (looks > PATIENCE) {
-            nap();
-            atomic_fetch_add_explicit(&member->meeting->naps, 1, memory_order_relaxed);
-        }
+        if (looks > PATIENCE) nap(member->meeting);
     }
 }
 
@@ -144,10 +146,7 @@ static void run_helpers(Function function, void *record, int64_t threads, Meetin
     for (int i = 0; i < threads - 1; i++)
         for (int looks = 0; atomic_load(&helpers[i].done) < turn[i]; looks++) {
             pause_briefly();
-            if (looks > PATIENCE) {
-                nap();
-                atomic_fetch_add(&meeting->naps, 1);
-            }
+            if (looks > PATIENCE) nap(meeting);
         }
 }
 
@@ -178,7 +177,7 @@ static int run_torch_team(Function function, void *record, int64_t threads, Meet
 }
 #endif
 
-/* Run the function on up to so many threads; returns when all are done, with the number of naps. */
+/* Run the function on up to so many threads; returns when all are done, with the nanoseconds that they slept. */
 int64_t run(int64_t work, void *record, int64_t threads) {
     Meeting meeting = {0};
     const Function function = FUNCTIONS[work];
@@ -189,5 +188,5 @@ int64_t run(int64_t work, void *record, int64_t threads) {
     }
     if (!run_torch_team(function, record, threads, &meeting)) run_helpers(function, record, threads, &meeting);
     pthread_mutex_unlock(&busy);
-    return atomic_load(&meeting.naps);
+    return atomic_load(&meeting.slept);
 }

@@ -11,8 +11,7 @@ import time
 
 from utils.kernels.bindings import kernels
 
-NAP = 70e-6  # seconds that a nap at a barrier takes, about
-HELD_UP = 1 / 3  # of a run's time spent asleep: threads were taken off their cores
+HELD_UP = 1 / 3  # of a run's time that a thread slept at barriers: others were taken off their cores
 SHORTEST, LONGEST = 0.25, 4.0  # seconds with one thread before the team is tried again
 CALM = 4  # runs without trouble after which trouble counts as new
 
@@ -20,8 +19,8 @@ CALM = 4  # runs without trouble after which trouble counts as new
 class Pace:
     """How many threads the next run takes.
 
-    It is told of every run of a team how often a thread slept at a barrier, which on a quiet machine hardly happens:
-    two runs in a row that were held up bring one thread for a while, longer each time that a new try fails.
+    It learns from every run of a team how long the threads slept at barriers, which on a quiet machine is next to
+    nothing: two runs in a row that were held up bring one thread for a while, longer each time that a new try fails.
     """
 
     def __init__(self) -> None:
@@ -31,9 +30,9 @@ class Pace:
         """Of a run that begins `now`, in seconds."""
         return 1 if now < self.until else team
 
-    def ran(self, naps: int, seconds: float, now: float) -> None:
-        """A team's run of so many seconds has ended, its threads have slept so often."""
-        if naps * NAP < HELD_UP * seconds:
+    def ran(self, slept: float, seconds: float, now: float) -> None:
+        """A team's run of so many seconds has ended, in which its threads slept so long altogether."""
+        if slept < HELD_UP * seconds:
             self.trouble -= 1
             if self.trouble <= -CALM:
                 self.trouble, self.pause = -CALM, SHORTEST
@@ -53,7 +52,7 @@ def run(work: int, record: ctypes.Structure, threads: int) -> None:
     """
     began = time.perf_counter()
     threads = _pace.threads(threads, began)
-    naps = kernels().run(work, ctypes.addressof(record), threads)
+    slept = kernels().run(work, ctypes.addressof(record), threads)
     if threads > 1:
         ended = time.perf_counter()
-        _pace.ran(naps, ended - began, ended)
+        _pace.ran(slept * 1e-9, ended - began, ended)
