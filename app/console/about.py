@@ -35,6 +35,14 @@ _POSITIONS, _WIDTHS = 6, (2, 4, 8, 16)  # what /gamma shows of alpha and v(n)
 _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
+def welcome(settings: Settings) -> str:
+    """Two lines for who starts the console: what the panes show, and what to do first."""
+    lanes = ", ".join(settings.compare)
+    panes = "Two panes show each answer: plainly, and with drafts."
+    first = panes if settings.compare == ("ar", "spec") else f"A pane for each lane: {lanes}."
+    return f"{first}\nTab: a first question. /help: the commands."
+
+
 def header(engine: PairEngine, settings: Settings, console: Console) -> RenderableType:
     """The line over everything: models, place and settings."""
     look = look_of(console, settings)

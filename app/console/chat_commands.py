@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from app.chat import export
@@ -28,6 +29,7 @@ from app.console.tryout import ask_all, time_lanes
 from app.lanes.pairing import choose_pair
 from app.prompts.datasets import NAMED
 from app.screen.live import look_of, traced
+from app.screen.rendered import answer_text
 from app.screen.terminal import usual_keys
 from app.screen.view import models_of, question
 from app.settings.types import got
@@ -195,6 +197,18 @@ def copy(state: ConsoleState, _: object) -> None:
     state.say(f"copied the last answer, {len(text):,} characters")
 
 
+def history(state: ConsoleState, _: object) -> None:
+    state.page(_chat(state))
+
+
+def _chat(state: ConsoleState) -> Group:
+    """Every message and its answer, as they were shown."""
+    look, parts = look_of(state.out, state.settings), list[RenderableType]()
+    for turn in state.said().turns:
+        parts += [question(turn.user, look), answer_text(turn.text, state.settings, live=state.live), ""]
+    return Group(*parts[:-1])
+
+
 def plain_text(state: ConsoleState) -> str:
     """The last answer as it is, where answers are no longer drawn."""
     said = state.chat is not None and state.chat.turns
@@ -272,6 +286,7 @@ def load(state: ConsoleState, path: Path) -> None:
     for turn in chat.turns:
         engine.drafters.answers.add(turn.prompt, turn.answer)
     state.latest = next(reversed(_answered(state, chat.turns[-1])), None) if same else None
+    state.page(_chat(state))
     instead = f" in place of {before} before" if before else ""
     said = f", system = {found.system}" if found.system else ""
     state.say(f"loaded {_turns(found.turns)} from {path}{instead}{said}")
@@ -312,9 +327,9 @@ def stats(state: ConsoleState, which: str) -> None:
     elif which == "session":
         if not state.answers:
             raise UserError("no answer yet in this session")
-        state.say(about.session_stats(state.answers, state.out, state.settings))
+        state.page(about.session_stats(state.answers, state.out, state.settings))
     else:
-        state.say(about.last_stats(_last(state), state.out, state.settings))
+        state.page(about.last_stats(_last(state), state.out, state.settings))
 
 
 def trace(state: ConsoleState, rounds: int | None) -> None:

@@ -138,14 +138,14 @@ class KeyParser:
 
 
 class CommandCompleter(Completer):
-    """Completes a first line that begins with one "/"; messages are left alone."""
+    """Completes an empty line, and one that begins with one "/"; messages are left alone."""
 
     def __init__(self, offer: Offer) -> None:
         self._offer = offer
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         line = document.text_before_cursor
-        if not line.startswith("/") or line.startswith("//") or "\n" in line:
+        if document.text and (not line.startswith("/") or line.startswith("//") or "\n" in line):
             return
         for found in self._offer(line):
             yield Completion(found.text, start_position=found.start - len(line), display_meta=found.help)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from app.chat.conversation import clean
+from app.console.about import welcome
 from app.console.answer import UNANSWERED, answer
 from app.console.chat_commands import saved
 from app.console.loading import Loader, load_engine, one_line
@@ -54,6 +55,8 @@ def run_console(
     state = ConsoleState(layers, options, console, errors, loader, live)
     reader = (make_reader or prompt_reader)(state)
     state.refresh = reader.refresh
+    if live:
+        state.hint(welcome(settings))
     state.pairs.begin(spec)
 
     def leave() -> None:

@@ -70,7 +70,7 @@ def show_settings(state: ConsoleState, _: object) -> None:
             lines.append(f"{group}:")
         now, below = state.settings.show(known.name), state.layers.defaults.show(known.name)
         lines.append(f"  {known.name} = {now}" + (f"  (default {below})" if now != below else ""))
-    state.say("\n".join(lines))
+    state.page("\n".join(lines))
 
 
 def set_values(state: ConsoleState, rest: str) -> None:

@@ -17,7 +17,9 @@ from app.console.command import Command, file, files, one, text, unquoted, words
 from app.console.demo import demo
 from app.console.setting_commands import value
 from app.console.source_words import SOURCE_WORDS
+from app.prompts.built_in import FIRST_QUESTION
 from app.replay.options import STEP
+from app.screen.terminal import BELOW
 from app.settings.table import MODEL_FIELDS, SETTING_FIELDS
 from app.settings.types import Choice, Whole, got, named
 from utils.errors import UsageError, UserError, did_you_mean
@@ -29,11 +31,16 @@ if TYPE_CHECKING:
 
 CHAT, DECODING, MODEL, LOOK, SETTING = "Chat", "Decoding", "Models and lanes", "Figures and looks", "Settings"
 SAVED, LOADED = (".json", ".txt", ".md", ".html", ".svg"), (".json",)
+LEAVE = ("exit", "quit")  # without a slash too
 STATS, PLOTS = ("last", "session", "json"), ("gamma", "positions", "time")
 
 
 def show_help(state: ConsoleState, name: str) -> None:
-    state.say(help_of(name, state, COMMANDS) if name else help_page(TABLE))
+    if name and name != "all":
+        return state.say(help_of(name, state, COMMANDS))
+    width, height = state.out.size
+    short = state.live and not name and len(help_page(TABLE).splitlines()) > height - BELOW
+    return state.say(help_names(TABLE, width)) if short else state.page(help_page(TABLE))
 
 
 def command_names(state: ConsoleState, so_far: str) -> Iterable[tuple[str, str]]:
@@ -61,6 +68,7 @@ TABLE: tuple[Command, ...] = (
         spaces=True,
     ),
     Command("/system [TEXT|clear]", "system prompt", CHAT, chat.system, text, words("clear"), setting="system"),
+    Command("/history", "show the chat so far", CHAT, chat.history),
     Command("/exit", "leave (also Ctrl-D)", CHAT, chat.leave, aliases=("/quit", "/bye")),
     value("gamma", DECODING, after=change.gamma_learned),
     value("temperature", DECODING),
@@ -69,7 +77,7 @@ TABLE: tuple[Command, ...] = (
     value("length", DECODING, name="max_new_tokens"),
     value("seed", DECODING),
     value("compare", MODEL),
-    Command("/pair [NAME]", "load another pair", MODEL, chat.pair, text, chat.pair_names),
+    Command("/pair [NAME]", "load another pair", MODEL, chat.pair, text, chat.pair_names, aliases=("/model",)),
     Command("/drafter [NAME]", "take another drafter", MODEL, chat.drafter, unquoted, chat.drafters, spaces=True),
     Command(
         "/quantization [KIND]", "bits of the target's weights", MODEL, chat.quantization, text,
@@ -102,7 +110,10 @@ TABLE: tuple[Command, ...] = (
         change.assignments, many=True,
     ),
     Command("/reset [NAME]", "back to the defaults", SETTING, change.reset, text, change.setting_names, many=True),
-    Command("/help [CMD]", "this page, or one command", SETTING, show_help, text, command_names),
+    Command(
+        "/help [CMD|all]", "the commands, one or all of them", SETTING, show_help, text, command_names,
+        aliases=("/?",),
+    ),
 )  # fmt: skip
 COMMANDS: Mapping[str, Command] = {name: command for command in TABLE for name in (command.name, *command.aliases)}
 _INSTEAD = {"/draft": "/compare ar,draft", "/tables": "/compare ar,tables", "/settings": "/set"}
@@ -114,9 +125,12 @@ _INSTEAD = {"/draft": "/compare ar,draft", "/tables": "/compare ar,tables", "/se
 def parse(line: str, commands: Mapping[str, Command]) -> tuple[Command | None, str]:
     """A command and what stands behind it where the line starts with one "/"; None and the message otherwise.
 
-    "//text" is the message "/text". UsageError for a first word that is no command: such a line is never sent.
+    A lone "exit" or "quit" leaves; "//text" is the message "/text".
+    UsageError for a first word that is no command: such a line is never sent.
     """
     line = line.strip()
+    if line.lower() in LEAVE:
+        return commands["/exit"], ""
     if not line.startswith("/") or line.startswith("//"):
         return None, line.removeprefix("/")
     word, *rest = line.split(maxsplit=1)
@@ -156,9 +170,11 @@ class Completion(NamedTuple):
 
 
 def completions(line: str, cursor: int, state: ConsoleState, commands: Mapping[str, Command]) -> list[Completion]:
-    """What may stand at column `cursor` of `line`; empty when the line is a message."""
+    """What may stand at column `cursor` of `line`: before any message a first one; empty when the line is a message."""
     typed = line[:cursor].lstrip()
     start = cursor - len(typed)
+    if not line and (state.chat is None or not state.chat.turns):
+        return [Completion(FIRST_QUESTION, 0, "a first question")]
     if not typed.startswith("/") or typed.startswith("//"):
         return []
     word, space, argument = typed.partition(" ")
@@ -189,6 +205,16 @@ def help_page(table: Iterable[Command]) -> str:
         usage = f"  {command.usage:<{_USAGE - 3}} "
         lines.append(textwrap.fill(command.help, WIDTH, initial_indent=usage, subsequent_indent=" " * _USAGE))
     return "\n".join([*lines, "//text sends a line that begins with a slash"])
+
+
+def help_names(table: Iterable[Command], width: int) -> str:
+    """The names of the commands, by group: what fits a low screen."""
+    groups: dict[str, list[str]] = {}
+    for command in table:
+        groups.setdefault(command.group, []).append(command.name)
+    texts = [f"{group}: {' '.join(names)}" for group, names in groups.items()]
+    texts += ["/help CMD explains one, /help all lists all; //text sends a line that begins with a slash"]
+    return "\n".join(textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False) for text in texts)
 
 
 def help_of(name: str, state: ConsoleState, commands: Mapping[str, Command]) -> str:

@@ -21,7 +21,7 @@ from app.console.loading import Loader, Pairs, one_line, watch
 from app.lanes.pairing import catalogue
 from app.replay.log_writer import log_writer_of
 from app.screen.rows import visible
-from app.screen.terminal import SECOND_WITHIN, Interrupts
+from app.screen.terminal import SECOND_WITHIN, Interrupts, page
 from app.settings.layers import Layers
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UserError
@@ -135,6 +135,12 @@ class ConsoleState:
 
     def say(self, what: Any) -> None:
         self.out.print(Text(visible(what)) if isinstance(what, str) else what)
+
+    def page(self, what: Any) -> None:
+        """Say what may be longer than the screen, on a terminal through the user's pager."""
+        content = Text(visible(what)) if isinstance(what, str) else what
+        if not (self.live and page(self.out, content)):
+            self.say(what)
 
     def fail(self, text: str) -> None:
         self.errors.print(Text(visible(f"error: {' '.join(text.split())}"), style="red"))

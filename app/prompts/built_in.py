@@ -27,9 +27,11 @@ _LIBRARY = (
     "delay is 20 cents a book and 1 euro a film. Children under 14 pay no fees."
 )
 
+FIRST_QUESTION = "Write a Python function that returns the n-th Fibonacci number, and explain it line by line."
+
 PROMPTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("writing", ("Write a short story about a lighthouse keeper who finds a message in a bottle.",)),
-    ("coding", ("Write a Python function that returns the n-th Fibonacci number, and explain it line by line.",)),
+    ("coding", (FIRST_QUESTION,)),
     ("reasoning", ("A train leaves at 9:40 and arrives at 13:05. How long is the journey? Show your steps.",)),
     ("extraction", ("List the colours in this text: a red barn, two white horses, a green tractor.",)),
     ("rewriting", ("Rewrite in formal English, then as a poem: thanks a lot, see you all at the beach!",)),

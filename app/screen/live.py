@@ -250,7 +250,7 @@ def show(tracks: Sequence[Track], text: str, place: Surface) -> None:
             place.say(cut)
         return
     if not place.touring:
-        place.out.print(answer_text(text, render=place.live and settings.render and not settings.ascii))
+        place.out.print(answer_text(text, settings, live=place.live))
         place.out.print()
     place.say(panes(tracks, place.out, settings, notes=not place.touring, goes_on=place.goes_on))
     if settings.view == "trace":

@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from app.screen.rows import visible
+from app.settings.table import Settings
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -33,9 +34,10 @@ def rendered(text: str) -> RenderableType | None:
     return drawn
 
 
-def answer_text(text: str, *, render: bool) -> RenderableType:
-    """The answer as it is printed: drawn as Markdown if it has any and `render` asks for it, else as it is."""
-    return (rendered(text) if render else None) or Text(visible(text))
+def answer_text(text: str, settings: Settings, *, live: bool) -> RenderableType:
+    """The answer as it is printed: on a terminal drawn as Markdown if it has any, else as it is."""
+    drawn = rendered(text) if live and settings.render and not settings.ascii else None
+    return drawn or Text(visible(text))
 
 
 def _every(tokens: Iterable[Token]) -> Iterator[Token]:

@@ -11,8 +11,10 @@ import contextlib
 import os
 import re
 import select
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +29,7 @@ from app.settings.table import Settings
 
 _CTRL_C, _CTRL_D = b"\x03", "\x04"
 _NAP = 0.05  # seconds between two looks at the keyboard
+BELOW = 3  # rows of the screen that the command line, the next prompt and its bottom line take
 
 
 try:
@@ -318,6 +321,23 @@ def make_console(settings: Settings) -> Console:
     color = {"always": "256", "never": None}.get(settings.color, "auto")
     never = True if settings.color == "never" else None
     return Screen(color_system=color, no_color=never)
+
+
+def page(console: Console, content: RenderableType) -> bool:
+    """Show what is higher than the screen through the user's pager; False, and nothing shown, where it is not or there
+    is none.
+
+    `less` ends by itself where all fits, keeps colours, and leaves the text on the screen.
+    """
+    with console.capture() as capture:
+        console.print(content)
+    text = capture.get()
+    pager = shlex.split(os.environ.get("PAGER") or "less")
+    if text.count("\n") <= console.size.height - BELOW or not pager or shutil.which(pager[0]) is None:
+        return False
+    with usual_keys():
+        subprocess.run(pager, input=text.encode(), env={"LESS": "RFX", **os.environ}, check=False)
+    return True
 
 
 def is_live(console: Console) -> bool:

@@ -15,8 +15,8 @@ from app.screen.palette import Look
 from app.screen.rows import Piece, Row, row_of, width_of
 
 _DIGITS = "0123456789"
-_LEAST = 8  # rounds that have room, or the rates are left out
-_SPANS = 8  # of which the rates consist at least; one for every so many columns too
+_LEAST = 6  # rounds that have room, or the rates are left out
+_SPANS = 8  # columns of the screen for each span of the rates
 
 
 class Round(NamedTuple):
@@ -75,7 +75,7 @@ def _speeds(lines: Sequence[Line], look: Look) -> list[Piece]:
     longest = max(sum(each.seconds for each in rounds) for _, rounds in lines)
     if not longest:
         return []
-    span = longest / max(_SPANS, look.width // _SPANS)
+    span = longest / max(1, look.width // _SPANS)
     values = {name: rates(rounds, span) for name, rounds in lines}
     most = max(max(some, default=0.0) for some in values.values())
     levels = look.glyph("levels") or _DIGITS

@@ -481,7 +481,7 @@ def test_completion_looks_only_at_what_stands_before_the_cursor() -> None:
 
 
 def test_completion_leaves_messages_and_unknown_commands_alone() -> None:
-    for line in ("", "hello /ga", "//ga", "/nothing ", "/gamma 4 ", "/view side s", "/info "):
+    for line in (" ", "hello /ga", "//ga", "/nothing ", "/gamma 4 ", "/view side s", "/info "):
         assert offered(line) == [], line
 
 
@@ -519,8 +519,3 @@ def test_the_words_of_the_sources_work_and_are_on_no_list() -> None:
     assert set(SOURCE_WORDS) & {*listed, *COMMANDS, *help_page(TABLE).split()} == set()
     for name, command in SOURCE_WORDS.items():
         assert help_of(name, console, COMMANDS).startswith(command.usage)
-
-
-def test_help_is_one_screen() -> None:
-    assert len(TABLE) <= 34
-    assert len(help_page(TABLE).splitlines()) < 45

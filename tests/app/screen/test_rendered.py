@@ -8,13 +8,14 @@ import pytest
 from rich.console import Console
 
 from app.screen.rendered import answer_text, rendered
+from app.settings.table import Settings
 
 CODE = "So:\n\n```python\ndef f(n):\n    return n\n```\n\n1. **one**\n2. two"
 
 
 def drawn(text: str, *, render: bool = True, width: int = 40) -> str:
     file = io.StringIO()
-    Console(file=file, width=width, color_system=None).print(answer_text(text, render=render))
+    Console(file=file, width=width, color_system=None).print(answer_text(text, Settings(render=render), live=True))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 

@@ -25,10 +25,10 @@ def text(drafting: Line, plain: Line | None, look: Look) -> str:
 @pytest.mark.parametrize(
     ("width", "shown"),
     [
-        (20, ""),
+        (19, ""),
         (30, "spec accepted ▁▂▃▄▅▅▂▁·"),
-        # Spans of 0.25 s: 4.5, 10.5 and 7.5 tokens, then 1.5 in 0.15 s; 42 tok/s is the most.
-        (60, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s AR ▃▃▃▃▃▃▃▃ spec ▄█▆▃  █ 42"),
+        # By hand, of spans of 2 s / 7: 19.5, 45.5, 17.5 and 10 tok/s, levels 3, 7, 3 and 2 of 7; AR 10.
+        (60, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s AR ▃▃▃▃▃▃▃ spec ▄█▄▃  █ 46"),
         (80, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s AR ▂▂▂▂▂▂▂▂▂▂ spec ▃▆█▃▂  █ 50"),
         (100, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s AR ▃▃▃▃▃▃▃▃▃▃▃▃ spec ▃▆█▇▃▃  █ 46"),
         (140, "spec accepted ▁▂▃▄▅▅▂▁·  tok/s AR ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂ spec ▃▄▆▇█▄▂▂  █ 50"),

@@ -1,0 +1,145 @@
+"""The console as people expect one: a welcome, a first question by Tab, long output in a pager, familiar words; on 24
+rows of every width. One process serves many checks, in order.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.console.slash_commands import COMMANDS, TABLE, completions, dispatch, help_names, help_page
+from app.console.state import ConsoleState
+from app.prompts.built_in import FIRST_QUESTION
+from app.screen.rows import visible
+from tests.support.screen import Terminal
+from tests.support.scripted import catalogue_of, run_lines
+from tests.support.tiny import tiny_pair
+
+WIDTHS = (60, 80, 100, 140)
+LOADED = ANSWER = 180.0  # seconds that a busy machine may take
+LIVE = re.compile(r"^spec accepted …?[▁▂▃▄▅▆▇█·]+(  tok/s AR [▁-█]+ spec [▁-█]+  █ \d+)?$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    environ = {"XDG_STATE_HOME": str(tmp_path_factory.mktemp("state")), "SPEC_MAX_NEW_TOKENS": "48", "PAGER": "less"}
+    terminal = Terminal(columns=100, rows=24, environ=environ)
+    yield terminal
+    terminal.child.close(force=True)
+
+
+def drawn_green(terminal: Terminal, rows: range) -> bool:
+    """Whether text of these rows is in the colour of accepted drafts."""
+    return any(cell.fg == "green" for row in rows for cell in terminal.screen.buffer[row].values())
+
+
+def test_two_lines_say_what_is_shown_and_tab_brings_a_first_question(chat: Terminal) -> None:
+    chat.wait(lambda: chat.at_prompt, LOADED)
+    assert "Two panes show each answer: plainly, and with drafts.\nTab: a first question. /help: the" in chat.text
+    chat.type("\t")
+    chat.wait(FIRST_QUESTION[:60], 20)
+    chat.type("\x03")
+    chat.wait("SmolLM2-135M-Instruct ←", LOADED)
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_coloured_panes_and_the_live_line_stay_in_view_on_24_rows(chat: Terminal, columns: int) -> None:
+    chat.resize(columns, 24)
+    chat.type("\x0c")  # what the old width left is not ours to judge
+    chat.quiet()
+    chat.enter("/clear")
+    chat.wait("conversation cleared", 20)
+    chat.quiet()
+    chat.enter(FIRST_QUESTION)
+    chat.wait(lambda: chat.at_prompt and "cut at 48 tokens" in chat.text, ANSWER)
+    chat.quiet()
+    (live,) = LIVE.finditer(chat.text)
+    assert ("tok/s AR" in live[0]) == (columns >= 60)
+    border = next(row for row, line in enumerate(chat.lines) if line.startswith("└") and "tok/s ─┘" in line)
+    assert drawn_green(chat, range(border))
+    assert "TTFT" in chat.text
+    assert "rejected" in chat.text
+    assert all(len(line) <= columns for line in chat.lines)
+
+
+@pytest.mark.skipif(shutil.which("less") is None, reason="less is not installed")
+def test_what_is_longer_than_the_screen_goes_through_the_pager(chat: Terminal) -> None:
+    chat.enter("/set")
+    chat.wait(lambda: "Decoding:" in chat.text and not chat.at_prompt, 20)
+    chat.quiet()
+    assert "Output:" not in chat.text
+    chat.type("q")
+    chat.wait(lambda: chat.at_prompt, 20)
+
+
+def test_the_help_of_a_low_screen_fits_it(chat: Terminal) -> None:
+    for word in ("/help", "/?"):
+        chat.enter(word)
+        chat.wait(lambda word=word: f"› {word}" in chat.text and chat.at_prompt, 20)  # type: ignore[misc]
+        chat.quiet()
+        assert all(command.name in chat.text for command in TABLE)
+
+
+def test_quit_leaves_without_a_slash(chat: Terminal) -> None:
+    chat.enter("quit")
+    assert chat.end() == 0
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_names_of_all_commands_fit_24_rows(width: int) -> None:
+    assert len(TABLE) <= 42
+    text = help_names(TABLE, width)
+    assert len(text.splitlines()) <= 20
+    assert all(len(line) <= width for line in text.splitlines())
+    assert all(command.name in text.split() for command in TABLE)
+
+
+def test_help_all_has_a_line_for_each_command(tmp_path: Path) -> None:
+    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
+    assert help_page(TABLE) in run_lines(catalogue, "/help all").text
+
+
+def test_familiar_words_do_what_they_do_elsewhere() -> None:
+    assert COMMANDS["/model"] is COMMANDS["/pair"]
+    assert COMMANDS["/?"] is COMMANDS["/help"]
+
+
+@pytest.mark.parametrize("word", ["exit", "quit", "  Exit "])
+def test_a_lone_word_leaves_and_in_a_sentence_it_is_a_message(tmp_path: Path, word: str) -> None:
+    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
+
+    def sent(state: ConsoleState) -> None:
+        assert dispatch("exit the room", state, COMMANDS) == "exit the room"
+
+    ran = run_lines(catalogue, sent, word, "never read")
+    assert ran.state.leaving
+    assert "never read" not in ran.text
+
+
+def test_history_and_load_show_the_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
+    ran = run_lines(catalogue, "/history", "one", "two", "/history", "/save a.json", "/clear", "/load a.json")
+    assert ran.errors == ["error: no message yet"]
+    first, second = (visible(turn.text) for turn in ran.state.said().turns)
+    shown = "\n".join(line.rstrip() for line in ran.after("/history").splitlines())
+    assert shown.startswith("› one\n")
+    assert shown.count("› ") == 2
+    words = " ".join(shown.split())
+    assert " ".join(f"› one {first} › two {second}".split()) == words
+    assert words in " ".join(ran.after("/load a.json").split())
+
+
+def test_tab_offers_a_first_question_only_before_the_first_message(tmp_path: Path) -> None:
+    offered: list[list[str]] = []
+
+    def look(state: ConsoleState) -> None:
+        offered.append([each.text for each in completions("", 0, state, COMMANDS)])
+
+    catalogue = catalogue_of(tmp_path, {"tiny": tiny_pair(tmp_path / "tiny", stop=False)})
+    run_lines(catalogue, look, "one", look)
+    assert offered == [[FIRST_QUESTION], []]
