@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,9 +106,9 @@ class Bench(Measurement):
         lane = self.lane(variant, **changes)
         recorder = None if text is None else self.recorder
         answer_log = answer_log_of(recorder, self.engine, [lane], Asked(text or "", prompt), lane.settings, self.decode)
-        show: dict[str, Any] = {} if answer_log is None else {"show": answer_log.listening(0, None)}
+        show = None if answer_log is None else partial(answer_log.feed, 0)
         terms = terms_of(lane, self.engine)
-        answer = run_lane(lane, prompt, self.decode, interrupt=self.interrupt, terms=terms, **show)
+        answer = run_lane(lane, prompt, self.decode, interrupt=self.interrupt, show=show, terms=terms)
         if answer_log is not None and (problem := answer_log.end()):
             sys.stderr.write(f"{problem}\n")
         return answer

@@ -48,7 +48,6 @@ def run_once(settings: Settings, options: ModelOptions, prompt: str | None, as_j
         asked = Asked(text, fitting(chat.plan(text).prompt, min(lane.context for lane in lanes)))
         answer_log = answer_log_of(log, engine, lanes, asked, settings, chat.text)
         writer = None if as_json else AnswerWriter(sys.stdout, chat.said)
-        engine.warm(settings)
         race, meters = Race(lanes, engine, list(asked.ids), interrupt=interrupt), [Meter(len(asked.ids)) for _ in lanes]
         for index, event in race if answer_log is None else answer_log.tee(race):
             meters[index].add(event)

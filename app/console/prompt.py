@@ -28,8 +28,6 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, has_arg, is_searching, to_filter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input.ansi_escape_sequences import ANSI_SEQUENCES
-from prompt_toolkit.input.typeahead import store_typeahead
-from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.key_binding.key_processor import KeyPress, KeyPressEvent
 from prompt_toolkit.keys import Keys
@@ -37,7 +35,7 @@ from prompt_toolkit.output import ColorDepth, create_output
 from prompt_toolkit.styles import Style
 from rich.cells import cell_len, set_cell_size
 
-from app.screen.terminal import REMOTE, mark_pastes
+from app.screen.terminal import mark_pastes
 
 _C1 = "\x80-\x9f\udc80-\udc9f"  # 8-bit controls; bytes that are no UTF-8 come as surrogates
 _CONTROL = r"(?:\x1b++\[|\x1b*+[\x9b\udc9b])"
@@ -102,10 +100,6 @@ class KeyParser:
             held, self._held = self._held, ""
             self._parser.feed(held if re.fullmatch(r"\x1b+.?", held) else without_escapes(held))
         self._parser.flush()
-
-    def feed_and_flush(self, data: str) -> None:
-        self.feed(data)
-        self.flush()
 
     def _typed(self, text: str) -> str:
         """Hand on what was typed; what is left of `text` where a paste begins."""
@@ -341,7 +335,6 @@ class PromptReader:
         is raised.
         """
         self._hint = ""
-        type_ahead(self.session.app.input, REMOTE.taken())
         while True:
             begun = time.monotonic()
             try:
@@ -467,14 +460,6 @@ class PromptReader:
 def is_text(key: KeyPress) -> bool:
     """Whether the key puts text into the line."""
     return len(key.key) == 1 or key.key is Keys.BracketedPaste
-
-
-def type_ahead(source: Any, text: str) -> None:
-    """Have the next prompt read `text` first, as if it were typed now."""
-    if text:
-        pressed: list[Any] = []
-        KeyParser(Vt100Parser(pressed.append)).feed_and_flush(text)
-        store_typeahead(source, pressed)
 
 
 class _History(FileHistory):

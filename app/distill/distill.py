@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from app.distill.draft_head import check_target, draft_head_for, verifier_of
 from app.distill.options import DATA_NAMES, HEAD, STAGES, TABLES, TABLES_NAMES, TEXT, TRAINING_NAMES, matters, shown
-from app.distill.result import cpu_name, described, in_lines, licence_of, measured
+from app.distill.result import described, in_lines, licence_of, measured
 from app.distill.tables import build_tables
 from app.distill.texts import Texts, let_write, load_target, read, source_of, split_texts, target_facts
 from app.lanes.lane import PairEngine
@@ -37,7 +37,7 @@ from training.text.dialogues import Talk
 from utils.errors import UsageError, UserError
 from utils.files import first_difference, hash_of, separate, writable_folder, write_json
 from utils.loading.fit import fingerprint
-from utils.machine import machine
+from utils.machine import cpu_name, machine
 from utils.progress import INTERRUPTED, Progress
 
 RUN, WORK = "run.json", "work"

@@ -5,7 +5,6 @@ The latency is that of the drafter's own calls inside the decode loop, beside pl
 
 from __future__ import annotations
 
-import platform
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -73,16 +72,6 @@ def measured(
 def _rounds(lane: Lane, prompt: list[int], interrupt: Callable[[], bool]) -> list[Step]:
     """The rounds of one answer behind the one that reads the prompt."""
     return [event for event in lane.run(prompt, interrupt=interrupt) if isinstance(event, Step)][1:]
-
-
-def cpu_name() -> str:
-    """The processor's name; "" where the system does not tell it."""
-    try:
-        facts = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        facts = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", facts, re.MULTILINE)
-    return found[1].strip() if found else platform.processor()
 
 
 def licence_of(model: Any) -> str:

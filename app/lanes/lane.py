@@ -8,9 +8,7 @@ when their settings change. Knows no text, no screen.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +29,7 @@ from sampling.sampler import KeyedSampler
 from sampling.types import LM, Drafter, FixedPace, GammaController, Hidden, Limits, Rows, Rule, Session
 from utils.catalogue.specs import head_kind_of
 from utils.catalogue.templates import end_ids
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError
 from utils.logits_processors import ARGUMENTS, LogitsProcessor
 from utils.processes import world
 from utils.progress import never
@@ -240,17 +238,6 @@ class PairEngine:
         """Tokens that `gamma auto` drafts a round in the last lane that has one; None before."""
         paces = [pace for name in reversed(settings.compare) if (pace := self.pace(name)) is not None]
         return paces[0].mean_drafted if paces else None
-
-    def warm(self, settings: Settings) -> None:
-        """Run a few passes of every lane that nobody times: the first ones of a process are slower than any after them.
-
-        Gamma is a fixed one, so that nothing is learned from them.
-        """
-        few, prompt = settings.changed(max_new_tokens=3, gamma=2), [0] * 9
-        for name in settings.compare:
-            with suppress(UserError):  # a lane that cannot run says so when it is asked
-                deque(self.lane(name, few).run(prompt), maxlen=0)
-        self.forget()
 
     def limits(self, settings: Settings) -> Limits:
         """When an answer ends."""

@@ -10,9 +10,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import torch
+from pydantic import Field
 
 from sampling.gamma.costs import Costs
 from sampling.models.cache import CrossCache
@@ -30,15 +31,20 @@ Pass = Callable[[], object]
 
 @dataclass(frozen=True)
 class Measured:
-    """Costs of a pair here: seconds of a one-token pass, v(n) by n, and c of its drafter (None: it drafts nothing)."""
+    """Seconds that a pair takes here: of passes over n tokens, by n, and of a drafted token (None: it drafts none)."""
 
-    plain: float
-    v: dict[int, float]
-    c: float | None
+    passes: dict[int, Annotated[float, Field(gt=0)]]
+    drafted: Annotated[float, Field(ge=0)] | None
+
+    @property
+    def plain(self) -> float:
+        """Seconds of a one-token pass."""
+        return self.passes[1]
 
     def costs(self, with_drafter: bool) -> Costs:
         """New costs seeded with these."""
-        return Costs(self.c if with_drafter else None, self.v, self.plain)
+        c = self.drafted / self.plain if with_drafter and self.drafted is not None else None
+        return Costs(c, {n: max(1.0, each / self.plain) for n, each in self.passes.items() if n > 1}, self.plain)
 
 
 def measure_costs(

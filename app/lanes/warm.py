@@ -8,14 +8,14 @@ the cache folder; a folder that cannot be written harms nothing. Knows no text: 
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterable
+from collections import deque
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from pydantic import TypeAdapter
 
 from app.lanes.lane import make_sampler
 from app.lanes.pass_times import Measured, random_tokens
@@ -25,10 +25,9 @@ from sampling.gamma.acceptance import Acceptance
 from sampling.gamma.controller import Controller
 from sampling.gamma.costs import Costs
 from sampling.loop import generate
-from sampling.models.causal import CausalLM
 from sampling.types import Draft, Drafter, FixedPace, Limits, Session
 from utils.errors import UserError
-from utils.files import write_json
+from utils.files import write_bytes
 from utils.loading.cache import cache_folder
 from utils.machine import cpu_name, version
 from utils.timing import Stopwatch
@@ -42,15 +41,16 @@ WIDTHS, FEW_WIDTHS = range(1, 17), (1, 2, 4, 8, 16)
 PROMPT, ROUNDS, DRAFTED = 64, 8, 4  # tokens of the prompt; rounds with the drafter, and tokens drafted in each
 REMEMBERED = 5  # starts whose measurements are kept
 FILE = "costs.json"
+_FILE = TypeAdapter(dict[str, list[Measured]])  # by machine and pair, the latest starts
 
 
 def warm_up(engine: PairEngine) -> None:
     """Warm a pair up; its controllers begin with what that measured, beside what earlier starts did."""
-    if not isinstance(engine.target, CausalLM) or engine.encodes:
-        ids = [0] * 8
-        engine.open(ids).score([ids], Draft.empty(1))
-        return
-    engine.measured = _remembered(_key(engine), _measured(engine))
+    if engine.encodes:  # some tokens of its own lane; nothing is measured
+        deque(engine.lane("spec", Settings(gamma=2, max_new_tokens=3)).run([0] * 8), maxlen=0)
+        engine.forget()
+    else:
+        engine.measured = _remembered(_key(engine), _measured(engine))
 
 
 def _measured(engine: PairEngine) -> Measured:
@@ -59,12 +59,13 @@ def _measured(engine: PairEngine) -> Measured:
     length = max(1, min(PROMPT, engine.context - WIDTHS[-1] - 1))
     prompt: list[int] = random_tokens(engine.target.vocab_size, length, torch.device("cpu"))[0][0].tolist()
     session = engine.open(prompt, hidden=drafter.traits.needs_hidden)
-    plain, v = _passes(session, prompt)
-    return Measured(plain, v, _c(engine, drafter, prompt, settings, Costs(None, v, plain)))
+    plain = Measured(_passes(session, prompt), None)
+    c = _c(engine, drafter, prompt, settings, plain.costs(with_drafter=False))
+    return plain if c is None else Measured(plain.passes, c * plain.plain)
 
 
-def _passes(session: Session, prompt: list[int]) -> tuple[float, dict[int, float]]:
-    """Seconds of a one-token pass and v(n) behind the prompt; the least of three times where passes are quick."""
+def _passes(session: Session, prompt: list[int]) -> dict[int, float]:
+    """Seconds of passes over n tokens behind the prompt, by n; the least of three times where passes are quick."""
     seconds: dict[int, float] = {}
 
     def run(width: int) -> float:
@@ -80,8 +81,7 @@ def _passes(session: Session, prompt: list[int]) -> tuple[float, dict[int, float
         if time.monotonic() - begun > SECONDS and len(seconds) > 1:
             break
         seconds[width] = min(run(width), seconds.get(width, float("inf")))
-    plain = seconds[1]
-    return plain, {width: max(1.0, time / plain) for width, time in seconds.items() if width > 1}
+    return seconds
 
 
 def _c(engine: PairEngine, drafter: Drafter, prompt: list[int], settings: Settings, costs: Costs) -> float | None:
@@ -110,31 +110,18 @@ def _key(engine: PairEngine) -> str:
 def _remembered(key: str, measured: Measured) -> Measured:
     """The least times of the latest starts, this one added to them."""
     file = cache_folder() / FILE
-    known: dict[str, Any] = {}
-    with suppress(OSError, ValueError, TypeError):
-        known = dict(json.loads(file.read_text()))
-    starts = [
-        one
-        for one in _read(known.get(key))
-        if (one.c is None) == (measured.c is None) and one.v.keys() == measured.v.keys()
+    known: dict[str, list[Measured]] = {}
+    with suppress(OSError, ValueError):  # a damaged file counts as none
+        known = _FILE.validate_json(file.read_bytes())
+    same = [
+        start
+        for start in known.get(key, ())
+        if (start.drafted is None) == (measured.drafted is None) and start.passes.keys() == measured.passes.keys()
     ]
-    starts = [*starts, measured][-REMEMBERED:]
-    kept = [{"plain": one.plain, "v": {str(n): value for n, value in one.v.items()}, "c": one.c} for one in starts]
+    starts = [*same, measured][-REMEMBERED:]
     with suppress(OSError, UserError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, {**known, key: kept})
+        write_bytes(file, _FILE.dump_json({**known, key: starts}))
     # Other programs only make a pass longer, so the least time of each is nearest to the truth.
-    plain = min(one.plain for one in starts)
-    v = {n: max(1.0, min(one.v[n] * one.plain for one in starts) / plain) for n in measured.v}
-    drafting = [one.c * one.plain for one in starts if one.c is not None]
-    return Measured(plain, v, min(drafting) / plain if drafting else None)
-
-
-def _read(entries: Any) -> Iterable[Measured]:
-    """The measurements of an entry of the file; what is damaged is left out."""
-    for entry in entries if isinstance(entries, list) else ():
-        with suppress(KeyError, TypeError, ValueError, AttributeError):
-            c, v = entry["c"], {int(n): float(value) for n, value in entry["v"].items()}
-            one = Measured(float(entry["plain"]), v, None if c is None else float(c))
-            if one.plain > 0 and all(value >= 1 for value in v.values()) and (one.c or 0.0) >= 0:
-                yield one
+    passes = {n: min(start.passes[n] for start in starts) for n in measured.passes}
+    return Measured(passes, min((start.drafted for start in starts if start.drafted is not None), default=None))

@@ -5,7 +5,6 @@ Prints tables to stdout. Knows no decoding; the catalogue is listed without torc
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from argparse import Namespace
@@ -26,7 +25,6 @@ from app.screen.view import kernels_of
 from app.settings.table import ModelOptions, Settings
 from utils.errors import UsageError, UserError
 from utils.loading.loaded import limit_text
-from utils.loading.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 _HEAD = "a head made for this very target would (infer.py distill makes one), or any causal model with its tokenizer"
 _WIDE = 200  # columns for a table that goes into a file or a pipe
 ASKED = 6  # built-in prompts behind which rounds are timed
-_CACHED = 512  # tokens behind which the process's memory is read
 
 
 def list_pairs(options: ModelOptions) -> int:
@@ -79,7 +76,6 @@ def check_pair(
 
         return run_plan(settings, options, asked)
     spec, given = choose_pair(options, name), load_options(options)
-    before = _resident()
     with closing(LoadProgress(sys.stderr, quiet=settings.quiet)) as progress, Interrupts() as interrupted:
         try:
             with drafter_words(spec):
@@ -90,7 +86,7 @@ def check_pair(
             if not (would and asked and asked.forecast) or isinstance(error, UsageError):
                 raise
             raise UserError(f"{error}; {would}") from None
-        found = [*_shared(loaded), *_translated(engine), *_memory(engine, before)]
+        found = [*_shared(loaded), *_translated(engine)]
         found += rounding_lines(engine, given, speed, progress, interrupted)
     console = _console(settings.color)
     console.print(_models(loaded))
@@ -272,29 +268,6 @@ def _translated(engine: PairEngine) -> list[str]:
             f"{model.name} drafts {what}; translating costs {1000 * by.seconds:.2f} ms a token",
         ]
     return lines
-
-
-def _resident() -> int:
-    """Bytes of memory that this process holds; torch and transformers' model classes are among them."""
-    import psutil
-
-    quiet_libraries()
-    importlib.import_module("transformers.modeling_utils")
-    return int(psutil.Process().memory_info().rss)
-
-
-def _memory(engine: PairEngine, before: int) -> list[str]:
-    """What the process holds with some tokens in the target's cache, beyond what it held before."""
-    from app.lanes.pass_times import passes
-
-    if engine.encodes:
-        return []
-    network = engine.target.network
-    count = min(_CACHED, network.context - 1)
-    passes(network, (1,), count)[1]()
-    kind = str(getattr(network, "cache_dtype", network.dtype)).removeprefix("torch.")
-    held = (_resident() - before) / 1e6
-    return [f"resident memory: {held:,.0f} MB beyond torch and transformers, {count} tokens cached in {kind}"]
 
 
 def _draft_heads(engine: PairEngine) -> list[str]:

@@ -134,16 +134,6 @@ class AnswerLog:
             self.feed(index, event)
             yield index, event
 
-    def listening(self, index: int, show: Callable[[Event], None] | None) -> Callable[[Event], None]:
-        """What is shown a lane's events, and logs them."""
-
-        def both(event: Event) -> None:
-            self.feed(index, event)
-            if show is not None:
-                show(event)
-
-        return both
-
     def end(self, seen: bool = False) -> str:
         """Close the answer; what is to be said about the file, or "". Without a token there are no `answer_ids`.
 

@@ -1,8 +1,7 @@
 """The terminal while the program works: keys typed early stay unseen and unspoilt, Ctrl-C becomes a flag, and frames
 are redrawn in place.
 
-Where signals reach another process (torchrun starts this one in a session of its own) Ctrl-C is only a byte, so it is
-looked for between two rounds; what else was typed is kept for the next prompt. Knows no models and no prompt.
+Knows no models and no prompt.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from rich.console import Console, ConsoleDimensions, RenderableType
 
 from app.settings.table import Settings
 
-_CTRL_C, _CTRL_D = b"\x03", "\x04"
+_CTRL_D = b"\x04"
 _NAP = 0.05  # seconds between two looks at the keyboard
 BELOW = 3  # rows of the screen that the command line, the next prompt and its bottom line take
 
@@ -45,43 +44,6 @@ _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # one update, shown at once where the terminal knows how
 
 
-def is_remote(descriptor: int) -> bool:
-    """Whether this is a terminal, and not the one that this process gets its signals from."""
-    if not os.isatty(descriptor):
-        return False
-    try:
-        os.tcgetpgrp(descriptor)
-    except OSError:
-        return True
-    return False
-
-
-class RemoteKeys:
-    """The keys of a far terminal; of any other :meth:`look` leaves them alone."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._typed = b""
-        self.watching = False  # between two prompts
-
-    def look(self) -> None:
-        """Take what was typed; a Ctrl-C among it becomes the signal it would have been."""
-        while self.watching and select.select([self._descriptor], [], [], 0)[0]:
-            if not (data := os.read(self._descriptor, 1024)):
-                return
-            self._typed += data.replace(_CTRL_C, b"")
-            for _ in range(data.count(_CTRL_C)):
-                signal.raise_signal(signal.SIGINT)
-
-    def taken(self) -> str:
-        """What was typed meanwhile, once."""
-        typed, self._typed = self._typed, b""
-        return typed.decode("utf-8", "replace")
-
-
-REMOTE = RemoteKeys(0)
-
-
 @contextmanager
 def _keys(echo: bool) -> Iterator[None]:
     """Set how the terminal of standard input takes keys, and set it back afterwards."""
@@ -93,19 +55,15 @@ def _keys(echo: bool) -> Iterator[None]:
     except (OSError, ValueError, AttributeError):  # no terminal, or no standard input at all
         yield
         return
-    now, watched, lines = termios.tcgetattr(descriptor), REMOTE.watching, termios.ECHO | termios.ICANON
+    now, lines = termios.tcgetattr(descriptor), termios.ECHO | termios.ICANON
     now[0] = now[0] | termios.ICRNL if echo else now[0] & ~(termios.ICRNL | termios.INLCR)
     now[3] = now[3] | lines if echo else now[3] & ~lines
-    REMOTE.watching = not echo and is_remote(descriptor)
-    if REMOTE.watching:  # the signal would end torchrun, and with it all of this
-        now[3] &= ~termios.ISIG
     termios.tcsetattr(descriptor, termios.TCSANOW, now)
     mark_pastes(not echo)
     try:
         yield
     finally:
         mark_pastes(echo)
-        REMOTE.watching = watched
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
@@ -136,15 +94,10 @@ def await_enter(stop: Callable[[], bool]) -> bool:
         return not stop()
     descriptor = sys.stdin.fileno()
     termios.tcflush(descriptor, termios.TCIFLUSH)
-    REMOTE.taken()
     while not stop():
-        if REMOTE.watching:  # stop() has looked
-            time.sleep(_NAP)
-            typed = REMOTE.taken()
-        else:
-            ready = select.select([descriptor], [], [], _NAP)[0]
-            typed = (os.read(descriptor, 1024).decode("latin-1") or _CTRL_D) if ready else ""
-        if "\r" in typed or "\n" in typed:
+        ready = select.select([descriptor], [], [], _NAP)[0]
+        typed = (os.read(descriptor, 1024) or _CTRL_D) if ready else b""
+        if b"\r" in typed or b"\n" in typed:
             return True
         if _CTRL_D in typed:
             return False
@@ -171,7 +124,6 @@ class Interrupts:
         self._wakeup = -1
 
     def __call__(self) -> bool:
-        REMOTE.look()
         return self.stopped
 
     def __enter__(self) -> Interrupts:

@@ -34,12 +34,6 @@ FILE_BLOCKS = {  # numbers of a block in a file, and its bytes
 _PIECE = 1 << 24  # numbers that are packed at a time by one thread
 
 
-def row_bytes(kind: str, width: int) -> int:
-    """Bytes of a row of so many numbers in a file."""
-    numbers, size = FILE_BLOCKS[kind]
-    return width // numbers * size
-
-
 def width_of(kind: str, data: np.ndarray) -> int:
     """How many numbers a row of `data` [N, bytes] has."""
     numbers, size = FILE_BLOCKS[kind]

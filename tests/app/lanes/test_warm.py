@@ -58,7 +58,7 @@ def test_measurements_of_a_machine_and_pair_are_kept_and_the_least_of_the_latest
     assert len(starts) == REMEMBERED
     assert engine.loaded.target.name in key
     assert engine.measured is not None
-    assert engine.measured.plain == min(start["plain"] for start in starts)
+    assert engine.measured.plain == min(start["passes"]["1"] for start in starts)
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2]", '{"x": {}}', "KEY"])
@@ -70,7 +70,7 @@ def test_a_damaged_file_or_a_folder_that_cannot_be_written_harms_nothing(
     if content == "KEY":
         warm_up(engine)
         (key,) = json.loads((cache / FILE).read_text())
-        (cache / FILE).write_text(json.dumps({key: [{"plain": -1, "v": {"2": "x"}, "c": None}, 7]}))
+        (cache / FILE).write_text(json.dumps({key: [{"passes": {"1": -1, "2": "x"}, "drafted": None}, 7]}))
     else:
         (cache / FILE).write_text(content)
     warm_up(engine)
@@ -95,4 +95,4 @@ def test_a_pair_without_a_drafter_is_warmed_up_too(spec: PairSpec, cache: Path) 
     engine = PairEngine(replace(engine_of(spec).loaded, drafter=None, drafter_kind="none"))
     warm_up(engine)
     assert engine.measured is not None
-    assert engine.measured.c is None
+    assert engine.measured.drafted is None
