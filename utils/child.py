@@ -15,9 +15,9 @@ def run_child(
     command: Sequence[str],
     *,
     env: Mapping[str, str],
-    on_line: Callable[[str], None],
     on_tick: Callable[[], None],
     cancelled: Callable[[], bool],
+    on_line: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, str]:
     """Run `command` until it ends; (exit status, what it wrote to stderr).
 

@@ -167,5 +167,8 @@ REMOVED: Mapping[str, str] = {
     "--tp-size": "torchrun --nproc-per-node N",
     "--load-in-8bit": "--quantization int8",
     "--load-in-4bit": "--quantization nf4",
+    "--init-layers": "distill --start DIR, a trained drafter",
+    "--law": "distill without it, the whole distribution is learned",
+    "--hard-weight": "distill without it, the whole distribution is learned",
 }
 """What a user of a removed sub-command or flag uses instead."""

@@ -248,8 +248,6 @@ def job_of(settings: Settings, options: ModelOptions, args: Namespace) -> Traini
         epochs=args.epochs,
         lr=args.lr,
         batch_tokens=args.batch_tokens,
-        law=int(args.law) if args.law.isdecimal() else args.law,
-        hard=args.hard_weight,
         steps=args.steps if matters(args, "steps") else 1,
         seed=settings.seed,
         minutes=args.minutes,

@@ -32,12 +32,6 @@ def check_target(engine: PairEngine, args: Namespace) -> None:
     own = config_for(engine, args, args.short_list).hidden_size
     if args.kind == "eagle" and own != model.config.get_text_config().hidden_size:
         raise UsageError(f"--hidden {own}: --student eagle3 has the target's width, whose embedding it shares")
-    layers, width = engine.target.network.layers, model.config.get_text_config().hidden_size
-    beyond = next((layer for layer in args.init_layers if layer >= layers), None)
-    if beyond is not None:
-        raise UsageError(f"--init-layers {beyond}: the target has layers 0 to {layers - 1}")
-    if args.init_layers and own != width:
-        raise UsageError(f"--init-layers needs the target's width {width}, the student's is {own}")
 
 
 def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadConfig:
@@ -76,8 +70,8 @@ def verifier_of(engine: PairEngine) -> dict[str, Any]:
 
 
 def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[TextIds], seed: int) -> DraftHead:
-    """A new draft head, whose layers and head may start as the target's; with --start a trained one to train further,
-    plain ones and GLIDE heads deeper too.
+    """A new draft head, whose head may start as the target's; with --start a trained one to train further, plain ones
+    and GLIDE heads deeper too.
 
     UsageError if that is of another shape than the flags say.
     """
@@ -90,7 +84,7 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[TextId
         # The published format knows no window.
         config = replace(config_for(engine, args, len(listed)), window=0 if args.kind == "eagle" else seen)
         target = unpacked_copy(model)  # packed weights cannot be copied from
-        return new_draft_head(config, target, listed, args.init_layers, seed).to(device)
+        return new_draft_head(config, target, listed, seed).to(device)
     old = load_student(args.start, model, fingerprint(engine.tokenizer))
     wanted = config_for(engine, args, old.config.short_list if args.short_list else 0)
     for name in _SHAPE:

@@ -9,11 +9,11 @@ from typing import Any
 
 from app.prompts.datasets import PROMPT_FIELDS
 from app.settings.table import Field, arguments
-from app.settings.types import Choice, Number, NumberList, Text, Whole, WholeList
+from app.settings.types import Choice, Number, NumberList, Text, Whole
 from training.text.dialogues import KINDS
 from utils.errors import UsageError
 
-SELF, NONE = "self", "none"
+SELF = "self"
 TEXT, TABLES, HEAD = STAGES = ("text", "tables", "head")
 _GROUP = "distill"
 _FILE, _FOLDER = Text("FILE", "a file", optional=True), Text("DIR", "a folder", optional=True)
@@ -21,10 +21,6 @@ _ANY = "|".join(KINDS)
 _KINDS = Text(
     *("LIST|all", f"all or a comma list of {', '.join(KINDS)}", ("all", *KINDS)),
     pattern=rf"all|\s*({_ANY})\s*(,\s*({_ANY})\s*)*",
-)
-_LAW = Text(
-    *("full|K|hard", "full, hard or a whole number from 1 to 1000000", ("full", "hard")),
-    pattern=r"full|hard|[1-9][0-9]{0,5}|1000000",
 )
 
 _DATA = (
@@ -48,7 +44,6 @@ _SHAPE = (
     Field("heads", Whole(1, 1024), None, "its attention heads (default: the target's)", _GROUP),
     Field("intermediate", Whole(8, 1_000_000), None, "its MLP's width (default: the target's)", _GROUP),
     Field("start", _FOLDER, None, "a trained drafter of this shape, or of fewer layers, to go on from", _GROUP),
-    Field("init_layers", WholeList(0, 999, NONE), (NONE,), "target layers that its layers start from, or none", _GROUP),
     Field("short_list", Whole(0), 4096, "ids of its head, the most frequent ones; 0: all", _GROUP),
     Field(
         "head",
@@ -62,8 +57,6 @@ _TRAINING = (
     Field("steps", Whole(1, 16), 3, "drafted steps to train over (feature, eagle3)", _GROUP),
     Field("lag", Whole(1, 64), 5, "tokens its view of the target lags behind, at most (glide)", _GROUP),
     Field("recency", Choice(("off", "on")), "off", "a learned leaning towards the latest keys (glide)", _GROUP),
-    Field("law", _LAW, "full", "learn the whole distribution, its K likeliest ids, or the likeliest", _GROUP),
-    Field("hard_weight", Number(0, 1), 0.0, "share of the distribution moved to its likeliest id", _GROUP),
     Field("epochs", Number(0, 1000, without_low=True), 4.0, "times the data is learned from", _GROUP),
     Field("lr", Number(0, 1, without_low=True), 0.003, "highest learning rate", _GROUP),
     Field("batch_tokens", Whole(16), 1536, "tokens of a training batch", _GROUP),
@@ -106,15 +99,12 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
     if args.stage == TEXT and not args.writes:
         raise UsageError("--stage text writes text, --data FILES is there already: give one")
     args.tasks = tuple(KINDS) if args.kinds == "all" else tuple(kind.strip() for kind in args.kinds.split(","))
-    args.init_layers = _init_layers(args)
     for name, kinds in _ONLY_FOR.items():
         if name in given and args.student not in kinds:
             raise UsageError(f"--{name} belongs to --student {' or '.join(kinds)}, the student is {args.student}")
     args.kind = "eagle" if args.student == "eagle3" else args.student
     if args.kind == "eagle":
         _published(args)
-    if args.start is not None and args.init_layers:
-        raise UsageError("--start and --init-layers contradict each other: give one")
     if args.export is not None and (args.student != "plain" or args.short_list):
         raise UsageError("--export needs --student plain and --short-list 0: no ordinary model has another head")
     if args.heads is not None and args.hidden is not None and args.hidden % args.heads:
@@ -126,22 +116,8 @@ def _published(args: Namespace) -> None:
     """Refuse what the published format has no place for, and what streaming leaves nothing of."""
     if args.head != "trained":
         raise UsageError(f"--head {args.head} has no place in an EAGLE-3 checkpoint: --student eagle3 trains its own")
-    if args.init_layers:
-        raise UsageError("--init-layers: the layers of --student eagle3 are wider than a target's")
     if args.features is not None:
         raise UsageError("--features: what the target computes for --student eagle3 is streamed, not kept")
-
-
-def _init_layers(args: Namespace) -> tuple[int, ...]:
-    """The target's layers that the draft head's start from, one for each; none of them for `none`."""
-    chosen = args.init_layers
-    if chosen == (NONE,):
-        return ()
-    if NONE in chosen:
-        raise UsageError(f"--init-layers takes layers or none, not both, got {','.join(map(str, chosen))}")
-    if len(chosen) != args.layers:
-        raise UsageError(f"--init-layers names {len(chosen)} layers, --layers is {args.layers}: one for each")
-    return tuple(chosen)
 
 
 def matters(args: Namespace, name: str) -> bool:
@@ -156,6 +132,4 @@ def shown(args: Namespace, name: str) -> str:
     value = getattr(args, name)
     if name == "data":
         return " ".join(value)
-    if name == "init_layers":
-        return ",".join(map(str, value)) or NONE
     return "(none)" if value is None else DISTILL_FIELDS[name].show(value)

@@ -98,7 +98,7 @@ def in_lines(report: Report, out: Path, export: Path | None, flags: str) -> str:
             f"({report['plain_ms']:.1f} ms); expected {best['speedup']:.2f}x at gamma {best['gamma']}"
         )
     tables = "tables.bin, " if (out / "tables.bin").is_file() else ""
-    lines.append(f"{out}: weights, {tables}report.md, plot.svg, README.md (the card); {out / 'work'} may be removed")
+    lines.append(f"{out}: weights, {tables}report.json, plot.svg, README.md (the card); {out / 'work'} may be removed")
     if export is not None:
         lines.append(f"{export}: the same as an ordinary transformers model")
     lines.append(f"use it: python infer.py {flags}--drafter {out}")

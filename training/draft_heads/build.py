@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -64,16 +63,10 @@ def _eagle3(layers: int) -> dict[str, Any]:
     return {"reads": tuple(reads), "wide": True, **norms}
 
 
-def new_draft_head(
-    config: DraftHeadConfig, target: Any, short_list: list[int], init_layers: Sequence[int], seed: int
-) -> DraftHead:
+def new_draft_head(config: DraftHeadConfig, target: Any, short_list: list[int], seed: int) -> DraftHead:
     """A draft head with fresh weights; what has the target's width starts as the target's own.
 
-    Embedding and head rows are the target's where the widths agree; layer i starts as the target's layer
-    `init_layers[i]` ([] = from noise).
-
-    Raises:
-        UsageError: a layer of another shape than the target's.
+    Embedding and head rows are the target's where the widths agree; layers start from noise.
     """
     torch.manual_seed(seed)
     made = DraftHead(config, torch.tensor(short_list, dtype=torch.long))
@@ -97,29 +90,10 @@ def new_draft_head(
         width, large = config.hidden_size, config.large_hidden_size
         if width == large:
             trunk.fc.weight.data[:, -large:] = torch.eye(width)  # the highest of the states that it reads
-    for layer, index in zip(trunk.layers, init_layers, strict=False):
-        _start_layer(layer, target.model.layers[index], index)
     if config.kind == "glide":
         for layer in trunk.layers:
             nn.init.zeros_(layer.cross_attn.o_proj.weight)
     return _trainable(made)
-
-
-@torch.no_grad()
-def _start_layer(own: nn.Module, target: nn.Module, index: int) -> None:
-    """Copy all of a target's layer that the draft head's layer has."""
-    theirs = dict(target.named_parameters())
-    for name, parameter in own.named_parameters():
-        if name.startswith("cross_attn"):
-            continue
-        if name not in theirs:
-            raise UsageError(f"layer {index} of the target cannot start a student's: it has no {name}")
-        if theirs[name].shape != parameter.shape:
-            raise UsageError(
-                f"layer {index} of the target cannot start a student's: {name} is {tuple(theirs[name].shape)}, "
-                f"not {tuple(parameter.shape)}"
-            )
-        parameter.copy_(theirs[name].detach().float())
 
 
 def _trainable(made: DraftHead) -> DraftHead:

@@ -1,9 +1,7 @@
 """A plain draft head as an ordinary transformers model, in memory or as a folder that any other program can load.
 
 Its layers are Llama's, one to one; the square matrix before the head is multiplied into the head's rows. A head over
-a reduced vocabulary has no place in an ordinary configuration: in memory :class:`ShortHead` stands for it, a folder is
-refused. Knows neither training nor
-sessions.
+a reduced vocabulary has no place in an ordinary configuration and is refused. Knows neither training nor sessions.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -31,34 +28,24 @@ _SAME = (
 _EMBEDDING, _HEAD, _PROJECT = "model.embed_tokens.weight", "lm_head.weight", "model.project.weight"
 
 
-class ShortHead(nn.Module):
-    """Logits of all ids from a head over the few of `ids` [N]: x [..., H] → [..., V], −inf for all others."""
-
-    def __init__(self, rows: Tensor, ids: Tensor, vocab_size: int) -> None:
-        """`rows` [N, H] belong to `ids` [N]."""
-        super().__init__()
-        self.rows, self.vocab_size = nn.Parameter(rows, requires_grad=False), vocab_size
-        self.register_buffer("ids", ids, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        known = nn.functional.linear(x, self.rows)
-        logits = known.new_full((*known.shape[:-1], self.vocab_size), -torch.inf)
-        return logits.index_copy_(-1, self.ids, known)  # type: ignore[arg-type]
-
-
 def llama_of(draft_head: DraftHead) -> LlamaForCausalLM:
     """The same network in transformers' own code, float32; tensors are shared with the draft head where they can be.
 
-    Raises UserError for one that is not plain.
+    Raises UserError for one that is not plain, or that covers a reduced vocabulary.
     """
     config = draft_head.config
     if config.kind != "plain":
         reads = {"glide": "keys and values"}.get(config.kind, "hidden states")
         raise UserError(f"a {config.kind} drafter reads its target's {reads}: only a plain one is a model of its own")
+    if config.short_list:
+        raise UserError(
+            f"cannot export: the drafter's head covers {config.short_list:,} of {config.vocab_size:,} ids and no "
+            "transformers configuration describes that (distil one with a head over all ids)"
+        )
     tensors = {name: value.detach().float() for name, value in draft_head.state_dict().items()}
     if config.project:
         tensors[_HEAD] = tensors[_HEAD] @ tensors.pop(_PROJECT)
-    tied = not config.short_list and torch.equal(tensors[_HEAD], tensors[_EMBEDDING])
+    tied = torch.equal(tensors[_HEAD], tensors[_EMBEDDING])
     same = {name: getattr(config, name) for name in _SAME}
     made = LlamaConfig(
         **same,
@@ -70,14 +57,11 @@ def llama_of(draft_head: DraftHead) -> LlamaForCausalLM:
     with torch.device("meta"):  # no memory, and no noise of the global generator, for parameters that are replaced
         model: Any = LlamaForCausalLM(made)
     model.model.rotary_emb = LlamaRotaryEmbedding(made)
-    rows = tensors[_HEAD]
-    if tied or config.short_list:
+    if tied:
         del tensors[_HEAD]
-    model.load_state_dict(tensors, strict=not (tied or config.short_list), assign=True)
+    model.load_state_dict(tensors, strict=not tied, assign=True)
     if tied:
         model.lm_head.weight = model.model.embed_tokens.weight
-    elif config.short_list:
-        model.lm_head = ShortHead(rows, draft_head.ids, config.vocab_size)
     found: LlamaForCausalLM = model.eval().requires_grad_(False)
     return found
 
@@ -92,12 +76,6 @@ def export_plain(draft_head: DraftHead, folder: str | Path, tokenizer: Any = Non
             that holds a draft head, or one that cannot be written; nothing is written then.
     """
     place = Path(folder)
-    config = draft_head.config
-    if config.short_list:
-        raise UserError(
-            f"cannot export: the drafter's head covers {config.short_list:,} of {config.vocab_size:,} ids and no "
-            "transformers configuration describes that (distil one with a head over all ids)"
-        )
     if is_draft_head(place):
         raise UserError(f"cannot export to {place}: it holds a student that would be overwritten (name another folder)")
     model: Any = llama_of(draft_head)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +15,6 @@ from torch import Tensor
 from sampling.drafters.draft_heads.modules import DraftHead
 from training.draft_heads.batches import Batch
 
-Law = Literal["full", "hard"] | int
-"""What is learned of the target's distribution: all of it, its one likeliest id, or its K likeliest."""
 CHUNK = 2048  # positions whose distributions are held at once
 
 
@@ -32,15 +29,9 @@ class Teacher:
     def of(rows: Tensor, short_list: Tensor) -> Teacher:
         return Teacher(rows, rows[short_list] if len(short_list) else rows)
 
-    def probs(self, hidden: Tensor, law: Law) -> Tensor:
-        """[M, G] states → [M, N] what is learned of the target's distribution over the reduced vocabulary."""
-        logits = (hidden.to(self.listed.dtype) @ self.listed.t()).float()
-        if law == "hard":
-            return F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).float()
-        if isinstance(law, int):
-            least = logits.topk(min(law, logits.shape[-1]), dim=-1).values[:, -1:]
-            logits = logits.masked_fill(logits < least, float("-inf"))
-        return logits.softmax(dim=-1)
+    def probs(self, hidden: Tensor) -> Tensor:
+        """[M, G] states → [M, N] the target's distribution over the reduced vocabulary."""
+        return (hidden.to(self.listed.dtype) @ self.listed.t()).float().softmax(dim=-1)
 
     def favourite(self, hidden: Tensor) -> Tensor:
         """[M, G] → [M] the target's most probable id, of all."""
@@ -52,8 +43,6 @@ def loss(
     teacher: Teacher,
     batch: Batch,
     *,
-    law: Law,
-    hard: float,
     steps: int,
     decay: float,
     offset: int,
@@ -61,7 +50,7 @@ def loss(
     """(loss, cross-entropy of the first step in nats), means over the tokens that count.
 
     Cross-entropy against the target's distribution at each drafted step, the later ones weighted by `decay` to the
-    power of the step; a share `hard` of the probability is put on the token that the target likes best.
+    power of the step.
     """
     wanted = batch.weight > 0
     weight, hidden = batch.weight[wanted], batch.hidden[wanted]
@@ -72,9 +61,7 @@ def loss(
     for begin in range(0, len(weight), CHUNK):
         part = slice(begin, begin + CHUNK)
         with torch.no_grad():
-            probs = teacher.probs(hidden[part], law)
-            if hard:
-                probs = (1 - hard) * probs + hard * F.one_hot(probs.argmax(dim=-1), probs.shape[-1])
+            probs = teacher.probs(hidden[part])
         for step, state in enumerate(states):
             each = F.cross_entropy(draft_head.lm_head(state[part]).float(), probs, reduction="none") * weight[part]
             total = total + each.sum() * decay**step / scale
@@ -136,7 +123,7 @@ def _first(draft_head: DraftHead, teacher: Teacher, hidden: Tensor, states: Tens
     """Of the first drafts, sums over the tokens that count: Σ min(p, q) and cross-entropy, over the head's ids."""
     shared = nats = 0.0
     for target, own in zip(torch.split(hidden, CHUNK), torch.split(states, CHUNK), strict=True):
-        probs, logs = teacher.probs(target, "full"), draft_head.lm_head(own).float().log_softmax(dim=-1)
+        probs, logs = teacher.probs(target), draft_head.lm_head(own).float().log_softmax(dim=-1)
         shared += float(torch.minimum(probs, logs.exp()).sum())
         nats -= float((probs * logs).sum())
     return shared, nats

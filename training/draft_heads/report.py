@@ -1,5 +1,5 @@
-"""What came of a training run, in the draft head's folder: report.json, report.md, plot.svg (loss and held-out
-acceptance against tokens seen) and the model card, README.md.
+"""Results of a training run, in the draft head's folder: report.json, plot.svg (loss and held-out acceptance against
+tokens seen) and the model card, README.md, to be read.
 
 Turns figures into text and expectations; measures nothing and knows no models.
 """
@@ -51,36 +51,10 @@ def best_expected(report: Report) -> dict[str, float]:
 
 
 def write_report(folder: Path, report: Report) -> None:
-    """The four files, each whole or not at all. Raises OSError."""
+    """Write the three files, each whole or not at all. Raises OSError."""
     write_text(folder / "report.json", json.dumps(report, ensure_ascii=False, indent=1) + "\n")
-    write_text(folder / "report.md", as_markdown(report))
     write_text(folder / "plot.svg", curve_svg(report["curve"]))
     write_text(folder / "README.md", card(report))
-
-
-def as_markdown(report: Report) -> str:
-    """The report to be read."""
-    best, settings = report["best"], report["settings"]
-    return f"""\
-# {report["student"]["kind"]} drafter for {report["target"]}: training report
-
-{report["steps"]:,} steps over {report["curve"][-1]["tokens"]:,} tokens in {minutes(report["seconds"])}; \
-the student kept is that of step {best["step"]:,}.
-
-![loss and held-out acceptance](plot.svg)
-
-## Held-out acceptance
-
-{_alpha_table(best)}
-
-{_expectations(report)}## Curve
-
-{_curve(report["curve"])}
-
-## Settings
-
-{_table(("setting", "value"), [(f"`{name}`", value) for name, value in settings.items()])}
-"""
 
 
 def _alpha_table(mark: Mapping[str, Any]) -> str:
@@ -144,9 +118,10 @@ def minutes(seconds: float) -> str:
 
 
 def card(report: Report) -> str:
-    """The model card."""
-    student, data = report["student"], report["data"]
-    text = f"""\
+    """The model card: what the head is, how it does, how it was made."""
+    student, data, best = report["student"], report["data"], report["best"]
+    settings = [(f"`{name}`", value) for name, value in report["settings"].items()]
+    return f"""\
 # {student["kind"]} drafter for {report["target"]}
 
 {student["text"]}. Used by `python infer.py --drafter DIR`; it drafts for this target only.
@@ -159,25 +134,22 @@ def card(report: Report) -> str:
 
 ## Held-out acceptance
 
-{_alpha_table(report["best"])}
+{_alpha_table(best)}
 
-"""
-    if "c" in report:
-        best = best_expected(report)
-        text += f"""\
-A drafted token costs c = {report["c"]:.3f} one-token passes of the target on that machine. Expected from these \
-figures: {best["speedup"]:.2f}× at gamma {best["gamma"]:g}.
-
-"""
-    return f"""{text}\
-## Recipe
+{_expectations(report)}## Recipe
 
 `{report["command"]}`
 
-{report["steps"]:,} steps in {minutes(report["seconds"])}, AdamW, cosine schedule; the student kept is that of step \
-{report["best"]["step"]:,}. {", ".join(f"{name} {value}" for name, value in report["settings"].items())}.
+{report["steps"]:,} steps over {report["curve"][-1]["tokens"]:,} tokens in {minutes(report["seconds"])}, AdamW, cosine \
+schedule; the student kept is that of step {best["step"]:,}.
 
-The curve is in `report.md` and `plot.svg`.
+{_table(("setting", "value"), settings)}
+
+## Curve
+
+![loss and held-out acceptance](plot.svg)
+
+{_curve(report["curve"])}
 """
 
 

