@@ -32,6 +32,7 @@ from sampling.stream import Piece, decode_of, pieces
 from sampling.types import Drafter, FixedPace, Limits, Rows
 from utils.catalogue.templates import carries_template, check_template, end_ids, render
 from utils.errors import UserError, nearest, shown, whole
+from utils.loading.fit import fingerprint
 from utils.logits_processors import LogitsProcessor, make_processor
 from utils.progress import never
 
@@ -334,7 +335,7 @@ class Engine:
         if isinstance(drafter, GlideLM):
             return ModelDrafter(drafter)
         if isinstance(drafter, str | Path):
-            student = load_student(_folder(drafter), self.model)
+            student = load_student(_folder(drafter), self.model, fingerprint(self.tokenizer))
         elif isinstance(drafter, nn.Module) and not isinstance(drafter, DraftHead):
             student = head_of(drafter, self.model)
         else:

@@ -235,7 +235,7 @@ def _head(
     if args.export is not None:
         from training.draft_heads.export import export_plain
 
-        export_plain(load_student(out, model), args.export, engine.tokenizer)
+        export_plain(load_student(out, model, about["tokenizer"]), args.export, engine.tokenizer)
     given = {"--pair": options.pair, "--models": options.models, "--target": options.target}
     flags = "".join(f"{flag} {shlex.quote(value)} " for flag, value in given.items() if value)
     sys.stdout.write(in_lines(report, out, args.export, flags))

@@ -131,7 +131,7 @@ def _recipe(engine: PairEngine, settings: Settings, given: LoadOptions, gamma: i
     if not isinstance(spec.drafter, str):
         drafter = _source(spec.drafter, given)
     if way == "eagle" and "student" not in read_config(engine.drafters.folder(way)):
-        head = load_student(engine.drafters.folder(way), loaded.target.model, None, None)
+        head = load_student(engine.drafters.folder(way), loaded.target.model, engine.drafters.mark)
         way = "eagle3" if head.config.wide else "eagle1"
     return Recipe(
         _source(spec.target, given),

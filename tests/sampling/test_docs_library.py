@@ -11,6 +11,7 @@ import pytest
 import sampling
 from sampling.drafters.draft_heads.checkpoint import load_student
 from sampling.drafters.draft_heads.network import StudentNetwork
+from utils.loading.fit import fingerprint
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
@@ -49,7 +50,9 @@ def test_the_calls_that_people_know_run_as_they_write_them(default_pair: Any) ->
     scope: dict[str, Any] = {
         "target": target,
         "tokenizer": tokenizer,
-        "drafter": StudentNetwork(load_student(ROOT / "weights" / "smollm2-135m-plain", target)),
+        "drafter": StudentNetwork(
+            load_student(ROOT / "weights" / "smollm2-135m-plain", target, fingerprint(tokenizer))
+        ),
         "input_ids": tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False),
     }
     exec(compile(KNOWN, "example", "exec"), scope)

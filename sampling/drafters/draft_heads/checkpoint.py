@@ -87,16 +87,17 @@ def load_student(
     """The draft head in `folder`, float32, its shared parts taken from `target` (a transformers causal model).
 
     Reads the published formats as well: GLIDE's (Llama's keys and names, with cross-attention) and EAGLE's.
-    `fingerprint` is that of the target's tokenizer, `name` its hub id; what is not given is not compared.
+    `fingerprint` is that of the target's tokenizer (utils/loading/fit.py), which a head that names its tokenizer needs
+    beside a target; `name` is the target's hub id, not compared where it is not given.
 
     Raises:
         UserError: a missing or damaged file, a draft head of another target, in one line that names it.
     """
     place = Path(folder)
     stored = read_config(place)
-    made = stored.get("tokenizer")
-    if None not in (made, fingerprint) and made != fingerprint:
-        raise UserError(f"the drafter {place} was made for another tokenizer ({made}, the target's is {fingerprint})")
+    made, own = stored.get("tokenizer"), fingerprint or "not given: fingerprint(tokenizer) of utils.loading.fit"
+    if made is not None and made != fingerprint and (target is not None or fingerprint is not None):
+        raise UserError(f"the drafter {place} was made for another tokenizer ({made}, the target's is {own})")
     ours = stored.get("student") == FORMAT
     _check_complete(stored, ours, place)
     tensors = {} if ours else _tensors(place, stored)

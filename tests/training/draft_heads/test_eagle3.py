@@ -103,7 +103,7 @@ def test_it_is_written_in_the_published_format_and_read_back(tmp_path: Path) -> 
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
     assert config["transformer_layer_config"]["model_type"] == "llama"
     assert config["draft_vocab_size"] == len(SHORT)
-    read = load_student(tmp_path, target)
+    read = load_student(tmp_path, target, "t")
     glides = {"large_num_attention_heads", "large_head_dim"}  # which an EAGLE head does not store
     ours, theirs = (one.config.to_dict() for one in (head, read))
     assert {name for name in ours if ours[name] != theirs[name]} <= glides
@@ -116,7 +116,7 @@ def test_it_is_written_in_the_published_format_and_read_back(tmp_path: Path) -> 
     weights = (tmp_path / WEIGHTS).read_bytes()
     (tmp_path / WEIGHTS).write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     with pytest.raises(UserError, match="their checksum is wrong"):
-        load_student(tmp_path, target)
+        load_student(tmp_path, target, "t")
 
 
 HELD = 7  # tokens that the target has read

@@ -310,11 +310,11 @@ def test_students_of_other_targets_are_refused_with_both_numbers(saved: Path) ->
     load_student(saved, make_target(), "abc")
     others = {"vocab": 44, "hidden_size": 28, "num_attention_heads": 8, "head_dim": 12}
     for change, wanted in zip(others, ("40 ids", "size 24", "4 heads", "size 8"), strict=True):
-        line = refused(saved, make_target(**{change: others[change]}))
+        line = refused(saved, make_target(**{change: others[change]}), "abc")
         assert wanted in line
         assert str(others[change]) in line
-    assert "abc" in (line := refused(saved, make_target(), "xyz"))
-    assert "xyz" in line
+    assert "(abc, the target's is xyz)" in refused(saved, make_target(), "xyz")
+    assert "(abc, the target's is not given: fingerprint(tokenizer) of" in refused(saved, make_target())
 
 
 @pytest.mark.parametrize(("call", "turn"), [("fsync", 1), ("fsync", 2), ("replace", 1)])
@@ -336,4 +336,4 @@ def test_a_full_disk_leaves_the_version_before(
         with pytest.raises(OSError, match="No space"):
             save_student(saved, make_student("glide", make_target(), short=SHORT, seed=77))
     assert {file.name: file.read_bytes() for file in saved.iterdir()} == before
-    load_student(saved, make_target())
+    load_student(saved, make_target(), "abc")
