@@ -24,7 +24,6 @@ from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Finished, Step
 from sampling.gamma.controller import Controller
-from sampling.gamma.costs import Costs
 from sampling.loop import generate
 from sampling.models.cache import Buffer
 from sampling.models.causal import CausalLM
@@ -34,7 +33,7 @@ from sampling.types import Budget, Draft, Drafter, FixedPace, GammaController, L
 from tests.sampling.drafters.tables.test_lookup import tables_of
 from tests.support.pacing import make_step
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
-from tests.support.runs import answers, decode, emitted, greedy, reasons, steps
+from tests.support.runs import answers, decode, emitted, greedy, steps
 from tests.support.students import PrefixLM, make_drafter, make_student, make_target, text
 from tests.support.toy_drafters import PointDrafter, TreeDrafter
 from tests.support.toys import TableLM
@@ -199,21 +198,6 @@ def test_caches_and_states_are_right_after_rows_were_dropped() -> None:
     assert len(counted) > 2
 
 
-def test_of_ragged_rows_only_what_lies_wrong_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long row beside a short one: new tokens are moved, the rest of the cache is not copied."""
-    moved: list[int] = []
-    shift = Buffer.shift
-
-    def watched(buffer: Buffer, moves: Tensor, length: int) -> None:
-        moved.append(moves.shape[1])
-        shift(buffer, moves, length)
-
-    monkeypatch.setattr(Buffer, "shift", watched)
-    assert said(DRAFTERS["always wrong"](), 4, FixedPace(4)) == alone()[:4]
-    assert moved
-    assert max(moved[len(target().model.layers) * 2 :]) <= 4 * 6
-
-
 def test_slots_may_trade_places() -> None:
     buffer, content = Buffer(), torch.arange(2 * 3 * 5 * 2.0).view(2, 3, 5, 2)
     buffer.append(content)
@@ -300,16 +284,6 @@ def test_the_costs_of_a_batch_are_learned_apart() -> None:
     assert four.v(2)[1] == pytest.approx(1.8)
 
 
-def test_a_smaller_batch_begins_with_what_is_known_of_the_larger() -> None:
-    costs, pace = Costs(), Controller()
-    assert costs.of(1) is costs
-    assert not costs.of(3).drafting_known
-    play(pace, [0, 1, 2, 3], 40, plain=1.0, slope=0.1)
-    pace.budget([0, 1, 3])
-    assert pace.costs.drafting_known
-    assert pace.costs.v(2)[1] == pytest.approx(1.1)
-
-
 def test_one_row_that_drafts_makes_the_pass_wide_for_all() -> None:
     """Drafts of one row in four, all of them right: the passes are as dear as if all had drafted."""
     pace = Controller()
@@ -373,8 +347,3 @@ class Swapped(ModelDrafter):
 def test_laws_of_the_wrong_row_are_seen() -> None:
     lm, oracle, make = law_case("model")
     assert joint(lm, oracle, lambda: Swapped(make().lm), calls=200) < FAIL_BELOW  # type: ignore[attr-defined]
-
-
-def test_reasons_are_told_row_by_row() -> None:
-    run = decode(CausalLM(target()), PROMPTS, DRAFTERS["glide"](), greedy(), length=LENGTH, stop=[STOP])
-    assert reasons(run) == {row: "eos" if ids[-1] == STOP else "length" for row, ids in enumerate(alone())}

@@ -5,7 +5,6 @@ enumerated, and its rules one by one on scripted models.
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -101,17 +100,6 @@ def test_with_room_for_every_sequence_it_finds_the_best_of_all(
     truth = every_answer(lm, prompt, length, {0}, plan)
     assert tree.best.tokens == max(truth, key=lambda tokens: truth[tokens])
     assert {beam.tokens: pytest.approx(beam.score, abs=1e-9) for beam in tree.finished} == truth
-
-
-def test_greedy_decoding_is_led_astray_where_beam_search_is_not() -> None:
-    script = {
-        (0,): law(0, 0.6, 0.4, 0),
-        (0, 1): law(0, 0.4, 0.3, 0.3),  # 0.24 at best
-        (0, 2): law(0, 0, 0.05, 0.95),  # 0.38
-    }
-    lm = ScriptedLM(4, script)
-    assert best(search(lm, [0], 2, BeamPlan(1))) == [1, 1]
-    assert best(search(lm, [0], 2, BeamPlan(2))) == [2, 3]
 
 
 @settings(max_examples=30, deadline=None)
@@ -260,18 +248,6 @@ def test_the_prompt_is_read_once_and_every_later_pass_feeds_one_token_a_beam() -
     assert [step.calls[0].passes for step in steps_of(events)] == [1] * 6
 
 
-def test_the_session_goes_on_from_the_answer() -> None:
-    lm = TableLM(7, seed=3)
-    session = lm.open([[1, 2, 3]])
-    answer = best(search(lm, [1, 2, 3], 8, BeamPlan(4), session=session))
-    assert len(session.cached) == 1
-    follow = [1, 2, 3, *answer, 4, 5]
-    before = lm.fed
-    again = lm.open([follow], previous=session)
-    again.score([follow], Draft.empty(1))
-    assert lm.fed - before <= 4 + len(answer) // 2  # what the beams shared with the answer is not read again
-
-
 @pytest.mark.parametrize("after", [0, 1, 2, 4])
 def test_a_closed_search_leaves_one_sound_row(after: int) -> None:
     lm = TableLM(7, seed=3)
@@ -320,29 +296,6 @@ def test_when_it_stops_once_enough_have_finished(early_stopping: Any, passes: in
     assert end_of(events) in ("eos", "length")
 
 
-def test_never_stops_by_what_a_beam_can_reach_also_where_long_answers_lose() -> None:
-    script = {(0,): law(0, 0.5, 0.48, 0.02), (0, 2): law(0, 0.1, 0, 0.9), (0, 2, 3): law(0, 1, 0, 0)}
-    plan = BeamPlan(2, alpha=-1.0, offset=0.0, early_stopping="never")
-    tree = tree_of(search(ScriptedLM(4, script), [0], 8, plan, stop={1}))
-    # After two steps (2, 3) scores -1.68 and (2, 1), the worst kept, -6.07: it goes on, although 8 tokens would be
-    # -6.71.
-    assert [beam.tokens for beam in tree.finished[:2]] == [(1,), (2, 3, 1)]
-
-
-def test_an_ending_counts_only_among_the_best_of_its_step() -> None:
-    lm = ScriptedLM(4, {(0,): law(0.1, 0.05, 0.45, 0.4)})
-    first = steps_of(search(lm, [0], 3, BeamPlan(2), stop={0}))[0]
-    assert [(beam.token, beam.fate) for beam in first.beams] == [
-        (2, "kept"),
-        (3, "kept"),
-        (0, "dropped"),
-    ]
-    first = steps_of(search(lm, [0], 3, BeamPlan(3), stop={0}))[0]
-    assert [(beam.token, beam.fate) for beam in first.beams] == [
-        *((2, "kept"), (3, "kept"), (0, "finished"), (1, "kept"))
-    ]
-
-
 def test_answers_that_differ_in_their_stop_id_alone_merge() -> None:
     lm = ScriptedLM(5, {(0,): law(0.0, 0.3, 0.2, 0.4, 0.1)})
     events = search(lm, [0], 3, BeamPlan(3, alpha=0.0), stop={1, 2})
@@ -376,14 +329,6 @@ def test_a_beam_grows_by_its_top_k_tokens_only(top_k: int) -> None:
         parents = [beam.parent for beam in step.beams]
         assert max(map(parents.count, parents)) <= top_k
     assert len(steps_of(events)[-1].beams) == {1: 1, 2: 8, 3: 8}[top_k]
-
-
-def test_top_k_0_misses_nothing_that_counts() -> None:
-    for seed in range(30):
-        lm = TableLM(8, seed)
-        plans = [BeamPlan(3, top_k, early_stopping="never") for top_k in (0, 8)]
-        narrow, all_of_it = (tree_of(search(lm, [1], 6, plan, stop={0, 1})) for plan in plans)
-        assert narrow.finished == all_of_it.finished
 
 
 @pytest.mark.parametrize("least", [0, 1, 2, 5, 8])
@@ -496,26 +441,3 @@ def test_the_one_call_function_takes_the_models_own_stop_ids_and_leaves_the_glob
     own = beam_search_generate([5, 6, 7], model, max_gen_len=12, num_beams=3)
     assert own == beam_search_generate([5, 6, 7], model, max_gen_len=12, num_beams=3, eos_tokens_id=[2])
     assert own != beam_search_generate([5, 6, 7], model, max_gen_len=12, num_beams=3, end_tokens_id=own[1])
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"max_gen_len": "4"}, "max_gen_len must be a whole number, at least 1, got '4'"),
-        ({"max_gen_len": 2.5}, "max_gen_len must be a whole number, at least 1, got 2.5"),
-        ({"max_gen_len": 0}, "max_gen_len must be a whole number, at least 1, got 0"),
-        ({"logits_processor": NucleusProcessor}, "logits_processor must be an object, got the class NucleusProcessor"),
-        ({"seed": "x"}, "seed must be a whole number or a torch.Generator, got 'x'"),
-    ],
-)
-def test_the_one_call_function_checks_its_arguments(wrong: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        beam_search_generate([5, 6, 7], tiny(1), **wrong)
-
-
-def test_a_seed_changes_no_search_and_debug_logs_every_step(caplog: pytest.LogCaptureFixture) -> None:
-    found = beam_search_generate([5, 6, 7], tiny(1), max_gen_len=4, num_beams=2, seed=1)
-    with caplog.at_level(logging.INFO, logger="sampling"):
-        assert beam_search_generate([5, 6, 7], tiny(1), max_gen_len=4, num_beams=2, seed=2, debug=True) == found
-    assert [message[:11] for message in caplog.messages] == [f"round {step}: 0+" for step in range(4)]
-    assert f"0+{found[0]} kept" in caplog.messages[0]

@@ -82,11 +82,6 @@ def test_a_stop_inside_the_accepted_run_has_no_token_of_the_targets() -> None:
     assert (last.rejected, last.discarded) == ((), (2, 3))
 
 
-def test_the_earliest_of_several_stop_ids_counts() -> None:
-    events = decode(says(), [PROMPT], perfect(), greedy(), length=14, gamma=8, stop={5, 3, 7})
-    assert emitted(events) == [[1, 2, 3]]
-
-
 def test_a_stop_that_was_drafted_wrongly_does_not_stop() -> None:
     drafter = PointDrafter(V, lambda row: 9)
     events = decode(says(), [PROMPT], drafter, greedy(), length=10, gamma=3, stop={9})

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import app.bench.run
 from app.bench.options import BenchArgs
 from app.bench.run import run_bench, run_rows
 from app.lanes.lane import PairEngine
@@ -126,40 +125,3 @@ def test_the_rows_seconds_are_the_batchs(engine: PairEngine) -> None:
 def test_what_takes_one_prompt_at_a_time_is_refused_before_anything_is_loaded(more: Any, told: str) -> None:
     with pytest.raises(UsageError, match=f"^{told}$"):
         run_bench(SETTINGS, ModelOptions(target="/nowhere"), replace(BenchArgs(batch_size=4), **more))
-
-
-def test_the_lane_of_beams_refuses_rows(engine: PairEngine) -> None:
-    with pytest.raises(UsageError, match="lane beam searches for one prompt at a time, got 2"):
-        engine.lane("beam", SETTINGS).run_rows([[3], [4]])
-
-
-def test_an_interrupt_drops_the_batch_that_it_cut(
-    options: ModelOptions,
-    prompts: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looks = [0]
-
-    class Scripted:
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            return None
-
-        def __call__(self) -> bool:
-            looks[0] += 1
-            return looks[0] > 60
-
-    monkeypatch.setattr(app.bench.run, "Interrupts", Scripted)
-    args = BenchArgs(prompts, methods=("ar",), repeat=9, out=tmp_path / "out.json", batch_size=2)
-    assert run_bench(SETTINGS, options, args) == 130
-    data = json.loads((tmp_path / "out.json").read_text())
-    assert data["complete"] is False
-    done = [len(entry["results"]) for entry in data["prompts"]]
-    assert len(set(done[:2])) == 1
-    assert 0 < sum(done) < 9 * 6
-    assert {result["stop_reason"] for entry in data["prompts"] for result in entry["results"]} <= {"eos", "length"}
-    assert f"interrupted after {sum(done)} answers" in capsys.readouterr().err

@@ -23,9 +23,8 @@ from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from sampling.stats.summary import Stats
 from sampling.stats.swi import Model
-from tests.support.places import largest_file
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError
 from utils.progress import never
 
 ROWS = [
@@ -157,13 +156,6 @@ def whole_rounds(journal: bytes) -> int:
     return sum(count for count in rounds.values() if count == ROUND)
 
 
-def resumed(world: Any, known: int) -> None:
-    assert world.run() == 0
-    assert world.asked == world.order[known:]  # in the order of the unbroken run
-    assert world.told() == world.whole
-    assert not world.journal.exists()
-
-
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=3))
 def test_cuts_at_any_byte_one_after_another_lose_only_the_torn_line(world: Any, shares: list[float]) -> None:
@@ -195,17 +187,6 @@ def test_after_ctrl_c_the_same_command_goes_on_and_says_so(world: Any, capsys: p
     assert (data["resumed"], [part["answers"] for part in data["parts"]]) == (1, [ROUND, TOTAL - ROUND])
 
 
-def test_a_round_that_was_answered_anew_takes_the_place_of_the_stopped_one(world: Any) -> None:
-    assert world.run(6) == 130
-    assert world.run(ROUND + 1) == 130  # the second round is now whole, the third one stopped
-    assert world.journal.read_bytes().count(b'\n{"question"') == 6 + ROUND + 1
-    assert world.run() == 0
-    assert world.asked == world.order[2 * ROUND :]
-    assert world.told() == world.whole
-    parts = json.loads(world.out.read_text())["parts"]
-    assert [part["answers"] for part in parts] == [ROUND, ROUND, TOTAL - 2 * ROUND]
-
-
 def test_a_finished_file_is_not_gone_on_from(world: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert world.run() == 0
     assert world.run(like=SETTINGS.changed(quiet=False)) == 0
@@ -222,10 +203,6 @@ def test_ctrl_c_leaves_a_finished_file_as_it_is(world: Any, capsys: pytest.Captu
     assert world.out.read_bytes() == before
     assert world.run() == 0  # what was measured since is in the journal
     assert (len(world.asked), json.loads(world.out.read_text())["resumed"]) == (TOTAL - ROUND, 2)
-
-
-def other_prompts(world: Any, rows: list[dict[str, Any]]) -> Path:
-    return write_prompts(world.prompts.with_name("prompts.jsonl"), rows)
 
 
 @pytest.mark.parametrize(
@@ -250,14 +227,6 @@ def test_the_journal_of_another_run_is_refused_and_kept(world: Any, changes: dic
     )
     assert world.journal.read_bytes() == world.kept
     assert world.asked == []
-
-
-def test_a_run_that_goes_on_may_have_its_report_too(world: Any) -> None:
-    world.cut(len(world.kept))
-    page = world.out.with_suffix(".html")
-    world.run(report=page)
-    assert world.asked == []
-    assert "<h1>Benchmark of " in page.read_text()
 
 
 def test_another_model_machine_or_tokenizer_is_refused(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,15 +318,3 @@ def test_an_answer_comes_back_as_it_was(tmp_path: Path) -> None:
     assert again.known == {place: WHOLE}
     again.close(done=True)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_is_one_line_and_what_is_there_is_kept(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "o.json", {})
-    journal.begin({})
-    journal.add(Slot(0, 0, 0, VARIANT), WHOLE)
-    whole = journal.path.read_bytes()
-    told = r"cannot write .*o\.json\.partial: File too large \(what it holds is kept"
-    with largest_file(len(whole) + 5), pytest.raises(UserError, match=told):
-        journal.add(Slot(0, 0, 1, VARIANT), WHOLE)
-    journal.close()
-    assert journal.path.read_bytes() == whole

@@ -162,15 +162,6 @@ def test_the_plots_hold_exactly_the_figures_of_the_file(data: dict[str, Any], pa
         assert sum(part or 0.0 for part in times[named(row)]) == pytest.approx(whole, abs=1e-3)
 
 
-def test_every_plot_is_filled_and_the_facts_are_told(data: dict[str, Any], parsed: Parsed) -> None:
-    assert sum(tag == "svg" for tag, _ in parsed.tags) == len(TITLES)
-    assert [told for tag, told in parsed.tags if told.get("class") == "missing"] == []
-    text = " ".join(parsed.texts)
-    for fact in (data["target"], data["machine"]["date"], data["machine"]["torch"], "b.json", "spec 3", "qa"):
-        assert fact in text or fact == "b.json"
-    assert "loops: " in text
-
-
 def outside(parsed: Parsed) -> Iterator[str]:
     """Everything in a page that runs, or asks for something beyond the page."""
     for tag, told in parsed.tags:
@@ -256,27 +247,6 @@ def test_the_first_screen_says_the_result_in_a_sentence(data: dict[str, Any], be
     assert [line.partition(";")[0].rstrip(".") + "." for line in result(text)] == [told]
     told = told.rstrip(".")
     assert text.index(told) < text.index('id="rates-') < text.index("<h2>")
-
-
-def test_under_gamma_auto_expected_is_left_out_and_the_rounds_are_drawn() -> None:
-    auto = {"method": "spec", "gamma": "auto", "v": 1.5, "draft_histogram": [1, 0, 3], "acceptance_histogram": [2, 2]}
-    told = {"predicted_per_second": {"mean": 20.0}, "speedup": 2.0, "alpha_per_position": [0.5]}
-    parsed = Parsed(page(Run.model_validate({"summary": [{"method": "ar"}, {**auto, **told}]}), ""))
-    heads = [text for text, _, _ in parsed.tables["methods"][0][0]]
-    assert heads == ["method", "tok/s", "speed-up", "v"]
-    assert parsed.methods()["spec auto"]["v"] == ("1.50", "1.5")
-    assert SWEEP not in parsed.texts
-    assert not any("--gammas" in text for text in parsed.texts)
-    assert parsed.plotted(ROUNDS) == {
-        "spec auto drafted": [0.25, 0.0, 0.75],
-        "spec auto accepted": [0.5, 0.5, None],
-    }
-
-
-def test_a_disturbed_timing_is_said_on_the_page() -> None:
-    spec = {"method": "spec", "gamma": 4, "disturbed": 2, "speedup_per_repeat": [1.5], "speedup": 1.5}
-    words = "timing disturbed, faster than tokens a pass allow: no speed-up of 2 of 3 repeats"
-    assert f"spec 4: {words}" in page(Run.model_validate({"summary": [{"method": "ar"}, spec]}), "")
 
 
 @pytest.mark.parametrize(

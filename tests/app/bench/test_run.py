@@ -5,8 +5,6 @@ identity check, of trees too; the two fixed lists of the project.
 from __future__ import annotations
 
 import json
-import random
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +20,8 @@ from app.bench.options import BenchArgs
 from app.bench.plan import Item
 from app.bench.run import run_bench
 from app.bench.summary import summarise
-from app.command_line.arguments import read_request
 from app.lanes.answers import Answer, run_lane
 from app.lanes.comparison import PACKED_TIE, Variant, order
-from app.lanes.comparison import difference as first_difference
 from app.lanes.costs import Terms
 from app.prompts.questions import BUILT_IN, Question, chosen, read_questions, stratified
 from app.settings.table import ModelOptions, Settings
@@ -36,17 +32,6 @@ from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 from utils.errors import UsageError, UserError
 
 QUESTIONS = [Question((f"question {name}",), None, name) for name in (11, 12, "a b", 12, None)]
-LISTS = Path(__file__).parents[3] / "benchmarks"
-SPEC_BENCH = {  # category: first and last question_id
-    "writing": (81, 90),
-    "coding": (121, 130),
-    "extraction": (131, 140),
-    "translation": (161, 240),
-    "summarization": (241, 320),
-    "qa": (321, 400),
-    "math_reasoning": (401, 480),
-    "rag": (481, 560),
-}
 
 
 # -- prompt files -------------------------------------------------------------------------------
@@ -333,24 +318,6 @@ def test_temperatures_are_benchmarks_of_their_own_in_one_run(
     assert any(partings)
 
 
-def test_files_that_a_benchmark_reads_or_writes_twice_are_refused(
-    options: ModelOptions, prompts: Path, tmp_path: Path
-) -> None:
-    before, out = prompts.read_bytes(), tmp_path / "out.json"
-    link, log = tmp_path / "link", SETTINGS.changed(record=str(tmp_path / "." / "out.json"))
-    link.symlink_to(prompts)
-    for settings, args, told in (
-        (SETTINGS, BenchArgs(prompts, out=link), "--out .*link is the file to be read: name another"),
-        (SETTINGS, BenchArgs(prompts, report=prompts), "--report .* is the file to be read: name another"),
-        (SETTINGS, BenchArgs(out=out, report=out), "--report .*out.json is the file of --out as well: name another"),
-        (log, BenchArgs(out=out), "--log .*out.json is the file of --out as well: name another"),
-    ):
-        with pytest.raises(UsageError, match=told):
-            run_bench(settings, options, args)
-    assert prompts.read_bytes() == before
-    assert not out.exists()
-
-
 @pytest.mark.parametrize("check", [False, True])
 def test_nothing_measured_is_no_success(
     check: bool, options: ModelOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -396,49 +363,6 @@ def test_lanes_that_ignore_gamma_run_once_for_all_numbers(
     only = BenchArgs(prompts, methods=("cascade",), gammas=("auto",), repeat=1, limit=1, out=out)
     assert run_bench(settings, options, only) == 0
     assert [(row["method"], row["gamma"]) for row in json.loads(out.read_text())["summary"]] == [("cascade", "auto")]
-
-
-class StopAfter:
-    """Ctrl-C during the answer after `answers` whole ones."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: int) -> None:
-        self.left = answers
-        outer = self
-
-        class Scripted:
-            def __enter__(self) -> Any:
-                return lambda: outer.left < 0
-
-            def __exit__(self, *_: object) -> None:
-                return None
-
-        monkeypatch.setattr(app.bench.run, "Interrupts", Scripted)
-        for module in (app.bench.run, app.bench.identity):
-            monkeypatch.setattr(module, "run_lane", self._run)
-
-    def _run(self, *given: Any, **named: Any) -> Answer:
-        self.left -= 1
-        return run_lane(*given, **named)
-
-
-def test_an_interrupt_keeps_what_was_measured(
-    options: ModelOptions,
-    prompts: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    StopAfter(monkeypatch, answers=2 + 3)  # two to warm up, three that count
-    out = tmp_path / "out.json"
-    args = BenchArgs(prompts, methods=("ar", "ngram"), gammas=(2,), repeat=2, out=out)
-    assert run_bench(SETTINGS, options, args) == 130
-    printed = capsys.readouterr()
-    assert "interrupted after 3 answers" in printed.err
-    assert "ngram" in printed.out
-    data = json.loads(out.read_text())
-    assert data["complete"] is False
-    assert sum(len(entry["results"]) for entry in data["prompts"]) == 3
-    assert data["summary"][1]["compared"] == 1
 
 
 # -- identity -----------------------------------------------------------------------------------
@@ -511,21 +435,6 @@ def test_sampled_lanes_are_compared_with_the_seeds_own_text(
         run_bench(settings, options, replace(args, methods=("ar", "spec")))
 
 
-def test_an_interrupted_check_says_how_far_it_came(
-    options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    StopAfter(monkeypatch, answers=3)
-    args = BenchArgs(prompts, methods=("ngram",), gammas=(2,), check_identity=True)
-    assert run_bench(SETTINGS, options, args) == 130
-    assert "identity: 1 prompts" in capsys.readouterr().out
-
-
-def test_sixteen_bits_are_refused(options: ModelOptions, prompts: Path) -> None:
-    half = options.changed(dtype="bfloat16")
-    with pytest.raises(UsageError, match="needs the target in float32 or as one compiled pass, got bfloat16"):
-        run_bench(SETTINGS, half, BenchArgs(prompts, check_identity=True))
-
-
 def difference(prompt: int, gap: float | None) -> Difference:
     return Difference(prompt, "spec gamma 4", "ar", 3, gap)
 
@@ -558,13 +467,6 @@ def test_over_packed_weights_plain_decoding_is_met_and_float32_up_to_near_ties(
     assert not Report(3, 128, tolerated=3, prompts=50, differences=[*found, replace(found[0], prompt=6)]).passed
 
 
-def test_the_first_difference_of_two_answers() -> None:
-    assert first_difference([1, 2], [1, 2]) is None
-    assert first_difference([1, 2], [1, 3]) == 1
-    assert first_difference([1, 2], [1, 2, 3]) == 2
-    assert first_difference([], []) is None
-
-
 # -- which questions are asked ---------------------------------------------------------------------
 
 
@@ -594,33 +496,6 @@ def test_a_wrong_list_is_one_line(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(UsageError) as caught:
         chosen(QUESTIONS, path)
     assert str(caught.value) == f"{path}{told}"
-
-
-def test_nothing_is_loaded_for_a_wrong_list(tmp_path: Path) -> None:
-    prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": "x", "question_id": 1}])
-    request = read_request(["bench", "--prompts", str(prompts), "--ids", str(ids_file(tmp_path, "2\n"))], {})
-    with pytest.raises(UsageError, match="question id"):
-        run_bench(Settings(), ModelOptions(target="not/there"), request.own)
-
-
-def fixed(name: str) -> list[tuple[int, str]]:
-    lines = (LISTS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
-    found = [re.fullmatch(r"(\d+)  # (\w+)", line) for line in lines if not line.startswith("#")]
-    return [(int(match[1]), match[2]) for match in found if match]
-
-
-def test_the_fixed_lists_are_drawn_by_the_rule_in_their_heads() -> None:
-    draw = random.Random(3)
-    drawn: dict[str, list[tuple[int, str]]] = {"dev": [], "test": []}
-    for category, (first, last) in SPEC_BENCH.items():
-        ten = draw.sample(range(first, last + 1), 10)
-        for name, half in (("dev", ten[:5]), ("test", ten[5:])):
-            drawn[name] += [(number, category) for number in sorted(half)]
-    for name, rows in drawn.items():
-        assert fixed(name) == rows
-        lines = (LISTS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
-        assert sum(not line.startswith("#") for line in lines) == len(rows) == 40
-    assert not set(fixed("dev")) & set(fixed("test"))
 
 
 # -- identity of trees -----------------------------------------------------------------------------

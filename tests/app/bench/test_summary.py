@@ -31,8 +31,6 @@ CALM = tuple(range(50, 70))
 LOOPING = (1, 2) * 3 + CALM[:14]  # 6 of 20
 EDGE = (1,) * 5 + CALM[:15]  # 5 of 20: not more than a quarter
 
-A, B, C = [1, 2, 3], [4, 5, 6, 7], list(range(100, 120))
-
 
 def answer(
     variant: Variant, seconds: float, ids: tuple[int, ...] = CALM, ttft: float = 10.0, openings: int = 1
@@ -265,25 +263,6 @@ def test_what_drafting_models_cost_has_a_table_of_its_own(monkeypatch: pytest.Mo
     assert not any(line.startswith("model calls") for line in shown([item("qa", 1, row)], [PLAIN, silent], ascii=True))
 
 
-def test_published_costs_have_columns_where_they_apply(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    flan = {"target": Model("google/flan-t5-xxl"), "drafter": Model("google/flan-t5-small")}
-    llama = {"target": Model("Llama-2-7b-chat-hf"), "drafter": Model("JackFram/llama-160m")}
-    heads = []
-    for models in (flan, llama):
-        row = {PLAIN: answer(PLAIN, 1), FOUR: called(FOUR, {"drafter": 40}, models)}
-        lines = shown([item("qa", 1, row)], [PLAIN, FOUR], ascii=True)
-        heads.append(next(line for line in lines if "calls a pass" in line).split("|"))
-    assert [head.strip() for head in heads[0]] == [
-        "method",
-        "calls a pass",
-        "by time",
-        "by parameters",
-        "by previous work",
-    ]
-    assert [head.strip() for head in heads[1]][-2:] == ["by parameters", "by published sizes"]
-
-
 NAMES = ("writing", "coding", "extraction", "translation", "summarization", "qa", "math_reasoning", "rag")
 
 
@@ -302,12 +281,6 @@ def test_the_widest_tables_fit_100_columns(monkeypatch: pytest.MonkeyPatch) -> N
     few = shown(items[:4], variants)
     assert not any(line.startswith(NAMES) for line in few)
     assert max(map(len, few)) <= 100
-
-
-def test_without_ar_there_are_no_speedups_to_show() -> None:
-    lines = shown([item("qa", 1, {FOUR: answer(FOUR, 1)})], [FOUR])
-    assert not any("speed-up over" in line or "by category" in line for line in lines)
-    assert any(line.startswith("loops: 0% of spec's tokens") for line in lines)
 
 
 # -- loops -----------------------------------------------------------------------------------------

@@ -95,29 +95,6 @@ def test_a_chat_of_another_tokenizer_goes_on_from_its_texts(catalogue: Path, sav
     assert turns[0].text == known[0].text
 
 
-def test_a_chat_says_where_it_was_computed_otherwise(catalogue: Path, saved: tuple[Path, Ran], tmp_path: Path) -> None:
-    text = Path(f"{saved[0]}.json").read_text()
-    assert '"float32 cpu"' in text
-    file = tmp_path / "packed.json"
-    file.write_text(text.replace('"float32 cpu"', '"Q4_1 (float32) cpu"'))
-    ran = run_lines(catalogue, f"/load {file}", "three")
-    assert not ran.errors
-    assert "it was computed as Q4_1 (float32) cpu, here float32 cpu: nearly tied" in " ".join(ran.text.split())
-
-
-def test_a_chat_without_figures_can_be_loaded(catalogue: Path, saved: tuple[Path, Ran], tmp_path: Path) -> None:
-    told = json.loads(Path(f"{saved[0]}.json").read_text())
-    for turn in told["turns"]:
-        del turn["decodings"]
-    file = tmp_path / "bare.json"
-    file.write_text(json.dumps(told))
-    ran = run_lines(catalogue, f"/load {file}", "/trace", f"/save {tmp_path}/bare.md", "/continue")
-    assert "the file has no figures of its last answer: no /stats and /trace of it" in " ".join(ran.text.split())
-    assert ran.errors == ["error: the last answer was loaded without its figures"]
-    assert "the drafts and figures of this answer are not there" in (tmp_path / "bare.md").read_text()
-    assert len(ran.actions.chat.turns[-1].answer) == 24
-
-
 def spoilt(told: Any, keys: list[Any], value: Any) -> str:
     """The saved chat with this value in the first lane of its first turn."""
     told = json.loads(json.dumps(told))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +11,8 @@ import torch
 
 from app.chat.conversation import Conversation
 from app.command_line.run import AnswerWriter
-from app.screen.spans import Spanner
-from sampling.events import Finished
 from sampling.models.encoder_decoder import lm_of
 from sampling.types import Draft
-from tests.support.pacing import make_step
 from tests.support.tiny import END, VOCAB, tiny_model, tiny_tokenizer
 from utils.catalogue.templates import end_ids
 
@@ -175,20 +171,6 @@ def test_channels_are_read_by_the_schema_and_left_to_the_template() -> None:
 def test_channels_that_are_still_written_show_no_marks(written: str, shown: str) -> None:
     chat = conversation(marked(HARMONY), SCHEMA)
     assert chat.said(ids(chat, marked(written))) == shown
-
-
-def test_panes_show_no_header_of_a_channel_in_a_long_answer_either() -> None:
-    """Token by token through a window that is shorter than the answer, drafts included."""
-    chat = conversation(marked(HARMONY), SCHEMA)
-    long = "because two and two are four whenever they are added"
-    written = f"CHANNELanalysisMESSAGE{long}OVERSTARTassistantCHANNELfinalMESSAGE{long} four"
-    answer = [*ids(chat, marked(written)), STOP]
-    spanner = Spanner(chat.text, drafting=True)
-    for token in answer:
-        spanner.feed(replace(make_step(0, 0, 0), token=token))
-    spanner.feed(Finished(0, "eos"))
-    shown = spanner.text.replace(OVER, "")  # a special token elsewhere, which no decoding shows
-    assert shown == chat.said(answer) == f"{long}\n\n{long} four"
 
 
 def test_an_answer_written_as_it_comes_is_its_channels_alone() -> None:

@@ -192,30 +192,6 @@ def test_a_usage_error_is_one_line_and_exit_2(
     assert handed.calls == []
 
 
-def test_a_bad_variable_is_named(
-    handed: Handed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPEC_TOP_P", "7")
-    assert main([]) == 2
-    assert capsys.readouterr().err == "error: SPEC_TOP_P must be above 0 and at most 1, got 7\n"
-    monkeypatch.delenv("SPEC_TOP_P")
-    monkeypatch.setenv("SPEC_GAMA", "7")
-    assert main([]) == 0
-    assert capsys.readouterr().err == "warning: SPEC_GAMA is not a setting (did you mean SPEC_GAMMA?)\n"
-
-
-def test_an_unknown_pair_and_a_wrong_catalogue_are_usage_errors(
-    handed: Handed, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main(["--pair", "smal"]) == 2
-    assert "did you mean small?" in capsys.readouterr().err
-    (tmp_path / "bad.yaml").write_text("pairs:\n  a: {target: org/x, defaults: {gamma: 99}}\n")
-    assert main(["--models", str(tmp_path / "bad.yaml")]) == 2
-    assert "gamma must be a whole number from 1 to 64 or auto, got 99" in capsys.readouterr().err
-    assert main(["--models", str(tmp_path / "none.yaml")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def raising(error: BaseException) -> Any:
     def act() -> int:
         raise error

@@ -308,20 +308,3 @@ def test_a_folder_that_cannot_be_filled_is_refused_before_anything_is_made(
     error = capsys.readouterr().err
     assert re.fullmatch(r"error: --\w+ \S+( is a file: name a folder|: the folder \S+ cannot be written to)\n", error)
     assert list(work.iterdir()) == list(refused.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("size", "file", "stage"),
-    [(10, "run.json", "text"), (300, r"tables\.bin", "tables"), (2000, r"features/features-\S+\.safetensors", "head")],
-)
-def test_a_full_disk_while_a_drafter_is_made_is_one_line(
-    size: int, file: str, stage: str, home: Home, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folders = [tmp_path / name for name in ("out", "features", "export")]
-    with largest_file(size):
-        assert distilled(home, texts, *folders, *([] if stage == "text" else ["--stage", stage])) == 1
-    error = capsys.readouterr().err
-    assert re.fullmatch(
-        rf"error: cannot write \S+/{file}: File too large \(nothing was saved\)(; what was .*)?\n", error
-    )
-    assert not list(tmp_path.rglob(".*"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from app.command_line.run import AnswerWriter, run_once
-from app.lanes.answers import Answer, compared
+from app.lanes.answers import Answer
 from app.lanes.race import Race, seconds
 from app.prompts.questions import prompt_ids
 from app.replay.session_log import read_log
@@ -26,7 +25,6 @@ from sampling.events import Prefill
 from sampling.models.causal import CausalLM
 from sampling.stats.summary import Stats
 from tests.sampling.stats.test_metrics import KEYS
-from tests.support.planted import plant
 from tests.support.tiny import TinyPair, tiny_pair
 from tests.support.warm import Warm
 from utils.errors import UsageError
@@ -100,24 +98,6 @@ def answer(method: str, ids: tuple[int, ...], *, reason: Any = "length", may_dif
     return Answer(method, ids, "", stats, may_differ)
 
 
-def test_comparing_answers() -> None:
-    plain = answer("ar", (1, 2, 3))
-    known = {"disturbed": False, "same_output": True}
-    assert compared([plain, answer("spec", (1, 2, 3))]) == {"speedup": 2.0, **known}
-    assert compared([plain, answer("spec", (1, 2, 4))])["same_output"] is False
-    assert compared([plain, answer("spec", (1, 2))])["same_output"] is False
-    assert compared([plain, answer("spec", (9,), may_differ=True)])["same_output"] is None
-    assert compared([plain, answer("ngram", (9,)), answer("spec", (1, 2, 3))])["same_output"] is False
-    assert compared([answer("spec", (1, 2, 3)), plain]) == {"speedup": None, **known}
-    assert compared([plain]) == {"speedup": None, "disturbed": False, "same_output": None}
-
-
-def test_a_stopped_answer_can_only_be_told_to_differ() -> None:
-    plain = answer("ar", (1, 2, 3))
-    assert compared([plain, answer("spec", (1, 2), reason="interrupted")])["same_output"] is None
-    assert compared([plain, answer("spec", (1, 9), reason="interrupted")])["same_output"] is False
-
-
 def test_the_text_goes_out_alone_and_the_figures_beside_it(
     options: ModelOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,15 +112,6 @@ def test_the_text_goes_out_alone_and_the_figures_beside_it(
     assert lines[1].startswith("spec  30 tok")
     assert "same output" in lines[2]
     assert lines[-1] == "cut at 30 tokens"
-
-
-@pytest.mark.parametrize("columns", ["abc", "0", "-5", "²", ""])
-def test_columns_that_are_none_take_no_figure_away(
-    columns: str, options: ModelOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    run_once(Settings(max_new_tokens=4), options, "hello", False)
-    assert "tok/s" in capsys.readouterr().err
 
 
 def test_the_lanes_take_turns(options: ModelOptions, tmp_path: Path) -> None:
@@ -185,25 +156,6 @@ def test_the_first_pass_of_a_process_is_on_no_clock(options: ModelOptions, monke
     assert ("target", 1) in before
     assert {name for name, width in before if width > 1} == {"target"}
     assert "drafter" in {name for name, _ in before}
-
-
-def test_a_disturbed_timing_is_said_and_not_printed(
-    options: ModelOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rounds: Counter[str] = Counter()
-
-    def spikes(answer: int, lane: str, step: Any) -> float:
-        rounds[lane] += 1
-        return 50.0 if lane == "ar" and rounds[lane] % 3 == 0 else 1.0
-
-    plant(monkeypatch, "app.command_line.run", spikes)
-    data = as_json(options, capsys, compare=("ar", "ngram"))
-    assert (data["speedup"], data["disturbed"], data["same_output"]) == (None, True, True)
-    run_once(Settings(max_new_tokens=30, compare=("ar", "ngram", "spec")), options, "What is this?", as_json=False)
-    err = capsys.readouterr().err
-    for lane in ("ngram", "spec"):
-        assert re.search(rf"^{lane}: timing disturbed: faster than [\d.]+ tok/pass allows, same output$", err, re.M)
-    assert "x faster" not in err
 
 
 def test_quiet_says_nothing_but_the_answer(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,6 @@ import pytest
 from app.chat.saved import read_chat
 from app.console.slash_commands import COMMANDS, completions
 from app.console.state import ConsoleState
-from app.screen.terminal import Screen
 from tests.support.screen import PASTE_OFF, PASTE_ON, Terminal
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
@@ -94,25 +93,6 @@ def test_keys_and_pastes_delete_and_send_nothing_by_accident(console: Callable[.
     assert re.findall(r"\x1b\[\?2004[hl]", terminal.raw)[-1].endswith("l")  # as the terminal was
 
 
-def test_a_terminal_that_never_says_where_its_cursor_is_shows_no_warning(console: Callable[..., Terminal]) -> None:
-    terminal = console(replies=False)
-    terminal.enter("/set gamma")
-    terminal.wait("gamma = ", LOADED)
-    terminal.read(2.2)  # prompt_toolkit waits 2 s for an answer
-    terminal.type("\x04")
-    assert terminal.end() == 0
-    assert "CPR" not in terminal.raw
-
-
-@pytest.mark.parametrize("columns", [60, 80])
-def test_a_dumb_terminal_keeps_to_the_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setenv("COLUMNS", str(columns))
-    screen = Screen(force_terminal=True)
-    assert screen.is_dumb_terminal
-    assert screen.width == columns
-
-
 def test_a_dumb_terminal_shows_whole_lines(console: Callable[..., Terminal]) -> None:
     terminal = console(columns=60, TERM="dumb")
     terminal.enter(FIRST)
@@ -161,20 +141,6 @@ def test_load_says_what_it_replaces_and_clear_can_be_taken_back(
     assert [turn.user for turn in ran.state.said().turns] == ["one"]
     other = run_lines(catalogue, "one", "/clear", "/system Be brief.", "/undo")
     assert other.errors == ["error: no message yet"]  # its prompts were another system prompt's
-
-
-def test_a_drafter_that_is_none_is_answered_with_the_words_of_this_pair(
-    catalogue: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    ran = run_lines(catalogue, "/drafter static", "/drafter match", "/drafter tabels", "/drafter org/tabels")
-    static, match, misspelt, hub = (" ".join(ran.after(f"/drafter {name}").split()) for name in
-                                    ("static", "match", "tabels", "org/tabels"))  # fmt: skip
-    words = "drafters of tiny are ngram, tables, suffix, maxgram, none, or a model"
-    for name, text in (("static", static), ("match", match)):
-        assert f"error: {name} drafts only in a lane of its own (compare ar,{name}); {words}" in text
-    assert f"error: no drafter 'tabels' (did you mean tables?): {words}" in misspelt
-    assert words not in hub
 
 
 def test_tab_offers_only_what_the_pair_can_run(catalogue: Path) -> None:

@@ -170,13 +170,6 @@ def test_a_search_that_was_still_open_when_its_prompt_ended_does_not_take_the_ne
     assert typed("second\r") == "second"
 
 
-def test_whoever_waits_for_an_edited_line_hears_that_ctrl_c_has_cleared_it(typed: Any) -> None:
-    assert typed("first\r") == "first"
-    assert not typed.cleared
-    assert typed("abandoned\x03second\r") == "second"
-    assert typed.cleared == [True]
-
-
 def test_enter_takes_what_a_search_found(typed: Any) -> None:
     assert typed("found\r") == "found"
     assert typed("\x12fou\r\r") == "found"

@@ -8,18 +8,14 @@ from typing import Any
 
 import pytest
 
-from app.bench.plan import Item
-from app.bench.summary import summarise
-from app.lanes.answers import Answer, run_lane
-from app.lanes.comparison import Variant
+from app.lanes.answers import run_lane
 from app.lanes.lane import PairEngine
-from app.prompts.questions import Question, prompt_ids
+from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.screen.view import toolbar
 from app.settings.table import Settings
 from sampling.events import Step
 from sampling.gamma.controller import Controller
-from sampling.stats.summary import Stats
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair
 from utils.progress import never
@@ -102,12 +98,3 @@ def test_the_console_tells_what_auto_does(tmp_path: Path) -> None:
         assert re.search(rf"round {number}\s+(γ|gamma) {gamma}\b", ran.text), (number, gamma)
     assert "error: gamma must be a whole number from 1 to 64 or auto, got 0 (still auto)" in ran.text
     assert ran.state.settings.gamma == 3
-
-
-def test_the_mean_gamma_counts_what_was_drafted_not_what_might_have_been() -> None:
-    """A tree is asked for so many nodes at most and grows as many as pay."""
-    answers = [Answer("spec", (), "", Stats(draft_n=drafted, target_passes=4)) for drafted in (9, 5)]
-    auto, four, plain = Variant("spec", "auto"), Variant("spec", 4), Variant("ar")
-    rows = [{auto: answer, four: answer, plain: answer} for answer in answers]
-    summary = summarise([Item(Question(("x",)), 0, "x", 1, rows)], [auto, four, plain])
-    assert [row["mean_gamma"] for row in summary] == [1.75, 4, None]

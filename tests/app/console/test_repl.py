@@ -7,23 +7,20 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from scipy.stats import binomtest
 
 import app.screen.live
-from app.chat.saved import osc52
 from app.console.loading import load_engine
-from app.console.state import LONGEST_BACK, ConsoleState
+from app.console.state import ConsoleState
 from app.screen.terminal import unheard
 from app.settings.layers import Layers
 from sampling.models.causal import CausalSession
-from tests.support.runs import counted_anew, noise_asked, twice
+from tests.support.runs import noise_asked, twice
 from tests.support.scripted import catalogue_of, failing, run_lines
 from tests.support.tiny import tiny_pair
 from utils.errors import UserError
@@ -220,27 +217,6 @@ def evenly(monkeypatch: pytest.MonkeyPatch) -> None:
 DRAWN = {"temperature": 1.0, "compare": "spec", "max_new_tokens": 100}
 
 
-@pytest.mark.parametrize("then", ["/continue", "two"])
-def test_what_follows_an_answer_is_drawn_with_noise_of_its_own(
-    catalogue: Path, then: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Token i of what follows is token i of the answer for 1 in 8, as by chance; with a counter that begins anew with
-    every answer it was for most."""
-
-    def chance() -> float:
-        turns = run_lines(catalogue, "one", then, settings=DRAWN).state.chat.turns
-        first, rest = (
-            (turns[0].answer, turns[1].answer) if then == "two" else (turns[0].answer[:100], turns[0].answer[100:])
-        )
-        assert len(first) == len(rest) == 100
-        return float(binomtest(sum(map(int.__eq__, first, rest)), 100, 1 / 8).pvalue)
-
-    evenly(monkeypatch)
-    assert chance() > 1e-6
-    noise_asked(monkeypatch, counted_anew)
-    assert chance() < 1e-6
-
-
 def test_no_noise_comes_twice_in_a_conversation(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over turns, continuations, an answer anew (which takes a seed of its own), an edit; what was taken back and asked
     again is the same answer from the same noise."""
@@ -290,27 +266,10 @@ def test_continue_gives_the_text_of_the_uncut_answer(catalogue: Path, temperatur
     assert turns[0].text == whole[0].text
 
 
-def test_continue_after_regen_keeps_that_seed(catalogue: Path) -> None:
-    settings = {"temperature": 1.0, "compare": ("ar",)}
-    whole = run_lines(catalogue, "one", "/regen", settings={**settings, "max_new_tokens": 16}).state.chat.turns
-    parts = run_lines(catalogue, "one", "/regen", "/continue", settings={**settings, "max_new_tokens": 8})
-    assert parts.state.chat.turns[0].answer == whole[0].answer
-
-
-def test_edit_with_text_replaces_the_last_message(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "one", "two", "/edit deux")
-    assert [turn.user for turn in ran.state.chat.turns] == ["one", "deux"]
-
-
 def test_edit_without_text_waits_for_the_very_next_message(catalogue: Path) -> None:
     ran = run_lines(catalogue, "one", "/edit", "un", "two", "/edit", "/gamma", "three")
     assert ran.reader.defaults[2] == "one"
     assert [turn.user for turn in ran.state.chat.turns] == ["un", "two", "three"]
-
-
-def test_an_edit_that_was_abandoned_leaves_the_last_message_alone(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "one", "/edit", ConsoleState.abandon_edit, "two")
-    assert [turn.user for turn in ran.state.chat.turns] == ["one", "two"]
 
 
 def test_edit_opens_the_editor_on_a_terminal(catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,22 +309,10 @@ def test_a_message_that_was_refused_goes_back_into_the_input_line(catalogue: Pat
     assert [turn.user for turn in ran.state.chat.turns] == ["un", "two"]
 
 
-def test_a_refused_message_that_would_hide_the_reason_does_not_go_back(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "/pair short", "x" * (LONGEST_BACK + 1), "two")
-    assert ran.reader.defaults[2] == ""
-    assert [turn.user for turn in ran.state.chat.turns] == ["two"]
-
-
 def test_an_answer_that_fills_the_context_says_so(catalogue: Path) -> None:
     ran = run_lines(catalogue, "/pair short", "/length 500", "hello", "/continue")
     assert "the context is full" in ran.after("hello")
     assert ran.after("/continue").startswith("error: the prompt is 120 tokens, the context holds 120")
-
-
-def test_system_prompt_changes_what_the_model_reads(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "one", "/system Be brief.", "two")
-    ids = ran.state.chat.ids
-    assert ran.state.chat.tokenizer.decode(ids).startswith("<|im_start|>system\nBe brief.<|im_end|>")
 
 
 def test_a_model_without_template_is_continued_and_says_so_once(catalogue: Path) -> None:
@@ -374,11 +321,6 @@ def test_a_model_without_template_is_continued_and_says_so_once(catalogue: Path)
     read = ran.state.chat.tokenizer.decode(list(ran.state.chat.turns[1].prompt))
     assert read.startswith("Once")
     assert read.endswith("\nThen")
-
-
-def test_chat_off_sends_the_bare_text(catalogue: Path) -> None:
-    ran = run_lines(catalogue, "/set chat=off", "Once")
-    assert ran.state.chat.tokenizer.decode(list(ran.state.chat.turns[0].prompt)) == "Once"
 
 
 def test_a_pair_that_fails_leaves_the_old_one(catalogue: Path) -> None:
@@ -535,25 +477,6 @@ def test_ctrl_c_before_the_first_token_changes_nothing_and_keeps_the_message(
     assert [turn.user for turn in ran.state.chat.turns] == ["one", "two"]
 
 
-def test_ctrl_c_calls_off_another_pair(catalogue: Path) -> None:
-    told: list[bool] = []
-
-    def loader(spec: Any, options: Any, progress: Any, cancelled: Any) -> Any:
-        if spec.name == "short":
-            os.kill(os.getpid(), signal.SIGINT)
-            for _ in range(200):
-                if cancelled():
-                    told.append(True)
-                    raise UserError("cancelled")
-                time.sleep(0.02)
-        return load_engine(spec, options, progress, cancelled)
-
-    ran = run_lines(catalogue, "one", "/pair short", "two", loader=loader)
-    assert "loading short was called off (still tiny)" in ran.after("/pair short")
-    assert told == [True]
-    assert len(ran.state.chat.turns) == 2
-
-
 def test_save_json_holds_ids_texts_settings_figures_and_events(catalogue: Path, tmp_path: Path) -> None:
     file = tmp_path / "chat with spaces.json"
     ran = run_lines(catalogue, "one", "/continue", "two", f"/save {file}")
@@ -572,13 +495,6 @@ def test_save_json_holds_ids_texts_settings_figures_and_events(catalogue: Path, 
     assert lanes[0]["ids"] + first["decodings"][1]["lanes"][0]["ids"] == first["answer_ids"]
 
 
-def test_copy_without_clipboard_is_one_line(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    ran = run_lines(catalogue, "one", "/copy")
-    assert ran.after("/copy").startswith("error: no clipboard here")
-    assert osc52("añ") == "\x1b]52;c;YcOx\x07"
-
-
 def test_a_second_ctrl_c_waits_for_the_drawing_to_be_whole() -> None:
     from app.screen.terminal import Interrupts
 
@@ -594,15 +510,3 @@ def test_a_second_ctrl_c_waits_for_the_drawing_to_be_whole() -> None:
         draw()
     assert (done, leaving.value.code) == (["drawn"], 130)
     assert signal.getsignal(signal.SIGINT) is unheard  # nothing disturbs the leaving
-
-
-def test_a_second_ctrl_c_long_after_the_first_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    from app.screen.terminal import SECOND_WITHIN, Interrupts
-
-    now = [100.0]
-    monkeypatch.setattr("app.screen.terminal.time.monotonic", lambda: now[0])
-    with Interrupts() as stop:
-        os.kill(os.getpid(), signal.SIGINT)
-        now[0] += SECOND_WITHIN + 0.1
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop()

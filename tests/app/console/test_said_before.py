@@ -62,13 +62,6 @@ def test_a_loaded_chat_was_said_before(catalogue: Path, tmp_path: Path) -> None:
     assert passes(ran)[-1] < first / 2
 
 
-def test_pairs_of_one_tokenizer_share_what_was_said(catalogue: Path) -> None:
-    """Models of the same seed in two folders: another pair, the same answers."""
-    lines = ("/drafter suffix", "what was it", "/clear", "/pair tiny-other", "/drafter suffix", "what was it")
-    first, again = passes(run_lines(catalogue, *lines, settings=LONG))
-    assert again < first / 2
-
-
 def test_no_lane_reads_what_another_lane_of_the_same_turn_said(catalogue: Path) -> None:
     beside = passes(run_lines(catalogue, "one", settings={"compare": ("ar", "match", "suffix"), **LONG}))
     assert beside == passes(run_lines(catalogue, "one", settings={"compare": ("suffix",), **LONG}))

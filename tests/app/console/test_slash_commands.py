@@ -19,7 +19,6 @@ from app.console.state import ConsoleState
 from app.settings.layers import Layers
 from app.settings.table import SETTING_FIELDS, ModelOptions
 from app.settings.types import LANES
-from utils.errors import UsageError
 
 
 class ScriptedConsole(ConsoleState):
@@ -505,12 +504,6 @@ def test_every_completion_of_a_value_is_accepted() -> None:
             console = ScriptedConsole()
             dispatch(line, console, COMMANDS)
             assert not any(text.startswith("error") for text in console.lines), line
-
-
-def test_usage_errors_have_the_usage_exit_code() -> None:
-    with pytest.raises(UsageError) as caught:
-        parse("/nothing", COMMANDS)
-    assert caught.value.exit_code == 2
 
 
 def test_the_words_of_the_sources_work_and_are_on_no_list() -> None:

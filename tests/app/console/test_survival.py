@@ -6,7 +6,6 @@ For longer than the suite has time for:
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -24,7 +23,6 @@ from app.console.state import ConsoleState
 from tests.support.screen import PASTE_OFF, PASTE_ON, ROOT, Terminal
 from tests.support.scripted import Line, Ran, catalogue_of, run_lines
 from tests.support.tiny import tiny_pair
-from utils.files import write_text
 
 SECONDS = float(os.environ.get("SURVIVAL_SECONDS", "8"))
 SEED = int(os.environ.get("SURVIVAL_SEED", str(time.time_ns() % 1_000_000)))
@@ -196,32 +194,6 @@ def test_the_end_that_a_signal_makes_leaves_the_chat_in_a_file(catalogue: Path, 
     assert [(turn.user, turn.reason) for turn in more] == cut
 
 
-def test_a_signal_while_a_file_is_saved_lets_that_be_finished_and_saves_the_chat_at_once(
-    catalogue: Path, tmp_path: Path
-) -> None:
-    terminal, pipe = chatting(catalogue, tmp_path), tmp_path / "pipe.json"
-    os.mkfifo(pipe)
-    terminal.enter(f"/save {pipe}")  # nobody reads it yet
-    terminal.wait(lambda: "› /save" in terminal.text and not terminal.at_prompt, 20)
-    terminal.quiet(0.5)
-    os.kill(terminal.child.pid, signal.SIGTERM)
-    terminal.wait(lambda: any(tmp_path.glob("speculative-console/chats/*.json")), 20)
-    assert terminal.child.isalive()
-    written = b""
-    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    alive = True
-    while alive:
-        alive = terminal.child.isalive()
-        terminal.read()
-        while select.select([reading], [], [], 0)[0] and (part := os.read(reading, 65536)):
-            written += part
-    os.close(reading)
-    assert terminal.end() == 143
-    file = saved(terminal, tmp_path)
-    assert json.loads(written) == json.loads(file.read_text(encoding="utf-8"))
-    assert [turn.user for turn in loaded(catalogue, file)] == [FIRST]
-
-
 def test_a_signal_before_anything_was_said_leaves_nothing_and_says_nothing(catalogue: Path, tmp_path: Path) -> None:
     terminal = Terminal("--models", str(catalogue), environ={"XDG_STATE_HOME": str(tmp_path)})
     terminal.wait("›", LOADED)
@@ -269,25 +241,6 @@ def test_each_signal_has_its_exit_code_and_no_line_is_read_after_it(
     assert (ran.code, last_line(ran)) == (128 + number, f"the conversation was saved, it goes on with: /load {file}")
     assert "never read" not in ran.text
     assert chats.stat().st_mode & 0o077 == 0
-    assert [turn.user for turn in loaded(catalogue, file)] == [FIRST]
-
-
-def test_a_second_signal_while_the_chat_is_written_changes_nothing(
-    catalogue: Path, chats: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[Path] = []
-
-    def write(path: Path, text: str) -> None:
-        written.append(path)
-        signal.raise_signal(signal.SIGTERM)
-        write_text(path, text)
-        signal.raise_signal(signal.SIGHUP)
-
-    monkeypatch.setattr("app.console.rescue.write_text", write)
-    ran = run_lines(catalogue, FIRST, end_with(signal.SIGTERM))
-    assert ran.code == 143
-    (file,) = chats.iterdir()
-    assert written == [file, file]  # at once, and again when the console had come to its end
     assert [turn.user for turn in loaded(catalogue, file)] == [FIRST]
 
 

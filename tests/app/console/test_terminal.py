@@ -130,19 +130,6 @@ def test_ctrl_c_at_the_prompt_clears_the_line_and_hints_on_an_empty_one(chat: Te
     chat.wait("Ctrl-D or /exit leaves", 10)
 
 
-def test_lines_stay_together(chat: Terminal) -> None:
-    chat.type("one\ntwo\x1b\rthree")
-    chat.wait("… three", 10)
-    assert "› one\n… two\n… three" in chat.text
-    chat.type("\x03")
-    chat.enter('"""')
-    chat.enter("in a block")
-    chat.wait("… in a block", 10)
-    assert "TTFT" not in chat.text.rpartition('"""')[2]
-    chat.type("\x03")
-    chat.quiet()
-
-
 def test_a_pasted_prompt_of_40_lines_is_one_message(chat: Terminal) -> None:
     answered(chat, "/clear\rhello")
     lines = [f"line {number}" for number in range(1, 41)]

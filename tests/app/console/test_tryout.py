@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-import app.bench.run
-import app.console.repl
-import app.console.tryout
 from app.console.slash_commands import COMMANDS, completions
 from app.console.state import ConsoleState
 from tests.app.console.test_slash_commands import ScriptedConsole
@@ -61,39 +58,6 @@ def test_the_prompts_are_asked_and_the_conversation_is_as_it_was(catalogue: Path
     asked = ran.state.answers[2].turn
     first = ran.state.answers[1].turn
     assert asked.prompt[: len(first.prompt) + 12] == (*first.prompt, *first.answer)  # one chat a question
-
-
-def stop_in(monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
-    """Ctrl-C while the answer of this number (from 1) is being decoded."""
-    decode, count = app.console.repl.answer, [0]
-
-    def stopping(plan: Any, state: ConsoleState) -> Any:
-        count[0] += 1
-        if count[0] == answer:
-            calls = [0]
-            whole = state.stop
-
-            def pressed() -> bool:
-                calls[0] += 1
-                whole.stopped = whole.stopped or calls[0] > 6
-                return bool(whole.stopped)
-
-            state.stop = pressed  # type: ignore[assignment]
-        return decode(plan, state)
-
-    for module in (app.console.repl, app.console.tryout):
-        monkeypatch.setattr(module, "answer", stopping)
-
-
-def test_ctrl_c_stops_the_prompts_and_keeps_the_conversation(
-    catalogue: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop_in(monkeypatch, 2)
-    ran = run_lines(catalogue, "hello", f"/prompts {prompts}", "again")
-    told = ran.after(f"/prompts {prompts}")
-    assert "stopped at prompt 1 of 3; the conversation is as it was" in told
-    assert "second of two" not in told
-    assert [turn.user for turn in ran.state.chat.turns] == ["hello", "again"]
 
 
 def test_lanes_are_timed_over_the_last_prompts(catalogue: Path, prompts: Path) -> None:

@@ -13,7 +13,6 @@ from app.command_line.main import main
 from app.distill.options import distill_args
 from app.distill.texts import load_target
 from app.settings.table import ModelOptions, Settings
-from tests.support.numbers import number_model, number_tokenizer
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
 from training.text.dialogues import KINDS
 from training.text.self_text import written
@@ -155,16 +154,3 @@ def test_a_list_of_bigrams_is_built_from_text_without_the_weights(
     assert main(line) == main(line) == 0
     assert "contexts of at most 1 tokens" in capsys.readouterr().err
     assert [file.name for file in out.iterdir()] == ["tables.bin"]
-
-
-def test_a_target_that_cannot_write_to_itself_is_refused_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bare = tiny_pair(tmp_path / "bare", chat=False)
-    assert main(words(bare, tmp_path / "a")) == 1
-    assert "has no chat template to write to itself with" in capsys.readouterr().err
-    number_model(0, 32, 1).save_pretrained(tmp_path / "t5")
-    number_tokenizer().save_pretrained(tmp_path / "t5")
-    assert main(words(TinyPair(tmp_path / "t5", tmp_path / "t5"), tmp_path / "a")) == 1
-    assert "error: t5 is an encoder-decoder: distill takes decoder-only targets" in capsys.readouterr().err
-    assert not (tmp_path / "a").exists()

@@ -19,7 +19,6 @@ from app.settings.layers import Layers
 from app.settings.table import ModelOptions, Settings
 from sampling.events import Step
 from tests.app.lanes.test_draft_heads import write_student
-from tests.support.scripted import run_lines
 from tests.support.tiny import noisy_copy, tiny_model, tiny_pair, tiny_tokenizer
 from utils.errors import UsageError, UserError
 from utils.loading.loaded import LoadOptions
@@ -283,13 +282,6 @@ def test_what_the_pair_cannot_run_is_one_line(
     assert str(raised.value) == told
 
 
-def test_a_drafter_that_cannot_review_is_refused_by_name(engines: Callable[[str], PairEngine]) -> None:
-    for names in ("maxgram,glide", "feature,maxgram"):
-        with pytest.raises(UsageError, match=rf"^lane cascade: {names.partition(',')[0]} "):
-            engines("beside").lane("cascade", Settings(cascade=names))
-        assert engines("beside").lane("chain", Settings(cascade=names)).drafts
-
-
 def test_the_setting_outranks_the_pair_and_empty_means_the_pairs(engines: Callable[[str], PairEngine]) -> None:
     engine = engines("beside")
     assert engine.lane("chain", Settings()).source_names == ("glide", "maxgram", "bigram")
@@ -301,21 +293,3 @@ def test_the_setting_outranks_the_pair_and_empty_means_the_pairs(engines: Callab
 
 
 # -- the console ----------------------------------------------------------------------------------
-
-
-def test_cascade_and_matrix_change_one_after_the_other_in_the_console(folder: Path) -> None:
-    changes = (
-        "/compare ar,cascade",
-        "/set cascade=drafter,maxgram",
-        "hello",
-        "/set k_matrix=[[2,3],[0,3]]",
-        "hello there",
-    )
-    ran = run_lines(folder / "models.yaml", *changes, "/reset cascade k_matrix", "/set lenience=3", "hello again")
-    assert ran.after("/compare ar,cascade").strip() == "compare = ar,cascade"
-    assert ran.after("/set cascade=drafter,maxgram").strip() == "cascade = drafter,maxgram"
-    assert "error: k_matrix must have 2 rows for the cascade drafter,maxgram, got 3" in ran.after("hello")
-    assert ran.after("/set k_matrix=[[2,3],[0,3]]").strip() == "k_matrix = [[2,3],[0,3]]"
-    names = [answered.tracks[-1].lane.source_names for answered in ran.actions.answers]
-    assert names == [("drafter", "maxgram"), ("drafter", "small", "maxgram")]
-    assert "error" not in ran.after("hello there") + ran.after("hello again")

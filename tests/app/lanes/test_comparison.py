@@ -184,18 +184,6 @@ def test_a_stopped_lane_is_compared_as_far_as_it_came() -> None:
     assert judge(last, stats(40.0), one=IDS[:10]).text == "as fast, same output so far, stopped"
 
 
-def test_no_verdict_without_two_answers() -> None:
-    assert verdict(None, stats(), [], IDS, may_differ=False) is None
-    assert verdict(stats(), None, IDS, [], may_differ=False) is None
-    assert verdict(stats(), stats(), IDS, [], may_differ=False) is None
-
-
-def test_a_label_names_the_lane() -> None:
-    result = verdict(stats(), stats(40.0), IDS, IDS, may_differ=False, label="ngram")
-    assert result is not None
-    assert result.text == "ngram: 2.00x faster, same output"
-
-
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
 def test_the_first_difference_is_where_the_common_part_ends(one: list[int], two: list[int]) -> None:
     position = difference(one, two)

@@ -13,7 +13,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from app.chat.answered import Answered
-from app.console.about import last_stats, session_stats
+from app.console.about import last_stats
 from app.lanes.answers import Answer
 from app.lanes.costs import Terms, cost_lines, models_of, stored_parameters, swi_of
 from app.screen.figures import PaneData
@@ -162,13 +162,3 @@ def test_stats_last_shows_costs_below_the_times_and_the_expectation_beside_the_r
     assert "9.9" not in " ".join(lines)
     drawn = replace(answered(PLAIN, cascade), shown=0.0312)
     assert printed(last_stats(drawn, console, Settings()))[-1] == "screen, text and figures: 3.1% of the time"
-
-
-def test_stats_session_adds_up_what_the_same_models_did() -> None:
-    one = Answer("cascade", (1, 2), "", ROUNDS, terms=CASCADE)
-    console, settings = Console(file=io.StringIO(), width=100), Settings(color="never", ascii=True)
-    lines = printed(session_stats([answered(PLAIN, one), answered(PLAIN, one)], console, settings))
-    assert "cascade: calls: base 8 of 4.0 ms, small 12 of 4.0 ms, target 4 of 100.0 ms" in lines
-    other = replace(one, terms=replace(CASCADE, models={}))
-    lines = printed(session_stats([answered(PLAIN, one), answered(PLAIN, other)], console, settings))
-    assert not any("calls:" in line for line in lines)

@@ -18,7 +18,6 @@ import app.lanes.drafters
 from app.command_line.main import main
 from app.lanes.answers import run_lane
 from app.lanes.comparison import may_differ
-from app.lanes.drafters import UnusableDrafterError
 from app.lanes.lane import PairEngine
 from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
@@ -339,21 +338,6 @@ def test_a_default_drafter_that_cannot_be_used_is_named_everywhere_and_the_conso
     assert len(ran.actions.answers) == 2
     assert ran.actions.engine().loaded.drafter_kind == "glide"
     assert ran.actions.pairs.spec is ran.actions.engine().loaded.spec
-
-
-def test_damaged_tables_leave_the_console_usable_too(tmp_path: Path, pair: TinyPair) -> None:
-    (tmp_path / "t.bin").write_bytes(b"no tables")
-    text = f"pairs:\n  t:\n    target: {{path: {pair.target}}}\n    drafter: tables\n    tables: t.bin\n"
-    (tmp_path / "m.yaml").write_text(text)
-    from app.console.loading import load_engine as console_loader
-
-    ran = run_lines(tmp_path / "m.yaml", "hello", loader=console_loader)
-    assert "t.bin" in ran.text
-    assert "drafting by n-gram instead" in " ".join(ran.text.split())
-    assert len(ran.actions.answers) == 1
-    options = ModelOptions(models=str(tmp_path / "m.yaml"), device="cpu")
-    with pytest.raises(UnusableDrafterError, match=r"t\.bin.*--drafter ngram goes without"):
-        load_engine(Settings(quiet=True), options, never)
 
 
 @pytest.mark.parametrize("drafter", KINDS)

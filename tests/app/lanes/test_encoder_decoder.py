@@ -14,8 +14,7 @@ from app.lanes.pairing import catalogue_in, with_drafter
 from app.settings.table import Settings
 from sampling import beam_search_generate
 from sampling.drafters.draft_model import ModelDrafter
-from tests.app.measure.test_check import infer
-from tests.sampling.models.test_encoder_decoder import Oracle, Passes
+from tests.sampling.models.test_encoder_decoder import Oracle
 from tests.support.numbers import END, NumberPair, number_model, number_pair, number_tokenizer, question, solution
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law
 from tests.support.runs import answers, emitted, sample_counts
@@ -193,15 +192,6 @@ def test_packing_leaves_the_numbers_and_never_unpacks(pair: NumberPair, monkeypa
 # -- the other commands ---------------------------------------------------------------------------
 
 
-def test_the_identity_check_compares_with_transformers(pair: NumberPair, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("412\n7\n999\n", encoding="utf-8")
-    named = ["--models", str(pair.catalogue), "--device", "cpu", "--prompts", str(prompts), "--max-new-tokens", "10"]
-    done = infer("bench", *named, "--check-identity", "--methods", "ar,spec,ngram,maxgram", "--quiet")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "transformers not compared" not in done.stdout
-
-
 @pytest.mark.parametrize("beams", [2, 4])
 def test_beams_are_those_of_transformers(pair: NumberPair, engines: dict[str, PairEngine], beams: int) -> None:
     for number in ASKED[:8]:
@@ -211,17 +201,3 @@ def test_beams_are_those_of_transformers(pair: NumberPair, engines: dict[str, Pa
         wanted = made[: made.index(END) + 1] if END in made else made
         options = {"num_beams": beams, "alpha": 0.0, "penalty_offset": 0.0, "max_gen_len": 12}
         assert beam_search_generate(question(number), pair.target, **options) == wanted, number
-
-
-def test_the_lane_beam_reads_the_prompt_with_the_encoder(pair: NumberPair, engines: dict[str, PairEngine]) -> None:
-    from sampling.events import BeamStep, BeamTree
-
-    lane = engines["numbers"].lane("beam", Settings(max_new_tokens=12, num_beams=3))
-    tree = BeamTree()
-    passes = Passes(engines["numbers"].target.network.model)
-    for event in lane.run(question(412)):
-        if isinstance(event, BeamStep):
-            tree.add(event)
-    tree.close()
-    assert list(tree.best.tokens) == beam_search_generate(question(412), pair.target, num_beams=3, max_gen_len=12)
-    assert passes.count == 1

@@ -114,12 +114,6 @@ def test_trees_give_plain_decodings_text(engine: PairEngine, name: str, expand: 
     assert tuple(token for step in steps for token in step.emitted) == plain
 
 
-def test_another_shape_is_another_drafter(engine: PairEngine) -> None:
-    lanes = [engine.lane("match", Settings(expand=expand)) for expand in ("none", "dynamic", "dynamic")]
-    assert lanes[0].drafter is not lanes[1].drafter
-    assert lanes[1].drafter is lanes[2].drafter
-
-
 @pytest.mark.parametrize("name", ["spec", "ngram", "maxgram", "tables"])
 def test_rules_about_the_prefix_hold_in_every_lane(engine: PairEngine, name: str) -> None:
     settings = Settings(repetition_penalty=1.5, no_repeat_ngram=2, **SHORT)
@@ -127,14 +121,6 @@ def test_rules_about_the_prefix_hold_in_every_lane(engine: PairEngine, name: str
     assert ids_of(engine, name, settings) == ruled != ids_of(engine, "ar", Settings(**SHORT))
     pairs = list(pairwise(ruled))
     assert len(set(pairs)) == len(pairs)
-
-
-def test_a_named_template_says_how_prompts_begin_and_what_ends_answers(engine: PairEngine) -> None:
-    named = Settings(template="llama-2", **SHORT)
-    assert engine.tokenizer.decode(prompt_ids(engine, "Hi", named)) == "[INST] Hi [/INST]"
-    assert engine.limits(named).stop == engine.stop_ids
-    end = engine.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert engine.limits(Settings(template="chatml")).stop == engine.stop_ids | {end}
 
 
 @pytest.mark.parametrize(
@@ -238,12 +224,6 @@ def test_the_default_lane_drafts_trees_and_paces_their_nodes(
     assert lane.drafter.traits.tree is Tree.BEST_FIRST
     assert sum(len(step.drafted) for step in steps) > 0
     assert any(budget.costs for budget in budgets)  # what passes cost here is told to the drafter
-
-
-def test_a_target_that_takes_no_mask_gets_chains(fresh: PairEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fresh.drafters.target.network.takes_trees
-    monkeypatch.setattr(type(fresh.drafters.target.network), "takes_trees", False)
-    assert fresh.drafters.make("match", Settings(gamma="auto")).traits.tree is None
 
 
 # -- the default pair, its weights as the file has them -----------------------------------------------

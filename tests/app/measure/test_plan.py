@@ -78,21 +78,6 @@ def test_a_described_target_needs_no_model(capsys: pytest.CaptureFixture[str]) -
     )
 
 
-@pytest.mark.parametrize("width", [60, 100])
-def test_the_tables_fit(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    words = ["--target-params", "70e9", "--drafter-params", "1.3e9,796e6", "--bandwidth", "3.35e12", "--flops", "1e15"]
-    assert main(["check", "--plan", *words]) == 0
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= width
-    assert "796M parameters: c 0.0114" in text
-    rows = [line.split() for line in text.splitlines()]
-    assert ["best", "gamma", "3", "4", "5", "7", "9", "13", "23"] in rows
-    assert ["gamma", "\\", "alpha", ".30", ".40", ".50", ".60", ".70", ".80", ".90"] in rows
-    assert "pays from alpha 0.01 on" in text
-    assert "S: tokens a second over plain decoding's, by gamma (rows) and alpha (columns)" in " ".join(text.split())
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -20,9 +20,6 @@ from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaNetwork
 from sampling.types import Draft
 from tests.support.tiny import VOCAB, tiny_model
-from utils.kernels.instruction_sets import instruction_set
-from utils.kernels.packed_linear import pack
-from utils.kernels.quantized_linear import QuantizedLinear
 
 
 class Slow:
@@ -102,19 +99,6 @@ def test_the_plain_pass_leaves_its_cache_as_it_was() -> None:
     assert lengths == [12, 12]
 
 
-@pytest.mark.skipif(instruction_set() is None, reason="there are no kernels here")
-def test_plain_transformers_is_measured_on_an_unpacked_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, measured = tiny_model(), []
-    pack(model)
-    real = speed.plain_pass
-    monkeypatch.setattr(speed, "plain_pass", lambda plain, context: measured.append(plain) or real(plain, context))
-    text = table(engine(model))
-    assert "plain transformers'" in text
-    (plain,) = measured
-    assert not any(isinstance(module, QuantizedLinear) for module in plain.modules())
-    assert any(isinstance(module, QuantizedLinear) for module in model.modules())
-
-
 def test_a_pass_behind_a_long_context_is_timed_where_the_target_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     real = speed.passes
@@ -172,12 +156,6 @@ def test_rounds_are_timed_behind_every_prompt_and_told_without_the_passes() -> N
     assert "(6 rounds, gamma 4)" in " ".join(text.split())
     assert re.search(r"a round beside its passes: \d+\.\d\d ms; a pass of what drafts \d+\.\d\d ms", text)
     assert "a pass of what drafts" not in table(engine(tiny_model()))
-
-
-def test_a_short_context_still_leaves_rounds() -> None:
-    lane, prompt = speed.drafting_lane(engine(tiny_model(context=64), "model", tiny_model(context=64)), Settings(), 256)
-    assert len(prompt) == 32
-    assert 0 < speed.measure_rounds(lane, [prompt]).rounds < speed.ROUNDS
 
 
 @pytest.mark.parametrize(("seconds", "busy"), [([1.0, 1.1, 1.2], False), ([1.0, 3.0, 9.0], True)])

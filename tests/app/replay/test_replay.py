@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from app.chat.answered import Answered
 from app.command_line.main import main
 from app.lanes.logged_lane import event_of
 from app.lanes.race import paced, timed
@@ -24,7 +23,7 @@ from app.replay.log_writer import SessionLogWriter, opened
 from app.replay.player import Player
 from app.replay.session_log import read_log
 from app.replay.texts import LoggingDecoder, ReplayingDecoder, UnloggedError
-from app.screen.live import Track, frame, panes, traced
+from app.screen.live import Track, frame
 from app.screen.palette import Look
 from app.screen.view import Canvas
 from app.settings.table import Settings
@@ -88,28 +87,6 @@ def test_every_frame_is_the_live_one_at_every_event(session: tuple[Path, Ran]) -
             one, other = (drawn(frame(tracks, look, Settings(debug=True)), look) for tracks in (live, again))
             assert one == other
         assert [track.events for track in again] == [track.events for track in answered.tracks]
-
-
-@pytest.mark.parametrize("view", ["auto", "side", "stack"])
-def test_panes_and_traces_of_every_lane_are_the_live_ones(session: tuple[Path, Ran], view: str) -> None:
-    file, ran = session
-    for answered, answer in zip(ran.actions.answers, read_log(file).answers, strict=True):
-        tracks = answer.tracks()
-        for index, event in answer.events:
-            tracks[index].feed(event)
-        again = Answered(answer.head.pair, answer.settings, answer.turn(tracks), tracks)
-        assert (again.turn.text, again.turn.user) == (answered.turn.text, answered.turn.user)
-        assert json.dumps(again.to_json()) == json.dumps(answered.to_json())
-        for look in LOOKS:
-            console = Console(file=io.StringIO(), width=look.width, color_system="256" if look.color else None)
-            shown = Settings(view=view, debug=True)
-            one, other = (drawn(panes(which.tracks, console, shown), look) for which in (answered, again))
-            assert one == other
-            for number in range(len(tracks)):
-                alone = ([which.tracks[number]] for which in (answered, again))
-                one, other = (drawn(traced(which, console, shown, None), look) for which in alone)
-                assert one == other
-                assert len(one.splitlines()) > 10
 
 
 def test_replay_needs_no_model_and_no_tokenizer(session: tuple[Path, Ran]) -> None:

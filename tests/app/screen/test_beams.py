@@ -27,7 +27,6 @@ from sampling.beam.plan import BeamPlan
 from sampling.events import Beam, BeamStep, BeamTree, Call, Finished, Prefill
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import Stats, merge
-from tests.app.console.test_repl import interrupt_after
 from tests.app.lanes.test_lanes import engine_of
 from tests.app.screen.test_trace import decode
 from tests.app.screen.test_view import AR, shown
@@ -127,30 +126,6 @@ def test_whole_screen(width: int, color: bool, snapshot: SnapshotAssertion) -> N
     assert shown(screen(Look(width, None, color=color)), color=color) == snapshot
 
 
-def test_a_beam_search_beside_plain_decoding_at_100_columns() -> None:
-    assert shown(screen(Look(100, None, color=False))).split("\n")[:13] == [
-        "┌ autoregressive done, 33 tok ──────────────────┐ ┌ beam search 14 of 64 tok ──────────────────────┐",
-        "│ The capital of France is Paris.               │ │ The capital of France is Paris, which lies on  │",
-        "│                                               │ │ the river Seine.▌                              │",
-        "│                                               │ │                                                │",
-        "│                                               │ │ 1   -0.71  the text above                      │",
-        "│                                               │ │ 2   -0.83  …Paris. ∎                           │",
-        "│                                               │ │ 3   -0.91  …which stands on the Seine, the↵lo… │",
-        "│                                               │ │ 4  -11.02  …is called Paris. ∎                 │",
-        "└────────────────────────────────── 19.2 tok/s ─┘ └──────────────────────────────────── 7.3 tok/s ─┘",
-        "AR    33 tok  1.67 s  19.2 tok/s  TTFT  88 ms",
-        "beam  14 tok  1.79 s   7.3 tok/s  TTFT 101 ms | 4 beams  13 passes",
-        "3.2x slower, another text, as beam search may find",
-        "seconds and rates leave prefill out",
-    ]
-
-
-def test_on_a_narrow_screen_the_beams_are_only_counted() -> None:
-    text = shown(screen(Look(34, None, color=False)))
-    assert "best of 4 beams\n" in text
-    assert "-0.83" not in text
-
-
 @pytest.mark.parametrize("height", range(1, 24))
 @pytest.mark.parametrize("width", [20, 38, 60, 100])
 def test_a_low_screen_keeps_the_answers_end_before_the_other_beams(width: int, height: int) -> None:
@@ -195,12 +170,6 @@ def test_the_trace_says_of_every_candidate_what_became_of_it() -> None:
         ' 3  "↵"                 behind 1   p  .03  log p   -4.00  score  -2.00  dropped\n'
     )
     assert shown(BeamTrace([], decode, Look(60))) == "no steps yet\n"
-
-
-@pytest.mark.parametrize("width", [20, 30, 44, 60, 100])
-def test_no_row_of_a_trace_is_too_wide(width: int) -> None:
-    for row in BeamTrace(STEPS, decode, Look(width), rule=search_of(2, 1.2, 5.0)).rows():
-        assert sum(segment.cell_length for segment in row) <= width
 
 
 # ---------------------------------------------------------------- figures
@@ -280,33 +249,6 @@ def test_the_conversation_goes_on_from_the_searched_answer(catalogue: Path) -> N
     assert "step 12  4 finished, 4 dropped" in ran.after("/trace 1")
     assert "4 beams" in ran.after("/stats")
     assert fed[0] > -12  # all of the prompt is cached, and what the beams shared
-
-
-def test_the_console_shows_and_changes_the_search(catalogue: Path) -> None:
-    ran = run_lines(
-        catalogue, "/set num_beams=0", "/set num_beams=2", "/set length_penalty=x", "/compare beam", "one", "/regen"
-    )
-    assert "error: num_beams must be a whole number from 1 to 64, got 0 (still 4)" in ran.text
-    assert "error: length_penalty must be a number from 0 to 10, got 'x' (still 1.2)" in ran.text
-    assert "2 beams" in ran.after("one")
-    answers = [answered.tracks[0].meter.ids for answered in ran.actions.answers]
-    assert answers[0] == answers[1]  # nothing is drawn: another seed changes nothing
-
-
-@pytest.mark.parametrize("events", [3, 6])
-def test_ctrl_c_keeps_the_best_beam_so_far(catalogue: Path, events: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def arm(actions: Any) -> None:
-        interrupt_after(events, monkeypatch)
-
-    def disarm(actions: Any) -> None:
-        monkeypatch.undo()
-
-    ran = run_lines(catalogue, "/compare beam", arm, "one", disarm, "two")
-    first, second = ran.actions.chat.turns
-    assert first.reason == "interrupted"
-    assert 0 < len(first.answer) < 12
-    assert "stopped" in ran.after("one")
-    assert second.prompt[: len(first.prompt) + len(first.answer)] == (*first.prompt, *first.answer)
 
 
 def test_a_saved_search_can_be_read_again(catalogue: Path, tmp_path: Path) -> None:

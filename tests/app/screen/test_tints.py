@@ -9,15 +9,14 @@ import pytest
 from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
-from app.screen.figures import TITLES, PaneData
+from app.screen.figures import PaneData
 from app.screen.legend import meanings
 from app.screen.live import Track
-from app.screen.palette import PALETTES, TINTS, Look, tint
-from app.screen.panes import Pane, pieces_of
-from app.screen.rows import Chunks, Drawn
+from app.screen.palette import PALETTES, Look, tint
+from app.screen.panes import pieces_of
+from app.screen.rows import Drawn
 from app.screen.spans import Span
 from app.screen.view import Frame
-from app.settings.types import LANES
 from sampling.events import Step
 from sampling.stats.summary import Stats
 
@@ -75,18 +74,6 @@ def test_accepted_text_has_the_tint_of_its_source() -> None:
     ]
 
 
-def test_tints_repeat_after_the_last() -> None:
-    assert [tint(source) for source in range(6)] == [*TINTS, TINTS[0], TINTS[1]]
-    assert len(TINTS) == 4
-
-
-@pytest.mark.parametrize("names", [(), ("glide",)])
-def test_a_lane_with_one_drafter_looks_as_ever(names: tuple[str, ...]) -> None:
-    pane = PaneData("spec", [Span(" river", "accepted", 1)], STATS, "done", names=names)
-    assert "\x1b[32m river\x1b[0m" in shown(Pane(pane, Look(60)))
-    assert "\x1b[38;5;37m river\x1b[0m" in shown(Pane(PaneData("x", pane.spans, STATS, "done", names=NAMES), Look(60)))
-
-
 def test_without_colour_nothing_tells_the_sources_apart() -> None:
     panes = [PaneData("cascade", SPANS, STATS, "done", names=names) for names in ((), NAMES)]
     one, other = (shown(Frame([pane], Look(100, color=False)), color=False) for pane in panes)
@@ -116,13 +103,6 @@ def test_a_tracks_pane_knows_the_names_of_its_lane() -> None:
 # ---------------------------------------------------------------- the legend
 
 
-def test_the_legend_names_who_shows_each_in_its_tint() -> None:
-    assert words(lane("cascade", NAMES, 2, 0)) == [[("accepted:", "plain"), *legend(0, 2)]]
-    assert "accepted: glide bigram  rejected  from the target" in shown(
-        Chunks(meanings(Look(100), [lane("cascade", NAMES, 2, 0)]), Look(100)), color=False
-    )
-
-
 def legend(*sources: int) -> list[tuple[str, str]]:
     return [piece for source in sources for piece in (("", "plain"), (NAMES[source], tint(source)))]
 
@@ -141,28 +121,6 @@ def test_the_legend_says_accepted_where_all_of_it_has_that_tint(panes: list[Pane
     assert words(*panes) == [[("accepted", "accepted")]]
 
 
-def test_a_single_drafter_with_another_tint_is_named() -> None:
-    assert words(lane("cascade", NAMES, 1)) == [[("accepted:", "plain"), *legend(1)]]
-
-
-def test_lanes_that_agree_about_the_tints_share_a_list() -> None:
-    panes = [lane("tables", NAMES[:2], 0, 1), lane("cascade", NAMES, 1, 2)]
-    assert words(*panes) == [[("accepted:", "plain"), *legend(0, 1, 2)]]
-
-
-def test_lanes_that_differ_about_the_tints_have_a_list_each() -> None:
-    tables = lane("tables", ("match", "tables"), 0, 1)
-    panes = [lane("ngram", ("ngram",), 0), tables, lane("cascade", NAMES, 0, 1), lane("spec", NAMES, 0, 1)]
-    assert words(*panes) == [
-        [("accepted", "accepted")],
-        [
-            ("accepted in tables:", "plain"),
-            *(("", "plain"), ("match", "accepted"), ("", "plain"), ("tables", "accepted 2")),
-        ],
-        [("accepted in cascade:", "plain"), *legend(0, 1)],
-    ]
-
-
 def test_the_legend_does_not_give_one_name_two_tints() -> None:
     found = words(lane("cascade", NAMES, 0, 1), lane("tables", ("match", "tables", "glide"), 1, 2))
     assert [field[0][0] for field in found] == ["accepted in cascade:", "accepted in tables:"]
@@ -174,9 +132,3 @@ def test_the_legend_does_not_give_one_name_two_tints() -> None:
 
 
 # ---------------------------------------------------------------- titles
-
-
-@pytest.mark.parametrize("name", LANES)
-def test_every_lane_has_a_title_that_fits_beside_its_status(name: str) -> None:
-    assert name in TITLES
-    assert len(TITLES[name]) <= 24

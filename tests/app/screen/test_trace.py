@@ -18,16 +18,8 @@ from syrupy.assertion import SnapshotAssertion
 from app.lanes.comparison import RULES, Rule, rule_of
 from app.screen.palette import Look
 from app.screen.trace import Trace, read, starts
-from sampling.drafters.cascade import cascade_of
-from sampling.drafters.draft_model import ModelDrafter
 from sampling.events import Call, Step
-from sampling.loop import generate
-from sampling.sampler import KeyedSampler
-from sampling.types import FixedPace, Limits
-from tests.support.toy_drafters import PointDrafter
-from tests.support.toys import TableLM
 from utils.growing_text import REPLACEMENT, Window
-from utils.logits_processors import GreedyProcessor
 
 WORDS = {
     0: "",
@@ -139,12 +131,6 @@ def test_a_point_mass_of_a_sure_drafter_is_accepted_with_p() -> None:
     assert "chance 1.00" in shown(steps=steps, rule="ratio")
 
 
-def test_figures_are_labelled_as_temperature_1() -> None:
-    assert "q(x), p(x) at temperature 1; the run's own may differ, chances are near\n" in shown(rule="ratio")
-    assert "q(x), p(x) at temperature 1\n" in shown(rule="ratio", exact=True)
-    assert "q(x), p(x) at temperature 1\n" in shown(rule="argmax")
-
-
 def test_only_the_last_rounds_on_request_read_in_their_context() -> None:
     text = shown(last=2)
     assert "prefill" not in text
@@ -152,11 +138,6 @@ def test_only_the_last_rounds_on_request_read_in_their_context() -> None:
     assert "round 2" not in text
     assert "round 1" in shown(last=99)
     assert "round" not in shown(last=0)
-
-
-def test_a_trace_can_be_drawn_twice() -> None:
-    trace = Trace(STEPS, lambda ids: decode(ids).removeprefix("A"), Look(80))
-    assert trace.rows() == trace.rows()
 
 
 def test_sources_are_named_where_there_are_several() -> None:
@@ -386,63 +367,4 @@ def test_every_review_reads_on_from_the_text_before_it() -> None:
     assert split.push(4) == " 4"  # nothing was committed
 
 
-@st.composite
-def nested(draw: st.DrawFn, depth: int = 2) -> Step:
-    """Any round, also ones that no cascade makes."""
-    drafted = draw(st.lists(st.integers(0, 13), max_size=4))
-    accepted = draw(st.integers(0, len(drafted)))
-    token = draw(st.none() | st.integers(0, 13))
-    source = draw(st.lists(st.integers(0, 4), max_size=4))
-    inner = draw(st.lists(nested(depth - 1), max_size=2)) if depth else []
-    by = draw(st.sampled_from(["base", "a model of a very long name", "小"]))
-    return replace(reviewed(drafted, accepted, token, by=by, inner=inner), source=tuple(source))
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    st.lists(nested(), max_size=3),
-    st.integers(8, 120),
-    st.booleans(),
-    st.sampled_from(list(RULES)),
-    st.none() | st.floats(1, 9),
-)
-def test_no_row_of_a_cascade_is_wider_than_the_screen(
-    steps: list[Step], width: int, ascii_only: bool, rule: Rule, lenience: float | None
-) -> None:
-    look = Look(width, None, True, ascii_only)
-    rows = Trace(steps, joined, look, NAMES, rule=rule, lenience=lenience).rows()  # type: ignore[arg-type]
-    assert all(sum(segment.cell_length for segment in row) <= width for row in rows)
-
-
 # ---------------------------------------------------------------- real ones
-
-
-def real(lenience: float, reviewers: int = 2) -> tuple[Any, list[Step]]:
-    """A cascade of toys, one or two of them reviewers, and its rounds."""
-    models = [TableLM(12, seed, name=name) for seed, name in ((1, "base"), (2, "small"))]
-    follow = PointDrafter(12, lambda row: (row[-1] + 1) % 12 if row[-1] else None)
-    matrix = [[3, 2], [0, 2]] if reviewers == 1 else [[3, 2, 2], [0, 1, 2], [0, 0, 2]]
-    drafter = cascade_of([*map(ModelDrafter, models[:reviewers]), follow], matrix, lenience)
-    sampler = KeyedSampler(GreedyProcessor(), 0)
-    events = generate(
-        TableLM(12, 1, name="target"), [[1, 2]], drafter, sampler, Limits(40), pace=FixedPace(drafter.traits.most)
-    )
-    return drafter, [event for event in events if isinstance(event, Step)]
-
-
-def test_a_real_cascades_reviews_are_all_found_in_its_drafts() -> None:
-    drafter, steps = real(2.0)
-    assert sum(len(one.inner) for one in steps) > 5
-    assert any(review.inner for one in steps for review in one.inner)
-    for one in steps:
-        for review, start in zip(one.inner, starts(one), strict=True):
-            there = one.drafted[start : start + len(review.emitted)]
-            assert there == review.emitted[: len(there)]
-            assert review.calls[-1].model in ("base", "small")
-            for deeper, at in zip(review.inner, starts(review), strict=True):
-                kept = review.drafted[at : at + len(deeper.emitted)]
-                assert kept == deeper.emitted[: len(kept)]
-    text = shown_nested(steps=steps, names=drafter.traits.names, lenience=2.0)
-    assert text.count("reviewed") + text.count("nothing to review") == sum(
-        1 + len(review.inner) for one in steps for review in one.inner
-    )

@@ -23,7 +23,7 @@ from app.screen.rows import Chunks, Drawn, Row
 from app.screen.spans import Span
 from app.screen.view import Frame, heading
 from app.settings.table import Settings
-from sampling.events import Event, Prefill, Step
+from sampling.events import Step
 from sampling.stats.summary import Stats
 from tests.support.pacing import make_step
 from utils.growing_text import NO_TEXT
@@ -183,15 +183,6 @@ def test_all_drafts_discarded_has_no_alpha() -> None:
     assert shown(StatsLines([PaneData("spec", (), stats, "done")], Look(100, color=False))) == (
         "spec  2 tok  0.10 s  10.0 tok/s  TTFT 90 ms | accepted 0/2 (0%)  1.00 tok/pass  1 pass\n"
     )
-
-
-def test_three_drafting_lanes_have_a_line_of_acceptance_each() -> None:
-    panes = [PaneData(name, SPANS, SPEC, "done") for name in ("spec", "ngram", "chain")]
-    text = shown(Frame(panes, Look(100)))
-    assert text.count("accepted 22/30") == 3
-    assert "ngram  accepted 22/30" in text
-    assert "chain accepted by position  1" in text
-    assert "spec accepted by position" not in shown(Frame(panes[:1], Look(100)))
 
 
 @pytest.mark.parametrize(
@@ -396,21 +387,3 @@ def test_frames_are_dropped_where_drawing_takes_long_and_tokens_never(frame_s: f
     assert share == pytest.approx(frame_s * len(drawn) / now[0])
     assert 1 < len(drawn) <= most
     assert frame_s * (len(drawn) - 1) <= 0.045 * now[0]
-
-
-def test_a_prompt_that_all_lanes_share_counts_once() -> None:
-    now = [0.0]
-
-    def race() -> Iterator[tuple[int, Event]]:
-        read = Prefill(9, 9, 1.0)
-        now[0] += 1.0
-        yield from ((0, read), (1, read))
-        for lane in (0, 1):
-            now[0] += 0.5
-            yield lane, make_step(0, 0, 0, verify_s=0.5)
-        now[0] += 0.5  # of text and figures
-
-    class Reader:
-        def feed(self, event: Event) -> None: ...
-
-    assert play(race(), [Reader(), Reader()], clock=lambda: now[0]) == pytest.approx(0.2)  # type: ignore[list-item]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import app.simulate.record_target
 from app.bench.options import BenchArgs
@@ -312,20 +311,6 @@ def test_what_does_not_fit_is_refused_in_one_line(
     assert told.count("\n") == 1
 
 
-def test_printed_rows_are_split_behind_their_prompts(
-    pair: TinyPair, prompts: Path, recording: Path, tmp_path: Path
-) -> None:
-    """The same answers as torch would have printed them, with the prompts as texts, give the same figures."""
-    told = [json.loads(line) for line in recording.read_text().splitlines()]
-    rows = [[*one["prompt_ids"], *one["answer_ids"]] for one in told if one.get("turn") == 0]
-    printed = tmp_path / "printed.txt"
-    printed.write_text("".join(f"{torch.tensor([row])}\n" for row in rows))
-    words = ["--drafter", str(pair.drafter), "--device", "cpu", "--gammas", "3"]
-    (one,) = simulated(tmp_path, str(printed), "--prompts", str(prompts), *words)["rows"]
-    (other,) = simulated(tmp_path, str(recording), *words)["rows"]
-    assert one["prompts"] == other["prompts"][:2]
-
-
 def test_the_target_is_measured_where_nothing_tells_its_seconds(
     pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -345,15 +330,3 @@ def test_the_answers_that_lie_here_are_played_without_their_target(tmp_path: Pat
     assert [(row["method"], len(row["prompts"])) for row in told["rows"]] == [("ngram", 24), ("maxgram", 24)]
     assert all(row["tokens_per_pass"] > 1 for row in told["rows"])
     assert all(row["speedup"] > 0 for row in told["rows"])  # with the seconds that its passes took
-
-
-def test_a_bigram_list_may_be_longer_than_what_a_recording_shows_of_its_vocabulary(tmp_path: Path) -> None:
-    """The paper's list has 32,000 entries, its recorded answers tell no vocabulary; 0 is nothing."""
-    recording, bigrams = tmp_path / "cache.json", tmp_path / "bigrams.json"
-    recording.write_text(json.dumps({"3_4": "3_4_5_6_7_8_9_2"}))
-    bigrams.write_text(json.dumps([0, 0, 0, 4, 5, 6, 7, 8, 9, 2] + [0] * 90 + [99] * 10))
-    words = [str(recording), "--methods", "maxgram", "--gammas", "4", "--end-id", "2", "--t-verify", "0.1"]
-    words += ["--t-draft", "0"]
-    (alone,) = simulated(tmp_path, *words)["rows"]
-    (helped,) = simulated(tmp_path, *words, "--tables", str(bigrams))["rows"]
-    assert (alone["draft_n_accepted"], helped["draft_n_accepted"]) == (0, 4)

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from sampling.drafters.cascade import cascade_of, chain_of
@@ -27,8 +26,7 @@ from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Step
 from sampling.sampler import KeyedSampler
-from sampling.stats.swi import Model, costs_of, swi
-from sampling.types import LM, Budget, Draft, Rows, Sampler, Session
+from sampling.types import Budget, Draft, Rows, Sampler
 from tests.support.reference import greedy_answer
 from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
 from tests.support.students import make_student, make_target
@@ -66,17 +64,6 @@ def three(lenience: float = 1.0) -> ChainDrafter:
 def mixed(lm: TableLM, share: float = 0.5) -> TableLM:
     lm.table = (1 - share) * lm.table + share * target().table
     return lm
-
-
-def timeless(run: list[Step]) -> list[Any]:
-    """What was drafted, by whom and with what end in each round, at every level; calls without their seconds."""
-    return [
-        (step.drafted, step.source, step.path, step.token, calls_of(step), timeless(list(step.inner))) for step in run
-    ]
-
-
-def calls_of(step: Step) -> list[tuple[str, int]]:
-    return [(call.model, call.passes) for call in step.calls]
 
 
 # -- batches --------------------------------------------------------------------------------------
@@ -122,20 +109,6 @@ def test_rows_of_a_batch_go_as_they_do_alone(case: str, lenience: float) -> None
 
 def uncounted(step: Step) -> Any:
     return step.drafted, step.source, step.path, step.token, [uncounted(inner) for inner in step.inner]
-
-
-def test_inner_rounds_carry_the_numbers_of_their_rows() -> None:
-    """Also when the first row has ended and the others have moved up."""
-    run = decode(target(), [[7, 7, 2], [4], [5, 6, 7]], three(), sampler(), length=24, gamma=64, stop={6})
-    ended = [max(index for index, event in enumerate(run) if getattr(event, "row", None) == row) for row in range(3)]
-    assert len(set(ended)) == 3
-    seen = Counter[int]()
-    for step in run:
-        if isinstance(step, Step):
-            assert {inner.row for inner in step.inner} <= {step.row}
-            assert {deep.row for inner in step.inner for deep in inner.inner} <= {step.row}
-            seen[step.row] += len(step.inner)
-    assert all(seen[row] for row in range(3))
 
 
 def test_drawn_drafts_in_a_batch_have_laws_for_their_own_rows_only() -> None:
@@ -186,15 +159,6 @@ def test_a_reviewer_whose_context_is_too_short_is_passed_over(context: int) -> N
     assert draft.trace == ()
 
 
-def test_a_reviewer_reviews_as_far_as_its_context_goes() -> None:
-    """Positions 5 and 6 are free: two tokens of it, then the drafter behind it, up to 3 + 4 and one more."""
-    lm = base(context=7)
-    drafter = cascade_of([ModelDrafter(lm), own_points(lambda row: 0)], [[3, 4], [0, 2]])
-    draft = proposed(drafter, [[1, 2, 3, 4, 5]], [20])
-    assert sources(drafter, draft) == [["base", "base", *["points"] * 6]]
-    assert draft.tokens[0, :2].tolist() == greedy_answer(lm, [1, 2, 3, 4, 5], 2)
-
-
 @pytest.mark.parametrize("context", [6, 9, 14])
 def test_rows_that_outgrow_a_reviewer_beside_others_that_do_not(context: int) -> None:
     """The toys refuse whatever does not fit them. Each row goes on as it does alone."""
@@ -221,61 +185,7 @@ def test_a_silent_leaf_leaves_the_reviewer_its_own_tokens() -> None:
     assert [step.drafted for step in draft.trace] == [(), (), ()]
 
 
-def test_a_leaf_that_says_less_than_it_is_asked_for_is_asked_again() -> None:
-    """It knows one token at a time, and nothing behind 7."""
-    asked: list[int] = []
-
-    class Terse(PointDrafter):
-        def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-            asked.append(budget.max_depth[0])
-            return super().propose(rows, Budget([min(want, 1) for want in budget.max_depth]), sampler)
-
-    leaf = Terse(V, lambda row: row[-1] + 1 if row[-1] < 7 else None)
-    draft = proposed(cascade_of([leaf], [[5]]), [[4]], [9])
-    assert draft.tokens.tolist() == [[5, 6, 7]]
-    assert asked == [5, 5, 5, 5]
-
-
-def test_nothing_fits_or_nothing_is_wanted() -> None:
-    for k in ([0], [-1]):
-        draft = proposed(three(), [[1, 2]], k)
-        assert draft.tokens.shape == (1, 0)
-        assert draft.calls == ()
-    assert proposed(cascade_of([own_points()], [[0]]), [[1]], [9]).tokens.shape == (1, 0)
-
-
 # -- how long a proposal may be -------------------------------------------------------------------
-
-
-class Moody(LM, Session):
-    """A model that accepts as many of the drafts as `mood(count)` says, then says something else."""
-
-    vocab_size = V
-
-    def __init__(self, name: str, mood: Any, context: int = 1 << 30) -> None:
-        self.name, self.mood, self.context = name, mood, context
-
-    def open(self, prompt: Rows, **more: Any) -> Any:
-        return self
-
-    def score(self, rows: Rows, draft: Draft) -> Tensor:
-        drafted = draft.tokens[0].tolist()
-        passing = self.mood(len(drafted))
-        said = [token if place < passing else (token + 1) % V for place, token in enumerate([*drafted, 0])]
-        return torch.nn.functional.one_hot(torch.tensor([said]), V) * 50.0
-
-    def commit(self, path: Tensor) -> None:
-        return None
-
-
-ENTRY = st.integers(0, 3)
-
-
-def test_a_first_part_that_brings_little_leaves_the_second_room_for_more() -> None:
-    """The first may bring 2 or 3; only behind 2 the second is asked, for its 9."""
-    drafter = cascade_of([Moody("model", lambda count: 0), own_points()], [[2, 1], [0, 9]])
-    assert proposed(drafter, [[1]], [10_000]).tokens.shape[1] == 2 + 9
-    assert drafter.traits.most >= 2 + 9
 
 
 # -- members --------------------------------------------------------------------------------------
@@ -288,13 +198,6 @@ def test_a_reviewer_used_in_two_places_has_one_cache() -> None:
     decode(lms[0], [[1]], drafter, sampler(), length=24, gamma=drafter.traits.most)
     for lm in lms[1:]:
         assert lm.fed <= 24 + lm.passes, "tokens were read again"
-
-
-def test_hidden_states_are_asked_for_where_a_member_reads_them() -> None:
-    student = make_student("feature", make_target(V), seed=6)
-    assert cascade_of([ModelDrafter(base()), FeatureDrafter(student)], [[1, 0], [0, 1]]).traits.needs_hidden
-    assert chain_of([ModelDrafter(base()), FeatureDrafter(student)], [1, 1]).traits.needs_hidden
-    assert not three().traits.needs_hidden
 
 
 # -- what is no cascade ---------------------------------------------------------------------------
@@ -575,55 +478,6 @@ def test_each_review_is_a_nested_round_where_it_happened() -> None:
     assert [(call.model, call.passes) for call in base.inner[0].calls] == [("small", 1)]
     assert base.draft_p[4:] == pytest.approx([1] * 6)  # of max-gram's tokens; small's own first ones are small's
     assert base.target_p[-1] == pytest.approx(0, abs=1e-6)
-
-
-MODELS = {
-    "target": Model("google/flan-t5-xxl"),
-    "base": Model("google/flan-t5-base"),
-    "small": Model("google/flan-t5-small"),
-}
-
-
-@pytest.mark.parametrize(
-    ("table", "all_accepted", "partly_accepted"),
-    [
-        # 59·11300 / (2·11300 + 2·220 + 4·60) and 29·11300 / (3·11300 + 2·220 + 5·60)
-        ("model_parameters", 666_700 / 23_280, 327_700 / 34_640),
-        # 59 / (2 + 2·0.04 + 4·0.02) and 29 / (3 + 2·0.04 + 5·0.02)
-        ("previous_work", 59 / 2.16, 29 / 3.18),
-    ],
-)
-def test_the_standardised_walltime_improvement_of_those_calls(
-    table: str, all_accepted: float, partly_accepted: float
-) -> None:
-    """Max-gram costs nothing; the opening round's token and call do not count."""
-    runs = [World(set(), set(), set()).run(60), partly()[1]]
-    costs = costs_of(table, MODELS)
-    for run, expected in zip(runs, (all_accepted, partly_accepted), strict=True):
-        calls = Counter[str]()
-        for step in run:
-            calls.update(passes(step))
-        tokens = sum(len(step.emitted) for step in run)
-        assert swi(tokens, calls, costs) == pytest.approx(expected)
-
-
-def test_max_gram_is_asked_for_ks_last_entry_wherever_it_stands() -> None:
-    """Four at a time, under each reviewer and alone, until what K asks for is there or nothing more fits."""
-    world = World(set(), set(), set(), [[2, 3, 7], [0, 1, 6], [0, 0, 4]])
-    world.run(40)
-    assert world.log[:11] == [
-        ("maxgram", 2, 4),
-        ("small", 2, 4),  # 5
-        ("maxgram", 7, 4),  # base's 1 + 6 are not there: 4 more
-        ("base", 2, 9),  # 10, more than 2 and than 2 + 3: small need not draft
-        ("maxgram", 12, 4),  # 2 + 3 + 7 are not there: 14
-        ("target", 2, 14),
-        ("maxgram", 17, 4),
-        ("small", 17, 4),
-        ("maxgram", 22, 4),
-        ("base", 17, 9),
-        ("maxgram", 27, 4),
-    ]
 
 
 def test_a_model_in_the_last_place_is_asked_for_what_is_missing() -> None:

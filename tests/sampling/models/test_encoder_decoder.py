@@ -256,15 +256,6 @@ def test_each_encoder_runs_once_an_answer_and_is_on_the_clock() -> None:
     assert (mine.count, theirs.count) == (2, 2)
 
 
-def test_the_drafters_encoder_falls_into_the_opening_round(monkeypatch: pytest.MonkeyPatch, target: Any) -> None:
-    lm, drafter = EncDecLM(target), ModelDrafter(EncDecLM(t5(3), "drafter"))
-    ticks = iter(range(10_000))
-    monkeypatch.setattr("utils.timing.time.perf_counter", lambda: float(next(ticks)))
-    opening = steps(decode(lm, [[3, END]], drafter, greedy(), length=3))[0]
-    assert opening.drafted == ()
-    assert opening.draft_s >= 1.0
-
-
 def test_a_session_of_the_same_prompt_serves_again_without_its_encoder(target: Any) -> None:
     model = t5()
     lm, passes = EncDecLM(model), Passes(model)
@@ -388,13 +379,3 @@ def test_the_calls_refuse_models_of_two_kinds(target: Any, small: Any) -> None:
         speculative_generate([3], llama, target)
     with pytest.raises(UserError, match=r"^drafter 1 is an encoder-decoder model and target is none"):
         cascade_generate([3], [small], RecordedLM({(3,): [4]}, END, V), [[3]])
-
-
-def test_the_calls_take_what_people_pass_elsewhere(target: Any, small: Any) -> None:
-    plain = autoregressive_generate_encoder_decoder([5, 6, 1], target, max_gen_len=6, use_cache=True)
-    told = speculative_generate_encoder_decoder([5, 6, 1], small, target, max_gen_len=6, first_target=True, debug=False)
-    assert told[0] == plain
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'gama' \(did you mean gamma\?\)"):
-        speculative_generate_encoder_decoder([5, 6, 1], small, target, gama=2)
-    with pytest.raises(UserError, match="skip_sample_adjustment=True is refused"):
-        speculative_generate_encoder_decoder([5, 6, 1], small, target, skip_sample_adjustment=True)

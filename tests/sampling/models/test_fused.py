@@ -27,7 +27,6 @@ from sampling.types import Draft
 from tests.support.quantized import SHAPES, dense_copy, keep_code, quantized_model
 from utils.kernels.instruction_sets import INSTRUCTION_SETS, features, instruction_set, why_not
 from utils.kernels.quantized_linear import narrow_activations
-from utils.kernels.team import CALM, LONGEST, NAP, SHORTEST, Pace
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
 
@@ -208,21 +207,6 @@ def test_a_row_and_its_draft_told_as_numbers_are_the_same_as_tensors(model: Any,
             assert torch.equal(got, expected)
 
 
-def test_memory_is_laid_out_for_the_next_passes_too(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = FusedNetwork(model)
-    cache, laid = network.new_cache(1), list[dict[str, int]]()
-    feed(network, cache, tokens(10))
-    put = network._record.set
-    monkeypatch.setattr(network._record, "set", lambda **values: (laid.append(values), put(**values))[1])
-    for width in (1, 3, 2, 4, 1):
-        network.of_one_row(tokens(1), tokens(width - 1), range(-1, width - 2), cache)
-        cache.crop(11)
-    before = len(laid)
-    network.of_one_row(tokens(1), tokens(5), range(-1, 4), cache)
-    assert before <= 12  # the first of a few rows, after the ten of the prompt
-    assert len(laid) > before
-
-
 def test_ids_that_the_model_has_no_row_for_are_read_as_its_last_one(model: Any) -> None:
     network = FusedNetwork(model)
     found = [network.of_one_row([3], [token], [-1], network.new_cache(1)) for token in (VOCAB - 1, VOCAB + 40)]
@@ -298,17 +282,6 @@ def test_the_number_of_threads_changes_nothing(model: Any) -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(one, found[0]) for one in found)
-
-
-def test_rows_beside_each_other_are_as_if_each_were_alone(model: Any) -> None:
-    network = FusedNetwork(model)
-    texts = [tokens(20, 1), tokens(11, 2), tokens(17, 3)]
-    session = CausalLM(network).open(texts)
-    together = session.score(texts, Draft(torch.tensor([[4, 5], [6, 7], [8, -1]])))
-    for row, text in enumerate(texts):
-        own = CausalLM(network).open([text]).score([text], Draft(torch.tensor([[[4, 5], [6, 7], [8, 9]][row]])))
-        count = 2 if row == 2 else 3
-        assert torch.equal(together[row, :count], own[0, :count])
 
 
 def test_rounds_of_ragged_rows_move_nothing_and_give_each_rows_own_bits(model: Any, monkeypatch: Any) -> None:
@@ -536,27 +509,6 @@ def test_two_threads_of_the_interpreter_take_turns(model: Any) -> None:
     for thread in threads:
         thread.join(120)
     assert found == [True] * 3
-
-
-def test_a_team_that_is_held_up_gives_way_for_longer_and_longer() -> None:
-    pace, now, held_up = Pace(), 10.0, int(0.02 / NAP)
-    pace.ran(held_up, 0.03, now)
-    assert pace.threads(2, now) == 2  # once is chance
-    pauses = []
-    for _ in range(7):
-        while pace.threads(2, now) == 2:
-            pace.ran(held_up, 0.03, now)
-        pauses.append(pace.until - now)
-        assert pace.threads(2, pace.until - 0.001) == 1
-        now = pace.until
-    assert pauses == [SHORTEST, 2 * SHORTEST, 4 * SHORTEST, 8 * SHORTEST, LONGEST, LONGEST, LONGEST]
-    for _ in range(CALM + 1):
-        pace.ran(1, 0.03, now)
-        assert pace.threads(2, now) == 2
-    for _ in range(2):
-        assert pace.threads(2, now) == 2
-        pace.ran(held_up, 0.03, now)
-    assert pace.until == now + SHORTEST
 
 
 def passes_beside_trouble(passes: int) -> None:

@@ -9,7 +9,6 @@ and so are the next logits: a random Llama through the hand-written pass and thr
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,11 +32,10 @@ from sampling.models.llama import LlamaNetwork
 from sampling.models.network import TransformersNetwork
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, FixedPace, Limits
-from tests.sampling.models.test_cache_audit import SHAPES, V, build
+from tests.sampling.models.test_cache_audit import V, build
 from tests.support.runs import answers, decode, steps
-from tests.support.scripted import catalogue_of, run_lines
 from tests.support.students import fed, make_student, make_target
-from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
+from tests.support.tiny import tiny_model
 from utils.errors import UserError
 from utils.logits_processors import make_processor
 
@@ -150,43 +148,6 @@ def test_batches_of_a_target_that_takes_no_trees_get_chains_within_the_window() 
     for way in WAYS:
         plain = answers(lm, rows, None, sampler, length=10)
         assert answers(lm, rows, grown(way, model), sampler, length=10) == plain
-
-
-@pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    """A pair whose target and drafter look back 24 tokens."""
-    folder = tmp_path_factory.mktemp("windowed")
-    pair = TinyPair(folder / "target", folder / "drafter")
-    shape = {**SHAPES["mistral, window"][1], "vocab_size": 300, "eos_token_id": None}
-    for seed, path in enumerate((pair.target, pair.drafter)):
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            transformers.MistralForCausalLM(transformers.MistralConfig(**shape)).save_pretrained(path)
-        tiny_tokenizer().save_pretrained(path)
-    return pair
-
-
-NOTE = "target takes no token trees: drafts are chains"
-
-
-def test_the_console_says_so_once_a_pair(windowed: TinyPair, tmp_path: Path) -> None:
-    usual = tiny_pair(tmp_path / "usual", stop=False)
-    catalogue = catalogue_of(tmp_path, {"windowed": windowed, "usual": usual})
-    flags = {"max_new_tokens": 40, "compare": "ar,spec,match"}
-    lines = (
-        "one",
-        "/set expand=cape",
-        "two",
-        "/set expand=dynamic",
-        "three",
-        "/temperature 1",
-        "/set coupling=gumbel",
-        "four",
-    )
-    ran = run_lines(catalogue, *lines, "/pair usual", "five", "/exit", settings=flags)
-    assert ran.text.count(NOTE) == 1
-    assert "error:" not in ran.text
-    assert ran.text.count("same output") == 10  # of each answer that of both other lanes
 
 
 # -- what is cached --------------------------------------------------------------------------------

@@ -250,14 +250,6 @@ def test_refused_siblings_of_a_tree_are_examined_and_their_children_are_not() ->
     assert stats.examined_at == (1, 1)
 
 
-def test_other_rows_are_passed_over() -> None:
-    meter = Meter(300, row=1)
-    for event in (opening(), replace(opening(), row=1), step(3, 3), Finished(0, "eos")):
-        meter.add(event)
-    assert meter.ids == [7]
-    assert meter.stats.stop_reason is None
-
-
 def test_the_gap_is_known_where_a_round_ended() -> None:
     stats = measure([opening(), step(2, 2), step(1, 1, stop=True)])
     assert stats.top2_gaps == (0.5, None, None, 2.5, 1.5)

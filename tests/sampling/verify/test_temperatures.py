@@ -6,7 +6,6 @@ Below 2^-126 everything is greedy, point masses included; above 2^126 what the f
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,9 +22,7 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.sampler import KeyedSampler
 from sampling.types import Drafter
 from tests.support.runs import answers
-from tests.support.scripted import catalogue_of, run_lines
 from tests.support.students import make_target
-from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer
 from tests.support.toys import TableLM, ToyLM
 from utils.errors import UserError
 from utils.logits_processors import (
@@ -159,39 +156,6 @@ BAD = ([0.0, math.nan, 1.0], [0.0, math.inf, 1.0], [-math.inf] * 3)
 
 
 @pytest.mark.parametrize("row", BAD)
-@pytest.mark.parametrize("temperature", [0.0, 1e-46, 0.7, 1e39])
-def test_a_broken_row_is_one_line(row: list[float], temperature: float) -> None:
-    sampler = KeyedSampler(make_processor(temperature))
-    sound, broken = TableLM(3, 1), ToyLM(3, lambda prefix: row)
-    for lm, drafter in ((broken, None), (broken, ModelDrafter(sound)), (sound, ModelDrafter(broken))):
-        with pytest.raises(UserError, match=r"^a model's logits hold NaN, \+inf or no finite value[^\n]*$"):
-            answers(lm, [PROMPT], drafter, sampler, length=4)
-    with pytest.raises(UserError, match="NaN"):
-        answers(sound, [PROMPT], LookupDrafter(model=Model(broken), tree=True), sampler, length=4)
-
-
-@pytest.mark.parametrize("row", BAD)
 def test_a_beam_search_says_the_same(row: list[float]) -> None:
     with pytest.raises(UserError, match="NaN"):
         beam_search_generate(PROMPT, ToyLM(3, lambda prefix: row), max_gen_len=4)
-
-
-@pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    """A target whose logits are NaN, as an overflow leaves them."""
-    folder = tmp_path_factory.mktemp("broken")
-    pair = tiny_pair(folder, stop=False)
-    model = tiny_model()
-    model.model.norm.weight.data[0] = math.nan
-    model.save_pretrained(pair.target)
-    tiny_tokenizer().save_pretrained(pair.target)
-    return pair
-
-
-def test_the_console_says_it_and_takes_tiny_temperatures(broken: TinyPair, tmp_path: Path) -> None:
-    sound = tiny_pair(tmp_path / "sound", stop=False)
-    catalogue = catalogue_of(tmp_path, {"sound": sound, "broken": broken})
-    ran = run_lines(catalogue, "one", "/temperature 1e-46", "one", "/pair broken", "two", "/exit", settings={"seed": 3})
-    assert "internal" not in ran.text
-    assert ran.text.count("error: a model's logits hold NaN") == 1
-    assert ran.actions.settings.temperature == 0

@@ -114,20 +114,6 @@ def test_what_no_transformers_folder_can_hold_is_refused(tmp_path: Path) -> None
     assert (tmp_path / "own" / "config.json").read_text() == kept
 
 
-def test_a_full_disk_leaves_the_last_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    export_plain(student(), tmp_path)
-    kept = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-
-    def full(self: Any, folder: str, **_: Any) -> None:
-        (Path(folder) / "model.safetensors").write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
-    with pytest.raises(UserError, match="No space left on device"):
-        export_plain(student(num_hidden_layers=1), tmp_path)
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == kept
-
-
 def inputs(kind: str, target: Any, layers: list[int]) -> tuple[torch.Tensor, dict[str, Any]]:
     ids = text(3, 20)
     more: dict[str, Any] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from sampling.models.llama import LlamaNetwork
 from tests.support.students import make_target, text
 from training.draft_heads.features import SHARD, extract, load_shard
-from training.text.self_text import TextIds, read_texts
+from training.text.self_text import TextIds
 
 TEXTS = [TextIds(tuple(text(seed, 9 + seed % 5)), 3) for seed in range(SHARD + 6)]  # two shards
 FACTS = {"target": "large", "weights": "a"}
@@ -68,15 +67,6 @@ def test_another_target_has_files_of_its_own(network: Counting, tmp_path: Path) 
     other = extract(network, {**FACTS, "weights": "b"}, TEXTS, [], tmp_path, quietly)
     assert not set(other) & set(made)
     assert extract(network, dict(reversed(FACTS.items())), TEXTS, [], tmp_path, quietly) == made
-
-
-def test_fields_of_a_text_that_nobody_reads_may_hold_anything(network: Counting, tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    line = {"ids": text(1, 12), "start": 2, "temperature": "warm", "number": None}
-    file.write_text(json.dumps(line) + "\n")
-    (made,) = extract(network, FACTS, read_texts([file], 40, 512), [], tmp_path, quietly)
-    (example,) = load_shard(made)
-    assert (example.ids.tolist(), example.start) == (line["ids"], 2)
 
 
 def test_a_layer_is_the_same_from_a_file_of_several(network: Counting, tmp_path: Path) -> None:

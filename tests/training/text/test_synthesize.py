@@ -21,7 +21,7 @@ from tests.support.quantized import quantized_model
 from tests.support.tiny import VOCAB, tiny_model, tiny_tokenizer
 from training.text.dialogues import Ask, Chat, GivenPrompts, OwnChats
 from training.text.self_text import passages, read_texts, write_self, written
-from training.text.synthesize import _FRUITLESS, TextWriter, draw
+from training.text.synthesize import TextWriter, draw
 from utils.errors import UserError
 from utils.kernels.packed_linear import pack
 from utils.logits_processors import make_processor
@@ -115,12 +115,6 @@ def test_a_prompt_without_room_for_an_answer_is_left_out(model: Any, tokenizer: 
     assert [len(chats[number]) for number in range(3)] == [1, 1, 1]  # the second turn of the second has no room
     assert all(len(line["ids"]) <= 60 for lines in chats.values() for line in lines)
     assert dict(given(model, tokenizer, temperatures=(0.0,), most=5).chats()) == {0: [], 1: [], 2: []}
-
-
-def test_a_short_prompt_behind_many_without_room_is_answered(model: Any, tokenizer: Any) -> None:
-    source = GivenPrompts(tokenizer, [["a " * 60]] * (_FRUITLESS + 10) + [["a"]], 12, (0.0,), most=60)
-    chats = dict(TextWriter(model, VOCAB, STOP, source).chats())
-    assert [number for number, lines in chats.items() if lines] == [_FRUITLESS + 10]
 
 
 def test_draws_follow_their_law_and_never_meet_probability_0() -> None:

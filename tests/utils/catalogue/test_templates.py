@@ -166,11 +166,3 @@ def test_a_chat_goes_on_under_another_template() -> None:
     chat.settle(template="plain")
     assert not chat.templated
     assert text_of(chat, chat.plan("Why?").prompt) == "HiYo\nWhy?"
-
-
-def test_another_model_brings_its_template() -> None:
-    chat = Conversation(tiny_tokenizer(), frozenset([2]), 500)
-    plan = chat.plan("Hi")
-    chat.commit(plan, [2], "eos")
-    assert not chat.adopt(tiny_tokenizer(chat=False), frozenset([2]), 500, template="llama-2")
-    assert text_of(chat, list(chat.turns[0].prompt)) == "[INST] Hi [/INST]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from typing import Any
 
 import pytest
@@ -124,20 +123,6 @@ def test_packing_a_model_keeps_its_logits_and_packing_again_does_nothing(tied: b
     assert isinstance(model.lm_head, QuantizedLinear)
     assert model.model.embed_tokens.weight is embedding
     assert not any(type(module) is nn.Linear for module in model.modules())
-
-
-def test_dense_weights_are_freed() -> None:
-    model = tiny_llama(tied=False)
-    dense = [weakref.ref(module.weight) for module in model.modules() if isinstance(module, nn.Linear)]
-    pack(model)
-    assert [reference() for reference in dense] == [None] * len(dense)
-
-
-def test_a_weight_used_twice_is_packed_once() -> None:
-    shared = nn.Linear(4, 4)
-    model: Any = nn.ModuleDict({"a": shared, "b": nn.ModuleDict({"c": shared, "d": shared})})
-    assert pack(model) == 1
-    assert model["a"].packed is model["b"]["c"].packed is model["b"]["d"].packed
 
 
 def test_layers_that_are_more_than_a_linear_layer_stay() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
-import threading
 from pathlib import Path
 
 import gguf
@@ -117,35 +115,6 @@ def test_an_embedding_gives_the_rows_that_the_file_means(kind: str) -> None:
     assert np.array_equal(layer(ids).numpy(), dense[ids.numpy()])
     with pytest.raises(IndexError):
         layer(torch.tensor([40]))
-
-
-def test_threads_of_the_interpreter_may_ask_at_the_same_time() -> None:
-    layer = QuantizedLinear(weight_of("Q4_1", 64))
-    x = torch.randn(8, 768)
-    want, found = layer(x), []
-
-    def ask() -> None:
-        found.append(all(torch.equal(layer(x), want) for _ in range(50)))
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == [True] * 4
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="torch shares its work out among libgomp's threads on Linux alone")
-def test_a_product_takes_the_threads_that_torch_has_already() -> None:
-    layer, x, before = QuantizedLinear(weight_of("Q4_1", 128)), torch.randn(1, 768), torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        torch.randn(1 << 20).exp()
-        threads = len(os.listdir("/proc/self/task"))
-        layer(x)
-        assert len(os.listdir("/proc/self/task")) == threads > 2
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_forked_process_goes_on_alone(tmp_path: Path) -> None:

@@ -111,14 +111,3 @@ def test_loading_refuses_a_drafter_whose_tokens_nobody_knows(tmp_path):
         "drafter cannot draft for target: drafter has no tokenizer files and the vocabularies differ in size "
         "(target 300, drafter 310)"
     )
-
-
-def test_loading_takes_the_shorter_context_and_says_so(tmp_path):
-    target = save(tmp_path / "target", tokens=tiny_tokenizer(), context=512)
-    drafter = save(tmp_path / "drafter", context=128)
-    pair = load_pair(PairSpec(name="x", target=target, drafter=drafter), LoadOptions(device="cpu"))
-    assert pair.context == 128
-    assert pair.notes[1:] == (
-        "drafter has a context of 128 tokens, target 512: the pair runs with 128",
-        "drafter has no tokenizer files: assumed to use the other model's, as the sizes agree",
-    )

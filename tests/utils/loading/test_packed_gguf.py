@@ -19,12 +19,12 @@ from sampling.models.fused import FusedNetwork, supports
 from tests.support.quantized import keep_code, quantised
 from utils.catalogue.specs import spec_from_argument
 from utils.errors import UserError
-from utils.families import UnfitError, head_size
+from utils.families import UnfitError
 from utils.kernels.instruction_sets import instruction_set, why_not
 from utils.kernels.packed_linear import quantize, unpacked_copy
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear
 from utils.loading import packed_gguf
-from utils.loading.build import load_model, stop_ids
+from utils.loading.build import load_model
 from utils.loading.cache import cache_folder
 from utils.loading.loaded import LoadedModel, LoadOptions
 from utils.loading.packed_gguf import (
@@ -92,19 +92,6 @@ def test_its_own_forward_computes_with_the_same_layers(target: LoadedModel) -> N
     with torch.no_grad():
         logits, expected = target.model(ids).logits, unpacked_copy(target.model)(ids).logits
     assert torch.allclose(logits, expected, atol=0.1)
-
-
-def test_its_parts_are_named_as_in_transformers(target: LoadedModel) -> None:
-    model, whole = target.model, target.model.whole
-    assert isinstance(model, PackedModel)
-    assert model.state_dict().keys() == whole.state_dict().keys()
-    assert torch.equal(model.model.rotary_emb.inv_freq, whole.model.rotary_emb.inv_freq)
-    assert model.get_input_embeddings() is whole.get_input_embeddings()
-    assert model.get_output_embeddings() is whole.get_output_embeddings()
-    assert stop_ids(model, None) == stop_ids(whole, None)
-    attention, config = whole.model.layers[0].self_attn, model.config
-    assert (head_size(config), head_size(config) ** -0.5) == (attention.head_dim, attention.scaling)
-    assert config.rms_norm_eps == whole.model.norm.variance_epsilon
 
 
 def small_parts(tmp_path: Path, **changes: Any) -> tuple[FileConfig, dict[str, PackedWeight], dict[str, torch.Tensor]]:

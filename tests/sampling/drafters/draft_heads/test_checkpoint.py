@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -315,25 +314,3 @@ def test_students_of_other_targets_are_refused_with_both_numbers(saved: Path) ->
         assert str(others[change]) in line
     assert "(abc, the target's is xyz)" in refused(saved, make_target(), "xyz")
     assert "(abc, the target's is not given: fingerprint(tokenizer) of" in refused(saved, make_target())
-
-
-@pytest.mark.parametrize(("call", "turn"), [("fsync", 1), ("fsync", 2), ("replace", 1)])
-def test_a_full_disk_leaves_the_version_before(
-    saved: Path, monkeypatch: pytest.MonkeyPatch, call: str, turn: int
-) -> None:
-    """Whether it fills at the weights or at the configuration; nothing is written between the renames."""
-    before = {file.name: file.read_bytes() for file in saved.iterdir()}
-    real, calls = getattr(os, call), []
-
-    def full(*arguments: Any) -> Any:
-        calls.append(arguments)
-        if len(calls) == turn:
-            raise OSError(28, "No space left on device")
-        return real(*arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, call, full)
-        with pytest.raises(OSError, match="No space"):
-            save_student(saved, make_student("glide", make_target(), short=SHORT, seed=77))
-    assert {file.name: file.read_bytes() for file in saved.iterdir()} == before
-    load_student(saved, make_target(), "abc")

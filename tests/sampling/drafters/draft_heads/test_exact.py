@@ -15,9 +15,6 @@ import torch
 from torch import Tensor
 
 import sampling.models.cache
-from sampling.drafters.draft_heads.eagle import FeatureDrafter
-from sampling.drafters.draft_heads.glide import GlideLM
-from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.events import Finished
 from sampling.loop import generate
@@ -230,18 +227,6 @@ def test_stopped_and_closed_answers_leave_usable_sessions(kind: str) -> None:
         same_rounds(decode(lm, [prompt], drafter, greedy(), length=15, session=session), fresh)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_long_prompt_is_read_in_pieces_that_an_interrupt_cuts(kind: str) -> None:
-    target = make_target(8, seed=10, max_position_embeddings=1024)
-    lm, prompt = CausalLM(target), text(33, 700, 8)
-    student = make_student(kind, target, num_hidden_layers=2, seed=2, max_position_embeddings=1024)
-    drafter, flag = make_drafter(student), after(4)  # the target's three pieces, then one of the drafter's
-    decode(lm, [prompt], drafter, greedy(), length=4, interrupt=lambda: next(flag))
-    assert 0 < drafter.sessions[0].rollback([prompt])[0] < 600
-    alone = tokens_of(lm, prompt, None, length=10)
-    assert tokens_of(lm, prompt, drafter, length=10) == alone
-
-
 # -- batches --------------------------------------------------------------------------------------
 
 
@@ -352,21 +337,3 @@ def test_a_law_that_depends_on_the_prefix_sees_all_ids() -> None:
     sampler: Any = ById(KeyedSampler(make_processor(1.0)))
     drafter.propose([prompt], Budget([2]), sampler)
     assert sampler.widths == {8}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_padded_vocabularies_are_cut_alike(kind: str) -> None:
-    """Target and student have 8 ids of which 6 exist; the short list reaches beyond them."""
-    target = make_target(8, seed=10)
-    lm, student = CausalLM(target, vocab_size=6), make_student(kind, target, short=[0, 2, 3, 5, 6, 7], seed=2)
-    drafter: Any = {
-        "plain": lambda: ModelDrafter(CausalLM(StudentNetwork(student), "plain", 6)),
-        "glide": lambda: ModelDrafter(GlideLM(student, 3, vocab_size=6)),
-        "feature": lambda: FeatureDrafter(student, vocab_size=6),
-        "eagle": lambda: FeatureDrafter(student, vocab_size=6),
-    }[kind]()
-    for options in ({}, {"coupling": "gumbel"}):
-        sampler = KeyedSampler(make_processor(1.5), seed=3, **options)
-        run = steps(decode(lm, [[1, 2, 3]], drafter, sampler, length=40, gamma=4))
-        drafted = {token for step in run for token in step.drafted}
-        assert drafted == {0, 2, 3, 5}

@@ -314,18 +314,6 @@ def test_a_feature_student_reviews_nothing_and_needs_states() -> None:
 # -- weights --------------------------------------------------------------------------------------
 
 
-def test_an_unpacked_network_sees_later_changes() -> None:
-    """What an evaluation in the middle of a training needs."""
-    _, student = some("plain", "two layers, short list")
-    network, ids = StudentNetwork(student, pack=False), text(21, 7)
-    for _ in range(2):
-        wanted = spread_logits(student, student.states(torch.tensor([ids]))[0])[0, -1]
-        close(CausalLM(network).open([ids]).score([ids], NOTHING)[0, 0], wanted)
-        with torch.no_grad():
-            for parameter in student.parameters():
-                parameter.mul_(0.9)
-
-
 def test_sixteen_bits_go_unpacked() -> None:
     _, student = some("plain", "projected, short list")
     ids = text(22, 9)
