@@ -278,6 +278,7 @@ class LM(Protocol):
     reads_hidden: Hidden = False  # the hidden states of their target that its sessions read
     reads_kv: bool = False  # … its keys and values
     reviews: bool = True  # its sessions score drafts
+    block: int = 0  # the most tokens that one pass drafts, where it drafts several; 0: one a pass
 
     def open(
         self,

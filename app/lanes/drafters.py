@@ -28,7 +28,7 @@ from sampling.models.encoder_decoder import lm_of
 from sampling.models.translated import TranslatedLM, Translation
 from sampling.types import LM, Drafter
 from utils.catalogue.k_matrix import Matrix
-from utils.catalogue.specs import head_kind_of
+from utils.catalogue.specs import PUBLISHED_KINDS, head_kind_of
 from utils.errors import UsageError, UserError
 from utils.kernels.quantized_linear import QuantizedEmbedding
 from utils.loading.fit import SAMPLE, TokenBytes, fingerprint
@@ -243,7 +243,7 @@ def moved(head: DraftHead, device: torch.device, dtype: torch.dtype, target: Any
 def described(kind: str, folder: Path) -> str:
     """One line about a draft head from its configuration; UserError if that cannot be read."""
     config = read_config(folder)
-    if kind == "eagle" and "student" not in config:
+    if kind in PUBLISHED_KINDS and "student" not in config:
         shape, large = config.get("transformer_layer_config") or config, verifier(config)
         weights = sum(file.stat().st_size for end in ("*.safetensors", "*.bin") for file in folder.glob(end))
         ids = config.get("draft_vocab_size")

@@ -26,7 +26,7 @@ from sampling.models.encoder_decoder import decoder_start_id
 from sampling.recorded.answers import Arch, RecordedAnswers, read_answers
 from sampling.recorded.target import RecordedLM
 from utils.catalogue.catalogue import head_kind
-from utils.catalogue.specs import CASCADES, ModelSpec, PairSpec, head_kind_of
+from utils.catalogue.specs import CASCADES, PUBLISHED_KINDS, ModelSpec, PairSpec, head_kind_of
 from utils.errors import UsageError, UserError
 from utils.loading.fit import fingerprint
 from utils.loading.loaded import LoadedModel, LoadedPair
@@ -34,7 +34,7 @@ from utils.loading.loading import load_pair
 
 _NO_LIMIT = 1 << 60
 _SHARES = "a plain drafter shares its target's embeddings: --pair or --target names that target"
-_READS = {"glide": "keys and values", "feature": "hidden states", "eagle": "hidden states"}
+_READS = {"glide": "keys and values", **dict.fromkeys(("feature", *PUBLISHED_KINDS), "hidden states")}
 
 
 @dataclass(frozen=True)

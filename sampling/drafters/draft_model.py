@@ -21,7 +21,7 @@ from sampling.drafters.registry import DraftRequest, Parts
 from sampling.events import Call
 from sampling.models.translated import TranslatedLM, TranslatedSession
 from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits, Tree
-from sampling.vocabulary import likeliest
+from sampling.vocabulary import likeliest, spread
 from utils.errors import UserError
 from utils.timing import Stopwatch
 
@@ -101,9 +101,9 @@ class Model(Source):
         self._base = [row[: self.lm.context] for row in rows]
         self._active = [*self._base]
         if self.session is not None:
-            self._score, short = scoring(self.session, whole=self.draws and sampler.needs_prefixes)
+            self._score, self._short = scoring(self.session, whole=self.draws and sampler.needs_prefixes)
             if self.draws:
-                self.drawing = Drawing(sampler, self.ids, self.session.vocab_size, short)
+                self.drawing = Drawing(sampler, self.ids, self.session.vocab_size, self._short)
 
     def expand(self, nodes: list[Node]) -> list[list[Offer]]:
         able = [node for node in nodes if node.depth < self._depths[node.row]]
@@ -172,6 +172,70 @@ class Model(Source):
         return [(place if self._names is None else self._names[place], p) for place, p in found.items()]
 
 
+class Block(Model):
+    """A model whose one pass drafts a block: its distributions of all depths are known before the first draft.
+
+    They may depend on the drafts before (`behind` of :class:`sampling.drafters.draft_heads.sessions.BlockSession`),
+    never on those after. Where the model estimates the chance that a draft is accepted, nothing is drafted below
+    CONFIDENT: that is decided before the token is drawn.
+    """
+
+    whole = True
+    session: Any
+    confidence: list[float]  # of the places in this round's draft that were considered, likeliest path first
+
+    def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
+        super().follow(rows, texts, depths, sampler)
+        self.confidence = []
+
+    def _paths(self, nodes: list[Node]) -> tuple[list[int], Rows]:
+        return [node.row for node in nodes], [[self._base[node.row][-1], *node.tokens] for node in nodes]
+
+    def _confident(self, nodes: list[Node]) -> list[Node]:
+        """The nodes behind which the model expects its draft to be accepted. The first call runs the pass."""
+        if not self._passes:
+            self.session.block(self._base, max(self._depths))
+            self._passes = 1
+        chances = self.session.confidence(*self._paths(nodes))
+        self.confidence.append(max(chances))
+        return [node for node, chance in zip(nodes, chances, strict=True) if chance >= CONFIDENT]
+
+    def _logits(self, nodes: list[Node]) -> Tensor:
+        """[B, n], of rows without a node zeros."""
+        for node in nodes:
+            self._active[node.row] = [*self._base[node.row], *node.tokens]
+        found = self.session.behind(*self._paths(nodes))
+        ids = self.session.reduced_ids if self._short is None else None
+        found = spread(found, ids, self.session.vocab_size, -math.inf)
+        rows = torch.tensor([node.row for node in nodes], device=found.device)
+        return found.new_zeros(len(self._active), found.shape[1]).index_copy_(0, rows, found)
+
+    def _drawn(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
+        kept = self._confident(nodes)
+        return super()._drawn(kept) if kept else {}
+
+    def _grows(self, nodes: list[Node]) -> bool:
+        return False
+
+    def _ranked(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
+        """The likeliest tokens behind every node of a level."""
+        kept = self._confident(nodes)
+        if not kept:
+            return {}
+        logits = self.session.behind(*self._paths(kept))
+        if not logits.stride(0):  # the same behind each
+            return dict.fromkeys(kept, self._likeliest(logits[0]))
+        return {node: self._likeliest(row) for node, row in zip(kept, logits, strict=True)}
+
+
+CONFIDENT = 0.2  # estimated chance of being accepted below which nothing is drafted
+
+
+def source_of(lm: LM, draws: bool = False) -> Model:
+    """The source that drafts from `lm`."""
+    return (Block if lm.block else Model)(lm, draws)
+
+
 class ModelDrafter(Proposer):
     """Draft chains drawn from `lm` (Leviathan et al., arXiv 2211.17192).
 
@@ -190,7 +254,7 @@ class ModelDrafter(Proposer):
     model: Model
 
     def __init__(self, lm: LM, least: float = 0.0, expansion: Expansion | None = None, rule: Rule = Rule.DRAWN) -> None:
-        super().__init__([Model(lm, draws=True)], least=least, rule=rule)
+        super().__init__([source_of(lm, draws=True)], least=least, rule=rule)
         self.lm, self.expansion = lm, expansion
         if rule is Rule.POINT:
             raise UserError(f"{lm.name}: drafts that are drawn are no point masses")
@@ -299,8 +363,7 @@ def build_none(pair: Parts, asked: DraftRequest) -> NoDrafter:
 def of_head(lm: LM, asked: DraftRequest) -> Proposer:
     """A new drafter on a draft head: chains, or trees of its likeliest tokens."""
     if asked.grown == "dynamic":
-        model = Model(lm)
-        return Proposer([model], tree=True, nodes=asked.settings.nodes, learn=asked.auto, ratios=asked.ratios)
+        return Proposer([source_of(lm)], tree=True, nodes=asked.settings.nodes, learn=asked.auto, ratios=asked.ratios)
     return ModelDrafter(lm, LEAST if asked.auto else 0.0, expansion_of(asked), rule_of(asked))
 
 

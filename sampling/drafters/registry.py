@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from sampling.gamma.ratios import Ratios
     from sampling.types import Drafter
 
-HEADS = ("plain", "glide", "feature", "eagle")  # the kinds of trained draft head, as their configurations name them
+HEADS = (
+    "plain",
+    "glide",
+    "feature",
+    "eagle",
+    "peagle",
+    "dflash",
+    "dspark",
+    "dflash2",
+)  # the kinds of trained draft head, as their configurations name them
 NEEDS = {
     "": "nothing",
     "model": "a drafter model",
@@ -168,6 +177,15 @@ _ALONE = (
         settings=(*TREE, "gamma"),
         member=4,
         short="EAGLE",
+    ),
+    DrafterRow(
+        "dflash",
+        "DFlash head",
+        "a published DFlash head: drafts a block in one pass",
+        "sampling.drafters.draft_heads.dflash:build",
+        needs="dflash",
+        settings=(*TREE, "gamma"),
+        short="DFlash",
     ),
 )
 _OF_SEVERAL = (

@@ -263,6 +263,13 @@ class LlamaLayer:
         mixed = attention(turned[:, : self.heads], keys, values, bias, self.scale)
         return cast(Tensor, x + self.o(mixed.transpose(1, 2).reshape(rows, new, -1)))
 
+    def remember(self, context: Tensor, rotation: tuple[Tensor, Tensor], cache: SlotCache, index: int) -> None:
+        """Append keys and values of `context` [B, T, H], which no norm of this layer has seen, to layer `index`."""
+        qkv = self.qkv(context).view(*context.shape[:2], -1, self.size)
+        keys, values = qkv[:, :, self.heads :].chunk(2, dim=2)
+        keys = keys if self.norms is None else self.norms[1](keys)
+        cache.append(index, rotate(keys, rotation).transpose(1, 2), values.transpose(1, 2))
+
     def think(self, x: Tensor) -> Tensor:
         """x + MLP."""
         gate, up = self.gate_up(self.after(x)).chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""The package *speculators* as the reference of EAGLE-3 heads, where it can be imported.
+"""The package *speculators* as the reference of EAGLE-3 and block heads, where it can be imported.
 
 Version 0.9.0 asks for transformers of at most 5.19 and cannot be required beside ours; installed with `--no-deps`
 (and what it imports) it runs. Its training forward returns tokens alone, so its logits are caught at its output layer:
@@ -62,3 +62,46 @@ def steps(model: Any, features: Tensor, ids: list[int], count: int) -> list[Tens
     finally:
         hook.remove()
     return found
+
+
+def block_made(config: dict[str, Any], tensors: dict[str, Tensor], target: Any) -> Any:
+    """Their model of a block head in their own naming."""
+    from speculators import SpeculatorModel, SpeculatorModelConfig
+
+    kind = config["speculators_model_type"]
+    made = {**config["speculators_config"], "verifier": {"name_or_path": None, "architectures": []}}
+    told: Any = SpeculatorModelConfig.registry[kind](**{**config, "speculators_config": made})
+    told.transformer_layer_config._attn_implementation = "eager"
+    model: Any = SpeculatorModel.registry[kind](told).float().eval()
+    own = {"embed_tokens.weight": target.get_input_embeddings().weight.detach()}
+    if "lm_head.weight" not in tensors:
+        own["lm_head.weight"] = target.get_output_embeddings().weight.detach()
+    missing, surplus = model.load_state_dict({**own, **tensors}, strict=False)
+    assert not surplus
+    assert all(name.startswith("verifier_") or name == "rotary_emb.inv_freq" for name in missing), missing
+    return model
+
+
+@torch.no_grad()
+def block(model: Any, features: Tensor, ids: list[int], anchor: int) -> tuple[Tensor, Tensor]:
+    """Logits [R, n] and normed states [R, H] of the block whose first row is token `anchor` of `ids`; features [T, K·G]
+    of the target."""
+    found: list[Tensor] = []
+    hook = model.lm_head.register_forward_hook(lambda layer, given, out: found.extend((out[0], given[0][0])))
+    wide = [*ids[: anchor + 1], *[0] * (2 * model.block_size)]
+    states = torch.zeros(1, len(wide), features.shape[-1])
+    states[0, :anchor] = features[:anchor]
+    chosen = torch.zeros(1, len(wide))
+    chosen[0, anchor] = 1
+    try:
+        model._backbone_forward(
+            states,
+            torch.tensor([wide]),
+            chosen,
+            torch.zeros(1, len(wide), model.fc.out_features),
+            torch.zeros(1, len(wide), dtype=torch.long),
+            max_anchors=1,
+        )
+    finally:
+        hook.remove()
+    return found[0].float(), found[1].float()

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from sampling.drafters.draft_heads.checkpoint import target_rotary
-from sampling.drafters.draft_heads.config import DraftHeadConfig
+from sampling.drafters.draft_heads.config import BlockConfig, DraftHeadConfig
+from sampling.drafters.draft_heads.dflash import DFlashLM
 from sampling.drafters.draft_heads.eagle import FeatureDrafter, FeatureLM
 from sampling.drafters.draft_heads.glide import GlideLM
 from sampling.drafters.draft_heads.modules import DraftHead
@@ -24,6 +26,9 @@ from sampling.models.causal import CausalLM, CausalSession
 from sampling.types import Draft, Rows
 
 KINDS = ("plain", "glide", "feature", "eagle")
+BLOCKS: dict[str, dict[str, Any]] = {  # kinds that draft a block at once, and what their configuration says
+    "dflash": {"mask": 2, "drafts": 3, "windows": (0, 2), "num_hidden_layers": 2},
+}
 STATES = (-1, 0, 1, 2)  # of a target, that its drafters here read
 LIVELY = 1.5  # spread of random weights: every part of the model matters then
 
@@ -38,8 +43,10 @@ def enliven(module: nn.Module, seed: int) -> None:
             parameter.copy_(scaled)
 
 
-def make_target(vocab: int = 40, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    """A random Llama model on the CPU; `changes` are those of its configuration."""
+def make_target(
+    vocab: int = 40, seed: int = 0, dtype: torch.dtype = torch.float32, family: str = "Llama", **changes: Any
+) -> Any:
+    """A random Llama or Qwen3 model on the CPU; `changes` are those of its configuration."""
     sizes: dict[str, Any] = {
         "vocab_size": vocab,
         "hidden_size": 24,
@@ -52,7 +59,8 @@ def make_target(vocab: int = 40, seed: int = 0, dtype: torch.dtype = torch.float
         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
     }
     with torch.random.fork_rng(devices=[]):
-        model: Any = LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
+        config = getattr(transformers, f"{family}Config")(**(sizes | changes))
+        model: Any = getattr(transformers, f"{family}ForCausalLM")(config)
     enliven(model, seed)
     return model.eval().to(dtype).requires_grad_(False)
 
@@ -84,9 +92,11 @@ def make_student(
     }
     if kind == "eagle":
         sizes |= {"reads": (0, 1, 2), "wide": True}
+    if kind in BLOCKS:
+        sizes |= {"reads": (0, 1, 2), "qk_norm": True, **BLOCKS[kind]}
     ids = None if short is None else torch.tensor(short)
     with torch.random.fork_rng(devices=[]):
-        student = DraftHead(DraftHeadConfig(**(sizes | changes)), ids)
+        student = DraftHead((BlockConfig if kind in BLOCKS else DraftHeadConfig)(**(sizes | changes)), ids)
     enliven(student, seed)
     student.adopt(ids, target_rotary(target))
     return student.to(dtype).eval().requires_grad_(False)
@@ -98,6 +108,8 @@ def make_drafter(student: DraftHead, target_layers: int = 3) -> ModelDrafter:
         return ModelDrafter(GlideLM(student, target_layers))
     if student.config.kind in FeatureLM.kinds:
         return FeatureDrafter(student, student.config.kind)
+    if student.config.kind in BLOCKS:
+        return ModelDrafter({"dflash": DFlashLM}[student.config.kind](student))
     return ModelDrafter(CausalLM(StudentNetwork(student), "plain"))
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from utils.catalogue.specs import (
+    BLOCK_KINDS,
     FROZEN,
     HEAD_KINDS,
     OWN_METHODS,
@@ -38,6 +39,7 @@ _GLIDE = "large_num_attention_heads"  # a Llama configuration with this key is a
 # What weights with these names are, whatever their configuration says.
 _TOLD_BY = {
     "glide": re.compile(rb"model\.layers\.0\.cross_attn\.q_proj\.weight"),
+    "peagle": re.compile(rb"(?<![\w.])(model\.)?mask_hidden"),
     "eagle": re.compile(rb"(?<![\w.])(model\.)?fc\.weight"),
 }
 Where = tuple[str | int, ...]
@@ -234,7 +236,7 @@ def _shown(value: Any) -> str:
 def head_kind(folder: str | Path) -> str | None:
     """The kind of draft head that lies in `folder`, one of HEAD_KINDS; None for anything else.
 
-    A head of *speculators* is taken for an EAGLE head, of whatever kind it is: who reads it says if it is none.
+    A head of *speculators* of a kind that is not known is taken for an EAGLE head: who reads it says that it is none.
     """
     try:
         config: Any = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
@@ -243,9 +245,21 @@ def head_kind(folder: str | Path) -> str | None:
     if not isinstance(config, dict):
         return None
     if config.get("student") != FORMAT and _GLIDE not in config:
-        return "eagle" if "speculators_model_type" in config else _told_by_weights(Path(folder))
+        return _told_by_config(config) or _told_by_weights(Path(folder))
     kind = config.get("kind", "glide" if _GLIDE in config else "plain")
     return kind if kind in HEAD_KINDS else None
+
+
+def _told_by_config(config: dict[str, Any]) -> str | None:
+    """The kind of published draft head that a configuration describes; None where it says nothing of one."""
+    theirs, nested = config.get("speculators_model_type"), config.get("dflash_config")
+    if theirs is not None:
+        return theirs if theirs in BLOCK_KINDS else "eagle"
+    if isinstance(nested, dict):
+        return "dflash2" if "selector_rank" in {**config, **nested} else "dflash"
+    if "target_layer_ids" in config and "mask_token_id" in config:  # DeepSpec's
+        return "dspark" if config.get("markov_rank") or config.get("enable_confidence_head") else "dflash"
+    return None
 
 
 def _told_by_weights(folder: Path) -> str | None:

@@ -166,9 +166,16 @@ class HeadFolders(BaseModel):
     glide: str | None = None
     feature: str | None = None
     eagle: str | None = None
+    peagle: str | None = None
+    dflash: str | None = None
+    dspark: str | None = None
+    dflash2: str | None = None
 
 
 HEAD_KINDS = tuple(HeadFolders.model_fields)  # the kinds of draft head: words for those in the pair's `students`
+BLOCK_KINDS = HEAD_KINDS[4:]  # those that draft a block in one pass, as others publish them
+PUBLISHED_KINDS = ("eagle", *BLOCK_KINDS)
+FETCHED = "--drafter ORG/NAME fetches one"
 
 
 class PairSpec(BaseModel):
@@ -210,7 +217,7 @@ class PairSpec(BaseModel):
         if folder is not None and os.path.isdir(folder):
             return Path(folder)
         why = "names none" if folder is None else f"names {folder}, which is not there"
-        how = f"infer.py distill --student {kind} makes one" if kind != "eagle" else "--drafter ORG/NAME fetches one"
+        how = f"infer.py distill --student {kind} makes one" if kind not in PUBLISHED_KINDS else FETCHED
         raise UsageError(f"no {kind} drafter: pair '{self.name}' {why} ({how})")
 
     def weights(self, revision: str | None = None) -> dict[str, str]:

@@ -23,7 +23,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sampling.drafters.draft_heads.config import KINDS, DraftHeadConfig
+from sampling.drafters.draft_heads.blocks import translated_block
+from sampling.drafters.draft_heads.config import BLOCKS, KINDS, BlockConfig, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.published import as_published, check_verifier, has_place, translated
 from utils.catalogue.catalogue import FORMAT, head_kind
@@ -101,13 +102,17 @@ def load_student(
     ours = stored.get("student") == FORMAT
     _check_complete(stored, ours, place)
     tensors = {} if ours else _tensors(place, stored)
-    if not ours and head_kind(place) == "eagle":
+    kind = None if ours else head_kind(place)
+    if kind is not None and kind in ("eagle", *BLOCKS):
         if target is None:
             raise UserError(f"the drafter {place} is for a target: it cannot be used without it")
         check_verifier(stored, name, place)
         large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
         try:
-            stored, tensors = translated(stored, tensors, large, place)
+            if kind in ("eagle", "peagle"):
+                stored, tensors = translated(stored, tensors, large, place)
+            else:
+                stored, tensors = translated_block(kind, stored, tensors, large, place)
             return _built(_config(stored, place), tensors, place, target)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # a field of another kind
             raise UserError(f"the drafter {place} cannot be read: {type(error).__name__}: {error}") from error
@@ -224,7 +229,8 @@ def _check_complete(stored: dict[str, Any], ours: bool, place: Path) -> None:
 
 def _config(stored: dict[str, Any], place: Path) -> DraftHeadConfig:
     """From our own keys, or from a Llama configuration as the published GLIDE checkpoints have it."""
-    known = {field.name for field in fields(DraftHeadConfig)}
+    of = BlockConfig if stored.get("kind") in BLOCKS else DraftHeadConfig
+    known = {field.name for field in fields(of)}
     values = {name: value for name, value in stored.items() if name in known and value is not None}
     values.setdefault("kind", "glide" if "large_num_attention_heads" in stored else "plain")
     for prefix in ("", "large_"):
@@ -236,14 +242,14 @@ def _config(stored: dict[str, Any], place: Path) -> DraftHeadConfig:
     rope = stored.get("rope_parameters")
     if isinstance(rope, dict) and rope.get("rope_theta") is not None:
         values.setdefault("rope_theta", rope["rope_theta"])
-    for field in fields(DraftHeadConfig):
+    for field in fields(of):
         value = values.get(field.name, field.default)
         wrong = field.type == "int" and not _whole(value, 0 if field.default == 0 else 1)
         wrong |= field.type == "float" and not (isinstance(value, int | float) and value > 0)
         if wrong and value is not MISSING:
             raise UserError(f"the drafter's {place / CONFIG} is damaged: {field.name} is {value!r}")
     try:
-        return DraftHeadConfig(**values)
+        return of(**values)
     except TypeError as error:
         raise UserError(
             f"the drafter's {place / CONFIG} is incomplete: {str(error).split('missing')[-1].strip()}"

@@ -7,8 +7,9 @@ from typing import Any, Literal, get_args
 
 from utils.errors import UserError
 
-Kind = Literal["plain", "glide", "feature", "eagle"]
-KINDS: tuple[str, ...] = get_args(Kind)
+Kind = Literal["plain", "glide", "feature", "eagle", "peagle", "dflash", "dspark", "dflash2"]
+BLOCKS = ("peagle", "dflash", "dspark", "dflash2")  # kinds that draft a whole block in one pass
+KINDS: tuple[str, ...] = tuple(kind for kind in get_args(Kind) if kind not in BLOCKS)  # stored in this program's format
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class DraftHeadConfig:
     rope: dict[str, Any] = field(default_factory=dict)  # rotary parameters beyond the base, as transformers has them
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UserError(f"a draft head is {', '.join(KINDS)}, got '{self.kind}'")
+        if self.kind not in get_args(Kind):
+            raise UserError(f"a draft head is {', '.join(get_args(Kind))}, got '{self.kind}'")
         if self.num_attention_heads % self.num_key_value_heads:
             raise UserError(f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} of keys")
         if self.kind == "glide" and not (self.large_num_attention_heads and self.large_head_dim):
@@ -59,9 +60,44 @@ class DraftHeadConfig:
         if self.kind == "feature" and not self.large_hidden_size:
             raise UserError("an EAGLE head needs large_hidden_size of its target")
 
-        if self.kind == "eagle" and not (self.large_hidden_size and self.reads):
+        if self.kind in ("eagle", *BLOCKS) and not (self.large_hidden_size and self.reads):
             raise UserError("an EAGLE head needs large_hidden_size and reads of its target")
         object.__setattr__(self, "reads", tuple(self.reads))  # a file has lists
 
+    @property
+    def is_eagle(self) -> bool:
+        """Whether each token enters with the state one position before it, in the format of EAGLE's authors."""
+        return self.kind in ("eagle", "peagle")
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class BlockConfig(DraftHeadConfig):
+    """The shape of a head that drafts `drafts` tokens in one pass: the row of the last token, and rows of a mask.
+
+    `mask`: the id whose embedding enters a mask's row. `from_anchor`: the last token's own row gives the first draft,
+    else the first mask's. `windows`: by layer, how far back from the last token it looks; 0 = to the beginning.
+    `causal`: inside the block the layers with a window see no later row. `rank`: of `markov` (vanilla, gated or rnn;
+    "" for none) or of the candidate selector. `choices`: candidates of a position that the selector scores again.
+    `taps`, `group`: rows of a convolution, and channels that share a coefficient.
+    """
+
+    mask: int = 0
+    drafts: int = 7
+    from_anchor: bool = False
+    windows: tuple[int, ...] = ()
+    causal: bool = True
+    markov: str = ""
+    rank: int = 0
+    confidence: bool = False
+    confidence_with_markov: bool = False
+    choices: int = 0
+    taps: int = 0
+    group: int = 0
+
+    @property
+    def masks(self) -> int:
+        """How many rows of the mask stand behind the last token's."""
+        return self.drafts - self.from_anchor

@@ -182,10 +182,10 @@ class FeatureSession(FollowingSession):
         theirs = before < torch.tensor(valid, device=positions.device)[:, None]
         x = self.network.join_none(embedded)
         if bool((known := theirs & (before >= 0)).any()):
-            joined = self.network.join_target(embedded, _at(self.target.hidden(self.reads), before))
+            joined = self.network.join_target(embedded, at(self.target.hidden(self.reads), before))
             x = torch.where(known[..., None], joined, x)
         if not bool(theirs.all()):
-            joined = self.network.join_own(embedded, _at(self.hidden(), before))
+            joined = self.network.join_own(embedded, at(self.hidden(), before))
             x = torch.where(theirs[..., None], x, joined)
         return x
 
@@ -210,7 +210,7 @@ def _addresses(states: Tensor, rows: np.ndarray, places: np.ndarray) -> np.ndarr
     return found
 
 
-def _at(states: Tensor, places: Tensor) -> Tensor:
+def at(states: Tensor, places: Tensor) -> Tensor:
     """states [B, S, D] at places [B, T], clamped to what is there: [B, T, D]."""
     index = places.clamp(0, states.shape[1] - 1).to(states.device)
     return states.gather(1, index[..., None].expand(-1, -1, states.shape[-1]))

@@ -7,6 +7,7 @@
   there is none yet, the drafter's own state stands in (EAGLE, arXiv 2401.15077).
 * eagle: the same as its authors publish it: EAGLE-3 (arXiv 2503.01840), which reads several of the target's states,
   and EAGLE-1 and 2, of which only the parameters are here (they draft and are not trained).
+* peagle, dflash, dspark, dflash2: heads that draft a block in one pass (peagle.py, dflash.py …); their parameters.
 
 The head may cover a reduced vocabulary only. Parameter names follow the published GLIDE checkpoints.
 Knows sequences in one piece: no cache, no sessions (sampling/drafters/draft_heads/network.py), no loss (training/).
@@ -21,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sampling.drafters.draft_heads.config import DraftHeadConfig
+from sampling.drafters.draft_heads.config import BlockConfig, DraftHeadConfig
 from utils.errors import UserError
 
 NONE, THEIRS, OWN = range(3)  # whose state stands before a token: nobody's, the target's, the head's own
@@ -202,6 +203,8 @@ class Layer(nn.Module):
             self.cross_attn = CrossAttention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = Gated(config)
+        if isinstance(config, BlockConfig) and config.taps:
+            self.attention_conv, self.mlp_conv = Convolution(config), Convolution(config)
 
     def entered(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What attention reads, and what goes by it: of token and state side by side [B, T, 2H] the state, or x."""
@@ -211,6 +214,77 @@ class Layer(nn.Module):
         normed = self.hidden_norm(state)
         read = torch.cat((self.input_layernorm(token), normed), dim=-1)
         return read, normed if self.norm_before_residual else state
+
+
+class Convolution(nn.Module):
+    """Mixes each row of a block with the rows before it, before a sublayer and after it.
+
+    A coefficient is a parameter of its channel and, for `group` neighbouring channels, a map of the sublayer's input.
+    """
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.taps, self.group, width = config.taps, config.group, config.hidden_size
+        self.base_kernel = nn.Parameter(torch.zeros(2, config.taps, width))
+        self.kernel_projection = nn.Linear(width, 2 * config.taps * (width // config.group), bias=False)
+
+    def coefficients(self, x: Tensor) -> Tensor:
+        """x [B, R, H] → [2, B, R, taps, H]: those before the sublayer, and those after it."""
+        own = self.kernel_projection(x).unflatten(-1, (2, self.taps, -1)).repeat_interleave(self.group, dim=-1)
+        return cast(Tensor, own + self.base_kernel).movedim(2, 0)
+
+    def forward(self, x: Tensor, coefficients: Tensor) -> Tensor:
+        """x [B, R, H] of whole blocks, each row with those before it as far as the block's first."""
+        shifted = [F.pad(x, (0, 0, tap, 0))[:, : x.shape[1]] for tap in range(self.taps)]
+        return (torch.stack(shifted, dim=2) * coefficients).sum(dim=2)
+
+
+class Markov(nn.Module):
+    """DSpark's sequential head: what the token before adds to the logits of a position, through `rank` numbers."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        rank, width = config.rank, config.hidden_size
+        self.kind = config.markov
+        self.markov_w1 = nn.Embedding(config.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, config.short_list or config.vocab_size, bias=False)
+        if config.markov == "gated":
+            self.gate_proj = nn.Linear(width + rank, rank)
+        if config.markov == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
+
+    def step(self, previous: Tensor, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids before [M], states x [M, H] and the recurrent state [M, r] → what enters `markov_w2` [M, r], the next."""
+        token = self.markov_w1(previous)
+        if self.kind == "vanilla":
+            return token, state
+        if self.kind == "gated":
+            return torch.sigmoid(self.gate_proj(torch.cat((x, token), dim=-1))) * token, state
+        gate, candidate, out = self.joint_proj(torch.cat((state, token, x), dim=-1)).chunk(3, dim=-1)
+        return torch.tanh(out), torch.lerp(torch.tanh(candidate), state, torch.sigmoid(gate))
+
+
+class Confidence(nn.Module):
+    """DSpark's estimate of the chance that a draft is accepted, made before the draft is drawn."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.proj = nn.Linear(config.hidden_size + config.rank * config.confidence_with_markov, 1)
+
+
+class Selector(nn.Module):
+    """DFlash2's scores of a position's candidates by the token before."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.predecessor_codebook = nn.Parameter(torch.zeros(config.vocab_size, config.rank))
+        self.successor_codebook = nn.Parameter(torch.zeros(config.vocab_size, config.rank))
+        self.hidden_projection = nn.Linear(config.hidden_size, config.rank, bias=False)
+
+    def forward(self, previous: Tensor, x: Tensor, candidates: Tensor) -> Tensor:
+        """Ids before [M], states x [M, H], candidates [M, C] → what is added to the candidates' logits [M, C]."""
+        context = self.predecessor_codebook[previous] * self.hidden_projection(x)
+        return cast(Tensor, (context[:, None] * self.successor_codebook[candidates]).sum(dim=-1))
 
 
 class Trunk(nn.Module):
@@ -224,7 +298,9 @@ class Trunk(nn.Module):
             self.join_embed = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
             self.join_feature = nn.Linear(config.large_hidden_size, config.hidden_size, bias=False)
             self.join_state = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        if config.kind == "eagle":
+        if isinstance(config, BlockConfig):
+            self._add_block_parts(config)
+        if config.is_eagle:
             large, count = config.large_hidden_size, len(config.reads)
             state = 0 if config.wide else config.hidden_size
             self.fc = nn.Linear(state + count * large, config.hidden_size, bias=config.fc_bias)
@@ -232,11 +308,25 @@ class Trunk(nn.Module):
                 self.input_norm = RMSNorm(count * large, config.rms_norm_eps)
             if config.fc_norm:
                 self.fc_norm = nn.ModuleList(RMSNorm(large, config.rms_norm_eps) for _ in config.reads)
-        entered = config.kind == "eagle"
+        entered = config.is_eagle
         self.layers = nn.ModuleList(Layer(config, entered and not at) for at in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if config.final_norm else nn.Identity()
         if config.project:
             self.project = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def _add_block_parts(self, config: BlockConfig) -> None:
+        count = len(config.reads) * config.large_hidden_size
+        if config.kind == "peagle":
+            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, count))
+            return
+        self.fc = nn.Linear(count, config.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        if config.markov:
+            self.markov_head = Markov(config)
+        if config.confidence:
+            self.confidence_head = Confidence(config)
+        if config.choices:
+            self.candidate_selector = Selector(config)
 
     def fused(self, features: Tensor) -> Tensor:
         """EAGLE-3: the target's states [B, T, K·G] as one of its own [B, T, H]."""

@@ -127,7 +127,8 @@ class StudentNetwork:
 
             self.compiled = CompiledStep(student, cast(Any, partial(_rounded, kind="q4")), _halves(student.rotary))
             return
-        self._from, self._wide = int(config.kind == "eagle"), config.wide  # an EAGLE head's text begins with token 1
+        self._take, self._frozen = take, frozen
+        self._from, self._wide = int(config.is_eagle), config.wide  # an EAGLE head's text begins with token 1
         self._layers = [
             LlamaLayer.of(layer, take, config.window, _entrance(layer, config, frozen), self._from)
             for layer in trunk.layers
@@ -152,7 +153,7 @@ class StudentNetwork:
             self._embed_norm, self._feature_norm, self._own_norm = norms
             joins = (take(join) for join in (trunk.join_embed, trunk.join_feature, trunk.join_state))
             self._join_embed, self._join_feature, self._join_own = joins
-        if config.kind == "eagle":
+        if config.is_eagle:
             self._fc = take(trunk.fc)
             self._all = norm_of(trunk.input_norm, frozen) if config.norm_before_fc else nn.Identity()
             self._each = [norm_of(norm, frozen) for norm in trunk.fc_norm] if config.fc_norm else []
@@ -179,7 +180,7 @@ class StudentNetwork:
 
         A GLIDE head runs without its target's cache here, i.e. as a plain one; an EAGLE head cannot.
         """
-        if self.kind in ("feature", "eagle"):
+        if self.kind == "feature" or self._from:
             raise ValueError("an EAGLE head needs its target's states: open it with FeatureLM")
         return self.answer(self.run(self.embed(ids), positions, mask, cache), keep, bool(hidden))
 
@@ -189,19 +190,19 @@ class StudentNetwork:
 
     def join_none(self, embedded: Tensor) -> Tensor:
         """Input of an EAGLE head at position 0, which has no state before it: [B, T, H]."""
-        if self.kind == "eagle":  # nothing else looks at it
+        if self._from:  # nothing else looks at it
             return self._paired(embedded, torch.zeros_like(embedded))
         return cast(Tensor, self._join_embed(self._embed_norm(embedded)))
 
     def join_target(self, embedded: Tensor, features: Tensor) -> Tensor:
         """The same where the target's state one position before is known: [B, T, H], [B, T, G]."""
-        if self.kind == "eagle":
+        if self._from:
             return self._paired(embedded, self._fused(features.to(embedded)))
         return cast(Tensor, self._join_feature(self._feature_norm(features.to(embedded)))) + self.join_none(embedded)
 
     def join_own(self, embedded: Tensor, own: Tensor) -> Tensor:
         """The same where its own state (what `run` returned there) stands in: [B, T, H] both."""
-        if self.kind == "eagle":
+        if self._from:
             return self._paired(embedded, own)
         return cast(Tensor, self._join_own(self._own_norm(own))) + self.join_none(embedded)
 

@@ -30,25 +30,62 @@ def translated(stored: Found, tensors: dict[str, Tensor], large: Any, place: Pat
     `large` is the target's configuration. UserError for another kind of head, or one for a target of another size.
     """
     kind = stored.get("speculators_model_type", "eagle3")
-    if kind not in ("eagle", "eagle3"):
-        raise UserError(f"the drafter {place} is a {kind} head, which is not read: EAGLE and EAGLE-3 heads are")
+    if kind not in ("eagle", "eagle3", "peagle"):
+        raise UserError(f"the drafter {place} is a {kind} head, which is not read")
     inner = stored.get("transformer_layer_config") or stored
+    own = named(tensors, place, "EAGLE")
+    wide = f"{_FIRST}hidden_norm.weight" in own
+    width = own["model.fc.weight"].shape[0]
+    if "sliding_attention" in (inner.get("layer_types") or ()):
+        raise UserError(f"the drafter {place} has sliding_attention layers, which are not read")
+    reads = _reads(stored, large.num_hidden_layers, place) if wide else (-1,)
+    _check_switches(stored, inner, own, wide, place)
+    found = {
+        "kind": "eagle",
+        **shape(stored, own, tensors, large, place, reads, 0 if wide else width),
+        "wide": wide,
+        "fc_bias": "model.fc.bias" in own,
+        "final_norm": "model.norm.weight" in own,
+        **{name: bool(stored.get(name, inner.get(name, False))) for name in _SWITCHES},
+        "norm_before_fc": "model.input_norm.weight" in own,
+        "fc_norm": "model.fc_norm.0.weight" in own,
+    }
+    if kind == "peagle":
+        found |= parallel(stored, own, place)
+    return reduced(found, own, tensors, place)
+
+
+def named(tensors: dict[str, Tensor], place: Path, kind: str) -> dict[str, Tensor]:
+    """The head's own tensors by our names. UserError where it lacks those that tell its shape."""
     own = {_name(name): value for name, value in tensors.items() if name not in _OTHERS}
     if (missing := next((name for name in _NEEDED if name not in own), None)) is not None:
-        raise UserError(f"the drafter {place} is no EAGLE head that can be read: it lacks {missing[6:]}")
+        raise UserError(f"the drafter {place} is no {kind} head that can be read: it lacks {missing[6:]}")
+    return own
+
+
+def shape(
+    stored: Found,
+    own: dict[str, Tensor],
+    tensors: dict[str, Tensor],
+    large: Any,
+    place: Path,
+    reads: tuple[int, ...],
+    beside: int = 0,
+) -> Found:
+    """The part of the configuration that all published heads have, as the weights tell it.
+
+    `reads`: the target's states that enter `fc`, behind `beside` other numbers. UserError for a head that is not read,
+    or for a target of another size.
+    """
+    inner = stored.get("transformer_layer_config") or stored
     fc, q, k, gate = (own[name] for name in _NEEDED)
-    wide = f"{_FIRST}hidden_norm.weight" in own
-    width = fc.shape[0]
     if "quantization_config" in stored or fc.dim() != 2 or not fc.is_floating_point():
         raise UserError(f"the drafter {place} is quantized by another program, which is not read")
     if inner.get("hidden_act", "silu") not in ("silu", "swish"):
         raise UserError(f"the drafter {place} has the activation {inner['hidden_act']}, which is not read: silu is")
-    if "sliding_attention" in (inner.get("layer_types") or ()):
-        raise UserError(f"the drafter {place} has sliding_attention layers, which are not read")
     size = own[f"{_FIRST}self_attn.q_norm.weight"].shape[0] if f"{_FIRST}self_attn.q_norm.weight" in own else None
     size = size or inner.get("head_dim") or q.shape[0] // int(inner["num_attention_heads"])
-    reads = _reads(stored, large.num_hidden_layers, place) if wide else (-1,)
-    states = fc.shape[1] - (0 if wide else width)
+    states = fc.shape[1] - beside
     if states != len(reads) * large.hidden_size:
         theirs = stored.get("target_hidden_size") or states / len(reads)
         raise UserError(
@@ -56,11 +93,9 @@ def translated(stored: Found, tensors: dict[str, Tensor], large: Any, place: Pat
             f"{large.hidden_size}"
         )
     vocabulary = next((len(one) for one in (tensors.get("t2d"), own.get(_EMBEDDING)) if one is not None), None)
-    _check_switches(stored, inner, own, wide, place)
     found = {
-        "kind": "eagle",
         "vocab_size": vocabulary or inner.get("vocab_size"),
-        "hidden_size": width,
+        "hidden_size": fc.shape[0],
         "intermediate_size": gate.shape[0],
         "num_hidden_layers": 1 + max(int(name.split(".")[2]) for name in own if name.startswith("model.layers.")),
         "num_attention_heads": q.shape[0] // size,
@@ -72,23 +107,17 @@ def translated(stored: Found, tensors: dict[str, Tensor], large: Any, place: Pat
         "rms_norm_eps": inner.get("rms_norm_eps", 1e-6),
         **_rope(inner, place),
         "reads": reads,
-        "wide": wide,
-        "fc_bias": "model.fc.bias" in own,
         "attention_bias": f"{_FIRST}self_attn.q_proj.bias" in own,
         "qk_norm": f"{_FIRST}self_attn.q_norm.weight" in own,
-        "final_norm": "model.norm.weight" in own,
         "shared_embedding": _EMBEDDING not in own,
         "shared_head": _HEAD not in own,
-        **{name: bool(stored.get(name, inner.get(name, False))) for name in _SWITCHES},
-        "norm_before_fc": "model.input_norm.weight" in own,
-        "fc_norm": "model.fc_norm.0.weight" in own,
     }
     if found["vocab_size"] != large.vocab_size:
         raise UserError(
             f"the drafter {place} is for a vocabulary of {found['vocab_size']} ids{_made_for(stored)}, this one has "
             f"{large.vocab_size}"
         )
-    return _reduced(found, own, tensors, place)
+    return found
 
 
 def _check_switches(stored: Found, inner: Found, own: dict[str, Tensor], wide: bool, place: Path) -> None:
@@ -160,6 +189,25 @@ def _reads(stored: Found, layers: int, place: Path) -> tuple[int, ...]:
     if len({*reads}) != len(reads) or not 0 <= reads[0] <= reads[-1] <= layers:
         raise UserError(f"the drafter {place} reads states {reads}: a target of {layers} layers has not those")
     return tuple(-1 if one == layers else one for one in reads)
+
+
+def parallel(stored: Found, own: dict[str, Tensor], place: Path) -> Found:
+    """What P-EAGLE adds to EAGLE-3: its mask, and how many drafts it was trained for."""
+    if "model.mask_hidden" not in own:
+        raise UserError(f"the drafter {place} is no P-EAGLE head that can be read: it lacks mask_hidden")
+    mask = next((stored[name] for name in ("mask_token_id", "ptd_token_id", "pard_token") if name in stored), None)
+    return {"kind": "peagle", "mask": mask, "drafts": _trained_for(stored) or USUAL_DRAFTS}
+
+
+USUAL_DRAFTS = 8  # of P-EAGLE, where the configuration says nothing
+
+
+def _trained_for(stored: Found) -> int | None:
+    made = stored.get("speculators_config")
+    methods = made.get("proposal_methods") if isinstance(made, dict) else None
+    first = methods[0] if isinstance(methods, list) and methods else {}
+    count = first.get("speculative_tokens") if isinstance(first, dict) else None
+    return count if isinstance(count, int) else None
 
 
 def usual_reads(layers: int) -> list[int]:
@@ -235,10 +283,13 @@ def _rope(inner: Found, place: Path) -> Found:
     return {"rope_theta": float(theta), "rope": {} if kind == "default" else {**rope, "rope_type": kind}}
 
 
-def _reduced(
-    found: Found, own: dict[str, Tensor], tensors: dict[str, Tensor], place: Path
+def reduced(
+    found: Found, own: dict[str, Tensor], tensors: dict[str, Tensor], place: Path, like_head: tuple[str, ...] = ()
 ) -> tuple[Found, dict[str, Tensor]]:
-    """The same with its reduced vocabulary: row i of the head is the target's id i + d2t[i]. Ascending, as ours are."""
+    """The same with its reduced vocabulary: row i of the head is the target's id i + d2t[i]. Ascending, as ours are.
+
+    `like_head`: other tensors with a row for each of these ids.
+    """
     offsets, chosen = tensors.get("d2t"), tensors.get("t2d")
     rows = None if found["shared_head"] else len(own[_HEAD])
     if offsets is None:
@@ -252,6 +303,5 @@ def _reduced(
         raise UserError(f"the drafter {place} is damaged: d2t, t2d and lm_head speak of different ids")
     if len(ids) == found["vocab_size"]:
         return found, own
-    if rows is not None:
-        own[_HEAD] = own[_HEAD][order]
+    own |= {name: own[name][order] for name in (_HEAD, *like_head) if name in own and len(own[name]) == len(order)}
     return {**found, "short_list": len(ids)}, {**own, "lm_head.ids": ids}

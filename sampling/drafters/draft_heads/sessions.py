@@ -1,4 +1,5 @@
-"""Sessions of draft heads that read their target's session while they run. Knows no kind of draft head.
+"""Sessions of draft heads that read their target's session while they run, and of models that answer a block at once.
+Knows no kind of draft head.
 
 What such a draft head computes at a position depends on how much of its target's state was there. A position
 is *settled* if it was computed with all it may ever see; the others (drafted ones) are kept as long as the
@@ -7,12 +8,15 @@ target stands still and computed anew as soon as it has moved.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.models.causal import CausalLM, CausalSession
-from sampling.types import Hidden, Rows, Session, states_of
+from sampling.types import Draft, Hidden, Rows, Session, states_of
 from utils.errors import UserError
 
 
@@ -52,16 +56,50 @@ class FollowingSession(CausalSession):
         self._views = [self._views[row] for row in rows.tolist()]
 
 
+class BlockSession(CausalSession):
+    """B rows of a model that drafts a block in one pass, by masks behind each row.
+
+    `mask`: the mask's id; `drafts`: the most tokens of a block.
+    """
+
+    mask: int
+    drafts: int
+
+    def draftable(self, length: int) -> int | None:
+        return self.drafts
+
+    def masks(self, count: int) -> int:
+        """How many masks a block of `count` drafts has: none where the row itself gives the first."""
+        return count - 1
+
+    def block(self, rows: Rows, count: int) -> None:
+        """Run the pass behind each row; its distributions are :meth:`behind` the rows and what is drafted there."""
+        masks = torch.full((len(rows), self.masks(count)), self.mask)
+        self.logits = self.score_reduced(rows, Draft(masks))[:, -self.drafts :]
+        self._settle([[] for _ in rows])
+
+    def behind(self, places: list[int], paths: Rows) -> Tensor:
+        """[M, n] logits behind M paths of one length, each a row's last token and drafts, of the rows in `places`."""
+        if len({*places}) == 1:
+            return self.logits[places[0], len(paths[0]) - 1].expand(len(places), -1)
+        return self.logits[places, len(paths[0]) - 1]
+
+    def confidence(self, places: list[int], paths: Rows) -> list[float]:
+        """The chance that a draft behind each of M paths is accepted, as far as the model estimates one; else 1."""
+        return [1.0] * len(places)
+
+
 class FollowingLM(CausalLM):
     """A draft head that reads its target; a base for the kinds. `vocab_size` as in :class:`CausalLM`."""
 
     kinds: tuple[str, ...] = ()
-    network: StudentNetwork
+    network_type = StudentNetwork
+    network: Any
 
     def __init__(self, student: DraftHead, name: str, vocab_size: int | None = None) -> None:
         if student.config.kind not in self.kinds:
             raise UserError(f"{name} needs a {self.kinds[0]} draft head, got a {student.config.kind} one")
-        super().__init__(StudentNetwork(student), name, vocab_size)
+        super().__init__(self.network_type(student), name, vocab_size)
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sampling.drafters.draft_model import Model
+from sampling.drafters.draft_model import Model, source_of
 from sampling.drafters.proposal import LEAST, Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.drafters.tables.suffix import SIZES, SuffixIndex
@@ -290,7 +290,7 @@ def build_beside(pair: Parts, asked: DraftRequest) -> LookupDrafter:
         pair.tables() if first == "tables" else None,
         recall=first == "tables" and tree,
         said=pair.said(asked),
-        model=Model(head.lm),
+        model=source_of(head.lm),
         tree=tree,
         shared_noise=tree,
         learn=asked.auto,

@@ -24,6 +24,7 @@ from app.command_line.subcommands import COMMANDS
 from app.screen.palette import want_color
 from app.settings.layers import Layers
 from app.settings.table import FIELDS, ModelOptions, Settings
+from app.settings.types import LANES
 from utils.errors import UsageError, UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -173,9 +174,7 @@ USAGE_ERRORS = [
     ),
     (
         ["bench", "--methods", "arr"],
-        "error: --methods must be a comma list of ar, spec, draft, ngram, tables, static, match, suffix, maxgram, "
-        "plain, glide, feature, eagle, tables+plain, tables+glide, tables+feature, tables+eagle, match+plain, "
-        "match+glide, match+feature, match+eagle, cascade, chain, oracle, beam, each once, got 'arr'",
+        f"error: --methods must be a comma list of {', '.join(LANES)}, each once, got 'arr'",
     ),
     (["bench", "--repeat", "0"], "error: --repeat must be a whole number from 1 to 1000, got 0"),
     (["bench", "--limit", "0"], "error: --limit must be a whole number, 1 or more, got 0"),

@@ -187,8 +187,8 @@ error: /target must be on or off, got 'maybe' (still off)
 > /compare spec,ar
 compare = spec,ar
 > /compare ar,ar
-error: compare must be a comma list of ar, spec, draft, ngram, tables, static, match, suffix, maxgram, plain, glide, feature, eagle, tables+plain, tables+glide, tables+feature, tables+eagle, match+plain, match+glide, match+feature, match+eagle, cascade, chain, oracle, beam, each once, got 'ar,ar' (still spec,ar)
-""",  # noqa: E501
+error: compare must be a comma list of LANES, each once, got 'ar,ar' (still spec,ar)
+""".replace("LANES", ", ".join(LANES)),
         """
 > /chat
 chat = off

@@ -28,8 +28,10 @@ from sampling.drafters.draft_heads.config import KINDS, DraftHeadConfig
 from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.stream import decode_of, pieces
 from sampling.types import Rule, Tree
+from tests.support import blocks
 from tests.support.runs import after
 from tests.support.scripted import run_lines
+from tests.support.students import BLOCKS
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer, write_prompts
 from utils.catalogue.catalogue import head_kind
 from utils.errors import UsageError
@@ -70,6 +72,9 @@ def make_student(kind: str, target: Any, *, large: int = 32) -> DraftHead:
 
 
 def write_student(folder: Path, kind: str, target: Any, **shape: int) -> Path:
+    if kind in BLOCKS:
+        case = next(case for case in blocks.CASES.values() if case.kind == kind)
+        return blocks.written(folder, *blocks.published(case, vocab=300, width=32, enters=(0, 1, 2), layers=2))
     about = {"tokenizer": fingerprint(tiny_tokenizer()), "target": "tiny", "date": "2025-01-02"}
     save_student(folder, make_student(kind, target, **shape), about)
     return folder
@@ -85,13 +90,13 @@ def students(pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one student of each kind."""
     folder, target = tmp_path_factory.mktemp("weights"), tiny_model()
     target.lm_head.weight.data[2] = 0.0  # as the pair's target: its stop token is out of reach
-    for kind in KINDS:
+    for kind in (*KINDS, *BLOCKS):
         write_student(folder / kind, kind, target)
     return folder
 
 
 def catalogue(folder: Path, pair: TinyPair, students: Path, drafter: str, more: str = "") -> Path:
-    kinds = ", ".join(f"{kind}: {students / kind}" for kind in KINDS)
+    kinds = ", ".join(f"{kind}: {students / kind}" for kind in (*KINDS, *BLOCKS))
     text = f"pairs:\n  tiny:\n    target: {{path: {pair.target}}}\n    drafter: {drafter}\n    students: {{{kinds}}}\n"
     file = folder / "models.yaml"
     file.write_text(text + more, encoding="utf-8")
@@ -227,7 +232,7 @@ def test_the_console_changes_drafters_and_lanes_in_the_middle_of_a_chat(
 def test_a_folder_with_a_student_is_known_for_one(
     tmp_path: Path, pair: TinyPair, students: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for kind in KINDS:
+    for kind in (*KINDS, *BLOCKS):
         assert is_draft_head(students / kind)
         assert head_kind(students / kind) == kind
         flags = ["--target", str(pair.target), "--drafter", str(students / kind), "--device", "cpu"]

@@ -14,6 +14,7 @@ from app.command_line.main import layers_of
 from app.lanes.pairing import catalogue_in, choose_pair
 from app.settings.layers import Layers, misspelt_variables, model_options
 from app.settings.table import FIELDS, SETTING_FIELDS, ModelOptions, Settings
+from app.settings.types import LANES
 from tests.app.console.test_slash_commands import ScriptedConsole, offered, transcript
 from utils.errors import UsageError
 
@@ -37,11 +38,7 @@ def test_every_value_offered_on_tab_is_accepted(name: str) -> None:
         FIELDS[name].read(choice)
 
 
-A_LIST = (
-    "a comma list of ar, spec, draft, ngram, tables, static, match, suffix, maxgram, plain, glide, feature, eagle, "
-    "tables+plain, tables+glide, tables+feature, tables+eagle, match+plain, match+glide, match+feature, match+eagle, "
-    "cascade, chain, oracle, beam, each once"
-)
+A_LIST = f"a comma list of {', '.join(LANES)}, each once"
 REFUSED: list[tuple[str, Any, str]] = [
     ("top_p", "1.5", "top_p must be above 0 and at most 1, got 1.5 (still 0.9)"),
     ("top_p", "0", "top_p must be above 0 and at most 1, got 0 (still 0.9)"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.lanes.pairing import catalogue_in
 from utils.catalogue.catalogue import Catalogue
-from utils.catalogue.specs import ModelSpec, spec_from_argument
+from utils.catalogue.specs import HEAD_KINDS, ModelSpec, spec_from_argument
 from utils.errors import UsageError
 
 SHIPPED = Path(__file__).parents[3] / "models.yaml"
@@ -170,7 +170,7 @@ drafter: none -> students: {plain: 5}
 drafter: none -> students: {plain: }
     :11: pair 'b': students.plain has no value
 drafter: none -> students: weights
-    :11: pair 'b': students must map plain, glide, feature, eagle to folders, got 'weights'
+    :11: pair 'b': students must map HEADS to folders, got 'weights'
 drafter: none -> cascade: [org/small, maxgram] / k_matrix: [[1, 2]]
     :12: pair 'b': k_matrix must be square: 1 rows, but one of them has 2 numbers
 drafter: none -> cascade: [org/small, maxgram] / k_matrix: [[1, 2], [3]]
@@ -243,7 +243,7 @@ target: org/big -> target: 'org/big
     :9: a key must be text, got '7': put it in quotes
 """
 
-LINES = MISTAKES.splitlines()
+LINES = MISTAKES.replace("HEADS", ", ".join(HEAD_KINDS)).splitlines()
 
 
 @pytest.mark.parametrize(("change", "expected"), list(zip(LINES[::2], LINES[1::2], strict=True)))

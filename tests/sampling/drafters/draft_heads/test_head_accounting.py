@@ -17,6 +17,7 @@ from torch import Tensor
 from sampling.drafters.draft_heads.checkpoint import CONFIG, WEIGHTS, load_student, save_student
 from sampling.drafters.draft_heads.modules import DraftHead
 from tests.sampling.drafters.draft_heads.test_published import CASES, Case, large, published, written
+from tests.support import blocks
 from tests.support.students import KINDS, make_student, make_target
 from utils.errors import UserError
 
@@ -96,6 +97,16 @@ def test_a_published_head_is_the_same_or_refused(name: str, tmp_path: Path) -> N
         said = {**config, "transformer_layer_config": changed} if inner is not config else changed
         head = loaded(written(tmp_path / f"{change} {key}", said, tensors, case), target)
         assert isinstance(head, str) or same(head, untouched), (change, key)
+
+
+@pytest.mark.parametrize("name", [*blocks.CASES][1::2])
+def test_a_block_head_is_the_same_or_refused(name: str, tmp_path: Path) -> None:
+    target, (config, tensors) = blocks.target_of("Llama"), blocks.published(blocks.CASES[name])
+    untouched = loaded(blocks.written(tmp_path / "whole", config, tensors), target)
+    for number, (change, tensor, changed) in enumerate(changes(tensors)):
+        head = loaded(blocks.written(tmp_path / f"{number}", config, changed), target)
+        taken = change == "drop" and tensor in TAKEN
+        assert isinstance(head, str) or taken or same(head, untouched), (change, tensor)
 
 
 def test_an_embedding_that_was_trained_is_stored(tmp_path: Path) -> None:

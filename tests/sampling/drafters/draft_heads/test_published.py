@@ -370,7 +370,7 @@ def test_which_states_are_read(stored: dict[str, Any], layers: int, reads: tuple
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"speculators_model_type": "dflash"}, "is a dflash head, which is not read"),
+        ({"speculators_model_type": "medusa"}, "is a medusa head, which is not read"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, r"reads states \[2, 4, 9\]: a target of 8 layers"),
         ({"eagle_aux_hidden_state_layer_ids": "2"}, "is '2', no list of layers"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 4]}, r"hidden size 36 \(org/Large-8B\), this one has 24"),

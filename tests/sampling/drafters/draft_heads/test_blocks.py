@@ -1,0 +1,170 @@
+"""Heads that draft a block in one pass: each published naming gives the logits of the package *speculators*, chains and
+trees of them change no text, and a tree is the likeliest paths.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sampling.drafters.draft_heads.checkpoint import load_student
+from sampling.drafters.draft_model import ModelDrafter, source_of
+from sampling.drafters.proposal import Proposer
+from sampling.drafters.tables.lookup import LookupDrafter
+from sampling.models.causal import CausalLM
+from sampling.sampler import KeyedSampler
+from sampling.types import Budget, above
+from tests.sampling.drafters.draft_heads.test_exact import (
+    EXACT,
+    FAIL_BELOW,
+    OffByOne,
+    counted,
+    enumerated,
+    itself,
+    same_rounds,
+)
+from tests.support.blocks import CASES, V, loaded, published, reference, target_of, written
+from tests.support.reference import NaiveLaw
+from tests.support.runs import answers, decode, drafting, emitted, greedy
+from tests.support.students import BLOCKS, close, fed, make_drafter, make_student, make_target, text
+from utils.errors import UserError
+from utils.logits_processors import make_processor
+
+FAMILIES = ("Llama", "Qwen3")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", CASES)
+def test_a_block_has_the_logits_of_the_reference(name: str, family: str, tmp_path: Path) -> None:
+    target, row = target_of(family), text(1, 12, V)
+    lm = loaded(tmp_path, name, target)
+    session: Any = None
+    for length, wanted in reference(name, family).items():  # again behind more tokens, on the cache that was kept
+        held = fed(target, [row[:length]], [length - 1], hidden=lm.reads_hidden)
+        session = lm.open([row[:length]], previous=session, target=held)
+        session.block([row[:length]], lm.block)
+        for depth, numbers in enumerate(wanted):
+            close(session.behind([0], [row[length - 1 :][:1] + [0] * depth])[0][::4], numbers, 1e-4)
+
+
+# -- trees --------------------------------------------------------------------------------------------
+
+
+def best_first(session: Any, last: int, depth: int, nodes: int) -> list[list[int]]:
+    """The `nodes` likeliest paths, by a heap: a path that is taken brings its next sibling and its first child."""
+    turns = count()
+
+    def level(path: list[int]) -> list[tuple[float, int]]:
+        probs = session.behind([0], [[last, *path]])[0].double().log_softmax(dim=-1).tolist()
+        ids = range(len(probs)) if session.reduced_ids is None else session.reduced_ids.tolist()
+        return sorted(zip(probs, ids, strict=True), reverse=True)
+
+    first = level([])
+    heap, taken = [(-first[0][0], next(turns), 0.0, [], first, 0)], []
+    while len(taken) < nodes and heap:
+        cost, _, above, path, siblings, place = heapq.heappop(heap)
+        taken.append([*path, siblings[place][1]])
+        if place + 1 < len(siblings):
+            heapq.heappush(heap, (above - siblings[place + 1][0], next(turns), above, path, siblings, place + 1))
+        if len(taken[-1]) < depth:
+            below = level(taken[-1])
+            heapq.heappush(heap, (cost - below[0][0], next(turns), cost, taken[-1], below, 0))
+    return sorted(taken)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_tree_is_the_likeliest_paths(name: str, tmp_path: Path) -> None:
+    target, row = target_of("Llama"), text(2, 9, V)
+    lm = loaded(tmp_path, name, target)
+    held = fed(target, [row], [8], hidden=lm.reads_hidden)
+    sampler = KeyedSampler(make_processor(0.9), 3)  # under it as many tokens are offered as the tree has nodes
+    for nodes in (1, 6, 14):
+        drafter: Any = Proposer([source_of(lm)], tree=True, nodes=nodes, least=0.0)
+        drafter.start([row], held, held)
+        draft = drafter.propose([row], Budget([lm.block]), drafting(sampler, [row]))
+        parents, paths = above(draft.parents, nodes), list[list[int]]()
+        for token, parent in zip(draft.tokens[0].tolist(), parents, strict=True):
+            paths.append([token] if parent < 0 else [*paths[parent], token])
+        assert sorted(paths) == best_first(drafter.sessions[0], row[-1], lm.block, nodes)
+        assert [call.passes for call in draft.calls] == [1]
+
+
+@pytest.mark.parametrize("name", [*CASES][1:3])
+def test_text_is_plain_decodings_in_chains_and_trees(name: str, tmp_path: Path) -> None:
+    target = target_of("Qwen3")
+    plain, lm = CausalLM(target), loaded(tmp_path, name, target)
+    prompts = [text(5, 9, V), text(6, 3, V), [7]]
+    for sampler in (greedy, lambda: KeyedSampler(make_processor(0.8), 3, coupling="gumbel")):
+        alone = answers(plain, prompts, None, sampler(), length=10)
+        assert answers(plain, prompts, ModelDrafter(lm), sampler(), length=10) == alone
+    for drafter in (Proposer([source_of(lm)], tree=True), LookupDrafter(model=source_of(lm), tree=True)):
+        alone = answers(plain, prompts[:1], None, KeyedSampler(make_processor(0.9), 1), length=10)
+        assert answers(plain, prompts[:1], drafter, KeyedSampler(make_processor(0.9), 1), length=10) == alone
+
+
+# -- what is said ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_the_emitted_law_is_the_targets_to_the_last_digit(kind: str) -> None:
+    assert enumerated(kind, itself, "law", NaiveLaw(top_k=2)) < EXACT
+
+
+def test_a_wrong_law_is_seen() -> None:
+    assert enumerated("dflash", OffByOne, "law", NaiveLaw(top_k=2)) > 1e-3
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_sampled_tokens_have_the_targets_law(kind: str) -> None:
+    assert counted(kind, "rejection", 2_500) > FAIL_BELOW
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_the_next_turns_and_rows_beside_each_other_draft_as_alone(kind: str) -> None:
+    target = make_target(8, seed=10)
+    lm, student = CausalLM(target), make_student(kind, target, short=[0, 2, 3, 4, 5, 6, 7], seed=2)
+    prompts = [text(41, 3, 8), text(42, 17, 8), [6]]
+    options = {"length": 16, "gamma": 3, "stop": {1}}
+    together = decode(lm, prompts, make_drafter(student), greedy(), **options)
+    kept = make_drafter(student)
+    for row, prompt in enumerate(prompts):
+        alone = decode(lm, [prompt], kept, greedy(), **options)
+        same_rounds(together, alone, row)
+        same_rounds(
+            decode(lm, [[*prompt, *emitted(alone)[0], 5]], kept, greedy(), **options),
+            decode(lm, [[*prompt, *emitted(alone)[0], 5]], make_drafter(student), greedy(), **options),
+        )
+
+
+# -- refused --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        ("DFlash", {"aux_hidden_state_layer_ids": [2, 4, 9]}, r"reads states \[2, 4, 9\]: a target of 8 layers"),
+        ("DFlash", {"aux_hidden_state_layer_ids": None}, "is None, no list of layers"),
+        ("DFlash", {"aux_hidden_state_layer_ids": [2, 4]}, r"hidden size 36 \(org/Large-8B\), this one has 24"),
+        ("DFlash", {"block_size": 1}, "block_size is 1, no number of rows from 2 on"),
+        ("DFlash", {"mask_token_id": 40}, "mask_token_id is 40, no id of 40"),
+        ("DFlash", {"mask_token_id": None}, "mask_token_id is None"),
+        ("DFlash of z-lab", {"causal_head": True}, "has causal_head, which is not read"),
+        ("DFlash of z-lab", {"layer_types": ["full_attention"]}, "has 2 layers, its layer_types are"),
+        ("DFlash of DeepSpec", {"target_layer_ids": [1, 3, 8]}, r"reads states \[2, 4, 9\]"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(name: str, changes: dict[str, Any], told: str, tmp_path: Path) -> None:
+    config, tensors = published(CASES[name])
+    with pytest.raises(UserError, match=told) as refused:
+        load_student(written(tmp_path, {**config, **changes}, tensors), target_of("Llama"))
+    assert "\n" not in str(refused.value)
+
+
+def test_the_layers_that_z_lab_reads_where_it_names_none(tmp_path: Path) -> None:
+    config, tensors = published(CASES["DFlash of z-lab"])
+    del config["dflash_config"]["target_layer_ids"]
+    assert load_student(written(tmp_path, config, tensors), target_of("Llama")).config.reads == (2, 4, 6)

@@ -1,0 +1,164 @@
+"""Random block heads as they are published, configuration and tensors in each naming, and their logits by the package
+*speculators*.
+
+Where that cannot be imported (requirements-dev.txt says why) the numbers are those of block_logits.json, which
+`python -m tests.support.blocks` writes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sampling.drafters.draft_heads.checkpoint import load_student
+from sampling.drafters.draft_heads.dflash import DFlashLM
+from tests.support import speculators
+from tests.support.students import make_target, text
+from utils.catalogue.catalogue import head_kind
+
+V, G, HEAD, LAYERS = 40, 24, 8, 8
+SHORT = [0, 2, 3, 5, 8, 13, 21, 34, 39]
+ENTERS = [2, 4, 7]  # what enters these layers is read
+
+
+class BlockCase(NamedTuple):
+    """A published block head. `style`: speculators, z-lab or DeepSpec."""
+
+    kind: str
+    style: str = "speculators"
+    options: dict[str, Any] = {}  # noqa: RUF012  # read only
+    short: bool = False
+    own: bool = False  # an embedding and an output layer
+    sliding: tuple[bool, ...] = (False, False)
+    block: int = 4
+
+    @property
+    def anchored(self) -> bool:
+        """Whether the last token's own row gives the first draft."""
+        return bool(self.options.get("sample_from_anchor", self.style == "DeepSpec" or self.kind == "dspark"))
+
+
+CASES = {
+    "DFlash": BlockCase("dflash"),
+    "DFlash, windows, a reduced vocabulary": BlockCase("dflash", short=True, sliding=(True, False)),
+    "DFlash from the anchor, windows alone": BlockCase(
+        "dflash",
+        options={"sample_from_anchor": True, "sliding_window_non_causal": True},
+        sliding=(True, True),
+    ),
+    "DFlash of z-lab": BlockCase("dflash", "z-lab"),
+    "DFlash of DeepSpec": BlockCase("dflash", "DeepSpec", own=True),
+}
+
+
+def published(
+    case: BlockCase, vocab: int = V, width: int = G, enters: Sequence[int] = ENTERS, layers: int = LAYERS
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and the tensors, for a target of this vocabulary, width and depth."""
+    noise = torch.Generator().manual_seed(4)
+
+    def drawn(*shape: int) -> Tensor:
+        made = torch.randn(*shape, generator=noise)
+        return 1 + 0.3 * made if len(shape) == 1 else 1.5 * made / shape[-1] ** 0.5
+
+    tensors = {
+        "fc.weight": drawn(width, len(enters) * width),
+        "hidden_norm.weight": drawn(width),
+        "norm.weight": drawn(width),
+    }
+    for at in range(len(case.sliding)):
+        layer = f"layers.{at}."
+        for name, rows in (("q", 4), ("k", 2), ("v", 2)):
+            tensors[f"{layer}self_attn.{name}_proj.weight"] = drawn(rows * HEAD, width)
+        tensors[f"{layer}self_attn.o_proj.weight"] = drawn(width, 4 * HEAD)
+        tensors |= {f"{layer}self_attn.{name}_norm.weight": drawn(HEAD) for name in "qk"}
+        tensors |= {f"{layer}mlp.{name}_proj.weight": drawn(32, width) for name in ("gate", "up")}
+        tensors[f"{layer}mlp.down_proj.weight"] = drawn(width, 32)
+        tensors |= {f"{layer}{name}_layernorm.weight": drawn(width) for name in ("input", "post_attention")}
+    rows = len(SHORT) if case.short else vocab
+    if case.own:
+        tensors["embed_tokens.weight"] = drawn(vocab, width)
+    if case.own or case.short:
+        tensors["lm_head.weight"] = drawn(rows, width)
+    if case.short:
+        tensors["d2t"] = torch.tensor(SHORT) - torch.arange(len(SHORT))
+        tensors["t2d"] = torch.tensor([token in SHORT for token in range(vocab)])
+    inner = {
+        "model_type": "qwen3", "vocab_size": vocab, "hidden_size": width, "intermediate_size": 32,
+        "num_attention_heads": 4, "head_dim": HEAD, "num_key_value_heads": 2, "num_hidden_layers": len(case.sliding),
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        "layer_types": ["sliding_attention" if sliding else "full_attention" for sliding in case.sliding],
+        "use_sliding_window": any(case.sliding), "sliding_window": 5 if any(case.sliding) else None,
+    }  # fmt: skip
+    told = {"block_size": case.block, "mask_token_id": 38, **case.options}
+    outputs = [layer - 1 for layer in enters]
+    if case.style == "z-lab":
+        nested = {"target_layer_ids": outputs, "mask_token_id": told.pop("mask_token_id")}
+        return {"architectures": ["DFlashDraftModel"], **inner, **told, "dflash_config": nested}, tensors
+    if case.style == "DeepSpec":
+        own = {"architectures": ["Qwen3DSparkModel"], "target_layer_ids": outputs, "num_target_layers": layers}
+        return {**own, "markov_rank": 0, "enable_confidence_head": False, **inner, **told}, tensors
+    said = {"speculators_model_type": case.kind, "aux_hidden_state_layer_ids": [*enters], "draft_vocab_size": rows}
+    made = {"algorithm": case.kind, "verifier": {"name_or_path": "org/Large-8B", "architectures": []}}
+    proposal = {"proposal_type": "greedy", "speculative_tokens": case.block - 1}
+    made |= {"default_proposal_method": "greedy", "proposal_methods": [proposal]}
+    return {**said, "speculators_config": made, "transformer_layer_config": inner, **told}, tensors
+
+
+def written(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    """The folder of these."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+LMS: dict[str, Any] = {"dflash": DFlashLM}
+NUMBERS = Path(__file__).with_name("block_logits.json")
+
+
+@cache
+def target_of(family: str) -> Any:
+    """A target of eight layers."""
+    return make_target(V, seed=11, family=family, num_hidden_layers=LAYERS)
+
+
+def loaded(folder: Path, name: str, target: Any) -> Any:
+    """The head of a case as an LM, from its folder."""
+    case = CASES[name]
+    place = written(folder, *published(case))
+    assert head_kind(place) == case.kind
+    return LMS[case.kind](load_student(place, target))
+
+
+def reference(name: str, family: str) -> dict[int, Tensor]:
+    """By the tokens of the row: logits [drafts, n / 4] of each position of the block, of every fourth id."""
+    if not speculators.IMPORTABLE:
+        stored = json.loads(NUMBERS.read_text())[f"{name}, {family}"]
+        return {int(length): torch.tensor(numbers) for length, numbers in stored.items()}
+    case, target, row = CASES[name], target_of(family), text(1, 12, V)
+    model = speculators.block_made(*published(case._replace(style="speculators")), target)
+    states = target(input_ids=torch.tensor([row]), output_hidden_states=True).hidden_states
+    features = torch.cat([states[at][0] for at in ENTERS], dim=-1)
+    drafts = case.block - 1 + case.anchored
+    return {length: speculators.block(model, features, row, length - 1)[0][-drafts:, ::4] for length in (9, 12)}
+
+
+if __name__ == "__main__":
+    made = {
+        f"{name}, {family}": {
+            length: [[round(value, 5) for value in one] for one in numbers.tolist()]
+            for length, numbers in reference(name, family).items()
+        }
+        for name in CASES
+        for family in ("Llama", "Qwen3")
+    }
+    NUMBERS.write_text(json.dumps(made) + "\n")
