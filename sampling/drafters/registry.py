@@ -35,7 +35,7 @@ NEEDS = {
     "model": "a drafter model",
     "tables": "n-gram tables",
     "cascade": "the drafters that its cascade names",
-    **{kind: f"a draft head trained for the target ({kind})" for kind in HEADS},
+    **{kind: f"a draft head ({kind})" for kind in HEADS},
 }
 NGRAM = ("ngram_n", "ngram_multi_level", "ngram_filler", "ngram_stop_if_unknown", "ngram_reset")
 TREE = ("verify", "expand", "nodes")
@@ -171,7 +171,7 @@ _ALONE = (
     DrafterRow(
         "eagle",
         "EAGLE head",
-        "a published EAGLE or EAGLE-3 head: reads the target's hidden states",
+        "a published EAGLE or EAGLE-3 head",
         "sampling.drafters.draft_heads.eagle:build",
         needs="eagle",
         settings=(*TREE, "gamma"),
@@ -181,7 +181,7 @@ _ALONE = (
     DrafterRow(
         "dflash",
         "DFlash head",
-        "a published DFlash head: drafts a block in one pass",
+        "a published DFlash head: a block in one pass",
         "sampling.drafters.draft_heads.dflash:build",
         needs="dflash",
         settings=(*TREE, "gamma"),
