@@ -34,6 +34,7 @@ def facts(device: Any) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": str(device),
         "gpu": gpu,
+        "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "processes": world().size,

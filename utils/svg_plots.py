@@ -9,6 +9,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable
+from colorsys import hsv_to_rgb
 from typing import TYPE_CHECKING, Any, cast
 from xml.etree import ElementTree
 
@@ -38,6 +39,14 @@ _STYLE: dict[str, Any] = {
     "text.parse_math": False,  # a name with dollar signs is no formula
 }
 _SILENT = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # no description, so the same figures give the same text
+
+
+def colours(count: int) -> list[str]:
+    """A colour for each of `count` series, no two the same: the palette, or hues of alternating lightness."""
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    each = (hsv_to_rgb(index / count, 0.85, (0.85, 0.55)[index % 2]) for index in range(count))
+    return ["#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in each]
 
 
 def svg(draw: Callable[[Figure], None], width: float, height: float, name: str = "plot") -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from app.bench.results import PARTS, Run, Value, time_split
 from app.bench.summary import Key, SummaryRow
 from app.settings.types import named
-from utils.svg_plots import COLOURS, GREY, MARKERS, svg
+from utils.svg_plots import GREY, MARKERS, colours, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Variants:
-    """The rows of one temperature with the name, colour and mark of each: a method's gammas share a colour."""
+    """The rows of one temperature with the name, colour and mark of each."""
 
     rows: Sequence[SummaryRow]
     names: Mapping[Key, str]
@@ -51,10 +51,14 @@ class Variants:
         return named(self.names[row.key])
 
     def look(self, row: SummaryRow) -> tuple[str, str]:
-        methods = list(dict.fromkeys(one.method for one in self.rows))
-        place = methods.index(row.method)
-        again = [one.key for one in self.rows if one.method == row.method].index(row.key)
-        return COLOURS[place % len(COLOURS)], MARKERS[(place + again) % len(MARKERS)]
+        place = [each.key for each in self.rows].index(row.key)
+        return _colours(self.rows)[row.key], MARKERS[place % len(MARKERS)]
+
+
+def _colours(rows: Sequence[SummaryRow]) -> dict[Key, str]:
+    """A colour of its own for each method and gamma, grey for plain decoding."""
+    drafting = [row.key for row in rows if row.method != "ar"]
+    return {row.key: GREY for row in rows} | dict(zip(drafting, colours(len(drafting)), strict=True))
 
 
 def plots(run: Run, variants: Variants) -> list[Plot]:
@@ -68,7 +72,9 @@ def _drawn(plot: Plot, draw: Callable[[Figure], None], height: float, name: str)
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        figure.legend(handles, labels, loc="outside right upper")
 
 
 def _lines(figure: Figure, axes: Axes, names: Sequence[str], words: str) -> None:
@@ -94,18 +100,14 @@ def rates(rows: Sequence[SummaryRow], names: Mapping[Key, str]) -> Plot:
         return Plot(title, about, missing="The file tells no tokens a second: what it has is below.")
 
     def draw(figure: Figure) -> None:
-        axes, meant = figure.subplots(), {}
+        axes, looks = figure.subplots(), _colours(rows)
         for place, (row, mean) in enumerate((row, mean) for row, mean in found if mean is not None):
-            colour = GREY if row.method == "ar" else COLOURS[0]
-            meant[colour] = "plain decoding" if row.method == "ar" else "drafting"
-            axes.barh(place, mean, 0.7, color=colour)
+            axes.barh(place, mean, 0.7, color=looks[row.key])
             if spread := row.predicted_per_second.spread:
                 axes.hlines(place, max(0.0, mean - spread), mean + spread, color="black", linewidth=1)
             axes.annotate(
                 f"{mean:.1f}", (mean + (spread or 0.0), place), (4, 0), textcoords="offset points", va="center"
             )
-        for colour, label in meant.items():
-            axes.plot([], [], "s", color=colour, label=label)
         axes.margins(x=0.08)
         axes.set_xlim(left=0)
         _lines(figure, axes, [name for name, _ in table], "tokens a second")

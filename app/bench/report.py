@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.bench.options import BenchArgs
 from app.bench.results import Run, read_run
-from app.bench.summary import OTHER_TEXT, Key, Row, SummaryRow, named, shown, times
+from app.bench.summary import MARKS, OTHER_TEXT, Key, Row, SummaryRow, named, shown, times
 from app.bench.table import calls_cell, disturbances, loops_line, modelled, reviews_cell, swi_tables
 from app.lanes.costs import BY
 from app.screen.rows import visible
@@ -27,6 +27,23 @@ if TYPE_CHECKING:
 
 _PAGE = Path(__file__).with_name("report.html")
 _CUT = 100  # characters of a prompt
+MEANINGS = {
+    "predicted_per_second": "tokens a second after the first token: the mean of the repeats, ± their deviation",
+    "speedup": "the rate over that of plain decoding (ar) in the same run, the median of the repeats",
+    "speedup_per_repeat": "the least and the most speed-up of a repeat",
+    "expected_speedup": "the speed-up that the formula gives for the alpha, c and v measured here",
+    "speedup_without_loops": "the speed-up over the prompts of whose plain answer at most a quarter lies in loops",
+    "tokens_per_pass": "tokens said over passes of the target, its own tokens included",
+    "acceptance_rate": "accepted drafts over drafted tokens",
+    "alpha": "accepted drafts over examined ones; a draft after a rejected one is not examined",
+    "c": "the time of a drafted token, in one-token passes of the target",
+    "v": "the time of a pass that checks drafts, in one-token passes of the target",
+    "ttft_ms": "the time to the first token",
+    "prompt_per_second": "tokens of the prompt read a second",
+    "differs": "answers whose text is not plain decoding's, of those compared with it",
+}
+"""By column of the table of methods."""
+SWI = "standardised walltime improvement: the speed-up if calls of models cost what a table says, such as their sizes"
 
 
 class Cell(NamedTuple):
@@ -130,7 +147,14 @@ def _part(run: Run, temperature: float | None, index: int) -> dict[str, Any]:
         "plots": plots(run, variants),
         "swi_head": ["method", "calls a target pass", "reviews passed", *(f"by {BY[name]}" for name in tables)],
         "swi": [_costs(row, tables) for row in calling],
+        "legend": _legend(columns, figures) + ([("SWI", SWI)] if calling else []),
     }
+
+
+def _legend(columns: Sequence[str], rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """The meaning of each column, and of the marks that stand behind a difference."""
+    heads = [(shown("report")[key].head("report"), MEANINGS[key]) for key in columns]
+    return heads + [(mark, words.partition(": ")[2]) for key, mark, words in MARKS if any(row[key] for row in rows)]
 
 
 def _sentence(run: Run, temperature: float | None) -> str:

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from app.bench.report import page
+from app.bench.report import MEANINGS, page
 from app.bench.results import Run
+from app.bench.summary import shown
 from app.command_line.main import main
 from tests.support.tiny import tiny_pair, write_prompts
 from utils.errors import UserError
-from utils.svg_plots import svg
+from utils.machine import cpu_name
+from utils.svg_plots import COLOURS, colours, svg
 
 HOSTILE = "</td></svg>--></style><script>alert(1)</script>\"'><img src=x onerror=alert(1)> $\\frac{ \x1b[31m &amp;"
 
@@ -279,3 +281,19 @@ def test_without_matplotlib_a_plot_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(UserError, match="pip install -r requirements"):
         svg(lambda figure: None, 1, 1)
+
+
+def test_a_legend_explains_every_column_and_the_page_names_the_processor(parsed: Parsed) -> None:
+    heads = {cell[0] for cell in parsed.tables["methods"][0][0]} - {"method"}
+    explained = {row[0][0]: row[1][0] for table in parsed.tables["words"] for row in table if len(row) == 2}
+    assert {"c", "v", "differs"} <= heads <= explained.keys()
+    assert "SWI" in explained
+    assert {*shown("report")} == {*MEANINGS}
+    assert all(len(explained[head]) > 10 for head in heads)
+    assert explained["cpu"] == cpu_name()
+
+
+def test_every_series_has_a_colour_of_its_own() -> None:
+    for count in (1, 7, 8, 20, 60):
+        assert len(set(colours(count))) == count
+    assert set(colours(7)) == set(COLOURS)
