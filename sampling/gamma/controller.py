@@ -87,7 +87,8 @@ class Controller:
     can bear it; a trial that paid is followed by another.
     *An account* bounds the loss: no draft is begun that, if all of it is rejected, would make all answers together cost
     more than 1.0125 × plain decoding and 1.2 passes; what drafts gained before counts for up to 4 passes. It is kept in
-    measured costs, not in seconds: a call that is slow once is not charged to drafts.
+    measured costs, not in seconds: a call that is slow once is not charged to drafts. Of a best-first tree it books the
+    tokens that such trees keep of what they promise: booked by what came, chance would empty it where drafts gain little.
 
     A batch has one budget for all rows: its passes cost what the longest draft costs, and drafts are judged by the row
     that is behind, as the others wait for it in the end. Costs are learned separately for each number of rows.
@@ -257,7 +258,8 @@ class Controller:
         further_s = pass_s * (passes - 1) if passes and self.tree is Tree.BEST_FIRST else 0.0
         idle = self._asleep if self.costs.drafting_known else self._idle
         self.costs.add(drafted + 1, paid, idle, draft_s - further_s, verify_s, pass_s, sample_s)
-        self._charge(tokens, drafted, paid, draft_s if asked else 0.0, further_s)
+        hoped = 1 + self.acceptance.calibration * promised if promised else float(tokens)
+        self._charge(tokens, hoped, drafted, paid, draft_s if asked else 0.0, further_s)
         self._asleep = 0 if (ran_model if self._has_model else asked) else self._asleep + 1
         self.rounds += 1
         if self.tree is Tree.BEST_FIRST and len(steps) == 1:
@@ -277,8 +279,8 @@ class Controller:
             self.trials += 1
             self._trial_paid = tokens > paid * self.costs.c + self.costs.v(drafted + 1)[-1]
 
-    def _charge(self, tokens: int, drafted: int, paid: int, draft_s: float, further_s: float) -> None:
-        """Book a round: what plain decoding would have cost for its tokens, less what it cost."""
+    def _charge(self, tokens: int, hoped: float, drafted: int, paid: int, draft_s: float, further_s: float) -> None:
+        """Book a round: what plain decoding would have cost for the tokens hoped for, less what it cost."""
         c = self.costs.waking if self._asleep > 1 else self.costs.c
         cost = paid * c + self.costs.v(drafted + 1)[-1]
         if plain := self.costs.plain:
@@ -286,7 +288,7 @@ class Controller:
             if draft_s and not paid:  # without its model the drafter still looks things up
                 cost += min(self.costs.c, draft_s / plain)
         stake = max(1.0, self._loss(self._smallest)) if self.whole else 1.0
-        self.left = min(self.left + (1 + MARGIN) * tokens - cost, CREDIT * stake)
+        self.left = min(self.left + (1 + MARGIN) * hoped - cost, CREDIT * stake)
         self._rate.learn(tokens, cost)
 
     def _slowest(self, steps: list[Step]) -> Step:
