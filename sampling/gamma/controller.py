@@ -88,7 +88,7 @@ class Controller:
     *An account* bounds the loss: no draft is begun that, if all of it is rejected, would make all answers together cost
     more than 1.0125 × plain decoding and 1.2 passes; what drafts gained before counts for up to 4 passes. It is kept in
     measured costs, not in seconds: a call that is slow once is not charged to drafts. Of a best-first tree it books the
-    tokens that such trees keep of what they promise: booked by what came, chance would empty it where drafts gain little.
+    tokens that trees keep of what they promise: booked by what came, chance would empty it where drafts gain little.
 
     A batch has one budget for all rows: its passes cost what the longest draft costs, and drafts are judged by the row
     that is behind, as the others wait for it in the end. Costs are learned separately for each number of rows.
