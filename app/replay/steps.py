@@ -6,11 +6,13 @@ nothing of how a step is played.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from app.settings.table import Settings
+from sampling.stats.ratios import AS_FAST
 
 PACE = 10.0  # tokens a second at which plain decoding is shown: the eye can follow
 RECORDED = Path(__file__).with_name("demo.jsonl")
@@ -25,15 +27,29 @@ _COPY = (
     "morning and nine at night."
 )
 
-_CHAIN = {"compare": "spec", "expand": "none", "max_new_tokens": 32}
+_CHAIN = {"expand": "none", "max_new_tokens": 32}
+
+
+class Figures(NamedTuple):
+    """An answer of a step: the value that varies, the rates of plain decoding and of the lane beside it, what became of
+    its drafts, and whether its text is plain decoding's."""
+
+    value: str
+    plain: float | None
+    rate: float | None
+    speedup: float | None
+    per_pass: float | None
+    accepted: float | None
+    alpha: float | None
+    same: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
     """One step: the question is asked once for each of `plays`, under its settings.
 
-    `look` says in one sentence what to look at. `traced`: the rounds follow, one a second. `varied` is the setting in
-    which the answers differ, where there are several.
+    `look` says in one sentence what to look at; the figures say what came of it (:func:`observed`). `traced`: its
+    rounds follow, one a second. `varied` is the setting in which the answers differ, where there are several.
     """
 
     title: str
@@ -53,30 +69,36 @@ BASE: Mapping[str, object] = {
 
 STEPS = (
     Step(
+        "A text that copies its source",
+        "Where the answer repeats what was said, matches draft whole phrases: see the tokens a pass (tok/pass).",
+        _COPY,
+        ({"gamma": 8, "expand": "none", "max_new_tokens": 64},),
+    ),
+    Step(
         "Plain decoding against drafts",
-        "Both lanes write the same text; plain decoding runs the target once for every token, speculative decoding "
-        "only for the tokens marked as the target's own: count its passes.",
+        "Plain decoding runs the target once for every token; with drafts it runs once for every token that is marked "
+        "as the target's own: count its passes.",
         _CODE,
         ({"max_new_tokens": 64},),
     ),
     Step(
         "Gamma: how much to draft",
-        "One question at gamma 1, 4 and 16: tokens a pass rise, but so do rejected drafts, and each one costs time.",
+        "One question at gamma 1, 4 and 16: what a longer draft brings in tokens a pass, and what it costs in drafts "
+        "that are rejected.",
         _CODE,
         tuple({**_CHAIN, "gamma": gamma} for gamma in (1, 4, 16)),
         varied="gamma",
     ),
     Step(
         "Temperature: how often drafts are accepted",
-        "The hotter the draw, the less a drafter can guess: compare alpha at temperature 0, 0.7 and 1.5.",
+        "The hotter the draw, the less there is to guess: compare alpha at temperature 0, 0.7 and 1.5.",
         _LIST,
         tuple({**_CHAIN, "gamma": 4, "temperature": heat} for heat in (0, 0.7, 1.5)),
         varied="temperature",
     ),
     Step(
-        "A bad drafter, and why it loses",
-        "It drafts 16 tokens a round and few survive: its drafting and the wide passes take longer than they save, so "
-        "the lane is slower than plain decoding, and its text is still the same.",
+        "A drafter that is often wrong",
+        "It drafts 16 tokens a round. Its drafting and the wide passes take time whether a draft survives or not.",
         _STORY,
         ({"compare": "ar,plain", "expand": "none", "gamma": 16, "max_new_tokens": 32},),
     ),
@@ -85,16 +107,51 @@ STEPS = (
         "A round a second: what was drafted (q), what the target thinks of it (p), what was kept, and the target's own "
         "token behind it.",
         _CODE,
-        ({"compare": "spec", "gamma": 4, "expand": "dynamic", "nodes": 8, "max_new_tokens": 20},),
+        ({"gamma": 4, "expand": "dynamic", "nodes": 8, "max_new_tokens": 20},),
         traced=True,
     ),
-    Step(
-        "A text that copies its source",
-        "Where the answer repeats what was said, matches draft whole phrases: see the tokens a pass (tok/pass).",
-        _COPY,
-        ({"gamma": 4, "expand": "none", "max_new_tokens": 64},),
-    ),
 )
+
+
+def observed(step: Step, figures: Sequence[Figures]) -> str:
+    """What the figures of a step show, and nothing that they do not."""
+    if not step.varied:
+        return "; ".join(map(_result, figures))
+    named = [("tok/pass", "per_pass", ".2f"), ("accepted", "accepted", ".0%"), ("alpha", "alpha", ".2f")]
+    parts = [_course(name, [getattr(each, key) for each in figures], form) for name, key, form in named]
+    timed = [each for each in figures if each.speedup]
+    if timed:
+        best = max(timed, key=lambda each: each.speedup or 0.0)
+        parts.append(f"fastest at {step.varied} {best.value}: {_speed(best.speedup)}")
+    return "; ".join(filter(None, parts))
+
+
+def _result(figures: Figures) -> str:
+    passes = "" if figures.per_pass is None else f"{figures.per_pass:.2f} tokens a pass"
+    accepted = "" if figures.accepted is None else f"{figures.accepted:.0%} of the drafts accepted"
+    text = "the same text" if figures.same else "another text"
+    return ", ".join(filter(None, (_speed(figures.speedup), passes, accepted, text)))
+
+
+def _speed(speedup: float | None) -> str:
+    if speedup is None:
+        return ""
+    if abs(speedup - 1) <= AS_FAST:
+        return "as fast as plain decoding"
+    return f"{speedup:.2f} times the speed of plain decoding"
+
+
+def _course(name: str, values: Sequence[float | None], form: str) -> str:
+    """How a figure goes from answer to answer; "" where one lacks it."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return ""
+    texts = [format(value, form) for value in known]
+    if known == sorted(known) and known[0] < known[-1]:
+        return f"{name} rises from {texts[0]} to {texts[-1]}"
+    if known == sorted(known, reverse=True) and known[0] > known[-1]:
+        return f"{name} falls from {texts[0]} to {texts[-1]}"
+    return f"{name} neither rises nor falls throughout: {', '.join(texts)}"
 
 
 def chosen(number: int | None) -> list[tuple[int, Step]]:

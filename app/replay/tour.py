@@ -17,15 +17,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from app.lanes.answers import plain_answer
 from app.replay.player import Player
 from app.replay.session_log import LoggedAnswer, read_log
-from app.replay.steps import RECORDED, STEPS, Step, slowness
+from app.replay.steps import RECORDED, STEPS, Figures, Step, observed, slowness
 from app.screen.live import Track, traced
 from app.screen.output import fitted
 from app.screen.terminal import Interrupts, await_enter, is_live, make_console, quiet_keys
 from app.screen.trace import Trace
 from app.screen.view import Canvas
 from app.settings.table import Settings
+from sampling.stats.ratios import disturbed, speedup
 from utils.errors import UserError
 from utils.progress import INTERRUPTED
 
@@ -56,9 +58,10 @@ def walk(steps: Sequence[tuple[int, Step]], play: Callable[[Step], Answers | Non
         answers = play(step)
         if answers is None or (step.traced and answers and not _slowly(answers[-1], place)):
             return False
-        if step.varied and len(answers) > 1:
+        if shown := [figures_of(step, tracks) for tracks in answers]:
             place.say("")
-            place.say(side_by_side(step, answers, place.out, place.settings))
+            place.say(table(step, shown, place.out, place.settings))
+            place.say(Text.assemble(("Seen: ", "bold"), observed(step, shown)))
         place.say("")
         if index + 1 < len(steps):
             place.hint(f"Enter: step {number + 1} of {len(STEPS)}, {steps[index + 1][1].title}; Ctrl-C leaves")
@@ -67,16 +70,32 @@ def walk(steps: Sequence[tuple[int, Step]], play: Callable[[Step], Answers | Non
     return True
 
 
-def side_by_side(step: Step, answers: Answers, out: Console, settings: Settings) -> Table:
-    """What the last lane's figures come to in each answer of a step."""
+def figures_of(step: Step, tracks: Sequence[Track]) -> Figures:
+    """The last lane of an answer beside plain decoding."""
+    lane = tracks[-1].lane
+    last, plain = tracks[-1].answer(), plain_answer([track.answer() for track in tracks])
+    timed = None if plain is None or plain is last or disturbed(plain.stats, last.stats) else plain
+    return Figures(
+        lane.settings.show(step.varied) if step.varied else lane.name,
+        None if plain is None else plain.stats.predicted_per_second,
+        last.stats.predicted_per_second,
+        None if timed is None else speedup(timed.stats, last.stats),
+        last.stats.tokens_per_pass,
+        last.stats.acceptance_rate,
+        last.stats.alpha,
+        plain is not None and plain.ids == last.ids,
+    )
+
+
+def table(step: Step, figures: Sequence[Figures], out: Console, settings: Settings) -> Table:
+    """The figures of each answer of a step, plain decoding's beside them."""
+    names = (step.varied or "lane", "plain tok/s", "tok/s", "speed-up", "tok/pass", "accepted", "alpha")
+    forms = ("", ".1f", ".1f", ".2f", ".2f", ".0%", ".2f")
     rows = []
-    for tracks, changes in zip(answers, step.plays, strict=False):
-        stats = tracks[-1].meter.stats
-        told = [(stats.predicted_per_second, ".1f"), (stats.tokens_per_pass, ".2f"), (stats.acceptance_rate, ".0%")]
-        texts = ["-" if value is None else format(value, form) for value, form in [*told, (stats.alpha, ".2f")]]
-        names = (step.varied, "tok/s", "tok/pass", "accepted", "alpha")
-        rows.append(dict(zip(names, (f"{changes[step.varied]}", *texts), strict=True)))
-    return fitted(out, settings, rows, ["accepted"])
+    for each in figures:
+        values = zip(names, each, forms, strict=False)  # whether the text is the same is said below
+        rows.append({name: "-" if value is None else format(value, form) for name, value, form in values})
+    return fitted(out, settings, rows, ["accepted", "alpha"])
 
 
 def ended(steps: Sequence[tuple[int, Step]], whole: bool) -> str:
