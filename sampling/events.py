@@ -35,6 +35,57 @@ class Prefill:
     seconds: float
 
 
+class Likely(NamedTuple):
+    """A token that the target could have said at a position.
+
+    `p` is its probability at temperature 1, `processed` that in the distribution that decided, `rank` counts from 1
+    by `p`; `noise` is the Gumbel noise of the draw there, whose largest log processed + noise wins (0 where nothing is
+    left to chance).
+    """
+
+    token: int
+    p: float
+    processed: float
+    rank: int
+    noise: float
+
+
+class Proposal(NamedTuple):
+    """A token that the drafter considered: `q` as in `Step.draft_p`, `rank` by it from 1, and who proposed it."""
+
+    token: int
+    q: float
+    rank: int
+    source: int
+
+
+class Position(NamedTuple):
+    """The alternatives of an emitted token, the likeliest first; it and the drafts examined there are among `target`.
+
+    `entropy` is that of the target's distribution at temperature 1, in bits.
+    """
+
+    target: tuple[Likely, ...]
+    drafter: tuple[Proposal, ...]
+    entropy: float
+
+
+class Odds(NamedTuple):
+    """A draft's probabilities at temperature 1, whether it was examined or not: the target's and the drafter's."""
+
+    p: float
+    q: float
+
+
+class Trial(NamedTuple):
+    """Draft `node` was examined and accepted with this chance: if the `number` of its coin, drawn from (0, 1), is less;
+    None where there was no coin: if the target drew the draft's token."""
+
+    node: int
+    chance: float
+    number: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One round of one row. The first Step of a row is its prefill round: nothing drafted.
@@ -48,6 +99,8 @@ class Step:
     shared out evenly over the rows that were active in the round; `overhead_s` is what the loop
     itself took beside drafting, verifying and sampling. `chosen`: the drafts were not drawn but chosen, and each is
     accepted if the target draws it: with chance p(x), whatever `draft_p`, the drafter's own probability, is.
+    `positions`, one for each emitted token, `odds`, one for each draft, and `trials`, in their order, are there where
+    they were asked for.
     """
 
     row: int
@@ -67,6 +120,9 @@ class Step:
     inner: tuple[Step, ...] = ()
     overhead_s: float = 0.0
     chosen: bool = False
+    positions: tuple[Position, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    odds: tuple[Odds, ...] = ()
 
     @property
     def accepted(self) -> tuple[int, ...]:

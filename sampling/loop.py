@@ -31,6 +31,7 @@ from sampling.types import (
     Traits,
     Verdict,
 )
+from sampling.verify.positions import PositionRecorder
 from sampling.verify.round_metrics import RoundMetrics
 from sampling.verify.rules import rule_of, verify
 from utils.errors import UserError
@@ -51,6 +52,7 @@ def generate(
     pace: GammaController | None = None,
     session: Session | None = None,
     interrupt: Callable[[], bool] = never,
+    alternatives: int = 0,
 ) -> Iterator[Event]:
     """Decode B prompts to their ends.
 
@@ -64,6 +66,8 @@ def generate(
         session: an open session of `lm` for this prompt, whose cache is reused; it must keep hidden states
             if the drafter's traits say so.
         interrupt: polled between rounds and prefill pieces, never inside a forward pass.
+        alternatives: how many of the likeliest tokens each Step has of every position; 0 for none. They are worked out
+            on no clock.
 
     Yields:
         Prefill for each piece of the prompt but its last token; then for each row Steps (the first
@@ -83,7 +87,8 @@ def generate(
     rule = rule_of(drafter, sampler)
     if not first():
         drafter = _Silent()
-    run = _Run(lm, session, drafter, sampler, rule, pace or FixedPace(4), limits.stop, rows, ids, ends)
+    recorder = PositionRecorder(sampler, rule, alternatives) if alternatives and first() else None
+    run = _Run(lm, session, drafter, sampler, rule, pace or FixedPace(4), limits.stop, rows, ids, ends, recorder)
     return _decoded(run, prompt, interrupt)
 
 
@@ -161,6 +166,7 @@ class _Run:
     rows: Rows
     ids: list[int]
     ends: list[int]
+    recorder: PositionRecorder | None = None
     opening: bool = True
 
     def round(self, waited: float) -> Iterator[Event]:
@@ -208,8 +214,12 @@ class _Run:
         self.opening = False
         self._select([place for place, outcome in enumerate(outcomes) if outcome.reason is None])
         overhead_s = watch.lap() / share
-        for step, gamma, outcome in zip(steps, asked.max_depth, outcomes, strict=True):
-            yield replace(step, gamma=gamma, overhead_s=overhead_s)
+        lengths, asked_drafter = keys[:, 1].tolist(), self.drafter if max(budget.max_depth) > 0 else None
+        for place, (step, gamma, outcome) in enumerate(zip(steps, asked.max_depth, outcomes, strict=True)):
+            step = replace(step, gamma=gamma, overhead_s=overhead_s)
+            if self.recorder is not None:
+                step = self.recorder.noted(step, place, lengths[place], asked_drafter, draft, verdict)
+            yield step
             if outcome.reason is not None:
                 yield Finished(step.row, outcome.reason)
 
@@ -228,7 +238,8 @@ class _Run:
 
     def _verdict(self, logits: Tensor, draft: Draft, keys: Tensor) -> Verdict:
         """What is chosen; of several processes the first one chooses."""
-        verdict = verify(logits, draft, self.rows, keys, self.sampler, self.rule) if first() else None
+        sampler = self.sampler if self.recorder is None else self.recorder.begin()
+        verdict = verify(logits, draft, self.rows, keys, sampler, self.rule) if first() else None
         path, token = agreed((verdict.path, verdict.token) if verdict else (logits, logits))
         return verdict or Verdict(path, token, logits, logits)
 

@@ -172,7 +172,15 @@ class KeyedSampler(Sampler):
 
         Keys [M, 4]: row, position, committed length at the round's start, turn among the siblings there.
         """
-        return _numbers(self._states(_COIN, keys), 1, prob.device)[:, 0] < prob.double()
+        return self._coins(keys, prob.device) < prob.double()
+
+    def _coins(self, keys: Tensor, device: torch.device) -> Tensor:
+        return _numbers(self._states(_COIN, keys), 1, device)[:, 0]
+
+    def numbers(self, keys: Tensor) -> list[float]:
+        """The numbers u of the coins with these keys."""
+        numbers: list[float] = self._coins(keys, torch.device("cpu")).tolist()
+        return numbers
 
     def drafting(self, starts: Tensor) -> DraftingSampler:
         """What a drafter draws with in the round that begins at these (row, committed length) [B, 2]."""
@@ -182,9 +190,14 @@ class KeyedSampler(Sampler):
         """What the target's own draw there adds to each id's logit: temperature × (Gumbel noise less its mean)."""
         if self.processor.greedy:
             return [0.0] * len(ids)
+        return [self.processor.temperature * (noise - _MEAN) for noise in self.noise(row, position, ids)]
+
+    def noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
+        """The Gumbel noise of each id in the target's draw there; 0 where nothing is left to chance."""
+        if self.processor.greedy:
+            return [0.0] * len(ids)
         state = stream_key(self.seed, _TARGET, row, position)
-        words = [_mix((state + (one + 1) * _GOLDEN) & _WORD) for one in ids]
-        return [self.processor.temperature * (_gumbel(word) - _MEAN) for word in words]
+        return [_gumbel(_mix((state + (one + 1) * _GOLDEN) & _WORD)) for one in ids]
 
     def _states(self, stream: int, keys: Tensor) -> Tensor:
         """Where the noise of these keys comes from: a pure function, so that nothing needs to be remembered."""
@@ -253,6 +266,12 @@ class SamplerView(Sampler):
 
     def shared_noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
         return self._sampler.shared_noise(row, position, ids)
+
+    def noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
+        return self._sampler.noise(row, position, ids)
+
+    def numbers(self, keys: Tensor) -> list[float]:
+        return self._sampler.numbers(keys)
 
 
 class DraftingSampler(SamplerView):

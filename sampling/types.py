@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sampling.events import Call, Step
+from sampling.events import Call, Proposal, Step
 
 Rows = list[list[int]]
 """B ragged committed sequences, on the host."""
@@ -345,6 +345,14 @@ class Sampler(Protocol):
         biases the draw behind its refusal. A sampler that shows nothing says 0."""
         return [0.0] * len(ids)
 
+    def noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
+        """The Gumbel noise of each id in the target's draw there, for whoever looks at a draw that is over."""
+        return [0.0] * len(ids)
+
+    def numbers(self, keys: Tensor) -> list[float]:
+        """The number in (0, 1) of each coin with these keys [M, 4], for whoever looks at coins that were tossed."""
+        return [0.0] * len(keys)
+
 
 class Drafter(Protocol):
     """A way of drafting. `start` opens an answer; `propose` and `observe` alternate.
@@ -380,6 +388,11 @@ class Drafter(Protocol):
     def select(self, rows: Tensor) -> None:
         """[B'] expand, reorder or drop rows."""
         return
+
+    def considered(self, row: int, path: list[int], count: int, tokens: Sequence[int]) -> tuple[Proposal, ...]:
+        """In the last round, behind this path of drafts of row `row`: the `count` likeliest tokens, and those of
+        `tokens` that were considered too. () where nothing was considered, or the drafter does not keep it."""
+        return ()
 
 
 class GammaController(Protocol):

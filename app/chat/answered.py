@@ -11,7 +11,8 @@ from typing import Any
 
 from app.chat.conversation import Turn
 from app.lanes.answers import Answer, compared, results, shown_settings
-from app.screen.live import Track
+from app.screen.inspection import SaidToken
+from app.screen.live import Track, tokens_of
 from app.settings.table import Settings
 
 
@@ -24,7 +25,19 @@ class Answered:
     turn: Turn
     tracks: list[Track]
     models: Mapping[str, str] = field(default_factory=dict)  # what ran, as app/screen/view.py tells it
+    earlier: tuple[SaidToken, ...] = ()  # of the answer that was there already
     shown: float | None = None  # share of a race's time that screen, text and figures took; None where none was drawn
+
+    @property
+    def tokens(self) -> list[SaidToken]:
+        """The answer token by token, as far as it is known how it came about."""
+        return [*self.earlier, *tokens_of(self.tracks[-1])]
+
+    @property
+    def before(self) -> str:
+        """The text before the first of :attr:`tokens`."""
+        track = self.tracks[-1]
+        return "" if self.earlier or not track.before else track.decode(list(track.before))
 
     @property
     def answers(self) -> list[Answer]:

@@ -34,6 +34,7 @@ class Turn:
     regenerated: int = 0  # how often this turn was answered anew
     seed: int | None = None
     record: dict[str, Any] = field(default_factory=dict)  # settings and lanes, for /save
+    origin: Turn | None = None  # the turn that it branches from: a token of it was forced
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Plan:
     """A turn about to be answered: `prompt` is what to decode from, `keep` the turns before it.
 
     `answer` are ids that the answer has already (a continuation); they are part of `prompt`, unless the decoder has
-    them by itself: then they are `begun` as well.
+    them by itself: then they are `begun` as well. `forced`: the last of them was chosen by the user.
     """
 
     user: str
@@ -51,6 +52,7 @@ class Plan:
     regenerated: int = 0
     seed: int | None = None  # the seed the answer began with; None = the current one
     begun: tuple[int, ...] = ()
+    forced: bool = False
 
 
 def clean(text: str) -> str:
@@ -77,6 +79,7 @@ class Conversation:
     ) -> None:
         self.turns: list[Turn] = []
         self.cleared: list[Turn] = []  # what :meth:`restore` brings back
+        self.branches: list[Turn] = []  # the last turn and those that it was branched from or into; [] if it was not
         self.system, self.chat, self.template_name = system, chat, template
         self._take(tokenizer, stop_ids, context, single)
 
@@ -120,6 +123,16 @@ class Conversation:
         keep = len(self.turns) - 1
         return self._fitting(Plan(last.user, prompt, keep, last.answer, last.regenerated, last.seed, begun))
 
+    def plan_force(self, position: int, token: int) -> Plan:
+        """The last answer cut before its token number `position` (from 0), going on from another token there."""
+        last = self._last("/inspect")
+        if token in self.stop_ids:
+            raise UserError("that token ends the answer: nothing can go on from it")
+        answer = (*last.answer[:position], token)
+        prompt, begun = (list(last.prompt), answer) if self.single else ([*last.prompt, *answer], ())
+        keep = len(self.turns) - 1
+        return self._fitting(Plan(last.user, prompt, keep, answer, last.regenerated, last.seed, begun, forced=True))
+
     def _last(self, command: str) -> Turn:
         if not self.turns:
             raise UserError(f"{command}: no message yet")
@@ -143,18 +156,38 @@ class Conversation:
         """Enter the answer of a plan: `ids` are the newly emitted ones."""
         answer = (*plan.answer, *ids)
         prompt = tuple(plan.prompt if plan.begun else plan.prompt[: len(plan.prompt) - len(plan.answer)])
-        turn = Turn(plan.user, prompt, answer, self.said(answer), reason, plan.regenerated, seed, record)
+        before = self.turns[plan.keep] if plan.answer else None
+        origin = before if plan.forced or before is None else before.origin
+        turn = Turn(plan.user, prompt, answer, self.said(answer), reason, plan.regenerated, seed, record, origin)
+        if before is None:
+            self.branches = []
+        elif plan.forced:
+            self.branches = [*(self.branches or [before]), turn]
+        else:
+            self.branches = [turn if branch is before else branch for branch in self.branches]
         self.turns[plan.keep :] = [turn]
         return turn
 
-    def undo(self) -> Turn:
-        """Take the last turn back."""
-        self._last("/undo")
+    def undo(self) -> Turn | None:
+        """Take the last turn back; None where it was a branch: the turn that it branched from is the last one then."""
+        last = self._last("/undo")
+        if last.origin is not None:
+            self.turns[-1] = last.origin
+            return None
+        self.branches = []
         return self.turns.pop()
+
+    def take_branch(self, number: int) -> Turn:
+        """Go on with branch `number`, from 1, of the last answer. UserError if there is none."""
+        self._last("/branches")
+        if not 1 <= number <= len(self.branches):
+            raise UserError(f"there is no branch {number}: the last answer has {len(self.branches)}")
+        self.turns[-1] = self.branches[number - 1]
+        return self.turns[-1]
 
     def clear(self, for_good: bool = False) -> None:
         """Forget the turns; :meth:`restore` brings them back, unless they are cleared for good."""
-        self.turns, self.cleared = [], [] if for_good else self.turns or self.cleared
+        self.turns, self.cleared, self.branches = [], [] if for_good else self.turns or self.cleared, []
 
     def restore(self) -> bool:
         """Bring back what :meth:`clear` took, if nothing was said since; whether it did."""
@@ -217,7 +250,7 @@ class Conversation:
     def load(self, turns: Sequence[Turn], system: str, *, same: bool) -> None:
         """Go on with a saved conversation: by its ids where they are this tokenizer's, else from its texts."""
         with self.whole():
-            self.turns, self.system = list(turns), system
+            self.turns, self.system, self.branches = list(turns), system, []
             if not same:
                 self._rebuild(same)
 
@@ -296,8 +329,8 @@ class Conversation:
         turns: list[Turn] = []
         for turn in self.turns:
             answer = turn.answer if same else tuple(self._encode(turn.text))
-            turns.append(replace(turn, prompt=tuple(self._prompt(turns, turn.user)), answer=answer))
-        self.turns = turns
+            turns.append(replace(turn, prompt=tuple(self._prompt(turns, turn.user)), answer=answer, origin=None))
+        self.turns, self.branches = turns, []
 
     def _prompt(self, turns: list[Turn], text: str) -> list[int]:
         """The ids of the next prompt: everything before, the closing of the last turn, the new message."""

@@ -136,9 +136,9 @@ def _read(path: Path) -> SavedChat:
 
 def answered_of(turn: Turn, decode: Decode) -> list[Answered]:
     """What each decoding of a turn's answer was, the first one and its continuations. UserError if that is not kept."""
-    before: tuple[int, ...] = ()
     found = []
     try:
+        before = tuple(map(int, turn.record.get("forced", ())))  # what a branch begins with
         for decoding in turn.record.get("decodings", []):
             answered = _answered(turn, decoding, before, decode)
             before = (*before, *answered.tracks[-1].meter.ids)

@@ -17,6 +17,7 @@ from app.lanes.answers import shown_settings
 from app.lanes.costs import SEEN, terms_of
 from app.lanes.race import Race, slowed
 from app.replay.log_writer import Asked
+from app.screen.inspection import SaidToken, forced_in
 from app.screen.live import Track, play, show, streaming
 from app.screen.view import models_of
 from app.settings.table import Settings
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from utils.growing_text import Decode
 
 
+ALTERNATIVES = 5  # of each position that /inspect shows
 FIRST = "decoding, to be shown slowly"
 UNANSWERED = "stopped before the first token: the conversation is unchanged"
 
@@ -48,7 +50,7 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     if plan.regenerated and not plan.answer:
         same = settings.temperature == 0
         state.hint("temperature 0: the same answer again" if same else f"seed {settings.seed}")
-    race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun)
+    race = Race(lanes, engine, plan.prompt, previous, state.stop, plan.begun, ALTERNATIVES)
     asked = Asked(plan.user, plan.prompt, plan.answer, bool(plan.begun))
     answer_log = state.log.open_answer(engine, asked, settings, made, chat.text) if state.log is not None else None
     live = state.live and not settings.quiet
@@ -71,17 +73,30 @@ def answer(plan: Plan, state: ConsoleState) -> bool:
     state.note_stop()
     if not last.meter.ids:
         return False
-    earlier = chat.turns[plan.keep].record.get("decodings", []) if plan.answer else []
+    record = chat.turns[plan.keep].record if plan.answer else {}
+    forced = list(plan.answer) if plan.forced else record.get("forced")
+    earlier = [] if plan.forced else record.get("decodings", [])
     models, records = models_of(engine), [track.record() for track in tracks]
     decodings = [*earlier, {"models": models, "settings": shown_settings(settings), "lanes": records}]
     answers.add(plan.prompt, last.meter.ids)  # no lane of this turn has read it
-    turn = chat.commit(plan, last.meter.ids, last.reason, seed=settings.seed, decodings=decodings)
+    more = {} if forced is None else {"forced": forced}
+    kept = kept_tokens(plan, state.latest)
+    turn = chat.commit(plan, last.meter.ids, last.reason, seed=settings.seed, decodings=decodings, **more)
     simulated = any(map(is_simulated, settings.compare))  # passes off the clock are not the screen's
     shown = beside if live and settings.slow == 1 and not simulated else None
-    state.latest = Answered(engine.loaded.spec.name, settings, turn, tracks, models, shown)
+    state.latest = Answered(engine.loaded.spec.name, settings, turn, tracks, models, kept, shown)
     state.answers.append(state.latest)
     show(tracks, turn.text, state)
     return True
+
+
+def kept_tokens(plan: Plan, latest: Answered | None) -> tuple[SaidToken, ...]:
+    """The tokens that the answer of a plan has already, the forced one among them; () where they are not known."""
+    count, tokens = len(plan.answer) - plan.forced, latest.tokens if latest is not None and plan.answer else []
+    if len(tokens) < len(plan.answer) or [token.token for token in tokens[:count]] != list(plan.answer[:count]):
+        return ()
+    forced = [forced_in(tokens[count], plan.answer[-1])] if plan.forced else []
+    return (*tokens[:count], *forced)
 
 
 def _seeded(settings: Settings, plan: Plan) -> Settings:

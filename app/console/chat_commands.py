@@ -28,10 +28,12 @@ from app.console.setting_commands import can_run
 from app.console.tryout import ask_all, time_lanes
 from app.lanes.pairing import choose_pair
 from app.prompts.datasets import NAMED
-from app.screen.live import look_of, traced
+from app.screen.live import look_of, rounds_of, telling, trace_of
 from app.screen.rendered import answer_text
+from app.screen.rounds import RoundPictures
 from app.screen.terminal import usual_keys
 from app.screen.view import models_of, question
+from app.screen.viewer import Lines, view
 from app.settings.types import got
 from sampling.drafters.registry import DRAFTERS, ROWS
 from utils.errors import UsageError, UserError, did_you_mean
@@ -140,8 +142,18 @@ def clear(state: ConsoleState, which: str | None) -> None:
 def undo(state: ConsoleState, _: object) -> None:
     if state.chat is not None and state.chat.restore():
         return state.say(f"{_turns(state.chat.turns)} back: the conversation is as it was before /clear")
-    state.next_line = state.said().undo().user
+    if (taken := state.said().undo()) is None:
+        return back_to(state, "the answer is as it was before a token was forced")
+    state.next_line = taken.user
     return state.say("the last message is taken back, it is in the input line")
+
+
+def back_to(state: ConsoleState, told: str) -> None:
+    """Look at the answer that the conversation goes on from now."""
+    turn = state.said().turns[-1]
+    state.latest = next((answered for answered in reversed(state.answers) if answered.turn is turn), None)
+    state.say(told)
+    state.say(turn.text)
 
 
 def regen(state: ConsoleState, _: object) -> None:
@@ -314,7 +326,8 @@ def bench(state: ConsoleState, gammas: tuple[int | str, ...]) -> None:
 # -- looking back -----------------------------------------------------------------------------
 
 
-def _last(state: ConsoleState) -> Answered:
+def last_answer(state: ConsoleState) -> Answered:
+    """The answer to look back at. UserError if there is none."""
     if state.latest is not None:
         return state.latest
     said = state.chat is not None and state.chat.turns
@@ -323,23 +336,30 @@ def _last(state: ConsoleState) -> Answered:
 
 def stats(state: ConsoleState, which: str) -> None:
     if which == "json":
-        state.out.print(Text(about.stats_json(_last(state))), soft_wrap=True)
+        state.out.print(Text(about.stats_json(last_answer(state))), soft_wrap=True)
     elif which == "session":
         if not state.answers:
             raise UserError("no answer yet in this session")
         state.page(about.session_stats(state.answers, state.out, state.settings))
     else:
-        state.page(about.last_stats(_last(state), state.out, state.settings))
+        state.page(about.last_stats(last_answer(state), state.out, state.settings))
 
 
-def trace(state: ConsoleState, rounds: int | None) -> None:
-    state.say(traced(_last(state).tracks, state.out, state.settings, rounds))
+def trace(state: ConsoleState, number: int | None) -> None:
+    """All rounds, or the picture of one of them: on a terminal `n` and `p` go on from there."""
+    track, look = telling(last_answer(state).tracks), look_of(state.out, state.settings).sized()
+    if number is None or track.lane.beams is not None:
+        return state.say(trace_of(track, look, number))
+    pictures = RoundPictures(lambda look: rounds_of(track, look), number)
+    if state.live:
+        view(pictures, lambda: look_of(state.out, state.settings))
+    return state.say(Lines(pictures.picture(look), look))
 
 
 def plot(state: ConsoleState, which: str) -> None:
     from app.screen import plots  # these import torch
 
-    last = _last(state)
+    last = last_answer(state)
     if which == "gamma" and not state.answers:
         raise UserError("/plot gamma needs an answer of this run: the last one was loaded")
     look = look_of(state.out, state.settings).sized(height=None)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.bench.options import BENCH_FIELDS
 from app.console import chat_commands as chat
+from app.console import inspecting
 from app.console import setting_commands as change
 from app.console.command import Command, file, files, one, text, unquoted, words
 from app.console.demo import demo
@@ -97,7 +98,14 @@ TABLE: tuple[Command, ...] = (
         "/stats [WHICH]", "figures: last, session or json", LOOK, chat.stats, one(Choice(STATS), "last"),
         words(*STATS),
     ),
-    Command("/trace [N]", "the last answer round by round", LOOK, chat.trace, one(Whole(1, 1_000_000), None)),
+    Command("/trace [N]", "the answer's rounds, or round N", LOOK, chat.trace, one(Whole(1, 1_000_000), None)),
+    Command(
+        "/inspect [N]", "the answer token by token", LOOK, inspecting.inspect, one(Whole(1, 1_000_000), None),
+    ),
+    Command(
+        "/branches [N]", "answers with a forced token", CHAT, inspecting.branches,
+        one(Whole(1, 1_000_000), None),
+    ),
     Command(
         "/plot KIND", "gamma, positions or time", LOOK, chat.plot, one(Choice(PLOTS)),
         words(*PLOTS),

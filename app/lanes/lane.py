@@ -97,10 +97,12 @@ class Lane:
         session: Session | None = None,
         interrupt: Callable[[], bool] = never,
         begun: Sequence[int] = (),
+        alternatives: int = 0,
     ) -> Iterator[Event]:
         """Decode one prompt. `session` is an open session of the target; without one the lane reads the prompt.
 
-        `begun`: see :meth:`PairEngine.open`; a session that is given has it already.
+        `begun`: see :meth:`PairEngine.open`; a session that is given has it already. `alternatives`: of each position
+        so many are recorded, `log_top` at least.
         """
         if session is None and self.reopen is not None:
             session = self.reopen(prompt, begun)
@@ -109,10 +111,15 @@ class Lane:
             return beam_generate(
                 self.lm, [prompt], self.limits, self.beams, processor=processor, session=session, interrupt=interrupt
             )
-        return self.run_rows([prompt], session=session, interrupt=interrupt)
+        return self.run_rows([prompt], session=session, interrupt=interrupt, alternatives=alternatives)
 
     def run_rows(
-        self, prompts: Rows, *, session: Session | None = None, interrupt: Callable[[], bool] = never
+        self,
+        prompts: Rows,
+        *,
+        session: Session | None = None,
+        interrupt: Callable[[], bool] = never,
+        alternatives: int = 0,
     ) -> Iterator[Event]:
         """Decode several prompts as one batch; `session` is an open one of `lm` for them.
 
@@ -126,7 +133,7 @@ class Lane:
             self.drafter.plain = lambda rows, own: self._generate(rows, NoDrafter(), FixedPace(0), own)
         gamma = self.settings.gamma if self.most is None else self.most
         pace = self.pace or FixedPace(int(gamma) if self.drafts else 0)
-        return self._generate(prompts, self.drafter, pace, session, interrupt)
+        return self._generate(prompts, self.drafter, pace, session, interrupt, alternatives)
 
     def _generate(
         self,
@@ -135,9 +142,11 @@ class Lane:
         pace: GammaController,
         session: Session | None,
         interrupt: Callable[[], bool] = never,
+        alternatives: int = 0,
     ) -> Iterator[Event]:
-        sampler = make_sampler(self.settings)
-        return generate(self.lm, rows, drafter, sampler, self.limits, pace=pace, session=session, interrupt=interrupt)
+        how: Any = {"session": session, "interrupt": interrupt}
+        how["alternatives"] = max(alternatives, self.settings.log_top)
+        return generate(self.lm, rows, drafter, make_sampler(self.settings), self.limits, pace=pace, **how)
 
 
 def make_sampler(settings: Settings) -> KeyedSampler:

@@ -31,7 +31,7 @@ class Race:
     """Iterates over (lane index, event). Each lane ends with its `Finished`, an interrupt included.
 
     `previous` is taken over and must not be used again. `begun` are ids of the answer that are not part of the prompt
-    (where an encoder reads that). After the end (or after closing the
+    (where an encoder reads that); `alternatives`: see :meth:`Lane.run`. After the end (or after closing the
     iterator) `session` is the last sharing lane's, for the next turn; after an error it is None.
     """
 
@@ -43,10 +43,12 @@ class Race:
         previous: Session | None = None,
         interrupt: Callable[[], bool] = lambda: False,
         begun: Sequence[int] = (),
+        alternatives: int = 0,
     ) -> None:
         self.lanes, self.engine, self.prompt = lanes, engine, prompt
         self.interrupt = interrupt
         self.begun = {"begun": tuple(begun)} if begun else {}
+        self.alternatives = {"alternatives": alternatives} if alternatives else {}
         self.clocks = [0.0] * len(lanes)
         self.session = previous
         self._sharing = [index for index, lane in enumerate(lanes) if lane.shares_target]
@@ -60,7 +62,8 @@ class Race:
                 return
             for index, lane in enumerate(self.lanes):
                 session = sessions.get(index)
-                running[index] = lane.run(self.prompt, session=session, interrupt=self.interrupt, **self.begun)
+                how: Any = {"session": session, "interrupt": self.interrupt, **self.begun, **self.alternatives}
+                running[index] = lane.run(self.prompt, **how)
             yield from self._take_turns(running)
         except GeneratorExit:
             raise

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from app.replay.session_log import VERSION, LaneViews, check_head
 from app.replay.texts import LoggingDecoder
 from app.screen.live import Track
 from app.screen.view import models_of
-from sampling.events import Event, to_json
+from sampling.events import Event, Step, to_json
 from utils.errors import UsageError, UserError
 from utils.files import append, drop_half_line
 from utils.growing_text import Decode
@@ -108,6 +108,7 @@ class AnswerLog:
         self, writer: SessionLogWriter, asked: Asked, settings: Settings, make: MakeTracks, decode: LoggingDecoder
     ) -> None:
         self._writer, self._asked, self._decode = writer, asked, decode
+        self._log_top = settings.log_top
         self._lanes = [LaneViews(track) for track in make(decode)]
         tracks = [lane.track for lane in self._lanes]
         self._write(
@@ -125,6 +126,8 @@ class AnswerLog:
 
     def feed(self, index: int, event: Event) -> None:
         """Take in an event of a lane, with every text that showing it will ask for."""
+        if isinstance(event, Step) and not self._log_top:
+            event = replace(event, positions=())
         self._lanes[index].feed(event)
         self._write(kind="event", lane=index, **to_json(event))
 

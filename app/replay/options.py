@@ -10,12 +10,13 @@ from typing import Any
 
 from app.replay.steps import STEPS
 from app.settings.table import Field, arguments
-from app.settings.types import Number, Whole
+from app.settings.types import Number, Switch, Whole
 from utils.errors import UsageError
 
 REPLAY_FIELDS = {
     "speed": Field("speed", Number(0, 1_000_000), 1.0, "times its own speed; 0: at once", "replay"),
     "answer": Field("answer", Whole(1), None, "only this answer, counted from 1", "replay"),
+    "inspect": Field("inspect", Switch(), False, "walk over the last answer token by token", "replay"),
 }
 
 STEP = Whole(1, len(STEPS))
@@ -28,6 +29,7 @@ class ReplayArgs:
     file: Path
     speed: float = 1.0
     answer: int | None = None
+    inspect: bool = False
 
 
 def replay_args(given: Mapping[str, Any], _: Sequence[str] = ()) -> ReplayArgs:

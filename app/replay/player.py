@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from app.lanes.race import paced
 from app.replay.session_log import LoggedAnswer, read_log
-from app.screen.live import look_of, play, show, streaming
+from app.screen.inspection import Inspection
+from app.screen.live import look_of, play, show, streaming, tokens_of
 from app.screen.terminal import Interrupts, is_live, make_console, quiet_keys
 from app.screen.view import Canvas, heading, question
+from app.screen.viewer import Lines, view
 from utils.errors import UserError
 from utils.progress import INTERRUPTED
 
@@ -28,12 +30,28 @@ def replay(settings: Settings, options: ModelOptions, args: ReplayArgs) -> int:
     answers = log.answer(args.answer)
     console = make_console(settings)
     live = is_live(console) and not settings.quiet and args.speed > 0
+    if args.inspect and answers:
+        return walk_over(answers[-1], Canvas(settings, console, is_live(console)))
     with quiet_keys(), Interrupts() as stop:
         player = Player(Canvas(settings, console, live, stop), args.speed)
         if not all(map(player.play, answers)):
             return INTERRUPTED
     notes = log.notes if answers else [*log.notes, f"{args.file} holds no answer yet"]
     sys.stderr.write("".join(f"{note}\n" for note in notes))
+    return 0
+
+
+def walk_over(answer: LoggedAnswer, place: Canvas) -> int:
+    """Walk over an answer's tokens on a terminal, elsewhere list them; the exit code."""
+    track = answer.over()[-1]
+    if not any(step.positions for step in track.steps):
+        raise UserError(f"{answer.place}: the answer was logged without its alternatives: --log-top 5 keeps them")
+    before = track.decode(list(track.before)) if track.before else ""
+    content, look = Inspection(tokens_of(track), before=before), look_of(place.out, place.settings)
+    if place.live:
+        view(content, lambda: look_of(place.out, place.settings))
+        return 0
+    place.say(Lines(content.listed(look.sized()), look))
     return 0
 
 

@@ -21,7 +21,7 @@ from app.chat.conversation import Turn
 from app.lanes.logged_lane import LoggedLane, event_of, settings_of
 from app.replay.texts import Entry, ReplayingDecoder
 from app.screen.beams import grown_by
-from app.screen.live import Track
+from app.screen.live import Track, token_reader
 from app.screen.trace import Rounds
 from app.settings.table import Settings
 from sampling.events import BeamStep, BeamTree, Event, Reason, Step
@@ -74,6 +74,7 @@ class LaneViews:
     def __init__(self, track: Track) -> None:
         self.track = track
         self._rounds, self._tree = Rounds(track.decode), BeamTree()
+        self._tokens = token_reader(track)
 
     def feed(self, event: Event) -> None:
         """Take in an event."""
@@ -81,6 +82,8 @@ class LaneViews:
         self.track.pane()
         if isinstance(event, Step):
             self._rounds.read(event)
+            if event.positions:
+                self._tokens.read(event)
         elif isinstance(event, BeamStep):
             for beam in event.beams:
                 grown_by(self.track.decode, self._tree.running[beam.parent], beam.token)
@@ -104,6 +107,13 @@ class LoggedAnswer:
         size, most, before = len(self.opening.prompt_ids), self.settings.max_new_tokens, self.opening.before
         seen = self.closing is not None and self.closing.seen
         return [Track(lane, self.decode, size, most, before, replace(lane.terms, seen=seen)) for lane in self.lanes]
+
+    def over(self) -> list[Track]:
+        """Its lanes when all has happened."""
+        tracks = self.tracks()
+        for index, event in self.events:
+            tracks[index].feed(event)
+        return tracks
 
     @property
     def lanes(self) -> list[LoggedLane]:

@@ -135,7 +135,7 @@ def steps_of(settings: Settings, path: Path = RECORDED) -> list[list[LoggedAnswe
     answers = read_log(path).answers
     if len(answers) != sum(len(step.plays) for step in STEPS) or any(one.closing is None for one in answers):
         raise UserError(f"{path} is no recorded demo: python infer.py demo --quiet --log FILE records one")
-    rate = _over(answers[0])[0].meter.stats.predicted_per_second
+    rate = answers[0].over()[0].meter.stats.predicted_per_second
     for answer in answers:
         answer.settings = answer.settings.changed(slow=slowness(settings, rate))
     each = iter(answers)
@@ -156,17 +156,9 @@ def play_recorded(settings: Settings, steps: Sequence[tuple[int, Step]]) -> int:
                 place.say("")
                 if not player.play(answer):
                     return None
-            return [_over(answer) for answer in answers[step]]
+            return [answer.over() for answer in answers[step]]
 
         if not walk(steps, play, place):
             sys.stderr.write("the demo was left: infer.py demo --recorded N plays a step alone\n")
             return INTERRUPTED
     return 0
-
-
-def _over(answer: LoggedAnswer) -> list[Track]:
-    """Its lanes when all has happened."""
-    tracks = answer.tracks()
-    for index, event in answer.events:
-        tracks[index].feed(event)
-    return tracks

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.screen.figures import PaneData
-from app.screen.palette import TINTS, Look, tint
+from app.screen.palette import TINTS, Look, letters, tint
 from app.screen.rows import Chunk, chunk
 
 Proposers = tuple[tuple[int, str], ...]  # who proposed accepted text of a lane: (source, name), as it names them
@@ -44,6 +44,12 @@ def accepted(panes: Sequence[PaneData]) -> list[Chunk]:
     return [*([] if len(named) == len(found) else [chunk("accepted", TINTS[0])]), *reversed(lists.values())]
 
 
+def _lettered(panes: Sequence[PaneData]) -> list[Chunk]:
+    """The letters of those that proposed accepted text, where lanes have several names."""
+    marks = [(letters(pane.names)[source], name) for pane in panes for source, name in _proposers(pane)]
+    return [chunk(f"{{{letter}:x}} {name}", "accepted") for letter, name in dict.fromkeys(marks)]
+
+
 def _by(words: str, shown: Sequence[tuple[int, str]]) -> Chunk:
     """The names in their tints, on one row."""
     names = [piece for source, name in shown for piece in ((" ", "plain"), (name, tint(source)))]
@@ -52,13 +58,15 @@ def _by(words: str, shown: Sequence[tuple[int, str]]) -> Chunk:
 
 def meanings(look: Look, panes: Sequence[PaneData] = (), *, show_discarded: bool = False) -> list[Chunk]:
     """What the colours, or without them the marks, mean; `panes` are the lanes on the screen."""
-    first = accepted(panes) if look.color else [chunk("text accepted", "accepted")]
+    first = accepted(panes) if look.color else [chunk("text accepted", "accepted"), *_lettered(panes)]
     words = {"rejected": "[-x-] rejected", "discarded": "[~x~] discarded", "target": "{+x+} from target"}
+    words["bonus"] = "{*x*} bonus"
     if look.color:
-        words = {"rejected": "rejected", "discarded": "discarded", "target": "from the target"}
+        words = {"rejected": "rejected", "discarded": "discarded", "target": "from the target", "bonus": "bonus"}
     hidden = sum(pane.hidden for pane in panes)
-    gone = {"discarded"} if not show_discarded else set()
-    if hidden and not any(span.kind == "rejected" for pane in panes for span in pane.spans):
+    kinds = {span.kind for pane in panes for span in pane.spans}
+    gone = ({"discarded"} if not show_discarded else set()) | ({"bonus"} - kinds)
+    if hidden and "rejected" not in kinds:
         gone |= {"rejected", "discarded"}
     left_out = [chunk(f"{hidden} rejected not shown", "faint")] if hidden else []
     return first + [chunk(text, role) for role, text in words.items() if role not in gone] + left_out

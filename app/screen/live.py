@@ -16,12 +16,13 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from app.lanes.answers import Answer, comparisons_of, plain_answer
-from app.lanes.comparison import may_differ, rule_of
+from app.lanes.comparison import Rule, may_differ, rule_of
 from app.lanes.costs import Terms, seen_before
 from app.lanes.logged_lane import known, lenience_of
 from app.lanes.race import seconds
 from app.screen.beams import BeamReader, BeamTrace, search_of
 from app.screen.figures import PaneData, State, StatsLines, note
+from app.screen.inspection import SaidToken, TokenReader
 from app.screen.palette import Look
 from app.screen.panes import Layout
 from app.screen.rendered import answer_text
@@ -66,7 +67,7 @@ class Track:
         before: Sequence[int] = (),
         terms: Terms | None = None,
     ) -> None:
-        self.lane, self.limit, self.terms = lane, limit, terms or Terms()
+        self.lane, self.limit, self.terms, self.before = lane, limit, terms or Terms(), tuple(before)
         self.events: list[Event] = []
         self._meter = Meter(prompt_n=prompt_n)
         self.beams = BeamReader(decode, before) if getattr(lane, "beams", None) is not None else None
@@ -268,17 +269,49 @@ def panes(tracks: Sequence[Track], console: Console, settings: Settings, **more:
     return frame(tracks, look, settings, comparisons=comparisons_of(answers), **more)
 
 
-def traced(tracks: Sequence[Track], console: Console, settings: Settings, rounds: int | None) -> RenderableType:
-    """The last lane that drafted or searched, round by round (the last lane, if none did)."""
-    track = next((one for one in reversed(tracks) if one.pane().telling), tracks[-1])
-    lane, used, look = track.lane, track.lane.settings, look_of(console, settings).sized(height=None)
-    if (plan := lane.beams) is not None:
-        words = search_of(plan.num_beams, plan.alpha, plan.offset)
-        return BeamTrace(track.beam_steps, track.decode, look, rule=words, last=rounds)
-    shaped = (used.top_k, used.top_p, used.min_p, used.repetition_penalty, used.no_repeat_ngram)
-    exact = used.temperature == 1 and shaped == (0, 1.0, 0.0, 1.0, 0)
-    rule = rule_of(
+def telling(tracks: Sequence[Track]) -> Track:
+    """The last lane that drafted or searched (the last lane, if none did)."""
+    return next((track for track in reversed(tracks) if track.pane().telling), tracks[-1])
+
+
+def traced(
+    tracks: Sequence[Track], console: Console, settings: Settings, rounds: int | None = None
+) -> Trace | BeamTrace:
+    """Round by round: the lane of :func:`telling`."""
+    return trace_of(telling(tracks), look_of(console, settings).sized(height=None), rounds)
+
+
+def trace_of(track: Track, look: Look, rounds: int | None = None) -> Trace | BeamTrace:
+    """The last `rounds` rounds of a lane (None: all)."""
+    if (plan := track.lane.beams) is None:
+        return rounds_of(track, look, rounds)
+    words = search_of(plan.num_beams, plan.alpha, plan.offset)
+    return BeamTrace(track.beam_steps, track.decode, look, rule=words, last=rounds)
+
+
+def token_reader(track: Track) -> TokenReader:
+    """A reader of a lane's rounds."""
+    return TokenReader(track.decode, track.lane.source_names, rule_in(track.lane), track.before)
+
+
+def tokens_of(track: Track) -> list[SaidToken]:
+    """The tokens that a lane's rounds emitted."""
+    reader = token_reader(track)
+    return [token for step in track.steps for token in reader.read(step)]
+
+
+def rule_in(lane: Any) -> Rule:
+    """By which rule a lane's drafts are accepted."""
+    used = lane.settings
+    return rule_of(
         used.temperature, sampled=lane.drawn_drafts, coupling=used.coupling, draft_sampling=used.draft_sampling
     )
-    names, lenience = lane.source_names, lenience_of(lane)
+
+
+def rounds_of(track: Track, look: Look, rounds: int | None = None) -> Trace:
+    """The same of a lane that does not search."""
+    lane, used = track.lane, track.lane.settings
+    shaped = (used.top_k, used.top_p, used.min_p, used.repetition_penalty, used.no_repeat_ngram)
+    exact = used.temperature == 1 and shaped == (0, 1.0, 0.0, 1.0, 0)
+    names, lenience, rule = lane.source_names, lenience_of(lane), rule_in(lane)
     return Trace(track.steps, track.decode, look, names, rule=rule, last=rounds, exact=exact, lenience=lenience)

@@ -2,12 +2,12 @@
 
 A role is a word (accepted, rejected, target, faint …); colour never carries a meaning alone: rejected
 text is struck through and the target's is bold. Which drafter proposed an accepted token is a tint of
-"accepted"; `/trace` says it in words. Knows no text and no layout.
+"accepted", or a letter without colour; `/trace` says it in words. Knows no text and no layout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TextIO
@@ -16,7 +16,7 @@ from rich.style import Style
 
 from app.settings.table import Settings
 
-TINTS = ("accepted", "accepted 2", "accepted 3", "accepted 4")
+TINTS = ("accepted", "accepted 2", "accepted 3", "accepted 4", "accepted 5")
 """The roles of accepted text by the drafter that proposed it, in the order of its lane's names."""
 
 # The tints of a palette keep apart from each other on black and on white, and from what terminals call green;
@@ -27,21 +27,25 @@ PALETTES: dict[str, dict[str, str]] = {
         "accepted 2": "color(37)",
         "accepted 3": "color(108)",
         "accepted 4": "color(106)",
+        "accepted 5": "color(35)",
         "rejected": "strike red",
         "discarded": "dim italic",
         "target": "bold bright_blue",
+        "bonus": "bold bright_magenta",
         "accent": "green",
         "good": "bold green",
     },
-    # For colour-blind eyes: blue against orange, and a line under what the target wrote.
+    # For colour-blind eyes: blue against orange, bold for what the target wrote, and a line under its corrections.
     "cb": {
         "accepted": "color(39)",
-        "accepted 2": "color(37)",
-        "accepted 3": "color(31)",
-        "accepted 4": "color(26)",
+        "accepted 2": "color(66)",
+        "accepted 3": "color(25)",
+        "accepted 4": "color(99)",
+        "accepted 5": "color(117)",
         "rejected": "strike color(208)",
         "discarded": "dim italic",
         "target": "bold underline",
+        "bonus": "bold",
         "accent": "color(39)",
         "good": "bold color(39)",
     },
@@ -51,6 +55,7 @@ _COMMON = {
     "strong": "bold",
     "faint": "dim",
     "cursor": "dim",
+    "here": "bold reverse",
     "question": "bold magenta",
     "bad": "bold yellow",
     "alarm": "bold reverse red",
@@ -97,6 +102,15 @@ _WORDS = ("alpha", "gamma", "lambda", "times", "levels")
 def tint(source: int) -> str:
     """The role of accepted text proposed by number `source` of a lane's names; after the last tint they repeat."""
     return TINTS[source % len(TINTS)]
+
+
+def letters(names: Sequence[str]) -> tuple[str, ...]:
+    """A letter for each of a lane's names, none twice: its first one that is still free, else a digit."""
+    taken: list[str] = []
+    for number, name in enumerate(names):
+        free = (letter for letter in name.lower() if letter.isascii() and letter.isalpha() and letter not in taken)
+        taken.append(next(free, str(number % 10)))
+    return tuple(taken)
 
 
 @cache

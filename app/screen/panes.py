@@ -1,9 +1,9 @@
 """The lanes' texts in panes: side by side, stacked, or without borders, within a given height.
 
 Every word shows what became of it: by style, or without colour by marks, {+x+} for the target's own
-token and [-x-] for a rejected one. With colour accepted text is tinted by who proposed it. Where the text
-is longer than the pane its end is shown. Knows no events, no ids and no figures but those in
-:class:`app.screen.figures.PaneData`.
+token, {*x*} for a bonus and [-x-] for a rejected one. Accepted text is tinted by who proposed it, or without colour
+marked by a letter, {m:x}. Where the text is longer than the pane its end is shown. Knows no events, no ids and no
+figures but those in :class:`app.screen.figures.PaneData`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.segment import Segment
 
 from app.screen.beams import below
 from app.screen.figures import PaneData, rate, title_of
-from app.screen.palette import Look, tint
+from app.screen.palette import Look, letters, tint
 from app.screen.rows import Drawn, Line, Piece, Row, fit, row_of, shared, width_of, wrap
 from app.screen.spans import Span
 from utils.growing_text import NO_TEXT
@@ -26,7 +26,7 @@ Layout = Literal["auto", "side", "stack", "trace"]
 
 SIDE_FROM = 80  # columns from which two panes stand side by side by themselves
 BORDER_FROM = 40  # columns from which panes have borders
-_MARKS = {"target": ("{+", "+}"), "rejected": ("[-", "-]"), "discarded": ("[~", "~]")}
+_MARKS = {"target": ("{+", "+}"), "bonus": ("{*", "*}"), "rejected": ("[-", "-]"), "discarded": ("[~", "~]")}
 _WORDS = re.compile(r"(\s*)(.*?)(\s*)", re.DOTALL)
 
 
@@ -36,14 +36,15 @@ def _off_record(text: str, look: Look) -> str:
     return text.replace(NO_TEXT, "<end>") if look.ascii else text
 
 
-def _marked(text: str, role: str, look: Look) -> list[Piece]:
+def _marked(text: str, role: str, marks: tuple[str, str], look: Look) -> list[Piece]:
     """Text between its marks, white space outside of them; every line is marked by itself."""
-    before, after = _MARKS[role]
+    before, after = marks
     if not text.strip():
-        if role == "target" and "\n" not in text:
+        committed = role not in ("rejected", "discarded")
+        if committed and "\n" not in text:
             return [(text, role)]  # a mark around a mere space would be torn apart at the line's end
         shown = f"{before}{_off_record(text, look)}{after}"
-        return [(shown, role), (text, role)] if role == "target" else [(shown, role)]
+        return [(shown, role), (text, role)] if committed else [(shown, role)]
     pieces: list[Piece] = []
     for index, line in enumerate(text.split("\n")):
         head, core, tail = _WORDS.fullmatch(line).groups()  # type: ignore[union-attr]
@@ -52,19 +53,26 @@ def _marked(text: str, role: str, look: Look) -> list[Piece]:
     return [(part, kind) for part, kind in pieces if part]
 
 
-def pieces_of(spans: Sequence[Span], look: Look, *, show_discarded: bool = False, tinted: bool = False) -> list[Piece]:
-    """Spans → pieces in the look's manner: styled by kind (`tinted`: and source), or, without colour, marked."""
+def pieces_of(
+    spans: Sequence[Span], look: Look, *, show_discarded: bool = False, names: Sequence[str] = ()
+) -> list[Piece]:
+    """Spans → pieces in the look's manner: styled by kind, or, without colour, marked; accepted text of several `names`
+    by its source too."""
     pieces: list[Piece] = []
+    tinted, letter = len(names) > 1, letters(names)
     for span in spans:
         if span.kind == "discarded" and not show_discarded:
             continue
         text = span.text if span.committed else _off_record(span.text, look)
-        if span.kind not in _MARKS:
-            pieces.append((text, tint(span.source) if tinted and span.kind == "accepted" else span.kind))
+        by_source = tinted and span.kind == "accepted"
+        if by_source and not look.color and span.source < len(names):
+            pieces += _marked(text, span.kind, (f"{{{letter[span.source]}:", "}"), look)
+        elif span.kind not in _MARKS:
+            pieces.append((text, tint(span.source) if by_source else span.kind))
         elif look.color:
             pieces += _struck(text, span.kind)
         else:
-            pieces += _marked(text, span.kind, look)
+            pieces += _marked(text, span.kind, _MARKS[span.kind], look)
     return pieces
 
 
@@ -93,7 +101,7 @@ class Pane(Drawn):
         drafts = data.drafting or any(span.kind != "plain" for span in data.spans)
         self._frame = "accent" if drafts else "faint"
         self._corners, self._edges = look.glyph("corners"), look.glyph("edges")
-        pieces = pieces_of(data.spans, look, show_discarded=show_discarded, tinted=data.tinted and look.color)
+        pieces = pieces_of(data.spans, look, show_discarded=show_discarded, names=data.names)
         if data.state == "running":
             pieces.append((look.glyph("cursor"), "cursor"))
         self._text = wrap(pieces, self._width, look.ascii)

@@ -15,7 +15,7 @@ from sampling.events import Event, Finished, Step
 from utils.growing_text import REPLACEMENT, Decode, Window
 
 RECENT = 3  # rounds whose rejected drafts stay where they fade
-Kind = Literal["accepted", "rejected", "discarded", "target", "plain"]
+Kind = Literal["accepted", "rejected", "discarded", "target", "bonus", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Spanner:
     """Turns a lane's events into spans.
 
     `decode` is the tokenizer's (special tokens skipped, no clean-up of spaces). With `drafting` the
-    target's own tokens are "target", without they are "plain". `context` holds ids that came before
-    and are on the screen already (an answer that is continued). The committed spans of a finished
-    row, joined, are exactly `decode(ids)` (with a context: what it adds to the context's text).
+    target's own tokens are "target", or "bonus" behind drafts that were all accepted; without they are "plain".
+    `context` holds ids that came before and are on the screen already (an answer that is continued). The committed
+    spans of a finished row, joined, are exactly `decode(ids)` (with a context: what it adds to the context's text).
     """
 
     def __init__(self, decode: Decode, drafting: bool, *, context: Sequence[int] = ()) -> None:
@@ -79,7 +79,8 @@ class Spanner:
             self._commit(step.drafted[node], "accepted", _source(step, node))
         self._refuse(step)
         if step.token is not None:
-            self._commit(step.token, self._own)
+            bonus = self._own == "target" and step.drafted and not step.rejected
+            self._commit(step.token, "bonus" if bonus else self._own)
 
     def _refuse(self, step: Step) -> None:
         """The refused draft and what was discarded behind it; of a tree the best branch stands for all."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -23,13 +24,16 @@ from utils.growing_text import Decode, Window
 _WIDE = 60  # columns from which a draft's row has its columns spelled out
 _FATES = 40  # columns from which fates are whole words
 _TEXT, _LEAST = 18, 8  # columns of a draft's text: at most, and where its row must be narrower
+_LINES = str.maketrans("├│└─", "||`-")
+_TIMES = (("draft", "accepted"), ("verify", "target"), ("sample", "question"), ("other", "faint"))  # with their roles
 _STEP = 2  # columns that every level of reviews is further in
 
 
 class Drafted(NamedTuple):
-    """One draft of a round. q and p are None where it was not examined; `source` where it is not known.
+    """One draft of a round. q and p are None where they are not known, as of a draft that was not examined in a round
+    that was not recorded; so are `source`, the `chance` that decided and the number of the `coin`.
 
-    `depth` says how far in it stands: of a chain 0 everywhere, of a tree the nodes above it.
+    `branch` are the lines that lead to it: none within a chain, and one for each place above it where siblings part.
     """
 
     number: int
@@ -38,8 +42,10 @@ class Drafted(NamedTuple):
     q: float | None
     p: float | None
     fate: str  # accepted, rejected or discarded
-    depth: int = 0
+    branch: str = ""
     chosen: bool = False  # not drawn: accepted with chance p
+    chance: float | None = None
+    coin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +66,11 @@ def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> TracedRound:
     texts = _texts(step, window, ahead)
     examined = [*step.path, *step.rejected]
     draft_p, target_p = (dict(zip(examined, probs, strict=False)) for probs in (step.draft_p, step.target_p))
+    for node, odds in enumerate(step.odds):
+        target_p.setdefault(node, odds.p)
+        draft_p.setdefault(node, odds.q)
     fates = dict.fromkeys(step.path, "accepted") | dict.fromkeys(step.rejected, "rejected")
-    sources, depths = dict(enumerate(step.source)), step.depths if step.is_tree else [0] * len(texts)
+    sources, chances = dict(enumerate(step.source)), chances_of(step)
     drafts = [
         Drafted(
             node + 1,
@@ -70,10 +79,11 @@ def read(step: Step, window: Window, ahead: Sequence[int] = ()) -> TracedRound:
             draft_p.get(node),
             target_p.get(node),
             fates.get(node, "discarded"),
-            depths[node],
+            branch,
             step.chosen,
+            *chances.get(node, (None, None)),
         )
-        for node in (_downwards(step) if step.is_tree else range(len(texts)))
+        for node, branch in (_downwards(step) if step.is_tree else ((node, "") for node in range(len(texts))))
     ]
     text = "" if step.token is None else window.ahead([*ahead, *step.emitted])[-1]
     inner = zip(step.inner, starts(step), strict=True)
@@ -91,12 +101,26 @@ def _texts(step: Step, window: Window, ahead: Sequence[int]) -> list[str]:
     return [window.ahead(path)[-1] for path in paths]
 
 
-def _downwards(step: Step, above: int = -1) -> Iterator[int]:
-    """The nodes of a tree below one of them, each followed by those below it."""
-    for node, parent in enumerate(step.parents):
-        if parent == above:
-            yield node
-            yield from _downwards(step, node)
+def chances_of(step: Step) -> dict[int, tuple[float, float | None]]:
+    """With what chance each examined draft was accepted, and the number of its coin (None: it had none), by node; of
+    those drafts of which that was recorded."""
+    return {trial.node: (trial.chance, trial.number) for trial in step.trials}
+
+
+def _downwards(step: Step, above: int = -1, margin: str = "") -> Iterator[tuple[int, str]]:
+    """The nodes of a tree below one of them, each followed by those below it, and the lines that lead to them.
+
+    Siblings hang on a line, each with a corner; an only child stands right under its parent, as in a chain.
+    """
+    children = [node for node, parent in enumerate(step.parents) if parent == above]
+    for node in children:
+        if len(children) == 1:
+            yield node, margin
+            yield from _downwards(step, node, margin)
+        else:
+            last = node == children[-1]
+            yield node, margin + ("└─ " if last else "├─ ")
+            yield from _downwards(step, node, margin + ("   " if last else "│  "))
 
 
 class Rounds:
@@ -175,11 +199,12 @@ class Trace(Drawn):
         # A draft's row is its number, text, figures, fate and source, one row where that can be.
         self._wide = look.width >= _WIDE
         self._has_chance = rule in ("match", "ratio")
+        coins = any(trial.number is not None for step in self.steps for trial in step.trials)
         left = look.width - 17 - (2 + max(map(cell_len, names)) if len(names) > 1 else 0)
-        self._room = 27 if self._has_chance else 14  # columns of the figures, their words spelled out
+        self._room = (27 if self._has_chance else 14) + 11 * coins  # columns of the figures, their words spelled out
         self._spelled = self._wide and left - self._room >= 12
         if not self._spelled:
-            self._room = 18 if self._has_chance else 12
+            self._room = (18 if self._has_chance else 12) + 5 * coins
         self._text = max(_LEAST, min(_TEXT, left - self._room)) if self._wide else _TEXT
 
     def rows(self) -> list[Row]:
@@ -199,8 +224,31 @@ class Trace(Drawn):
             else:
                 rounds.skip(step)
 
+    def picture(self, number: int) -> Part:
+        """Round `number`, from 0, with a bar of its times and the rule that it followed."""
+        rounds = Rounds(self._decode)
+        for step in self.steps[:number]:
+            rounds.skip(step)
+        step = self.steps[number]
+        return Part([*self._round(number, rounds.read(step)), *self._times(step), *self._head()], self.look)
+
+    def _times(self, step: Step) -> list[Row]:
+        """One bar, shared out as the round's time was."""
+        taken = [max(0.0, seconds) for seconds in (step.draft_s, step.verify_s, step.sample_s, step.overhead_s)]
+        columns, sums = max(8, min(40, self.look.width // 3)), [0.0, *accumulate(taken)]
+        ends = [round(columns * part / (sums[-1] or 1.0)) for part in sums]
+        bar = [
+            ((self.look.glyph("bar") if self.look.fancy else word[0]) * (end - start), role)
+            for (word, role), start, end in zip(_TIMES, ends, ends[1:], strict=False)
+        ]
+        told = [
+            chunk(f"{word} {seconds * 1000:.1f}", role) for (word, role), seconds in zip(_TIMES, taken, strict=True)
+        ]
+        return flow([Chunk((("   ", "plain"), *bar)), *told, chunk("ms", "faint", " ")], self.look, 3)
+
     def _head(self) -> list[Row]:
         exact = self.exact and (not self._reviewed or self.lenience == 1)  # q is then what a lenient review lets out
+        exact = exact or all(step.trials for step in self.steps if step.drafted)
         near = "; the run's own may differ, chances are near" if self._has_chance and not exact else ""
         texts = [
             RULES[self.rule],
@@ -263,21 +311,23 @@ class Trace(Drawn):
     def _from_target(self, step: Step, text: str, drafted: bool) -> list[Row]:
         if step.token is None:
             return self._inside([chunk("ended by an accepted stop token", "faint")], 2, 0)
-        role = "correction" if step.rejected else "bonus" if drafted else "own token"
-        words = f"from the target ({role}), top-2 gap" if self._wide else "target, gap"
+        kind = "correction" if step.rejected else "bonus" if drafted else "own token"
+        words = f"from the target ({kind}), top-2 gap" if self._wide else "target, gap"
         token, gap = quoted(text, self.look, _TEXT), f"{words} {step.top2_gap:.3f}"
-        return flow([chunk("  "), chunk(token, "target"), chunk(gap, "faint")], self.look, 4)
+        role = "bonus" if kind == "bonus" else "target"
+        return flow([chunk("  "), chunk(token, role), chunk(gap, "faint")], self.look, 4)
 
     def _draft(self, draft: Drafted, level: int = 0) -> list[Row]:
         inside = level > 0
-        level += draft.depth
-        columns = max(_LEAST, self._text - _STEP * level)
+        branch = draft.branch.translate(_LINES) if self.look.ascii else draft.branch
+        branch = branch[-(self.look.width // 4) :] if self.look.width // 4 else ""
+        columns = max(_LEAST, self._text - _STEP * level - len(branch))
         text = quoted(draft.text, self.look, columns)
         fate = draft.fate if self.look.width >= _FATES else draft.fate[:3]
         name = "" if draft.source is None or len(self.names) < 2 else self._name(draft.source)
         chunks = [
             chunk(f"{draft.number:>2}"),
-            chunk(text, self._role(draft.fate, draft.source)),
+            Chunk(((branch, "faint"), (text, self._role(draft.fate, draft.source)))),
             chunk(" " * (columns - cell_len(text)) if self._wide else "", "plain", ""),
             chunk(self._figures(draft, inside=inside)),
             chunk(fate, "strong" if draft.fate == "rejected" else draft.fate),
@@ -298,12 +348,16 @@ class Trace(Drawn):
             return "not examined".ljust(self._room) if self._wide else ""
         q, p, likely = share(draft.q), share(draft.p), self._chance(draft, inside)
         chance = "" if likely is None else share(likely)
-        figures = f"q{q} p{p}" + (f" ch{chance}" if chance else "")
+        coin = "" if draft.coin is None else share(draft.coin)
+        figures = f"q{q} p{p}" + (f" ch{chance}" if chance else "") + (f" u{coin}" if coin else "")
         if self._spelled:
             figures = f"q {q:>4}  p {p:>4}" + (f"  chance {chance:>4}" if chance else "")
+            figures += f"  coin {coin:>4}" if coin else ""
         return figures.ljust(self._room) if self._wide else figures
 
     def _chance(self, draft: Drafted, inside: bool) -> float | None:
+        if draft.chance is not None:
+            return draft.chance if self._has_chance else None
         q, p = draft.q or 0.0, draft.p or 0.0
         if not inside:
             return chance("match" if draft.chosen and self._has_chance else self.rule, q, p)

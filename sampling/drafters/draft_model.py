@@ -7,7 +7,7 @@ Knows any :class:`sampling.types.LM`; what its session reads of the target's is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from sampling.drafters.cape import Expansion
 from sampling.drafters.drawing import Column, Drawing
 from sampling.drafters.proposal import Node, Offer, Proposer, Source
 from sampling.drafters.registry import DraftRequest, Parts
-from sampling.events import Call
+from sampling.events import Call, Proposal
 from sampling.models.translated import TranslatedLM, TranslatedSession
 from sampling.types import LM, Budget, Draft, Drafter, Rows, Rule, Sampler, Session, Traits, Tree
 from sampling.vocabulary import likeliest, spread
@@ -112,6 +112,10 @@ class Model(Source):
         offers: dict[Node, list[Offer]] = answer(able) if able else {}
         self._seconds += watch.lap()
         return [offers.get(node, []) for node in nodes]
+
+    def considered(self, node: Node, count: int, tokens: Sequence[int]) -> tuple[Proposal, ...]:
+        listed = self.drawing.listed(self.columns[node.depth], node.row, count, tokens)
+        return tuple(Proposal(*ranked, 0) for ranked in listed)
 
     def call(self) -> Call | None:
         return Call(self.lm.name, self._passes, self._seconds) if self._passes else None

@@ -9,6 +9,7 @@ Shapes: B rows, n ids covered (V without a short list), N drafted positions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from sampling.rows import padded
 from sampling.sampler import SamplerView
 from sampling.types import Rows, Sampler
-from sampling.vocabulary import spread
+from sampling.vocabulary import best, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,17 @@ class Drawing:
     def _ids(self, at: Tensor) -> Tensor:
         """The ids at these places [M] among those covered."""
         return at if self.reduced_ids is None else self.reduced_ids.index_select(0, at)
+
+    def listed(self, column: Column, row: int, count: int, tokens: Sequence[int]) -> list[tuple[int, float, int]]:
+        """The `count` likeliest tokens of a row, and those of `tokens` that are covered: id, probability at temperature
+        1, and rank."""
+        logits = column.logits[row].float()
+        ids = list(range(len(logits))) if self.reduced_ids is None else self.reduced_ids.tolist()
+        places = best(logits, count)[1].tolist()
+        places = list(dict.fromkeys([*places, *(ids.index(token) for token in tokens if token in ids)]))
+        ranks = ((logits[None] > logits[places][:, None]).sum(dim=-1) + 1).tolist()
+        q = (logits[places] - column.whole[row]).exp().tolist()
+        return sorted(zip([ids[at] for at in places], q, ranks, strict=True), key=lambda listed: listed[2])
 
     def others(self, columns: list[Column], count: int) -> list[list[list[Other]]]:
         """By column and row the `count` likeliest tokens but the drawn one, best first, of equals the lower id.

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampling.events import Call
+from sampling.events import Call, Proposal
 from sampling.gamma.ratios import RETRY, Ratios, RunningRatio
 from sampling.rows import behind, first_rows, lead, padded
 from sampling.types import (
@@ -137,6 +137,10 @@ class Source:
 
     def select(self, rows: list[int]) -> None:
         """Follow these rows: reordered, repeated or dropped."""
+
+    def considered(self, node: Node, count: int, tokens: Sequence[int]) -> tuple[Proposal, ...]:
+        """The likeliest tokens behind a node at which a token was drawn, and `tokens`."""
+        return ()
 
     def call(self) -> Call | None:
         """What its model did in this round."""
@@ -333,6 +337,7 @@ class Proposer(Drafter):
         self._ids: list[int] = []  # the caller's numbers of the rows, which key the noise
         self._grown: list[list[Node]] = []  # of the last draft, by row
         self._asked: list[Asked] = []  # levels at which the model was asked in this round
+        self._offered: list[tuple[Node, list[Candidate]]] = []  # behind each node that was looked at in this round
         self._idle = 0  # rounds since the model was asked
         self._noise: Noise | None = None
 
@@ -368,7 +373,7 @@ class Proposer(Drafter):
         texts, wide = behind(self._leads, rows), self._wide(rows)
         for source in self.sources:
             source.follow(rows, texts, budget.max_depth, sampler)
-        self._noise, self._asked = None, []
+        self._noise, self._asked, self._offered = None, [], []
         if len(rows) == 1 and self.traits.shared_noise and not sampler.greedy:
             row, length = self._ids[0], len(rows[0])
             self._noise = lambda depth, ids: sampler.shared_noise(row, length + depth, ids)
@@ -401,6 +406,7 @@ class Proposer(Drafter):
             for node, offers in zip(level, self.model.expand(level), strict=True):
                 for offer in offers:
                     grown[node.row].add_drawn(node, offer)
+                    self._offered.append((node, []))
             return
         said = self._said(level)
         noise = self._noise
@@ -414,6 +420,7 @@ class Proposer(Drafter):
                 found = self._pool(candidates, offers, node.depth, noise)
             else:
                 found = [Candidate(token, 0, p, p) for token, p in offers]
+            self._offered.append((node, found))
             grown[node.row].add(node, found, self._reach, share)
 
     def _said(self, level: list[Node]) -> list[list[Candidate]]:
@@ -492,6 +499,17 @@ class Proposer(Drafter):
         for depth, left, without in asked:
             news = len(came) > depth and without.get(came[depth].parent) != came[depth].token
             self._gain(depth).learn(len(came) - depth if news else 0, left)
+
+    def considered(self, row: int, path: list[int], count: int, tokens: Sequence[int]) -> tuple[Proposal, ...]:
+        behind_path = ((node, known) for node, known in self._offered if node.row == row and node.tokens == path)
+        node, known = next(behind_path, (None, []))
+        if node is None:
+            return ()
+        if self.model is not None and self.model.draws:
+            return self.model.considered(node, count, tokens)
+        ranked = sorted(known, key=lambda candidate: -candidate.prob)
+        listed = enumerate(ranked, start=1)
+        return tuple(Proposal(c.token, c.prob, at, c.source) for at, c in listed if at <= count or c.token in tokens)
 
     def _learn_further(self, nodes: list[Node], came: list[Node]) -> None:
         """How much of what was hoped for behind accepted tokens came."""

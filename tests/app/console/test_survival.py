@@ -31,7 +31,7 @@ LOADED = 120.0  # seconds that a busy machine may take to import and load
 FIRST = "What is a river?"
 # The bytes by which a person ends or stops a program on purpose: Ctrl-C (typed apart), Ctrl-D, Ctrl-S, Ctrl-Z, Ctrl-\.
 MEANT = b"\x03\x04\x13\x1a\x1c"
-COMMANDS = ("/stats", "/trace 1", "/help", "/nothing", "/load no.json", "/gamma 99", "/set", "/copy x", "//text")
+COMMANDS = ("/stats", "/trace", "/help", "/nothing", "/load no.json", "/gamma 99", "/set", "/copy x", "//text")
 KEYS = (
     b"\x1b[A",
     b"\x1b[B",

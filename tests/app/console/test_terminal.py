@@ -102,7 +102,7 @@ def test_three_turns(chat: Terminal) -> None:
         ("/undo", "taken back"),
         ("/save /no/such/place.json", "nothing was saved"),
         ("/stats", "verify"),
-        ("/trace 1", "round"),
+        ("/trace", "round"),
         ("/help", "//text sends"),
     ],
 )

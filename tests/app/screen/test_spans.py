@@ -101,9 +101,9 @@ def test_sources_keep_their_spans_apart() -> None:
 def test_a_character_split_over_tokens_shows_whole_in_the_colour_of_the_token_that_completed_it() -> None:
     a, b, c, d = in_bytes("😀")
     spanner = fed(step([], 0, a), step([b, c], 2, d))
-    assert spanner.spans == [Span("😀", "target")]
+    assert spanner.spans == [Span("😀", "bonus")]
     spanner = fed(step([], 0, a), step([b, c, d], 3, in_bytes("!")[0]))
-    assert spanner.spans == [Span("😀", "accepted"), Span("!", "target")]
+    assert spanner.spans == [Span("😀", "accepted"), Span("!", "bonus")]
 
 
 def test_incomplete_bytes_wait_and_show_once_at_the_end() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from io import StringIO
+from itertools import combinations
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from rich.console import Console
+from rich.style import Style
 from syrupy.assertion import SnapshotAssertion
 
 from app.screen.figures import PaneData
 from app.screen.legend import meanings
 from app.screen.live import Track
-from app.screen.palette import PALETTES, Look, tint
+from app.screen.palette import PALETTES, TINTS, Look, letters, tint
 from app.screen.panes import pieces_of
 from app.screen.rows import Drawn
 from app.screen.spans import Span
@@ -29,6 +32,10 @@ SPANS = [
     Span(" stream", "target"),
     Span(" of water", "accepted", 2),
 ]
+# Linear RGB as seen without red and without green cones (Machado, Oliveira and Fernandes 2009, severity 1).
+NO_RED = ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998))
+NO_GREEN = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))
+XYZ = ((0.4339, 0.3762, 0.1899), (0.2126, 0.7152, 0.0722), (0.0177, 0.1095, 0.8729))  # over those of white
 STATS = Stats(predicted_n=9, predicted_ms=500, draft_n=8, draft_n_accepted=6, target_passes=3, openings=1)
 
 
@@ -62,7 +69,7 @@ def words(*panes: PaneData) -> list[list[tuple[str, str]]]:
 
 
 def test_accepted_text_has_the_tint_of_its_source() -> None:
-    assert pieces_of(SPANS, Look(), tinted=True) == [
+    assert pieces_of(SPANS, Look(), names=NAMES) == [
         ("A", "target"),
         (" river is", "accepted"),
         (" a natural", "accepted 2"),
@@ -74,11 +81,48 @@ def test_accepted_text_has_the_tint_of_its_source() -> None:
     ]
 
 
-def test_without_colour_nothing_tells_the_sources_apart() -> None:
-    panes = [PaneData("cascade", SPANS, STATS, "done", names=names) for names in ((), NAMES)]
-    one, other = (shown(Frame([pane], Look(100, color=False)), color=False) for pane in panes)
-    assert one == other
-    assert "maxgram" not in one
+def test_without_colour_letters_tell_the_sources_apart() -> None:
+    one, several = (
+        shown(Frame([PaneData("cascade", SPANS, STATS, "done", names=names)], Look(100, color=False)), color=False)
+        for names in (("glide",), NAMES)
+    )
+    assert "{+A+} river is a natural [-down-] {+stream+} of water" in one
+    assert "{+A+} {g:river is} {m:a natural} [-down-] {+stream+} {b:of water}" in several
+    assert "text accepted  {g:x} glide  {m:x} maxgram  {b:x} bigram  [-x-] rejected" in several
+    assert "{g:x}" not in one
+
+
+def test_every_source_of_a_lane_has_a_letter_of_its_own() -> None:
+    assert letters(("match", "tables", "recalled", "suffix", "feature")) == ("m", "t", "r", "s", "f")
+    assert letters(("model", "match", "mm", "模型")) == ("m", "a", "2", "3")
+
+
+def test_a_bonus_differs_from_a_correction() -> None:
+    spans = [Span("A", "target"), Span(" river", "accepted"), Span(" runs", "bonus")]
+    pane = PaneData("spec", spans, STATS, "done", names=("glide",))
+    assert "{+A+} river {*runs*}" in shown(Frame([pane], Look(60, color=False)), color=False)
+    assert [item.pieces[0] for item in meanings(Look(100), [pane])][-2:] == [
+        ("from the target", "target"),
+        ("bonus", "bonus"),
+    ]
+
+
+def lab(role: str, palette: str, eyes: object = None) -> np.ndarray:
+    """A role's colour in CIE L*a*b*, as these eyes see it."""
+    color = Style.parse(PALETTES[palette][role]).color
+    assert color is not None
+    rgb = np.array(color.get_truecolor()) / 255
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    seen = linear if eyes is None else np.clip(np.array(eyes) @ linear, 0, 1)
+    x, y, z = np.cbrt(np.array(XYZ) @ seen)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize(("palette", "eyes"), [("default", None), ("cb", None), ("cb", NO_RED), ("cb", NO_GREEN)])
+def test_the_five_tints_are_told_apart(palette: str, eyes: object) -> None:
+    colours = [lab(role, palette, eyes) for role in TINTS]
+    assert len(colours) == 5
+    assert min(np.linalg.norm(one - other) for one, other in combinations(colours, 2)) > 20
 
 
 @pytest.mark.parametrize("width", [60, 100])
@@ -95,7 +139,7 @@ def test_a_tracks_pane_knows_the_names_of_its_lane() -> None:
     track.feed(step)
     pane = track.pane()
     assert pane.names == ("glide", "maxgram")
-    assert [(span.kind, span.source) for span in pane.spans] == [("accepted", 0), ("accepted", 1), ("target", 0)]
+    assert [(span.kind, span.source) for span in pane.spans] == [("accepted", 0), ("accepted", 1), ("bonus", 0)]
     assert track.pane().tinted
     assert not Track(SimpleNamespace(name="ar", drafts=False), str, 1, 9).pane().tinted
 

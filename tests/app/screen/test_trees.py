@@ -65,19 +65,19 @@ def test_the_pane_shows_the_way_taken_and_one_branch() -> None:
         (" on", "target"),
     ]
     # A sibling is taken: the refused first child of its level is not the row's last word.
-    assert spans(replace(TREE, path=(2, 5), token=8))[1:] == [(" dog flew", "accepted"), (" on", "target")]
+    assert spans(replace(TREE, path=(2, 5), token=8))[1:] == [(" dog flew", "accepted"), (" on", "bonus")]
 
 
-def test_the_trace_reads_downwards_and_further_in() -> None:
+def test_the_trace_reads_downwards_siblings_on_a_line_and_an_only_child_under_its_parent() -> None:
     found = read(TREE, Window(decode))
-    told = [(draft.number, draft.text, draft.depth, draft.fate) for draft in found.drafts]
+    told = [(draft.number, draft.branch, draft.text, draft.fate) for draft in found.drafts]
     assert told == [
-        (1, " cat", 0, "accepted"),
-        (2, " sat", 1, "rejected"),
-        (5, " ran", 1, "rejected"),
-        (3, " dog", 0, "discarded"),
-        (6, " flew", 1, "discarded"),
-        (4, " bird", 0, "discarded"),
+        (1, "├─ ", " cat", "accepted"),
+        (2, "│  ├─ ", " sat", "rejected"),
+        (5, "│  └─ ", " ran", "rejected"),
+        (3, "├─ ", " dog", "discarded"),
+        (6, "│  ", " flew", "discarded"),
+        (4, "└─ ", " bird", "discarded"),
     ]
     assert [(draft.q, draft.p) for draft in found.drafts[:3]] == [(0.4, 0.5), (0.3, 0.1), (0.2, 0.05)]
 
@@ -86,8 +86,14 @@ def test_the_trace_as_text() -> None:
     look = Look(width=80, height=None, color=False, ascii=True)
     lines = ["".join(part.text for part in row).rstrip() for row in Trace([OPENING, TREE], decode, look).rows()]
     drafts = [line for line in lines if '"' in line and line.lstrip()[0].isdigit()]
-    assert [line[: len(line) - len(line.lstrip())] for line in drafts] == [" ", "   ", "   ", " ", "   ", " "]
-    assert drafts[1].split()[:3] == ["2", '"', 'sat"']
+    assert [line[:16].rstrip() for line in drafts] == [
+        ' 1  |- " cat"',
+        ' 2  |  |- " sat"',
+        ' 5  |  `- " ran"',
+        ' 3  |- " dog"',
+        ' 6  |  " flew"',
+        ' 4  `- " bird"',
+    ]
     assert "accepted" in drafts[0]
     assert [line.split()[-1] for line in drafts[1:3]] == ["rejected", "rejected"]
 

@@ -1,0 +1,356 @@
+"""An answer token by token: who proposed each, what else target and drafter considered, and what decided.
+
+:class:`TokenReader` makes the tokens of rounds, with their texts; :class:`Inspection` is a viewer's content that walks
+over them. As far as a round was not recorded its figures are missing, never guessed. Knows no models; a forced token is
+only handed back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from rich.cells import cell_len
+from rich.segment import Segment
+
+from app.lanes.comparison import Rule
+from app.screen.palette import Look
+from app.screen.rows import Piece, Row, chunk, flow, quoted, row_of, share, wrap
+from app.screen.trace import chances_of
+from app.screen.viewer import Action
+from sampling.events import Step
+from utils.growing_text import Decode, Window
+
+SIDE_FROM = 100  # columns from which the panel stands beside the text
+_PANEL = 60  # columns of such a panel
+_TEXT = 16  # columns of a token's text in the table, at most
+
+Kind = Literal["accepted", "correction", "bonus", "own token", "forced"]
+
+
+class Choice(NamedTuple):
+    """A token that was considered at a position: the target's figures and the drafter's, None where not recorded."""
+
+    token: int
+    text: str
+    p: float | None = None
+    processed: float | None = None
+    rank: int | None = None
+    noise: float = 0.0
+    q: float | None = None
+    q_rank: int | None = None
+    by: str = ""
+    fate: str = ""  # said, rejected
+
+
+class Refused(NamedTuple):
+    """A draft that was examined at a position and rejected; its chance and its coin where they are known."""
+
+    text: str
+    chance: float | None
+    number: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SaidToken:
+    """A token of an answer. `text` is what it added, `shown` how it reads by itself; `round` 0 is the prefill's."""
+
+    token: int
+    text: str
+    shown: str
+    round: int
+    kind: Kind
+    rule: Rule = "argmax"
+    by: str = ""
+    chance: float | None = None  # of an accepted draft
+    number: float | None = None  # of its coin
+    choices: tuple[Choice, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    discarded: int = 0  # drafts of its round that were not examined, where it ended the round
+    entropy: float | None = None
+
+
+class TokenReader:
+    """Reads the rounds of a row one after the other; `names` are those of `Step.source`."""
+
+    def __init__(self, decode: Decode, names: Sequence[str], rule: Rule, context: Sequence[int] = ()) -> None:
+        self._window, self._names, self._rule = Window(decode, context), names, rule
+        self._round = -1
+
+    def read(self, step: Step) -> list[SaidToken]:
+        """The tokens of the next round."""
+        self._round += 1
+        chances, depths = chances_of(step), step.depths
+        tokens: list[SaidToken] = []
+        for index, token in enumerate(step.emitted):
+            node = step.path[index] if index < len(step.path) else None
+            refused = [at for at in step.rejected if depths[at] == index]
+            chance, number = (None, None) if node is None else chances.get(node, (None, None))
+            position = step.positions[index] if index < len(step.positions) else None
+            one = SaidToken(
+                token,
+                shown=self._text(token),
+                round=self._round,
+                kind=_kind(step, node),
+                rule="match" if step.chosen and self._rule == "ratio" else self._rule,
+                by="" if node is None else self._name(step.source[node] if node < len(step.source) else 0),
+                chance=chance,
+                number=number,
+                choices=self._choices(step, index, node, refused),
+                refused=tuple(Refused(self._text(step.drafted[at]), *chances.get(at, (None, None))) for at in refused),
+                discarded=len(step.discarded) if node is None else 0,
+                entropy=None if position is None else position.entropy,
+                text=self._window.push(token),
+            )
+            tokens.append(one)
+        return tokens
+
+    def _choices(self, step: Step, index: int, node: int | None, refused: Sequence[int]) -> tuple[Choice, ...]:
+        """What was considered: the likeliest of the target first, then what only the drafter named."""
+        said, rejected = step.emitted[index], {step.drafted[at] for at in refused}
+        choices: dict[int, Choice] = {}
+        examined = (*step.path, *step.rejected)
+        for at, p, q in zip(examined, step.target_p, step.draft_p, strict=False):
+            if at == node or at in refused:
+                choices[step.drafted[at]] = Choice(step.drafted[at], "", p=p, q=q)
+        position = step.positions[index] if index < len(step.positions) else None
+        for likely in position.target if position else ():
+            known = choices.get(likely.token, Choice(likely.token, ""))
+            choices[likely.token] = known._replace(**likely._asdict())
+        for proposal in position.drafter if position else ():
+            known = choices.get(proposal.token, Choice(proposal.token, ""))
+            by = self._name(proposal.source)
+            choices[proposal.token] = known._replace(q=proposal.q, q_rank=proposal.rank, by=by)
+        choices.setdefault(said, Choice(said, ""))
+        return tuple(
+            choice._replace(
+                text=self._text(choice.token),
+                fate="said" if choice.token == said else "rejected" if choice.token in rejected else "",
+            )
+            for choice in sorted(choices.values(), key=_order)
+        )
+
+    def _text(self, token: int) -> str:
+        return self._window.ahead([token])[0]
+
+    def _name(self, source: int) -> str:
+        return self._names[source] if 0 <= source < len(self._names) else "drafter"
+
+
+def _kind(step: Step, node: int | None) -> Kind:
+    if node is not None:
+        return "accepted"
+    return "correction" if step.rejected else "bonus" if step.drafted else "own token"
+
+
+def _order(choice: Choice) -> tuple[float, float]:
+    return (choice.rank or math.inf, choice.q_rank or math.inf)
+
+
+def forced_in(replaced: SaidToken, token: int) -> SaidToken:
+    """The token that the user has put in the place of another one."""
+    fates = {replaced.token: "replaced", token: "said"}
+    choices = tuple(choice._replace(fate=fates.get(choice.token, choice.fate)) for choice in replaced.choices)
+    text = next((choice.text for choice in choices if choice.token == token), "")
+    more: Any = {"refused": (), "discarded": 0, "choices": choices}
+    return replace(replaced, token=token, text=text, shown=text, kind="forced", by="", **more)
+
+
+class Force(NamedTuple):
+    """A token that the user wants in the place of the answer's token number `position`, from 0."""
+
+    position: int
+    token: int
+
+
+class Inspection:
+    """A viewer's content: the text with a cursor on one token, and a panel about it.
+
+    `before` is text that is shown but cannot be walked over. `forces`: Enter on an alternative ends the viewer with a
+    :class:`Force`.
+    """
+
+    def __init__(self, tokens: Sequence[SaidToken], index: int = 0, *, before: str = "", forces: bool = False) -> None:
+        self.tokens, self.before, self.forces = tokens, before, forces
+        self.index = max(0, min(index, len(tokens) - 1))
+        self.choice = self._said()
+        force = "Enter forces it  " if forces else ""
+        self.help = f"left/right token  n/p round  up/down alternative  {force}q leave"
+
+    @property
+    def token(self) -> SaidToken:
+        """The token under the cursor."""
+        return self.tokens[self.index]
+
+    def _said(self) -> int:
+        """The place of the token itself among its alternatives."""
+        return next((at for at, choice in enumerate(self.token.choices) if choice.fate == "said"), 0)
+
+    # -- keys ---------------------------------------------------------------------------------
+
+    def to(self, index: int) -> None:
+        """Go to another token; the first or last one instead of none."""
+        self.index = max(0, min(len(self.tokens) - 1, index))
+        self.choice = self._said()
+
+    def turn(self, by: int) -> None:
+        """Go to the first token of a later or earlier round."""
+        rounds = sorted({token.round for token in self.tokens})
+        at = max(0, min(len(rounds) - 1, rounds.index(self.token.round) + by))
+        self.to(next(index for index, token in enumerate(self.tokens) if token.round == rounds[at]))
+
+    def choose(self, by: int) -> None:
+        """Go to another alternative."""
+        self.choice = max(0, min(len(self.token.choices) - 1, self.choice + by))
+
+    def force(self) -> Force | None:
+        """What Enter asks for; None on the token that was said."""
+        chosen = self.token.choices[self.choice]
+        return Force(self.index, chosen.token) if self.forces and chosen.fate != "said" else None
+
+    @property
+    def keys(self) -> dict[str, Action]:
+        return {
+            "left": lambda: self.to(self.index - 1),
+            "right": lambda: self.to(self.index + 1),
+            "home": lambda: self.to(0),
+            "end": lambda: self.to(len(self.tokens) - 1),
+            "n": lambda: self.turn(1),
+            "p": lambda: self.turn(-1),
+            "up": lambda: self.choose(-1),
+            "down": lambda: self.choose(1),
+            "enter": self.force,
+        }
+
+    def listed(self, look: Look) -> list[Row]:
+        """A row for each token, where there are no keys."""
+        rows = [row_of([(f"{'':>4} {'':<{_TEXT}}    p  set rank    q rank  round", "faint")], look)]
+        for number, token in enumerate(self.tokens, start=1):
+            said = next((choice for choice in token.choices if choice.fate == "said"), Choice(token.token, ""))
+            text = quoted(token.shown, look, _TEXT)
+            figures = f"{_figure(said.p)} {_figure(said.processed)} {said.rank or '-':>4}"
+            figures += f" {_figure(said.q)} {said.q_rank or '-':>4} {token.round:>6}"
+            words = [chunk(f"{number:>4}"), chunk(text, _ROLES[token.kind], " ")]
+            words += [chunk(" " * (_TEXT - cell_len(text)), "plain", ""), chunk(figures, "plain", " ")]
+            rows += flow([*words, chunk(_who(token))], look, 5)
+        return rows
+
+    # -- drawing ------------------------------------------------------------------------------
+
+    def rows(self, look: Look) -> list[Row]:
+        """Text and panel: beside each other from 100 columns on, else the panel below."""
+        if look.width < SIDE_FROM:
+            panel = self.panel(look)
+            room = None if look.height is None else max(1, look.height - len(panel))
+            return [*self.text(look.sized(height=room)), *panel][: look.height]
+        panel = self.panel(look.sized(width=_PANEL))[: look.height]
+        width = look.width - _PANEL - 2
+        text = self.text(look.sized(width=width, height=look.height or max(len(panel), 1)))
+        text += [[]] * (len(panel) - len(text))
+        return [
+            [*row, Segment(" " * (width + 2 - Segment.get_line_length(row))), *beside]
+            for row, beside in zip(text, [*panel, *([[]] * (len(text) - len(panel)))], strict=True)
+        ]
+
+    def text(self, look: Look) -> list[Row]:
+        """The lines around the cursor, which is reversed, or in brackets without colour."""
+        pieces: list[Piece] = [(self.before, "faint")] if self.before else []
+        for index, token in enumerate(self.tokens):
+            if index != self.index:
+                pieces.append((token.text, _ROLES[token.kind]))
+                continue
+            cursor = token.text or token.shown
+            pieces += [(cursor, "here")] if look.color else [(f">>{cursor}<<", "plain")]
+            if not cursor.strip() and "\n" in cursor:
+                pieces[-1] = (look.glyph("newline") + "\n", "here")
+        lines = wrap(pieces, look.width, look.ascii)
+        height = look.height or len(lines)
+        marked = [any(role == "here" or ">>" in text for text, role in line) for line in lines]
+        at = marked.index(True) if True in marked else 0
+        first = max(0, min(at - height // 2, len(lines) - height))
+        return [row_of(line, look) for line in lines[first : first + height]]
+
+    def panel(self, look: Look) -> list[Row]:
+        """All that is known of the token under the cursor."""
+        token = self.token
+        head = [chunk(f"token {self.index + 1}/{len(self.tokens)}", "strong"), chunk(f"round {token.round}", "faint")]
+        head += [chunk(quoted(token.shown, look, 24), _ROLES[token.kind]), chunk(_who(token), "strong")]
+        if token.entropy is not None:
+            head.append(chunk(f"entropy {token.entropy:.2f} bits", "faint"))
+        told = [row for line in decided(token, look) for row in flow([chunk(line)], look, 2)]
+        return [*flow(head, look, 2), *told, *self._table(look)]
+
+    def _table(self, look: Look) -> list[Row]:
+        if not any(choice.rank or choice.q_rank for choice in self.token.choices):
+            return flow([chunk("alternatives were not recorded (a log keeps them with --log-top 5)", "faint")], look)
+        columns = max(8, min(_TEXT, look.width - 46))
+        rows = [row_of([(f"  {'':<{columns}}    p  set rank    q rank  by", "faint")], look)]
+        for at, choice in enumerate(self.token.choices):
+            text = quoted(choice.text, look, columns)
+            figures = f"{_figure(choice.p)} {_figure(choice.processed)} {choice.rank or '-':>4}"
+            figures += f" {_figure(choice.q)} {choice.q_rank or '-':>4}  {choice.by}"
+            chosen = at == self.choice
+            role = {"said": "good", "rejected": "rejected"}.get(choice.fate, "plain")
+            pieces: list[Piece] = [(f"{look.glyph('prompt')} " if chosen else "  ", "strong"), (text, role)]
+            pieces += [(" " * (columns - cell_len(text)), "plain"), (f" {figures}", "strong" if chosen else "plain")]
+            pieces += [(f" {choice.fate}", "faint")] if choice.fate else []
+            rows.append(row_of(wrap(pieces, look.width, look.ascii)[0], look))
+        return rows
+
+
+_ROLES: dict[Kind, str] = {
+    "accepted": "accepted",
+    "correction": "target",
+    "bonus": "bonus",
+    "own token": "target",
+    "forced": "question",
+}
+
+
+def _figure(value: float | None) -> str:
+    return "   -" if value is None else f"{share(value):>4}"
+
+
+def _who(token: SaidToken) -> str:
+    return f"accepted, proposed by {token.by}" if token.kind == "accepted" else token.kind
+
+
+def decided(token: SaidToken, look: Look) -> list[str]:
+    """What decided about a token, and about the drafts that were refused in its place, in words."""
+    lines = [_refusal(one, token, look) for one in token.refused]
+    if token.kind == "forced":
+        return [*lines, "forced: neither target nor drafter was asked"]
+    if token.kind == "accepted" and token.number is not None and token.chance is not None:
+        lines.append(f"coin {share(token.number)} < chance {share(token.chance)}: accepted")
+    elif token.kind == "correction" and token.rule == "ratio":
+        lines.append("drawn from what p leaves where q is taken off")
+    elif token.rule == "argmax":
+        same = ", as drafted" if token.kind == "accepted" else ""
+        lines.append(f"greedy: the target's likeliest token{same}")
+    else:
+        drawn = _drawn(token, look) or "drawn by the target"
+        lines.append(f"{drawn}{', as drafted' if token.kind == 'accepted' else ''}")
+    if token.kind == "bonus":
+        lines.append("all drafts were accepted: this token came with the same pass")
+    if token.discarded:
+        lines.append(f"{token.discarded} draft{'s' if token.discarded > 1 else ''} elsewhere discarded, not examined")
+    return lines
+
+
+def _refusal(refused: Refused, token: SaidToken, look: Look) -> str:
+    text = quoted(refused.text, look, 24)
+    if refused.number is not None and refused.chance is not None:
+        return f"{text}: coin {share(refused.number)} >= chance {share(refused.chance)}: rejected"
+    return f"{text} was drafted, the target chose {quoted(token.shown, look, 24)}: rejected"
+
+
+def _drawn(token: SaidToken, look: Look) -> str:
+    """The draw as the race that it is; "" where it was not recorded, or nothing was drawn."""
+    scores = sorted(
+        ((math.log(one.processed) + one.noise, one.text) for one in token.choices if one.processed and one.noise),
+        reverse=True,
+    )
+    shown = [f"{quoted(text, look, 16)} {score:.2f}" for score, text in scores[:2]]
+    return f"draw: log p + noise largest: {', next '.join(shown)}" if shown else ""
