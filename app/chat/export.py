@@ -115,10 +115,10 @@ def draw(console: Console, turns: Iterable[Shown], settings: Settings) -> None:
                 console.print(line)
             told = line
         console.print(question(shown.turn.user, look_of(console, settings)))
+        console.print(Text(visible(shown.turn.text)))
+        console.print()
         for part in _parts(shown, console, settings):
             console.print(part)
-        console.print()
-        console.print(Text(visible(shown.turn.text)))
         console.print()
 
 

@@ -22,9 +22,12 @@ _PLAIN = {"paragraph_open", "paragraph_close", "inline", "text", "softbreak", "h
 
 def rendered(text: str) -> RenderableType | None:
     """The text drawn as Markdown; None where it has none."""
+    from markdown_it import MarkdownIt
     from rich.markdown import Markdown  # slow to import, and most answers come without
 
     drawn = Markdown(visible(text), code_theme="ansi_dark", hyperlinks=False)
+    # As rich parses it, but what looks like HTML is text, which rich would leave out.
+    drawn.parsed = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).parse(drawn.markup)
     tokens = list(_every(drawn.parsed))
     if {token.type for token in tokens} <= _PLAIN:
         return None

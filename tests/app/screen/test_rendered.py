@@ -37,6 +37,11 @@ def test_line_breaks_stay_where_the_model_put_them() -> None:
     assert drawn("**Name**: Ann\n**Age**: 7") == "Name: Ann\nAge: 7"
 
 
+def test_what_looks_like_html_is_text() -> None:
+    assert drawn("**Use** <div> & <b>x</b>\n\n<p>a block</p>") == "Use <div> & <b>x</b>\n\n<p>a block</p>"
+    assert rendered("if a < b > c: <div>") is None
+
+
 def test_nothing_in_it_reaches_the_terminal_as_more_than_text() -> None:
     text = drawn("# \x1b[31mred\x1b[0m\n\n[a](http://x.y) `\x1b]8;;http://x\x1b\\`", width=80)
     assert "\x1b" not in text
